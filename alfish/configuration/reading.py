@@ -12,7 +12,7 @@ from alfish.configuration import locating, macros, messages
 from alfish.configuration.bindings import PARAMETER, Binding, Reading
 from alfish.configuration.kinds import refuse_wrong_kinds
 from alfish.errors import UsageError
-from alfish.parameters import description, gin_internals, imports
+from alfish.parameters import description, differences, gin_internals, imports
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
 from alfish.parameters.gin_internals import Key
 
@@ -39,6 +39,12 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> Reading:
     _refuse_dynamic_references()
     macros.refuse_unused(reader.reading)
     refuse_wrong_kinds(reader.reading)
+    for one in reader.reading.last():
+        if not gin_internals.is_writable(one.value):
+            raise UsageError(
+                f"{one.name} is {one.value!r}, bound in {one.layer}, which no configuration can save; write a large "
+                "finite number in place of inf, and nothing in place of nan"
+            )
     return reader.reading
 
 
@@ -73,13 +79,19 @@ def preserved() -> Iterator[None]:
 
 def text() -> str:
     """Returns the configuration that was read, in gin's normal form."""
-    return description.header(gin.config_str()) + gin.config_str()
+    found = gin_internals.config_text()
+    return description.header(found) + found
+
+
+def digest() -> str:
+    """Returns a hash of the configuration without its budget, whatever the order of entries in dicts."""
+    return differences.digest(gin.config_str())
 
 
 def operative_text() -> str:
     """Returns the configuration with all defaults in force."""
     with gin_internals.without_inherited_defaults():
-        return gin.operative_config_str()
+        return gin_internals.operative_config_text()
 
 
 def bind(settings: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from alfish.configuration.directory import is_to_change, make_directory, run_dir
 from alfish.configuration.opening import process_preserved
 from alfish.configuration.reachability import refuse_unread
 from alfish.errors import UsageError
-from alfish.parameters import checked, description, differences
+from alfish.parameters import checked, description
 from alfish.parameters.description import CONFIG_FILE
 from alfish.runs.stop_signals import exit_status
 from alfish.training.policy import Policy
@@ -31,13 +31,13 @@ def configured_trainer(root_dir: str | Path, found: Reading, objects: Mapping[st
     Raises:
       UsageError: a required parameter is not bound, or nothing reads a bound one.
     """
-    text = reading.text()
+    text, digest = reading.text(), reading.digest()
     reading.bind(objects or {})
     with messages.complete(found):
         trainer = Trainer(root_dir)
     refuse_unread(found)
     trainer.directory.config = {CONFIG_FILE: text, reading.OPERATIVE_FILE: reading.operative_text()}
-    trainer.directory.config_hash = differences.digest(text)
+    trainer.directory.config_hash = digest
     return trainer
 
 

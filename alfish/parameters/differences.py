@@ -11,6 +11,7 @@ BUDGET_LINE = re.compile(rf"^Trainer\.({ENDS}) = .*$", re.MULTILINE)
 
 MACRO = re.compile(r"[\w/]+ = ")
 BINDING = re.compile(r"([\w./]+) = (.*)")
+BRACKETS = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[{}\[\](),]|[^'"{}\[\](),]+|.""")
 QUOTED_OR_MACRO = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|%([\w./]+)""")
 
 
@@ -20,7 +21,7 @@ def values(config: str) -> dict[str, str]:
     Macros are replaced by their values.
     """
     found = (BINDING.fullmatch(line) for line in _without_macros(_lines(config)))
-    return {tail(one[1], 2): " ".join(one[2].split()) for one in found if one}
+    return {tail(one[1], 2): _sorted_dicts(" ".join(one[2].split())) for one in found if one}
 
 
 def _lines(config: str) -> list[str]:
@@ -47,6 +48,25 @@ def _resolved(value: str, macros: Mapping[str, str], depth: int = 0) -> str:
     return QUOTED_OR_MACRO.sub(replaced, value)
 
 
+def _sorted_dicts(text: str) -> str:
+    """Returns a line with the entries of dicts sorted."""
+    levels: list[tuple[str, list[str]]] = [("", [""])]  # of brackets: the opening one, and the entries
+    for token in BRACKETS.findall(text):
+        if token in ("{", "[", "("):
+            levels.append((token, [""]))
+        elif token in ("}", "]", ")") and len(levels) > 1:
+            opening, entries = levels.pop()
+            if opening == "{":
+                entries = sorted(entry.strip() for entry in entries)
+            separator = ", " if opening == "{" else ","
+            levels[-1][1][-1] += opening + separator.join(entries) + token
+        elif token == "," and len(levels) > 1:
+            levels[-1][1].append("")
+        else:
+            levels[-1][1][-1] += token
+    return text if len(levels) > 1 else levels[0][1][0]
+
+
 def reference(value: str) -> str:
     """Returns `scope/Name` of a reference such as `@scope/module.Name()`; another value as it is."""
     return tail(value[1:].removesuffix("()"), 1) if value.startswith("@") else value
@@ -59,13 +79,22 @@ def tail(name: str, length: int) -> str:
 
 
 def difference(before: str, after: str, with_budget: bool = False) -> str:
-    """Returns the lines that differ, as `- old` and `+ new`; '' if the configurations are equal."""
-    changes = difflib.unified_diff(_settings(before, with_budget), _settings(after, with_budget), lineterm="", n=0)
+    """Returns the lines that differ, as `- old` and `+ new`; '' if the configurations are equal.
+
+    The order of entries in dicts makes no difference, since older runs were saved with sorted ones.
+    """
+    old, new = (_settings(_comparable(text), with_budget) for text in (before, after))
+    changes = difflib.unified_diff(old, new, lineterm="", n=0)
     return "\n".join(line for line in changes if line[:1] in "+-" and line[:3] not in ("+++", "---"))
 
 
+def _comparable(config: str) -> str:
+    """Returns a text with one line for each value, in which the entries of dicts are sorted."""
+    return "\n".join(_sorted_dicts(line.replace(" =  ", " = ", 1)) for line in _lines(config))
+
+
 def digest(config: str) -> str:
-    """Returns a hash that is equal for two configurations if they have no `difference`."""
+    """Returns a hash of a configuration in gin's normal form, which sorts the entries of dicts."""
     return hashlib.sha256("\n".join(_settings(config)).encode()).hexdigest()
 
 

@@ -5,9 +5,11 @@ gin-config in which a name has moved; only reading a configuration raises `GinCh
 """
 
 import contextlib
+import functools
 import importlib
 import inspect
 import itertools
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,6 +32,35 @@ def _name_of(name: str, module: str = "gin.config") -> Any:
             f"the installed gin-config has no {module}.{name}, with which alfish reads configurations; install "
             "gin-config 0.5.0, or build the Trainer in Python"
         ) from error
+
+
+def config_text() -> str:
+    """Returns the configuration in gin's normal form, with the entries of dicts in their order.
+
+    gin would sort them, and their order has a meaning in places: that of the entries of a reward.
+    """
+    if not gin.config_str():
+        return ""
+    with _unsorted_dicts():
+        return gin.config_str()
+
+
+def operative_config_text() -> str:
+    """Returns the configuration with all defaults in force, as `config_text`."""
+    with _unsorted_dicts():
+        return gin.operative_config_str()
+
+
+@contextlib.contextmanager
+def _unsorted_dicts() -> Iterator[None]:
+    config, printer = importlib.import_module("gin.config"), _name_of("pprint")
+    config.pprint = types.SimpleNamespace(  # type: ignore[attr-defined]
+        pformat=functools.partial(printer.pformat, sort_dicts=False)
+    )
+    try:
+        yield
+    finally:
+        config.pprint = printer  # type: ignore[attr-defined]
 
 
 def bindings() -> dict[Key, dict[str, Any]]:
@@ -101,6 +132,16 @@ def selector_of(part: Any) -> str | None:
 def is_reference(value: Any) -> bool:
     """Returns True if a value of a binding refers to a configurable: `@X`, `@X()`, or a macro."""
     return isinstance(value, _name_of("ConfigurableReference"))
+
+
+def is_writable(value: Any) -> bool:
+    """Returns True if gin can write a value so that it is read again; it leaves other values out."""
+    return _name_of("_is_literally_representable")(value)
+
+
+def called_with() -> dict[Key, set[str]]:
+    """Returns the parameters of each called configurable that its callers left to gin in at least one call."""
+    return {key: set(values) for key, values in _name_of("_OPERATIVE_CONFIG").items()}
 
 
 def reference_to(selector: str) -> Any:

@@ -62,6 +62,15 @@ def load_networks(
       UsageError: the state does not fit them.
     """
     name = type(algorithm).__name__
+    trained, here = (
+        (state.get("spaces") or {}).get("reward_names", []),
+        list(specs.reward_names(transforms.raw_reward_spec)),
+    )
+    if trained != here and sorted(trained) == sorted(here):
+        raise UsageError(
+            f"{root_dir} was trained with the rewards {', '.join(trained)}, and here they are {', '.join(here)}; name "
+            "them in that order in make_environment.rewards"
+        )
     load_model(algorithm, state["algorithm"], f"the {name} configured for {root_dir}")
     load_model(transforms, state["transforms"], f"the transforms configured for {root_dir}")
 

@@ -5,16 +5,43 @@ import functools
 import re
 from pathlib import Path
 
+import gin
 import pytest
 
 import alfish
 from alfish.__main__ import main
 from alfish.algorithms.ppo import PPO
+from alfish.configuration import reading
 from alfish.environments import make_environment
 from alfish.errors import UsageError
-from alfish.parameters import gin_internals
+from alfish.parameters import differences, gin_internals
+from alfish.unrollers.workers.environment_maker import EnvironmentMaker
 
 PACKAGE = Path(alfish.__file__).parent
+
+
+def test_entries_of_dicts_keep_their_order_in_texts_and_workers():
+    given = "{'speed': 'info:v', 'energy': 'info:e'}"
+    with reading.preserved():
+        reading.read(["ppo_cartpole.gin"], [f"make_environment.rewards={given}"])
+        text, digest = reading.text(), reading.digest()
+        maker = EnvironmentMaker(gin.get_bindings("alfish.Trainer")["environment"])
+        reading.read(["ppo_cartpole.gin"], ["make_environment.rewards={'energy': 'info:e', 'speed': 'info:v'}"])
+        assert differences.difference(text, reading.text()) == "" and digest == reading.digest()
+        reading.read(["ppo_cartpole.gin"], ["make_environment.rewards={'energy': 'info:v', 'speed': 'info:e'}"])
+        assert differences.difference(text, reading.text()) and digest != reading.digest()
+        gin.clear_config()
+        maker()
+        assert list(gin.query_parameter("make_environment.rewards")) == ["speed", "energy"]
+    assert f"make_environment.rewards = {given}" in text
+
+
+def test_a_value_that_no_configuration_can_save_is_refused():
+    with (
+        reading.preserved(),
+        pytest.raises(UsageError, match="env_kwargs is {'limit': inf, 'size': 3}, bound in --"),
+    ):
+        reading.read(["ppo_cartpole.gin"], ["make_environment.env_kwargs={'limit': 1e999, 'size': 3}"])
 
 
 def test_no_other_module_uses_private_names_of_gin():

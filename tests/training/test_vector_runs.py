@@ -447,6 +447,13 @@ def test_listeners_that_do_not_fit_the_reward_are_refused(tmp_path, listener, wo
         make(tmp_path, "PPO", listeners=[listener]).start()
 
 
+def test_a_run_with_the_rewards_in_another_order_is_not_continued(tmp_path):
+    trained(tmp_path, "PPO", listeners=[CheckpointSaver(0)], env_settings=NAMED)
+    other = {"rewards": NAMED["rewards"][::-1]}
+    with pytest.raises(UsageError, match="trained with the rewards right, left, and here they are left, right; name"):
+        make(tmp_path, "PPO", listeners=[CheckpointSaver(0)], env_settings=other, num_iterations=9).start()
+
+
 def test_lagrangian_weights_need_the_metric_that_they_read(tmp_path):
     settings = {"listeners": [LagrangianWeights({"1": 0.0})], "metrics": [AverageReturn(), AverageReward(name="mean")]}
     with pytest.raises(UsageError, match="reads the metric average_reward, and there are average_return, mean; add @"):

@@ -31,7 +31,7 @@ class EnvironmentMaker:
     """
 
     def __init__(self, factory: Callable[..., Environment]):
-        self._config, self._pickled = gin.config_str(), b""
+        self._config, self._pickled = gin_internals.config_text(), b""
         # Without a configuration a worker needs neither the modules that gin knows nor the parts of earlier runs.
         self._modules = _modules_of(self._config) if self._config else []
         parts = description.registered() if self._config else []
