@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from alfish.archives import archive, hub
-from alfish.archives.manifest import MANIFEST, Manifest, check_directory
+from alfish.archives.manifest import CARD, MANIFEST, Manifest, check_directory
+from alfish.runs.files import writing
 
 SUFFIX = ".zip"
 
@@ -57,6 +58,9 @@ def unpack(name: str, directory: Path) -> Manifest:
     manifest = check_directory(source, name)
     with archive.new_directory(directory) as making:
         for file in (MANIFEST, *manifest.files):
-            (making / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source / file, making / file)
+            if file == CARD and not (source / file).is_file():  # it may be edited on the hub, and removed
+                continue
+            with writing(making / file):
+                (making / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source / file, making / file)
     return manifest

@@ -70,6 +70,7 @@ flags.DEFINE_multi_string("allow_import", [], shared_flags.ALLOW_IMPORT, flag_va
 def main(flag_values: flags.FlagValues) -> int:
     if not flag_values.root_dir:
         raise UsageError("--root_dir is missing: name a directory for the run, as in --root_dir=runs/ppo")
+    shared_flags.check_writable_run(flag_values.root_dir, "alfish train")
     root_dir = run_directory(flag_values.root_dir)
     files = flag_values.gin_file or [str(root_dir / CONFIG_FILE)]
     if not Path(files[0]).is_file() and not flag_values.gin_file:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from alfish.configuration import reading
 from alfish.errors import UsageError
-from alfish.parameters import differences
+from alfish.parameters import description, differences
 from alfish.parameters.kinds import shown
 
 
@@ -51,6 +51,9 @@ def is_to_change(saved: Path, choice: str) -> bool:
     if choice == "stop" and not Checkpoints(saved.parent / "checkpoints").steps():
         return True  # without a checkpoint there is nothing that another configuration could spoil
     before = saved.read_text()
+    if before.startswith(description.HEADER):  # it has whole names, which gin would shorten
+        with reading.preserved(), reading.saved(saved):
+            before = reading.text()
     changes = differences.difference(before, reading.text())
     if not changes or choice == "new":
         return True

@@ -118,7 +118,7 @@ def _first_sentence(error: Exception) -> str:
     token = re.search(r"Failed to parse token '(\w+)'", str(error))
     if isinstance(error, SyntaxError) and token:
         found = re.search(rf"=.*?(\b{token[1]}\b[^\s,()\[\]{{}}#]*)", error.text or "")
-        word = found[1] if found else token[1]
+        word = (found[1] if found else token[1]).rstrip(":")  # a key of a dict
         if word.capitalize() in ("True", "False", "None"):
             return f"line {error.lineno} has {word}, which is written {word.capitalize()}"
         return (

@@ -43,6 +43,29 @@ def refuse_unread(reading: Reading) -> None:
             raise UsageError(
                 f"{one.name}, bound in {one.layer}, has no effect: {' and '.join(scoped)} override it; bind these"
             )
+    _refuse_supplied(reading, reached)
+
+
+def _refuse_supplied(reading: Reading, reached: set[Key]) -> None:
+    """Raises UsageError for a bound parameter that callers have given in each call, so that nothing read it.
+
+    These are seeds and what has no default, such as sizes of inputs. A class may hand the others on to its base class.
+    """
+    left_to_gin = gin_internals.called_with()
+    for one in reading.last():
+        readers = [key for key in reached if key[1] == one.key[1] and one.key in _keys_read_by(*key)]
+        if one.layer in reading.saved or not readers or not _is_for_callers(one.key[1], one.parameter):
+            continue
+        if all(key in left_to_gin and one.parameter not in left_to_gin[key] for key in readers):
+            instead = "bind Trainer.seed" if one.parameter == "seed" else "remove the binding"
+            raise UsageError(
+                f"{one.name}, bound in {one.layer}, has no effect: its caller passes a value of its own; {instead}"
+            )
+
+
+def _is_for_callers(selector: str, parameter: str) -> bool:
+    found = inspect.signature(gin_internals.configurable(selector)).parameters.get(parameter)
+    return parameter == "seed" or (found is not None and found.default is inspect.Parameter.empty)
 
 
 def _overriding(binding: Binding, reading: Reading, reached: set[Key]) -> list[str]:

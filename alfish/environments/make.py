@@ -56,7 +56,7 @@ def make_environment(
       wrappers: wrappers of each single environment, the first one innermost. An entry is a callable, its name such as
         `gymnasium.wrappers:FlattenObservation`, or a list of either and its keyword arguments.
       training_wrappers: further wrappers outside `wrappers`, which evaluation leaves out.
-      seed: seed of the run; environment i receives the i-th child of its SeedSequence.
+      seed: seed of the run, which a Trainer passes; environment i receives the i-th child of its SeedSequence.
       evaluation: builds single environments in this process, whatever `vectorization` is, which the evaluator resets. A
         VectorEnv of the user stays as it is.
       render_mode: gymnasium's render mode.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import gin
+import numpy as np
 
 from alfish.errors import UsageError
 from alfish.parameters import gin_internals
@@ -39,7 +40,7 @@ def as_gin(arguments: Mapping[str, Any]) -> str:
       arguments: of the Trainer, by name. Arguments that gin binds now are described by their bindings.
     """
     bound = gin.get_bindings("alfish.Trainer", resolve_references=False)
-    in_force = gin.config_str()
+    in_force = gin_internals.config_text()
     writer = Writer()
     defaults = inspect.signature(gin.get_configurable("alfish.Trainer")).parameters
     for name, value in arguments.items():
@@ -139,6 +140,8 @@ class Writer:
         self._lines.insert(index, f"{prefix}{selector}.{parameter} = {self._value(value, name)}")
 
     def _value(self, value: Any, name: str) -> str:
+        if isinstance(value, np.bool_ | np.str_ | np.ndarray):
+            value = value.tolist()
         if isinstance(value, numbers.Real) and type(value) is not bool:  # numpy's too
             value = int(value) if isinstance(value, numbers.Integral) else float(value)
         elif isinstance(value, Path):

@@ -260,6 +260,8 @@ def test_a_value_that_makes_no_sense_is_named(refused, tmp_path):
 
 
 def test_a_setting_that_nothing_reads_is_refused_and_where_it_may_be_is_said(refused, tmp_path):
+    words = refused(*train(tmp_path / "run", *TINY, "make_environment.seed=7"))
+    assert "seed, bound in --gin_param, has no effect: its caller passes a value of its own; bind Trainer.seed" in words
     assert "nothing reads RMSprop.decay, bound in --gin_param: no part" in refused(
         *train(tmp_path / "run", *TINY, "RMSprop.decay=0.9")
     )

@@ -65,6 +65,21 @@ def test_a_trainer_of_importable_parts_is_opened_again(tmp_path, capsys):
     assert main(["play", f"--root_dir={tmp_path}/run"]) == 0
 
 
+def test_the_command_continues_a_trainer_of_importable_parts(tmp_path, capsys):
+    trainer_of(tmp_path / "run", listeners=None, num_iterations=1).train()
+    assert main(["train", f"--root_dir={tmp_path}/run", "--gin_param=Trainer.num_iterations=2"]) == 0
+    assert json.loads((tmp_path / "run" / "done").read_text())["iterations"] == 2
+
+
+@pytest.mark.parametrize("value", [np.str_("relu"), np.array(["relu"])[0], "relu"])
+def test_values_of_numpy_are_written_as_those_of_python(value):
+    written = description.Writer()
+    written.bind("", "MLP", "activation", value, "MLP.activation")
+    written.bind("", "MLP", "layers", np.array([64, 32]), "MLP.layers")
+    written.bind("", "MLP", "bias", np.True_, "MLP.bias")
+    assert written.text() == "MLP.activation = 'relu'\nMLP.layers = [64, 32]\nMLP.bias = True\n" and written.is_whole
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [

@@ -10,7 +10,7 @@ import alfish
 from alfish import nest
 from alfish.__main__ import main
 from alfish.analysis.run_source import read_evaluations
-from alfish.archives import archive
+from alfish.archives import archive, hub, opening
 from alfish.errors import UsageError
 from alfish.runs.checkpoints import Checkpoints
 from alfish.sharing.packing import pack
@@ -136,9 +136,18 @@ def test_what_cannot_be_packed_is_one_sentence(run, tmp_path, capsys):
     assert not list(tmp_path.glob("*.zip"))
 
 
+def test_a_repository_whose_card_was_removed_is_unpacked(run, tmp_path, monkeypatch):
+    pack(run, tmp_path / "run.zip")
+    archive.unpack(tmp_path / "run.zip", tmp_path / "repository")
+    (tmp_path / "repository" / "README.md").unlink()
+    monkeypatch.setattr(hub, "download", lambda name: tmp_path / "repository")
+    opening.unpack("hf:org/name", tmp_path / "new")
+    assert not (tmp_path / "new" / "README.md").exists() and (tmp_path / "new" / "config.gin").is_file()
+
+
 def test_nothing_is_written_into_the_copy_of_a_packed_run(run, tmp_path, capsys):
     pack(run, tmp_path / "run.zip")
-    for command in (["evaluate", "--video"], ["watch", "--idle_seconds=0"]):
+    for command in (["evaluate", "--video"], ["watch", "--idle_seconds=0"], ["train"]):
         assert main([*command, f"--root_dir={tmp_path / 'run.zip'}"]) == 2
         assert "run.zip is packed; `alfish unpack` it first" in capsys.readouterr().err
 
