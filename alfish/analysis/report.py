@@ -16,7 +16,7 @@ from alfish.analysis import figures, page
 from alfish.analysis.curves import axis_of
 from alfish.analysis.grouping import ALGORITHM
 from alfish.analysis.run_source import RunSource, read_evaluations
-from alfish.analysis.series import AXIS_WORDS, DEFAULT_METRIC
+from alfish.analysis.series import AXIS_WORDS
 from alfish.configuration import locating, reading
 from alfish.errors import UsageError
 from alfish.formatting import counted, significant
@@ -127,7 +127,7 @@ def _evaluation_curve(run: RunSource, returns: Evaluations) -> str:
     marker = "o" if len(clocks) == 1 else None
     axes.plot(clocks, [np.mean(returns[clock]) for clock in clocks], color=figures.COLORS[0], marker=marker)
     axes.fill_between(clocks, *intervals, color=figures.COLORS[0], alpha=0.2, linewidth=0)
-    axes.set_xlabel(AXIS_WORDS[axis_of([run.series(DEFAULT_METRIC)], [run.name])])
+    axes.set_xlabel(run.clock_words)
     axes.set_ylabel("return of the episodes")
     axes.xaxis.set_major_formatter(figures.engineering())
     figures.tidy(axes)

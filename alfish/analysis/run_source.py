@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from alfish.analysis.series import Series
+from alfish.analysis.series import AXIS_WORDS, Series
 from alfish.errors import UsageError, first_line, printable
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
 from alfish.parameters.differences import reference, tail, values
@@ -103,6 +103,15 @@ class RunSource:
             raise UsageError(f"{path} is no table of metrics: it has no column {missing[0]}")
         return header, rows
 
+    @property
+    def clock_words(self) -> str:
+        """What the clock counts that names evaluations."""
+        header, rows = self._metrics
+        steps, env_steps = (float(rows[-1][header.index(name)]) if rows else 0.0 for name in ("steps", "env_steps"))
+        if not env_steps:
+            return AXIS_WORDS["updates"]
+        return AXIS_WORDS["env_steps"] if env_steps >= steps else "clock steps"  # also without acting
+
     def _series(self, header: list[str], rows: list[list[str]], index: int, metric: str) -> Series:
         rows = [row for row in rows if row[index]]
         if not rows:
@@ -118,8 +127,10 @@ class RunSource:
     def _of_evaluations(self, name: str, evaluations: Mapping[int, tuple[float, ...]]) -> Series:
         """Returns the means over the episodes of evaluations, at the clocks that metrics.csv has for them."""
         header, rows = self._metrics
-        own = next(k for k, column in enumerate(header) if column.startswith(f"{name}/"))
-        rows = [row for row in rows if row[own] and int(row[0]) in evaluations]
+        own = [k for k, column in enumerate(header) if column.startswith(f"{name}/")][:1]
+        rows = [row for row in rows if any(row[k] for k in own) and int(row[0]) in evaluations]
+        if not rows:
+            raise UsageError(f"{self.name} has evaluations without rows in {METRICS_FILE}, which has their clocks")
         return Series(self._clocks(header, rows), np.array([np.mean(evaluations[int(row[0])]) for row in rows]))
 
     def _column(self, rows: list[list[str]], index: int) -> np.ndarray:
@@ -129,6 +140,8 @@ class RunSource:
         """Returns why there is no such metric."""
         prefix = metric.rpartition("/")[0]
         if prefix == EVALUATION and not any(name.startswith(f"{prefix}/") for name in header):
+            if others := [name for name in header if name.endswith("/mean_return")]:
+                return f"{self.name} has no evaluation of this name; one of its evaluations is --metric={others[0]}"
             return f"{self.name} has no evaluation yet; the first is due after Evaluate.period clock steps"
         close = difflib.get_close_matches(metric, header, 3, 0.4)
         hint = f"; close ones are {', '.join(close)}" if close else ""

@@ -109,7 +109,8 @@ class Evaluate(Listener):
         directory = run.directory.path / "eval"
         make_directory(directory)
         write_atomically(directory / f"{stem}.csv", evaluation.to_csv())
-        report.evaluation = evaluation
+        if next(one for one in run.listeners if isinstance(one, Evaluate)) is self:
+            report.evaluation = evaluation
         report.scalars |= evaluation.scalars(self.name)
         report.nominal_clock[self.name] = nominal
         run.log(f"Evaluation at {nominal:,} steps: {evaluation.words()}")
@@ -130,9 +131,11 @@ class Evaluate(Listener):
 
     def _nominal_clock(self, run: Run, report: Report) -> int:
         name, budget, _ = run.clock.budget
-        if name == "num_env_steps" and report.env_steps >= budget:
+        is_first = self._last is None or self._last[0] < budget  # a budget may be lowered below what was evaluated
+        if name == "num_env_steps" and report.env_steps >= budget and is_first:
             return int(budget)
-        return report.clock if run.clock.finished else report.clock // self.period * self.period
+        # A period may change in mid-run: `_next` is when this evaluation was due.
+        return report.clock if run.clock.finished else max(report.clock // self.period * self.period, self._next)
 
     def close(self) -> None:
         if self._evaluator is not None:
@@ -163,7 +166,8 @@ class CheckpointSaver(Listener):
       period: clock steps between checkpoints; 0: only at the end, at an interruption, and the best one.
       keep_last: number of newest checkpoints to keep.
       keep_period: clock steps between checkpoints that are kept permanently; 0: none.
-      keep_best: whether to keep the checkpoint with the best mean evaluation return (of equals, the newest).
+      keep_best: whether to keep the checkpoint with the best mean evaluation return (of equals, the newest). Of several
+        `Evaluate`, the first one decides.
     """
 
     def __init__(
@@ -197,7 +201,8 @@ class CheckpointSaver(Listener):
             is_best = self._best is None or evaluation.mean >= self._best
             if is_best:
                 self._best, self._best_clock = evaluation.mean, report.clock
-        if not (due or is_best or report.is_missed) or (run.interrupted_by is not None and run.is_saved):
+        is_repeated = run.interrupted_by is not None and run.is_saved and not report.is_missed
+        if is_repeated or not (due or is_best or report.is_missed):
             return
         if due and self._period:
             self._next = (report.clock // self._period + 1) * self._period

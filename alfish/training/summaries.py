@@ -102,8 +102,14 @@ class Summaries(Listener):
     def after_iteration(self, run: Run, report: Report) -> None:
         if not self._is_described:
             self._describe(run, report)
-        with run.signals.breaking():  # of environments and functions of the user
-            measured = self._measured(run, report)
+        measured: dict[str, Shown] = {}
+        try:
+            with run.signals.breaking():  # of environments and functions of the user
+                measured = self._measured(run, report)
+        finally:  # where diagnostics are broken off, what other listeners have reported is not lost
+            self._write(report, measured)
+
+    def _write(self, report: Report, measured: Mapping[str, Shown]) -> None:
         for name, value in measured.items():
             if isinstance(value, Histogram):
                 self._writer.histogram(name, value, report.clock)

@@ -1,5 +1,7 @@
 """What is read from run directories, monitors of stable-baselines3 and other tables."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -190,6 +192,29 @@ def test_a_metric_that_is_not_there_is_named_with_close_ones(make_run):
         source.series("train/los")
     with pytest.raises(UsageError, match="has no evaluation yet"):
         RunSource(make_run("young", returns=())).series("evaluation/mean_return")
+
+
+def test_evaluations_without_rows_and_of_another_name_are_named(make_run):
+    directory = make_run("run")
+    metrics = directory / "metrics.csv"
+    text = metrics.read_text()
+    metrics.write_text(text.replace("evaluation/", "greedy/"))
+    with pytest.raises(UsageError, match="run has evaluations without rows in metrics.csv, which has their clocks"):
+        RunSource(directory).series("evaluation/length")
+    shutil.rmtree(directory / "eval")
+    with pytest.raises(UsageError, match="no evaluation of this name; one of its evaluations is --metric=greedy/mean_"):
+        RunSource(directory).series("evaluation/mean_return")
+
+
+def test_the_clock_that_names_evaluations_is_told(make_run):
+    assert RunSource(make_run("acting")).clock_words == "env steps"
+    assert RunSource(make_run("offline", offline=True)).clock_words == "updates"
+    directory = make_run("both")
+    header, *rows = (directory / "metrics.csv").read_text().splitlines()
+    assert header.startswith("steps,env_steps,")
+    rows = [",".join([row.split(",")[0], "7", *row.split(",")[2:]]) for row in rows]
+    (directory / "metrics.csv").write_text("\n".join([header, *rows]) + "\n")
+    assert RunSource(directory).clock_words == "clock steps"
 
 
 def test_a_table_without_its_columns_is_named(tmp_path, make_monitor):

@@ -232,6 +232,83 @@ def test_an_evaluation_that_was_made_up_for_is_not_made_again_after_a_kill(tmp_p
     assert len(rows) == len(set(rows)), "each once"
 
 
+def test_an_evaluation_that_was_made_up_for_at_a_second_signal_is_not_made_again(tmp_path, monkeypatch):
+    def training():
+        listeners = [Evaluate(64, num_episodes=2), CheckpointSaver(0, keep_best=False), Summaries()]
+        return make(tmp_path, TensorPointMass, {"length": 6}, 8, listeners=listeners)
+
+    evaluate = Evaluate._evaluate
+
+    def signalled(self, run, report, stem):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate(self, run, report, stem)
+
+    stopped = training()
+    stopped.listeners.insert(0, SignalAtEvaluation())
+    stopped.train()
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluate, "_evaluate", signalled)
+        training().train()
+    training().train()
+    header, *rows = (line.split(",") for line in (tmp_path / "metrics.csv").read_text().splitlines())
+    clocks = [row[0] for row in rows if row[header.index("evaluation/mean_return")]]
+    assert len(clocks) == len(set(clocks)) >= 3
+
+
+def evaluated(root_dir, period, num_env_steps, **options):
+    """Trains a run; returns the text of each evaluation and the clocks of their rows."""
+    listeners = [Evaluate(period, num_episodes=2), CheckpointSaver(0), Summaries()]
+    budget = {"num_iterations": None, "num_env_steps": num_env_steps}
+    make(root_dir, TensorPointMass, {"length": 6}, 8, listeners=listeners, **budget, **options).train()
+    header, *rows = (line.split(",") for line in (root_dir / "metrics.csv").read_text().splitlines())
+    clocks = [int(row[0]) for row in rows if row[header.index("evaluation/mean_return")]]
+    files = {int(path.stem.rpartition("-")[2]): path.read_text() for path in (root_dir / "eval").iterdir()}
+    return dict(sorted(files.items())), clocks
+
+
+def test_a_budget_below_the_last_evaluation_ends_a_run_where_it_stands(tmp_path):
+    before, _ = evaluated(tmp_path, 50, 400, stop_at=230)
+    after, clocks = evaluated(tmp_path, 50, 100)
+    assert all(after[clock] == text for clock, text in before.items())
+    assert list(after) == clocks and clocks[-1] >= 230
+
+
+def test_an_evaluation_stands_where_it_was_due_though_its_period_has_changed(tmp_path):
+    before, _ = evaluated(tmp_path, 50, 500, stop_at=230)
+    after, clocks = evaluated(tmp_path, 200, 500)
+    assert list(before) == [50, 100, 150, 200] and all(after[clock] == text for clock, text in before.items())
+    assert list(after) == clocks == [50, 100, 150, 200, 250, 400, 500]
+
+
+def test_the_first_of_several_evaluations_chooses_the_best_checkpoint(tmp_path):
+    listeners = [Evaluate(64, num_episodes=2, name="long"), Evaluate(32, num_episodes=1, name="quick")]
+    reports = resumed_reports(make(tmp_path, TensorPointMass, {"length": 6}, 8, listeners=listeners))
+    found = {report.clock // 32: report for report in reports}
+    assert found[1].evaluation is None and "quick/mean_return" in found[1].scalars
+    assert found[2].evaluation.mean == found[2].scalars["long/mean_return"]
+
+
+def test_what_was_evaluated_is_written_though_summaries_are_broken_off(tmp_path):
+    def breaks(run):
+        if 64 <= run.clock.value < 96:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise Interrupted
+        return {}
+
+    def training(summary):
+        listeners = [Evaluate(64, num_episodes=2), Summaries(custom_summary=summary), CheckpointSaver(0)]
+        return make(tmp_path, TensorPointMass, {"length": 6}, 8, listeners=listeners, summary_period=1)
+
+    stopped = training(breaks)
+    stopped.train()
+    assert stopped.interrupted_by == signal.SIGTERM
+    training(None).train()
+    header, *rows = (line.split(",") for line in (tmp_path / "metrics.csv").read_text().splitlines())
+    clocks = [int(row[0]) for row in rows if row[header.index("evaluation/mean_return")]]
+    assert clocks == [int(path.stem.rpartition("-")[2]) for path in sorted((tmp_path / "eval").iterdir())]
+    assert clocks[0] == 64 and len(clocks) >= 3
+
+
 def resumed_reports(trainer):
     """Reports that listeners receive."""
     reports = []
@@ -361,6 +438,7 @@ def test_what_further_learners_saved_stays_until_there_is_a_checkpoint_without_t
     trainer.start()
     assert rank.is_dir()
     trainer.save()
+    trainer.close()
     assert not rank.exists() and rank.with_name("rank-001.superseded").is_dir()
 
 

@@ -1124,8 +1124,8 @@ def test_more_epochs_are_refused_where_no_ratio_corrects_for_them(tmp_path, algo
         make(tmp_path, algorithm=algorithm, batches=batches, num_iterations=1)
     assert str(error.value).splitlines()[0] == (  # gin adds where
         f"EpochBatches.num_epochs is 4, and {name} trains on an unroll once: no ratio in its loss corrects for the "
-        "updates before; set num_epochs to 1, or train with PPO (an algorithm of your own that has such a ratio says "
-        "unroll_use = UnrollUse(single_epoch=False))"
+        "updates before; set num_epochs to 1, or train with PPO (an algorithm of your own that has such a ratio, or no "
+        "policy gradient, says unroll_use = UnrollUse(single_epoch=False))"
     )
 
 

@@ -217,6 +217,21 @@ def test_new_checkpoints_are_evaluated_until_the_run_is_done(copy):
     assert list(tables(copy)) == [int(path.stem.split("-")[1]) for path in files]
 
 
+def test_a_run_that_falls_back_to_an_earlier_checkpoint_is_watched_from_there(copy):
+    (copy / "done").unlink()
+    *_, before_last, last = steps_of(copy)
+    path, hidden = Checkpoints(copy / "checkpoints").path(before_last), copy / "hidden"
+    path.rename(hidden)
+
+    def fall_back(line):
+        if hidden.exists():
+            hidden.rename(path)
+
+    with open_run(copy) as trainer, contextlib.closing(Watch(trainer, "evaluation", 3, 7, show=fall_back)) as watch:
+        watch.run(idle_seconds=0.3)
+    assert list(tables(copy)) == [before_last, last]
+
+
 def test_an_idle_watch_ends(copy):
     (copy / "done").unlink()
     with open_run(copy) as trainer, contextlib.closing(Watch(trainer, "evaluation", 3, 7)) as watch:
@@ -340,9 +355,9 @@ def test_the_end_is_looked_for_before_the_last_checkpoint(copy, monkeypatch):
     last.rename(last.with_suffix(".later"))
     pending = Watch._pending
 
-    def end_of_training(watch, first):
+    def end_of_training(watch):
         """The first time that nothing is pending, the run ends right after the look."""
-        found = list(pending(watch, first))
+        found = list(pending(watch))
         if not found and not last.exists():
             last.with_suffix(".later").rename(last)
             (copy / "done").touch()

@@ -24,7 +24,7 @@ from alfish.training.evaluations.results import Episodes, Result, Results
 from alfish.training.trainer import Trainer
 
 POLL_SECONDS = 1.0
-# A checkpoint of a run that evaluates itself waits for so long: training writes the row of metrics.csv after it.
+# A checkpoint of a run that evaluates itself waits for so long: older versions wrote the row of metrics.csv after it.
 SETTLE_SECONDS = 1.0
 
 # Identity of a checkpoint's file: a run that continues from an earlier checkpoint writes other ones with equal names.
@@ -93,10 +93,12 @@ class Watch:
         for result in self._known.values():
             self._results.complete(result)
         first = self._results.first_steps(max(self._checkpoints.steps(), default=0))
+        if not all_kept:  # later ones may have fewer steps: those of a run that falls back to an earlier checkpoint
+            self._done_with |= {file_id for steps, file_id in self._pending() if steps < first}
         last_new = time.monotonic()
         while True:
             is_done = (self._trainer.directory.path / "done").exists()  # before the last checkpoint is looked for
-            pending = next(self._pending(0 if all_kept else first), None)
+            pending = next(self._pending(), None)
             if pending is not None:
                 self._visit(*pending)
                 last_new = time.monotonic()
@@ -115,7 +117,7 @@ class Watch:
         self._evaluator.close()
         self._unlock()
 
-    def _pending(self, first: int) -> Iterator[tuple[int, FileId]]:
+    def _pending(self) -> Iterator[tuple[int, FileId]]:
         """Yields checkpoints that were not visited, ascending."""
         for steps in self._checkpoints.steps():
             try:
@@ -123,7 +125,7 @@ class Watch:
             except FileNotFoundError:  # training has removed it since
                 continue
             file_id = steps, status.st_ino, status.st_mtime_ns, status.st_size
-            if steps >= first and file_id not in self._done_with:
+            if file_id not in self._done_with:
                 yield steps, file_id
 
     def _visit(self, steps: int, file_id: FileId) -> None:
