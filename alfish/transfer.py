@@ -189,6 +189,10 @@ def _form(tensor: torch.Tensor) -> str:
 
 
 def _tensors(algorithm: Mapping[str, Any], transforms: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Returns the tensors of two states by name, without the run's progress."""
+    """Returns the tensors of two states by name, without the run's progress, which `Composed` has twice."""
     named = {**algorithm, **{f"transforms.{name}": value for name, value in transforms.items()}}
-    return {name: value for name, value in named.items() if isinstance(value, torch.Tensor) and name != "progress"}
+    return {
+        name: value
+        for name, value in named.items()
+        if isinstance(value, torch.Tensor) and name.rpartition(".")[2] != "progress"
+    }

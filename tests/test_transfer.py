@@ -18,6 +18,7 @@ from alfish.algorithms.appo import APPO
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.batches import EpochBatches, ReplayBatches
+from alfish.composition import RND, Composed
 from alfish.configuration.opening import open_run
 from alfish.environments import make_environment
 from alfish.errors import UsageError
@@ -40,7 +41,7 @@ ACTOR = "network.actor_torso"
 
 
 def make(root_dir, algorithm=PPO8, seed=0, num_iterations=3, **settings):
-    on_policy = getattr(algorithm, "func", algorithm).on_policy
+    on_policy = getattr(getattr(algorithm, "func", algorithm), "on_policy", True)
     batches = functools.partial(EpochBatches, num_epochs=1, minibatch_size=8) if on_policy else REPLAY
     return Trainer(
         root_dir,
@@ -136,6 +137,22 @@ class TestValues:
             started(each)
             each.following = torch.rand(4)
         assert torch.equal(trainer.following, fresh.following)
+
+
+class TestComposed:
+    def test_an_algorithm_moves_between_a_plain_run_and_one_with_parts(self, tmp_path):
+        plain = make(tmp_path / "plain")
+        state = started(plain)
+        plain.save()
+        composed = functools.partial(Composed, algorithm=PPO8, rewards=[functools.partial(RND, layers=(4,))])
+        with_parts = make(
+            tmp_path / "composed", composed, seed=1, initial_parts={"algorithm": f"@{tmp_path / 'plain'}"}
+        )
+        inside = {name.removeprefix("algorithm."): value for name, value in started(with_parts).items()}
+        assert_equal(below(inside, "network"), below(state, "network"))
+        with_parts.save()
+        back = make(tmp_path / "back", seed=2, initial_parts={"": f"algorithm@{tmp_path / 'composed'}"})
+        assert_equal(below(started(back), "network"), below(state, "network"))
 
 
 class TestRuns:

@@ -104,6 +104,11 @@ class ReplayBatches(SequenceBatches):
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
+        if self._schedule.has_offline_updates and (parts := getattr(algorithm, "parts_with_statistics", ())):
+            raise UsageError(
+                f"{', '.join(parts)} of {type(algorithm).__name__} has statistics of rows that are collected, and "
+                "ReplayBatches.offline_updates come before the first of them; set it to 0, or leave the part out"
+            )
         state_period = self._state_period if algorithm.replay_needs.recurrent_state else None
         if state_period is not None and unroll_length > state_period:
             raise UsageError(

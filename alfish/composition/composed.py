@@ -91,13 +91,16 @@ class Composed(RLAlgorithm):
         self.rewards: Any = nn.ModuleDict({part.name: part for part in made})
         self._extrinsic_coef, self._separates = as_schedule(extrinsic_coef), separate_values
         self._reads_reward = extrinsic_coef != 0  # else a reward that is not finite does no harm
-        self._changes_reward = bool(rewards) or separate_values or extrinsic_coef != 1
+        self._weighs_reward = extrinsic_coef != 1
+        self._changes_reward = bool(rewards) or separate_values or self._weighs_reward
         self._groups = [name for name, each in inner.parameter_groups().items() if any(p.requires_grad for p in each)]
         self._check(made)
         self.weighted_losses = inner.weighted_losses
         if inner.weighted_losses is None and self._parts():
             self.weighted_losses = tuple(self._groups)  # replay's weights are for the algorithm
         self._share_progress()
+        if hasattr(inner, "state_value"):
+            self.state_value = self._state_value  # a method of the class would stand for algorithms without one
         if separate_values:
             self._separate_values()
 
@@ -192,6 +195,10 @@ class Composed(RLAlgorithm):
         own = {name: part.parameters() for name, part in self._parts().items()}
         return {**self.algorithm.parameter_groups(), **own}
 
+    def _state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
+        """Returns the value of the algorithm inside, see `HasStateValue`."""
+        return self.algorithm.state_value(self._seen(time_step), state)
+
     def _parts(self) -> dict[str, Any]:
         """Returns all parts by name."""
         parts: dict[str, Any] = dict(self.rewards.items())
@@ -224,10 +231,12 @@ class Composed(RLAlgorithm):
 
     def _join(self, reward: torch.Tensor, rewards: dict[str, torch.Tensor]) -> torch.Tensor:
         """Returns the rewards that the algorithm maximizes: the weighted sum, or with separate values all of them."""
+        if not self._reads_reward:
+            reward = torch.zeros_like(reward)
         if self._separates:
             entries = [each.unsqueeze(-1) for each in rewards.values()]
             return torch.cat([reward if self.reward_spec.shape else reward.unsqueeze(-1), *entries], -1)
-        total = self._extrinsic_coef(self.progress) * reward if self._reads_reward else torch.zeros_like(reward)
+        total = self._extrinsic_coef(self.progress) * reward
         for name, part in self.rewards.items():
             total = total + part.coef(self.progress) * rewards[name]
         return total
@@ -253,6 +262,11 @@ class Composed(RLAlgorithm):
             raise UsageError(
                 f"Composed.separate_values needs an algorithm with reward_weights, such as PPO, DQN, SAC or TD3, and "
                 f"{type(self.algorithm).__name__} has none; set it to False"
+            )
+        if self._weighs_reward and getattr(self.algorithm.values, "scales_bonus", False):
+            raise UsageError(
+                f"Composed.extrinsic_coef would scale the bonus of {type(self.algorithm).__name__} too, because with "
+                "separate_values and without rewards of parts there is one entry; set separate_values to False"
             )
         for entry, part in enumerate(self.rewards.values(), math.prod(self.reward_spec.shape)):
             if not part.episodic:
@@ -280,6 +294,11 @@ class Composed(RLAlgorithm):
             raise UsageError(
                 f"Composed.extrinsic_coef weighs one reward, and the environment's has {size} entries; leave it out, "
                 f"and set {name}.reward_weights"
+            )
+        if rewards and own.unroll_use.preprocess_each_epoch:
+            raise UsageError(
+                f"{name}.recompute_advantage would compute the rewards of parts again in each epoch, after the parts "
+                "have trained on the same rows; set it to False"
             )
         endless = [part.name for part in rewards if not part.episodic]
         if endless and not self._separates:

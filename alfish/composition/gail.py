@@ -107,12 +107,14 @@ class GAIL(RewardPart):
         return LossInfo(loss, extra=extra)
 
     def after_iteration(self, experience: Experience, num_seen: int) -> None:
-        # The last row of an on-policy unroll acts again in the next one. Each row that acts has its observation and
-        # action, so that steps need no next row.
+        # The last row of each column of an on-policy unroll, which PAD rows may follow, acts again in the next one.
+        # Each row that acts has its observation and action, so that steps need no next row.
         time_step, action = nest.at(
             (experience.time_step, experience.action), slice(0, len(experience.time_step.reward) - num_seen)
         )
         kind = time_step.step_type
+        if num_seen:
+            kind = torch.where(experience.time_step.step_type[num_seen:] == StepType.PAD, StepType.PAD, kind)
         acts = kind <= StepType.MID
         rows = time_step._replace(step_type=torch.where(acts, kind, StepType.PAD))
         action = nest.map(_bounded, self.action_spec, action)

@@ -6,6 +6,7 @@ from torch import nn
 
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.errors import UsageError
+from alfish.networks.target import TargetNetwork
 from alfish.runs.loading import names_below
 
 
@@ -21,7 +22,7 @@ class FrozenParts:
 
     Attributes:
       names: the prefixes, sorted.
-      modules: of the parts.
+      modules: of the parts, and of their copies in target networks.
 
     Raises:
       UsageError: there is no such part; the message has close ones.
@@ -37,6 +38,12 @@ class FrozenParts:
             parameters[name].requires_grad_(False)
         heads = tuple(f"{part}." if part else "" for part in parts)
         self.modules = [module for name, module in algorithm.named_modules() if f"{name}.".startswith(heads)]
+        frozen = set(self.modules)
+        for target in algorithm.modules():
+            if isinstance(target, TargetNetwork):  # whose copies compute as the frozen modules do
+                copies = dict(target.network.named_modules())
+                names = [name for name, module in target.online[0].named_modules() if module in frozen]
+                self.modules += [copies[name] for name in names if name in copies]
         for module in self.modules:
             module.eval()
             if callable(freeze := getattr(module, "freeze", None)):

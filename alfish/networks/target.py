@@ -36,7 +36,7 @@ class TargetNetwork(nn.Module):
         self._has_buffers = any(True for _ in online.buffers())
         # Iterating over modules takes longer than moving their parameters. Their tensors are therefore cached, and the
         # addresses of the first ones tell whether the cache is valid.
-        self._online: tuple[nn.Module, ...] = (online,)  # in a tuple, so that torch does not register it as a submodule
+        self.online: tuple[nn.Module, ...] = (online,)  # in a tuple, so that torch does not register it
         self._firsts: list[nn.Parameter] = []
         self._addresses: list[int] | None = None  # None: nothing is cached
         self._target_tensors: list[torch.Tensor] = []
@@ -47,7 +47,7 @@ class TargetNetwork(nn.Module):
 
     def reset(self) -> None:
         """Copies the network anew, as the constructor does; its values may have been loaded since."""
-        self.network.load_state_dict(self._online[0].state_dict())
+        self.network.load_state_dict(self.online[0].state_dict())
 
     def update(self, online: nn.Module) -> None:
         """Moves the copy towards `online`, in every `period`-th call."""
@@ -68,10 +68,10 @@ class TargetNetwork(nn.Module):
 
     def _cache_parameters(self, online: nn.Module) -> None:
         """Caches the parameters of both networks, as one vector each if they are contiguous in memory."""
-        if self._online == (online,) and [first.data_ptr() for first in self._firsts] == self._addresses:
+        if self.online == (online,) and [first.data_ptr() for first in self._firsts] == self._addresses:
             return
         mine, theirs = list(self.network.parameters()), list(online.parameters())
-        self._online, self._firsts = (online,), [*mine[:1], *theirs[:1]]
+        self.online, self._firsts = (online,), [*mine[:1], *theirs[:1]]
         self._addresses = [first.data_ptr() for first in self._firsts]
         vectors = vector_of(mine), vector_of(theirs)
         self._target_tensors, self._online_tensors = [*mine], [*theirs]

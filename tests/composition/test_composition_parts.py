@@ -1,6 +1,8 @@
 """Reward parts and representations: what they compute from rows, and what trains them."""
 
+import copy
 import functools
+import pickle
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from alfish.learner.optimizers import Adam
 from alfish.learner.updates import Updates
 from alfish.schedules import Linear
 from alfish.specs import ActionMask
+from alfish.training.padded_policy import HasStateValue
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 OBSERVATION = spaces.Box(-1, 1, (3,), np.float32)
@@ -303,6 +306,22 @@ def test_separate_values_without_parts_are_a_vector_of_one():
     assert made.calc_loss(experience, made.train_step(experience, None).info).loss["all"].shape == (1, 1)
 
 
+def test_a_reward_with_a_coefficient_of_0_is_not_read_with_separate_values():
+    made = composed(PPO, rewards=[PARTS["rnd"]], separate_values=True, extrinsic_coef=0.0)
+    step = rows([FIRST, MID, LAST])
+    experience = experience_of(step._replace(reward=torch.full_like(step.reward, torch.nan)))
+    reward = made._compose(experience)[0].time_step.reward
+    assert reward.shape == (3, 1, 2) and not reward[..., 0].any() and reward[1:, :, 1].all()
+
+
+def test_the_value_of_the_algorithm_inside_is_that_of_the_whole():
+    made = copy.deepcopy(composed(PPO, rewards=[PARTS["rnd"]], representation=PARTS["features"]))
+    made = pickle.loads(pickle.dumps(made))
+    step = nest.at(rows([FIRST, MID]), 0)
+    assert isinstance(made, HasStateValue)
+    torch.testing.assert_close(made.state_value(step, None), made.algorithm.state_value(made._seen(step), None))
+
+
 def test_an_algorithm_with_several_groups_must_return_a_loss_of_each():
     class Both(SAC):
         def calc_loss(self, experience, info):
@@ -322,6 +341,11 @@ REFUSED = {
                           "set PPO.reward_weights"),
     "returns without an end": ({"rewards": [functools.partial(RND, episodic=False)]}, "takes a value of its own"),
     "no weights": ({"rewards": [PARTS["rnd"]], "algorithm": Vector, "separate_values": True}, "Vector has none"),
+    "rewards in each epoch": ({"rewards": [PARTS["rnd"]],
+                               "algorithm": functools.partial(PPO, recompute_advantage=True)},
+                              "compute the rewards of parts again in each epoch"),
+    "the weight of a bonus": ({"algorithm": SAC, "separate_values": True, "extrinsic_coef": 0.5},
+                              "extrinsic_coef would scale the bonus of SAC too"),
     "lower bounds": ({"rewards": [PARTS["rnd"]], "algorithm": functools.partial(DQN, lower_bound=True)},
                      "set lower_bound to False"),
     "a part of another kind": ({"rewards": [PARTS["features"]]}, "Composed.rewards made a DynamicsFeatures"),

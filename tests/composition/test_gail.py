@@ -250,6 +250,17 @@ def test_inputs_are_normalized_by_the_moments_of_both_kinds_of_steps(num_seen):
     assert part.normalizer._moments[0].mean.abs().max() < 1, "actions count as they are executed, within their bounds"
 
 
+def test_a_row_that_acts_again_in_the_next_unroll_counts_once_in_columns_that_are_shorter_too():
+    part, experience = make(normalize_reward=True), rows(6, 2)
+    step_type = torch.full((6, 2), StepType.MID, dtype=torch.int32)
+    step_type[4:, 1] = StepType.PAD  # row 3 acts again
+    before = float(part.normalizer._moments[1].count)
+    with torch.no_grad():
+        part.after_iteration(experience._replace(time_step=experience.time_step._replace(step_type=step_type)), 1)
+    assert part.normalizer._moments[1].count - before == 2 * (5 + 3)
+    assert part.scale._moments.count == 5 + 3
+
+
 def test_rewards_are_divided_by_the_deviation_of_their_discounted_returns():
     part = make(normalize_reward=True, gamma=0.9)
     with torch.no_grad():

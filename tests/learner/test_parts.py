@@ -1,16 +1,20 @@
 """Parts of an algorithm that are frozen, or train with a learning rate of their own."""
 
+import functools
 import pickle
 
 import pytest
 import torch
+from gymnasium import spaces
 from test_compiled import ADAM, assert_alike, assert_close, both, chunks_of, make, train
 from torch import nn
 
+from alfish import specs
 from alfish.algorithms.acting import ModeSwitch
+from alfish.algorithms.dqn import DQN
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
-from alfish.networks import MLP
+from alfish.networks import MLP, QNetwork, Torso
 from alfish.networks.bodies.batch_norm import Moments
 from alfish.schedules import Linear
 
@@ -36,6 +40,17 @@ def test_a_frozen_part_keeps_its_bits_and_has_no_place_in_an_optimizer():
     assert moved("ppo", algorithm) == {name for name in names if not name.startswith(PART)}
     size = sum(p.numel() for name, p in algorithm.named_parameters() if not name.startswith(PART))
     assert [len(moments) for moments in learner.state_dict()["optimizers"]["all"]["first"]] == [size]
+
+
+def test_the_copy_of_a_frozen_part_in_a_target_network_computes_as_the_part():
+    torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,), noisy=True))
+    box, reward = spaces.Box(-1, 1, (3,)), specs.reward_spec()
+    dqn = DQN(box, spaces.Discrete(2), reward, q_network=functools.partial(QNetwork, torso=torso))
+    learner = Learner(dqn, frozen_parts=["q_network.torso"])
+    observation, networks = torch.randn(5, 3), (dqn.q_network.torso, dqn.target.network.torso)
+    ModeSwitch(dqn, learner.frozen.modules).switch(training=True)
+    found = [network.mlp(observation) for network in (*networks, *networks)]
+    assert all(torch.equal(one, found[0]) for one in found)
 
 
 def test_a_part_with_a_rate_of_0_stays_and_the_rest_trains_as_if_it_was_alone():

@@ -218,6 +218,8 @@ def test_parts_whose_statistics_need_collected_rows_are_refused(tmp_path):
     algorithm = functools.partial(Composed, algorithm=Regressor, representation=NormalizedObservation)
     with pytest.raises(UsageError, match="NormalizedObservation of Composed has statistics of rows that are collected"):
         offline(tmp_path / "statistics", algorithm)
+    with pytest.raises(UsageError, match="ReplayBatches.offline_updates come before the first of them; set it to 0"):
+        hybrid(tmp_path / "hybrid", algorithm, batches={"offline_updates": 5})
     features = functools.partial(Composed, algorithm=Regressor, representation=DynamicsFeatures)
     offline(tmp_path / "none", features).close()
 
