@@ -29,6 +29,7 @@ from alfish.compiler.inductor import CompiledFunction, LoadedFunction, NotCompil
 from alfish.compiler.torch_internals import storage_id
 from alfish.errors import first_line
 from alfish.nest import Nest
+from alfish.parameters import gin_internals
 from alfish.processes.channel import Channel
 from alfish.runs.processes import WITHOUT_WORKING_DIRECTORY, import_path
 
@@ -118,7 +119,7 @@ class BackgroundCompiler:
         leaves = nest.leaves(arguments)
         layouts = nest.map(TensorLayout.of, arguments)
         settings = torch.get_num_threads(), torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
-        request = Request(function, layouts, precision, *settings)
+        request = Request(function, layouts, precision, *settings, gin_internals.config_text())
         data = _to_bytes(request, {storage_id(leaf) for leaf in leaves})
         if self._process is None:
             self._start()
@@ -202,7 +203,7 @@ def _to_bytes(request: Request, storages: set[int]) -> bytes:
     buffer = io.BytesIO()
     try:
         _Pickler(buffer, storages).dump(request)
-    except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
+    except Exception as error:  # the objects of an algorithm may raise anything when they are pickled
         raise NotSendable(first_line(error)) from error
     return buffer.getvalue()
 

@@ -19,7 +19,7 @@ NICENESS = 5  # training goes first where cores are few
 
 
 class Request(NamedTuple):
-    """A function to compile, and torch's settings in the training process that a graph depends on."""
+    """A function to compile, and settings in the training process that a graph depends on."""
 
     function: Any
     arguments: Any  # a nest of `TensorLayout`
@@ -27,6 +27,7 @@ class Request(NamedTuple):
     num_threads: int
     default_dtype: Any
     is_deterministic: bool
+    configuration: str = ""  # gin's bindings in force, as text
 
 
 class Answer(NamedTuple):
@@ -82,6 +83,7 @@ def _end_with(parent: int) -> None:
 
 
 def _answer(data: bytes) -> Answer:
+    import gin
     import torch
 
     from alfish.compiler import kernels
@@ -91,6 +93,8 @@ def _answer(data: bytes) -> Answer:
     torch.set_num_threads(request.num_threads)
     torch.set_default_dtype(request.default_dtype)
     torch.use_deterministic_algorithms(request.is_deterministic)
+    if request.configuration:  # of configurable functions that hooks call
+        gin.parse_config(request.configuration, skip_unknown=True)
     function = CompiledFunction(request.function, request.arguments, request.precision)
     notes = request.function.notes
     return Answer(0.0, "", function.library(), kernels.library_file(), function.structure, notes)

@@ -68,7 +68,7 @@ def rewrite_products(graph: GraphModule, precision: str, has_kernel: bool) -> No
         (num_rows, inner), num_columns = left.shape[-2:], right.shape[-1]
         if inner == 1:
             return call(aten.mul.Tensor, (a, b))
-        if num_columns == 1:
+        if num_columns == 1 and left.is_floating_point():  # a sum of integers would have another dtype
             row = call(aten.transpose.int, (b, -2, -1))
             return call(aten.sum.dim_IntList, (call(aten.mul.Tensor, (a, row)), [-1], True))
         if left.dtype != torch.float32:

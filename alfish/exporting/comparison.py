@@ -94,7 +94,8 @@ def run_numpy(program: PolicyGraph, path: Path, inputs: Sequence[Inputs]) -> Act
         command = [sys.executable, "-I", str(check), str(path.resolve()), str(given), str(found)]
         ended = subprocess.run(command, capture_output=True, text=True)
         if ended.returncode:
-            raise RunError(f"the exported file fails without alfish: {ended.stderr.strip().splitlines()[-1]}")
+            words = ended.stderr.strip().splitlines() or [f"it ended with status {ended.returncode}"]
+            raise RunError(f"the exported file fails without alfish: {words[-1]}")
         with np.load(found, allow_pickle=False) as outputs:
             return [outputs[f"action_{k}"] for k in range(len(program.actions))]
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from absl import logging
 
-from alfish import replicas
 from alfish.batches import Minibatches
 from alfish.compiler.background import NotSendable
 from alfish.compiler.inductor import NotCompilable
@@ -17,8 +16,6 @@ from alfish.nest import Nest
 
 class CompiledLater:
     """Makes plain updates, and requests the graph of each from another process when its layout is first seen.
-
-    Several learners compile without another process, because a graph with sums over learners is traced in one of them.
 
     Args:
       plain: updates until then.
@@ -38,7 +35,7 @@ class CompiledLater:
     ):
         self._plain, self._compiled, self.first = plain, compiled, first
         self._pays_in_foreground, self._log = pays_in_foreground, log
-        self._requests = not replicas.is_joined()
+        self._requests = True  # False: another process cannot compile it
         self._has_begun, self._waited = False, 0.0
         self._failure = ""
         self._name = type(plain.algorithm).__name__

@@ -8,13 +8,15 @@ import torch
 from absl import logging
 
 from alfish import nest, replicas
+from alfish.algorithms.contract import kind_of
+from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Minibatches, take
 from alfish.compiler import matmul, torch_internals
 from alfish.compiler.background import BackgroundCompiler, Compilation
 from alfish.compiler.cuda_graphs import RecordedFunction
 from alfish.compiler.inductor import CompiledFunction, NotCompilable, is_checked
 from alfish.data import Batch
-from alfish.errors import RunError
+from alfish.errors import RunError, UsageError
 from alfish.learner.traced_update import TracedUpdate
 from alfish.learner.updates import Updates, UpdateStats, over_learners
 from alfish.nest import Nest
@@ -52,6 +54,7 @@ class CompiledUpdates:
         self._last: Any = None  # the last chunk's source
         self._source: Any = None  # that, or its copy in the memory that a recorded graph reads
         self._rows: list[torch.Tensor] = []  # leaves of `_source`
+        _check_key(updates.algorithm)
         self._layouts: dict[Hashable, int] = {}  # a number for each layout, because hashing one takes microseconds
         self._layout = 0
         self._held: dict[Hashable, list[torch.Tensor]] = {}  # rows of that copy, by layout
@@ -269,3 +272,14 @@ class _Graph:
     def __init__(self, function: CompiledFunction, trained: list[str]):
         self.function, self.trained, self.num_calls = function, trained, 0
         self.recorded: RecordedFunction | None = None
+
+
+def _check_key(algorithm: RLAlgorithm) -> None:
+    """Raises UsageError if `graph_key` returns what cannot be a key, or is another one each time."""
+    key = algorithm.graph_key()
+    parts = key if isinstance(key, tuple) else (key,)
+    if any(isinstance(part, torch.Tensor) or not isinstance(part, Hashable) for part in parts):
+        raise UsageError(
+            f"graph_key of {type(algorithm).__name__} returned {kind_of(key)}; it must return a plain value, as "
+            "int(...), or a tuple of them"
+        )

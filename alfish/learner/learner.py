@@ -128,7 +128,8 @@ class Learner:
         if not self._decides or self._compiled is not None:
             return
         pays = compile_plan.pays_in_foreground(num_updates, work)
-        if self._plain.on_cpu and compile_plan.pays_beside(num_updates, work):
+        is_alone = self._plain.on_cpu and not replicas.is_joined()
+        if is_alone and compile_plan.pays_beside(num_updates, work):
             first = compile_plan.first_compiled_update(work)
             self._compiled = CompiledLater(self._plain, self._compile(), first, pays, lambda line: self.log(line))
         elif pays:

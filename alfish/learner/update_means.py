@@ -23,12 +23,14 @@ class UpdateMeans:
         self._num_groups = len(groups)
         self._records: list[UpdateStats] = []  # not yet added to the sums
         self._sums: dict[str, torch.Tensor] = {}  # [2] each: a sum and a count
+        self._extras: set[str] = set()  # keys of extras, of which there may be no row
 
     def add(self, records: Iterable[UpdateStats]) -> None:
-        """Adds records, and sums them up if there are `MAX_RECORDS`."""
-        self._records += records
-        if len(self._records) >= MAX_RECORDS:
-            self._sum_up()
+        """Adds records, and sums them up whenever there are `MAX_RECORDS`."""
+        for record in records:
+            self._records.append(record)
+            if len(self._records) >= MAX_RECORDS:
+                self._sum_up()
 
     @property
     def is_empty(self) -> bool:
@@ -44,7 +46,8 @@ class UpdateMeans:
         sums, self._sums = self._sums, {}
         if replicas.is_joined():
             sums = dict(zip(sums, replicas.total(torch.stack(list(sums.values())))))
-        means = {key: total / count for key, (total, count) in sums.items()}
+        counts = {key: count.clamp(min=1) if key in self._extras else count for key, (_, count) in sums.items()}
+        means = {key: total / counts[key] for key, (total, _) in sums.items()}
         read = torch.stack([mean.float() for mean in means.values()]).tolist()
         return dict(zip(means, read))
 
@@ -60,8 +63,8 @@ class UpdateMeans:
             for key, pair in zip(keys, pairs, strict=True):
                 new[key] = new[key] + pair if key in new else pair
         for key in {key: None for record in records for key in record.extra}:  # an actor may train at some updates
-            pair = torch.stack([record.extra[key] for record in records if key in record.extra]).double().sum(0)
-            new[key] = torch.stack([pair[0], pair[1].clamp(min=1)])
+            new[key] = torch.stack([record.extra[key] for record in records if key in record.extra]).double().sum(0)
+            self._extras.add(key)
         for key, pair in new.items():
             self._sums[key] = self._sums[key] + pair if key in self._sums else pair
 

@@ -11,14 +11,16 @@ import sys
 import time
 from pathlib import Path
 
+import gin
 import pytest
 import torch
 from torch import nn
 
-from alfish.compiler import background, inductor, kernels
+from alfish.compiler import background, compiling_process, inductor, kernels
 from alfish.compiler.background import PROGRAM, BackgroundCompiler, Compilation, NotSendable
 from alfish.compiler.compiling_process import Answer
 from alfish.compiler.inductor import NotCompilable
+from alfish.configuration import reading
 
 ARGUMENT = torch.ones(3)
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs g++")
@@ -182,6 +184,45 @@ def test_a_function_of_the_program_itself_starts_no_process(compiler):
     with pytest.raises(NotSendable, match="Local"):
         compiler.request(Local(), ARGUMENT, "float32")
     assert compiler._process is None
+
+
+def test_a_function_with_an_object_that_pickles_nothing_starts_no_process(compiler):
+    class Unpicklable:
+        def __reduce__(self):
+            raise RuntimeError("Tried to serialize what has no state")  # as TorchScript's modules do
+
+    function = Waiting()
+    function.part = Unpicklable()
+    with pytest.raises(NotSendable, match="serialize"):
+        compiler.request(function, ARGUMENT, "float32")
+    assert compiler._process is None
+
+
+def test_the_other_process_has_the_bindings_of_this_one(compiler, monkeypatch):
+    sent = []
+
+    def taken(request, storages):
+        sent.append(request)
+        raise NotSendable("enough")
+
+    monkeypatch.setattr(background, "_to_bytes", taken)
+    with reading.preserved():
+        reading.read([], ["make_environment.num_envs = 7"])
+        with pytest.raises(NotSendable):
+            compiler.request(Waiting(), ARGUMENT, "float32")
+        gin.clear_config()
+
+        class Traced(Exception):
+            pass
+
+        def traced(*arguments):
+            assert gin.query_parameter("make_environment.num_envs") == 7
+            raise Traced
+
+        monkeypatch.setattr(compiling_process, "from_bytes", lambda data: sent[0])
+        monkeypatch.setattr(inductor, "CompiledFunction", traced)
+        with pytest.raises(Traced):
+            compiling_process._answer(b"")
 
 
 def test_where_no_process_can_be_started_the_function_is_not_sent(compiler, monkeypatch):

@@ -264,6 +264,14 @@ def test_products_with_vectors_are_written_out(name):
     assert not count(targets, OWN, *(str(target) for target in matmul.PRODUCTS))
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int64])
+def test_a_product_of_integers_keeps_its_dtype(dtype):
+    arguments = torch.full((4, 3), 100, dtype=dtype), torch.full((3, 1), 2, dtype=dtype)
+    _, function = graph_of(lambda given: given[0] @ given[1], arguments)
+    found = function(arguments)
+    assert found.dtype == dtype and torch.equal(found, arguments[0] @ arguments[1])
+
+
 @pytest.mark.parametrize("precision", matmul.PRECISIONS)
 def test_one_product_after_another_is_rewritten(precision):
     a, b, _ = square()

@@ -598,6 +598,12 @@ def test_updates_that_are_not_finite_are_skipped_and_finally_end_the_run(interpr
     assert learner.state_dict()["num_applied"] == 6
 
 
+@pytest.mark.parametrize("key", [lambda self: torch.tensor(0), lambda self: [0], lambda self: (1, torch.ones(1))])
+def test_a_graph_key_is_a_plain_value(key, interpreted):
+    with pytest.raises(UsageError, match="graph_key of Regression returned .*; it must return a plain value"):
+        regress(kind=key)
+
+
 @pytest.mark.parametrize("period", [2, 3, 5])
 def test_an_undeclared_counter_is_detected(period, caplog, interpreted):
     def hook(self, loss, experience):

@@ -18,6 +18,30 @@ def of_both(loss):
     return UpdateStats(["critic", "actor"], torch.tensor([loss, -loss, 1.0, 1.0]), extra, None)
 
 
+def test_few_records_are_kept_of_many_minibatches_in_one_call():
+    means = UpdateMeans(["critic"])
+    held = []
+
+    def records():
+        for k in range(200):
+            held.append(len(means._records))
+            yield of_critic(float(k))
+
+    means.add(records())
+    assert max(held) < update_means.MAX_RECORDS and means.take()["loss"] == 99.5
+
+
+@pytest.mark.parametrize("max_records", [1, 2, 64])
+def test_updates_without_rows_do_not_count_in_means_of_extras(monkeypatch, max_records):
+    monkeypatch.setattr(update_means, "MAX_RECORDS", max_records)
+    means = UpdateMeans(["critic"])
+    nothing = UpdateStats(["critic"], torch.tensor([torch.nan, 1.0]), {"q": torch.zeros(2)}, None)
+    means.add([nothing, of_critic(2.0), nothing])
+    assert means.take()["q"] == 2
+    means.add([nothing])
+    assert means.take()["q"] == 0
+
+
 @pytest.mark.parametrize("max_records", [1, 2, 64])
 @pytest.mark.parametrize("last", [of_critic, of_both])
 def test_numbers_of_some_updates_are_means_over_these_wherever_a_block_of_records_ends(monkeypatch, last, max_records):
