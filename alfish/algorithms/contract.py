@@ -121,12 +121,12 @@ def check_action(action: Nest, owner: object, hook: str, action_spec: Nest, batc
 
 def _check_leaf(who: str, name: str, action: Any, spec: spaces.Space, batch_size: int) -> None:
     asked = (batch_size, *(spec.shape or ()))
-    is_float = specs.torch_dtype(spec).is_floating_point
-    if not _is_tensor(action) or tuple(action.shape) != asked or action.is_floating_point() != is_float:
-        kind = "float32" if is_float else "int64"
+    dtype = specs.torch_dtype(spec)
+    fitting = (dtype,) if dtype.is_floating_point else (dtype, torch.int64, torch.int32)
+    if not _is_tensor(action) or tuple(action.shape) != asked or action.dtype not in fitting:
         raise UsageError(
             f"{who} returned as {name} {kind_of(action)}; {spec} asks for a tensor of shape {list(asked)} and dtype "
-            f"{kind}"
+            f"{str(dtype).removeprefix('torch.')}"
         )
     if isinstance(spec, (spaces.Discrete, spaces.MultiDiscrete)):
         count = torch.as_tensor(spec.n if isinstance(spec, spaces.Discrete) else spec.nvec, device=action.device)

@@ -192,6 +192,16 @@ class Environment(abc.ABC):
     def close(self) -> None:
         """Closes the environments."""
 
+    def _check_shapes(self, observation: Nest) -> None:
+        """Raises UsageError where an observation that `reset` returned has another shape than its space."""
+        expected = nest.leaves(self.observation_spec)
+        for (name, leaf), spec in zip(nest.named_leaves(observation, "observation"), expected, strict=True):
+            if tuple(leaf.shape) != (self.num_envs, *spec.shape):
+                raise UsageError(
+                    f"{self.name}.reset returned an {name} of shape {tuple(leaf.shape)}; with {self.num_envs} "
+                    f"environments and the space {spec} it is {(self.num_envs, *spec.shape)}"
+                )
+
     def _check_results(self, reward: Array, terminated: Array, truncated: Array) -> None:
         """Raises UsageError where results of a vector class's `step` have other shapes than gymnasium's."""
         flags, rewards = (self.num_envs,), (self.num_envs, *self.reward_spec.shape)

@@ -251,10 +251,12 @@ def gathered(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _gather(result: dict[str, Any], info: dict[str, Any], i: int, num_envs: int) -> None:
     """Adds the info of environment i to `result`."""
     for key, value in info.items():
-        if isinstance(value, dict):
+        column = result.get(key)
+        if isinstance(value, dict) and (column is None or isinstance(column, dict)):
             _gather(result.setdefault(key, {}), value, i, num_envs)
+        elif isinstance(column, dict):
+            continue  # others report a dict here, which has no place for this value
         else:
-            column = result.get(key)
             if column is None:
                 column = result[key] = _empty_column(value, num_envs)
             elif not _fits(value, column):

@@ -16,6 +16,7 @@ from alfish.environments.vector import autoreset_mode
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.specs import ActionUnits, ObservationUnits
+from alfish.specs.units import HAS_DEVICE
 
 
 class TensorEnvironment(Environment):
@@ -67,6 +68,7 @@ class TensorEnvironment(Environment):
         self._observed.check_kinds(observation, self.name)
         self._was_done, self._restart = torch.zeros_like(self._was_done), False
         first = self._first(self._observed.from_environment(observation))
+        self._check_shapes(first.observation)
         self._check_masks(first.observation)
         return first
 
@@ -77,6 +79,9 @@ class TensorEnvironment(Environment):
         executed = self._units.executed(action)
         handed = nest.map(_apart, self._units.stretch(executed), executed)
         observation, reward, terminated, truncated, self.infos = self.env.step(handed)
+        for result in (reward, terminated, truncated):
+            if not isinstance(result, torch.Tensor):
+                raise UsageError(f"{self.name}.step returned {type(result).__name__}; {HAS_DEVICE}")
         self._check_results(reward, terminated, truncated)
         terminated, truncated = terminated.to(torch.bool), truncated.to(torch.bool)
         observation, done, first = self._observed.from_environment(observation), terminated | truncated, self._was_done

@@ -149,10 +149,22 @@ class VectorEnvironment(Environment):
         """Replaces actions by the executed actions in the infos, in the algorithm's units."""
         if "executed_action" not in self.infos:
             return executed
-        spoke = np.broadcast_to(self.infos.get("_executed_action", True), self.num_envs)
-        space = self.env.single_action_space
-        own_form = _as_structured(self.infos["executed_action"], space, self.num_envs)
+        given, spoke = (
+            self.infos["executed_action"],
+            np.broadcast_to(self.infos.get("_executed_action", True), self.num_envs),
+        )
+        if isinstance(given, np.ndarray) and given.dtype == object:
+            spoke = spoke & np.array([one is not None for one in given])
+        if not spoke.any():
+            return executed
+        own_form = _as_structured(given, self.env.single_action_space, self.num_envs, spoke)
         reported = self._units.executed(self._units.from_environment(own_form))
+        for (name, leaf), spec in zip(nest.named_leaves(reported, "executed_action"), nest.leaves(self.action_spec)):
+            if not isinstance(spec, spaces.Box):  # which is clipped
+                size = spec.nvec if isinstance(spec, spaces.MultiDiscrete) else getattr(spec, "n", 2)
+                size = 2 if isinstance(spec, spaces.MultiBinary) else size
+                if (((leaf < 0) | (leaf >= size)) & nest.widened(spoke, leaf)).any():
+                    raise UsageError(f"{self.name}: the info {name} is no element of the action space {spec}")
 
         def choose(own: np.ndarray, new: np.ndarray) -> np.ndarray:
             return np.where(nest.widened(spoke, own), new.astype(own.dtype), own)
@@ -237,16 +249,6 @@ class VectorEnvironment(Environment):
         if isinstance(error, Exception):
             refuse_breach(error, self.name, method)
 
-    def _check_shapes(self, observation: Nest) -> None:
-        """Raises UsageError where an observation that `reset` returned has another shape than its space."""
-        expected = nest.leaves(self.observation_spec)
-        for (name, leaf), spec in zip(nest.named_leaves(observation, "observation"), expected, strict=True):
-            if leaf.shape != (self.num_envs, *spec.shape):
-                raise UsageError(
-                    f"{self.name}.reset returned an {name} of shape {leaf.shape}; with {self.num_envs} environments "
-                    f"and the space {spec} it is {(self.num_envs, *spec.shape)}"
-                )
-
     def _first(self, observation: Nest) -> TimeStep:
         return TimeStep(
             step_type=np.full(self.num_envs, StepType.FIRST, np.int32),
@@ -281,6 +283,7 @@ class VectorEnvironment(Environment):
         if self._mode == AutoresetMode.DISABLED:
             after, _ = self.env.reset(options={"reset_mask": done.copy()})  # infos stay those of the step
             first, final = self._observed.from_environment(after), observation
+            self._check_masks(first, ~done)
         else:
             first, final = observation, self._final_observation(observation, done)
         self._resets = done, self._first(first)
@@ -333,14 +336,19 @@ def autoreset_mode(env: VectorEnv) -> AutoresetMode:
         ) from error
 
 
-def _as_structured(action: Any, space: spaces.Space, num_envs: int) -> Nest:
-    """Returns the actions in gymnasium's vector info as a batch `[num_envs, ...]` of the space."""
+def _as_structured(action: Any, space: spaces.Space, num_envs: int, spoke: np.ndarray) -> Nest:
+    """Returns the actions in gymnasium's vector info as a batch `[num_envs, ...]` of the space; `spoke` has any."""
     if isinstance(space, spaces.Dict):
-        return {key: _as_structured(action[key], child, num_envs) for key, child in space.spaces.items()}
+        return {key: _as_structured(action[key], child, num_envs, spoke) for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         filled = [one if one is not None else space.sample() for one in action]
         return tuple(np.stack([np.asarray(one[i]) for one in filled]) for i in range(len(space.spaces)))
-    return np.asarray(action).reshape(num_envs, *(space.shape or ()))
+    shape = space.shape or ()
+    if isinstance(action, np.ndarray) and action.dtype == object:  # of lists, or None in some environments
+        blank = np.zeros(shape, space.dtype)
+        rows = [np.asarray(one, space.dtype).reshape(shape) if there else blank for one, there in zip(action, spoke)]
+        return np.stack(rows)
+    return np.asarray(action).reshape(num_envs, *shape)
 
 
 def _apart(array: np.ndarray, other: np.ndarray) -> np.ndarray:

@@ -77,7 +77,7 @@ class Encoder(nn.Module):
         self.output_size: int = sum(encoder.output_size for encoder in encoders)
 
         # Rollout encodes small batches often, so a bare vector leaf is returned without any call.
-        self._is_plain = isinstance(observation_spec, spaces.Box) and isinstance(self.encoders[0], Flat)
+        self._is_plain = isinstance(observation_spec, spaces.Box) and type(self.encoders[0]).forward is Flat.forward
         self._is_plain = self._is_plain and observation_spec.dtype == np.float32 and len(observation_spec.shape) == 1
 
     def forward(self, observation: Nest) -> torch.Tensor:

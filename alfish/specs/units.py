@@ -16,6 +16,8 @@ from alfish.specs.leaves import observation_leaf
 from alfish.specs.masks import ActionMask
 from alfish.specs.spaces import as_float32, map_space, shape_of, torch_dtype
 
+HAS_DEVICE = "its attribute `device` says that it returns tensors: return them, or rename the attribute"
+
 
 class ObservationUnits:
     """Converts batches of observations between an environment's units and the stream's.
@@ -46,6 +48,8 @@ class ObservationUnits:
         """
 
         def check(leaf: spaces.Space, value: Any) -> None:
+            if self._device is not None and not isinstance(value, torch.Tensor):
+                raise UsageError(f"{name}.reset returned {type(value).__name__}; {HAS_DEVICE}")
             if self._device is None and isinstance(value, torch.Tensor):
                 raise UsageError(
                     f"{name}.reset returned tensors, and {name} has no attribute `device`, by which environments of "

@@ -98,7 +98,8 @@ class SyncUnroller(Unroller):
         """Collects `length` rows. On-policy one more row follows for its value, which is row 0 of the next unroll.
 
         If environments make two rows at an episode's end (`Environment.uneven`), columns with more ends fill up sooner.
-        The unroll stops when a column is full, and PAD rows complete the others. It then has `length + 1` rows.
+        The unroll stops when a column is full, on-policy one row earlier because an end takes two. PAD rows complete
+        the columns, and it then has `length + 1` rows.
 
         Args:
           length: rows.

@@ -72,6 +72,7 @@ WRONG = {
     "a bare action": ("rollout_step", lambda step: step.output, "returned a tensor of shape .4. and dtype int64; it"),
     "too few actions": ("rollout_step", output(lambda action: action[:1]), r"tensor of shape \[1\] and dtype int64"),
     "a column of actions": ("rollout_step", output(lambda action: action[:, None]), r"asks for .* shape \[4\] and"),
+    "bools": ("rollout_step", output(torch.Tensor.bool), "dtype bool; Discrete.2. asks for .* dtype int64"),
     "real numbers": ("rollout_step", output(torch.Tensor.float), "dtype float32; Discrete.2. asks for .* dtype int64"),
     "numpy": ("rollout_step", output(torch.Tensor.numpy), "returned as action a ndarray"),
     "a choice that is none": ("rollout_step", output(lambda action: action + 100), "Discrete.2. counts from 0"),

@@ -220,6 +220,35 @@ def test_a_tensor_environment_has_its_mask_in_the_observation(autoreset):
         make_environment(TensorGame, 2, action_mask="info:m")
 
 
+def test_first_rows_of_a_vector_class_that_disables_autoreset_need_an_allowed_action():
+    class Empty(Game):
+        """Its mask is empty after the first reset but one."""
+
+        def __init__(self):
+            super().__init__()
+            self.observation_space = spaces.Dict(x=self.observation_space, legal=spaces.MultiBinary(4))
+            self._num_resets = 0
+
+        def reset(self, **settings):
+            self._num_resets += 1
+            return super().reset(**settings)
+
+        def _observe(self):
+            observation, info = super()._observe()
+            legal = self.action_masks().astype(np.int8) * (self._num_resets < 2 or self._step > 0)
+            return {"x": observation, "legal": legal}, info
+
+    def disabled(num_envs):
+        return SyncVectorEnv([Empty] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+
+    environment = make_environment(disabled, 2, action_mask="observation:legal")
+    environment.reset()
+    with pytest.raises(UsageError, match="observation.legal forbids every choice .* in row 0"):
+        for k in range(3):
+            environment.step(np.array([k, k]))
+    environment.close()
+
+
 def test_a_vector_class_has_its_mask_in_the_observation():
     class Flat(Game):
         def __init__(self, **settings):

@@ -289,6 +289,35 @@ def test_floats_are_not_cut_to_the_integers_of_a_space():
         TensorEnvironment(env, 0).reset()
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda observation: observation[:, :1],
+            r"returned an observation of shape \(2, 1\); with 2 env",
+        ),
+        (lambda observation: observation[:1], r"observation of shape \(1, 2\)"),
+        (torch.Tensor.numpy, "reset returned ndarray; its attribute `device` says that it returns tensors"),
+    ],
+)
+def test_observations_of_another_shape_or_kind_are_named(change, words):
+    env = TensorPointMass(2)
+    reset = env.reset
+    env.reset = lambda **settings: (change(reset(**settings)[0]), {})
+    with pytest.raises(UsageError, match=words):
+        TensorEnvironment(env, 0).reset()
+
+
+def test_results_of_a_step_that_are_no_tensors_are_named():
+    env = TensorPointMass(2)
+    step = env.step
+    env.step = lambda action: (step(action)[0], np.zeros(2), *step(action)[2:])
+    environment = TensorEnvironment(env, 0)
+    row = environment.reset()
+    with pytest.raises(UsageError, match="step returned ndarray; its attribute `device` says"):
+        environment.step(push(row))
+
+
 def test_tensors_without_a_device_are_refused():
     env = TensorPointMass(2)
     env.device = None

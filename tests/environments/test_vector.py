@@ -403,6 +403,9 @@ def test_infos_of_several_types_are_merged_without_a_loss():
     assert [np.size(value) for value in merged["c"]] == [2, 3, 1] and merged["_c"].all()
     merged = gathered([{}, {"x": 1, "y": 2}, {"x": None, "y": np.float32(0.5)}])
     assert merged["x"].tolist() == [None, 1, None] and merged["y"].tolist() == [0, 2, 0.5]
+    merged = gathered([{"s": {"n": 1}}, {"s": None}, {"s": {"n": 3}}])
+    assert merged["s"]["n"].tolist() == [1, 0, 3] and merged["s"]["_n"].tolist() == [True, False, True]
+    assert gathered([{"s": None}, {"s": {"n": 1}}])["s"].tolist() == [None, {"n": 1}]
 
 
 def test_a_vector_environment_of_its_own_class_gets_one_seed():

@@ -471,3 +471,13 @@ def test_what_cannot_stand_for_an_encoder_or_a_head_is_refused():
         Encoder({"x": box}, leaves={"x": lambda spec: 3})
     with pytest.raises(UsageError, match="SquashedNormalHead.min_log_std is 2; it must be below -2"):
         SquashedNormalHead(3, 1, min_log_std=2.0, max_log_std=-2.0)
+
+
+def test_a_subclass_of_flat_computes_also_for_a_bare_vector():
+    class Scaled(Flat):
+        def forward(self, leaf):
+            return super().forward(leaf) / 100
+
+    box, observation = spaces.Box(-100, 100, (3,)), torch.tensor([[10.0, 20.0, 30.0]])
+    assert Encoder(box, vector=Scaled)(observation).tolist() == [pytest.approx([0.1, 0.2, 0.3])]
+    assert Encoder(box)(observation) is observation

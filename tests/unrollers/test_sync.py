@@ -1,6 +1,7 @@
 """The unroller: rows of experience that lose, double, shift and tear no transition, however episodes end."""
 
 import contextlib
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -34,7 +35,7 @@ from alfish import nest
 from alfish.algorithms.ppo import PPO
 from alfish.data import AlgStep, trainable
 from alfish.environments import TensorEnvironment, VectorEnvironment, make_environment
-from alfish.environments.toy import NestedBandit, Stamped, TensorPointMass
+from alfish.environments.toy import NestedBandit, OneState, Stamped, TensorPointMass
 from alfish.errors import RunError, UsageError
 from alfish.metrics import AverageEpisodeLength, AverageReturn, EnvInfo, EnvironmentSteps, Metrics, NumberOfEpisodes
 from alfish.transforms import ObservationNormalizer, Transforms
@@ -459,6 +460,40 @@ def test_what_the_environment_says_was_executed_is_stored(gather):
     assert rows.time_step.prev_action[1:5, 0, 0].tolist() == pytest.approx(expected)
     assert rows.action[4, 0, 0] == pytest.approx(float(3 * rows.time_step.observation[4, 0, 0].sin()))
     assert rows.action[5, 0, 0] == 0
+
+
+class Reports(OneState):
+    """Reports what was executed, by a value that is a class attribute."""
+
+    value: Any = None
+
+    def step(self, action):
+        observation, reward, terminated, truncated, _ = super().step(action)
+        return observation, reward, terminated, truncated, {"executed_action": self.value}
+
+
+@pytest.mark.parametrize("value", [None, 1, np.int64(1), 5, -1])
+def test_an_executed_action_is_one_of_the_space_or_none(value, monkeypatch):
+    monkeypatch.setattr(Reports, "value", value)
+    environment = make_environment(Reports, num_envs=2)
+    environment.read_executed_actions()
+    environment.reset()
+    if value in (5, -1):
+        with pytest.raises(UsageError, match="the info executed_action is no element of the action space Discrete"):
+            environment.step(np.zeros(2, np.int64))
+    else:
+        row = environment.step(np.zeros(2, np.int64))
+        assert row.prev_action.tolist() == [int(value or 0)] * 2 and row.prev_action.dtype == np.int64
+
+
+def test_an_executed_action_may_be_a_list():
+    environment = make_environment("Pendulum-v1", num_envs=2)
+    environment.read_executed_actions()
+    infos = {"executed_action": np.array([[0.5], None], object), "_executed_action": np.array([True, True])}
+    infos["executed_action"][0] = [0.5]
+    environment.infos = infos
+    found = environment._reported(np.array([[0.75], [0.75]], np.float32))
+    assert found.tolist() == [[0.25], [0.75]]
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
