@@ -77,7 +77,8 @@ class OfflineBatches(SequenceBatches):
             return
         buffer, self._windows = self.recorded(self._make_buffer, self._sampler, self._hindsight, environment)
         if (held := buffer.holdout) is not None:
-            self._held = SequenceSampler(held, Uniform, None, self.algorithm, self.transforms, self.num_rows)
+            arguments = held, Uniform, None, self.algorithm, self.transforms, self.num_rows, self.burn_in
+            self._held = SequenceSampler(*arguments)
             self._held_starts = _spread(held, self.num_rows)
 
     def rest(self) -> int:

@@ -30,6 +30,8 @@ class SequenceSampler:
       algorithm: that trains on the windows.
       transforms: applied to the windows later.
       num_rows: of each window, burn-in included.
+      burn_in: rows of recorded data that windows have before the row that is drawn; the drawn row trains first. Where a
+        ring stores states, the drawn row has one, and 0 is right.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class SequenceSampler:
         algorithm: RLAlgorithm,
         transforms: Transforms,
         num_rows: int,
+        burn_in: int = 0,
     ):
         self.buffer, self.sampler = buffer, build(sampler, Sampler, "the sampler of windows")
         self.sampler.bind(buffer, num_rows)
@@ -62,6 +65,7 @@ class SequenceSampler:
                 )
             self._hindsight.bind(buffer, transforms.stored_observation_spec)
         self._algorithm, self._transforms, self._num_rows = algorithm, transforms, num_rows
+        self._burn_in = 0 if self._hindsight is not None else burn_in
         self._progress, self._device = nest.host_view(algorithm.progress), algorithm.progress.device
         self._stored: RingView | None = None
 
@@ -89,10 +93,12 @@ class SequenceSampler:
     def at(self, start: SequenceIndex) -> Batch:
         """Returns the raw rows `[L, N]` of windows that begin at `start`, relabelled, on the algorithm's device."""
         buffer, algorithm = self.buffer, self._algorithm
+        if self._burn_in:
+            start = start._replace(position=start.position - self._burn_in)
         batch = buffer.windows(start, self._num_rows)
         if self._hindsight is not None:
             batch = self._hindsight.relabel(batch, start.column, start.position)
-        before = self._transforms.window_state(buffer, start.column, start.position)
+        before = self._transforms.window_state(buffer, start.column, start.position.clamp(min=0))
         if buffer.device != self._device:
             batch, before = nest.to((batch, before), self._device)
         experience = batch.experience._replace(transform_state=before)
@@ -200,7 +206,7 @@ class SequenceBatches(Batches):
         buffer.check_spaces(environment.observation_space, environment.action_space)
         if algorithm.reward_weights is not None or not environment.reward_spec.shape:  # else rewards are not read
             buffer.check_rewards(sum(environment.reward_spec.shape))
-        windows = SequenceSampler(buffer, sampler, hindsight, algorithm, self.transforms, self.num_rows)
+        windows = SequenceSampler(buffer, sampler, hindsight, algorithm, self.transforms, self.num_rows, self.burn_in)
         windows.start(environment)
         with replicas.apart():  # all learners have the same data
             observe(self.transforms, buffer)

@@ -19,6 +19,8 @@ The report lists episodes with errors by their ids, what was mended, ranges and 
 --output. OfflineBuffer.sources = ['alfish:DIR'] reads the written data set; docs/offline.md explains more.
 """
 
+import re
+
 from absl import flags
 
 from alfish.errors import UsageError
@@ -39,6 +41,8 @@ flags.DEFINE_enum(
 def main(flag_values: flags.FlagValues) -> int:
     if not flag_values.source:
         raise UsageError("--source is missing: name data to read, as in --source=npz:mine.npz")
+    if re.match(r"\w\w+:", flag_values.output or ""):
+        raise UsageError(f"--output={flag_values.output} names a scheme; name a directory alone")
     from alfish.offline import DataSetWriter, Reading
     from alfish.offline.spaces import NO_SPACES, spaces_of
 

@@ -95,8 +95,8 @@ class EpisodeBuffer(RingBuffer):
         return super().in_place(window_length) if window_length == 2 else None
 
     def _read(self, column: np.ndarray, position: np.ndarray) -> Experience:
-        """Returns the rows at these places. Past the end of a column its LAST row repeats, which does not train."""
-        return super()._read(column, np.minimum(position, self._ends[column] - 1))
+        """Returns the rows at these places. Beyond a column its first or last row repeats, which does not train."""
+        return super()._read(column, np.clip(position, 0, self._ends[column] - 1))
 
     def _fill(self, episodes: list[Episode], columns: list[list[int]], encoder: EpisodeEncoder) -> None:
         """Pushes the rows of all columns, with PAD rows after the shorter ones. Empties `episodes`."""

@@ -5,10 +5,12 @@ In both, an error leaves no files, and the data set gets its name when it is com
 
 import os
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
 from absl import logging
+from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from alfish.errors import UsageError, first_line
@@ -62,6 +64,15 @@ def rebuildable(env_spec: EnvSpec | None) -> EnvSpec | None:
     return plain
 
 
+def _groups_of_hdf5(space: Any) -> Iterator[str]:
+    """Yields the keys of a space that are no names in HDF5."""
+    if isinstance(space, spaces.Dict):
+        yield from (key for key in space if "/" in str(key) or key in ("", "."))
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        for part in space.values() if isinstance(space, spaces.Dict) else space:
+            yield from _groups_of_hdf5(part)
+
+
 class MinariWriter(EpisodeWriter):
     """Writes a Minari data set with Minari's own API. Images are not compressed as JPEG.
 
@@ -70,7 +81,7 @@ class MinariWriter(EpisodeWriter):
 
     Args:
       dataset_id: `namespace/name-v0`, in the directory `MINARI_DATASETS_PATH` or `~/.minari/datasets`.
-      spaces: of the episodes.
+      data_spaces: of the episodes.
       env_spec: for `recover_environment`; None: it cannot make the environment.
 
     Raises:
@@ -78,7 +89,7 @@ class MinariWriter(EpisodeWriter):
       RunError: a file cannot be written; raised by each method.
     """
 
-    def __init__(self, dataset_id: str, spaces: Spaces, env_spec: EnvSpec | None = None):
+    def __init__(self, dataset_id: str, data_spaces: Spaces, env_spec: EnvSpec | None = None):
         extra("minari", "minari", "a Minari data set")
         from minari.dataset.minari_dataset import parse_dataset_id
         from minari.storage.datasets_root_dir import get_dataset_path
@@ -89,7 +100,13 @@ class MinariWriter(EpisodeWriter):
             raise UsageError(
                 f"{dataset_id!r} is no name of a Minari data set; one looks like namespace/name-v0"
             ) from error
-        self._id, self._spaces, self._env_spec = dataset_id, spaces, env_spec
+        for kind, space in zip(Spaces._fields, data_spaces):
+            if (key := next(_groups_of_hdf5(space), None)) is not None:
+                raise UsageError(
+                    f"minari:{dataset_id} cannot store the {kind} {key!r}, in which HDF5 takes '/' for a group; name a "
+                    "directory as output, or rename the key"
+                )
+        self._id, self._spaces, self._env_spec = dataset_id, data_spaces, env_spec
         self._path = get_dataset_path(dataset_id)
         if self._path.exists():
             raise UsageError(

@@ -59,6 +59,11 @@ def _fitting(reading: Reading, length: int | None) -> list[Episode]:
 
 def _best(episodes: list[Episode], fraction: float) -> list[Episode]:
     """Returns the episodes with the greatest undiscounted returns, in their order."""
+    if fraction < 1 and episodes[0].rewards.ndim > 1:
+        raise UsageError(
+            "OfflineBuffer.top_fraction ranks episodes by their returns, and these rewards are vectors of "
+            f"{episodes[0].rewards.shape[1]}; set it to 1, or choose episodes when they are recorded"
+        )
     number = max(1, round(fraction * len(episodes)))
     returns = np.array([episode.rewards.sum(dtype=np.float64) for episode in episodes])
     return [episodes[i] for i in sorted(np.argsort(-returns, kind="stable")[:number])]

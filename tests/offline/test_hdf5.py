@@ -277,6 +277,24 @@ def minari(episodes):
     return written("minari:test/stamped-v0", episodes)
 
 
+def test_groups_nested_without_end_are_refused_and_not_visited(tmp_path):
+    """HDF5's own visits would end the process."""
+    name = d4rl(tmp_path / "a", record())
+    with h5py.File(tmp_path / "a", "a") as file:
+        group = file
+        for _ in range(40):
+            group = group.create_group("g")
+    with pytest.raises(UsageError, match="g/g' is nested more than 32 deep"):
+        open_source(name)
+
+
+def test_rows_of_two_precisions_are_compared_in_the_coarser_one(tmp_path):
+    episodes = [e._replace(observations=e.observations.astype(np.float64) * 1000 + 1 / 3) for e in record()]
+    table = table_of(episodes)
+    name = d4rl(tmp_path / "a", episodes, observations=table["observations"].astype(np.float32))
+    assert len(list(open_source(name).episodes())) == len(episodes)
+
+
 def test_rows_that_only_a_declaration_has_are_refused(tmp_path):
     """HDF5 returns zeros for chunks that were never written."""
     for shape, chunks, words in (

@@ -11,6 +11,7 @@ from recorded import BOX_SPACES, SPACES, assert_rows, record, unstretched, witho
 
 from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer, Spaces, open_source
+from alfish.offline.sources import limits
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra 'arrow'")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -155,6 +156,24 @@ def test_rows_that_only_a_declaration_has_are_refused(tmp_path):
     info.write_text(json.dumps(about))
     with pytest.raises(UsageError, match=r"file-000.parquet .*declares 32.8 GB of content and has"):
         OfflineBuffer([name], spaces=SPACES)
+
+
+def test_lists_longer_than_declared_count_before_they_are_read(tmp_path, monkeypatch):
+    name = written(tmp_path / "set", record(), 1000)
+    [path] = (tmp_path / "set/data").glob("*/*.parquet")
+    table = parquet.read_table(path)
+    column = pyarrow.array([[0.0] * 200_000] * len(table))
+    parquet.write_table(table.set_column(0, "observation.state", column), path)
+    monkeypatch.setattr(limits, "SMALL", 1000)
+    with pytest.raises(UsageError, match=r"file-000.parquet .*declares 65.6 MB of content and has"):
+        OfflineBuffer([name], spaces=SPACES)
+
+
+def test_an_empty_file_among_others_is_left_out(tmp_path):
+    name = written(tmp_path / "set", record())
+    first, second, *_ = sorted((tmp_path / "set/data").glob("*/*.parquet"))
+    parquet.write_table(parquet.read_table(first).slice(0, 0), second.with_name("file-000-empty.parquet"))
+    assert_rows(OfflineBuffer([name], spaces=SPACES), without_final(truncated(record())))
 
 
 def test_pipes_are_named_and_not_read(tmp_path):

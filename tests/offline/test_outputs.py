@@ -22,6 +22,15 @@ pytestmark = pytest.mark.usefixtures("home")
 
 
 @NEEDS_MINARI
+def test_a_key_that_is_no_name_in_hdf5_is_refused_before_anything_is_recorded():
+    box = spaces.Box(-1, 1, (2,))
+    nested = spaces.Dict(body=spaces.Tuple([spaces.Dict({"walker/joints": box})]))
+    with pytest.raises(UsageError, match="cannot store the observation 'walker/joints', in which HDF5 takes '/'"):
+        MinariWriter("test/slash-v0", Spaces(nested, spaces.Discrete(2)))
+    MinariWriter("test/slash-v0", Spaces(spaces.Dict(joints=box), spaces.Discrete(2)))
+
+
+@NEEDS_MINARI
 @pytest.mark.parametrize("shard_bytes", [1, 200, 2**25])
 @pytest.mark.parametrize("continuous", [False, True])
 def test_minari_gives_back_every_row(monkeypatch, shard_bytes, continuous):

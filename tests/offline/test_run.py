@@ -146,6 +146,14 @@ def test_a_replay_with_other_content_is_named(tmp_path):
 # alfish import
 
 
+def test_an_import_is_written_to_a_directory(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for output in ("minari:pen/dulum-v0", "alfish:data"):
+        assert import_("--source=npz:none.npz", f"--output={output}") == 2
+        assert f"--output={output} names a scheme; name a directory alone" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def import_(*arguments):
     return main(["import", *map(str, arguments)])
 

@@ -408,11 +408,26 @@ def test_a_pickle_nested_without_end_is_refused_soon(program, words):
         pickles.read(io.BytesIO(b"\x80\x04" + program))
 
 
-def test_spaces_that_share_their_bounds_are_not_copied_without_end(tmp_path, buffer_class, monkeypatch):
+@pytest.mark.parametrize("kind", ["box", "choices"])
+def test_spaces_that_share_their_bounds_are_not_copied_without_end(tmp_path, buffer_class, monkeypatch, kind):
     monkeypatch.setattr("alfish.offline.sources.sb3.MAX_SIZE", 10)
-    space = spaces.Tuple([SPACES.observation] * 4)  # of three numbers each
+    of = {"box": SPACES.observation, "choices": spaces.MultiDiscrete([2, 3, 4])}[kind]
+    space = spaces.Tuple([of] * 4)  # of three numbers each
     with pytest.raises(UsageError, match="describes a space of more than 300 parts or 10 numbers"):
         open_source(saved(tmp_path / "b.pkl", filled(buffer_class, [record()], 60, observation_space=space)))
+
+
+def test_spaces_may_have_the_generator_of_older_libraries(tmp_path, buffer_class):
+    space = spaces.Discrete(3)
+    space._np_random = np.random.RandomState(0)
+    path = saved(tmp_path / "b.pkl", filled(buffer_class, [record()], 60, action_space=space))
+    assert len(list(open_source(path).episodes())) == len(record())
+
+
+def test_numbers_whose_hashes_may_be_equal_are_no_keys():
+    with pytest.raises(pickles.PickleError, match="too large a number"):
+        pickles.read(io.BytesIO(pickle.dumps({2**61 - 1: 3})))
+    assert pickles.read(io.BytesIO(pickle.dumps({2**59: 3}))) == {2**59: 3}
 
 
 def test_a_tuple_is_no_key():

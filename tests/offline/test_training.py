@@ -214,6 +214,22 @@ def test_an_algorithm_that_needs_what_data_do_not_hold_is_refused_by_name(tmp_pa
         kind(tmp_path, Kept).train()
 
 
+class Remembering(Regressor):
+    replay_needs = ReplayNeeds(recurrent_state=True)
+
+    def initial_state(self, batch_size):
+        return torch.zeros(batch_size, 1)
+
+
+def test_with_burn_in_each_recorded_transition_trains_the_first_of_an_episode_too(tmp_path):
+    episodes = record()
+    batches = {"burn_in": 4, "window_length": 3, "updates_per_iteration": 50}
+    trainer = offline(tmp_path, Remembering, data(episodes), batches, num_updates=200)
+    trainer.train()
+    first = {tuple(row.tolist()) for seen in trainer.algorithm.seen for row in seen[0]}
+    assert first == {tuple(row.tolist()) for episode in record() for row in episode.observations[:-1]}
+
+
 def test_parts_whose_statistics_need_collected_rows_are_refused(tmp_path):
     algorithm = functools.partial(Composed, algorithm=Regressor, representation=NormalizedObservation)
     with pytest.raises(UsageError, match="NormalizedObservation of Composed has statistics of rows that are collected"):
@@ -258,6 +274,9 @@ def test_the_best_episodes_alone():
     returns = sorted((float(e.rewards.sum()) for e in episodes), reverse=True)[:3]
     assert sorted((e.return_ for e in buffer.episodes), reverse=True) == returns and buffer.holdout is None
     assert len(data(top_fraction=0.01)().episodes) == 1
+    vectors = [episode._replace(rewards=np.stack([episode.rewards] * 2, 1)) for episode in record()]
+    with pytest.raises(UsageError, match="ranks episodes by their returns, and these rewards are vectors of 2"):
+        data(vectors, top_fraction=0.3)()
 
 
 def test_episodes_held_out_are_whole_spread_and_never_trained_on(tmp_path):
@@ -546,13 +565,6 @@ def test_a_missing_priority_is_named(tmp_path):
 
     with pytest.raises(UsageError, match="calc_loss of Silent returns no LossInfo.priority"):
         offline(tmp_path, Silent, batches={"sampler": Prioritized}).train()
-
-
-class Remembering(Regressor):
-    replay_needs = ReplayNeeds(recurrent_state=True)
-
-    def initial_state(self, batch_size):
-        return torch.zeros(batch_size, 1)
 
 
 @pytest.mark.parametrize("algorithm", [Regressor, Remembering])

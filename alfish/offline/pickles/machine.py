@@ -227,4 +227,6 @@ class Machine:
 def _key(value: Any) -> Any:
     if not isinstance(value, KEYS):
         raise PickleError("a key in it is no name and no number")
+    if isinstance(value, int) and value.bit_length() > 60:  # hashes of larger numbers may be equal without end
+        raise PickleError("a key in it is too large a number")
     return value

@@ -142,6 +142,9 @@ def open_hdf5(path: Path, what: str, is_checked: bool = False) -> Any:
     return file
 
 
+MAX_GROUPS = 32  # groups within one another in an HDF5 file
+
+
 def _declared(h5py: Any, file: Any, path: Path) -> int:
     """Returns the bytes of a file's data sets in memory.
 
@@ -150,38 +153,46 @@ def _declared(h5py: Any, file: Any, path: Path) -> int:
     """
 
     declared = 0
-
-    # The library calls these functions. They cannot raise through it; a returned value ends the visit.
-    def foreign_link(name: bytes, link: Any) -> str | None:
-        if link.type == h5py.h5l.TYPE_SOFT:
-            return f"{_text(name)} is a link to another part"
-        return None if link.type == h5py.h5l.TYPE_HARD else f"{_text(name)} is a link into another file"
-
-    def foreign_object(name: bytes, about: Any) -> str | None:
-        nonlocal declared
-        if about.rc > 1:
-            return f"{_text(name)} is linked from several places"
-        if about.type != h5py.h5o.TYPE_DATASET:
-            return None
-        stored = h5py.h5d.open(file.id, name)
-        settings = stored.get_create_plist()
-        if settings.get_layout() == h5py.h5d.VIRTUAL:
-            return f"{_text(name)} is a virtual data set, made of other files"
-        if settings.get_external_count():
-            return f"{_text(name)} is stored in another file"
-        chunk = settings.get_chunk() if settings.get_layout() == h5py.h5d.CHUNKED else ()
-        # Rows without numbers count too, and HDF5 reads whole chunks.
-        numbers = max(math.prod(max(1, size) for size in stored.shape or ()), math.prod(chunk))
-        declared += numbers * stored.dtype.itemsize
-        return None
-
-    foreign = file.id.links.visit(foreign_link, info=True) or h5py.h5o.visit(file.id, foreign_object, info=True)
-    if foreign:
-        raise UsageError(
-            f"{path} is refused: its {foreign}, and data are read from the file itself only, each part once; write it "
-            "again with everything in its place"
-        )
+    # Not HDF5's own visits, which call themselves for each depth of groups.
+    groups = [(h5py.h5g.open(file.id, b"/"), b"", 1)]
+    while groups:
+        group, above, depth = groups.pop()
+        for name in group:
+            whole = above + name
+            if (foreign := _foreign(h5py, group, name, depth)) is not None:
+                raise UsageError(
+                    f"{path} is refused: its {_text(whole)} {foreign}, and data are read from the file itself only, "
+                    "each part once; write it again with everything in its place"
+                )
+            kind = h5py.h5o.get_info(group, name).type
+            if kind == h5py.h5o.TYPE_GROUP:
+                groups.append((h5py.h5g.open(group, name), whole + b"/", depth + 1))
+            elif kind == h5py.h5o.TYPE_DATASET:
+                stored = h5py.h5d.open(group, name)
+                settings = stored.get_create_plist()
+                chunk = settings.get_chunk() if settings.get_layout() == h5py.h5d.CHUNKED else ()
+                # Rows without numbers count too, and HDF5 reads whole chunks.
+                numbers = max(math.prod(max(1, size) for size in stored.shape or ()), math.prod(chunk))
+                declared += numbers * stored.dtype.itemsize
     return declared
+
+
+def _foreign(h5py: Any, group: Any, name: bytes, depth: int) -> str | None:
+    """Returns why a part of a group is not read; None: it is."""
+    kind = group.links.get_info(name).type
+    if kind != h5py.h5l.TYPE_HARD:
+        return "is a link to another part" if kind == h5py.h5l.TYPE_SOFT else "is a link into another file"
+    if depth > MAX_GROUPS:
+        return f"is nested more than {MAX_GROUPS} deep"
+    about = h5py.h5o.get_info(group, name)
+    if about.rc > 1:
+        return "is linked from several places"
+    if about.type != h5py.h5o.TYPE_DATASET:
+        return None
+    settings = h5py.h5d.open(group, name).get_create_plist()
+    if settings.get_layout() == h5py.h5d.VIRTUAL:
+        return "is a virtual data set, made of other files"
+    return "is stored in another file" if settings.get_external_count() else None
 
 
 def _text(name: bytes) -> str:

@@ -115,8 +115,10 @@ def cut(table: Table) -> tuple[np.ndarray, int]:
             arrived = read_rows(table.next_observations, rows)
             for one, other in zip(nest.leaves(after), nest.leaves(arrived)):
                 if one.dtype.kind == other.dtype.kind == "f":
-                    # A difference from NaN is no cut; the validator reports it.
-                    apart = np.abs(one.astype(np.float64) - other) > SAME
+                    # A difference from NaN is no cut; the validator reports it. Of two precisions the coarser counts.
+                    kind = min(one.dtype, other.dtype, key=lambda dtype: dtype.itemsize)
+                    one, other = (part.astype(kind).astype(np.float64) for part in (one, other))
+                    apart = np.abs(one - other) > SAME
                 else:
                     apart = one != other
                 broken[rows] |= apart.reshape(len(apart), -1).any(1)

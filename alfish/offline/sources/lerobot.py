@@ -17,7 +17,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable, without_final_observation
 from alfish.offline.sources.files import check_regular, existing_directory, extra, read_json, said
-from alfish.offline.sources.limits import NotEnoughMemory, check_expansion, check_memory
+from alfish.offline.sources.limits import NotEnoughMemory, check_expansion, check_memory, stored_values
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 NUMBER_BYTES = 8
@@ -85,6 +85,8 @@ class LeRobotSource(EpisodeSource):
                 readable = len(self._files) - 1
                 yield Unreadable(path.name, f"{path} ({said(error)}); {readable} other files of the data set are there")
                 continue
+            if not table.length:
+                continue
             unread = unread.then(table)
             index = unread.columns["episode_index"]
             begins = np.flatnonzero(np.diff(index, prepend=index[:1] - 1))
@@ -99,7 +101,8 @@ class LeRobotSource(EpisodeSource):
         check_regular(path)
         with self._parquet.ParquetFile(path) as file:
             sizes = [math.prod(self._shapes.get(name, ())) for name in columns]
-            declared = NUMBER_BYTES * file.metadata.num_rows * max(1, sum(sizes))
+            stored = sum(values for path, values in stored_values(file.metadata) if path.split(".list")[0] in columns)
+            declared = NUMBER_BYTES * max(stored, file.metadata.num_rows * max(1, sum(sizes)))
             check_expansion(declared, path.stat().st_size, str(path))
             check_memory(declared, str(path))
             columns = [*columns, *([FRAMES] if FRAMES in file.schema_arrow.names else [])]

@@ -54,6 +54,16 @@ def check_memory(num_bytes: int, name: str) -> None:
         )
 
 
+def stored_values(metadata: Any) -> list[tuple[str, int]]:
+    """Returns the path and the number of values of each column in each part of a parquet file, from its metadata.
+
+    Values in lists count one by one, of which a compressed file may declare any number.
+    """
+    groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
+    columns = [group.column(k) for group in groups for k in range(group.num_columns)]
+    return [(column.path_in_schema, column.num_values) for column in columns]
+
+
 def check_nest(values: Any, name: str) -> None:
     """Checks that a nest has no more parts than data have; shared parts may multiply without end.
 

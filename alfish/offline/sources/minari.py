@@ -18,7 +18,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
 from alfish.offline.sources.files import check_regular, extra, open_hdf5, read_json, said
-from alfish.offline.sources.limits import check_expansion, check_memory
+from alfish.offline.sources.limits import check_expansion, check_memory, stored_values
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 METADATA, EPISODE = "metadata.json", re.compile(r"episode_(\d+)")
@@ -120,7 +120,8 @@ def _declared(path: Path, data_format: str) -> int:
     """Returns the bytes of a file's rows in memory; compressed, they may take a thousandth of that."""
     if data_format == "parquet":
         with extra("pyarrow.parquet", "arrow", "a Minari data set").ParquetFile(path) as file:
-            return file.metadata.num_rows * sum(map(_row_bytes, file.schema_arrow.types))
+            stored = sum(values for _, values in stored_values(file.metadata))  # also of lists of any length
+            return max(stored, file.metadata.num_rows * sum(map(_row_bytes, file.schema_arrow.types)))
     ipc = extra("pyarrow.ipc", "arrow", "a Minari data set")
     with ipc.open_file(str(path)) as file:
         schema = file.schema

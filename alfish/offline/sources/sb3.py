@@ -45,7 +45,12 @@ INERT = (
     "numpy.random._pcg64.__pyx_unpickle_PCG64",
     "numpy.random.bit_generator.SeedSequence",
     "numpy.random.bit_generator.__pyx_unpickle_SeedSequence",
+    "numpy.random._pickle.__randomstate_ctor",  # of older gym
+    "numpy.random.mtrand.RandomState",
+    "numpy.random._mt19937.MT19937",
     "gymnasium.utils.seeding.RandomNumberGenerator",
+    "gym.utils.seeding.RandomNumberGenerator",
+    "gym.utils.seeding.RandomNumberGenerator._generator_ctor",
 )
 ARRAYS = ("observations", "actions", "rewards", "dones", "timeouts", "next_observations")
 SEQUENCES = (list, tuple, np.ndarray)
@@ -207,6 +212,7 @@ def _space(said: Any, where: str, size: _Size) -> spaces.Space:
         if kind == "Discrete":
             return spaces.Discrete(int(of["n"]), start=int(of.get("start", 0)))
         if kind == "MultiDiscrete":
+            size.add(where, np.size(of["nvec"]))
             return spaces.MultiDiscrete(_numbers(of["nvec"]), start=_numbers(of["start"]) if "start" in of else None)
         if kind == "MultiBinary":
             count = of["n"]
