@@ -36,12 +36,17 @@ def for_people(comparison: Comparison) -> Table:
 def sentences(comparison: Comparison) -> list[str]:
     """Returns what the table of `for_people` means, and which of two groups is better."""
     end = "last value" if comparison.last == 1 else f"mean of the last {comparison.last} values"
-    words = [f"{comparison.metric}: {end} of each run, with 95 % intervals of a bootstrap over the runs"]
+    words = [f"{comparison.metric}: {end} of each run"]
+    if any(row.num_runs > 1 for row in comparison.rows):
+        words[0] += ", with 95 % intervals of a bootstrap over the runs"
     normalized = (_in(one, f"{low:g} as 0 and {high:g} as 1") for one, (low, high) in comparison.ranges.items())
     words += [f"scores: {', '.join(normalized)}"] if comparison.ranges else []
     goals = [_in(environment, f"{goal:g}") for environment, goal in comparison.thresholds.items()]
     words += [f"threshold: {', '.join(goals)}; median over the runs"] if goals else []
     for row, other in _pairs(comparison.rows):
+        if single := [one.label for one in (row, other) if one.num_runs == 1]:
+            words.append(f"{' and '.join(single)}: one run, and another seed may give anything")
+            continue
         sentence = f"{row.label} is better than {other.label} with probability {_with_interval(row.improvement)}"
         words.append(sentence + (" over all environments" if row.environment == ALL else _in(row.environment, "")))
     return words

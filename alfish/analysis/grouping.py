@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from alfish.analysis.series import Source
 from alfish.errors import UsageError
-from alfish.parameters.differences import reference
+from alfish.parameters.differences import name_of
 
 ALGORITHM, ENVIRONMENT = "Trainer.algorithm", "Trainer.environment"
 # They tell runs of one configuration apart: its seeds, and the parts in which one run was trained.
@@ -121,7 +121,7 @@ def _labelled(sources: Sequence[Source]) -> Iterable[tuple[str, list[Source], Ma
     by_algorithm: dict[str | None, list[Source]] = {}
     for source in sources:
         if source.label is None:
-            by_algorithm.setdefault(reference(source.bindings.get(ALGORITHM, "")) or None, []).append(source)
+            by_algorithm.setdefault(name_of(source.bindings.get(ALGORITHM, "")) or None, []).append(source)
     labels: dict[int, tuple[str, dict[str, str]]] = {}
     for algorithm, members in by_algorithm.items():
         for source, bindings in zip(members, differences([source.bindings for source in members])):

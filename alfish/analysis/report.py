@@ -62,7 +62,7 @@ def report(directory: Path) -> str:
 
 
 def _identity(run: RunSource) -> Iterator[tuple[str, str]]:
-    yield "algorithm", differences.reference(run.bindings.get(ALGORITHM, "unknown"))
+    yield "algorithm", differences.name_of(run.bindings.get(ALGORITHM, "unknown"))
     yield "environment", run.environment or "unknown"
     yield "seed", run.seed or "unknown"
 

@@ -13,7 +13,7 @@ import numpy as np
 from alfish.analysis.series import AXIS_WORDS, Series
 from alfish.errors import UsageError, first_line, printable
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
-from alfish.parameters.differences import reference, tail, values
+from alfish.parameters.differences import name_of, reference, tail, values
 from alfish.runs.files import open_regular
 from alfish.training.evaluations.results import scalars_of
 from alfish.writers import COUNTERS
@@ -49,10 +49,11 @@ class RunSource:
     @property
     def environment(self) -> str | None:
         """The id of gymnasium, or the name of the class or function that makes the environment."""
-        made = reference(self.bindings.get("Trainer.environment", ""))
+        default = "@make_environment" if "make_environment.env_id" in self.bindings else ""
+        made = reference(self.bindings.get("Trainer.environment", default))
         names = [f"{name}.env_id" for name in (made, tail(made.rpartition("/")[2], 1))]
         env_id = next((self.bindings[name] for name in names if name in self.bindings), made)
-        return reference(env_id.strip("'\"")).rpartition(":")[2] or None
+        return name_of(env_id.strip("'\"")).rpartition(":")[2] or None
 
     @property
     def metrics(self) -> list[str]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from absl import logging
+
 from alfish import replicas
 from alfish.configuration import locating, messages, reading
 from alfish.configuration.bindings import Reading
@@ -15,6 +17,7 @@ from alfish.configuration.reachability import refuse_unread
 from alfish.errors import UsageError
 from alfish.parameters import checked, description
 from alfish.parameters.description import CONFIG_FILE
+from alfish.parameters.kinds import shown
 from alfish.runs.stop_signals import exit_status
 from alfish.training.policy import Policy
 from alfish.training.trainer import Trainer
@@ -91,7 +94,7 @@ def configured_run(
 @checked
 def train(
     algorithm: str | Callable[..., Any] | None = None,
-    environment: str | Callable[..., Any] | None = None,
+    environment: Any = None,
     *,
     root_dir: str | Path,
     conf: str | None = None,
@@ -116,7 +119,8 @@ def train(
         continue with the configuration of the run, or with this one.
       **settings: parameters of the Trainer by name (`seed=1`), and of other classes with the name of the class
         (`**{"PPO.gamma": 0.98}`). Values are plain values, classes, functions, `functools.partial` of them, and lists
-        and dicts of these. A run with other values trains, but only a Trainer built in Python opens it again.
+        and dicts of these. A run with other values, or with classes of the program itself, trains, but only that
+        program opens it again.
 
     Raises:
       UsageError: a setting does not exist, nothing reads it, or its parameter does not take the value.
@@ -127,6 +131,11 @@ def train(
         raise UsageError(f"on_config_change is {on_config_change!r}; it must be 'stop', 'old' or 'new'")
     if (conf is None) == (algorithm is None) or (conf is not None and isinstance(algorithm, str)):
         raise UsageError('alfish.train takes an algorithm, as in alfish.train("PPO", "CartPole-v1", ...), or a conf')
+    if not (environment is None or isinstance(environment, str) or callable(environment)):
+        raise UsageError(
+            f"alfish.train was given {shown(environment)}; it takes what makes environments: an id, a class, or a "
+            "function as lambda: gymnasium.make('CartPole-v1')"
+        )
     named: dict[str, Any] = {} if algorithm is None or isinstance(algorithm, str) else {"Trainer.algorithm": algorithm}
     named |= {} if environment is None else {"make_environment.env_id": environment}
     named |= {name if "." in name else f"Trainer.{name}": value for name, value in settings.items()}
@@ -141,6 +150,11 @@ def train(
         bindings.append(written.text().rstrip())
         if not written.is_whole:
             objects[name] = value
+        if not written.is_whole or "__main__" in written.modules:
+            logging.warning(
+                "%s is of this program, so that no other one, and no command, can open the run; move it into a module",
+                name,
+            )
     with (
         reading.preserved(),
         process_preserved(),

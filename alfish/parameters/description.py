@@ -5,6 +5,7 @@ part only, so each part has its own scope: `algorithm/alfish.algorithms.PPO.gamm
 is named in a comment, `# part: my_lab.nets:Net`, and registered before the text is parsed.
 """
 
+import contextlib
 import functools
 import inspect
 import math
@@ -77,10 +78,15 @@ def register(module: str, name: str) -> None:
     if not is_part or (part.__module__, part.__qualname__) != (module, name):
         remedy = "; define it in a module of its own, because each program is its own `__main__`"
         raise UsageError(f"there is no class or function {name!r} in {module}{remedy * (module == '__main__')}")
+    selector = f"{module}.{name}"
     if gin_internals.selector_of(part) is None:
-        with gin.unlock_config():
+        # A notebook may have defined it anew, and a module may have been loaded again.
+        with gin.unlock_config(), contextlib.ExitStack() as stack:
+            if selector in _REGISTERED:
+                gin.enter_interactive_mode()
+                stack.callback(gin.exit_interactive_mode)
             gin.external_configurable(part, name=name, module=module)
-        _REGISTERED[f"{module}.{name}"] = module, name
+        _REGISTERED[selector] = module, name
 
 
 def registered() -> list[tuple[str, str]]:

@@ -1,9 +1,13 @@
 """Comparison of configurations as texts, usually without the budget and `stop_at`, because a run may be extended."""
 
+import ast
 import difflib
 import hashlib
+import pprint
 import re
+import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 ENDS = "num_env_steps|num_iterations|num_updates|wall_seconds|stop_at"
 BUDGET_LINE = re.compile(rf"^Trainer\.({ENDS}) = .*$", re.MULTILINE)
@@ -21,7 +25,7 @@ def values(config: str) -> dict[str, str]:
     Macros are replaced by their values.
     """
     found = (BINDING.fullmatch(line) for line in _without_macros(_lines(config)))
-    return {tail(one[1], 2): _sorted_dicts(" ".join(one[2].split())) for one in found if one}
+    return {tail(one[1], 2): _canonical(" ".join(one[2].split())) for one in found if one}
 
 
 def _lines(config: str) -> list[str]:
@@ -48,6 +52,22 @@ def _resolved(value: str, macros: Mapping[str, str], depth: int = 0) -> str:
     return QUOTED_OR_MACRO.sub(replaced, value)
 
 
+def _canonical(value: str) -> str:
+    """Returns one text for equal values: whole floats as ints, lists as tuples, and dicts with sorted entries."""
+    try:
+        return pprint.pformat(_plain(ast.literal_eval(value)), width=sys.maxsize)
+    except (ValueError, SyntaxError):  # it has a reference
+        return _sorted_dicts(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_plain, value))
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _sorted_dicts(text: str) -> str:
     """Returns a line with the entries of dicts sorted."""
     levels: list[tuple[str, list[str]]] = [("", [""])]  # of brackets: the opening one, and the entries
@@ -70,6 +90,11 @@ def _sorted_dicts(text: str) -> str:
 def reference(value: str) -> str:
     """Returns `scope/Name` of a reference such as `@scope/module.Name()`; another value as it is."""
     return tail(value[1:].removesuffix("()"), 1) if value.startswith("@") else value
+
+
+def name_of(value: str) -> str:
+    """Returns the name of what a reference such as `@scope/module.Name()` refers to; another value as it is."""
+    return reference(value).rpartition("/")[2] if value.startswith("@") else value
 
 
 def tail(name: str, length: int) -> str:

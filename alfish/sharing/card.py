@@ -26,7 +26,7 @@ def card(directory: Path, films: Sequence[str], is_whole: bool) -> str:
       is_whole: see `continuing`.
     """
     run = RunSource(directory)
-    algorithm = differences.reference(run.bindings.get(ALGORITHM, "")) or "a policy"
+    algorithm = differences.name_of(run.bindings.get(ALGORITHM, "")) or "a policy"
     environment = run.environment or "an unknown environment"
     returns = read_evaluations(directory)
     title = f"{algorithm} on {environment}"

@@ -60,12 +60,25 @@ def test_a_run_says_its_environment_algorithm_and_seed(make_run):
         ("Trainer.environment = @make_environment\nmake_environment.env_id = 'my.module:Maze-v0'", "Maze-v0"),
         ("Trainer.environment = @a/alfish.make_environment\na/make_environment.env_id = @my.Maze", "Maze"),
         ("Trainer.environment = @my_lab.envs.Columns\nmake_environment.env_id = 'CartPole-v1'", "Columns"),
+        ("make_environment.env_id = 'CartPole-v1'", "CartPole-v1"),
+        ("Trainer.environment = @a/make_environment\na/make_environment.env_id = @b/my.Maze", "Maze"),
         ("Trainer.seed = 0", None),
     ],
 )
 def test_the_environment_is_found_wherever_a_configuration_names_it(tmp_path, text, environment):
     (tmp_path / "config.gin").write_text(f"{text}\n")
     assert RunSource(tmp_path).environment == environment
+
+
+def test_equal_values_have_one_text():
+    texts = ["PPO.gamma = 1\nMLP.layers = [64, 64]\n", "PPO.gamma = 1.0\nMLP.layers = (64, 64.0)\n"]
+    assert differences.values(texts[0]) == differences.values(texts[1])
+    assert differences.values("PPO.gamma = 0.5\nA.b = '1.0'\nA.c = True\n") == {
+        "PPO.gamma": "0.5",
+        "A.b": "'1.0'",
+        "A.c": "True",
+    }
+    assert differences.values("A.b = [@x/Y, 1.0]\n") == {"A.b": "[@x/Y, 1.0]"}
 
 
 def test_modules_are_left_out_of_the_names_of_bindings():

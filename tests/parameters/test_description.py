@@ -5,6 +5,7 @@ import json
 import math
 import os
 import signal
+import sys
 from pathlib import Path
 
 import gin
@@ -63,6 +64,46 @@ def test_a_trainer_of_importable_parts_is_opened_again(tmp_path, capsys):
     assert told["lengths"] == [5, 5] and told["returns"][0] % 2 == 0  # its wrappers are there
     assert main(["record", f"--root_dir={tmp_path}/run", "--num_episodes=1", f"--output={tmp_path}/set"]) == 0
     assert main(["play", f"--root_dir={tmp_path}/run"]) == 0
+
+
+class Redefined(gymnasium.Env):
+    """One state; a notebook may define it again."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+    reward = 1.0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._step = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self._step += 1
+        return np.zeros(2, np.float32), self.reward, False, self._step == 5, {}
+
+
+def test_a_class_that_is_defined_again_is_trained(tmp_path, monkeypatch):
+    again = type("Redefined", (Redefined,), {"reward": 10.0, "__module__": __name__})
+    settings = {"num_env_steps": 100, "unroll_length": 50}
+    alfish.train("PPO", Redefined, root_dir=tmp_path / "one", **settings)
+    monkeypatch.setattr(sys.modules[__name__], "Redefined", again)
+    alfish.train("PPO", again, root_dir=tmp_path / "two", **settings)
+    returns = [
+        (tmp_path / name / "eval" / "evaluation-000000000100.csv").read_text().splitlines()[1].split(",")[2]
+        for name in ("one", "two")
+    ]
+    assert list(map(float, returns)) == [5, 50]
+
+
+def test_what_no_command_can_open_is_told_before_training(tmp_path, caplog):
+    settings = {"num_env_steps": 100, "unroll_length": 50}
+    alfish.train("PPO", lambda: gymnasium.make("CartPole-v1"), root_dir=tmp_path / "run", **settings)
+    assert "make_environment.env_id is of this program, so that no other one" in caplog.text
+
+
+def test_an_environment_in_place_of_what_makes_it_is_named(tmp_path):
+    with pytest.raises(UsageError, match="it takes what makes environments: an id, a class, or a function as lambda"):
+        alfish.train("PPO", gymnasium.make("CartPole-v1"), root_dir=tmp_path / "run")
 
 
 def test_the_command_continues_a_trainer_of_importable_parts(tmp_path, capsys):
