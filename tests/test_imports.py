@@ -215,12 +215,13 @@ def gin_calls(tree):
     "path", [p for p in FILES if "configuration" not in p.relative_to(PACKAGE).parts], ids=module_of
 )
 def test_gin_is_called_in_configuration_only(path):
-    # A worker process is a program of its own: it reads the configuration anew. What a program built is described as
-    # a configuration. Private names of gin are used in one module.
+    # A worker and the process that compiles are programs of their own: they read the configuration anew. What a program
+    # built is described as a configuration. Private names of gin are used in one module.
     assert bool(list(gin_calls(parse(path)))) == (
         module_of(path)
         in (
             "alfish.unrollers.workers.environment_maker",
+            "alfish.compiler.compiling_process",
             "alfish.parameters.description",
             "alfish.parameters.gin_internals",
         )
