@@ -149,10 +149,8 @@ class VectorEnvironment(Environment):
         """Replaces actions by the executed actions in the infos, in the algorithm's units."""
         if "executed_action" not in self.infos:
             return executed
-        given, spoke = (
-            self.infos["executed_action"],
-            np.broadcast_to(self.infos.get("_executed_action", True), self.num_envs),
-        )
+        given = self.infos["executed_action"]
+        spoke = np.broadcast_to(self.infos.get("_executed_action", True), self.num_envs)
         if isinstance(given, np.ndarray) and given.dtype == object:
             spoke = spoke & np.array([one is not None for one in given])
         if not spoke.any():
@@ -161,8 +159,8 @@ class VectorEnvironment(Environment):
         reported = self._units.executed(self._units.from_environment(own_form))
         for (name, leaf), spec in zip(nest.named_leaves(reported, "executed_action"), nest.leaves(self.action_spec)):
             if not isinstance(spec, spaces.Box):  # which is clipped
-                size = spec.nvec if isinstance(spec, spaces.MultiDiscrete) else getattr(spec, "n", 2)
-                size = 2 if isinstance(spec, spaces.MultiBinary) else size
+                counts = spec.nvec if isinstance(spec, spaces.MultiDiscrete) else spec.n
+                size = 2 if isinstance(spec, spaces.MultiBinary) else counts
                 if (((leaf < 0) | (leaf >= size)) & nest.widened(spoke, leaf)).any():
                     raise UsageError(f"{self.name}: the info {name} is no element of the action space {spec}")
 
