@@ -106,7 +106,7 @@ class RunSource:
 
     @property
     def clock_words(self) -> str:
-        """What the clock counts that names evaluations."""
+        """The unit of the step numbers in the names of evaluation files."""
         header, rows = self._metrics
         steps, env_steps = (float(rows[-1][header.index(name)]) if rows else 0.0 for name in ("steps", "env_steps"))
         if not env_steps:

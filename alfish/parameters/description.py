@@ -80,7 +80,7 @@ def register(module: str, name: str) -> None:
         raise UsageError(f"there is no class or function {name!r} in {module}{remedy * (module == '__main__')}")
     selector = f"{module}.{name}"
     if gin_internals.selector_of(part) is None:
-        # A notebook may have defined it anew, and a module may have been loaded again.
+        # The name is taken if a notebook defined the class a second time or a module was reloaded.
         with gin.unlock_config(), contextlib.ExitStack() as stack:
             if selector in _REGISTERED:
                 gin.enter_interactive_mode()

@@ -24,7 +24,7 @@ from alfish.training.evaluations.results import Episodes, Result, Results
 from alfish.training.trainer import Trainer
 
 POLL_SECONDS = 1.0
-# A checkpoint of a run that evaluates itself waits for so long: older versions wrote the row of metrics.csv after it.
+# How long to wait for the row of metrics.csv: older versions wrote it after the checkpoint.
 SETTLE_SECONDS = 1.0
 
 # Identity of a checkpoint's file: a run that continues from an earlier checkpoint writes other ones with equal names.

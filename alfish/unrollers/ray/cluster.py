@@ -100,7 +100,7 @@ class Cluster:
             )
 
     def num_places(self, cpus: float, gpus: float = 0.0) -> int:
-        """Returns how many processes with so many processor cores and GPUs the idle machines of the cluster can run."""
+        """Returns the number of processes that fit on the idle machines, if each takes `cpus` cores and `gpus` GPUs."""
         places = 0
         for node in _nodes().values():
             of_cpus = math.floor(node.get("CPU", 0.0) / cpus)
