@@ -6,8 +6,10 @@ import math
 import pytest
 import torch
 from torch import distributions as reference
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from alfish import nest
+from alfish.compiler.tracer import is_random
 from alfish.distributions import (
     Bernoulli,
     Categorical,
@@ -16,6 +18,7 @@ from alfish.distributions import (
     MultiCategorical,
     SquashedNormal,
     is_distribution,
+    random_subset,
     uniform_kl,
 )
 
@@ -344,3 +347,24 @@ def test_masked_bits_have_their_only_value_and_no_gradient():
         assert torch.allclose(ours, alone, atol=1e-5)
         gradient, expected = (torch.autograd.grad(x.sum(), logits, retain_graph=True)[0] for x in (ours, alone))
         assert torch.allclose(gradient, expected, atol=1e-6) and (gradient[:, [1, 2]] == 0).all()
+
+
+def test_a_random_subset_has_the_same_entries_of_each_tensor():
+    each = [torch.arange(5.0), torch.arange(10.0).view(5, 2)]
+    assert random_subset(each, None) is each
+    found = set()
+    for seed in range(20):
+        torch.manual_seed(seed)
+        small, large = random_subset(each, 2)
+        assert torch.equal(large, each[1][small.long()]) and len(small) == len(small.unique()) == 2
+        found |= set(small.tolist())
+    assert len(found) == 5
+
+
+def test_a_random_subset_on_a_gpu_is_drawn_by_operations_that_a_cuda_graph_records():
+    def drawing(device):
+        graph = make_fx(lambda: random_subset([torch.empty(10, 3, device=device)], 2))().graph
+        return [node.target.overloadpacket.__name__ for node in graph.nodes if is_random(node)]
+
+    assert drawing("cpu") == ["randperm"] and drawing("meta") == ["rand"]
+    assert random_subset([torch.empty(10, 3, device="meta")], 2)[0].shape == (2, 3)

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 import torch
 
 from alfish.data import Experience
+from alfish.distributions import random_subset
 from alfish.networks import Features, TargetNetwork
 from alfish.networks.bodies.batch_norm import Moments
 from alfish.networks.no_target import NoTarget
@@ -51,7 +52,4 @@ class SeparatePasses:
         return self._least([self._target(features.next_critic, each) for each in next_boxes])
 
     def _least(self, each_q: list[torch.Tensor]) -> list[torch.Tensor]:
-        if self._subset is not None:
-            members = torch.randperm(len(each_q[0]), device=each_q[0].device)[: self._subset]
-            each_q = [q[members] for q in each_q]
-        return [self._values.least(q) for q in each_q]
+        return [self._values.least(q) for q in random_subset(each_q, self._subset)]

@@ -15,6 +15,7 @@ from alfish.distributions.categorical import Categorical
 from alfish.distributions.joint import Joint, MultiCategorical, is_distribution, sum_of
 from alfish.distributions.normal import DiagonalNormal
 from alfish.distributions.squashed_normal import SquashedNormal
+from alfish.distributions.subset import random_subset
 from alfish.distributions.uniform_kl import uniform_kl
 
 Distribution: TypeAlias = Categorical | MultiCategorical | Bernoulli | DiagonalNormal | Joint
@@ -28,6 +29,7 @@ __all__ = [
     "MultiCategorical",
     "SquashedNormal",
     "is_distribution",
+    "random_subset",
     "sum_of",
     "uniform_kl",
 ]
