@@ -9,13 +9,14 @@ import dataclasses
 import functools
 import hashlib
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from alfish import nest
-from alfish.compiler import cache, matmul, torch_internals
+from alfish.compiler import cache, draws, matmul, torch_internals
 from alfish.compiler.torch_internals import TorchChanged, storage_id
 from alfish.errors import UsageError, first_line
 from alfish.nest import Nest
@@ -149,6 +150,9 @@ def _built(
     except Exception as error:
         raise NotCompilable(f"{_line_of(error)}: {first_line(error)}") from error
     name = hashlib.sha256(f"{graph.code} {[(x.shape, x.stride(), x.dtype) for x in leaves]}".encode()).hexdigest()
+    # Called from C++, on a CPU, graphs of all algorithms keep their random operations in order.
+    taken = [] if _is_called_from_cpp(leaves) else draws.take_draws(graph)
+    leaves = [*leaves, *(example for each in taken for example in each.examples)]
     # Others that compile the same find it in the cache then.
     try:
         with cache.in_use(), cache.lock(name[:2]):
@@ -158,7 +162,7 @@ def _built(
         _trim_cache()
     except OSError as error:
         raise NotCompilable(f"compiled code cannot be kept: {first_line(error)}") from error
-    return compiled
+    return draws.with_draws(compiled, taken)
 
 
 @functools.cache
@@ -188,8 +192,7 @@ def _compile(graph: torch.fx.GraphModule, leaves: list[torch.Tensor], fake: Any)
     """
     compile_fx, compile_fx_inner = torch_internals.compile_fx, torch_internals.compile_fx_inner
     autograd_config = torch_internals.autograd_config
-    # A small update's kernels take less time than calls of them from Python.
-    wrapped = torch.__version__ >= WRAPPER_FROM_TORCH and all(leaf.device.type == "cpu" for leaf in leaves)
+    wrapped = _is_called_from_cpp(leaves)
     # Intermediate tensors share one pool, because an allocation takes as long as a small loop.
     options = {"fallback_random": True, "size_asserts": False, "cpp_wrapper": wrapped, "memory_planning": wrapped}
     innermost: list[Callable[[list[torch.Tensor]], Any]] = []
@@ -204,13 +207,19 @@ def _compile(graph: torch.fx.GraphModule, leaves: list[torch.Tensor], fake: Any)
         return compiled
 
     try:
-        with torch.no_grad(), context, outer, settings:
+        with torch.no_grad(), context, outer, settings, warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # advice about settings, from torch to its own users
             outermost: Any = compile_fx(graph, leaves, inner_compile=compile_inner)
     except Exception as error:
         raise NotCompilable(f"torch's compiler failed: {first_line(error)}") from error
     # Torch's wrapper of the graph handles inputs and results that share memory, which do not occur here. For each of
     # some twenty tensors it takes as long as a kernel.
     return innermost[0] if len(innermost) == 1 else lambda leaves: outermost(*leaves)
+
+
+def _is_called_from_cpp(leaves: Sequence[torch.Tensor]) -> bool:
+    """Returns whether a graph's kernels are called from C++; calls from Python take longer than a small kernel."""
+    return torch.__version__ >= WRAPPER_FROM_TORCH and all(leaf.device.type == "cpu" for leaf in leaves)
 
 
 def _line_of(error: BaseException) -> str:

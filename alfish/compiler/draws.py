@@ -1,0 +1,114 @@
+"""Random numbers of a graph, drawn before it runs.
+
+Torch's compiler keeps two operations in order if one of them reads the other's result. Random operations do not, so it
+may exchange two of them, and each then draws the other's numbers. Here their results become arguments of the graph,
+drawn in the order of the trace.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from alfish.compiler.tracer import is_random
+
+aten = torch.ops.aten
+READ_A_LAYOUT = {aten.bernoulli.p, aten.rand_like.default, aten.randn_like.default}
+FILL = {aten.bernoulli_.float, aten.exponential_.default, aten.normal_.default, aten.uniform_.default}
+ALLOCATE = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default}
+
+
+class Draw(NamedTuple):
+    """A random operation outside its graph.
+
+    Attributes:
+      examples: what it draws, as tensors without values.
+      draw: draws tensors with the layouts of `examples`.
+    """
+
+    examples: Sequence[torch.Tensor]
+    draw: Callable[[], Sequence[torch.Tensor]]
+
+
+def take_draws(graph: torch.fx.GraphModule) -> list[Draw]:
+    """Replaces the random operations of a graph by further arguments, and returns what draws them, in order.
+
+    Changes nothing, and returns an empty list, if one of them reads a tensor's values, as `multinomial` does.
+
+    Args:
+      graph: of `make_fx`; each node has its value in `meta["val"]`.
+    """
+    nodes = [node for node in graph.graph.nodes if node.op == "call_function" and is_random(node)]
+    draws = [_draw(node) for node in nodes]
+    taken = [draw for draw in draws if draw is not None]
+    if len(taken) < len(draws):
+        return []
+    last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]
+    for number, (node, draw) in enumerate(zip(nodes, taken)):
+        arguments = []
+        for part, example in enumerate(draw.examples):
+            with graph.graph.inserting_after(last):
+                last = graph.graph.placeholder(f"draw_{number}_{part}")
+            last.meta["val"] = example
+            arguments.append(last)
+        _replace(graph.graph, node, arguments)
+    graph.recompile()
+    return taken
+
+
+def with_draws(function: Callable[[list[torch.Tensor]], Any], draws: Sequence[Draw]) -> Callable[..., Any]:
+    """Returns a function of a graph's own arguments, which draws the others; `function` itself without `draws`."""
+    if not draws:
+        return function
+
+    def call(leaves: list[torch.Tensor]) -> Any:
+        drawn = [tensor for each in draws for tensor in each.draw()]
+        arguments = [*leaves, *drawn]
+        leaves.clear()
+        return function(arguments)
+
+    return call
+
+
+def _draw(node: torch.fx.Node) -> Draw | None:
+    """Returns what draws the result of a random node; None: it reads values."""
+    target: Any = node.target
+    value, inputs, arguments, keywords = node.meta["val"], node.all_input_nodes, node.args, node.kwargs
+    if not inputs:
+        return Draw([value], lambda: [target(*arguments, **keywords)])
+    first = inputs[0]
+    if inputs[1:] or arguments[0] is not first:
+        return None
+    layout, rest = first.meta["val"], arguments[1:]
+    shape, strides, kind = layout.shape, layout.stride(), {"dtype": layout.dtype, "device": layout.device}
+
+    def empty() -> torch.Tensor:
+        return torch.empty_strided(shape, strides, **kind)
+
+    fills_new = target in FILL and first.target in ALLOCATE and len(first.users) == 1
+    if fills_new or target in READ_A_LAYOUT:
+        return Draw([value], lambda: [target(empty(), *rest, **keywords)])
+    if target is aten.native_dropout.default and rest[1] is not False:
+        return Draw(value, lambda: target(empty().fill_(1), *rest))
+    return None
+
+
+def _replace(graph: torch.fx.Graph, node: torch.fx.Node, arguments: Sequence[torch.fx.Node]) -> None:
+    """Replaces the results of a random node by arguments of its graph."""
+    inputs = node.all_input_nodes
+    if node.target is aten.native_dropout.default:
+        scale, mask = arguments  # what it makes of ones
+        for part in list(node.users):  # `getitem`
+            replacement = mask
+            if part.args[1] == 0:
+                with graph.inserting_before(part):
+                    replacement = graph.call_function(aten.mul.Tensor, (inputs[0], scale))
+                replacement.meta = dict(part.meta)
+            part.replace_all_uses_with(replacement)
+            graph.erase_node(part)
+    else:
+        node.replace_all_uses_with(arguments[0])
+    graph.erase_node(node)
+    for source in inputs:
+        if source.target in ALLOCATE and not source.users:
+            graph.erase_node(source)
