@@ -17,7 +17,7 @@ from alfish.offline.spaces import spaces_of_checkpoint
 from alfish.parameters import checked
 from alfish.parameters.description import CONFIG_FILE
 from alfish.parameters.devices import device_named
-from alfish.runs import random_state
+from alfish.runs import random_state, subnormals
 from alfish.runs.checkpoints import Checkpoints
 from alfish.specs import action_spec, observation_spec
 from alfish.training.policy import Policy, load_networks, make_networks
@@ -85,10 +85,10 @@ def _configured_as(root_dir: Path, allow_import: Sequence[str]) -> Iterator[None
 
 @contextlib.contextmanager
 def process_preserved() -> Iterator[None]:
-    """Restores random generators and number of threads at the end, because building a Trainer sets both."""
+    """Restores at the end what building a Trainer sets: random generators, threads and how subnormals are taken."""
     num_threads = kernels.num_threads()
     try:
-        with random_state.preserved():
+        with random_state.preserved(), subnormals.preserved():
             yield
     finally:
         kernels.set_num_threads(num_threads)

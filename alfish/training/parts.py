@@ -21,6 +21,7 @@ from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
 from alfish.parameters.devices import device_named
 from alfish.parameters.parts import build
 from alfish.processes import heap
+from alfish.runs.subnormals import flush_subnormals
 from alfish.specs import reward_names
 from alfish.training.clock import Budget
 from alfish.training.evaluator import Evaluator, make_evaluator
@@ -193,12 +194,13 @@ def start_external(algorithm: RLAlgorithm, environment: Environment) -> None:
 
 
 def use_device(name: str, num_threads: int | Literal["auto"]) -> torch.device:
-    """Sets the heap and the number of threads; returns the device of `Trainer.device`.
+    """Sets up this process: heap, subnormal numbers and number of threads; returns the device of `Trainer.device`.
 
     Raises:
       UsageError: there is no such device.
     """
     heap.keep_freed_memory()
+    flush_subnormals()
     kernels.set_num_threads(num_threads)
     device = device_named(name)
     if device.type != "cuda" or not replicas.is_joined():

@@ -35,7 +35,7 @@ from alfish.errors import RunError, UsageError
 from alfish.learner.learner import Learner
 from alfish.metrics import DEFAULT_METRICS, AverageReturn, EnvInfo, EnvironmentSteps
 from alfish.networks import MLP, ActorCritic, Torso
-from alfish.runs import files
+from alfish.runs import files, subnormals
 from alfish.runs.checkpoints import Checkpoints
 from alfish.runs.files import DiskError
 from alfish.schedules import Linear
@@ -752,6 +752,13 @@ def test_settings_that_do_not_fit_are_refused_before_any_step(tmp_path):
 
     with pytest.raises(UsageError, match="OffPolicy is off-policy, and Trainer.batches is EpochBatches"):
         make(tmp_path, algorithm=OffPolicy)
+
+
+def test_a_run_takes_subnormal_numbers_as_zero(tmp_path):
+    with subnormals.preserved():
+        torch.set_flush_denormal(False)
+        make(tmp_path).close()
+        assert subnormals.are_flushed()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -703,6 +703,12 @@ def test_the_traceback_comes_though_environments_do_not_close(made):
     assert time.monotonic() - began < 30
 
 
+def test_workers_take_subnormal_numbers_as_zero(made):
+    unroller = made(functools.partial(make_environment, functools.partial(worker_parts.Flushing, (50,))))
+    reward = unroller.unroll(4).time_step.reward
+    assert reward[1:].eq(1).all()
+
+
 def test_an_image_is_not_written_out_where_its_reward_is_not_finite(made, tmp_path):
     environment = functools.partial(make_environment, functools.partial(worker_parts.Blind, str(tmp_path / "once")))
     unroller = made(environment, SeeingOffPolicy)

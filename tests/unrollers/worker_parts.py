@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from alfish.algorithms.rl_algorithm import RLAlgorithm, UnrollUse
 from alfish.data import AlgStep, LossInfo
 from alfish.environments.toy import Stamped
+from alfish.runs.subnormals import are_flushed
 
 
 class Seeing(RLAlgorithm):
@@ -240,6 +241,14 @@ class NotClosing(Stamped):
     def close(self):
         if os.getpid() != self._home:
             time.sleep(1000)
+
+
+class Flushing(Stamped):
+    """Its reward is 1 where subnormal numbers are taken as 0."""
+
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, float(are_flushed()), *rest
 
 
 class Dozing(Stamped):

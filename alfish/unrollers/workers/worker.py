@@ -43,6 +43,7 @@ from alfish.processes.messages import (
 )
 from alfish.processes.pickling import from_bytes
 from alfish.processes.shared_memory import SharedMemory
+from alfish.runs.subnormals import flush_subnormals
 from alfish.unrollers.nonfinite import nonfinite_rows
 from alfish.unrollers.sync import SyncUnroller
 from alfish.unrollers.workers.environment_maker import EnvironmentMaker
@@ -183,6 +184,7 @@ def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: cont
     faulthandler.register(DUMP_SIGNAL, os.fdopen(fds["stacks"], "w"), all_threads=True, chain=False)
     if setup.cpu is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {setup.cpu})
+    flush_subnormals()  # as the trainer does
     torch.set_num_threads(1)
     random.seed(setup.seed)
     np.random.seed(setup.seed % 2**32)
