@@ -85,7 +85,7 @@ def _configured_as(root_dir: Path, allow_import: Sequence[str]) -> Iterator[None
 
 @contextlib.contextmanager
 def process_preserved() -> Iterator[None]:
-    """Restores at the end what building a Trainer sets: random generators, threads and how subnormals are taken."""
+    """Restores at the end what building a Trainer sets: random generators, threads, subnormal numbers."""
     num_threads = kernels.num_threads()
     try:
         with random_state.preserved(), subnormals.preserved():

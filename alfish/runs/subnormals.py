@@ -11,15 +11,11 @@ import numpy as np
 import torch
 
 
-def flush_subnormals() -> bool:
-    """Makes this thread take subnormal numbers as 0; threads that it starts later do so, too.
-
-    Returns:
-      Whether the processor can do so.
-    """
+def flush_subnormals() -> None:
+    """Makes this thread take subnormal numbers as 0; threads that it starts later do so, too."""
     for kind in (np.float16, np.float32, np.float64):
-        np.finfo(kind)  # numpy keeps it; before 2.4 it would warn if it had to make it later
-    return torch.set_flush_denormal(True)
+        np.finfo(kind)  # numpy keeps the answer; older releases warn if the smallest number is 0 when first asked
+    torch.set_flush_denormal(True)
 
 
 def are_flushed() -> bool:
