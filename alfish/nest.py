@@ -108,7 +108,8 @@ def tensors(nest: Nest, device: torch.device | None = None) -> Nest:
     """Leaves as tensors on a device, see `as_tensor`; None: each where it is."""
     if device is None:
         return map(as_tensor, nest)
-    return map(lambda leaf: as_tensor(leaf).to(device), nest)
+    is_gpu = _is_gpu(device)
+    return map(lambda leaf: as_tensor(leaf).to(device, non_blocking=is_gpu), nest)
 
 
 def arange(count: int, like: Any) -> Any:
@@ -135,7 +136,14 @@ def detach(nest: Nest) -> Nest:
 
 def to(nest: Nest, device: torch.device | str) -> Nest:
     """Moves each leaf to a device."""
-    return map(lambda tensor: tensor.to(device), nest)
+    # CUDA has read pageable memory of the host when the call returns, in any case. A copy that blocks would also wait
+    # until the GPU has done all of its work.
+    is_gpu = _is_gpu(device)
+    return map(lambda tensor: tensor.to(device, non_blocking=is_gpu), nest)
+
+
+def _is_gpu(device: torch.device | str) -> bool:
+    return torch.device(device).type == "cuda"
 
 
 def at(nest: Nest, index: Any) -> Nest:

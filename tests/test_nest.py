@@ -100,3 +100,18 @@ def test_detach_cuts_every_leaf():
 
 def test_to_moves_every_leaf():
     assert all(leaf.device.type == "meta" for leaf in nest.leaves(nest.to(_nest(), "meta")))
+
+
+@pytest.mark.parametrize("move", [nest.to, nest.tensors])
+def test_only_copies_to_a_gpu_do_not_block(move):
+    """A copy from a GPU that does not block may be read before it is complete."""
+    calls = []
+
+    class Leaf(torch.Tensor):
+        def to(self, device, non_blocking=False):
+            calls.append(non_blocking)
+            return self
+
+    move({"a": torch.zeros(1).as_subclass(Leaf)}, torch.device("cuda"))
+    move({"a": torch.zeros(1).as_subclass(Leaf)}, torch.device("cpu"))
+    assert calls == [True, False]

@@ -283,9 +283,7 @@ def observe(transforms: Transforms, buffer: RingBuffer) -> None:
         time_step = buffer.read(column, torch.minimum(position, newest)).time_step
         kind = torch.where(position <= newest, time_step.step_type, StepType.PAD)
         before = transforms.window_state(buffer, column, torch.minimum(position[0], newest))
-        device = next(iter(transforms.buffers()), kind).device
-        rows, state = nest.to((time_step._replace(step_type=kind), before), device)
-        transforms.observe(rows, state, num_seen=0)
+        transforms.observe(time_step._replace(step_type=kind), before, num_seen=0)
 
 
 def _side_by_side(batches: list[Batch]) -> Batch:

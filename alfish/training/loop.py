@@ -286,8 +286,9 @@ class Loop:
     def _observe(self, experience: Experience) -> None:
         """Shows the rows that were trained on to the algorithm and the transforms."""
         algorithm, transforms = self._parts.algorithm, self._parts.transforms
-        experience = without_states(nest.tensors(experience, self._device))
+        experience = without_states(nest.tensors(experience))
         if algorithm.overrides("after_iteration"):
+            experience = nest.to(experience, self._device)
             with torch.no_grad():
                 seen = transforms.transform(experience.time_step, experience.transform_state)
                 algorithm.after_iteration(experience._replace(time_step=seen))

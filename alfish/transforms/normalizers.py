@@ -146,7 +146,7 @@ class RewardNormalizer(Transform):
     https://arxiv.org/abs/2502.15280.
     """
 
-    changes_rewards = in_graphs = True
+    changes_rewards = in_graphs = observes_rewards = True
     largest: torch.Tensor
 
     def __init__(
@@ -188,13 +188,14 @@ class RewardNormalizer(Transform):
             so_far[:, columns] = reverse_scan(decay[:, columns].flip(0), increment[:, columns].flip(0)).flip(0)
             returns[env_id[columns]] = so_far[-1, columns]
         self._return = returns
-        self._moments.update(so_far.flatten(0, 1), arrives.reshape(-1), self._epsilon)
+        rows, mask = nest.to((so_far.flatten(0, 1), arrives.reshape(-1)), self._moments.mean.device)
+        self._moments.update(rows, mask, self._epsilon)
         # Where all rewards were 0, the scale would be 1 / sqrt(epsilon), and the first reward very large.
         self._moments.scale.masked_fill_(self._moments.squares == 0, 1.0)
         if self._largest_return is not None:
             found = torch.where(nest.widened(arrives, so_far), so_far.abs(), 0).amax((0, 1))
             found = torch.tensor(replicas.gather(*found.reshape(-1).tolist())).amax(0).reshape(found.shape)
-            self.largest.copy_(torch.maximum(self.largest, found.to(self.largest)))
+            self.largest.copy_(torch.maximum(self.largest, nest.to(found.double(), self.largest.device)))
             bound = self._largest_return / self.largest  # infinite before the first reward
             self._moments.scale.copy_(torch.minimum(self._moments.scale.double(), bound))
 

@@ -43,6 +43,8 @@ class Transform(nn.Module):
       shows_rewards: True if observations have the reward of arriving at their row.
       in_graphs: True if a compiled update can compute it: each row from that row alone, by operations of torch, and
         from no tensors but its buffers.
+      observes_rewards: True if `observe` reads step types, rewards and environment ids only. These may then be on the
+        host while the statistics are on a GPU.
       encodes: True if it defines `encode`, and nothing else: observations change once, when their row arrives.
       source: part of another run that its `encoder` is read from when a run is new; None: there is none.
     """
@@ -51,6 +53,7 @@ class Transform(nn.Module):
     changes_rewards = False
     shows_rewards = False
     in_graphs = False
+    observes_rewards = False
     encodes = False
     source: str | None = None
 
@@ -196,12 +199,19 @@ class Transforms(nn.Module):
 
     @torch.no_grad()
     def observe(self, time_step: TimeStep, state: Nest, num_seen: int) -> None:
-        """Updates all statistics with raw rows `[T, B]`; the first `num_seen` rows do not count again."""
+        """Updates all statistics with raw rows `[T, B]`, from any device; the first `num_seen` do not count again."""
+        device = next(self.buffers(), time_step.step_type).device
+        raw: TimeStep | None = time_step  # None once rewards have changed
         for transform, before in zip(self.others, state or (), strict=True):
-            # The next transform observes rows made with the statistics from before this update.
-            after = transform.transform(time_step, before)
-            transform.observe(nest.at(time_step, slice(num_seen, None)))
-            time_step = after
+            if transform.observes_rewards and raw is not None:
+                seen = raw  # on a GPU, each number of them that is read would wait for the updates
+            else:
+                seen = time_step = nest.to(time_step, device)
+            if transform is not self.others[-1]:
+                # The next transform observes rows made with the statistics from before this update.
+                time_step = transform.transform(*nest.to((time_step, before), device))
+                raw = None if transform.changes_rewards else raw
+            transform.observe(nest.at(seen, slice(num_seen, None)))
 
     def _checked(self, found: Any, transform: Transform) -> TimeStep:
         """Returns a transform's result; raises UsageError if it is no time step, or does not fit the spec."""

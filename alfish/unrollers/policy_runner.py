@@ -63,7 +63,7 @@ class PolicyRunner:
     @torch.no_grad()
     def random_action(self, time_step: TimeStep, transform_state: Nest) -> Nest:
         """Returns the algorithm's `random_action` for B rows, tensors on its device."""
-        seen, _ = self._transforms(*nest.map(self._here, (time_step, transform_state)))
+        seen, _ = self._transforms(*nest.tensors((time_step, transform_state), self._device))
         algorithm = self._algorithm
         action = algorithm.random_action(seen)
         if not self._has_looked_at_random:
@@ -99,7 +99,7 @@ class PolicyRunner:
     def _act(
         self, time_step: TimeStep, transform_state: Nest, state: Nest, initial_state: Nest
     ) -> tuple[AlgStep, Nest]:
-        time_step, transform_state, state = nest.map(self._here, (time_step, transform_state, state))
+        time_step, transform_state, state = nest.tensors((time_step, transform_state, state), self._device)
         if not self._has_looked:
             return self._look(time_step, transform_state, state, initial_state)
         return self._policy(time_step, transform_state, state, initial_state)
@@ -125,9 +125,6 @@ class PolicyRunner:
     ) -> tuple[AlgStep, Nest]:
         seen, transform_state = self._transforms(time_step, transform_state)
         return self._algorithm.rollout_step(seen, reset_state(state, initial_state, seen.step_type)), transform_state
-
-    def _here(self, leaf: Any) -> torch.Tensor:
-        return as_tensor(leaf).to(self._device)
 
     def _translate(self, row: tuple) -> None:
         if not self._has_looked:

@@ -15,7 +15,7 @@ from alfish.data import AlgStep, Experience, StepType, TimeStep
 from alfish.environments import Environment
 from alfish.errors import UsageError
 from alfish.metrics.rows import own_info
-from alfish.nest import Nest, as_array, as_tensor
+from alfish.nest import Nest, as_array
 from alfish.parameters import NonNegativeInt, Rate, checked
 from alfish.runs.timer import Timer
 from alfish.transforms import Transforms
@@ -120,7 +120,7 @@ class SyncUnroller(Unroller):
         self._tell_progress()
         state, transform_state = self._state, self._transform_state
         if state is not None:
-            step_type = as_tensor(self.time_step.step_type).to(self._device)
+            step_type = nest.tensors(self.time_step.step_type, self._device)
             with torch.no_grad():
                 state = reset_state(nest.tensors(state), self._initial_state, step_type)
         unroll = self._unroll_uneven if self.environment.uneven else self._unroll_aligned

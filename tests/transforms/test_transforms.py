@@ -230,6 +230,26 @@ class TestRewardNormalizer:
         torch.testing.assert_close(moved._return, straight._return)
         torch.testing.assert_close(moved._moments.state_dict(), straight._moments.state_dict())
 
+    @pytest.mark.slow
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
+    @pytest.mark.parametrize("num_rewards", [None, 2])
+    def test_rows_on_the_host_change_statistics_on_a_gpu_without_waiting_for_it(self, num_rewards):
+        reward = torch.randn((40, 3) if num_rewards is None else (40, 3, num_rewards))
+        rows = _rows(step_type=_random_step_types(40, 3), reward=reward)
+        states = []
+        for device in ("cpu", "cuda"):
+            factories = [ObservationNormalizer, lambda *given: RewardNormalizer(*given, largest_return=5.0)]
+            transforms = Transforms(factories, VECTOR, specs.reward_spec(num_rewards)).to(device)
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                for part in (nest.at(rows, slice(20)), nest.at(rows, slice(20, None))):
+                    transforms.observe(part, transforms.initial_state(3), 0)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            states.append(transforms.cpu().state_dict())
+        torch.testing.assert_close(*states)
+
     def test_environments_that_are_not_there_keep_theirs(self):
         normalizer = RewardNormalizer(VECTOR, SCALAR, gamma=0.5)
         normalizer.observe(_rows(reward=torch.tensor([[8.0, 4.0, 2.0]])))
