@@ -25,7 +25,7 @@ from alfish.batches import Minibatches
 from alfish.compiler.inductor import NotCompilable
 from alfish.compiler.torch_internals import TorchChanged
 from alfish.data import Batch
-from alfish.errors import RunError, UsageError
+from alfish.errors import UsageError
 from alfish.learner import compile_plan
 from alfish.learner.compiled_later import CompiledLater
 from alfish.learner.compiled_updates import CompiledUpdates
@@ -174,8 +174,11 @@ class Learner:
           made no update.
 
         Raises:
-          RunError: `max_nonfinite_updates` consecutive updates were not finite.
+          RunError: `max_nonfinite_updates` consecutive updates were not finite. On a GPU a call that does not summarize
+            leaves its own updates to the next call.
         """
+        if not self._plain.on_cpu:  # after the updates it would wait for them
+            self._plain.check_skips(self._max_nonfinite_updates, self.updates)
         progress = float(self._progress)
         self._learning_rate = {name: float(schedule(progress)) for name, schedule in self._learning_rates.items()}
         before = self.updates
@@ -309,12 +312,8 @@ class Learner:
         return record.priority
 
     def _finish(self, summarize: bool) -> dict[str, float]:
-        num_skipped = self._plain.num_consecutive_skips()
-        if num_skipped >= self._max_nonfinite_updates:
-            raise RunError(
-                f"loss or gradient was not finite in {num_skipped} consecutive updates, up to update "
-                f"{self.updates}; lower Learner.learning_rate, set Learner.max_grad_norm, or scale the rewards"
-            )
+        if summarize or self._plain.on_cpu:
+            self._plain.check_skips(self._max_nonfinite_updates, self.updates)
         if not summarize:
             return {}
         result = self._means.take()

@@ -17,7 +17,7 @@ from alfish.algorithms.contract import check_loss_info, losses_error, return_err
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Minibatches, take
 from alfish.data import AlgStep, Batch, LossInfo
-from alfish.errors import UsageError
+from alfish.errors import RunError, UsageError
 from alfish.learner.groups import Group, claimed_parameters, unit_rows_of
 from alfish.learner.optimizers import Optimizer
 from alfish.learner.parts import split
@@ -155,6 +155,15 @@ class Updates:
     def num_consecutive_skips(self) -> int:
         """Returns `consecutive_skips` as a number; waits for the device."""
         return int(self._consecutive_skips)
+
+    def check_skips(self, limit: int, num_updates: int) -> None:
+        """Raises RunError if `limit` consecutive updates up to the last of `num_updates` were not finite; it waits."""
+        num_skipped = int(self._consecutive_skips)
+        if num_skipped >= limit:
+            raise RunError(
+                f"loss or gradient was not finite in {num_skipped} consecutive updates, up to update "
+                f"{num_updates}; lower Learner.learning_rate, set Learner.max_grad_norm, or scale the rewards"
+            )
 
     def means(self, batch: Batch) -> tuple[Means, LossInfo]:
         """Returns the means of this learner's batch, and what calc_loss returned."""

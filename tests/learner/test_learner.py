@@ -346,6 +346,16 @@ class TestNonFinite:
         with pytest.raises(RunError, match=r"not finite in 3 consecutive updates.*learning_rate"):
             learner.train([_chunk([1])])
 
+    def test_on_a_gpu_the_next_call_or_a_summary_ends_the_run(self):
+        """Reading the count waits for the GPU, which has nothing to do before the updates of a call."""
+        learner = Learner(self._poisoned(set(range(10))), max_nonfinite_updates=3)
+        learner._plain.on_cpu = False
+        learner.train([_chunk([1])] * 3, summarize=False)
+        with pytest.raises(RunError, match="3 consecutive updates, up to update 3"):
+            learner.train([_chunk([1])], summarize=False)
+        with pytest.raises(RunError, match="3 consecutive updates, up to update 3"):
+            learner.unreported()
+
     def test_a_good_one_between_starts_the_count_anew(self):
         learner = Learner(self._poisoned({0, 1, 3, 4, 6, 7}), max_nonfinite_updates=3)
         for _ in range(9):
