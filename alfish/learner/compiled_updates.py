@@ -86,13 +86,14 @@ class CompiledUpdates:
             coefficients += optimizer.coefficients(learning_rate[name])
         self._numbers[:] = coefficients
         result = self._run(graph, [self._here(self._coefficients), *at], total)
-        if result["stop"] is not None and bool(result["stop"]):
-            return None
+        if result["stop"] is not None:
+            if result["stop"]:
+                return None
+            plain.project(graph.trained)
         if not plain.on_cpu or not plain.num_consecutive_skips():  # on a CPU, Adam does not count a skipped step
             for name in graph.trained:
                 for part, _ in plain.groups[name].parts:
                     self._optimizers[part].count()
-        plain.project(graph.trained)
         return UpdateStats(graph.trained, result["total"], result["extra"], result["priority"])
 
     def request(self, chunk: Minibatches, index: Nest) -> None:
@@ -178,7 +179,10 @@ class CompiledUpdates:
         rows = self._rows
 
         def call(given: list[torch.Tensor]) -> Nest:
-            return graph.function.call_flat([*self._leaves, *given, *rows])
+            result = graph.function.call_flat([*self._leaves, *given, *rows])
+            if result["stop"] is None:  # so that it is recorded, too
+                self._plain.project(graph.trained)
+            return result
 
         if graph.recorded is None:
             if not self._records or graph.num_calls <= CALLS_BEFORE_RECORDING:

@@ -63,8 +63,7 @@ class TargetNetwork(nn.Module):
         else:
             torch._foreach_lerp_(self._target_tensors, self._online_tensors, self._rate)
         if self._has_buffers:
-            for buffer, other in zip(self.network.buffers(), online.buffers()):
-                buffer.copy_(other)
+            torch._foreach_copy_(list(self.network.buffers()), list(online.buffers()))
 
     def _cache_parameters(self, online: nn.Module) -> None:
         """Caches the parameters of both networks, as one vector each if they are contiguous in memory."""

@@ -45,6 +45,7 @@ from alfish.learner.compiled_updates import CALLS_BEFORE_RECORDING
 from alfish.learner.learner import Learner
 from alfish.learner.optimizers import Adam, RMSprop, TorchOptimizer
 from alfish.networks import GRU, LSTM, MLP, ActorCritic, CriticEnsemble, PredictiveCritic, QNetwork, Torso
+from alfish.networks.bodies.unit_rows import UnitLinear
 from alfish.replay import Prioritized, RingView, Uniform
 from alfish.schedules import Linear, Steps
 from alfish.training.trainer import Trainer
@@ -904,6 +905,21 @@ def test_a_stop_amid_a_chunk_ends_the_iteration(interpreted):
     for algorithm, learner, *_ in (alone, plain, made):
         assert algorithm.count == learner.updates == 8 + 2 + 8
         assert learner.state_dict()["num_applied"] == learner.state_dict()["optimizers"]["all"]["num_steps"] == 18
+
+
+@pytest.mark.parametrize("may_stop", [False, True])
+def test_weights_of_fixed_norm_are_scaled_after_compiled_updates(may_stop, interpreted):
+    def hook(self, loss, experience):
+        return LossInfo(loss, stop=0 * loss if may_stop else None)
+
+    algorithm = Regression(hook)
+    algorithm.linear = UnitLinear(1, 1)
+    algorithm.linear.project()
+    learner = Learner(algorithm, compile=True, learning_rate=0.05)
+    before = algorithm.linear.bias.item()
+    learner.train(columns_of(num_updates=4))
+    assert learner.updates == 4 and algorithm.linear.bias.item() != before
+    assert abs(algorithm.linear.weight.item()) == 1
 
 
 def test_what_is_not_finite_in_one_minibatch_skips_that_alone(interpreted):
