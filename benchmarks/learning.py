@@ -124,7 +124,7 @@ GOALS = [
     Goal("droq_halfcheetah", (0, 1), 5330, False, settings=IN_BFLOAT16),
     Goal("tqc_bipedalwalker", (0,), 300, False, settings=COMPILED),
     Goal("redq_halfcheetah", (0,), 5650, False, settings=IN_BFLOAT16),
-    Goal("xqc_halfcheetah", (0,), 6580, False, settings=IN_BFLOAT16),
+    Goal("xqc_halfcheetah", (0, 1, 2), 6580, False, settings=IN_BFLOAT16),
     Goal("tqc_pendulum", (0, 1, 2, 3, 4), -155, True),
     Goal("droq_pendulum", (0, 1, 2, 3, 4), -200, True),
     Goal("redq_pendulum", (0, 1, 2, 3, 4), -200, True),
