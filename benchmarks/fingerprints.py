@@ -43,7 +43,7 @@ SUMS = "fingerprint.json"
 NUM_STEPS = 2000
 MOST_UPDATES = 4000  # from replay
 # Networks that take long; `xqc_hopper` and `redq_pendulum` make 4000 updates of the same kinds.
-FEWER_UPDATES = {"xqc_halfcheetah": 400, "redq_halfcheetah": 2000}
+FEWER_UPDATES = {"flashsac_halfcheetah": 400, "xqc_halfcheetah": 400, "redq_halfcheetah": 2000}
 WARMUP = 200
 NUM_EPISODES = 20  # of a data set
 EPISODE_LENGTH = 50

@@ -119,6 +119,7 @@ GOALS = [
     Goal("xqc_pendulum", (0, 1, 2, 3, 4), -155, True),
     Goal("xqc_hopper", (0, 1, 2), 2059, False, settings=IN_BFLOAT16),
     Goal("flashsac_pendulum", (0, 1, 2, 3, 4), -155, True),
+    Goal("flashsac_halfcheetah", (0, 1), 9550, False, settings=IN_BFLOAT16),
     Goal("flashsac_small_halfcheetah", (0, 1, 2), 8000, False, settings=IN_BFLOAT16),
     Goal("tqc_halfcheetah", (0, 1, 2), 4500, False, settings=IN_BFLOAT16),
     Goal("droq_halfcheetah", (0, 1), 5330, False, settings=IN_BFLOAT16),
