@@ -157,7 +157,7 @@ class Updates:
         return int(self._consecutive_skips)
 
     def check_skips(self, limit: int, num_updates: int) -> None:
-        """Raises RunError if `limit` consecutive updates up to the last of `num_updates` were not finite; it waits."""
+        """Raises RunError if the last `limit` of `num_updates` updates were not finite; waits for the device."""
         num_skipped = int(self._consecutive_skips)
         if num_skipped >= limit:
             raise RunError(
