@@ -8,8 +8,8 @@ The action is a nest of Box leaves and at most one Discrete leaf (`networks.hybr
 the critics, which have one output for each Discrete choice. Each of the two kinds has its own temperature. REDQ (Chen
 et al., 2021), DroQ and RLPD are settings: ensemble size, target subset, layer norm, dropout. Row 0 of a window trains.
 
-Differences from the papers: a truncated episode bootstraps from its true final observation; the temperature's loss is
-linear in log alpha; n-step returns without Retrace leave out the entropies of the rows in between.
+Differences from the papers: a truncated episode bootstraps from its true final observation; `Temperatures.linear_in` is
+'log_alpha'; n-step returns without Retrace leave out the entropies of the rows in between.
 """
 
 from collections.abc import Callable

@@ -4,6 +4,7 @@ import functools
 import itertools
 import math
 
+import gin
 import numpy as np
 import pytest
 import torch
@@ -272,9 +273,11 @@ def test_each_groups_gradient_is_that_of_its_own_loss(name):
                 assert torch.equal(moved[0][key], moved[1 + index][key])
 
 
+@pytest.mark.parametrize("linear_in, slope", [("log_alpha", 1.0), ("alpha", 0.2)])
 @pytest.mark.parametrize("name", ACTIONS)
-def test_the_temperatures_loss_is_detached_from_the_policy_and_pulls_to_the_target_entropy(name):
-    sac, experience = make(ACTIONS[name]), rows(ACTIONS[name])
+def test_the_temperatures_loss_is_detached_from_the_policy_and_pulls_to_the_target_entropy(name, linear_in, slope):
+    gin.bind_parameter("Temperatures.linear_in", linear_in)
+    sac, experience = make(ACTIONS[name], initial_alpha=0.2), rows(ACTIONS[name])
     info, loss_info = learn(sac, experience)
     groups = {group: list(parameters) for group, parameters in sac.parameter_groups().items()}
 
@@ -291,7 +294,7 @@ def test_the_temperatures_loss_is_detached_from_the_policy_and_pulls_to_the_targ
     target_entropy = {"box": {"box": -2.0, "nested": -3.0}.get(name), "discrete": 0.5 * math.log(3)}
     assert set(sac.temperatures.log_alpha) == set(info.entropies) == {"nested": {"box", "discrete"}}.get(name, {name})
     for kind, gradient in zip(sac.temperatures.log_alpha, gradients("alpha", "alpha")):
-        expected = (info.entropies[kind] - target_entropy[kind]).sum().detach()
+        expected = slope * (info.entropies[kind] - target_entropy[kind]).sum().detach()
         torch.testing.assert_close(gradient, expected)
 
 

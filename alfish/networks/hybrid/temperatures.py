@@ -1,16 +1,20 @@
 """Temperatures of soft policies: the weight of a policy's entropy beside its rewards."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
+import gin
 import torch
 from torch import nn
 
 from alfish.distributions import sum_of
 from alfish.networks.hybrid import HybridSpace
+from alfish.parameters import FiniteFloat, PositiveFloat, UnitInterval, checked
 from alfish.values import Scalar
 
 
+@gin.configurable(module="alfish.networks", allowlist=["linear_in"])
+@checked
 class Temperatures(nn.Module):
     """One temperature alpha for each part of an action, Box and Discrete.
 
@@ -20,16 +24,25 @@ class Temperatures(nn.Module):
       learned: whether temperatures move so that the policy's entropies reach their targets.
       box_target: target entropy of the Box part, in nats; None: minus the number of its entries.
       discrete_fraction: target entropy of the Discrete part, in [0, 1] of the maximum.
+      linear_in: the loss is linear in 'alpha', as in the paper, or in 'log_alpha'. With 'alpha' its gradient is in
+        proportion to alpha, and Adam divides by the root mean square of earlier gradients, so alpha rises faster and
+        falls more slowly.
 
     Attributes:
       log_alpha: 0-d parameters, by part.
     """
 
     def __init__(
-        self, space: HybridSpace, initial: float, learned: bool, box_target: float | None, discrete_fraction: float
+        self,
+        space: HybridSpace,
+        initial: PositiveFloat,
+        learned: bool,
+        box_target: FiniteFloat | None,
+        discrete_fraction: UnitInterval,
+        linear_in: Literal["alpha", "log_alpha"] = "log_alpha",
     ):
         super().__init__()
-        self.learned, self._num_choices = learned, space.num_choices
+        self.learned, self._in_log, self._num_choices = learned, linear_in == "log_alpha", space.num_choices
         self._targets: dict[str, Any] = space.target_entropies(box_target, discrete_fraction)
         logs = {kind: torch.tensor(math.log(initial)) for kind in self._targets}
         self.log_alpha = nn.ParameterDict({kind: nn.Parameter(log, learned) for kind, log in logs.items()})
@@ -48,7 +61,7 @@ class Temperatures(nn.Module):
         return value
 
     def loss(self, entropies: dict[str, torch.Tensor], mask: torch.Tensor | None) -> torch.Tensor:
-        """Returns the loss of the temperatures, `[...]`, which is linear in log alpha.
+        """Returns the loss of the temperatures, `[...]`: alpha or its logarithm times (entropy - target entropy).
 
         Args:
           entropies: `[...]` of each part.
@@ -58,7 +71,8 @@ class Temperatures(nn.Module):
         if mask is not None:
             maximum = mask.sum(-1).clamp(min=1).log() / math.log(self._num_choices)
             targets = targets | {"discrete": targets["discrete"] * maximum}
-        return sum_of(self.log_alpha[kind] * (entropy - targets[kind]).detach() for kind, entropy in entropies.items())
+        weights = {kind: log if self._in_log else log.exp() for kind, log in self.log_alpha.items()}
+        return sum_of(weights[kind] * (entropy - targets[kind]).detach() for kind, entropy in entropies.items())
 
     def shown(self, entropies: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Returns temperatures, and the entropies that there are, for summaries."""
