@@ -23,9 +23,12 @@ from alfish.compiler.torch_internals import TorchChanged
 from alfish.errors import first_line
 
 PRECISIONS = ("float32", "bfloat16")
-# Multiply-adds of the smallest product for which bfloat16 is faster, conversions included. Products of first and last
-# layers are smaller and keep float32.
+# Multiply-adds of the smallest product for which bfloat16 is faster, conversions included.
 LARGE_PRODUCT = 1 << 23
+# A product with fewer rows, inner numbers or columns keeps float32. Those of first and last layers are as narrow, and
+# cost little. The logits of a categorical critic (`Bins`) need the precision: once they fit their targets, the gradient
+# is the small rest, which rounding this one layer changes by a third (docs/performance.md).
+NARROW = 128
 # Vector instructions with which `matmul.cpp` was measured; with others torch's kernels may be faster.
 MEASURED: tuple[str, ...] = ("AVX2", "AVX512")
 OLDEST_TORCH = "2.10"  # the first with the stable C++ interface that `matmul.cpp` uses
@@ -73,7 +76,8 @@ def rewrite_products(graph: GraphModule, precision: str, has_kernel: bool) -> No
             return call(aten.sum.dim_IntList, (call(aten.mul.Tensor, (a, row)), [-1], True))
         if left.dtype != torch.float32:
             return None
-        if precision == "float32" or num_rows * inner * num_columns < LARGE_PRODUCT:
+        is_small = num_rows * inner * num_columns < LARGE_PRODUCT or min(num_rows, inner, num_columns) < NARROW
+        if precision == "float32" or is_small:
             return call(torch.ops.alfish.product.default, (a, b)) if has_kernel else None
         if has_kernel and has_bfloat16_products():
             return call(torch.ops.alfish.bfloat16_product.default, (in_bfloat16(a), in_bfloat16(b)))

@@ -214,7 +214,9 @@ class CompiledUpdates:
         arguments = self._tensors, self._here(self._coefficients), index, source
         function = CompiledFunction(self._update, arguments, self._precision)
         self._log(f"Compiled the update of {name} in {time.perf_counter() - began:.1f} s")
-        if self._precision == "bfloat16" and self._plain.on_cpu and matmul.bfloat16_cost() > SLOWER:
+        if self._precision == "bfloat16" and not self._plain.on_cpu:
+            self._log("Products keep float32: Learner.precision = 'bfloat16' has no effect on a GPU")
+        elif self._precision == "bfloat16" and matmul.bfloat16_cost() > SLOWER:
             self._log(
                 f"On this processor a large product takes {matmul.bfloat16_cost():.1f} times as long in bfloat16 as in "
                 "float32; Learner.precision = 'float32' is faster"

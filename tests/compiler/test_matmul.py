@@ -97,6 +97,18 @@ def test_a_large_product_is_in_bfloat16_if_asked(name, has_kernel, monkeypatch):
 
 
 @kernel
+@pytest.mark.parametrize("sizes", [(101, 300, 400), (300, 101, 400), (300, 400, 101)])
+def test_narrow_products_keep_float32(sizes):
+    """As those of the logits of 101 bins, forward and backward."""
+    rows, inner, columns = sizes
+    torch.manual_seed(0)
+    a, b = torch.randn(rows, inner), torch.randn(inner, columns)
+    targets, function = graph_of(lambda given: given[0] @ given[1], (a, b), "bfloat16")
+    assert count(targets, OWN) == 1 and not count(targets, "_to_copy")
+    torch.testing.assert_close(function((a, b)), a @ b, rtol=1e-4, atol=1e-4)
+
+
+@kernel
 def test_processors_with_bfloat16_products_use_them():
     """Else these tests would pass without the kernel that its own check found wrong."""
     pairs = torch.backends.cpu.get_cpu_capability() == "AVX512" and torch.cpu._is_avx512_bf16_supported()

@@ -841,6 +841,16 @@ def test_it_is_said_where_bfloat16_is_the_slower_one(interpreted, monkeypatch, p
     assert any("takes 1.8 times as long in bfloat16" in line for line in lines) == says
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_it_is_said_that_a_gpu_does_not_use_bfloat16(interpreted, monkeypatch, precision):
+    learner, lines = Learner(make("ppo"), compile=True, precision=precision), []
+    learner.log = lines.append
+    monkeypatch.setattr(learner._plain, "on_cpu", False)
+    learner.train(chunks_of("ppo", 10))
+    says = [line for line in lines if "Learner.precision = 'bfloat16' has no effect on a GPU" in line]
+    assert len(says) == (precision == "bfloat16")
+
+
 def test_each_number_of_columns_has_a_graph_of_its_own(interpreted):
     """Of one chunk's layout: 4 of its 12 columns, 6 of them, all of them."""
 
@@ -1062,6 +1072,7 @@ def test_operands_of_products_are_stored_once(precision, num_stored, monkeypatch
     if precision == "bfloat16" and not matmul.has_bfloat16_products():
         pytest.skip("oneDNN's products are stored as well")
     monkeypatch.setattr(matmul, "LARGE_PRODUCT", 64**3)
+    monkeypatch.setattr(matmul, "NARROW", 64)
 
     def function(given):
         a, b, w = given
