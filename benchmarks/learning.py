@@ -153,8 +153,8 @@ IMITATION = [
     _offline("bc_pendulum", "expert-10", -141.3 / 0.8, every_seed=False),
     _offline("bc_halfcheetah", "expert-10", 0.8 * 7321, every_seed=False),
 ]
-# What prioritized replay, longer returns, hindsight, memory, masks and asymmetric critics are worth, and what bfloat16
-# costs.
+# What prioritized replay, longer returns, hindsight, memory, masks, asymmetric critics and the temperature's loss are
+# worth, and what bfloat16 costs.
 ABLATIONS = [
     Goal(
         "dqn_lunarlander",
@@ -208,6 +208,14 @@ ABLATIONS = [
     Goal("rnd_mountaincar", (0, 1, 2, 3, 4), -180, True, settings=("RND.coef = 0.0",), variant="without-bonus"),
     _bfloat16("sac_halfcheetah", 4500),
     _bfloat16("td3_halfcheetah", 4500),
+    Goal(
+        "flashsac_halfcheetah",
+        (0, 1),
+        9550,
+        False,
+        settings=(*IN_BFLOAT16, "Temperatures.linear_in = 'log_alpha'"),
+        variant="log-alpha",
+    ),
 ]
 
 

@@ -27,7 +27,7 @@ PRECISIONS = ("float32", "bfloat16")
 LARGE_PRODUCT = 1 << 23
 # A product with fewer rows, inner numbers or columns keeps float32. Those of first and last layers are as narrow, and
 # cost little. The logits of a categorical critic (`Bins`) need the precision: once they fit their targets, the gradient
-# is the small rest, which rounding this one layer changes by a third (docs/performance.md).
+# is the small rest, which rounding this one layer changes by half (docs/performance.md).
 NARROW = 128
 # Vector instructions with which `matmul.cpp` was measured; with others torch's kernels may be faster.
 MEASURED: tuple[str, ...] = ("AVX2", "AVX512")
