@@ -22,8 +22,6 @@ from alfish.compiler import matmul
 from alfish.configuration import reading
 from alfish.configuration.runs import configured_trainer
 
-aten = torch.ops.aten
-
 
 class Rounded(TorchDispatchMode):
     """Rounds large products to bfloat16.
