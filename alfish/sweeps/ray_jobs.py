@@ -102,6 +102,9 @@ class RayJobs:
         except (ray.exceptions.TaskCancelledError, ray.exceptions.WorkerCrashedError, KeyboardInterrupt):
             return STOPPED if was_stopped else -signal.SIGKILL
         except ray.exceptions.RayTaskError as error:
+            # A worker that was started with SIGINT ignored, as by `&` in a script, fails when it is cancelled.
+            if was_stopped:
+                return STOPPED
             raise RunError(f"the run in {directory} could not be started: {first_line(error.cause)}") from error
 
 

@@ -15,6 +15,9 @@ from ray_cluster import nodes  # noqa: E402, F401
 from test_kills import ACTIVATION, RATE, assert_nothing_is_left, members, sweep, whole  # noqa: E402
 from test_population_kills import assert_equal  # noqa: E402
 
+from alfish.errors import RunError  # noqa: E402
+from alfish.sweeps import ray_jobs  # noqa: E402
+
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("nodes")]
 FLAGS = ("--sampler=random", "--trials=2", "--jobs=2", RATE, ACTIVATION)
 
@@ -32,6 +35,12 @@ def until(condition, process, directory):
 
 def parent(pid):
     return int((Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def ended(jobs):
+    while not (found := jobs.wait(60)):
+        pass
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +91,32 @@ def test_a_signal_ends_the_runs_of_ray_with_their_checkpoints_and_those_that_wai
     process = sweep(toy, directory, "--ray", *FLAGS, "--jobs=5", "--trials=5", "--cpus_per_run=4")
     until(lambda: list(directory.glob("000/eval/*")) and list(directory.glob("001/eval/*")), process, directory)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(120) == 143
+    assert process.wait(120) == 143, directory.with_suffix(".log").read_text()
     assert_nothing_is_left(directory)
     assert all(list((directory / name).glob("checkpoints/*.pt")) for name in ("000", "001"))
     assert not list(directory.glob("*/done")) and not list(directory.glob("*/stop"))
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_task_that_fails_was_stopped_if_it_was_asked_to(nodes, tmp_path, monkeypatch, is_stopped):  # noqa: F811
+    def fails(directory, arguments):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        (Path(directory) / "begun").touch()
+        while is_stopped and not (Path(directory) / ray_jobs.STOP).exists():
+            time.sleep(0.02)
+        raise TypeError("SIGINT is ignored")
+
+    monkeypatch.setattr(ray_jobs, "train", fails)
+    jobs = ray_jobs.RayJobs(1)
+    jobs.start(tmp_path, [])
+    try:
+        if is_stopped:
+            while not (tmp_path / "begun").exists():
+                time.sleep(0.02)
+            jobs.stop(tmp_path)
+            assert ended(jobs) == [(tmp_path, ray_jobs.STOPPED)]
+        else:
+            with pytest.raises(RunError, match="could not be started: SIGINT is ignored"):
+                ended(jobs)
+    finally:
+        jobs.close()
