@@ -15,6 +15,41 @@ from alfish.parameters import gin_internals
 
 # For required parameters that no shipped conf binds.
 REMEDIES = {"OfflineBuffer.sources": "name the data, as in OfflineBuffer.sources = ['alfish:DIR'] (docs/offline.md)"}
+# Parameters by their names in stable-baselines3, CleanRL and common speech; docs/from_*.md have all differences.
+NAMES_ELSEWHERE = {
+    "activation_fn": "activation",
+    "buffer_size": "capacity",
+    "clip_coef": "clip_range",
+    "clip_range_vf": "value_clip_range",
+    "ent_coef": "entropy_coef",
+    "epochs": "num_epochs",
+    "exploration_noise": "noise_std",
+    "gae_lambda": "lambda_",
+    "gradient_steps": "updates_per_env_step",
+    "hidden_sizes": "layers",
+    "learning_starts": "warmup_env_steps",
+    "log_std_init": "initial_log_std",
+    "lr": "learning_rate",
+    "n_envs": "num_envs",
+    "n_epochs": "num_epochs",
+    "n_steps": "unroll_length",
+    "net_arch": "layers",
+    "noise_clip": "smoothing_clip",
+    "num_minibatches": "minibatch_size",
+    "num_steps": "unroll_length",
+    "policy_delay": "actor_period",
+    "policy_frequency": "actor_period",
+    "policy_noise": "smoothing_std",
+    "target_entropy": "box_target_entropy",
+    "target_network_frequency": "target_period",
+    "target_update_interval": "target_period",
+    "tau": "target_rate",
+    "total_timesteps": "num_env_steps",
+    "train_freq": "updates_per_env_step",
+    "train_frequency": "updates_per_env_step",
+    "update_epochs": "num_epochs",
+    "vf_coef": "value_coef",
+}
 # Exceptions of gin's parser.
 PARSING_ERRORS = (
     *(AttributeError, KeyError, NameError, OSError, SyntaxError, TypeError, ValueError),
@@ -91,14 +126,15 @@ def close_names(name: str, names: Iterable[str]) -> str:
 
 
 def parameter_meant(name: str) -> str:
-    """Returns a hint at parameters with this name, or with a close one; parameters of configured classes come first."""
+    """Returns a hint at parameters of this name or meaning, or of a close name; configured classes come first."""
     configured = {selector for _, selector in gin_internals.bindings()}
     found: dict[str, list[str]] = {}
     known = sorted(gin_internals.configurables().items(), key=lambda item: item[0] not in configured)
     for selector, configurable in known:
         for parameter in inspect.signature(configurable).parameters:
             found.setdefault(parameter, []).append(f"{selector.rpartition('.')[2]}.{parameter}")
-    close = [name] if name in found else difflib.get_close_matches(name, list(found), 1)
+    same = NAMES_ELSEWHERE.get(name, name)
+    close = [same] if same in found else difflib.get_close_matches(name, list(found), 1)
     return f"; did you mean {' or '.join(found[close[0]][:3])}?" if close else "; remove it"
 
 
@@ -147,7 +183,7 @@ def _suggestion(error: Exception) -> str:
     parameter = re.search(r"Configurable '([\w.]+)' doesn't have a parameter named '(\w+)'", str(error))
     if parameter:
         others = (inspect.signature(one).parameters for one in gin_internals.configurables().values())
-        if any(parameter[2] in names for names in others):
+        if parameter[2] in NAMES_ELSEWHERE or any(parameter[2] in names for names in others):
             return parameter_meant(parameter[2])
         return close_names(parameter[2], list(inspect.signature(gin.get_configurable(parameter[1])).parameters))
     return ""

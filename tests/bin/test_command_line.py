@@ -4,6 +4,7 @@ import contextlib
 import errno
 import functools
 import importlib
+import inspect
 import json
 import math
 import os
@@ -25,12 +26,13 @@ import alfish
 from alfish.__main__ import SUBCOMMANDS, main, module_of
 from alfish.algorithms.ppo import PPO
 from alfish.configuration import locating, reachability, reading
+from alfish.configuration.messages import NAMES_ELSEWHERE
 from alfish.configuration.opening import open_run
 from alfish.environments import make_environment
 from alfish.environments.sequential import SequentialVectorEnv
 from alfish.errors import UsageError
 from alfish.networks import ActorCritic, CriticEnsemble, Torso
-from alfish.parameters import differences
+from alfish.parameters import differences, gin_internals
 from alfish.training.evaluator import Evaluation
 from alfish.training.trainer import Trainer
 
@@ -485,9 +487,19 @@ def test_a_conf_without_its_flag_is_shown_with_it(refused):
     ("PPO.learning_rate=1e-3", "named 'learning_rate'; did you mean Learner.learning_rate?"),
     ("Trainer.num_envs=4", "named 'num_envs'; did you mean make_environment.num_envs or Evaluate.num_envs"),
     ("Trainer.gamma=0.9", "named 'gamma'; did you mean PPO.gamma or "),
+    ("PPO.lr=1e-3", "named 'lr'; did you mean Learner.learning_rate?"),
+    ("lr=1e-3", "%lr; did you mean Learner.learning_rate?"),
+    ("Trainer.total_timesteps=100", "named 'total_timesteps'; did you mean Trainer.num_env_steps?"),
 ])  # fmt: skip
 def test_a_parameter_of_another_class_is_found_there(refused, tmp_path, parameter, words):
     assert words in refused(*train(tmp_path / "run", *TINY, parameter))
+
+
+def test_names_elsewhere_are_of_parameters_that_exist_and_of_none_here():
+    for name in ("dqn", "sac", "td3"):
+        importlib.import_module(f"alfish.algorithms.{name}")
+    known = {name for one in gin_internals.configurables().values() for name in inspect.signature(one).parameters}
+    assert set(NAMES_ELSEWHERE.values()) <= known and not known & set(NAMES_ELSEWHERE)
 
 
 def test_unknown_subcommands_are_refused_and_the_known_shown(capsys):
