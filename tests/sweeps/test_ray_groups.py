@@ -112,7 +112,7 @@ def test_a_task_that_fails_was_stopped_if_it_was_asked_to(nodes, tmp_path, monke
     try:
         if is_stopped:
             while not (tmp_path / "begun").exists():
-                time.sleep(0.02)
+                assert not jobs.wait(0.1)
             jobs.stop(tmp_path)
             assert ended(jobs) == [(tmp_path, ray_jobs.STOPPED)]
         else:
