@@ -2,8 +2,8 @@
 
   alfish check-env --env_id=CartPole-v1
   alfish check-env --env_id=my_package.my_module:MyEnv-v0 --env_kwargs="{'difficulty': 2}"
-  alfish check-env --env_id=@my_package.my_module.MyEnv     # a class, or a function that makes an environment
-  alfish check-env --env_id=MiniGrid-Empty-8x8-v0 --wrappers=minigrid.wrappers:ImgObsWrapper
+  alfish check-env --env_id=my_package.my_module:MyEnv      # a class, or a function that makes an environment
+  alfish check-env --env_id=minigrid:MiniGrid-Empty-8x8-v0 --wrappers=minigrid.wrappers:ImgObsWrapper
   alfish check-env --gin_file=my_task.gin                   # the environment that its make_environment makes
   alfish check-env --env_id=Taxi-v3 --gin_param="make_environment.action_mask = 'info:action_mask'"
 
@@ -13,6 +13,7 @@ and any exception. A registered environment without a time limit gets a note.
 """
 
 import ast
+import contextlib
 import importlib
 import pkgutil
 import traceback
@@ -36,7 +37,7 @@ FLAGS = flags.FlagValues()
 flags.DEFINE_string(
     "env_id",
     None,
-    "Id of gymnasium (CartPole-v1, my_module:MyEnv-v0), or class (@my_module.MyEnv).",
+    "Id of gymnasium (CartPole-v1, my_module:MyEnv-v0), or class (my_module:MyEnv).",
     flag_values=FLAGS,
 )
 flags.DEFINE_string(
@@ -96,10 +97,21 @@ def _make(flag_values: flags.FlagValues) -> Environment:
         given["env_kwargs"] = _dict(flag_values.env_kwargs)
     if flag_values.wrappers:
         given["wrappers"] = [_named(wrapper, "--wrappers") for wrapper in flag_values.wrappers]
-    with reading.preserved():
+    with reading.preserved(), _named_by_flag("env_id" in given):
         found = reading.read(flag_values.gin_file, bindings)
         with messages.complete(found):
             return make_environment(**given, num_envs=2, evaluation=True)
+
+
+@contextlib.contextmanager
+def _named_by_flag(is_flag: bool) -> Iterator[None]:
+    """Names the flag in place of the parameter in messages, if the id is that of the flag."""
+    try:
+        yield
+    except UsageError as error:
+        if not is_flag:
+            raise
+        raise UsageError(str(error).replace("make_environment.env_id", "--env_id")) from error
 
 
 def _dict(text: str) -> dict[str, Any]:

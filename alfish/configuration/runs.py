@@ -112,7 +112,7 @@ def train(
     Args:
       algorithm: the name of a shipped algorithm, whose base conf is read ("PPO": ppo.gin), or a class or factory as
         for `Trainer.algorithm`.
-      environment: as for `make_environment.env_id`: an id of gymnasium, or a class.
+      environment: as for `make_environment.env_id`: an id of gymnasium, a class, or its name (`my_module:MyEnv`).
       root_dir: of the run; created if needed. An existing run is continued.
       conf: a gin file, or the name of a shipped conf, instead of the name of an algorithm.
       on_config_change: action if the run in `root_dir` has another configuration: 'stop' raises; 'old' and 'new'

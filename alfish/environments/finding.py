@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from alfish.environments import suites
 from alfish.environments.environment import Environment
 from alfish.environments.vector import VectorEnvironment
 from alfish.errors import UsageError
@@ -28,10 +30,7 @@ EXTRA_OF_PREFIX = {"ALE/": "atari"}
 
 
 def make_single(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
-    """Returns a registered environment."""
-    _check_exists(env_id)
-    if ":" in str(kwargs.get("env_id")):  # ids like GymV26Environment-v0 make gym's environments
-        imports.admit(kwargs["env_id"].partition(":")[0], "make_environment.env_kwargs")
+    """Returns a registered environment, whose module `resolved` has imported."""
     try:
         return gymnasium.make(env_id, disable_env_checker=True, **kwargs)
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError, ImportError) as error:
@@ -45,7 +44,6 @@ def make_vector_class(env_id: Any, num_envs: int, kwargs: Mapping[str, Any]) -> 
             f"make_environment.vectorization 'vector_entry_point' takes an id, and env_id is {name_of(env_id)}; take "
             "'sync', or a callable with an argument num_envs that makes a VectorEnv"
         )
-    _check_exists(env_id)
     if gymnasium.spec(env_id).vector_entry_point is None:
         raise UsageError(f"{env_id} has no class of its own for vectorization 'vector_entry_point'; take 'sync'")
     with named_kwargs(env_id, kwargs):
@@ -106,28 +104,48 @@ def name_of(env_id: str | Callable[..., Any]) -> str:
     return made if isinstance(made, str) else getattr(made, "__name__", type(made).__name__)
 
 
-def _check_exists(env_id: str) -> None:
-    imported, module = None, ""
-    if ":" in env_id:
-        module, _, name = env_id.partition(":")
+def resolved(env_id: str, kwargs: Mapping[str, Any]) -> str | Callable[..., Any]:
+    """Imports the module that an id names; returns the id, or the class or function that `my_module:MyEnv` names.
+
+    Args:
+      env_id: the id.
+      kwargs: arguments of the constructor.
+
+    Raises:
+      UsageError: there is no such module, id, class or function (the message says what to write instead), an extra is
+        missing, or the policy in force forbids the import.
+    """
+    if ":" in str(kwargs.get("env_id")):  # ids like GymV26Environment-v0 make gym's environments
+        imports.admit(kwargs["env_id"].partition(":")[0], "make_environment.env_kwargs")
+    module, _, name = env_id.rpartition(":")
+    imported = None
+    if module:
         if module in EXTRA_OF_MODULE and importlib.util.find_spec(module) is None:
             raise _missing_extra(env_id, ImportError(module))
-        env_id = name
+        suites.check_installed(module, env_id)
         imported = imports.import_named(module, "make_environment.env_id")
     for prefix, extra in EXTRA_OF_PREFIX.items():
-        if env_id.startswith(prefix):
-            module = {"atari": "ale_py"}[extra]
-            if importlib.util.find_spec(module) is None:
-                raise UsageError(f"{env_id} needs the extra {extra!r}: pip install 'alfish[{extra}]'")
-            gymnasium.register_envs(importlib.import_module(module))
+        if name.startswith(prefix):
+            of_prefix = {"atari": "ale_py"}[extra]
+            if importlib.util.find_spec(of_prefix) is None:
+                raise UsageError(f"{name} needs the extra {extra!r}: pip install 'alfish[{extra}]'")
+            gymnasium.register_envs(importlib.import_module(of_prefix))
     try:
-        gymnasium.spec(env_id)
+        gymnasium.spec(name)
+        return env_id
     except gymnasium.error.Error as error:
-        close = difflib.get_close_matches(env_id, list(gymnasium.registry), 3, 0.5)
-        hint = f"; close ones are {', '.join(close)}" if close else ""
-        if callable(getattr(imported, env_id, None)):
-            hint = f"; {module}.{env_id} is a class or function, so write @{module}.{env_id} without quotes in gin"
-        raise UsageError(f"make_environment.env_id: there is no environment {env_id!r}{hint}") from error
+        made = getattr(imported, name, None)
+        if callable(made):
+            if not (inspect.isclass(made) and issubclass(made, (gymnasium.Env, VectorEnv))):
+                imports.admit_functions(module, "make_environment.env_id")
+            return made
+        sentence = f"make_environment.env_id: there is no environment {name!r}"
+        if imported is None:
+            raise UsageError(f"{sentence}{suites.cure(name, gymnasium.registry)}") from error
+        raise UsageError(
+            f"{sentence} after the import of {module}, nor a class or function of that name in it"
+            f"{suites.close_ids(name, gymnasium.registry)}"
+        ) from error
 
 
 def _missing_extra(env_id: str, error: Exception) -> UsageError:

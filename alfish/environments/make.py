@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from alfish import specs
 from alfish.environments import rendering
 from alfish.environments.environment import Environment
-from alfish.environments.finding import make_envpool, make_single, make_vector_class, name_of, named_kwargs
+from alfish.environments.finding import make_envpool, make_single, make_vector_class, name_of, named_kwargs, resolved
 from alfish.environments.masks import MaskedObservation
 from alfish.environments.objectives import VectorRewards, declared
 from alfish.environments.sequential import SequentialVectorEnv, refuse_breach
@@ -46,8 +46,8 @@ def make_environment(
     """Builds environments that step together.
 
     Args:
-      env_id: a gymnasium id (`CartPole-v1`, `my_module:MyEnv-v0`), or a callable that returns a gymnasium Env, or one
-        with an argument `num_envs` that returns a VectorEnv, numpy or torch.
+      env_id: a gymnasium id (`CartPole-v1`, `my_module:MyEnv-v0`), or a callable or its name (`my_module:MyEnv`) that
+        returns a gymnasium Env, or a VectorEnv, numpy or torch, if it has an argument `num_envs`.
       num_envs: B.
       vectorization: 'sync' steps in this process, in one loop where that gives the same numbers (CartPole), else one by
         one; 'async' steps the same episodes in a process each (pays above about 50 us per step); 'vector_entry_point'
@@ -67,14 +67,16 @@ def make_environment(
         `environments.objectives`; vector classes: names. None: the environment's own reward, a number or a vector.
 
     Raises:
-      UsageError: the id does not exist (the message has close matches), an extra is missing, or a space cannot be
-        learned from.
+      UsageError: the id does not exist (the message says what to write instead), an extra is missing, or a space cannot
+        be learned from.
     """
     if render_mode:
         rendering.prepare()
     if not all(isinstance(name, str) for name in env_kwargs or ()):
         raise UsageError(f"make_environment.env_kwargs is {env_kwargs!r}; its keys are names of arguments, in quotes")
     kwargs = dict(env_kwargs or {}) | ({"render_mode": render_mode} if render_mode else {})
+    if isinstance(env_id, str) and vectorization != "envpool":
+        env_id = resolved(env_id, kwargs)
     seeds = spawn_seeds(seed, num_envs)
     is_vector = callable(env_id) and "num_envs" in parameter_names(env_id)
     if (wrappers or training_wrappers) and (is_vector or vectorization in ("vector_entry_point", "envpool")):

@@ -1026,7 +1026,8 @@ def test_check_env_takes_classes_settings_wrappers_and_gin_files(tmp_path, monke
         status = main(["check-env", "--num_steps=50", *arguments])
         return status, capsys.readouterr().out
 
-    task = "--env_id=@bad_tasks.Task"
+    assert checked("--env_id=@bad_tasks.Task") == checked("--env_id=bad_tasks:Task")
+    task = "--env_id=bad_tasks:Task"
     status, words = checked(task)
     assert status == 1
     assert "outside its space: observation.b[1, 1] is 2.5, outside [-1.0, 1.0] (and 1 more)\n" in words
@@ -1072,7 +1073,8 @@ def test_check_env_has_nothing_to_say_of_the_same_one_without_its_faults(tmp_pat
 
 
 def test_check_env_refuses_a_misspelt_id(refused):
-    assert "close ones are" in refused("check-env", "--env_id=CartPol-v1")
+    words = refused("check-env", "--env_id=CartPol-v1")
+    assert "--env_id: there is no environment 'CartPol-v1'; close ones are CartPole-v1, CartPole-v0" in words
 
 
 # Where things are found.

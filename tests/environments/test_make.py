@@ -174,15 +174,58 @@ def test_a_misspelt_id_shows_close_ones():
         make_environment("CartPol-v1", vectorization="vector_entry_point")
 
 
-def test_a_class_in_the_place_of_a_registered_id_is_written_as_a_reference():
-    words = (
-        "there is no environment 'Bandit'; alfish.environments.toy.Bandit is a class .* write @alfish.*Bandit without"
+@pytest.mark.parametrize("name", ["Task", "made"])
+def test_a_class_or_function_may_be_named_as_text(tmp_path, monkeypatch, name):
+    (tmp_path / "task_of_tests.py").write_text(
+        "from alfish.environments.toy import OneState as Task\n\n\ndef made(length):\n    return Task(length)\n"
     )
+    monkeypatch.syspath_prepend(tmp_path)
+    for vectorization in ("sync", "async"):
+        kwargs = {"length": 1}
+        environment = make_environment(f"task_of_tests:{name}", vectorization=vectorization, env_kwargs=kwargs)
+        environment.reset()
+        assert environment.name == ("OneState" if name == "Task" else "made")
+        assert environment.step(np.zeros(1, np.int64)).step_type.item() == 2
+        environment.close()
+
+
+def test_text_that_names_a_vector_class_makes_a_vector_environment():
+    environment = make_environment("alfish.environments.toy:TensorPointMass", num_envs=3)
+    assert environment.num_envs == 3 and isinstance(environment.env, TensorPointMass)
+
+
+def test_a_configuration_of_another_person_names_no_function_as_an_environment():
+    with imports.restricted(()):
+        assert make_environment("gymnasium.envs.classic_control:CartPoleEnv").name == "CartPoleEnv"
+        with pytest.raises(UsageError, match="make_environment.env_id calls a function of 'os', which is not part of"):
+            make_environment("os:system", env_kwargs={"command": "true"})
+
+
+@pytest.mark.parametrize(
+    "env_id, words",
+    [
+        ("Docking-v0", "'Docking-v0'; if your module registers it, write 'my_module:Docking-v0'"),
+        ("HalfCheetah-v9", "'HalfCheetah-v9'; close ones are HalfCheetah-v5, HalfCheetah-v4; if your module"),
+        ("MiniGrid-Empty-5x5-v0", r"write 'minigrid:MiniGrid-Empty-5x5-v0' \(pip install minigrid\)"),
+        ("VizdoomBasic-v1", r"write 'vizdoom.gymnasium_wrapper:VizdoomBasic-v1' \(pip install vizdoom\)"),
+        ("PongNoFrameskip-v4", "this game is now 'ALE/Pong-v5'"),
+        ("SpaceInvaders-v0", "this game is now 'ALE/SpaceInvaders-v5'"),
+        ("procgen:procgen-coinrun-v0", "imports 'procgen', which is not installed"),
+        ("procgen-coinrun-v0", "procgen knows only the old gym"),
+        ("my_lab.tasks.Reach", "a class or function of a module is written 'my_lab.tasks:Reach'"),
+        ("minigrid:MiniGrid-Empty-5x5-v0", "needs minigrid: pip install minigrid"),
+        ("alfish.environments.toy:Bandits", "after the import of alfish.environments.toy, nor a class or function"),
+    ],
+)
+def test_an_unknown_id_is_answered_with_what_to_write(monkeypatch, env_id, words):
+    found = importlib.util.find_spec
+    absent = ("minigrid", "vizdoom")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in absent else found(name, *rest))
     with pytest.raises(UsageError, match=words):
-        make_environment("alfish.environments.toy:Bandit")
+        make_environment(env_id)
 
 
-def test_an_id_that_resembles_nothing_is_refused_too():
+def test_an_id_that_resembles_nothing_is_refused_without_close_ones():
     with pytest.raises(UsageError, match="there is no environment 'qqqqqqqqqqqq'(?!; close)"):
         make_environment("qqqqqqqqqqqq")
 

@@ -1,0 +1,114 @@
+"""Ids of other packages: the modules that register them, and what to write for an id that gymnasium does not have."""
+
+import difflib
+import importlib.util
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from alfish.errors import UsageError
+
+
+class Suite(NamedTuple):
+    """A package that registers environments.
+
+    Attributes:
+      ids: regular expression of the beginning of its ids.
+      module: name of the module that registers them.
+      package: what pip installs.
+    """
+
+    ids: str
+    module: str
+    package: str
+
+
+SUITES = (
+    Suite("(MiniGrid|BabyAI)-", "minigrid", "minigrid"),
+    Suite(
+        "(Fetch|HandReach|HandManipulate|AntMaze_|PointMaze_|AdroitHand|FrankaKitchen)",
+        "gymnasium_robotics",
+        "gymnasium-robotics",
+    ),
+    Suite(
+        "(highway|merge|roundabout|parking|intersection|racetrack|two-way|u-turn|exit|lane-keeping)-",
+        "highway_env",
+        "highway-env",
+    ),
+    Suite("MiniHack-", "minihack", "minihack"),
+    Suite("NetHack", "nle", "nle"),
+    Suite("MiniWorld-", "miniworld", "miniworld"),
+    Suite("Vizdoom", "vizdoom.gymnasium_wrapper", "vizdoom"),
+    Suite("FlappyBird", "flappy_bird_gymnasium", "flappy-bird-gymnasium"),
+    Suite("PyFlyt/", "PyFlyt.gym_envs", "PyFlyt"),
+    Suite("Meta-World/", "metaworld", "metaworld"),
+    Suite("dm_control/", "shimmy", "'shimmy[dm-control]'"),
+    Suite("bsuite/", "shimmy", "'shimmy[bsuite]'"),
+    Suite("Panda(Reach|Push|Slide|PickAndPlace|Stack|Flip)", "panda_gym", "panda-gym"),
+    Suite(r"\w+Bullet(Env)?-", "pybullet_envs_gymnasium", "pybullet-envs-gymnasium"),
+    Suite("tetris_gymnasium/", "tetris_gymnasium.envs", "tetris-gymnasium"),
+    Suite("(stocks|forex)-", "gym_anytrading", "gym-anytrading"),
+    Suite("mo-", "mo_gymnasium", "'alfish[mo]'"),
+)
+# Games by their ids of old gym, from which the ids of gymnasium took the name only.
+OLD_ATARI = re.compile(
+    r"([A-Z]\w+?)(?:NoFrameskip-v[04]|Deterministic-v[04])|"
+    r"(Pong|Breakout|SpaceInvaders|Seaquest|Qbert|BeamRider|Enduro|MsPacman|MontezumaRevenge|Freeway)-v[0-5]",
+)
+PROCGEN = re.compile("procgen[-_/:]", re.IGNORECASE)
+
+
+def check_installed(module: str, written: str) -> None:
+    """Raises UsageError if a known package, whose module an id names, is not installed.
+
+    Args:
+      module: name of the module.
+      written: the id as the user wrote it.
+    """
+    for suite in SUITES:
+        if suite.module == module and not _is_installed(module):
+            raise UsageError(f"{written} needs {_package(module)}: pip install {suite.package}")
+
+
+def cure(env_id: str, registered: Iterable[str]) -> str:
+    """Returns what to write in place of an id that gymnasium does not have, as the end of a sentence.
+
+    Args:
+      env_id: the id, without a module.
+      registered: the ids that gymnasium has.
+    """
+    for suite in SUITES:
+        if re.match(suite.ids, env_id):
+            install = "" if _is_installed(suite.module) else f" (pip install {suite.package})"
+            return f"; write '{suite.module}:{env_id}'{install}"
+    if game := OLD_ATARI.fullmatch(env_id):
+        return f"; this game is now 'ALE/{game[1] or game[2]}-v5'"
+    if PROCGEN.match(env_id):
+        return "; procgen knows only the old gym, and EnvPool has its games: https://envpool.readthedocs.io"
+    if named := re.fullmatch(r"([A-Za-z_][\w.]*)\.([A-Za-z_]\w*)", env_id):
+        return f"; a class or function of a module is written '{named[1]}:{named[2]}'"
+    return f"{close_ids(env_id, registered)}; if your module registers it, write 'my_module:{env_id}'"
+
+
+def close_ids(env_id: str, registered: Iterable[str]) -> str:
+    """Returns '; close ones are ...' with ids that differ by a few letters or by the version, or ''."""
+    by_name: dict[str, list[str]] = {}
+    for known in sorted(registered, reverse=True):  # newest versions first
+        by_name.setdefault(_name(known), []).append(known)
+    close = difflib.get_close_matches(_name(env_id), by_name, 2, 0.8)
+    ids = [known for name in close for known in by_name[name][:2]]
+    return f"; close ones are {', '.join(ids)}" if ids else ""
+
+
+def _name(env_id: str) -> str:
+    """Returns an id in small letters, without its version."""
+    return re.sub(r"-v\d+$", "", env_id).lower()
+
+
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(_package(module)) is not None
+
+
+def _package(module: str) -> str:
+    """Returns the name of the package that holds a module."""
+    return module.partition(".")[0]
