@@ -29,6 +29,15 @@ def no_gin_configuration():
     gin.clear_config()  # also unlocks it
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory):
+    """Tests record what they train apart from the user's runs; so do the processes that they start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.delenv("ALFISH_ALLOW_IMPORT", raising=False)
+        yield
+
+
 @pytest.fixture
 def interpreted():
     """Runs graphs operation by operation in place of compiling them."""

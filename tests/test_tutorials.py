@@ -41,7 +41,7 @@ def test_an_environment_of_ones_own_is_checked_trained_in_and_evaluated(tmp_path
     assert main(["check-env", "--gin_file=examples/reach.gin"]) == 0
     assert re.search(r"^PPO +yes$", capsys.readouterr().out, re.MULTILINE)
     assert train(tmp_path, "examples/reach.gin", *FEW) == 0
-    assert main(["evaluate", f"--root_dir={tmp_path / 'run'}", "--num_episodes=2", "--allow_import=examples"]) == 0
+    assert main(["evaluate", f"--root_dir={tmp_path / 'run'}", "--num_episodes=2"]) == 0
 
 
 def test_a_network_of_ones_own_is_trained(tmp_path, monkeypatch):

@@ -28,8 +28,8 @@ from alfish import replicas
 from alfish.bin import shared_flags
 from alfish.configuration.directory import run_directory
 from alfish.errors import RunError, UsageError
-from alfish.parameters import imports
 from alfish.parameters.description import CONFIG_FILE
+from alfish.runs import trust
 from alfish.runs.files import DiskError
 from alfish.runs.stop_signals import exit_status
 
@@ -82,7 +82,7 @@ def main(flag_values: flags.FlagValues) -> int:
 
     with contextlib.ExitStack() as stack:
         if not flag_values.gin_file:  # else the user names what is trusted
-            stack.enter_context(imports.restricted(flag_values.allow_import))
+            stack.enter_context(trust.restricted(Path(files[0]), flag_values.allow_import))
         trainer = stack.enter_context(
             configured_run(
                 root_dir,

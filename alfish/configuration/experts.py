@@ -35,7 +35,8 @@ def saved_policy(
       leaves: paths of the observation's leaves that the expert sees, joined in this order if they are several; None:
         the whole observation.
       allow_import: modules that the expert's configuration may import beside alfish's own and those imported already.
-        In the configuration of a saved run it has no effect: there the modules that opened that run are allowed.
+        In the configuration of another person's run it has no effect: there the modules that opened that run are
+        allowed.
 
     Raises:
       UsageError: there is no such run or checkpoint, or its configuration imports another module.

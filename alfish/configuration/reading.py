@@ -15,6 +15,7 @@ from alfish.errors import UsageError
 from alfish.parameters import description, differences, gin_internals, imports
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
 from alfish.parameters.gin_internals import Key
+from alfish.runs import trust
 
 
 def read(files: Sequence[str], bindings: Sequence[str]) -> Reading:
@@ -53,14 +54,15 @@ def saved(path: Path, allow_import: Sequence[str] = ()) -> Iterator[Reading]:
     """Parses the configuration that a run saved. It may come from another person, so it is not trusted.
 
     In the context the configuration may import modules of alfish, modules that this process has imported already, and
-    those in `allow_import`. The same holds for the parts built from it: `make_environment.env_id` imports, too.
+    those in `allow_import`; also those that it names, if this user has trained it on this machine. The same holds for
+    the parts built from it: `make_environment.env_id` imports, too.
 
     Raises:
       UsageError: it names another module, registers names dynamically, includes a file, or is not gin.
     """
     gin.clear_config()
     _register()
-    with imports.restricted(allow_import):
+    with trust.restricted(path, allow_import):
         reader = _Reader([path])
         with gin_internals.preferring("alfish"):  # gin wrote names as short as they were unique then
             reader.read_file(path)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from alfish.errors import UsageError, first_line
 
@@ -35,32 +36,67 @@ PART_PACKAGES = (
     *("alfish.schedules", "alfish.transforms", "torch.nn", "torch.optim", "gymnasium.wrappers"),
 )
 
-# Modules that may be imported besides alfish's own. None allows all, because the user wrote the configuration.
-_ALLOWED: ContextVar[tuple[str, ...] | None] = ContextVar("allowed", default=None)
+# Environment variable with names of modules, separated by commas, that saved configurations may import.
+VARIABLE = "ALFISH_ALLOW_IMPORT"
+
+
+class Policy(NamedTuple):
+    """What the saved configuration in force may import besides alfish's own modules.
+
+    Attributes:
+      allowed: names of modules that the user allows.
+      own: names of modules that it may import because this user has trained it; None: this user has not.
+      remark: reason why trained configurations are not recorded; '' if they are.
+    """
+
+    allowed: tuple[str, ...]
+    own: tuple[str, ...] | None
+    remark: str
+
+    def admits(self, module: str, others: Sequence[str]) -> bool:
+        """Returns True if a module is in an allowed package, in one of the configuration, or in one of `others`."""
+        return _is_in(module, (*others, *self.allowed, *(self.own or ())))
+
+
+# None: any module may be imported, because the user wrote the configuration.
+_POLICY: ContextVar[Policy | None] = ContextVar("policy", default=None)
 
 
 @contextlib.contextmanager
-def restricted(allowed: Sequence[str]) -> Iterator[None]:
+def restricted(allowed: Sequence[str], own: Sequence[str] | None = None, remark: str = "") -> Iterator[None]:
     """Restricts imports by configurations to alfish, modules imported already, and allowed modules.
+
+    Modules that the environment variable ALFISH_ALLOW_IMPORT names are allowed too.
 
     Args:
       allowed: names of modules or packages, or one name. A package allows its submodules.
+      own: see `Policy`.
+      remark: see `Policy`.
     """
-    token = _ALLOWED.set((allowed,) if isinstance(allowed, str) else tuple(allowed))
+    everywhere = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
+    named = (allowed,) if isinstance(allowed, str) else tuple(allowed)
+    token = _POLICY.set(Policy((*named, *everywhere), None if own is None else tuple(own), remark))
     try:
         yield
     finally:
-        _ALLOWED.reset(token)
+        _POLICY.reset(token)
 
 
 def is_restricted() -> bool:
-    """Returns True if another person may have written the configuration in force."""
-    return _ALLOWED.get() is not None
+    """Returns True if a saved configuration is in force, which another person may have written."""
+    return _POLICY.get() is not None
+
+
+def is_own() -> bool:
+    """Returns True if this user wrote the configuration in force, or has trained it on this machine."""
+    policy = _POLICY.get()
+    return policy is None or policy.own is not None
 
 
 def allowed() -> tuple[str, ...] | None:
-    """Returns the modules that `restricted` allows; None: the configuration in force may import any."""
-    return _ALLOWED.get()
+    """Returns the modules that the user allows; None: the configuration in force is the user's own."""
+    policy = _POLICY.get()
+    return None if policy is None or policy.own is not None else policy.allowed
 
 
 def admit(module: str, where: str) -> None:
@@ -73,8 +109,8 @@ def admit(module: str, where: str) -> None:
     Raises:
       UsageError: the policy in force forbids the import. The message names `where`, and the flag that allows it.
     """
-    allowed = _ALLOWED.get()
-    if allowed is not None and module not in sys.modules and not _is_in(module, ("alfish", *allowed)):
+    policy = _POLICY.get()
+    if policy is not None and module not in sys.modules and not policy.admits(module, ["alfish"]):
         raise _refusal(module, where, "imports")
     # Appended, so that a file in it never replaces an installed module; and only if the configuration names the module.
     if _lies_here(module) and os.getcwd() not in sys.path:
@@ -89,8 +125,8 @@ def admit_functions(module: str, where: str) -> None:
     Raises:
       UsageError: the policy in force allows the module only because it is imported already.
     """
-    allowed = _ALLOWED.get()
-    if allowed is not None and not _is_in(module, ("alfish.environments", *allowed)):
+    policy = _POLICY.get()
+    if policy is not None and not policy.admits(module, ["alfish.environments"]):
         raise _refusal(module, where, "calls a function of")
 
 
@@ -122,9 +158,9 @@ def import_part(module: str, name: str, where: str) -> None:
     Raises:
       UsageError: as for `import_named`, or the policy in force forbids the name.
     """
-    allowed = _ALLOWED.get()
+    policy = _POLICY.get()
     is_known = module in sys.modules or _is_in(module, ["alfish"])
-    if allowed is not None and is_known and not _is_in(module, (*PART_PACKAGES, *allowed)):
+    if policy is not None and is_known and not policy.admits(module, PART_PACKAGES):
         file = getattr(sys.modules.get(module), "__file__", None)
         is_own = module == "__main__" or (
             file is not None and not _is_installed(file) and not _is_in(module, ["alfish"])
@@ -143,9 +179,11 @@ def _refusal(module: str, where: str, verb: str) -> UsageError:
     package = module.partition(".")[0]
     if package == "alfish":
         return UsageError(f"{where} {verb} {module!r}, which holds no parts of Trainers; remove that line")
+    policy = _POLICY.get()
+    remark = f"; {policy.remark}" if policy is not None and policy.remark else ""
     return UsageError(
         f"{where} {verb} {module!r}, which is not part of alfish; if you trust that module, add "
-        f"--allow_import={package} (in Python, allow_import=[{package!r}])"
+        f"--allow_import={package} (in Python, allow_import=[{package!r}]), or set {VARIABLE}={package}{remark}"
     )
 
 

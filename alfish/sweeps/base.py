@@ -14,8 +14,9 @@ from alfish.configuration import messages, reading
 from alfish.configuration.opening import process_preserved
 from alfish.configuration.runs import configured_run
 from alfish.errors import UsageError
-from alfish.parameters import differences, imports
+from alfish.parameters import differences
 from alfish.parameters.description import CONFIG_FILE
+from alfish.runs import trust
 from alfish.runs.files import make_directory, write_atomically
 from alfish.training.clock import Budget
 from alfish.training.listeners import Evaluate
@@ -83,14 +84,16 @@ class Base(NamedTuple):
         Raises:
           UsageError: as `read`; or it imports other modules than those of alfish and of `allow_import`.
         """
-        with imports.restricted(allow_import):
-            return cls.read([str(directory / BASE / CONFIG_FILE)], [], variants)
+        copy = directory / BASE / CONFIG_FILE
+        with trust.restricted(copy, allow_import):
+            return cls.read([str(copy)], [], variants)
 
     def write(self, directory: Path) -> None:
         """Writes the copy into the directory of a group of runs."""
         make_directory(directory / BASE)
         write_atomically(directory / BASE / reading.OPERATIVE_FILE, self.operative_text)
         write_atomically(directory / BASE / CONFIG_FILE, self.text)
+        trust.record(self.text)
 
     def difference(self, directory: Path) -> str:
         """Returns the lines by which the copy in a directory differs, budgets included; '' if there are none."""

@@ -13,7 +13,7 @@ from alfish import replicas
 from alfish.errors import RunError, UsageError
 from alfish.nest import Nest
 from alfish.parameters.description import CONFIG_FILE, as_gin
-from alfish.runs import files
+from alfish.runs import files, trust
 from alfish.runs.checkpoint_file import BrokenCheckpoint
 from alfish.runs.checkpoints import RUN_FILE, SUPERSEDED, Checkpoints, Origin, new_run_id, run_id
 from alfish.runs.files import DiskError, write_atomically
@@ -104,10 +104,11 @@ class RunDirectory:
         return self.config or self._described or {}
 
     def write_config(self, provenance: Mapping[str, Any]) -> None:
-        """Adds an entry to `provenance.json`, and writes the configuration."""
+        """Adds an entry to `provenance.json`, and writes the configuration, which is then this user's own."""
         append(self.path / "provenance.json", dict(provenance))
         for name, text in self.saved_config().items():
             write_atomically(self.path / name, text)
+        trust.record(self.saved_config().get(CONFIG_FILE, ""))
 
     def save(self, clock: int, state: Nest, rows: Nest | None, best: bool) -> Path:
         """Writes a checkpoint; returns its file.
