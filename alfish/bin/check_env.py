@@ -9,7 +9,8 @@
 
 The command builds the environment, examines its spaces, and acts at random for some episodes. It reports observations
 outside their space, values that are not finite, resets that ignore their seed, episodes that never end, vector rewards,
-and any exception. A registered environment without a time limit gets a note.
+and any exception. Warnings name what makes learning hard: scales, bounds, time limits. At the end it suggests a first
+run: an algorithm, the command, and about how long that takes on this machine.
 """
 
 import ast
@@ -28,10 +29,14 @@ from gymnasium.vector.utils import batch_space, iterate
 import alfish.algorithms
 from alfish import nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.bin.first_run import Task, suggestions
+from alfish.bin.observed import Observed
 from alfish.configuration import messages, reading
 from alfish.environments import Environment, make_environment
 from alfish.errors import UsageError, first_line
 from alfish.parameters import imports
+
+LONGEST_SECONDS = 4.0  # of random steps
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string(
@@ -59,48 +64,57 @@ flags.DEFINE_integer("num_steps", 1000, "Number of random steps.", 1, flag_value
 def main(flag_values: flags.FlagValues) -> int:
     if not (flag_values.env_id or flag_values.gin_file or flag_values.gin_param):
         raise UsageError("--env_id is missing: name an environment, as in --env_id=CartPole-v1")
-    environment = _make(flag_values)
+    task, found = _named_task(flag_values)
+    environment = _make(task, found)
     print(f"observation  {specs.describe(environment.observation_spec)}")
     print(f"action       {specs.describe(environment.action_spec)}  (the algorithm's units)")
-    complaints = list(_examined(environment, flag_values.num_steps))
+    observed = Observed(environment)
+    complaints = list(_examined(environment, flag_values.num_steps, observed))
     environment.close()
     for complaint in complaints:
         print(f"problem      {complaint}")
-    if environment.lacks_limit:
-        print(
-            "note         it has no time limit, so an episode may never end: set one, as "
-            "make_environment.env_kwargs = {'max_episode_steps': 1000}"
-        )
-    able = False
+    for warning in observed.warnings():
+        print(f"warning      {warning}")
+    able = []
     for algorithm in algorithms():
         try:
             algorithm.check_specs(environment.observation_spec, environment.action_spec, environment.reward_spec)
-            able = True
+            able.append(algorithm.__name__)
             print(f"{algorithm.__name__:<12} yes")
         except UsageError as error:
             print(f"{algorithm.__name__:<12} no: {error}")
+    if able and complaints:
+        print(f"next         mend the problem{'s' * (len(complaints) > 1)}, and check again")
+    elif able:
+        for head, words in suggestions(task, environment, able, observed.steps_per_second):
+            print(f"{head:<12} {words}", flush=True)
     return 0 if able and not complaints else 1
 
 
-def _make(flag_values: flags.FlagValues) -> Environment:
-    """Returns the environments that the flags describe, built for evaluation."""
-    given: dict[str, Any] = {}
+def _named_task(flag_values: flags.FlagValues) -> tuple[Task, bool]:
+    """Returns the environment that the flags describe, and whether --env_id names it."""
     bindings = list(flag_values.gin_param)
     env_id = flag_values.env_id or ""
     if env_id.startswith("@") and {".", ":"} & set(env_id):
-        given["env_id"] = _named(env_id[1:], "--env_id")
-    elif env_id.startswith("@"):
-        bindings.append(f"make_environment.env_id = {env_id}")
-    elif env_id:
-        given["env_id"] = env_id
+        _named(env_id[1:], "--env_id")
+        env_id = _colon(env_id[1:])
+    if env_id:
+        bindings.append(f"make_environment.env_id = {env_id if env_id.startswith('@') else repr(env_id)}")
     if flag_values.env_kwargs is not None:
-        given["env_kwargs"] = _dict(flag_values.env_kwargs)
+        bindings.append(f"make_environment.env_kwargs = {_dict(flag_values.env_kwargs)!r}")
     if flag_values.wrappers:
-        given["wrappers"] = [_named(wrapper, "--wrappers") for wrapper in flag_values.wrappers]
-    with reading.preserved(), _named_by_flag("env_id" in given):
-        found = reading.read(flag_values.gin_file, bindings)
+        for wrapper in flag_values.wrappers:
+            _named(wrapper, "--wrappers")
+        bindings.append(f"make_environment.wrappers = {[*map(_colon, flag_values.wrappers)]!r}")
+    return Task(flag_values.gin_file, bindings), bool(env_id)
+
+
+def _make(task: Task, is_flag: bool) -> Environment:
+    """Returns the environments, built for evaluation."""
+    with reading.preserved(), _named_by_flag(is_flag):
+        found = reading.read(task.files, task.bindings)
         with messages.complete(found):
-            return make_environment(**given, num_envs=2, evaluation=True)
+            return make_environment(num_envs=2, evaluation=True)
 
 
 @contextlib.contextmanager
@@ -124,6 +138,11 @@ def _dict(text: str) -> dict[str, Any]:
     return value
 
 
+def _colon(where: str) -> str:
+    """Returns `module:Name` for `module.Name`."""
+    return ":".join(where.replace(":", ".").rsplit(".", 1))
+
+
 def _named(where: str, flag: str) -> Callable[..., Any]:
     """Returns the class or function at `module.Name` or `module:Name`."""
     module, _, name = where.replace(":", ".").rpartition(".")
@@ -133,10 +152,10 @@ def _named(where: str, flag: str) -> Callable[..., Any]:
     return found
 
 
-def _examined(environment: Any, num_steps: int) -> Iterator[str]:
+def _examined(environment: Any, num_steps: int, observed: Observed) -> Iterator[str]:
     """Yields what `examine` yields, and a sentence for any exception of the environment."""
     try:
-        yield from examine(environment, num_steps)
+        yield from examine(environment, num_steps, observed)
     except UsageError:  # alfish's own sentence
         raise
     except Exception as error:
@@ -147,10 +166,15 @@ def _examined(environment: Any, num_steps: int) -> Iterator[str]:
         )
 
 
-def examine(environment: Any, num_steps: int) -> Iterator[str]:
+def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[str]:
     """Acts at random in two environments built for evaluation, and yields each kind of fault once.
 
-    With an action mask, only allowed actions are taken.
+    With an action mask, only allowed actions are taken. A slow environment takes fewer steps once an episode has ended.
+
+    Args:
+      environment: two environments.
+      num_steps: number of steps of both.
+      observed: receives what the steps return.
     """
     env, space = environment.env, environment.observation_space
     units = specs.ActionUnits(environment.action_space)
@@ -169,9 +193,14 @@ def examine(environment: Any, num_steps: int) -> Iterator[str]:
     batched_space = batch_space(env.single_observation_space, env.num_envs)
     torch.manual_seed(0)  # of the actions
     observation = nest.arrays(observations[1])
-    num_ended, said_outside = 0, False
+    said_outside = False
     for _ in range(num_steps):
-        results = env.step(random_action(observation))
+        if observed.lengths and observed.seconds > LONGEST_SECONDS:
+            break
+        action = random_action(observation)
+        observed.begin()
+        results = env.step(action)
+        observed.end()
         observation, reward, terminated, truncated = (nest.map(_on_host, part) for part in results[:4])
         faults = (specs.outside(one, space, "observation") for one in iterate(batched_space, observation))
         if not said_outside and (fault := next(filter(None, faults), None)):
@@ -181,11 +210,10 @@ def examine(environment: Any, num_steps: int) -> Iterator[str]:
             yield f"a reward is not finite: {reward}"
             return
         done = terminated | truncated
-        if done.any():
-            num_ended += int(done.sum())
-            if environment.resets_rows:  # else it resets by itself
-                observation = environment.reset([None, None], done).observation
-    if not num_ended:
+        observed.add(observation, reward, done)
+        if done.any() and environment.resets_rows:  # else it resets by itself
+            observation = environment.reset([None, None], done).observation
+    if not observed.lengths:
         yield f"no episode ended in {num_steps} random steps; without an end there are no returns to report"
 
 

@@ -1026,10 +1026,10 @@ def test_check_env_takes_classes_settings_wrappers_and_gin_files(tmp_path, monke
         status = main(["check-env", "--num_steps=50", *arguments])
         return status, capsys.readouterr().out
 
-    assert checked("--env_id=@bad_tasks.Task") == checked("--env_id=bad_tasks:Task")
     task = "--env_id=bad_tasks:Task"
     status, words = checked(task)
-    assert status == 1
+    assert status == 1 and checked("--env_id=@bad_tasks.Task") == (status, words)
+    assert words.endswith("next         mend the problem, and check again\n")
     assert "outside its space: observation.b[1, 1] is 2.5, outside [-1.0, 1.0] (and 1 more)\n" in words
     status, words = checked(task, "--env_kwargs={'low': -5}", "--wrappers=gymnasium.wrappers:FlattenObservation")
     assert status == 1 and words.startswith("observation  Box(") and "[6] is 2.5, outside [-5.0, 1.0]" in words
@@ -1060,10 +1060,10 @@ def test_check_env_refuses_in_one_sentence(refused, tmp_path, monkeypatch):
 
 def test_check_env_notes_that_a_task_has_no_time_limit(capsys):
     assert main(["check-env", "--env_id=Blackjack-v1", "--num_steps=100"]) == 0
-    assert "note         it has no time limit, so an episode may never end: set one" in capsys.readouterr().out
+    assert "warning      it has no time limit, so an episode may never end: set one" in capsys.readouterr().out
     limited = "--env_kwargs={'max_episode_steps': 100}"
     assert main(["check-env", "--env_id=Blackjack-v1", "--num_steps=100", limited]) == 0
-    assert "note" not in capsys.readouterr().out
+    assert "time limit" not in capsys.readouterr().out
 
 
 def test_check_env_has_nothing_to_say_of_the_same_one_without_its_faults(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,225 @@
+"""What to do with a new environment: a shipped base configuration that fits it, the command, and how long it takes."""
+
+import ast
+import contextlib
+import io
+import re
+import shlex
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gymnasium import spaces
+
+from alfish import nest
+from alfish.configuration import reading
+from alfish.configuration.opening import process_preserved
+from alfish.configuration.runs import configured_run
+from alfish.environments import Environment
+from alfish.errors import RunError, UsageError, first_line
+from alfish.formatting import counted, significant
+from alfish.networks.images import is_image
+
+MEASURED_SECONDS = 2.0
+IMAGE_BUDGET = 1_000_000  # environment steps, whatever the algorithm
+
+
+class Base(NamedTuple):
+    """A shipped base configuration.
+
+    Attributes:
+      algorithm: class of the algorithm; its configuration has this name in small letters.
+      budget: environment steps of a first run on vector observations, after which a return should have risen.
+      for_speed: bindings with which a short run has the costs of a long one.
+    """
+
+    algorithm: str
+    budget: int
+    for_speed: tuple[str, ...]
+
+    @property
+    def file(self) -> str:
+        return f"{self.algorithm.lower()}.gin"
+
+
+REPLAY = "ReplayBatches.warmup_env_steps = 64", "ReplayBatches.capacity = 10_000"
+BASES = {
+    base.algorithm: base
+    for base in (
+        Base("PPO", 100_000, ("Trainer.unroll_length = 64",)),
+        Base("SAC", 20_000, REPLAY),
+        Base("TD3", 20_000, REPLAY),
+        Base("DQN", 50_000, REPLAY),
+    )
+}
+SLOW = 500.0  # steps per second of an environment below which a step costs more than an update
+VERY_SLOW = 100.0  # below this, trying to train would take too long, and the environment takes nearly all of the time
+
+
+class Task(NamedTuple):
+    """The environment as the user named it.
+
+    Attributes:
+      files: gin files.
+      bindings: of gin.
+    """
+
+    files: Sequence[str]
+    bindings: Sequence[str]
+
+    def has_algorithm(self) -> bool:
+        """Returns True if the files or bindings choose an algorithm, so that no base configuration is needed."""
+        with reading.preserved():
+            reading.read(self.files, self.bindings)
+            return "algorithm" in reading.bound("alfish.Trainer", "algorithm")
+
+
+def suggestions(
+    task: Task, environment: Environment, able: Sequence[str], steps_per_second: float
+) -> Iterator[tuple[str, str]]:
+    """Yields lines about the first run, each with its head.
+
+    Args:
+      task: the environment as the user named it.
+      environment: the environment.
+      able: names of algorithms that take its spaces.
+      steps_per_second: speed of the environment itself.
+    """
+    yield "speed", f"about {_rounded(steps_per_second)} random steps/s in one environment, without training"
+    name = re.sub(r"\W+", "_", environment.name.rpartition("/")[2]).lower()
+    if task.has_algorithm():
+        root_dir = f"runs/{name}"
+        yield "next", "the gin file chooses the algorithm"
+        yield "command", _command([*_files(task.files), *_bound(task.bindings)], root_dir)
+        yield from _expected(task, None, 0, steps_per_second)
+        return
+    fitting = [base for base in BASES.values() if base.algorithm in able]
+    if not fitting:
+        return
+    base, reason = _choice(fitting, environment, steps_per_second)
+    others = ", ".join(f"{one.algorithm} ({one.file})" for one in fitting)
+    yield "next", f"base configurations that fit: {others}. Begin with {base.algorithm}: {reason}"
+    has_image = any(is_image(leaf) for leaf in nest.leaves(environment.observation_spec))
+    budget = IMAGE_BUDGET if has_image else base.budget
+    root_dir = f"runs/{base.algorithm.lower()}_{name}"
+    budgeted = [*task.bindings, f"Trainer.num_env_steps = {budget}"]
+    yield "command", _command([*_files([base.file, *task.files]), *_bound(budgeted)], root_dir)
+    if not task.files and (python := _python(base.algorithm, task.bindings, budget, root_dir)):
+        yield "Python", python
+    yield from _expected(task, base, budget, steps_per_second)
+
+
+def _choice(fitting: Sequence[Base], environment: Environment, steps_per_second: float) -> tuple[Base, str]:
+    """Returns the base configuration to begin with, and why."""
+    by_name = {base.algorithm: base for base in fitting}
+    has_box = any(isinstance(leaf, spaces.Box) for leaf in nest.leaves(environment.action_spec))
+    has_image = any(is_image(leaf) for leaf in nest.leaves(environment.observation_spec))
+    if "PPO" in by_name and has_image:
+        return by_name["PPO"], "it keeps no images in a replay buffer, and its updates are few"
+    if "SAC" in by_name and has_box:
+        return by_name["SAC"], "it needs the fewest steps where actions are continuous, and explores by itself"
+    if "DQN" in by_name and steps_per_second < SLOW:
+        return by_name["DQN"], "it learns from each step many times, and steps are slow here"
+    if "PPO" in by_name:
+        return by_name["PPO"], "it needs the least tuning, and steps are fast here"
+    return fitting[0], "it takes these spaces"
+
+
+def _expected(task: Task, base: Base | None, budget: int, steps_per_second: float) -> Iterator[tuple[str, str]]:
+    """Yields a line about the time of training with a base configuration, or with that of the task."""
+    try:
+        rate = training_speed(task, base) if steps_per_second > VERY_SLOW else steps_per_second
+    except (UsageError, RunError) as error:
+        yield "note", f"its training could not be tried: {first_line(error)}"
+        return
+    how = (
+        f"tried for {MEASURED_SECONDS:.0f} s" if steps_per_second > VERY_SLOW else "at most, as the environment is slow"
+    )
+    said = f"training makes about {_rounded(rate)} steps/s on this machine, {how}"
+    if base is None:
+        yield "time", said
+        return
+    length = f"about {_duration(budget / rate)} for {budget:,} steps"
+    yield "time", f"{said}: {length}, a first budget; raise it while the return rises"
+
+
+def training_speed(task: Task, base: Base | None) -> float:
+    """Returns environment steps per second of training on this machine; files are written in a temporary directory.
+
+    Raises:
+      UsageError, RunError: nothing can be trained so.
+    """
+    files = [*([] if base is None else [base.file]), *task.files]
+    budget = [] if base is None else ["Trainer.num_env_steps = 1_000_000_000", *base.for_speed]
+    with (
+        tempfile.TemporaryDirectory(prefix="alfish-") as directory,
+        contextlib.redirect_stderr(io.StringIO()),  # the lines of a run
+        reading.preserved(),
+        process_preserved(),
+        configured_run(Path(directory) / "run", files, [*task.bindings, *budget, "Trainer.listeners = []"]) as trainer,
+    ):
+        try:
+            trainer.start()
+            started, began, first = time.perf_counter(), 0.0, 0
+            for number, report in enumerate(trainer.iterate()):
+                now = time.perf_counter()
+                if began and (now - began > MEASURED_SECONDS or report.finished):
+                    return (trainer.clock.env_steps - first) / (now - began)
+                # The first updates are slow, and the warm-up of replay has none.
+                if not began and number and (trainer.clock.updates > 8 or now - started > MEASURED_SECONDS):
+                    began, first = now, trainer.clock.env_steps
+        finally:
+            trainer.close()
+    raise RunError("the budget was spent before its speed could be measured")
+
+
+def _files(files: Sequence[str]) -> list[str]:
+    return [f"--gin_file={file}" for file in files]
+
+
+def _bound(bindings: Sequence[str]) -> list[str]:
+    """Returns flags, in quotes where a shell needs them."""
+    flags = []
+    for binding in bindings:
+        text = re.sub(r"\s*=\s*", "=", binding, count=1)
+        has_special = set(text) & set('"$`\\!')
+        quoted = f'"{text}"'
+        is_plain = re.fullmatch(r"[\w.=/:@%+,-]+", text)
+        flags.append(f"--gin_param={text if is_plain else shlex.quote(text) if has_special else quoted}")
+    return flags
+
+
+def _command(arguments: Sequence[str], root_dir: str) -> str:
+    return " ".join(["alfish train", *arguments, f"--root_dir={root_dir}"])
+
+
+def _python(algorithm: str, bindings: Sequence[str], budget: int, root_dir: str) -> str:
+    """Returns the call of `alfish.train`; '' if a binding is not plain."""
+    environment, others = "", {}
+    for binding in bindings:
+        name, _, value = (part.strip() for part in binding.partition("="))
+        try:
+            plain = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            return ""
+        if name == "make_environment.env_id":
+            environment = f', "{plain}"'
+        else:
+            others[name] = plain
+    further = f", **{others}" if others else ""
+    return f'alfish.train("{algorithm}"{environment}, num_env_steps={budget:_}, root_dir="{root_dir}"{further})'
+
+
+def _rounded(rate: float) -> str:
+    """Returns a speed with two digits, since it is no more certain."""
+    return f"{float(f'{rate:.2g}'):,.0f}" if rate >= 10 else significant(rate, 2)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return counted(max(1, round(seconds)), "second")
+    if seconds < 90 * 60:
+        return counted(round(seconds / 60), "minute")
+    return f"{significant(seconds / 3600, 2)} hours"

@@ -1,0 +1,176 @@
+"""What `alfish check-env` warns of, and the first run that it suggests."""
+
+import shlex
+
+import gin
+import pytest
+
+import alfish
+from alfish.__main__ import main
+from alfish.bin import first_run
+from alfish.training.trainer import Trainer
+
+HARD = """
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Hard(gymnasium.Env):
+    observation_space = spaces.Box(-np.inf, np.inf, (4,), np.float64)
+    action_space = spaces.Box(-1e6, 1e6, (2,), np.float32)
+    reward, length = 0.0, 5
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return self.observed(), {}
+
+    def step(self, action):
+        self.count += 1
+        return self.observed(), self.reward, self.count >= self.length, False, {}
+
+    def observed(self):
+        return np.array([self.np_random.normal(), 1.7e9 + 0.02 * self.count, 3.0, 0.0])
+
+
+class Far(Hard):
+    action_space = spaces.Box(0, np.inf, (2,), np.float32)
+    reward, length = 5000.0, 1
+
+    def observed(self):
+        return np.array([1500.0, 1.0, 1.0, 1.0]) * self.np_random.random()
+
+
+class Uneven(Far):
+    reward = 0.001
+
+    def observed(self):
+        return np.array([50.0, 1.0, 1.0, 0.01]) * self.np_random.random()
+
+
+class Picture(Hard):
+    observation_space = spaces.Box(0, 255, (40, 40, 3), np.float32)
+    action_space = spaces.Discrete(2)
+    reward = 1.0
+
+    def observed(self):
+        return (255 * self.np_random.random((40, 40, 3))).astype(np.float32)
+
+
+gymnasium.register("LongHard-v0", Hard, max_episode_steps=100_000)
+"""
+
+
+@pytest.fixture
+def hard(tmp_path, monkeypatch, capsys):
+    """Returns a function that checks an environment of the module, without trying to train."""
+    (tmp_path / "hard_envs.py").write_text(HARD)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("alfish.bin.first_run.training_speed", lambda task, base: 200.0)
+
+    def checked(name, *arguments):
+        capsys.readouterr()
+        assert main(["check-env", f"--env_id={name}", "--num_steps=100", *arguments]) == 0
+        return capsys.readouterr().out
+
+    return checked
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("Hard", "observation: 2 of its 4 entries, first [2], never changed"),
+        ("Hard", "observation[1] is about 1.7e+09 and changes by at most 0.08 a step, which is lost in float32"),
+        ("Hard", "every reward was 0 in 200 random steps"),
+        ("Hard", "actions reach 1e+06"),
+        ("LongHard-v0", "its time limit is 100,000 steps"),
+        (
+            "Far",
+            "observation reaches 1.5e+03, and networks learn best from numbers near 1; list @ObservationNormalizer",
+        ),
+        ("Far", "rewards have mean 5000, deviation 0, and networks learn values best near 1; list @RewardNormalizer"),
+        ("Far", "an action has a bound missing"),
+        ("Far", "every episode ended after one step"),
+        ("Uneven", "observation has entries of sizes from 0.01 to 50; list @ObservationNormalizer"),
+        ("Uneven", "rewards have mean 0.001"),
+        ("Picture", "observation is an image of floats up to 255, which nothing divides by 255; make it uint8"),
+    ],
+)
+def test_check_env_warns_of_what_makes_learning_hard(hard, name, words):
+    assert any(line.startswith(f"warning      {words}") for line in hard(f"hard_envs:{name}").splitlines())
+
+
+def test_check_env_has_no_warning_for_tasks_that_are_learned_with_usual_settings(hard):
+    for env_id in ("CartPole-v1", "Acrobot-v1", "MountainCarContinuous-v0"):
+        assert "warning" not in hard(env_id, "--num_steps=1000")
+
+
+def test_check_env_suggests_a_first_run_that_trains(hard, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    wrapper = "gymnasium.wrappers:FlattenObservation"
+    out = hard("hard_envs:Uneven", f"--wrappers={wrapper}", "--gin_param=Trainer.seed = 3")
+    said = {line.partition(" ")[0]: line.partition(" ")[2].strip() for line in out.splitlines()}
+    choice = "Begin with PPO: it needs the least tuning, and steps are fast here"
+    assert said["next"] == f"base configurations that fit: PPO (ppo.gin). {choice}"
+    assert said["time"] == (
+        "training makes about 200 steps/s on this machine, tried for 2 s: about 8 minutes for 100,000 steps, a first "
+        "budget; raise it while the return rises"
+    )
+    command = shlex.split(said["command"].replace("=100000", "=256"))
+    assert command[:2] == ["alfish", "train"] and main(command[1:]) == 0
+    assert (tmp_path / "runs" / "ppo_uneven" / "done").is_file()
+    python = said["Python"].replace("100_000", "256").replace("runs/ppo", "runs/python")
+    eval(python, {"alfish": alfish})
+    saved = [tmp_path / "runs" / name / "config.gin" for name in ("ppo_uneven", "python_uneven")]
+    assert saved[0].read_text() == saved[1].read_text() and wrapper in saved[0].read_text()
+
+
+def test_check_env_suggests_by_the_actions_and_by_the_speed(hard, monkeypatch):
+    assert "Begin with SAC: it needs the fewest steps" in hard("Pendulum-v1", "--num_steps=200")
+    assert "Begin with PPO: it keeps no images" in hard("hard_envs:Picture")
+    assert "1,000,000 steps" in hard("hard_envs:Picture")
+    assert "Begin with PPO: it needs the least tuning" in hard("CartPole-v1")
+    monkeypatch.setattr("alfish.bin.observed.Observed.steps_per_second", 20.0)
+    out = hard("CartPole-v1")
+    assert (
+        "Begin with DQN" in out
+        and "about 20 steps/s on this machine, at most, as the environment is slow: about 42 min" in out
+    )
+
+
+def test_check_env_repeats_the_gin_file_that_has_an_algorithm(hard, monkeypatch):
+    out = hard("CartPole-v1", "--gin_file=dqn_cartpole.gin")
+    assert (
+        "command      alfish train --gin_file=dqn_cartpole.gin --gin_param=\"make_environment.env_id='CartPole-v1'\""
+        in out
+    )
+
+
+def test_the_speed_of_training_is_measured_without_files(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(first_run, "MEASURED_SECONDS", 0.2)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for env_id, name in [
+        ("CartPole-v1", "PPO"),
+        ("CartPole-v1", "DQN"),
+        ("Pendulum-v1", "SAC"),
+        ("Pendulum-v1", "TD3"),
+    ]:
+        task = first_run.Task([], [f"make_environment.env_id = '{env_id}'"])
+        assert first_run.training_speed(task, first_run.BASES[name]) > 1
+    assert not any(tmp_path.iterdir()) and gin.config_str() == ""
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_speed_of_training_is_measured_with_updates(monkeypatch):
+    updates = []
+
+    def closed(trainer, plain=Trainer.close):
+        updates.append(trainer.clock.updates)
+        plain(trainer)
+
+    monkeypatch.setattr(first_run, "MEASURED_SECONDS", 0.2)
+    monkeypatch.setattr(Trainer, "close", closed)
+    for env_id, name in [("CartPole-v1", "DQN"), ("Pendulum-v1", "SAC")]:
+        first_run.training_speed(first_run.Task([], [f"make_environment.env_id = '{env_id}'"]), first_run.BASES[name])
+    assert len(updates) == 2 and min(updates) > 8
