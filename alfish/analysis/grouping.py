@@ -1,19 +1,28 @@
 """Groups of runs with one configuration, found from the bindings in which the runs differ."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from alfish.analysis.series import Source
 from alfish.errors import UsageError
-from alfish.parameters.differences import name_of
+from alfish.parameters.differences import name_of, tail
 
 ALGORITHM, ENVIRONMENT = "Trainer.algorithm", "Trainer.environment"
-# They tell runs of one configuration apart: its seeds, and the parts in which one run was trained.
-IGNORED = ("Trainer.seed", "Trainer.stop_at")
+# Settings that cannot change what is learned, by name or by class: the seed, where and in which parts a run is trained,
+# and what it writes.
+IGNORED = (
+    *("Trainer.seed", "Trainer.stop_at", "Trainer.root_dir", "Trainer.device", "Trainer.num_threads"),
+    *("Trainer.summary_period", "Trainer.metrics", "Trainer.extra_metrics"),
+    *("Evaluate.period", "Evaluate.num_envs", "Evaluate.video_period", "Evaluate.video_episodes"),
+    *("Evaluate.video_captions", "ReplayBatches.save", "ReplayBatches.directory"),
+)
+IGNORED_CLASSES = ("CheckpointSaver", "Summaries", "Progress", "Profile")
+LISTENERS = ("Trainer.listeners", "Trainer.extra_listeners")  # ignored unless they have one of other classes
 MAX_SHOWN = 4  # bindings in a label
 MAX_LETTERS = 30  # of a value in a label
-
+REFERENCE = re.compile(r"[@%](?:[\w.]+/)*([\w.]+)")
 
 T = TypeVar("T")
 
@@ -143,12 +152,13 @@ def _labelled(sources: Sequence[Source]) -> Iterable[tuple[str, list[Source], Ma
 
 
 def differences(configurations: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Returns the bindings of each configuration that are not the same in all of them, without the seed.
+    """Returns the bindings of each configuration that are not the same in all of them and may change what is learned.
 
     A binding that some of them do not have counts only if the others do not tell all configurations apart: where one
     value chooses a part, the settings of this part say nothing more.
     """
-    names = [name for name in dict.fromkeys(n for one in configurations for n in one) if name not in IGNORED]
+    configurations = [{n: v for n, v in one.items() if not _is_ignored(n, v)} for one in configurations]
+    names = list(dict.fromkeys(n for one in configurations for n in one))
     differing = [name for name in names if len({one.get(name) for one in configurations}) > 1]
     everywhere = [name for name in differing if all(name in one for one in configurations)]
     partial = [name for name in differing if name not in everywhere]
@@ -159,6 +169,14 @@ def differences(configurations: Sequence[Mapping[str, str]]) -> list[dict[str, s
         if _count(configurations, [*kept, name]) > _count(configurations, kept):
             kept.append(name)
     return [{name: one[name] for name in kept if name in one} for one in configurations]
+
+
+def _is_ignored(name: str, value: str) -> bool:
+    """Returns True if a binding cannot change what is learned."""
+    name = tail(name.rpartition("/")[2], 2)
+    if name in LISTENERS:
+        return {tail(one, 1) for one in REFERENCE.findall(value)} <= {"Evaluate", *IGNORED_CLASSES}
+    return name in IGNORED or name.partition(".")[0] in IGNORED_CLASSES
 
 
 def _count(configurations: Sequence[Mapping[str, str]], names: Sequence[str]) -> int:

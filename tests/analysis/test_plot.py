@@ -39,6 +39,28 @@ def test_runs_of_several_algorithms_are_named_by_them_and_by_what_differs_within
     assert labels([tmp_path]) == {("CartPole-v1", name): 1 for name in names}
 
 
+def bind(run, *bindings):
+    """Adds bindings to the configuration of a run."""
+    path = run / "operative_config.gin"
+    path.write_text("\n".join([path.read_text(), *bindings, ""]))
+
+
+def test_settings_that_cannot_change_a_return_make_no_groups_and_are_in_no_label(make_run, tmp_path):
+    for seed, gamma in enumerate((0.9, 0.9, 0.98)):
+        run = make_run(f"r{seed}", gamma=gamma, seed=seed)
+        bind(run, f"Trainer.num_threads = {seed + 1}", f"Trainer.device = 'cuda:{seed}'", "Evaluate.period = 1")
+        bind(run, f"CheckpointSaver.period = {seed}", f"Trainer.summary_period = {seed + 1}")
+        bind(run, f"Trainer.extra_listeners = [{', '.join(['@progress/alfish.Progress()'] * seed)}]")
+    assert labels([tmp_path]) == {("CartPole-v1", "PPO.gamma=0.9"): 2, ("CartPole-v1", "PPO.gamma=0.98"): 1}
+
+
+def test_a_listener_that_may_change_a_return_makes_a_group(make_run, tmp_path):
+    make_run("plain")
+    bind(make_run("stopped"), "Trainer.extra_listeners = [@StopAt()]")
+    names = {("CartPole-v1", "PPO"): 1, ("CartPole-v1", "Trainer.extra_listeners=[@StopAt()]"): 1}
+    assert labels([tmp_path]) == names
+
+
 def test_environments_are_apart_and_share_their_labels(make_run, tmp_path):
     for env_id in ("CartPole-v1", "Acrobot-v1"):
         for gamma in (0.9, 0.98):
