@@ -9,7 +9,10 @@ from absl import flags
 from alfish.errors import UsageError
 
 CHECKPOINT = "latest, best, or a number of environment steps (of updates, for a run on recorded data)."
-ALLOW_IMPORT = "Module or package, as my_lab, that the run's configuration may import besides alfish's own; repeatable."
+ALLOW_IMPORT = (
+    "Module or package, as my_lab, that the run's configuration may import besides alfish's own; repeatable. Those in "
+    "the environment variable ALFISH_ALLOW_IMPORT may be imported too."
+)
 MAX_LENGTH = "Number of steps after which an episode is cut; default: Trainer.max_evaluation_length."
 
 NUM_ENVS = "Number of environments that run at the same time."
