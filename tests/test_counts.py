@@ -159,6 +159,22 @@ def test_a_step_of_an_evaluation_costs_no_more_than_its_ceiling(tmp_path, recipe
         assert 0.8 * ceiling <= count <= slack * ceiling, f"{recipe}: {found}"
 
 
+# Of a call of a policy that acts through numpy.
+ACT_CEILINGS = {"ppo": (0, 0, 62), "dqn": (0, 0, 58), "sac": (0, 0, 66)}
+
+
+@pytest.mark.parametrize("recipe", ACT_CEILINGS)
+def test_a_call_of_a_policy_costs_no_more_than_its_ceiling(tmp_path, recipe):
+    trainer = make(tmp_path, recipe)
+    policy, observation = trainer.policy(), trainer.environment.observation_space.sample()
+    for _ in range(10):  # the first calls compare numpy with torch
+        policy.act(observation)
+    found = counts(lambda: policy.act(observation))
+    trainer.close()
+    for count, ceiling, slack in zip(found, ACT_CEILINGS[recipe], (1.0, 1.0, 1.05), strict=True):
+        assert 0.8 * ceiling <= count <= slack * ceiling, f"{recipe}: {found}"
+
+
 # Of a compiled update with its batch: graphs, calls in Python, each kernel among them.
 COMPILED_CEILINGS = {"ppo": (1, 440), "dqn": (1, 127), "sac": (1, 168), "td3": (2, 179)}
 

@@ -1,16 +1,17 @@
 """A trained policy, ready to act."""
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from gymnasium import spaces
 
 from alfish import nest, specs
-from alfish.algorithms.acting import in_eval_mode, reset_state
+from alfish.algorithms.acting import in_eval_mode
 from alfish.algorithms.contract import check_initial_state
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import StepType, TimeStep
@@ -20,6 +21,11 @@ from alfish.parameters.parts import build
 from alfish.runs.loading import load_model
 from alfish.specs import ActionMask, ActionUnits, ObservationUnits
 from alfish.transforms import Transforms
+from alfish.unrollers.policy_runner import PolicyRunner
+
+# Calls through torch before a policy acts through numpy on another number of rows than at first. Translation takes as
+# long as some tens of calls, and a caller may change the number with each one.
+NUM_TORCH_CALLS = 8
 
 
 def make_networks(
@@ -98,25 +104,34 @@ class Policy:
         self.algorithm, self.transforms, self.env_steps = algorithm, transforms, env_steps
         self.observation_space, self.action_space = observation_space, action_space
         self._device = algorithm.progress.device
-        self._observation_spec = specs.observation_spec(observation_space)
+        spec = specs.observation_spec(observation_space)
         leaf_spaces = nest.leaves(specs.map_space(lambda leaf: leaf, observation_space))
-        self._readers = [ObservationUnits(leaf).from_environment for leaf in leaf_spaces]
+        self._leaves = [
+            _Leaf(name, keys, leaf_spec, ObservationUnits(space).from_environment)
+            for (name, leaf_spec), keys, space in zip(
+                nest.named_leaves(spec, "observation"), nest.keys(spec), leaf_spaces
+            )
+        ]
+        self._structure = nest.flatten(spec)[1]
         self._action_spec = specs.action_spec(action_space)
         self._units = ActionUnits(action_space)
+        self._batch_size = 0
+        self._runners: dict[bool, PolicyRunner] = {}  # by whether they sample; for `_batch_size` rows
         self.reset()
 
     def reset(self) -> None:
         """Clears the policy's memory; in the next `act` every row begins an episode."""
         self._state = self._transform_state = self._prev_action = None
-        self._batch_size = 0
 
-    @torch.no_grad()
     def act(
         self, observation: Any, batched: bool = False, sample: bool = False, first: Any = None, reward: Any = None
     ) -> Any:
         """Returns the action for an observation.
 
         A leaf of a Dict or Tuple observation may be missing, or None, if the action does not depend on it.
+
+        A policy on a CPU acts through numpy if it can be translated (`PolicyRunner`), which takes some milliseconds in
+        the first call.
 
         Args:
           observation: one observation of the environment; with `batched`, one for each row.
@@ -136,28 +151,27 @@ class Policy:
             Discrete or MultiDiscrete leaf a value outside it.
           ValueError: the number of rows changed without a `reset`, or `first` or `reward` has another shape.
         """
-        raw = self._time_step(self._read(observation, batched), first, reward)
-        stored = raw._replace(observation=self.transforms.encode(raw.observation))
-        seen, transform_state = self.transforms(stored, self._transform_state)
-        state = reset_state(self._state, self._initial_state, seen.step_type)
-        with in_eval_mode(self.algorithm, explores=sample):
-            step = (self.algorithm.rollout_step if sample else self.algorithm.predict_step)(seen, state)
-        executed = nest.map(lambda leaf: leaf.cpu().numpy(), step.output)
-        self._state, self._transform_state = step.state, transform_state
-        # A copy, because the caller may write to the action.
-        self._prev_action = nest.map(torch.tensor, self._units.executed(executed))
-        action = self._units.to_environment(executed)
+        time_step = self._time_step(self._read(observation, batched), first, reward)
+        if self.transforms.encoders:
+            stored = self.transforms.encode(nest.tensors(time_step.observation, self._device))
+            time_step = time_step._replace(observation=stored)
+        runner = self._runners[sample]
+        runner.refresh()  # a trainer's policy shares its parameters
+        step, transform_state = runner(time_step, self._transform_state, self._state)
+        executed = self._units.executed(nest.arrays(step.output))
+        self._state, self._transform_state, self._prev_action = step.state, transform_state, executed
+        # A copy, because the caller may write to it.
+        action = nest.map(np.array, self._units.stretch(executed))
         return action if batched else nest.map(lambda leaf: leaf[0], action)
 
     def _read(self, observation: Any, batched: bool) -> Nest:
         """Returns the observation `[B, ...]` in alfish's units; missing leaves are `_MissingLeaf`."""
-        names, leaf_specs = zip(*nest.named_leaves(self._observation_spec, "observation"))
-        values = [_leaf_at(observation, keys) for keys in nest.keys(self._observation_spec)]
+        values = [_leaf_at(observation, leaf.keys) for leaf in self._leaves]
         sizes = [next(iter(np.shape(value)), 0) if batched else 1 for value in values if value is not None]
         if not sizes:
-            raise UsageError(f"act was given none of the leaves {', '.join(names)}")
-        leaves: list[torch.Tensor] = []
-        for name, spec, read, value in zip(names, leaf_specs, self._readers, values):
+            raise UsageError(f"act was given none of the leaves {', '.join(leaf.name for leaf in self._leaves)}")
+        leaves: list[Any] = []
+        for (name, _, spec, read), value in zip(self._leaves, values):
             if value is None:
                 leaves.append(_missing(name, spec, sizes[0], self._device))
                 continue
@@ -172,14 +186,14 @@ class Policy:
             _check_held(name, given, spec)
             if isinstance(spec, ActionMask):
                 rows = rows.reshape(len(rows), -1)  # the environment's may have any shape
-            wanted = [sizes[0], *spec.shape]
-            if list(rows.shape) != wanted:
-                found, wanted = (list(rows.shape), wanted) if batched else (list(rows.shape[1:]), wanted[1:])
+            if rows.shape != (sizes[0], *spec.shape):
+                found, wanted = list(rows.shape), [sizes[0], *spec.shape]
+                found, wanted = (found, wanted) if batched else (found[1:], wanted[1:])
                 hint = "" if batched else "; batched=True takes one observation a row"
                 raise UsageError(f"{name} has shape {found}, and {wanted} is expected{hint}")
             _check_range(name, rows, spec)
-            leaves.append(torch.from_numpy(rows).to(self._device))
-        return nest.unflatten(nest.flatten(self._observation_spec)[1], leaves)
+            leaves.append(rows)
+        return nest.unflatten(self._structure, leaves)
 
     def _time_step(self, observation: Nest, first: Any, reward: Any) -> TimeStep:
         size = len(nest.leaves(observation)[0])
@@ -189,48 +203,81 @@ class Policy:
         if given is not None and len(given) != size:
             raise ValueError(f"first has {len(given)} entries, and act was called with {size} observations")
         changes_size = self._prev_action is not None and size != self._batch_size
-        begins = self._prev_action is None or (changes_size and given is not None and bool(given.all()))
-        if begins:
-            self._batch_size = size
-            self._initial_state = nest.to(self.algorithm.initial_state(size), self._device)
-            self._state = self._initial_state
-            self._transform_state = nest.to(self.transforms.initial_state(size), self._device)
-            prev_action = specs.zeros(self._action_spec, (size,))
-        elif changes_size:
+        if self._prev_action is None or (changes_size and given is not None and bool(given.all())):
+            self._begin(size)
+            return self._first_row._replace(observation=observation)
+        if changes_size:
             raise ValueError(
                 f"act was called with {size} observations after {self._batch_size}; call reset() between, or say "
                 "first=True where they all begin an episode"
             )
-        else:
-            prev_action = self._prev_action
-        is_first = torch.full((size,), begins)
-        if given is not None and not begins:
-            is_first = torch.tensor(given)
-            prev_action = nest.map(lambda leaf: leaf.masked_fill(nest.widened(is_first, leaf), 0), prev_action)
-        step_type = torch.where(is_first, int(StepType.FIRST), int(StepType.MID)).to(torch.int32)
-        return TimeStep(
-            step_type=step_type.to(self._device),
-            reward=self._reward(reward, is_first),
-            discount=torch.ones(size, device=self._device),
-            observation=observation,
-            prev_action=nest.to(prev_action, self._device),
-            env_id=torch.arange(size, dtype=torch.int32, device=self._device),
+        row = self._next_row._replace(observation=observation, prev_action=self._prev_action)
+        if reward is not None or given is not None:
+            row = row._replace(reward=self._reward(reward, np.zeros(size, bool) if given is None else given))
+        if given is None:
+            return row
+        return row._replace(
+            step_type=np.where(given, self._first_row.step_type, self._next_row.step_type),
+            prev_action=nest.where(given, self._first_row.prev_action, self._prev_action),
         )
 
-    def _reward(self, given: Any, is_first: torch.Tensor) -> torch.Tensor:
+    @torch.no_grad()
+    def _begin(self, size: int) -> None:
+        """Begins an episode in each of `size` rows."""
+        self._state = nest.to(self.algorithm.initial_state(size), self._device)
+        self._transform_state = nest.to(self.transforms.initial_state(size), self._device)
+        if size != self._batch_size:
+            self._batch_size, num_torch_calls = size, NUM_TORCH_CALLS if self._runners else 0
+            for sample, hook in ((False, "predict_step"), (True, "rollout_step")):
+                mode = functools.partial(in_eval_mode, self.algorithm, explores=sample)
+                self._runners[sample] = PolicyRunner(
+                    self.algorithm, self.transforms, self._state, num_torch_calls, hook, mode
+                )
+            reward_spec = self.transforms.raw_reward_spec
+            # Rows at an episode's start and after it, of which a call replaces what it is given.
+            self._first_row = TimeStep(
+                step_type=np.full(size, StepType.FIRST, np.int32),
+                reward=nest.arrays(specs.zeros(reward_spec, (size,))),
+                discount=np.ones(size, np.float32),
+                observation=None,
+                prev_action=nest.arrays(specs.zeros(self._action_spec, (size,))),
+                env_id=np.arange(size, dtype=np.int32),
+            )
+            self._next_row = self._first_row._replace(
+                step_type=np.full(size, StepType.MID, np.int32),
+                reward=_missing("the reward of the last action", reward_spec, size, self._device),
+            )
+        for runner in self._runners.values():
+            runner.initial_state = self._state
+
+    def _reward(self, given: Any, is_first: np.ndarray) -> Any:
         """Returns rewards `[B]` or `[B, R]`: 0 where an episode begins; elsewhere missing if none is given."""
-        spec, size = self.transforms.raw_reward_spec, len(is_first)
-        zeros = specs.zeros(spec, (size,), self._device)
-        if bool(is_first.all()):
+        zeros = self._first_row.reward
+        if is_first.all():
             return zeros
         if given is None:
-            reward = _missing("the reward of the last action", spec, size, self._device)
-        else:
-            shape = list(zeros.shape)
-            if list(np.shape(given)) not in (shape[k:] for k in range(len(shape) + 1)):
-                raise ValueError(f"reward has shape {list(np.shape(given))}, and {shape} is expected")
-            reward = torch.as_tensor(given, dtype=zeros.dtype, device=self._device).expand_as(zeros)
-        return torch.where(nest.widened(is_first.to(self._device), zeros), zeros, reward)
+            return self._next_row.reward
+        shape = list(zeros.shape)
+        if list(np.shape(given)) not in (shape[k:] for k in range(len(shape) + 1)):
+            raise ValueError(f"reward has shape {list(np.shape(given))}, and {shape} is expected")
+        reward = torch.as_tensor(given, dtype=torch.float32, device="cpu").numpy()
+        return np.where(nest.widened(is_first, zeros), zeros, reward)
+
+
+class _Leaf(NamedTuple):
+    """A leaf of the observation.
+
+    Attributes:
+      name: for messages.
+      keys: path of the leaf.
+      spec: of the leaf in the stream.
+      read: converts an environment's rows to the stream's.
+    """
+
+    name: str
+    keys: tuple[Any, ...]
+    spec: Any
+    read: Callable[[np.ndarray], np.ndarray]
 
 
 def _check_held(name: str, rows: np.ndarray, spec: spaces.Space) -> None:
@@ -280,6 +327,13 @@ class _MissingLeaf(torch.Tensor):
 
     missing: frozenset[str]
 
+    def __deepcopy__(self, memo: Any) -> "_MissingLeaf":
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        zeros = torch.zeros(tuple(self.shape), dtype=self.dtype, device=self.device)
+        return _as_missing, (zeros, self.missing)
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         inputs = [one for one in nest.leaves((args, kwargs)) if isinstance(one, cls)]
@@ -315,8 +369,12 @@ _WRITES = re.compile(r"__setitem__|__i(add|sub|mul|truediv|floordiv|mod|pow|and|
 
 
 def _missing(name: str, spec: spaces.Space, size: int, device: torch.device) -> torch.Tensor:
-    leaf = specs.zeros(spec, (size,), device).as_subclass(_MissingLeaf)
-    leaf.missing = frozenset([name])
+    return _as_missing(specs.zeros(spec, (size,), device), frozenset([name]))
+
+
+def _as_missing(zeros: torch.Tensor, missing: frozenset[str]) -> torch.Tensor:
+    leaf = zeros.as_subclass(_MissingLeaf)
+    leaf.missing = missing
     return leaf
 
 

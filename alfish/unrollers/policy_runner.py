@@ -1,5 +1,7 @@
-"""The way from a raw row to an action: transforms, memory's reset, `rollout_step`; if possible as a numpy program."""
+"""The way from a raw row to an action: transforms, memory's reset, the hook; if possible as a numpy program."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -25,32 +27,48 @@ class PolicyRunner:
     """Acts from raw rows, one call a vector step.
 
     Args:
-      algorithm: its `rollout_step` acts.
+      algorithm: its hook acts.
       transforms: applied to raw rows first.
       initial_state: the policy's state at an episode's start, `[B, ...]`.
       numpy_policy: calls after which it acts through numpy; None: never.
+      hook: name of the hook, `rollout_step` or `predict_step`.
+      mode: makes the context in which the hook runs; None: callers make it.
 
     Attributes:
+      initial_state: the argument; another one of equal shapes may be assigned.
       num_calls: number of calls so far.
       gave_up: True if it acts through torch again. Both are saved with the run, so that a resumed run has equal bits.
     """
 
-    def __init__(self, algorithm: RLAlgorithm, transforms: Transforms, initial_state: Nest, numpy_policy: int | None):
-        self._algorithm, self._transforms, self._initial_state = algorithm, transforms, initial_state
+    def __init__(
+        self,
+        algorithm: RLAlgorithm,
+        transforms: Transforms,
+        initial_state: Nest,
+        numpy_policy: int | None,
+        hook: str = "rollout_step",
+        mode: Callable[[], AbstractContextManager[Any]] | None = None,
+    ):
+        self._algorithm, self._transforms, self.initial_state = algorithm, transforms, initial_state
+        self._hook, self._mode = hook, mode
         self._device = algorithm.progress.device
         self._numpy_policy = numpy_policy if self._device.type == "cpu" else None
         self._program: NumpyProgram | None = None
-        self._has_looked = False  # checked the result of rollout_step
+        self._has_looked = False  # checked the result of the hook
         self._has_looked_at_random = False  # checked the result of random_action
         self.num_calls = 0
         self.gave_up = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_program": None, "_sources": [], "_arrays": []}  # a copy translates again
+
     def __call__(self, time_step: TimeStep, transform_state: Nest, state: Nest) -> tuple[AlgStep, Nest]:
         """Returns actions for B rows and the transforms' next state, without gradient.
 
-        Leaves are arrays or tensors. The result has arrays if it acts through numpy.
+        Leaves are arrays or tensors. The result has arrays if it acts through numpy. It does not where a leaf that it
+        reads is of a subclass of tensors, as one that stands for a missing leaf.
         """
-        row = time_step, transform_state, state, self._initial_state
+        row = time_step, transform_state, state, self.initial_state
         if self._numpy_policy is not None and not self.gave_up and self.num_calls >= self._numpy_policy:
             if self._program is None:
                 self._translate(row)
@@ -92,7 +110,11 @@ class PolicyRunner:
             leaf: Any = row
             for key in path:
                 leaf = leaf[key]
-            leaves.append(leaf if type(leaf) is np.ndarray else as_array(leaf))
+            if type(leaf) is not np.ndarray:
+                if type(leaf) is not torch.Tensor:
+                    return self._act(*row)
+                leaf = as_array(leaf)
+            leaves.append(leaf)
         return self._program(leaves)
 
     @torch.no_grad()
@@ -112,11 +134,11 @@ class PolicyRunner:
         algorithm = self._algorithm
         if [leaf._version for leaf in given] != before:
             raise UsageError(
-                f"a transform, or rollout_step of {type(algorithm).__name__}, writes to the time step or the state in "
+                f"a transform, or {self._hook} of {type(algorithm).__name__}, writes to the time step or the state in "
                 "its arguments, and so changes stored rows; change a copy"
             )
         batch_size = len(row[0].step_type)
-        check_step(step, algorithm, "rollout_step", algorithm.action_spec, batch_size, self._initial_state)
+        check_step(step, algorithm, self._hook, algorithm.action_spec, batch_size, self.initial_state)
         self._has_looked = True
         return step, transform_state
 
@@ -124,7 +146,12 @@ class PolicyRunner:
         self, time_step: TimeStep, transform_state: Nest, state: Nest, initial_state: Nest
     ) -> tuple[AlgStep, Nest]:
         seen, transform_state = self._transforms(time_step, transform_state)
-        return self._algorithm.rollout_step(seen, reset_state(state, initial_state, seen.step_type)), transform_state
+        state = reset_state(state, initial_state, seen.step_type)
+        act = getattr(self._algorithm, self._hook)
+        if self._mode is None:
+            return act(seen, state), transform_state
+        with self._mode():
+            return act(seen, state), transform_state
 
     def _translate(self, row: tuple) -> None:
         if not self._has_looked:
@@ -144,7 +171,7 @@ class PolicyRunner:
 
         try:
             fixed = nest.leaves(tensors)
-            example = nest.detach(tensors), *nest.map(as_tensor, row)
+            example = nest.detach(tensors), *nest.map(_plain, row)
             self._program = NumpyProgram(act, example, len(fixed))
         except NotTranslatable as reason:
             logging.debug("%s acts through torch: %s", type(self._algorithm).__name__, reason)
@@ -168,13 +195,22 @@ class PolicyRunner:
             expected = nest.leaves(self._act(*row))
         with random_state.preserved():
             found = [as_tensor(leaf) for leaf in nest.leaves(self._run(row))]
+        if not all(type(leaf) is torch.Tensor for leaf in expected):
+            return  # a result depends on a missing leaf, whose values cannot be compared
         if len(expected) != len(found) or not all(
             a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
             for a, b in zip(expected, found)
         ):
             logging.warning(
-                "%s acts differently in numpy, because its rollout_step depends on a value that changes between "
+                "%s acts differently in numpy, because its %s depends on a value that changes between "
                 "steps; make it a buffer. It acts through torch from now on",
                 type(self._algorithm).__name__,
+                self._hook,
             )
             self._program, self.gave_up = None, True
+
+
+def _plain(leaf: Any) -> torch.Tensor:
+    """Returns a leaf as a tensor; zeros of its shape and dtype for a tensor of a subclass."""
+    tensor = as_tensor(leaf)
+    return tensor if type(tensor) is torch.Tensor else torch.zeros(tuple(tensor.shape), dtype=tensor.dtype)

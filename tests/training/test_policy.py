@@ -1,6 +1,8 @@
 """A trained policy acts on the environment's observations, in the environment's units."""
 
+import copy
 import functools
+import pickle
 
 import gymnasium
 import numpy as np
@@ -21,6 +23,7 @@ from alfish.networks.torsos import Torso
 from alfish.training.evaluator import make_evaluator
 from alfish.training.policy import Policy
 from alfish.transforms import ObservationNormalizer, PreviousStep, Transform, Transforms
+from alfish.unrollers.policy_runner import PolicyRunner
 
 
 def policy_of(env_id, algorithm=None, factories=(), **options):
@@ -348,7 +351,7 @@ class Looking(Remembering):
     look = None
 
     def rollout_step(self, time_step, state):
-        return AlgStep(state + self.look(time_step.observation["hidden"]["mass"]), state + 1)
+        return AlgStep((state + self.look(time_step.observation["hidden"]["mass"])).long(), state + 1)
 
 
 @pytest.mark.parametrize(
@@ -366,6 +369,105 @@ def test_however_a_missing_leaf_is_looked_at(look):
     algorithm = type("Looking", (Looking,), {"look": staticmethod(look)})
     with pytest.raises(UsageError, match="depends on observation.hidden.mass, which it was not given"):
         policy_of(Arm, algorithm).act({"joints": FULL["joints"]})
+
+
+def recurrent_policy():
+    torso = functools.partial(Torso, memory=functools.partial(GRU, size=4))
+    network = functools.partial(ActorCritic, actor_torso=torso, critic_torso=torso)
+    return policy_of("Pendulum-v1", functools.partial(PPO, network=network), [ObservationNormalizer, PreviousStep])
+
+
+def through_torch(monkeypatch):
+    def make(algorithm, transforms, state, numpy_policy, *others):
+        return PolicyRunner(algorithm, transforms, state, None, *others)
+
+    monkeypatch.setattr("alfish.training.policy.PolicyRunner", make)
+
+
+def program(policy, sample=False):
+    return policy._runners[sample]._program
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_numpy_acts_as_torch_does_with_memory_rewards_and_first_rows(monkeypatch, sample):
+    rng = np.random.default_rng(0)
+    calls = [
+        {"observation": rng.normal(size=(3, 3)) / 9, "reward": rng.normal(size=3), "first": rng.random(3) < 0.3}
+        for _ in range(12)
+    ]
+    found = []
+    for translates in (True, False):
+        if not translates:
+            through_torch(monkeypatch)
+        policy = recurrent_policy()
+        torch.manual_seed(1)
+        found.append([policy.act(**call, batched=True, sample=sample) for call in calls])
+        assert (program(policy, sample) is not None) == translates
+    np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_changed_weights_are_seen():
+    policy, other = policy_of("Pendulum-v1", factories=[ObservationNormalizer]), policy_of("Pendulum-v1")
+    observation = np.full(3, 0.01, np.float32)
+    before = policy.act(observation)
+    with torch.no_grad():
+        for parameter in (*policy.algorithm.parameters(), *other.algorithm.parameters()):
+            parameter.mul_(1.5)
+    after = policy.act(observation)
+    assert program(policy) is not None and abs(after - before) > 1e-3
+    np.testing.assert_allclose(after, other.act(observation), rtol=1e-4)
+    for parameter in policy.algorithm.parameters():
+        parameter.data = torch.zeros_like(parameter)  # moved, as a learner does
+    assert policy.act(observation) == [0.0] and program(policy) is not None
+
+
+def test_a_part_that_is_missing_in_some_calls_is_asked_for_where_it_is_read():
+    policy = recurrent_policy()
+    policy.act(np.zeros(3, np.float32))
+    assert program(policy) is not None
+    with pytest.raises(UsageError, match="action depends on the reward of the last action, which it was not given"):
+        policy.act(np.zeros(3, np.float32))
+    policy.act(np.zeros(3, np.float32), reward=1.0)
+    policy = policy_of(Arm, factories=[ObservationNormalizer])
+    policy.act(FULL)
+    assert program(policy) is not None
+    with pytest.raises(UsageError, match=r"action depends on observation\.hidden\.mass, which it was not given"):
+        policy.act({"joints": FULL["joints"], "hidden": {"kind": 2}})
+
+
+def test_a_policy_without_a_privileged_leaf_acts_through_numpy():
+    torso = functools.partial(Torso, encoder=Joints)
+    policy = policy_of(Arm, functools.partial(PPO, network=functools.partial(ActorCritic, actor_torso=torso)))
+    whole = policy.act(FULL)
+    policy.reset()
+    assert policy.act({"joints": FULL["joints"]}) == whole and program(policy) is not None
+
+
+def test_a_leaf_that_only_the_critics_memory_reads_may_be_missing_later():
+    memory = functools.partial(GRU, size=4)
+    actor, critic = functools.partial(Torso, encoder=Joints), functools.partial(Torso, memory=memory)
+    network = functools.partial(ActorCritic, actor_torso=actor, critic_torso=critic)
+    policy = policy_of(Arm, functools.partial(PPO, network=network))
+    whole = policy.act(FULL)
+    assert program(policy) is not None
+    assert [policy.act({"joints": FULL["joints"]}) for _ in range(2)] == [whole, whole]
+
+
+def test_another_number_of_rows_is_translated_after_some_calls():
+    policy = policy_of("Pendulum-v1")
+    policy.act(np.zeros(3, np.float32))
+    for count in range(10):
+        actions = policy.act(np.zeros((2, 3), np.float32), batched=True, first=True)
+        assert actions.shape == (2, 1) and (program(policy) is not None) == (count >= 8)
+
+
+def test_a_copy_of_a_policy_goes_on_alone():
+    policy = recurrent_policy()
+    policy.act(np.ones(3, np.float32))
+    copies = copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))
+    call = {"observation": np.zeros(3, np.float32), "reward": 1.0}
+    expected = policy.act(**call)
+    assert all(one.act(**call) == expected for one in copies)
 
 
 @pytest.mark.parametrize(
