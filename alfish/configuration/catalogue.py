@@ -14,7 +14,7 @@ import alfish
 from alfish.parameters import checking, differences, gin_internals
 from alfish.parameters.kinds import bare, elements, members, words_of
 
-HIDDEN = ("alfish.undescribed",)  # stands for parts that no configuration can name
+HIDDEN = ("alfish.absent", "alfish.undescribed")  # stand for parts that cannot be imported or named
 ARGUMENT = re.compile(r"^  (\w[\w, *]*): (.*(?:\n(?:    .*|$))*)", re.MULTILINE)
 
 

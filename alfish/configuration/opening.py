@@ -2,7 +2,7 @@
 
 import contextlib
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def open_run(root_dir: str | Path, device: str = "cpu", allow_import: Sequence[s
     Raises:
       UsageError: there is no run, one that was not built from gin, or one whose configuration imports another module.
     """
-    with as_directory(root_dir) as directory, _configured_as(run_directory(directory), allow_import):
+    with as_directory(root_dir) as directory, _configured_as(run_directory(directory), allow_import, ["parts"]):
         trainer = _opened_trainer(directory, device)
         try:
             yield trainer
@@ -55,8 +55,10 @@ def _opened_trainer(root_dir: Path, device: str) -> Trainer:
 
 
 @contextlib.contextmanager
-def _configured_as(root_dir: Path, allow_import: Sequence[str]) -> Iterator[None]:
-    """Gives gin the configuration of a run within the context; see `open_run`."""
+def _configured_as(
+    root_dir: Path, allow_import: Sequence[str], may_lack: Collection[reading.Lacking]
+) -> Iterator[None]:
+    """Gives gin the configuration of a run within the context; see `open_run` and `reading.saved`."""
     path = root_dir / CONFIG_FILE
     if not path.is_file() and Checkpoints(root_dir / "checkpoints").steps():
         raise UsageError(
@@ -77,7 +79,7 @@ def _configured_as(root_dir: Path, allow_import: Sequence[str]) -> Iterator[None
         process_preserved(),
         without_chain(),
         opened_to_act(),
-        reading.saved(path, allow_import) as found,
+        reading.saved(path, allow_import, may_lack) as found,
         complete(found),
     ):
         yield
@@ -104,7 +106,8 @@ def load(
         action = policy.act(observation)
 
     Networks and transforms are built for the spaces in the checkpoint, so no environment is built. Checkpoints of older
-    versions contain no spaces; for them the environment is built.
+    versions contain no spaces; for them the environment is built. Other parts of the training, as its environment,
+    rewards, metrics and listeners, may be missing here, or be of modules that are not allowed.
 
     Args:
       root_dir: of `alfish train`; or a packed run: 'run.zip' of `alfish pack`, or 'hf:org/name', which is downloaded
@@ -115,9 +118,10 @@ def load(
         that this process has imported already.
 
     Raises:
-      UsageError: there is no such run or checkpoint, or the configuration imports another module.
+      UsageError: there is no such run or checkpoint, or the policy has a part of another module.
     """
-    with as_directory(root_dir) as directory, _configured_as(run_directory(directory), allow_import):
+    may_lack: list[reading.Lacking] = ["parts", "imports"]  # what the policy does not use
+    with as_directory(root_dir) as directory, _configured_as(run_directory(directory), allow_import, may_lack):
         checkpoints = Checkpoints(directory / "checkpoints")
         steps, state = checkpoints.load(checkpoint, spaces_of_checkpoint)
         spaces = spaces_of_checkpoint(state)

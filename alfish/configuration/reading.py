@@ -2,9 +2,9 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gin
 
@@ -16,6 +16,8 @@ from alfish.parameters import description, differences, gin_internals, imports
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
 from alfish.parameters.gin_internals import Key
 from alfish.runs import trust
+
+Lacking = Literal["parts", "imports"]
 
 
 def read(files: Sequence[str], bindings: Sequence[str]) -> Reading:
@@ -50,12 +52,19 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> Reading:
 
 
 @contextlib.contextmanager
-def saved(path: Path, allow_import: Sequence[str] = ()) -> Iterator[Reading]:
+def saved(path: Path, allow_import: Sequence[str] = (), may_lack: Collection[Lacking] = ()) -> Iterator[Reading]:
     """Parses the configuration that a run saved. It may come from another person, so it is not trusted.
 
     In the context the configuration may import modules of alfish, modules that this process has imported already, and
     those in `allow_import`; also those that it names, if this user has trained it on this machine. The same holds for
     the parts built from it: `make_environment.env_id` imports, too.
+
+    Args:
+      path: of the configuration.
+      allow_import: names of modules.
+      may_lack: 'parts': a part of a `# part:` line may be missing or not allowed; 'imports': the same for modules of
+        import statements. A reference to what they would define raises when it is called, and its bindings are left
+        out. So a policy can be opened without the metrics and environments of its training.
 
     Raises:
       UsageError: it names another module, registers names dynamically, includes a file, or is not gin.
@@ -63,7 +72,7 @@ def saved(path: Path, allow_import: Sequence[str] = ()) -> Iterator[Reading]:
     gin.clear_config()
     _register()
     with trust.restricted(path, allow_import):
-        reader = _Reader([path])
+        reader = _Reader([path], may_lack)
         with gin_internals.preferring("alfish"):  # gin wrote names as short as they were unique then
             reader.read_file(path)
         reader.reading.saved.add(str(path))
@@ -111,19 +120,27 @@ def bound(selector: str, *parameters: str) -> dict[str, Any]:
 class _Reader:
     """Parses texts, and records each binding.
 
+    Args:
+      named: see below.
+      may_lack: see `saved`.
+
     Attributes:
       named: the files that the user named, beside which included files are searched.
       reading: what was read.
     """
 
-    def __init__(self, named: Sequence[Path]) -> None:
-        self.named = named
+    def __init__(self, named: Sequence[Path], may_lack: Collection[Lacking] = ()) -> None:
+        self.named, self._may_lack = named, may_lack
+        self._absent: dict[str, UsageError] = {}  # modules and parts that could not be imported
         self.reading = Reading()
         self._open: list[Path] = []  # files; each but the first is included by the one before
 
     def read_file(self, path: Path) -> None:
-        with self._opened(path), gin_internals.parsing(self._included, self._note):
-            gin.parse_config_file(str(path.resolve()))  # gin takes a name that begins as a package's for a file of it
+        with self._opened(path), gin_internals.parsing(self._included, self._note, self._instead):
+            if self._absent:
+                gin.parse_config(_without_imports(path.read_text(), self._absent), skip_unknown=True)
+            else:  # the whole path, because gin takes a name that begins as a package's for a file of it
+                gin.parse_config_file(str(path.resolve()))
 
     def read_parameter(self, binding: str) -> None:
         """Parses a binding from the command line."""
@@ -139,7 +156,7 @@ class _Reader:
         self._open.append(path)
         try:
             with messages.named(str(path)):
-                _import_names(path.read_text(), str(path))
+                self._absent |= _import_names(path.read_text(), str(path), self._may_lack)
                 yield
         finally:
             self.reading.end(str(self._open.pop()))
@@ -155,6 +172,17 @@ class _Reader:
         with self._opened(path):
             yield path.resolve()
 
+    def _instead(self, name: str) -> str | None:
+        """Returns what an unknown reference stands for: a function that raises; None where nothing may be absent."""
+        if not self._absent:
+            return None
+        last = name.rpartition(".")[2]
+        own = [str(error) for part, error in self._absent.items() if part.rpartition(".")[2] == last]
+        reason = own[0] if own else f"{name} is unknown here: {'; '.join(map(str, self._absent.values()))}"
+        scope = f"absent_{name.replace('.', '_')}"
+        bind({f"{scope}/alfish.absent.reason": reason})
+        return f"{scope}/alfish.absent"
+
     def _note(self, key: Key, parameter: str, value: Any) -> None:
         self.reading.bindings.append(Binding(key, parameter, value, self._layer))
 
@@ -163,23 +191,53 @@ class _Reader:
         return str(self._open[-1]) if self._open else PARAMETER
 
 
-def _import_names(content: str, origin: str) -> None:
-    """Imports the modules that a gin text names, and registers the parts that the description of a Trainer names."""
+def _import_names(content: str, origin: str, may_lack: Collection[Lacking] = ()) -> dict[str, UsageError]:
+    """Imports the modules that a gin text names, and registers the parts that the description of a Trainer names.
+
+    Returns the errors of those that `may_lack` allows to be absent, by the name of the module or part.
+    """
+    absent: dict[str, UsageError] = {}
     for statement in gin_internals.statements(content):
         if gin_internals.is_include(statement) and imports.is_restricted():
             raise UsageError(f"{origin} includes {statement.filename!r}; the configuration of a run is one file")
         if not gin_internals.is_import(statement):
             continue
         if not statement.module.startswith("__gin__."):
-            imports.import_named(statement.module, origin)
+            with _noted(absent, statement.module, "imports" in may_lack):
+                imports.import_named(statement.module, origin)
         elif imports.is_restricted():
             raise UsageError(
                 f"{origin} has `{statement.format()}`, with which it could call any function; the configuration of a "
                 "run may not: decorate its classes and functions with @gin.configurable, and import their modules"
             )
     for module, name in description.PART.findall(content):
-        imports.import_part(module, name, origin)
-        description.register(module, name)
+        with _noted(absent, f"{module}.{name}", "parts" in may_lack):
+            imports.import_part(module, name, origin)
+            description.register(module, name)
+    return absent
+
+
+@contextlib.contextmanager
+def _noted(absent: dict[str, UsageError], name: str, may_lack: bool) -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        if not may_lack:
+            raise
+        absent[name] = error
+
+
+def _without_imports(content: str, absent: Mapping[str, UsageError]) -> str:
+    """Returns a gin text without the import statements of absent modules, which gin would import."""
+    lines = content.split("\n")
+    for statement in gin_internals.statements(content):
+        if gin_internals.is_import(statement) and statement.module in absent:
+            lines[statement.location.line_num - 1] = ""
+    text = "\n".join(lines)
+    for statement in gin_internals.statements(text):
+        if gin_internals.is_import(statement) and statement.module in absent:  # written in an unusual way
+            raise absent[statement.module]
+    return text
 
 
 def _refuse_dynamic_references() -> None:

@@ -120,7 +120,8 @@ def train(
       **settings: parameters of the Trainer by name (`seed=1`), and of other classes with the name of the class
         (`**{"PPO.gamma": 0.98}`). Values are plain values, classes, functions, `functools.partial` of them, and lists
         and dicts of these. A run with other values, or with classes of the program itself, trains, but only that
-        program opens it again.
+        program can train it further or evaluate it; `alfish.load` opens its policy if algorithm, networks and
+        transforms are of modules.
 
     Raises:
       UsageError: a setting does not exist, nothing reads it, or its parameter does not take the value.
@@ -152,7 +153,8 @@ def train(
             objects[name] = value
         if not written.is_whole or "__main__" in written.modules:
             logging.warning(
-                "%s is of this program, so that no other one, and no command, can open the run; move it into a module",
+                "%s is of this program, so that no other one, and no command, can build it; to evaluate or continue "
+                "the run elsewhere, move it into a module",
                 name,
             )
     with (

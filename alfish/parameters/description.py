@@ -111,6 +111,20 @@ def undescribed(*args: Any, what: str = gin.REQUIRED, **kwargs: Any) -> Any:
     )
 
 
+@gin.configurable(module="alfish")
+@checked
+def absent(*args: Any, reason: str = gin.REQUIRED, **kwargs: Any) -> Any:
+    """Replaces a part of a saved configuration that could not be imported, where the policy may not need it.
+
+    Args:
+      reason: sentence of the error.
+
+    Raises:
+      UsageError: always.
+    """
+    raise UsageError(reason)
+
+
 class Writer:
     """Collects the bindings of parts as text.
 

@@ -178,13 +178,18 @@ def is_import(statement: Any) -> bool:
 
 
 @contextlib.contextmanager
-def parsing(find_include: Callable[[str], Any], note: Callable[[Key, str, Any], None]) -> Iterator[None]:
+def parsing(
+    find_include: Callable[[str], Any],
+    note: Callable[[Key, str, Any], None],
+    instead: Callable[[str], str | None] = lambda name: None,
+) -> Iterator[None]:
     """Reports, within the context, the included files and the bindings that gin parses.
 
     Args:
       find_include: context manager that takes the name of an included file and yields its path; the file is parsed
         within it.
       note: called with each binding: key, parameter, value.
+      instead: takes the name of an unknown reference, and returns the one to put in its place; None: it is an error.
     """
     config = importlib.import_module("gin.config")
     parse_file, bind, key_of = (_name_of(name) for name in ("parse_config_file", "bind_parameter", "ParsedBindingKey"))
@@ -198,11 +203,22 @@ def parsing(find_include: Callable[[str], Any], note: Callable[[Key, str, Any], 
         parsed = key_of.parse(key)
         note(parsed.config_key, parsed.arg_name, value)
 
-    config.parse_config_file, config.bind_parameter = parse_included, bind_and_note  # type: ignore[attr-defined]
+    registry, delegate = _name_of("_REGISTRY"), _name_of("ParserDelegate")
+
+    def refer(self: Any, name: str, evaluate: bool) -> Any:
+        bare = name.rpartition("/")[2]
+        known = None if registry.matching_selectors(bare) else instead(bare)
+        return delegate.configurable_reference(self, known or name, evaluate)
+
+    own = type("Delegate", (delegate,), {"configurable_reference": refer})
+    names = "parse_config_file", "bind_parameter", "ParserDelegate"
+    for name, value in zip(names, (parse_included, bind_and_note, own)):
+        setattr(config, name, value)
     try:
         yield
     finally:
-        config.parse_config_file, config.bind_parameter = parse_file, bind  # type: ignore[attr-defined]
+        for name, value in zip(names, (parse_file, bind, delegate)):
+            setattr(config, name, value)
 
 
 @contextlib.contextmanager
