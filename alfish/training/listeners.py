@@ -12,7 +12,7 @@ from alfish import replicas, specs
 from alfish.errors import UsageError
 from alfish.films import FilmSchedule
 from alfish.formatting import significant
-from alfish.parameters import FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, checked
+from alfish.parameters import FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
 from alfish.parameters.kinds import shown
 from alfish.runs.console import ConsoleProgress
 from alfish.runs.files import make_directory, write_atomically
@@ -158,12 +158,16 @@ class Evaluate(Listener):
 class CheckpointSaver(Listener):
     """Saves checkpoints: periodically, at the end, and of the policy with the best evaluation so far.
 
-    Between two periods, a checkpoint of the best policy is saved without the rows of replay, which may be large. It can
-    be evaluated and played (`--checkpoint=best`). A killed run continues from the newest checkpoint that has its rows,
+    A checkpoint is due when the period or `period_minutes` has passed; its name has the clock of the run. Between these,
+    a checkpoint of the best policy is saved without the rows of replay, which may be large. It can be evaluated and
+    played (`--checkpoint=best`). A killed run continues from the newest checkpoint that has its rows,
     or from the newest one if the run saves no rows.
 
     Args:
-      period: clock steps between checkpoints; 0: only at the end, at an interruption, and the best one.
+      period: clock steps between checkpoints; 0: only at the end, at an interruption, and the best one, whatever
+        `period_minutes` is.
+      period_minutes: minutes of training after which a checkpoint is due too, so that a run in a slow environment loses
+        no more; evaluations and saving do not count. None means by steps only.
       keep_last: number of newest checkpoints to keep.
       keep_period: clock steps between checkpoints that are kept permanently; 0: none.
       keep_best: whether to keep the checkpoint with the best mean evaluation return (of equals, the newest). Of several
@@ -176,7 +180,10 @@ class CheckpointSaver(Listener):
         keep_last: PositiveInt = 3,
         keep_period: NonNegativeInt = 0,
         keep_best: bool = True,
+        period_minutes: PositiveFloat | None = 10.0,
     ):
+        self._period_seconds = math.inf if period_minutes is None else 60 * period_minutes
+        self._saved_seconds = 0.0  # `Report.wall_seconds` of the last checkpoint that was due
         self._period, self._keep_last, self._keep_period, self._keep_best = period, keep_last, keep_period, keep_best
         self._next = period
         self._best: float | None = None
@@ -185,6 +192,7 @@ class CheckpointSaver(Listener):
     def start(self, run: Run) -> None:
         checkpoints = run.directory.checkpoints
         checkpoints.keep(self._keep_last, self._keep_period)
+        self._saved_seconds = run.clock.wall_seconds
         if self._best is None or self._best_clock == checkpoints.best():
             return
         # The run continues from an earlier checkpoint, or was killed before it marked the best one.
@@ -194,7 +202,9 @@ class CheckpointSaver(Listener):
             self._best = self._best_clock = None
 
     def after_iteration(self, run: Run, report: Report) -> None:
-        due = report.finished or (bool(self._period) and report.clock >= self._next)
+        # Several learners have one measured time, and save together.
+        waited = report.wall_seconds - self._saved_seconds
+        due = report.finished or (self._period > 0 and (report.clock >= self._next or waited >= self._period_seconds))
         evaluation = report.evaluation
         is_best = False
         if self._keep_best and evaluation is not None and math.isfinite(evaluation.mean):
@@ -204,6 +214,8 @@ class CheckpointSaver(Listener):
         is_repeated = run.interrupted_by is not None and run.is_saved and not report.is_missed
         if is_repeated or not (due or is_best or report.is_missed):
             return
+        if due:
+            self._saved_seconds = report.wall_seconds
         if due and self._period:
             self._next = (report.clock // self._period + 1) * self._period
         # What was missed is saved at once, so that a later process does not repeat it. Replay did not change since.

@@ -27,7 +27,8 @@ from alfish.algorithms.acting import ModeSwitch
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.rl_algorithm import UnrollUse
-from alfish.batches import EpochBatches
+from alfish.algorithms.sac import SAC
+from alfish.batches import EpochBatches, ReplayBatches
 from alfish.compiler import kernels
 from alfish.environments import VectorEnvironment, make_environment
 from alfish.environments.toy import Bandit, OneState, Stamped, TensorPointMass
@@ -811,6 +812,71 @@ def test_checkpoints_come_at_their_period_and_at_the_end(tmp_path):
     trainer.train()
     assert [r.env_steps for r in recorder.reports] == [16, 32, 48, 64, 80, 96, 112]
     assert saved == [48, 80, 112]
+
+
+class Slow(Listener):
+    """Makes each iteration as long as it says, in minutes."""
+
+    def __init__(self, minutes):
+        self._minutes = minutes
+
+    def after_iteration(self, trainer, report):
+        trainer.clock.wall_seconds += 60 * self._minutes[report.iterations - 1]
+        report.wall_seconds = trainer.clock.wall_seconds
+
+
+@pytest.mark.parametrize(
+    ("minutes", "options", "expected"),
+    [
+        ([4] * 7, {}, [48, 96, 112]),
+        ([4] * 7, {"period": 64}, [48, 64, 112]),
+        ([25] * 4, {}, [16, 32, 48, 64]),  # iterations that are longer than the period
+        ([4] * 7, {"period_minutes": 20.0}, [80, 112]),
+        ([25] * 4, {"period_minutes": None}, [64]),
+        ([25] * 4, {"period": 0}, [64]),
+        ([1] * 9, {}, [144]),  # short runs are as they were
+    ],
+)
+def test_checkpoints_come_after_minutes_too(tmp_path, minutes, options, expected):
+    saved = []
+    listeners = [Slow(minutes), CheckpointSaver(**options)]
+    trainer = make(tmp_path, OneState, {"length": 100}, num_iterations=len(minutes), listeners=listeners)
+    save = trainer.save
+    trainer.save = lambda **given: (saved.append((trainer.clock.env_steps, given["rows"])), save(**given))[1]
+    trainer.train()
+    assert saved == [(steps, True) for steps in expected]
+    kept = [int(path.stem.rpartition("-")[2]) for path in sorted((tmp_path / "checkpoints").glob("checkpoint-*.pt"))]
+    assert kept == expected[-3:]
+
+
+def test_the_minutes_before_a_resume_do_not_count_again(tmp_path, monkeypatch):
+    saved = []
+
+    def note(trainer, save, **options):
+        saved.append(trainer.clock.iterations)
+        return save(**options)
+
+    for num_iterations in (2, 4):
+        listeners = [Slow([9] * 4), CheckpointSaver()]
+        trainer = make(tmp_path, OneState, {"length": 100}, num_iterations=num_iterations, listeners=listeners)
+        monkeypatch.setattr(trainer, "save", functools.partial(note, trainer, trainer.save))
+        trainer.train()
+    assert saved == [2, 4]
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+def test_checkpoints_change_no_bits_of_training(tmp_path, algorithm):
+    found = []
+    for name, listeners in (("none", []), ("each", [CheckpointSaver(1)])):
+        if algorithm == "ppo":
+            trainer = make(tmp_path / name, num_iterations=5, listeners=listeners)
+        else:
+            batches = functools.partial(ReplayBatches, capacity=500, batch_size=8, warmup_env_steps=20)
+            options = {"batches": batches, "unroll_length": 4, "algorithm": SAC, "num_iterations": 20}
+            trainer = make(tmp_path / name, "Pendulum-v1", listeners=listeners, **options)
+        trainer.train()
+        found.append([*trainer.algorithm.parameters(), *trainer.algorithm.buffers(), torch.rand(2)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_evaluations_come_at_their_period_and_at_the_end_and_are_kept_by_episode(tmp_path):
