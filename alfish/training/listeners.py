@@ -158,7 +158,7 @@ class Evaluate(Listener):
 class CheckpointSaver(Listener):
     """Saves checkpoints: periodically, at the end, and of the policy with the best evaluation so far.
 
-    A checkpoint is due when the period or `period_minutes` has passed; its name has the clock of the run. Between these,
+    A checkpoint is due when the period or `period_minutes` has passed; its name has the clock of the run. Between them,
     a checkpoint of the best policy is saved without the rows of replay, which may be large. It can be evaluated and
     played (`--checkpoint=best`). A killed run continues from the newest checkpoint that has its rows,
     or from the newest one if the run saves no rows.
