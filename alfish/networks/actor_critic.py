@@ -13,6 +13,7 @@ from alfish.data import TimeStep
 from alfish.distributions import Distribution
 from alfish.nest import Nest
 from alfish.networks.heads import PolicyHead, head_masks, policy_of
+from alfish.networks.images import is_image
 from alfish.networks.layers import orthogonal
 from alfish.networks.torsos import Torso
 from alfish.parameters import checked
@@ -38,7 +39,8 @@ class ActorCritic(nn.Module):
       actor_torso, critic_torso: take the observation spec; gin scopes bind them separately (`@actor/Torso`).
       policy_head: takes the torso's output size and the action spec. Its `forward` takes features and, if the
         observation has an action mask, the mask of each leaf of the action.
-      shared_torso: whether the critic uses the actor's torso; critic_torso is then not built.
+      shared_torso: whether the critic uses the actor's torso; critic_torso is then not built. None: if a leaf of the
+        observation is an image, whose encoder is most of a torso, and actor_torso and critic_torso are the same.
     """
 
     def __init__(
@@ -49,11 +51,13 @@ class ActorCritic(nn.Module):
         actor_torso: Callable[[Nest], Any] = Torso,
         critic_torso: Callable[[Nest], Any] = Torso,
         policy_head: Callable[[int, Nest], nn.Module] = PolicyHead,
-        shared_torso: bool = False,
+        shared_torso: bool | None = None,
     ):
         super().__init__()
         self.actor_torso: Any = build_torso(actor_torso, "ActorCritic.actor_torso", observation_spec)
         self.critic_torso: Any = None
+        if shared_torso is None:
+            shared_torso = actor_torso == critic_torso and any(map(is_image, nest.leaves(observation_spec)))
         if not shared_torso:
             self.critic_torso = build_torso(critic_torso, "ActorCritic.critic_torso", observation_spec)
         size = self.actor_torso.output_size

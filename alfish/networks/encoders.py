@@ -1,9 +1,8 @@
 """Encoders, which map an observation nest to one feature vector.
 
-The space of a leaf chooses its encoder. Images get a CNN, Discrete and MultiDiscrete leaves become one-hot, and other
-leaves are flattened to float. An image is a Box of three dimensions that is uint8 or has at least 36 x 36 pixels. Its
-size chooses the CNN: `NatureCNN` from 36 x 36, `SmallCNN` from 3 x 3; smaller images are flattened. A bounded integer
-Box is divided by the largest absolute number of its space, so that it lies in [-1, 1].
+A leaf's space chooses its encoder. Discrete and MultiDiscrete leaves become one-hot. Images (`networks.images`) get
+a CNN by their size: `NatureCNN` from 36 x 36, `SmallCNN` from 3 x 3. All others are flattened to float; each entry of a
+bounded integer Box is divided by its largest absolute number, and the pixels of an image by one number.
 """
 
 import itertools
@@ -19,7 +18,7 @@ from torch import nn
 from alfish import nest
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.networks.images import encoder_by_size, integer_scale, is_image
+from alfish.networks.images import bound_scale, encoder_by_size, is_image
 from alfish.parameters import checked
 from alfish.parameters.parts import build_network
 from alfish.specs import ActionMask
@@ -91,12 +90,16 @@ class Encoder(nn.Module):
 @gin.configurable(module="alfish.networks")
 @checked
 class Flat(nn.Module):
-    """Flattens a leaf to float32; a bounded integer Box is scaled to lie in [-1, 1]."""
+    """Flattens a leaf to float32; each entry of a bounded integer Box is scaled to lie in [-1, 1]."""
 
     def __init__(self, spec: spaces.Space):
         super().__init__()
         self._ndim = len(spec.shape or ())
-        self._scale = integer_scale(spec)
+        scale = bound_scale(spec)
+        if np.all(scale == scale.flat[0]):
+            self._scale = float(scale.flat[0])
+        else:
+            self.register_buffer("_scale", torch.from_numpy(scale.astype(np.float32)), persistent=False)
         self.output_size = int(np.prod(spec.shape or ()))
 
     def forward(self, leaf: torch.Tensor) -> torch.Tensor:

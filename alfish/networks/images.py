@@ -1,4 +1,8 @@
-"""Encoders of images: convolutions and a linear layer. `specs.has_channels_last` tells where the channels are."""
+"""Encoders of images: convolutions and a linear layer. `specs.has_channels_last` tells where the channels are.
+
+An image is [H, W, C] or [C, H, W], a grey image [H, W], or a stack [S, ...] of images with channels, which is one image
+of S * C channels.
+"""
 
 import math
 from collections.abc import Sequence
@@ -19,11 +23,25 @@ from alfish.parameters import PositiveInt, checked
 BLOCK = 1 << 22
 
 
+# Grey images [H, W] have at least this height and width; a smaller Box is a vector or a table.
+SMALLEST_GREY = 8
+
+
 def is_image(spec: spaces.Space) -> bool:
-    """Returns True if a leaf is a Box of three dimensions, of uint8 or with at least 36 x 36 pixels."""
-    if not isinstance(spec, spaces.Box) or len(spec.shape) != 3:
+    """Returns True if a leaf is a Box of three or four dimensions that has pixels or at least 36 x 36 entries.
+
+    It has pixels if it is of uint8, or of floats with the bounds 0 and 255. A Box of two dimensions is an image if it
+    has pixels, 8 x 8 or more.
+    """
+    if not isinstance(spec, spaces.Box) or len(spec.shape) not in (2, 3, 4):
         return False
-    return spec.dtype == np.uint8 or sorted(spec.shape)[1] >= 36
+    if len(spec.shape) == 2:
+        return _has_pixels(spec) and min(spec.shape) >= SMALLEST_GREY
+    return _has_pixels(spec) or sorted(spec.shape[-3:])[1] >= 36
+
+
+def _has_pixels(spec: spaces.Box) -> bool:
+    return spec.dtype == np.uint8 or (specs.is_float(spec) and bool(np.all(spec.low == 0) and np.all(spec.high == 255)))
 
 
 def encoder_by_size(spec: spaces.Space) -> type["_ImageEncoder"] | None:
@@ -35,16 +53,20 @@ def encoder_by_size(spec: spaces.Space) -> type["_ImageEncoder"] | None:
 
 
 class _ImageEncoder(nn.Module):
-    """Reshapes `[*, H, W, C]` or `[*, C, H, W]` to `[N, C, H, W]`, scales it to [0, 1], and encodes it."""
+    """Reshapes images to `[N, C, H, W]`, scales them by the common bound of their pixels, and encodes them."""
 
     body: nn.Module
 
     def __init__(self, spec: spaces.Box, output_size: int):
         super().__init__()
-        if len(spec.shape) != 3:
-            raise UsageError(f"{type(self).__name__} encodes images [H, W, C] or [C, H, W], not a leaf of {spec.shape}")
-        self._channels_last = specs.has_channels_last(spec.shape)
-        self._scale = integer_scale(spec)
+        self._ndim = len(spec.shape)
+        if self._ndim not in (2, 3, 4):
+            raise UsageError(
+                f"{type(self).__name__} encodes images [H, W, C], [C, H, W] or [H, W], and stacks [S, ...] of those "
+                f"with channels, not a leaf of {spec.shape}"
+            )
+        self._channels_last = self._ndim > 2 and specs.has_channels_last(spec.shape[-3:])
+        self._scale = 1 / 255 if specs.is_float(spec) and _has_pixels(spec) else float(np.min(bound_scale(spec)))
         self.output_size = output_size
         self.image_shape = _image_shape(spec)
 
@@ -56,17 +78,21 @@ class _ImageEncoder(nn.Module):
         return nn.Sequential(layers, orthogonal(nn.Linear(flat_size, self.output_size)), nn.ReLU())
 
     def forward(self, leaf: torch.Tensor) -> torch.Tensor:
-        images = leaf.reshape(-1, *leaf.shape[-3:])
+        images = leaf.reshape(-1, *leaf.shape[-self._ndim :])
         rows = max(1, BLOCK // math.prod(self.image_shape))
         if len(images) > rows and images.device.type == "cpu" and not torch.is_grad_enabled():
             features = torch.cat([self._encode(block) for block in images.split(rows)])
         else:
             features = self._encode(images)
-        return features.reshape(*leaf.shape[:-3], self.output_size)
+        return features.reshape(*leaf.shape[: -self._ndim], self.output_size)
 
     def _encode(self, images: torch.Tensor) -> torch.Tensor:
+        if self._ndim == 2:
+            images = images.unsqueeze(1)
         if self._channels_last:
             images = images.movedim(-1, -3)
+        if self._ndim == 4:
+            images = images.flatten(1, 2)
         # Convolutions on a CPU take a third less time where a pixel's channels are neighbours in memory. The layout is
         # changed first, because bytes move faster than floats.
         if images.device.type == "cpu":
@@ -77,7 +103,10 @@ class _ImageEncoder(nn.Module):
 @gin.configurable(module="alfish.networks")
 @checked
 class NatureCNN(_ImageEncoder):
-    """Three convolutions and a linear layer. Source: Mnih et al., 2015, Methods."""
+    """Three convolutions and a linear layer. Source: Mnih et al., 2015, Methods.
+
+    For images larger than 99 x 99, 3 x 3 convolutions of stride 2 follow, until 8 x 8 numbers in a channel are left.
+    """
 
     def __init__(self, spec: spaces.Box, output_size: PositiveInt = 512):
         super().__init__(spec, output_size)
@@ -89,6 +118,10 @@ class NatureCNN(_ImageEncoder):
         layers: list[nn.Module] = []
         for inputs, outputs, kernel, stride in ((channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)):
             layers += [orthogonal(nn.Conv2d(inputs, outputs, kernel, stride)), nn.ReLU()]
+            height, width = ((side - kernel) // stride + 1 for side in (height, width))
+        while max(height, width) > 8:
+            layers += [orthogonal(nn.Conv2d(64, 64, 3, 2, padding=1)), nn.ReLU()]
+            height, width = (-(-side // 2) for side in (height, width))
         self.body = self.with_linear(layers)
 
 
@@ -99,12 +132,16 @@ class SmallCNN(_ImageEncoder):
 
     Args:
       spec: the image's space, of any size.
-      channels: of each convolution.
+      channels: channels of each convolution. None: 16, 32, and then 64 until 7 x 7 numbers in a channel are left, which
+        needs no more than two convolutions up to 14 x 14 pixels.
       output_size: features.
     """
 
-    def __init__(self, spec: spaces.Box, channels: Sequence[PositiveInt] = (16, 32), output_size: PositiveInt = 256):
+    def __init__(self, spec: spaces.Box, channels: Sequence[PositiveInt] | None = None, output_size: PositiveInt = 256):
         super().__init__(spec, output_size)
+        if channels is None:
+            count = max(1, math.ceil(math.log2(max(self.image_shape[1:]) / 7)))
+            channels = (16, 32, *[64] * (count - 1))
         layers: list[nn.Module] = []
         for inputs, outputs in zip((self.image_shape[0], *channels), channels):
             layers += [orthogonal(nn.Conv2d(inputs, outputs, 3, 2 if layers else 1, padding=1)), nn.ReLU()]
@@ -146,12 +183,20 @@ class _Residual(nn.Module):
 def _image_shape(spec: spaces.Space) -> tuple[int, ...]:
     """Returns channels, height and width."""
     assert spec.shape is not None
-    return (spec.shape[2], *spec.shape[:2]) if specs.has_channels_last(spec.shape) else tuple(spec.shape)
+    if len(spec.shape) == 2:
+        return (1, *spec.shape)
+    *stack, first, middle, last = spec.shape
+    shape = (last, first, middle) if specs.has_channels_last((first, middle, last)) else (first, middle, last)
+    return (math.prod(stack) * shape[0], *shape[1:])
 
 
-def integer_scale(spec: spaces.Space) -> float:
-    """Returns the factor that scales a bounded integer Box to [-1, 1], or to [0, 1] if its low is 0; else 1."""
-    if not isinstance(spec, spaces.Box) or not np.issubdtype(spec.dtype, np.integer) or not spec.is_bounded("both"):
-        return 1.0
-    largest = max(abs(float(np.max(spec.high))), abs(float(np.min(spec.low))))
-    return 1.0 / largest if 0 < largest < np.iinfo(np.int32).max else 1.0
+def bound_scale(spec: spaces.Space) -> np.ndarray:
+    """Returns factors of the shape of an integer Box, which scale each entry to [-1, 1], or to [0, 1] if its low is 0.
+
+    The factor of an entry without two bounds is 1, and so are all of another leaf.
+    """
+    if not isinstance(spec, spaces.Box) or not np.issubdtype(spec.dtype, np.integer):
+        return np.ones(spec.shape or ())
+    bound = np.maximum(np.abs(spec.low.astype(np.float64)), np.abs(spec.high.astype(np.float64)))
+    is_bounded = spec.bounded_below & spec.bounded_above & (bound > 0) & (bound < np.iinfo(np.int32).max)
+    return np.where(is_bounded, 1.0 / np.where(is_bounded, bound, 1.0), 1.0)

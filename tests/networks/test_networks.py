@@ -1,5 +1,6 @@
 import math
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -112,13 +113,22 @@ def test_integers_are_scaled_by_the_largest_of_their_space_and_floats_are_not(sp
     assert Flat(space)(leaf).tolist() == [pytest.approx([expected, expected])]
 
 
+def test_each_entry_of_a_flat_leaf_is_scaled_by_its_own_bound():
+    low, high = np.array([0, -4, 0, 0]), np.array([1, 2, 10**6, np.iinfo(np.int64).max])
+    flat = Flat(spaces.Box(low, high, dtype=np.int64))
+    assert flat(torch.tensor([[1, 2, 10**6, 7]])).tolist() == [[1.0, 0.5, 1.0, 7.0]]
+    assert not flat.state_dict()
+    table = Flat(spaces.Box(np.zeros((2, 2), np.int8), np.array([[1, 2], [4, 8]], np.int8), dtype=np.int8))
+    assert table(torch.tensor([[[1, 1], [1, 1]]], dtype=torch.int8)).tolist() == [[1.0, 0.5, 0.25, 0.125]]
+
+
 @pytest.mark.parametrize("cnn", [NatureCNN, ImpalaCNN, SmallCNN])
-@pytest.mark.parametrize("high", [255, 100])
-def test_an_image_reaches_the_convolutions_between_zero_and_one(cnn, high):
+@pytest.mark.parametrize("high, dtype", [(255, np.uint8), (100, np.uint8), (255, np.float32)])
+def test_an_image_reaches_the_convolutions_between_zero_and_one(cnn, high, dtype):
     seen = []
-    encoder = cnn(spaces.Box(0, high, (36, 36, 1), np.uint8))
+    encoder = cnn(spaces.Box(0, high, (36, 36, 1), dtype))
     encoder.body.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-    encoder(torch.full((2, 36, 36, 1), high, dtype=torch.uint8))
+    encoder(torch.full((2, 36, 36, 1), high, dtype=torch.uint8 if dtype == np.uint8 else torch.float32))
     assert seen[0].shape == (2, 1, 36, 36)
     torch.testing.assert_close(seen[0], torch.ones(2, 1, 36, 36))
 
@@ -139,8 +149,60 @@ def test_a_leaf_is_an_image_by_its_shape_and_dtype():
     assert is_image(spaces.Box(0, 255, (10, 10, 3), np.uint8))
     assert is_image(spaces.Box(-1, 1, (3, 64, 48), np.float32))
     assert not is_image(spaces.Box(-1, 1, (3, 8, 8), np.float32))
-    assert not is_image(spaces.Box(0, 255, (84, 84), np.uint8))
     assert not is_image(spaces.Discrete(3))
+    assert is_image(spaces.Box(0, 255, (84, 84), np.uint8)) and is_image(spaces.Box(0, 255, (8, 8), np.float32))
+    assert not is_image(spaces.Box(0, 255, (7, 84), np.uint8)) and not is_image(spaces.Box(0, 1, (84, 84), np.float32))
+    assert is_image(spaces.Box(0, 255, (4, 10, 10, 3), np.uint8))
+    assert is_image(spaces.Box(0, 255, (3, 8, 8), np.float32))
+    assert not is_image(spaces.Box(0, 255, (64,), np.uint8))
+
+
+@pytest.mark.parametrize(("shape", "channels"), [((14, 11), 1), ((4, 14, 11, 3), 12), ((4, 3, 14, 11), 12)])
+def test_grey_images_and_stacks_have_the_channels_of_one_image(shape, channels):
+    space = spaces.Box(0, 255, shape, np.uint8)
+    torch.manual_seed(0)
+    (encoder,) = Encoder(space).encoders
+    assert isinstance(encoder, SmallCNN) and encoder.image_shape == (channels, 14, 11)
+    leaf = torch.randint(256, (5, 2, *shape), dtype=torch.uint8)
+    frames = leaf if len(shape) == 2 else leaf.movedim(-1, -3) if shape[-1] == 3 else leaf
+    plain = SmallCNN(spaces.Box(0, 255, (14, 11, channels), np.uint8))
+    plain.load_state_dict(encoder.state_dict())
+    torch.testing.assert_close(encoder(leaf), plain(frames.reshape(5, 2, channels, 14, 11).movedim(-3, -1)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "most"),
+    [((32, 32, 3), 400_000), ((20, 200, 3), 500_000), ((64, 64, 3), 700_000), ((84, 84, 4), 1_690_000)]
+    + [((96, 96, 3), 2_200_000), ((210, 160, 3), 1_690_000), ((480, 640, 3), 1_690_000), ((35, 35, 1), 500_000)],
+)
+def test_an_image_of_any_size_has_an_encoder_of_sensible_size(shape, most):
+    encoder = Encoder(spaces.Box(0, 255, shape, np.uint8))
+    assert 0.3 * most < sum(parameter.numel() for parameter in encoder.parameters()) < most
+
+
+@pytest.mark.parametrize("side", [3, 7, 10, 14])
+def test_small_images_have_two_convolutions(side):
+    space = spaces.Box(0, 255, (side, side, 3), np.uint8)
+    shapes = [
+        [parameter.shape for parameter in SmallCNN(space, channels).parameters()] for channels in (None, (16, 32))
+    ]
+    assert shapes[0] == shapes[1]
+
+
+def test_actor_and_critic_share_the_torso_of_an_image_unless_they_differ():
+    image, vector = spaces.Box(0, 255, (10, 10, 3), np.uint8), spaces.Box(-1, 1, (3,))
+    own = partial(Torso, mlp=partial(MLP, layers=(4,)))
+    for spec, options, shares in (
+        (image, {}, True),
+        ({"camera": image, "speed": vector}, {}, True),
+        (vector, {}, False),
+        (image, {"critic_torso": own}, False),
+        (image, {"actor_torso": own, "critic_torso": own}, True),
+        (image, {"shared_torso": False}, False),
+        (vector, {"shared_torso": True}, True),
+    ):
+        network = ActorCritic(spec, spaces.Discrete(2), specs.reward_spec(), **options)
+        assert (network.critic_torso is None) == shares, options
 
 
 def test_digits_become_one_hot_codes_side_by_side():
@@ -208,7 +270,7 @@ def test_images_that_do_not_fit_are_refused_with_a_remedy():
         NatureCNN(spaces.Box(0, 255, (10, 12, 3), np.uint8))
     assert ImpalaCNN(spaces.Box(0, 255, (10, 12, 3), np.uint8)).output_size == 256
     with pytest.raises(UsageError, match="ImpalaCNN encodes images"):
-        ImpalaCNN(spaces.Box(0, 255, (10, 12), np.uint8))
+        ImpalaCNN(spaces.Box(0, 255, (10,), np.uint8))
 
 
 @pytest.mark.parametrize("leading", [(2,), (3, 2), (1, 6)])
