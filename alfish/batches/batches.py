@@ -1,6 +1,7 @@
 """Interface of a source of batches to the trainer, and of its minibatches to the learner."""
 
 import abc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -40,7 +41,7 @@ class Minibatches(NamedTuple):
 
 
 class Batches(abc.ABC):
-    """A source of batches. The trainer calls `bind` once, `start` before a run, then `add` and `chunks` in iterations.
+    """A source of batches. The trainer calls `plan` and `bind` once, `start` before a run, then `add` and `chunks`.
 
     Attributes:
       on_policy: whether it yields only rows of the current policy.
@@ -48,7 +49,7 @@ class Batches(abc.ABC):
       acts: whether it receives rows of environments.
       stores_states: whether it needs the state of each row (`StatefulInfo`); known after `bind`.
       outlasts_acting: whether it has rows to train on after acting has ended.
-      warmup_env_steps: environment steps before the first update.
+      warmup_env_steps: environment steps before the first update; known after `plan`.
       updates_per_iteration: mean number of minibatches for an unroll; known after `bind`.
       rows_per_update: number of rows in a minibatch, without the last one of each window; known after `bind`.
     """
@@ -60,6 +61,13 @@ class Batches(abc.ABC):
     warmup_env_steps = 0
     updates_per_iteration = 1.0
     rows_per_update = 1
+
+    def plan(self, num_env_steps: float) -> None:
+        """Sets what depends on the length of the run. Default: nothing does.
+
+        Args:
+          num_env_steps: environment steps that the budget allows, of all learners; inf if it does not say.
+        """
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         """Connects the source to the other parts of a run.
@@ -89,6 +97,19 @@ class Batches(abc.ABC):
     def acts_at_random(self, env_steps: int) -> bool:
         """Returns whether the next unroll uses the algorithm's `random_action`."""
         return False
+
+    def updates_until(self, steps: int) -> float:
+        """Returns the number of updates from now to this step of the run's clock. Default: inf, it is not known.
+
+        Args:
+          steps: of the run's clock, at the end of an iteration.
+        """
+        return math.inf
+
+    @property
+    def few_rows(self) -> str:
+        """A sentence that says that an unroll has too few rows for the updates on it; empty: it has enough."""
+        return ""
 
     @abc.abstractmethod
     def add(self, experience: Experience) -> None:

@@ -17,6 +17,8 @@ from alfish.nest import Nest
 from alfish.parameters import PositiveInt, Range, checked
 from alfish.transforms import Transforms
 
+FEW_ROWS = 256  # of an unroll with several epochs, below which updates follow chance
+
 
 @gin.configurable(module="alfish")
 @checked
@@ -74,7 +76,8 @@ class EpochBatches(Batches):
             )
         self.stores_states = self._sequence_length < unroll_length
         num_envs *= replicas.size()
-        rows, size = int(unroll_length) * num_envs, self._given_size
+        self._rows = rows = int(unroll_length) * num_envs
+        size = self._given_size
         self._minibatch_size = None if size is None else replicas.fraction(size, "EpochBatches.minibatch_size")
         self.updates_per_iteration, self.rows_per_update = float(self._num_epochs), (size or rows) // replicas.size()
         if size is None:
@@ -96,6 +99,16 @@ class EpochBatches(Batches):
                 f"a multiple of {whole} {self._sequence_length}{of_learners}"
             )
         self.updates_per_iteration *= rows / size
+
+    @property
+    def few_rows(self) -> str:
+        if self._num_epochs == 1 or self._rows >= FEW_ROWS:
+            return ""
+        return (
+            f"An unroll has {self._rows} rows, few for {self._num_epochs} epochs of updates: raise "
+            "make_environment.num_envs or Trainer.unroll_length (ppo.gin has 2048 rows), or lower "
+            "EpochBatches.num_epochs"
+        )
 
     def add(self, experience: Experience) -> None:
         self._experience = nest.tensors(experience, self.algorithm.progress.device)

@@ -21,6 +21,8 @@ from alfish.parameters.devices import device_named
 from alfish.replay import HindsightReplay, RingBuffer, Sampler, Uniform
 from alfish.transforms import Transforms
 
+MOST_ROWS = 1_000_000  # of the default capacity
+
 
 @gin.configurable(module="alfish")
 @checked
@@ -35,14 +37,16 @@ class ReplayBatches(SequenceBatches):
     recorded data and continue with the collected rows.
 
     Args:
-      capacity: number of rows to store, of all environments together.
+      capacity: number of rows to store, of all environments together; None: the budget's environment steps, at most
+        1,000,000.
       batch_size: windows of an update.
       window_length: rows of a window: one more than the n of n-step returns; with memory, one more than the rows that
         train.
       updates_per_env_step: gradient steps for each environment step after warm-up; may be below 1.
       warmup_env_steps: environment steps for which no updates are made. Actions are the algorithm's `random_action`,
         uniform by default, or the policy's after offline updates. Updates that are due before replay holds a batch are
-        made when it does.
+        made when it does. None: a tenth of the budget's environment steps, from one batch to 10,000, or 1000 if the
+        budget is not one of steps; at most the capacity.
       state_period: with memory, stores one state in this many rows of an environment; windows start there.
       burn_in: with memory, rows before the window that only bring the state up to date.
       sampler: of windows: `Uniform`, `Prioritized` or `Epochs`.
@@ -55,19 +59,19 @@ class ReplayBatches(SequenceBatches):
       max_chunk_size: largest number of updates whose windows are drawn at once; they use the priorities from before.
       device: of the rows; None: the algorithm's device.
       directory: stores rows in memory-mapped files there, whose disk space is taken at the start; None: in memory.
-      save: whether checkpoints save the rows. If they do not, a resumed run acts with its policy for
-        `warmup_env_steps` before it trains.
+      save: whether checkpoints save the rows. If they do not, a resumed run acts before it trains, for what is left
+        of the warm-up, or for as many steps again if that is at most a tenth of what is left of the budget.
     """
 
     on_policy = False
 
     def __init__(
         self,
-        capacity: PositiveInt = 1_000_000,
+        capacity: PositiveInt | None = None,
         batch_size: PositiveInt = 256,
         window_length: Annotated[int, Range(2)] = 2,
         updates_per_env_step: PositiveFloat = 1.0,
-        warmup_env_steps: NonNegativeInt = 1000,
+        warmup_env_steps: NonNegativeInt | None = None,
         state_period: PositiveInt = 8,
         burn_in: NonNegativeInt = 0,
         sampler: Callable[[], Sampler] = Uniform,
@@ -88,19 +92,22 @@ class ReplayBatches(SequenceBatches):
                 f"ReplayBatches.offline_updates is {offline_updates}, and there are no data; bind "
                 "ReplayBatches.offline = @OfflineBuffer"
             )
-        if capacity < warmup_env_steps:
-            raise UsageError(
-                f"ReplayBatches.capacity is {capacity}, less than the {warmup_env_steps} steps of warm-up; raise it"
-            )
-        self._capacity = replicas.fraction(capacity, "ReplayBatches.capacity")
+        self._capacity = None if capacity is None else replicas.fraction(capacity, "ReplayBatches.capacity")
         self._batch_size, self._state_period = replicas.fraction(batch_size, "ReplayBatches.batch_size"), state_period
         self._num_recorded = 0 if offline is None else _num_recorded(self._batch_size, offline_fraction)
         self._schedule = UpdateSchedule(updates_per_env_step, warmup_env_steps, offline_updates)
-        self.warmup_env_steps = warmup_env_steps
         self._sampler, self._hindsight, self.outlasts_acting = sampler, hindsight, not clear_after_use
         self._offline, self._offline_sampler = offline, offline_sampler
         self._max_chunk_size, self._device, self._directory, self._saves = max_chunk_size, device, directory, save
         self._recorded: SequenceSampler | None = None  # see `start`
+
+    @property
+    def warmup_env_steps(self) -> int:  # type: ignore[override]
+        return self._schedule.warmup_env_steps
+
+    def plan(self, num_env_steps: float) -> None:
+        most = math.inf if self._capacity is None else self._capacity * replicas.size()
+        self._schedule.plan(num_env_steps, self._batch_size * replicas.size(), most)
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
@@ -119,18 +126,18 @@ class ReplayBatches(SequenceBatches):
         num_rows = self.num_rows
         # If rows before the first one are missing, the next stored state is up to a period later.
         needed = num_envs * (num_rows + transforms.look_back + (state_period or 0))
-        if self._capacity < needed:
+        num_stored = self._num_stored(needed, num_envs * math.ceil(unroll_length))
+        if num_stored < needed:
             raise UsageError(
-                f"ReplayBatches.capacity is {self._capacity}, too little for one window of {num_rows} rows "
+                f"ReplayBatches.capacity is {num_stored}, too little for one window of {num_rows} rows "
                 f"of each of {num_envs} environments; raise it"
             )
-        needed_in_all = replicas.size() * max(needed, self._batch_size - self._num_recorded)
-        self._schedule.first_env_steps = max(self.warmup_env_steps, needed_in_all)
-        if math.ceil(unroll_length) > self._capacity // num_envs:
+        if math.ceil(unroll_length) > num_stored // num_envs:
             raise UsageError(
                 f"Trainer.unroll_length is {unroll_length}, and ReplayBatches.capacity keeps "
-                f"{self._capacity // num_envs} rows of each of {num_envs} environments; raise the capacity"
+                f"{num_stored // num_envs} rows of each of {num_envs} environments; raise the capacity"
             )
+        self._schedule.needed_env_steps = replicas.size() * max(needed, self._batch_size - self._num_recorded)
         if not self.outlasts_acting and unroll_length < num_rows + transforms.look_back:
             raise UsageError(
                 f"ReplayBatches.clear_after_use leaves the {unroll_length} rows of an unroll for windows of {num_rows} "
@@ -149,7 +156,7 @@ class ReplayBatches(SequenceBatches):
         directory = None if self._directory is None else replicas.own_directory(self._directory)
         try:
             self.buffer = RingBuffer(
-                self._capacity,
+                num_stored,
                 num_envs,
                 device,
                 directory,
@@ -160,7 +167,7 @@ class ReplayBatches(SequenceBatches):
             )
         except MemoryError as error:
             raise UsageError(
-                f"ReplayBatches.capacity is {self._capacity:,}, more rows than there is memory for ({error}); lower it"
+                f"ReplayBatches.capacity is {num_stored:,}, more rows than there is memory for ({error}); lower it"
             ) from error
         self._collected = SequenceSampler(self.buffer, self._sampler, self._hindsight, algorithm, transforms, num_rows)
 
@@ -246,8 +253,29 @@ class ReplayBatches(SequenceBatches):
           How many environment steps to act before there is training again.
         """
         self.buffer.clear()  # a file with other content may have been loaded in part
-        self._schedule.resume_without_rows(steps)
-        return self._schedule.first_env_steps
+        return self._schedule.resume_without_rows(steps)
+
+    def updates_until(self, steps: int) -> int:
+        return self._schedule.num_until(steps)
+
+    def _num_stored(self, window_rows: int, unroll_rows: int) -> int:
+        """Returns the number of rows that this learner stores.
+
+        Args:
+          window_rows, unroll_rows: number of rows of one window of each environment, and of one unroll; what is stored
+            by default has room for both.
+
+        Raises:
+          UsageError: the capacity that was given is less than the warm-up.
+        """
+        warmup = self.warmup_env_steps
+        if self._capacity is None:
+            planned = max(int(min(MOST_ROWS, self._schedule.num_env_steps)), warmup)
+            return max(math.ceil(planned / replicas.size()), window_rows, unroll_rows)
+        capacity = self._capacity * replicas.size()
+        if capacity < warmup:
+            raise UsageError(f"ReplayBatches.capacity is {capacity}, less than the {warmup} steps of warm-up; raise it")
+        return self._capacity
 
 
 def _num_recorded(batch_size: int, offline_fraction: float) -> int:

@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+MOST_WARMUP, UNPLANNED_WARMUP = 10_000, 1000  # environment steps of the default warm-up
+
 
 class UpdateSchedule:
     """Counts the updates that are due for environment steps, independent of the unroll length.
@@ -13,24 +15,38 @@ class UpdateSchedule:
 
     Args:
       ratio: updates for each environment step; positive, may be below 1.
-      warmup_env_steps: environment steps for which no update is due.
+      warmup_env_steps: environment steps for which no update is due; None: `plan` chooses their number.
       offline_updates: made before the first environment step; the clock counts them as steps.
 
     Attributes:
-      ratio: see above.
-      first_env_steps: environment steps until replay holds a batch and an update can be made.
+      ratio, warmup_env_steps: see above; the second one is a number after `plan`.
+      num_env_steps: the argument of `plan`.
+      needed_env_steps: environment steps after which replay holds a batch; set by its owner.
       num_updates: made in all.
       can_draw: whether replay is known to hold a window for every one of several learners.
     """
 
-    def __init__(self, ratio: float, warmup_env_steps: int, offline_updates: int):
-        self.ratio, self._warmup_env_steps, self._offline_updates = ratio, warmup_env_steps, offline_updates
-        self.first_env_steps = warmup_env_steps
+    def __init__(self, ratio: float, warmup_env_steps: int | None, offline_updates: int):
+        self.ratio, self._offline_updates = ratio, offline_updates
+        self._follows_budget = warmup_env_steps is None
+        self.warmup_env_steps = UNPLANNED_WARMUP if warmup_env_steps is None else warmup_env_steps
+        self.num_env_steps, self.needed_env_steps = math.inf, 0
         self.num_updates, self.can_draw = 0, False
         # After `_since` steps without warm-up `_made` updates were due; from there on `ratio` counts.
         self._since, self._made = offline_updates, offline_updates
         self._clock = 0  # of the run, when updates were last counted
-        self._origin: int | None = None  # on the run's clock, where this process resumed without rows
+
+    def plan(self, num_env_steps: float, least: int, most: float) -> None:
+        """Chooses the warm-up for the length of the run, unless it was given: a tenth, at most `MOST_WARMUP`.
+
+        Args:
+          num_env_steps: environment steps that the budget allows; inf: it is not one of steps.
+          least, most: smallest and largest number of steps of a warm-up that is chosen; `most` comes first.
+        """
+        self.num_env_steps = num_env_steps
+        if self._follows_budget:
+            tenth = min(num_env_steps / 10, MOST_WARMUP) if math.isfinite(num_env_steps) else UNPLANNED_WARMUP
+            self.warmup_env_steps = int(min(max(tenth, least), most))
 
     @property
     def has_offline_updates(self) -> bool:
@@ -42,32 +58,58 @@ class UpdateSchedule:
         """Number of offline updates that are still due."""
         return max(0, self._offline_updates - self.num_updates)
 
+    @property
+    def _first(self) -> int:
+        """The step of the clock before which a new run has too few rows for an update."""
+        return self._offline_updates + max(self.warmup_env_steps, self.needed_env_steps)
+
     def num_due(self, clock: int) -> int:
         """Returns the number of updates to make at `clock`, when all offline updates are made."""
         self._clock = clock
-        begin = self._offline_updates if self._origin is None else self._origin
-        if clock < begin + self.first_env_steps:
-            return 0  # too few rows, in a new run or in one that was resumed without them
-        return max(0, self._total(clock - self._warmup_env_steps) - self.num_updates)
+        return self.num_until(clock)
 
-    def resume_without_rows(self, clock: int) -> None:
-        """Continues at `clock` with an empty replay: collects before training, and skips the updates due meanwhile."""
+    def num_until(self, clock: int) -> int:
+        """Returns the number of updates from now to `clock`, when all offline updates are made."""
+        if clock < self._first:
+            return 0
+        return max(0, self._total(clock - self.warmup_env_steps) - self.num_updates)
+
+    def resume_without_rows(self, clock: int) -> int:
+        """Continues with an empty replay: collects before training, and skips the updates that fall due meanwhile.
+
+        Args:
+          clock: of the run.
+
+        Returns:
+          How many environment steps to collect: those that are left of the warm-up, or as many as it has if that is at
+          most a tenth of what is left of the budget; in any case those of a batch.
+        """
         self.can_draw = False
-        if not self.num_offline_due:
-            self._origin = clock
-            self.num_updates = max(self.num_updates, self._total(clock))
+        if self.num_offline_due:
+            return self._first - self._offline_updates  # nothing was collected before, either
+        collected = clock - self._offline_updates
+        again = min(self.warmup_env_steps, max(0, self.num_env_steps - collected) / 10)
+        num_steps = max(self.needed_env_steps, self.warmup_env_steps - collected, int(again))
+        self.num_updates = max(self.num_updates, self._total(clock + num_steps - self.warmup_env_steps))
+        return num_steps
 
     def state_dict(self) -> dict[str, Any]:
         counted = {"ratio": self.ratio, "clock": self._clock, "since": self._since, "made": self._made}
-        return {"num_updates": self.num_updates, **counted}
+        return {"num_updates": self.num_updates, "warmup_env_steps": self.warmup_env_steps, **counted}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state`. If it was saved with another ratio, the new one counts from there on."""
+        """Restores `state`. If it was saved with another ratio, the new one counts from there on.
+
+        A warm-up that follows the budget stays that of the budget with which the run began: that of another one would
+        take back updates that were made.
+        """
         self.num_updates = state["num_updates"]
+        if self._follows_budget:
+            self.warmup_env_steps = state.get("warmup_env_steps", UNPLANNED_WARMUP)  # the default of older versions
         if "ratio" not in state:  # of older versions
             return
         self._clock, self._since, self._made = state["clock"], state["since"], state["made"]
-        since = self._clock - self._warmup_env_steps
+        since = self._clock - self.warmup_env_steps
         if state["ratio"] != self.ratio and since > self._since:
             self._since, self._made = since, self.num_updates
 

@@ -1,5 +1,6 @@
 """The training loop: collect rows, store them, update, count."""
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ class Loop:
         self._progress = nest.host_view(parts.algorithm.progress)
         self._modes = ModeSwitch(parts.algorithm, parts.learner.frozen.modules)
         self._observes = parts.observes
-        self._interaction_env_steps = interaction_env_steps
+        self._interaction_env_steps = math.inf if interaction_env_steps is None else interaction_env_steps
         self._owed_steps = 0.0  # vector steps, where unroll_length is not a whole number
         self._summary_period = self._next_summary = summary_period
         self._owes_summary = False  # a summary was due in an iteration without updates
@@ -88,10 +89,13 @@ class Loop:
         began = timer.begin(COLLECT)
         self._agreement.begin(began)
         self._progress[...] = clock.progress
+        calibrates = self._calibrates()
         experience = self._advance()
+        if experience is not None and calibrates:
+            self._parts.observe(without_states(nest.tensors(experience)))
         collected = timer.begin(UPDATE)
         is_due = clock.value >= self._next_summary
-        learned = self._update(is_due)
+        learned = self._update(is_due, waits=calibrates and self._calibrates())
         timer.begin(LOOP)
         if experience is not None and self._observes:
             self._observe(experience)
@@ -168,8 +172,8 @@ class Loop:
             loss = directory.load_rows(found, batches.load_stored)
         if loss is not None and isinstance(batches, ReplayBatches):
             num_steps = batches.resume_without_rows(clock.value)
-            if self._interaction_env_steps is not None:  # acting may have ended, and without rows nothing trains
-                self._interaction_env_steps = max(self._interaction_env_steps, clock.env_steps + num_steps)
+            # Acting may have ended, and without rows nothing trains.
+            self._interaction_env_steps = max(self._interaction_env_steps, clock.env_steps + num_steps)
             self._log(f"Its replay {loss}: acting before training on")
         return True
 
@@ -185,6 +189,7 @@ class Loop:
             "learner": parts.learner.state_dict(),
             "batches": parts.batches.state_dict(),
             "metrics": parts.metrics.state_dict(),
+            "calibration": parts.calibration.state_dict(),
             "counters": {
                 **self._clock.state_dict(),
                 "next_summary": self._next_summary,
@@ -218,6 +223,7 @@ class Loop:
         self._clock.updates = parts.learner.updates
         self._next_summary, self._owed_steps = counters["next_summary"], counters["owed_steps"]
         self._owes_summary = counters.get("owes_summary", False)  # older versions had none
+        parts.calibration.load_state_dict(state.get("calibration", {"is_set": False}))
         self._at_summary = self._totals()
         kernels.keep_num_threads(state["num_threads"])
         if not self._is_of_others or replicas.rank() == 0:
@@ -235,13 +241,18 @@ class Loop:
         self._log(f"{self._signals.name}: {what} the collection of rows; those of the unfinished iteration are lost")
         return self.report()
 
+    def _calibrates(self) -> bool:
+        """Returns whether the run collects rows for the statistics of transforms, and trains later."""
+        steps, parts = self._clock.env_steps, self._parts
+        return parts.calibration.lasts(steps) and steps < self._interaction_env_steps and not parts.batches.rest()
+
     def _advance(self) -> Experience | None:
         """Advances the clock, by an unroll or without acting; returns the rows of the unroll, or None."""
         batches, unroller, clock = self._parts.batches, self._parts.unroller, self._clock
         rest = batches.rest()
         owed_steps = self._owed_steps + (0 if rest else unroller.unroll_length)
         length = int(owed_steps)
-        has_acted = self._interaction_env_steps is not None and clock.env_steps >= self._interaction_env_steps
+        has_acted = clock.env_steps >= self._interaction_env_steps
         if not rest and not has_acted and (length or unroller.drains):
             experience, steps = self._collect(length)
         else:
@@ -271,13 +282,14 @@ class Loop:
         batches.add(experience)
         return experience, steps
 
-    def _update(self, summary_is_due: bool) -> dict[str, float]:
-        """Makes the updates that are due; returns their scalars if a summary is due."""
+    def _update(self, summary_is_due: bool, waits: bool) -> dict[str, float]:
+        """Makes the updates that are due, none if it waits; returns their scalars if a summary is due."""
         batches, learner = self._parts.batches, self._parts.learner
         self._owes_summary = self._owes_summary or summary_is_due
         self._modes.switch(training=True)
         self._is_updating = True
-        chunks = batches.chunks(self._clock.value, not learner.is_plain)  # plain, too, once it has fallen back
+        # Updates stay plain once they have fallen back.
+        chunks = () if waits else batches.chunks(self._clock.value, not learner.is_plain)
         learned = learner.train(self._timer.each(SAMPLE, chunks), self._owes_summary)
         self._clock.updates = learner.updates
         self._owes_summary = self._owes_summary and not learned
@@ -292,15 +304,14 @@ class Loop:
             with torch.no_grad():
                 seen = transforms.transform(experience.time_step, experience.transform_state)
                 algorithm.after_iteration(experience._replace(time_step=seen))
-        # On-policy, row 0 was the extra row of the unroll before; statistics count it once.
-        num_seen = 1 if algorithm.on_policy else 0
-        transforms.observe(experience.time_step, experience.transform_state, num_seen)
+        if not self._parts.calibration.is_set:
+            self._parts.observe(experience)
 
     def _summary(self) -> dict[str, float]:
         """Returns the scalars of a summary, except those of updates."""
         batches, learner, clock = self._parts.batches, self._parts.learner, self._clock
         self._next_summary = (clock.value // self._summary_period + 1) * self._summary_period
-        self.check_equal()
+        self._parts.check_equal()
         last = learner.unreported() if clock.finished else {}  # a short run may have had no summary before
         scalars = {f"train/{name}": value for name, value in last.items()}
         if (held := batches.holdout()) is not None:
@@ -314,17 +325,6 @@ class Loop:
         scalars["time/train_ms"] = 1000 * (wall - collecting) / iterations
         scalars["time/env_steps_per_second"] = env_steps / wall
         return scalars
-
-    def check_equal(self) -> None:
-        """Checks that networks and transforms are the same in all learners.
-
-        Raises:
-          RunError: names what differs.
-        """
-        if replicas.is_joined():
-            modules = {"": self._parts.algorithm, "transforms.": self._parts.transforms}
-            states = ((head + name, leaf) for head, each in modules.items() for name, leaf in each.state_dict().items())
-            replicas.check_equal({name: leaf for name, leaf in states if isinstance(leaf, torch.Tensor)})
 
     def _totals(self) -> tuple[float, ...]:
         """Counters and seconds from which rates are computed."""

@@ -14,6 +14,7 @@ from alfish.algorithms.imitation.external import External
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Batches, EpochBatches, ReplayBatches
 from alfish.compiler import kernels
+from alfish.data import Experience
 from alfish.environments import Environment
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
@@ -23,6 +24,7 @@ from alfish.parameters.parts import build
 from alfish.processes import heap
 from alfish.runs.subnormals import flush_subnormals
 from alfish.specs import reward_names
+from alfish.training.calibration import Calibration
 from alfish.training.clock import Budget
 from alfish.training.evaluator import Evaluator, make_evaluator
 from alfish.training.policy import make_networks
@@ -47,11 +49,29 @@ class Parts(NamedTuple):
     learner: Learner
     metrics: Metrics
     initial_parts: InitialParts
+    calibration: Calibration
 
     @property
     def observes(self) -> bool:
         """True if the algorithm or a transform reads the rows of an iteration."""
         return self.algorithm.overrides("after_iteration") or bool(self.transforms)
+
+    def observe(self, experience: Experience) -> None:
+        """Lets the transforms observe the rows of an unroll."""
+        # On-policy, row 0 was the extra row of the unroll before; statistics count it once.
+        num_seen = 1 if self.algorithm.on_policy else 0
+        self.transforms.observe(experience.time_step, experience.transform_state, num_seen)
+
+    def check_equal(self) -> None:
+        """Checks that networks and transforms are the same in all learners.
+
+        Raises:
+          RunError: names what differs.
+        """
+        if replicas.is_joined():
+            modules = {"": self.algorithm, "transforms.": self.transforms}
+            states = ((head + name, leaf) for head, each in modules.items() for name, leaf in each.state_dict().items())
+            replicas.check_equal({name: leaf for name, leaf in states if isinstance(leaf, torch.Tensor)})
 
 
 class Environments:
@@ -136,6 +156,7 @@ def _make_parts(
     device: torch.device,
     algorithm: Callable[..., RLAlgorithm],
     transforms: Sequence[Callable[..., Any]],
+    calibration: float | None,
     batches: Callable[[], Batches] | None,
     unroller: Callable[..., Unroller],
     learner: Callable[[RLAlgorithm], Learner],
@@ -163,6 +184,8 @@ def _make_parts(
     collector.bind(environments.make, unroll_length, replicas.seed_of(environments.seed))
     if not collector.unroll_length:
         raise UsageError("Trainer.unroll_length is 0; it must be positive, 0 is for AsyncUnroller")
+    num_env_steps = _planned_env_steps(budget, collector)
+    source.plan(num_env_steps)
     source.bind(*networks, collector.unroll_length, collector.num_columns)
     collector.stores_states = source.stores_states
     trained = build(learner, Learner, "Trainer.learner", networks[0])
@@ -183,7 +206,8 @@ def _make_parts(
     if replicas.rank():
         _seed_all(replicas.seed_of(environments.seed))  # from here on; before, all learners made equal parameters
     loaded = InitialParts(initial_parts or {}, *networks)
-    return Parts(environment, *networks, source, collector, trained, measured, loaded)
+    calibrated = Calibration(calibration if networks[1].keep_statistics else None, num_env_steps)
+    return Parts(environment, *networks, source, collector, trained, measured, loaded, calibrated)
 
 
 def start_external(algorithm: RLAlgorithm, environment: Environment) -> None:
@@ -237,6 +261,15 @@ def _check_offline(batches: Batches, unroller: Unroller, budget: Budget) -> None
         )
     if not isinstance(unroller, SyncUnroller):
         raise UsageError(f"Trainer.unroller has nothing to collect, since {name} never acts; leave it out")
+
+
+def _planned_env_steps(budget: Budget, unroller: Unroller) -> float:
+    """Returns the number of environment steps that a budget allows; inf if it is not one of steps."""
+    if budget.name == "num_env_steps":
+        return budget.size
+    if budget.name == "num_iterations":
+        return budget.size * unroller.unroll_length * unroller.num_columns * replicas.size()
+    return math.inf
 
 
 def _iterations(budget: Budget, unroller: Unroller, batches: Batches) -> float:

@@ -18,12 +18,13 @@ from alfish.errors import exited
 from alfish.formatting import counted
 from alfish.learner.learner import Learner
 from alfish.metrics import Metric
-from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, Range, checked
+from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, Range, UnitInterval, checked
 from alfish.runs.files import DiskError
 from alfish.runs.loading import check_like
 from alfish.runs.provenance import provenance
 from alfish.runs.stop_signals import Interrupted, StopSignals
 from alfish.runs.timer import LOOP, Timer
+from alfish.training import untrained
 from alfish.training.clock import Clock
 from alfish.training.evaluator import MAX_EPISODE_LENGTH, Evaluator
 from alfish.training.listener import LISTENERS, Listener, Report
@@ -56,6 +57,9 @@ class Trainer:
       unroller: class or factory, takes (environment, algorithm, transforms): `SyncUnroller`, `AsyncUnroller`.
       learner: class or factory, takes the algorithm.
       transforms: transform classes, the first one applied first.
+      calibration: fraction of the budget in which transforms observe rows and nothing is trained, in [0, 1]; the unroll
+        that ends it is the first one to train on, and statistics stay as they are then. 0: one unroll. Of a budget of
+        updates or seconds: 1000 environment steps. None: transforms observe each unroll after it was trained on.
       initial_parts: parts of other runs that a new run starts with, by their place in this one's networks:
         `{'actor_encoder': 'runs/x', 'critic.encoder': 'actor_encoder@runs/x:best'}`; see `transfer`.
       metrics: instances; None: those of `alfish.metrics.DEFAULT_METRICS`.
@@ -101,6 +105,7 @@ class Trainer:
         unroller: Callable[..., Unroller] = SyncUnroller,
         learner: Callable[[RLAlgorithm], Learner] = Learner,
         transforms: Sequence[Callable[..., Any]] = (),
+        calibration: UnitInterval | None = None,
         initial_parts: Mapping[str, str] | None = None,
         metrics: Sequence[Metric] | None = None,
         listeners: Sequence[Listener] | None = None,
@@ -123,11 +128,10 @@ class Trainer:
         self.clock, self.timer, self.signals = Clock.of(arguments), Timer(), StopSignals(self._rescue)
         self.device, self.seed = use_device(device, num_threads), seed
         self._environments = Environments(environment, evaluation_environment, seed, max_evaluation_length)
-        given = algorithm, transforms, batches, unroller, learner, metrics, extra_metrics, unroll_length, initial_parts
-        parts = self._parts = make_parts(self._environments, self.clock.budget, self.device, *given)
-        self.environment, self.algorithm, self.transforms, self.batches = parts[:4]
-        self.unroller, self.learner, self.metrics = parts[4:7]
-        self.listeners = checked_listeners(listeners, extra_listeners)
+        given = algorithm, transforms, calibration, batches, unroller, learner, metrics, extra_metrics, unroll_length
+        parts = self._parts = make_parts(self._environments, self.clock.budget, self.device, *given, initial_parts)
+        self.environment, self.algorithm, self.transforms, self.batches, self.unroller, self.learner = parts[:6]
+        self.metrics, self.listeners = parts.metrics, checked_listeners(listeners, extra_listeners)
         self._notifier, self.directory = Notifier(self.listeners), own_directory(root_dir, arguments)
         self._loop = Loop(parts, self.clock, self.timer, self.signals, self.log, interaction_env_steps, summary_period)
 
@@ -145,7 +149,7 @@ class Trainer:
         """Continues the run in `root_dir`, if there is one, and starts the listeners; `train` calls this method.
 
         Raises:
-          UsageError: the run is being trained already, or cannot be continued from its checkpoints.
+          UsageError: the run is being trained already, cannot be continued, or ends before its first update.
         """
         if self.directory.is_open:
             return
@@ -158,6 +162,7 @@ class Trainer:
             self._parts.initial_parts.load(self.log)
         if self.clock.finished and not any(behind for (behind,) in replicas.gather(self._notifier.is_behind(self))):
             return
+        untrained.check_budget(self)
         self.directory.begin()
         self._notifier.start(self)
         _announce(self, self._environments.max_evaluation_length)
@@ -187,13 +192,16 @@ class Trainer:
           The last report; None if the run was finished already, or if a signal came before the first iteration.
 
         Raises:
-          RunError: the run cannot go on, or something in it called sys.exit.
+          RunError: the run cannot go on, something in it called sys.exit, or it is finished without an update.
         """
         with self.signals:
             try:
-                return self._train()
+                report = self._train()
             finally:
                 self.close()
+        if _is_done(self, self._notifier):
+            untrained.check_trained(self)
+        return report
 
     def _train(self) -> Report | None:
         report: Report | None = None
@@ -235,7 +243,7 @@ class Trainer:
             stack.callback(self.learner.close)
             parts: list[Listener | Batches | Unroller] = [self.batches, self.unroller]
             for part in parts + self._notifier.take_started()[::-1]:
-                stack.callback(self._close, part)
+                stack.callback(_close, part, self)
 
     def iterate(self) -> Iterator[Report]:
         """Yields the report of each iteration; the last report has `finished` set."""
@@ -333,12 +341,13 @@ class Trainer:
         else:
             self.log(f"Saved a checkpoint at {self.clock.value:,} steps after an error")
 
-    def _close(self, part: Listener | Batches | Unroller) -> None:
-        try:
-            with self.signals.breaking():
-                part.close()
-        except Interrupted:
-            self.log(f"{type(part).__name__} did not close in time after {self.signals.name}")
+
+def _close(part: Listener | Batches | Unroller, trainer: Trainer) -> None:
+    try:
+        with trainer.signals.breaking():
+            part.close()
+    except Interrupted:
+        trainer.log(f"{type(part).__name__} did not close in time after {trainer.signals.name}")
 
 
 def _is_done(trainer: Trainer, notifier: Notifier) -> bool:
@@ -347,12 +356,6 @@ def _is_done(trainer: Trainer, notifier: Notifier) -> bool:
 
 def _warn_of_settings(trainer: Trainer) -> None:
     """Logs a warning about each setting that is probably a mistake."""
-    budget, batches, warmup = trainer.clock.budget, trainer.batches, trainer.batches.warmup_env_steps
-    if budget.name == "num_env_steps" and budget.size <= warmup and not batches.rest():
-        trainer.log(
-            f"Nothing will be trained: Trainer.num_env_steps is {budget.size:,}, and acting before training takes "
-            f"{warmup:,} (warmup_env_steps)"
-        )
     if replicas.size() > 1 and trainer.learner.is_small and trainer.device.type == "cpu":
         trainer.log(
             "An update takes less than about 2 ms, so that sums over several learners may cost more time than they "
@@ -376,6 +379,8 @@ def _announce(trainer: Trainer, max_evaluation_length: int) -> None:
         f"{type(trainer.algorithm).__name__} on {environment.name}: {learners}{acting}{trained:,} parameters on "
         f"{trainer.device}, Trainer.{budget.name} = {budget.size:,}"
     )
+    if line := trainer.batches.few_rows:
+        trainer.log(line)
     if environment.remark and trainer.batches.acts:
         trainer.log(environment.remark)
     if environment.lacks_limit:

@@ -18,6 +18,8 @@ from alfish.parameters import PositiveFloat, UnitInterval, checked
 from alfish.returns import reverse_scan
 from alfish.transforms.transform import Transform
 
+EVERY_LEAF = ("*",)
+
 
 class RunningMoments(nn.Module):
     """Mean and variance per entry of all rows that all learners observed, in float64.
@@ -65,8 +67,9 @@ class ObservationNormalizer(Transform):
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
-      leaves: globs of paths of leaves to normalize, or one glob. Leaves that are not float never change.
-      clip: largest absolute output.
+      leaves: globs of paths of leaves to normalize, or one glob. Leaves that are not float never change; with the
+        default, the observation may have no float leaf.
+      clip: largest absolute output; None: outputs are not clipped.
       epsilon: added to the variance.
     """
 
@@ -76,18 +79,19 @@ class ObservationNormalizer(Transform):
         self,
         observation_spec: Nest,
         reward_spec: spaces.Box,
-        leaves: Sequence[str] | str = ("*",),
-        clip: PositiveFloat = 10.0,
+        leaves: Sequence[str] | str = EVERY_LEAF,
+        clip: PositiveFloat | None = 10.0,
         epsilon: PositiveFloat = 1e-8,
     ):
         super().__init__(observation_spec, reward_spec)
         self._clip, self._epsilon = clip, epsilon
+        bound = np.float32(np.inf if clip is None else clip)
         globs = [leaves] if isinstance(leaves, str) else leaves
         if not globs:
             raise UsageError("ObservationNormalizer.leaves is empty; give it paths of leaves, or leave it out")
         paths, leaf_specs = nest.paths(observation_spec), nest.leaves(observation_spec)
         floats = [path for path, spec in zip(paths, leaf_specs) if specs.is_float(spec)]
-        for glob in globs:
+        for glob in globs if globs != EVERY_LEAF else ():
             if not any(fnmatch(path, glob) for path in floats):
                 known = specs.describe(observation_spec)
                 raise UsageError(f"ObservationNormalizer.leaves has {glob!r}, which matches no float leaf of {known}")
@@ -100,7 +104,7 @@ class ObservationNormalizer(Transform):
         self._moments: Any = nn.ModuleList(moments(path, spec) for path, spec in zip(paths, leaf_specs))  # type: ignore[misc]
         remaining = iter(self._moments)
         self.observation_spec = nest.map(
-            lambda spec: spaces.Box(np.float32(-clip), np.float32(clip), spec.shape) if next(remaining) else spec,
+            lambda spec: spaces.Box(-bound, bound, spec.shape) if next(remaining) else spec,
             observation_spec,
         )
 
@@ -115,7 +119,8 @@ class ObservationNormalizer(Transform):
             moments = next(remaining)
             if moments is None:
                 return leaf
-            return ((leaf - moments.shift) * moments.scale).clamp(-self._clip, self._clip)
+            scaled = (leaf - moments.shift) * moments.scale
+            return scaled if self._clip is None else scaled.clamp(-self._clip, self._clip)
 
         return nest.map(normalize, observation)
 

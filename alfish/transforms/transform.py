@@ -2,7 +2,7 @@
 
 A transform is pure given its statistics. Statistics are buffers: they are saved and published with the weights, and
 change once per iteration, in `observe`, after the updates. So rollout and training transform rows to equal numbers, and
-PPO's first ratio is exactly 1.
+PPO's first ratio is exactly 1. With `Trainer.calibration` they change before the first update, and then never.
 """
 
 from collections.abc import Callable, Sequence
@@ -192,6 +192,10 @@ class Transforms(nn.Module):
     @property
     def in_graphs(self) -> bool:
         return all(transform.in_graphs for transform in self.others)
+
+    @property
+    def keep_statistics(self) -> bool:
+        return any(type(transform).observe is not Transform.observe for transform in self.others)
 
     @property
     def changes_rewards(self) -> bool:

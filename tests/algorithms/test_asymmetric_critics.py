@@ -147,6 +147,7 @@ CONFS = {
         Trainer.algorithm = @SAC
         Trainer.batches = @ReplayBatches
         ReplayBatches.warmup_env_steps = 16
+        ReplayBatches.batch_size = 8
         SAC.actor_encoder = @actor/Encoder
         """,
     "td3": """
@@ -154,6 +155,7 @@ CONFS = {
         Trainer.algorithm = @TD3
         Trainer.batches = @ReplayBatches
         ReplayBatches.warmup_env_steps = 16
+        ReplayBatches.batch_size = 8
         DDPG.actor = @actor/DeterministicActor
         """,
 }

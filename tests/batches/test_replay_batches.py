@@ -204,16 +204,16 @@ def test_how_updates_are_chunked_does_not_change_what_is_trained(tmp_path):
 @pytest.mark.parametrize("for_graph", [False, True])
 @pytest.mark.parametrize(("max_chunk_size", "sizes"), [(1, [1] * 12), (5, [5, 5, 2]), (64, [12])])
 def test_a_chunk_has_at_most_its_maximum_of_updates(tmp_path, max_chunk_size, sizes, for_graph):
-    trainer = make(tmp_path, replay={"max_chunk_size": max_chunk_size}, num_env_steps=10)
+    trainer = make(tmp_path, replay={"max_chunk_size": max_chunk_size}, num_env_steps=11)
     list(run(trainer))
-    chunks = list(trainer.batches.chunks(22, for_graph))
+    chunks = list(trainer.batches.chunks(23, for_graph))
     assert [len(minibatches(chunk)) for chunk in chunks] == sizes
     for chunk, size in zip(chunks, sizes):  # windows of their own for every update
         assert isinstance(chunk.source, RingView) == for_graph
         positions = torch.cat([batch.position for batch in minibatches(chunk)])
         drawn = torch.cat([start.position for start in chunk.index]) if for_graph else chunk.source.position
         assert positions.shape == (4 * size,) and torch.equal(positions, drawn)
-    assert list(trainer.batches.chunks(22)) == []
+    assert list(trainer.batches.chunks(23)) == []
 
 
 # Windows that a graph gathers by itself.
@@ -391,7 +391,7 @@ def actions_in(buffer):
 def test_warm_up_acts_uniformly_at_random_and_nothing_else_does(tmp_path):
     trainer = make(
         tmp_path, Bandit, num_envs=4, env_kwargs={"length": 4}, num_env_steps=2400,
-        replay={"capacity": 4000, "warmup_env_steps": 1600, "updates_per_env_step": 0.001},
+        replay={"capacity": 4000, "warmup_env_steps": 1600, "updates_per_env_step": 0.00125},
     )  # fmt: skip
     list(run(trainer))
     action, step = actions_in(trainer.batches.buffer)
@@ -408,12 +408,11 @@ def test_warm_up_acts_uniformly_at_random_and_nothing_else_does(tmp_path):
 
 
 def test_random_boxes_are_uniform_between_their_bounds(tmp_path):
-    trainer = make(tmp_path, num_envs=4, replay={"capacity": 9000, "warmup_env_steps": 4000}, num_env_steps=4000)
+    trainer = make(tmp_path, num_envs=4, replay={"capacity": 9000, "warmup_env_steps": 4000}, num_env_steps=4001)
     list(run(trainer))
-    action = actions_in(trainer.batches.buffer)[0].flatten()
+    action = actions_in(trainer.batches.buffer)[0][:1000].flatten()
     assert action.min() >= -1 and action.max() <= 1 and abs(action.mean()) < 0.04
     assert abs(action.std() - 3**-0.5) < 0.02
-    assert trainer.clock.updates == 0
 
 
 # On what.

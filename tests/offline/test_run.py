@@ -113,7 +113,7 @@ def test_a_run_without_rows_or_spaces_says_what_is_missing(tmp_path):
     (tmp_path / "run").mkdir()
     with pytest.raises(UsageError, match="has no replay/checkpoint"):
         open_source(f"run:{tmp_path}/run", SPACES)
-    name = trained(tmp_path, TOY + STAMPED.format(truncates=False, steps=24))
+    name = trained(tmp_path, TOY + STAMPED.format(truncates=False, steps=40))
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
     steps, state = checkpoints.load("latest")
     del state["spaces"]  # as older versions saved it
@@ -183,7 +183,7 @@ def test_a_run_is_imported_without_its_environment_and_its_configuration(tmp_pat
 
 
 def test_the_spaces_of_a_run_must_fit_those_of_the_environment(tmp_path, capsys):
-    name = trained(tmp_path, TOY + STAMPED.format(truncates=True, steps=24))
+    name = trained(tmp_path, TOY + STAMPED.format(truncates=True, steps=40))
     assert import_(f"--source={name}", "--env_id=CartPole-v1") == 2
     assert f"the observations of {name} are Box" in capsys.readouterr().err
 

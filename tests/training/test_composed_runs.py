@@ -138,7 +138,7 @@ def test_it_trains_on_the_weighted_sum_of_rewards(tmp_path, name):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_stored_rows_and_metrics_have_the_rewards_of_the_environment(tmp_path, name):
-    """Parts do not change the policy here: nothing is trained before the end of the run."""
+    """Parts do not change the policy here: nothing is trained before the last rows of the run."""
     kept, rows = [], []
     for parts in ([], [Distance, functools.partial(SMALL_RND, coef=100.0)]):
         listener = Kept()
@@ -149,7 +149,7 @@ def test_stored_rows_and_metrics_have_the_rewards_of_the_environment(tmp_path, n
                 super().add(experience)
 
         rows.append([])
-        batches = functools.partial(Spying, **({} if name in ON_POLICY else {"warmup_env_steps": 20}))
+        batches = functools.partial(Spying, **({} if name in ON_POLICY else {"batch_size": 8, "warmup_env_steps": 12}))
         run = make(tmp_path / str(len(parts)), name, composed(name, rewards=parts), batches=batches,
                    listeners=[listener], num_iterations=2)  # fmt: skip
         torch.manual_seed(1)  # to build a part takes random numbers too

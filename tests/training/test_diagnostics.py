@@ -323,7 +323,7 @@ def measured(tmp_path, env_id, algorithm, **env_kwargs):
     on_policy = getattr(algorithm, "func", algorithm).on_policy
     batches = {} if on_policy else {"batches": functools.partial(REPLAY, window_length=3)}
     trainer = Trainer(
-        tmp_path, algorithm=algorithm, unroll_length=8, num_iterations=1, listeners=[], device="cpu", **batches,
+        tmp_path, algorithm=algorithm, unroll_length=8, num_iterations=3, listeners=[], device="cpu", **batches,
         environment=functools.partial(make_environment, env_id, num_envs=2, env_kwargs=env_kwargs),
     )  # fmt: skip
     trainer.start()

@@ -192,7 +192,7 @@ def test_the_configuration_of_another_persons_run_does_not_allow_imports_for_its
     """The module that the expert needs is allowed by the student's own configuration, which is not trusted."""
     there = shutil.copytree(expert, tmp_path / "expert")
     config = there / "config.gin"
-    config.write_text("import lab_of_another\n" + config.read_text())
+    config.write_text(f"import lab_of_another\n{config.read_text()}\nPPO.network = @lab_of_another.Net\n")
     (tmp_path / "lab_of_another.py").write_text("from pathlib import Path\nPath('executed').touch()\n")
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
@@ -317,8 +317,9 @@ def test_the_examples_of_the_page_train(tmp_path, expert, monkeypatch, name):
         "Trainer.num_env_steps=None",
         "Trainer.unroll_length=8",
         "Evaluate.num_episodes=1",
-        "ReplayBatches.updates_per_env_step=0.1",
-        "ReplayBatches.warmup_env_steps=16",
+        "ReplayBatches.updates_per_env_step=0.5",
+        "ReplayBatches.warmup_env_steps=4",
+        "ReplayBatches.batch_size=8",
     ]
     assert main(["train", "--gin_file=example.gin", "--root_dir=run", *(f"--gin_param={one}" for one in few)]) == 0
 

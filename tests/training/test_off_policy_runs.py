@@ -27,7 +27,7 @@ from alfish.data import AlgStep, StepType
 from alfish.distributions import Categorical
 from alfish.environments import TensorEnvironment, make_environment
 from alfish.environments.toy import Bandit, Stamped, TensorPointMass
-from alfish.errors import UsageError
+from alfish.errors import RunError, UsageError
 from alfish.learner.learner import Learner
 from alfish.networks import GRU, LSTM, MLP, CriticEnsemble, DeterministicActor, QNetwork, Torso
 from alfish.replay import Prioritized, Uniform
@@ -209,10 +209,11 @@ def test_rows_in_files_resume_to_the_same_bits(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "how", "batch_size"), [("dqn_episode_boundary", "not saved", 4), ("sac_saved_state", "removed", 28)]
+    ("name", "how", "batch_size", "again"),
+    [("dqn_episode_boundary", "not saved", 4, 10), ("sac_saved_state", "removed", 28, 28)],
 )
-def test_a_run_resumed_without_its_replay_goes_on_and_says_so(tmp_path, capsys, name, how, batch_size):
-    """A batch of 28 windows wants more rows than the 20 of warm-up; the updates due until then wait."""
+def test_a_run_resumed_without_its_replay_goes_on_and_says_so(tmp_path, capsys, name, how, batch_size, again):
+    """A tenth of the 60 steps that are left would be 6: too few for a window of 5 rows of each of 2 environments."""
     replay = {"batch_size": batch_size} | ({"save": False} if how == "not saved" else {})
     cut = stop_after(make(tmp_path, name, replay), SETTINGS[name][-1])
     stored = list((tmp_path / "replay").glob("*.pt"))
@@ -229,8 +230,7 @@ def test_a_run_resumed_without_its_replay_goes_on_and_says_so(tmp_path, capsys, 
     resumed.unroller.unroll = lambda length, random=False: (at_random.append(random), unroll(length, random))[1]
     for report in resumed.iterate():
         collected = report.env_steps - cut.clock.env_steps
-        due = max(0, collected - 20)  # a warm-up's worth of rows first; none made up for
-        assert report.updates == cut.clock.updates + (due if collected >= batch_size else 0)
+        assert report.updates == cut.clock.updates + max(0, collected - again)
         assert resumed.clock.iterations > cut.clock.iterations
     assert report.updates > cut.clock.updates and not any(at_random)  # by then it knows better than to act at random
     resumed.close()
@@ -533,13 +533,71 @@ def test_a_summary_that_falls_on_an_iteration_without_updates_is_made_up_for(tmp
     assert sum("time/train_ms" in found for found in scalars) > trainer.clock.updates
 
 
-def test_a_budget_that_ends_before_training_begins_is_reported(tmp_path, capsys):
-    for budget, told in ((20, True), (21, False)):
-        trainer = make(tmp_path / str(budget), "dqn_episode_boundary", num_iterations=None, num_env_steps=budget)
-        trainer.start()
-        said = capsys.readouterr().err
-        assert ("Nothing will be trained: Trainer.num_env_steps is 20" in said) == told
+def test_a_budget_that_ends_before_the_first_update_is_refused_before_it_starts(tmp_path):
+    for budget, is_refused in ((20, True), (21, False)):
+        trainer = make(
+            tmp_path / str(budget), "dqn_episode_boundary", unroll_length=1, num_iterations=None, num_env_steps=budget
+        )
+        if is_refused:
+            with pytest.raises(UsageError, match="Trainer.num_env_steps is 20, which ends the run before its first up"):
+                trainer.start()
+        else:
+            trainer.start()
         trainer.close()
+
+
+def replay_of(tmp_path, budget=None, **replay):
+    """Returns the batches of a run with this budget, whose batch has 4 windows."""
+    options = {"num_iterations": None, **(budget or {})}
+    trainer = make(tmp_path, "dqn_episode_boundary", {"batch_size": 4, "warmup_env_steps": None, **replay}, **options)
+    trainer.close()
+    return trainer.batches
+
+
+@pytest.mark.parametrize(
+    ("budget", "warmup"),
+    [
+        ({"num_env_steps": 8000}, 800),
+        ({"num_env_steps": 10}, 4),  # a batch
+        ({"num_env_steps": 10**6}, 10_000),
+        ({"num_updates": 500}, 1000),
+        ({"wall_seconds": 60.0}, 1000),
+    ],
+)
+def test_warm_up_and_capacity_follow_the_budget(tmp_path, budget, warmup):
+    batches = replay_of(tmp_path, budget, capacity=None)
+    assert batches.warmup_env_steps == warmup
+    expected = budget.get("num_env_steps", 10**6)
+    assert expected <= batches.buffer.length * batches.buffer.num_envs <= expected + 200
+
+
+def test_a_larger_budget_keeps_the_warm_up_that_the_run_began_with(tmp_path):
+    options = {"replay": {"warmup_env_steps": None, "capacity": None}, "num_iterations": None}
+    make(tmp_path, "dqn_episode_boundary", **options, num_env_steps=100).train()
+    longer = make(tmp_path, "dqn_episode_boundary", **options, num_env_steps=1000)
+    longer.train()
+    assert longer.batches.warmup_env_steps == 10
+    assert longer.clock.updates == longer.clock.env_steps - 10
+
+
+def test_a_run_that_is_killed_in_its_warm_up_resumes_with_what_is_left_of_it(tmp_path):
+    """Its rows are lost; today's budget would end in a second warm-up."""
+    options = {"replay": {"warmup_env_steps": 60, "save": False}, "num_iterations": None, "num_env_steps": 100}
+    cut = stop_after(make(tmp_path, "dqn_episode_boundary", **options), 3)
+    assert 0 < cut.clock.env_steps < 60 and cut.clock.updates == 0
+    resumed = make(tmp_path, "dqn_episode_boundary", **options)
+    resumed.train()
+    assert resumed.clock.updates == resumed.clock.env_steps - 60
+
+
+def test_a_run_that_ends_without_an_update_raises_and_says_so_each_time(tmp_path):
+    """The time limit ends it in its warm-up."""
+    options = {"replay": {"warmup_env_steps": 10**5, "capacity": 10**5}, "num_iterations": None}
+    for _ in range(2):
+        trainer = make(tmp_path, "dqn_episode_boundary", **options, num_env_steps=10**6, wall_seconds=1e-6)
+        with pytest.raises(RunError, match="is finished after .* steps without an update, so its policy is untrained"):
+            trainer.train()
+        assert (tmp_path / "done").exists()
 
 
 def test_noisy_layers_explore_in_rollouts_alone_and_evaluations_are_greedy(tmp_path):

@@ -359,7 +359,8 @@ def test_lagrangian_weights_rise_below_the_threshold_and_fall_above(tmp_path):
     algorithm = functools.partial(Frozen, reward_weights=[1.0, 1.0])
     listeners = [recorder := Recorder(), LagrangianWeights({"right": -2.0, "left": -1.0}, rate=0.5)]
     settings = {"listeners": listeners, "env_settings": NAMED, "num_iterations": 2, "summary_period": 1}
-    trainer = trained(tmp_path, "DQN", length=4, algorithm=algorithm, **settings)
+    batches = functools.partial(REPLAY, warmup_env_steps=32)
+    trainer = trained(tmp_path, "DQN", length=4, algorithm=algorithm, batches=batches, **settings)
     expected = np.exp(2 * 0.5 * np.array([-2.0 + 4, -1.0 - 0]))
     np.testing.assert_allclose(trainer.algorithm.reward_weights.numpy(), expected, rtol=1e-5)
     assert recorder.scalars["reward_weights/right"] == pytest.approx(expected[0], rel=1e-5)

@@ -330,7 +330,7 @@ class TestRefused:
         trainer.close()
 
     def test_as_a_source_of_recorded_episodes(self, tmp_path):
-        make(tmp_path / "run", dqn(FEATURES), [FROZEN], num_iterations=2).train()
+        make(tmp_path / "run", dqn(FEATURES), [FROZEN]).train()
         with pytest.raises(UsageError, match="stores 8 features of an encoder in place of the observation; record"):
             list(open_source(f"run:{tmp_path / 'run'}").episodes())
 

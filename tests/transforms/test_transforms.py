@@ -164,11 +164,29 @@ class TestObservationNormalizer:
         out = normalizer.transform(_rows(torch.tensor([[[1e6, -1e6, 0.0]]])), None).observation
         assert out[0, 0, :2].tolist() == [2, -2]
 
+    def test_without_clip_outliers_keep_their_size_and_the_spec_has_no_bounds(self):
+        normalizer = ObservationNormalizer(VECTOR, SCALAR, clip=None)
+        rows = _rows(torch.randn(50, 2, 3))
+        normalizer.observe(rows)
+        mean, std = rows.observation.mean((0, 1)), rows.observation.std((0, 1), correction=0)
+        outlier = torch.tensor([[[1e6, -1e6, 0.0]]])
+        out = normalizer.transform(_rows(outlier), None).observation
+        torch.testing.assert_close(out, (outlier - mean) / std, rtol=1e-4, atol=1e-4)
+        spec = normalizer.observation_spec
+        assert (spec.low == -np.inf).all() and (spec.high == np.inf).all() and spec.dtype == np.float32
+
+    def test_an_observation_without_a_float_leaf_passes_unchanged_by_default(self):
+        normalizer = ObservationNormalizer(spaces.Discrete(3), SCALAR)
+        rows = _rows(torch.tensor([[0, 2], [1, 1]]))
+        normalizer.observe(rows)
+        assert normalizer.transform(rows, None).observation is rows.observation
+        assert normalizer.observation_spec == spaces.Discrete(3)
+
     def test_no_leaf_to_normalize_is_refused(self):
         with pytest.raises(UsageError, match="has 'camera', which matches no float leaf of body: Box"):
             ObservationNormalizer(NESTED, SCALAR, leaves=["camera"])
         with pytest.raises(UsageError, match="no float leaf"):
-            ObservationNormalizer(spaces.Discrete(3), SCALAR)
+            ObservationNormalizer(spaces.Discrete(3), SCALAR, leaves="digit")
         with pytest.raises(UsageError, match="has 'gaol.*'"):
             ObservationNormalizer(NESTED, SCALAR, leaves=["body", "gaol.*"])
         with pytest.raises(UsageError, match="leaves is empty"):

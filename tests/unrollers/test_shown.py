@@ -94,7 +94,7 @@ def test_workers_show_the_same(algorithm, tmp_path):
         unroller=functools.partial(
             AsyncUnroller, num_workers=2, mode="lockstep", workers=functools.partial(Workers, close_timeout=2.0)
         ),
-        batches=EpochBatches if algorithm.on_policy else NeverAtRandom,
+        batches=EpochBatches if algorithm.on_policy else functools.partial(NeverAtRandom, batch_size=8),
         metrics=[metric],
         listeners=[],
         unroll_length=6,

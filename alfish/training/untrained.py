@@ -1,0 +1,52 @@
+"""Runs that end without an update, whose policy would be untrained: refused before they start, or reported."""
+
+import math
+from typing import TYPE_CHECKING
+
+from alfish import replicas
+from alfish.errors import RunError, UsageError
+
+if TYPE_CHECKING:
+    from alfish.training.trainer import Trainer
+
+
+def check_budget(trainer: "Trainer") -> None:
+    """Raises UsageError if a budget of steps or iterations will be spent before the first update."""
+    clock, batches, unroller = trainer.clock, trainer.batches, trainer.unroller
+    name, budget, _ = clock.budget
+    if clock.updates or batches.rest() or name not in ("num_env_steps", "num_iterations"):
+        return
+    rows = unroller.unroll_length * unroller.num_columns * replicas.size()
+    num_iterations = budget - clock.iterations if name == "num_iterations" else (budget - clock.env_steps) / rows
+    if not batches.updates_until(clock.value + math.ceil(math.ceil(num_iterations) * rows)):
+        raise UsageError(
+            f"Trainer.{name} is {budget:,}, which ends the run before its first update, so nothing would be trained; "
+            f"raise it{_remedy(trainer)}"
+        )
+
+
+def check_trained(trainer: "Trainer") -> None:
+    """Raises RunError if a finished run has made no update."""
+    clock = trainer.clock
+    if clock.updates:
+        return
+    name, budget, _ = clock.budget
+    if clock.stop_reason is not None:
+        end = f"stopped ({clock.stop_reason}); remove {trainer.directory.path / 'done'} to go on"
+    else:
+        is_spent = clock.spent >= budget
+        end = f"spent Trainer.{name if is_spent else 'wall_seconds'}; raise it"
+    raise RunError(
+        f"{trainer.directory.path} is finished after {clock.value:,} steps without an update, so its policy is "
+        f"untrained: the run has {end}{_remedy(trainer)}"
+    )
+
+
+def _remedy(trainer: "Trainer") -> str:
+    """Returns the end of a sentence that names what the first update waits for besides rows."""
+    if not (warmup := trainer.batches.warmup_env_steps):
+        return ""
+    return (
+        f", or lower ReplayBatches.warmup_env_steps, now {warmup:,}, and ReplayBatches.batch_size, which the first "
+        "update waits for"
+    )

@@ -1,0 +1,131 @@
+"""Runs that end without an update: refused before they start where that is known, else one sentence and status 1."""
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import toy_confs
+
+import alfish
+from alfish.__main__ import main
+from alfish.algorithms.ppo import PPO
+from alfish.batches import EpochBatches
+from alfish.environments import make_environment
+from alfish.errors import RunError, UsageError
+from alfish.runs.checkpoints import Checkpoints
+from alfish.training.trainer import Trainer
+
+REPOSITORY = Path(alfish.__file__).parents[1]
+FEW = ["Trainer.num_env_steps=400", "Evaluate.num_episodes=1", "MLP.layers=(8,)", "ReplayBatches.batch_size=8"]
+
+
+@pytest.fixture
+def train(tmp_path, capsys):
+    """Trains DQN in `tmp_path / 'run'`; returns the exit status and what is printed on stderr."""
+
+    def train(*parameters):
+        files = [f"--gin_file={one}" for one in ["dqn_cartpole.gin", *parameters] if one.endswith(".gin")]
+        given = [f"--gin_param={one}" for one in (*FEW, *parameters) if not one.endswith(".gin")]
+        capsys.readouterr()
+        status = main(["train", *files, f"--root_dir={tmp_path / 'run'}", *given])
+        return status, capsys.readouterr().err
+
+    return train
+
+
+def test_a_run_that_a_time_limit_ends_in_its_warm_up_exits_with_1_each_time(train, tmp_path):
+    for _ in range(2):
+        status, said = train("ReplayBatches.warmup_env_steps=300", "Trainer.wall_seconds=1e-6")
+        line = said.strip().splitlines()[-1]
+        assert status == 1 and line.startswith(f"alfish train: {tmp_path / 'run'} is finished after ")
+        assert "without an update, so its policy is untrained: the run has spent Trainer.wall_seconds; raise it" in line
+        assert "or lower ReplayBatches.warmup_env_steps, now 300" in line
+    assert (tmp_path / "run" / "done").exists() and Checkpoints(tmp_path / "run" / "checkpoints").steps()
+
+
+def test_a_run_that_a_listener_stops_in_its_warm_up_exits_with_1_each_time(train, tmp_path, monkeypatch):
+    (tmp_path / "stopper.py").write_text(
+        "import gin\nfrom alfish.training.listener import Listener\n\n\n@gin.configurable\nclass Stopper(Listener):\n"
+        "    def after_iteration(self, run, report):\n        run.stop('solved')\n"
+    )
+    (tmp_path / "stopping.gin").write_text("import stopper\nTrainer.extra_listeners = [@Stopper()]\n")
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        status, said = train("ReplayBatches.warmup_env_steps=300", "stopping.gin")
+        assert status == 1 and f"the run has stopped (solved); remove {tmp_path / 'run' / 'done'} to go on" in said
+
+
+@pytest.mark.parametrize(
+    "budget", [["Trainer.num_env_steps=400"], ["Trainer.num_env_steps=None", "Trainer.num_iterations=9"]]
+)
+def test_a_budget_that_ends_before_the_first_update_exits_with_2_and_writes_no_run(train, tmp_path, budget):
+    status, said = train("ReplayBatches.warmup_env_steps=400", *budget)
+    assert status == 2 and said.count("\n") == 1
+    assert "which ends the run before its first update, so nothing would be trained; raise it, or lower Repl" in said
+    assert not (tmp_path / "run" / "config.gin").exists()
+
+
+def test_alfish_train_raises_the_same(tmp_path):
+    options = {"MLP.layers": (8,), "ReplayBatches.batch_size": 8, "ReplayBatches.warmup_env_steps": 400}
+    with pytest.raises(UsageError, match="Trainer.num_env_steps is 400, which ends the run before its first update"):
+        alfish.train("dqn_cartpole", root_dir=tmp_path / "a", **{**options, "Trainer.num_env_steps": 400})
+    with pytest.raises(RunError, match="is finished after .* steps without an update, so its policy is untrained"):
+        alfish.train(
+            "dqn_cartpole",
+            root_dir=tmp_path / "b",
+            **{**options, "Trainer.num_env_steps": 500, "Trainer.wall_seconds": 1e-6},
+        )
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_that_is_killed_in_its_warm_up_and_begun_again_ends_with_updates(tmp_path, number):
+    conf = tmp_path / "toy.gin"
+    conf.write_text(
+        f"{toy_confs.SAC}\nTrainer.num_env_steps = 30_000\nReplayBatches.warmup_env_steps = 20_000\n"
+        "ReplayBatches.capacity = 30_000\nReplayBatches.save = False\nReplayBatches.updates_per_env_step = 0.01\n"
+        "CheckpointSaver.period = 500\nEvaluate.num_episodes = 1\n"
+    )
+    command = [sys.executable, "-m", "alfish", "train", f"--gin_file={conf}", f"--root_dir={tmp_path / 'run'}"]
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    saved = Checkpoints(tmp_path / "run" / "checkpoints")
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        until = time.monotonic() + 120
+        while not saved.steps() and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
+        process.send_signal(number)
+    assert saved.steps()[-1] < 20_000, "the signal came too late"
+    assert saved.load("latest")[1]["learner"]["updates"] == 0
+    assert subprocess.run(command, env=environment, timeout=200, stderr=subprocess.DEVNULL).returncode == 0
+    assert saved.load("latest")[1]["learner"]["updates"] > 0
+
+
+# What is unlikely to train well.
+
+
+@pytest.mark.parametrize(
+    ("unroll_length", "num_epochs", "rows"), [(8, 2, 16), (127, 2, 254), (128, 2, None), (8, 1, None)]
+)
+def test_an_unroll_with_few_rows_for_its_epochs_is_reported(tmp_path, capsys, unroll_length, num_epochs, rows):
+    trainer = Trainer(
+        tmp_path,
+        algorithm=PPO,
+        environment=functools.partial(make_environment, "CartPole-v1", num_envs=2),
+        batches=functools.partial(EpochBatches, num_epochs=num_epochs),
+        unroll_length=unroll_length,
+        num_iterations=1,
+        listeners=[],
+        device="cpu",
+    )
+    trainer.start()
+    trainer.close()
+    lines = [line for line in capsys.readouterr().err.splitlines() if "An unroll has" in line]
+    said = (
+        f"An unroll has {rows} rows, few for {num_epochs} epochs of updates: raise make_environment.num_envs or "
+        "Trainer.unroll_length (ppo.gin has 2048 rows), or lower EpochBatches.num_epochs"
+    )
+    assert lines == ([] if rows is None else [said])
