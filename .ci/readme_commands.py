@@ -52,7 +52,8 @@ APPENDED = {
 REPLACED = {
     # A data set of the same environment and name, in place of the one that is downloaded.
     "alfish import --source=minari:": (
-        "alfish train --gin_file=sac_hopper.gin --root_dir=runs/hopper --gin_param=Trainer.num_env_steps=200 "
+        "alfish train --gin_file=sac_hopper.gin --root_dir=runs/hopper --gin_param=Trainer.num_env_steps=300 "
+        "--gin_param=ReplayBatches.warmup_env_steps=100 "
         "--gin_param=Evaluate.num_episodes=2 && "
         "alfish record --root_dir=runs/hopper --num_episodes=50 --sample --output=data/hopper"
     ),

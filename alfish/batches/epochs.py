@@ -1,7 +1,8 @@
 """On-policy batches: the unroll itself."""
 
+import math
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 import gin
 import torch
@@ -17,6 +18,7 @@ from alfish.nest import Nest
 from alfish.parameters import PositiveInt, Range, checked
 from alfish.transforms import Transforms
 
+AUTO_SIZE = 64  # rows of a minibatch, or nearly so many
 FEW_ROWS = 256  # of an unroll with several epochs, below which updates follow chance
 
 
@@ -29,7 +31,8 @@ class EpochBatches(Batches):
       num_epochs: passes over the unroll; None: 10, or 1 if the algorithm's `unroll_use` says `single_epoch`; such an
         algorithm accepts no other number.
       minibatch_size: rows of a gradient step, a divisor of the unroll's rows (unroll length x environments). With
-        memory, whole sequences are drawn, and it is also a multiple of their length. None: all rows.
+        memory, whole sequences are drawn, and it is also a multiple of their length. 'auto': of such numbers the one
+        that is nearest to 64, as a ratio. None: all rows.
       sequence_length: rows of the sequences that a memory trains on, a divisor of the unroll length. Each begins with
         the state that the rollout had there; gradients do not reach earlier rows. None: the unroll length.
     """
@@ -39,7 +42,7 @@ class EpochBatches(Batches):
     def __init__(
         self,
         num_epochs: PositiveInt | None = None,
-        minibatch_size: PositiveInt | None = None,
+        minibatch_size: PositiveInt | Literal["auto"] | None = None,
         sequence_length: Annotated[int, Range(2)] | None = None,
     ):
         self._given_epochs, self._given_size, self._given_length = num_epochs, minibatch_size, sequence_length
@@ -77,7 +80,8 @@ class EpochBatches(Batches):
         self.stores_states = self._sequence_length < unroll_length
         num_envs *= replicas.size()
         self._rows = rows = int(unroll_length) * num_envs
-        size = self._given_size
+        multiple = (self._sequence_length if self._has_state else 1) * replicas.size()
+        size = _nearest(AUTO_SIZE, rows, multiple) if self._given_size == "auto" else self._given_size
         self._minibatch_size = None if size is None else replicas.fraction(size, "EpochBatches.minibatch_size")
         self.updates_per_iteration, self.rows_per_update = float(self._num_epochs), (size or rows) // replicas.size()
         if size is None:
@@ -90,7 +94,6 @@ class EpochBatches(Batches):
                 f"({unroll_length} steps x {num_envs} environments); the nearest that do are "
                 f"{' and '.join(str(n) for n in nearest)}"
             )
-        multiple = self._sequence_length * replicas.size()
         if self._has_state and size % multiple:
             whole = "EpochBatches.sequence_length" if self.stores_states else "the unroll length"
             of_learners = "" if replicas.size() == 1 else f" times the number of learners, {multiple}"
@@ -162,3 +165,10 @@ class EpochBatches(Batches):
                     f"preprocess_experience of {type(self.algorithm).__name__} returned {name}, {kind_of(leaf)}; it "
                     f"must begin with [{length}, {num_envs}], the rows that train"
                 )
+
+
+def _nearest(size: int, rows: int, multiple: int) -> int:
+    """Returns the divisor of `rows` nearest to `size`, as a ratio; a multiple of `multiple` where there is one."""
+    divisors = [number for number in range(1, rows + 1) if rows % number == 0]
+    fitting = [number for number in divisors if number % multiple == 0] or divisors
+    return min(fitting, key=lambda number: abs(math.log(number / size)))

@@ -180,7 +180,7 @@ class ReplayBatches(SequenceBatches):
         return 0 if self._offline is None else min(self._max_chunk_size, self._schedule.num_offline_due)
 
     def acts_at_random(self, env_steps: int) -> bool:
-        return env_steps < self.warmup_env_steps and not self._schedule.has_offline_updates
+        return env_steps < self._schedule.warmup_env_steps and not self._schedule.has_offline_updates
 
     def add(self, experience: Experience) -> None:
         needed = self.algorithm.replay_needs.info

@@ -66,13 +66,16 @@ class UpdateSchedule:
     def num_due(self, clock: int) -> int:
         """Returns the number of updates to make at `clock`, when all offline updates are made."""
         self._clock = clock
-        return self.num_until(clock)
+        collected = clock - self._offline_updates
+        if collected < self.warmup_env_steps or collected < self.needed_env_steps:
+            return 0
+        return max(0, self._total(clock - self.warmup_env_steps) - self.num_updates)
 
     def num_until(self, clock: int) -> int:
         """Returns the number of updates from now to `clock`, when all offline updates are made."""
-        if clock < self._first:
-            return 0
-        return max(0, self._total(clock - self.warmup_env_steps) - self.num_updates)
+        now = self._clock
+        due, self._clock = self.num_due(clock), now
+        return due
 
     def resume_without_rows(self, clock: int) -> int:
         """Continues with an empty replay: collects before training, and skips the updates that fall due meanwhile.

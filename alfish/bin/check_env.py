@@ -210,7 +210,7 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
             yield f"a reward is not finite: {reward}"
             return
         done = terminated | truncated
-        observed.add(observation, reward, done)
+        observed.add(observation, reward, terminated, truncated)
         if done.any() and environment.resets_rows:  # else it resets by itself
             observation = environment.reset([None, None], done).observation
     if not observed.lengths:

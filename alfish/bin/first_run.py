@@ -44,11 +44,11 @@ class Base(NamedTuple):
         return f"{self.algorithm.lower()}.gin"
 
 
-REPLAY = "ReplayBatches.warmup_env_steps = 64", "ReplayBatches.capacity = 10_000"
+REPLAY = "ReplayBatches.warmup_env_steps = 64", "ReplayBatches.capacity = 10_000", "Trainer.calibration = 0.0"
 BASES = {
     base.algorithm: base
     for base in (
-        Base("PPO", 100_000, ("Trainer.unroll_length = 64",)),
+        Base("PPO", 100_000, ("Trainer.unroll_length = 64", "Trainer.calibration = 0.0")),
         Base("SAC", 20_000, REPLAY),
         Base("TD3", 20_000, REPLAY),
         Base("DQN", 50_000, REPLAY),

@@ -72,7 +72,7 @@ class Leaf:
                 "where it starts"
             )
         seen = sizes[(sizes > 0) & ~is_constant]
-        remedy = "list @ObservationNormalizer in Trainer.transforms"
+        remedy = "list @ObservationRescaler in Trainer.transforms, as base configurations do"
         if len(seen) and seen.max() > LARGE:
             yield f"{self.name} reaches {seen.max():.3g}, and networks learn best from numbers near 1; {remedy}"
         elif len(seen) and seen.max() > LARGEST_RATIO * seen.min():
@@ -91,6 +91,7 @@ class Observed:
 
     def __init__(self, environment: Environment):
         self.lengths: list[int] = []
+        self._truncates = False  # whether an episode ended by a time limit, the environment's own or another
         self._environment = environment
         spaces_of_leaves = specs.map_space(lambda leaf: leaf, environment.observation_space)
         self._leaves = [Leaf(name, leaf) for name, leaf in nest.named_leaves(spaces_of_leaves, "observation")]
@@ -107,8 +108,10 @@ class Observed:
         self._seconds += time.perf_counter()
         self._num_steps += 1
 
-    def add(self, observation: Nest, reward: np.ndarray, done: np.ndarray) -> None:
+    def add(self, observation: Nest, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> None:
         """Adds what a step returned; leaves `[B, ...]`."""
+        done = terminated | truncated
+        self._truncates = self._truncates or bool(truncated.any())
         for leaf, values in zip(self._leaves, nest.leaves(observation)):
             leaf.add(np.asarray(values))
         self._rewards.append(np.asarray(reward, np.float64).reshape(len(done), -1))
@@ -134,7 +137,7 @@ class Observed:
         yield from _of_actions(self._environment.action_space)
         if self.lengths and max(self.lengths) == 1:
             yield "every episode ended after one step; if that is not the task, look at when it returns terminated"
-        if self._environment.lacks_limit:
+        if self._environment.lacks_limit and not self._truncates:
             yield (
                 "it has no time limit, so an episode may never end: set one, as "
                 "make_environment.env_kwargs = {'max_episode_steps': 1000}"
@@ -160,7 +163,8 @@ class Observed:
             elif not SMALL <= size <= LARGE:
                 yield (
                     f"rewards have mean {significant(entry.mean(), 3)}, deviation {significant(entry.std(), 3)}, and "
-                    "networks learn values best near 1; list @RewardNormalizer in Trainer.transforms"
+                    "networks learn values best near 1; list @RewardRescaler in Trainer.transforms, as base "
+                    "configurations do"
                 )
 
 

@@ -119,15 +119,7 @@ def _train(trainer: "Trainer") -> int:
         trainer.log(f"{trainer.signals.name}: stopped at {trainer.clock.value:,} steps; the same command continues")
         return exit_status(trainer.interrupted_by)
     if report is None and replicas.rank() == 0:
-        print(f"{trainer.directory.path} is done: {_end_of(trainer)}", file=sys.stderr)
+        from alfish.training import untrained
+
+        print(untrained.end_of(trainer), file=sys.stderr)
     return 0
-
-
-def _end_of(trainer: "Trainer") -> str:
-    """Returns the reason why a run is finished, and how to continue it."""
-    if trainer.clock.stop_reason is not None:
-        return f"{trainer.clock.stop_reason}; remove {trainer.directory.path / 'done'} to go on"
-    name, budget, _ = trainer.clock.budget
-    if trainer.clock.progress < 1:
-        return f"Trainer.wall_seconds is spent before Trainer.{name} = {budget:,}; raise it to go on"
-    return f"Trainer.{name} = {budget:,} is spent; raise it to go on"

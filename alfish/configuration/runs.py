@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from alfish.parameters.kinds import shown
 from alfish.runs.stop_signals import exit_status
 from alfish.training.policy import Policy
 from alfish.training.trainer import Trainer
+from alfish.training.untrained import end_of
 
 
 def configured_trainer(root_dir: str | Path, found: Reading, objects: Mapping[str, Any] | None = None) -> Trainer:
@@ -163,7 +165,8 @@ def train(
         messages.without_chain(),
         configured_run(run_directory(root_dir), files, bindings, on_config_change, objects=objects) as trainer,
     ):
-        trainer.train()
+        if trainer.train() is None and trainer.signals.number is None and replicas.rank() == 0:
+            print(f"{end_of(trainer)}, or name another root_dir to train anew", file=sys.stderr)
     # Also if the budget was spent when the signal came, because the signal asked the caller's program to end.
     if trainer.signals.number == signal.SIGINT:
         raise KeyboardInterrupt

@@ -128,23 +128,24 @@ class NatureCNN(_ImageEncoder):
 @gin.configurable(module="alfish.networks")
 @checked
 class SmallCNN(_ImageEncoder):
-    """3 x 3 convolutions, of stride 2 after the first, and a linear layer, for small images.
+    """3 x 3 convolutions of stride 2 and a linear layer, for small images.
 
     Args:
       spec: the image's space, of any size.
-      channels: channels of each convolution. None: 16, 32, and then 64 until 7 x 7 numbers in a channel are left, which
-        needs no more than two convolutions up to 14 x 14 pixels.
+      channels: channels of each convolution, the first of which has stride 1. None: 16 and 32 up to 14 x 14 pixels;
+        for larger images 16, 32, and then 64 until 7 x 7 numbers in a channel are left, all of stride 2.
       output_size: features.
     """
 
     def __init__(self, spec: spaces.Box, channels: Sequence[PositiveInt] | None = None, output_size: PositiveInt = 256):
         super().__init__(spec, output_size)
-        if channels is None:
-            count = max(1, math.ceil(math.log2(max(self.image_shape[1:]) / 7)))
-            channels = (16, 32, *[64] * (count - 1))
+        num_halvings = math.ceil(math.log2(max(self.image_shape[1:]) / 7))
+        is_large = channels is None and num_halvings > 1
+        channels = channels or (16, 32, *[64] * (num_halvings - 2))
         layers: list[nn.Module] = []
         for inputs, outputs in zip((self.image_shape[0], *channels), channels):
-            layers += [orthogonal(nn.Conv2d(inputs, outputs, 3, 2 if layers else 1, padding=1)), nn.ReLU()]
+            stride = 2 if layers or is_large else 1
+            layers += [orthogonal(nn.Conv2d(inputs, outputs, 3, stride, padding=1)), nn.ReLU()]
         self.body = self.with_linear(layers)
 
 

@@ -3,14 +3,15 @@
 import math
 from typing import Any
 
-UNPLANNED_CALIBRATION = 1000  # environment steps, if the budget is not one of steps
+MOST_CALIBRATION, UNPLANNED_CALIBRATION = 10_000, 1000  # environment steps; the second if the budget is not of steps
 
 
 class Calibration:
     """Says when transforms observe rows, and when updates may begin.
 
     Args:
-      fraction: part of the budget in which transforms observe rows, in [0, 1]; None: they observe all rows of the run.
+      fraction: part of the budget in which transforms observe rows, in [0, 1], at most 10,000 steps; None: they observe
+        all rows of the run.
       num_env_steps: environment steps in which rows are collected; inf: it is not known.
 
     Attributes:
@@ -19,7 +20,9 @@ class Calibration:
 
     def __init__(self, fraction: float | None, num_env_steps: float):
         self.is_set = fraction is not None
-        planned = fraction * num_env_steps if fraction and math.isfinite(num_env_steps) else UNPLANNED_CALIBRATION
+        planned: float = UNPLANNED_CALIBRATION
+        if fraction and math.isfinite(num_env_steps):
+            planned = min(fraction * num_env_steps, MOST_CALIBRATION)
         # It has at least one unroll, so it lasts before the first step.
         self._end = max(1.0, planned if fraction else 0.0) if self.is_set else 0.0
 

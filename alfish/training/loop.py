@@ -89,7 +89,7 @@ class Loop:
         began = timer.begin(COLLECT)
         self._agreement.begin(began)
         self._progress[...] = clock.progress
-        calibrates = self._calibrates()
+        calibrates = self._parts.calibration.is_set and self._calibrates()
         experience = self._advance()
         if experience is not None and calibrates:
             self._parts.observe(without_states(nest.tensors(experience)))

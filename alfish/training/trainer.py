@@ -57,9 +57,9 @@ class Trainer:
       unroller: class or factory, takes (environment, algorithm, transforms): `SyncUnroller`, `AsyncUnroller`.
       learner: class or factory, takes the algorithm.
       transforms: transform classes, the first one applied first.
-      calibration: fraction of the budget in which transforms observe rows and nothing is trained, in [0, 1]; the unroll
-        that ends it is the first one to train on, and statistics stay as they are then. 0: one unroll. Of a budget of
-        updates or seconds: 1000 environment steps. None: transforms observe each unroll after it was trained on.
+      calibration: fraction of the budget in which transforms observe rows and nothing is trained, in [0, 1], at most
+        10,000 environment steps. The unroll that ends it is the first one to train on; statistics then stay the same.
+        0: one unroll. Of other budgets than steps: 1000 steps. None: transforms observe each unroll after training.
       initial_parts: parts of other runs that a new run starts with, by their place in this one's networks:
         `{'actor_encoder': 'runs/x', 'critic.encoder': 'actor_encoder@runs/x:best'}`; see `transfer`.
       metrics: instances; None: those of `alfish.metrics.DEFAULT_METRICS`.

@@ -42,6 +42,18 @@ def check_trained(trainer: "Trainer") -> None:
     )
 
 
+def end_of(trainer: "Trainer") -> str:
+    """Returns a sentence about a run that was finished before: why, and how to continue it."""
+    name, budget, _ = trainer.clock.budget
+    if trainer.clock.stop_reason is not None:
+        why = f"{trainer.clock.stop_reason}; remove {trainer.directory.path / 'done'} to go on"
+    elif trainer.clock.progress < 1:
+        why = f"Trainer.wall_seconds is spent before Trainer.{name} = {budget:,}; raise it to go on"
+    else:
+        why = f"Trainer.{name} = {budget:,} is spent; raise it to go on"
+    return f"{trainer.directory.path} is done: {why}"
+
+
 def _remedy(trainer: "Trainer") -> str:
     """Returns the end of a sentence that names what the first update waits for besides rows."""
     if not (warmup := trainer.batches.warmup_env_steps):

@@ -3,7 +3,7 @@
 from alfish.transforms.frame_stack import FrameStack
 from alfish.transforms.frozen_encoder import FrozenEncoder
 from alfish.transforms.in_graph import TransformsInGraph
-from alfish.transforms.normalizers import ObservationNormalizer, RewardNormalizer
+from alfish.transforms.normalizers import ObservationNormalizer, ObservationRescaler, RewardNormalizer, RewardRescaler
 from alfish.transforms.previous_step import PreviousStep
 from alfish.transforms.rewards import RewardClip, RewardScale
 from alfish.transforms.transform import Transform, Transforms
@@ -12,9 +12,11 @@ __all__ = [
     "FrameStack",
     "FrozenEncoder",
     "ObservationNormalizer",
+    "ObservationRescaler",
     "PreviousStep",
     "RewardClip",
     "RewardNormalizer",
+    "RewardRescaler",
     "RewardScale",
     "Transform",
     "Transforms",

@@ -133,6 +133,42 @@ class ObservationNormalizer(Transform):
 
 @gin.configurable(module="alfish.transforms")
 @checked
+class ObservationRescaler(ObservationNormalizer):
+    """Shifts and scales entries of unusual size to mean 0 and deviation 1, and leaves all others as they are.
+
+    The size of an entry is its root mean square over all observed rows. Networks learn from entries of usual size as
+    they are, and keep their resolution where a few observed rows are far away.
+
+    Args:
+      observation_spec, reward_spec: specs of the input rows.
+      leaves: globs of paths of leaves to rescale, as of `ObservationNormalizer`.
+      smallest, largest: range of sizes that are usual.
+      epsilon: added to the variance.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        reward_spec: spaces.Box,
+        leaves: Sequence[str] | str = EVERY_LEAF,
+        smallest: PositiveFloat = 1.0,
+        largest: PositiveFloat = 100.0,
+        epsilon: PositiveFloat = 1e-8,
+    ):
+        super().__init__(observation_spec, reward_spec, leaves, None, epsilon)
+        self._smallest, self._largest = smallest, largest
+
+    def observe(self, time_step: TimeStep) -> None:
+        super().observe(time_step)
+        for moments in filter(None, self._moments):
+            size = (moments.mean.square() + moments.squares / moments.count.clamp(min=1)).sqrt()
+            is_usual = (size >= self._smallest) & (size <= self._largest)
+            moments.shift.masked_fill_(is_usual, 0.0)
+            moments.scale.masked_fill_(is_usual, 1.0)
+
+
+@gin.configurable(module="alfish.transforms")
+@checked
 class RewardNormalizer(Transform):
     """Divides rewards by the standard deviation of discounted returns-so-far, and clips. Vector rewards: per entry.
 
@@ -198,9 +234,7 @@ class RewardNormalizer(Transform):
         # Where all rewards were 0, the scale would be 1 / sqrt(epsilon), and the first reward very large.
         self._moments.scale.masked_fill_(self._moments.squares == 0, 1.0)
         if self._largest_return is not None:
-            found = torch.where(nest.widened(arrives, so_far), so_far.abs(), 0).amax((0, 1))
-            found = torch.tensor(replicas.gather(*found.reshape(-1).tolist())).amax(0).reshape(found.shape)
-            self.largest.copy_(torch.maximum(self.largest, nest.to(found.double(), self.largest.device)))
+            _raise_to_largest(self.largest, torch.where(nest.widened(arrives, so_far), so_far.abs(), 0))
             bound = self._largest_return / self.largest  # infinite before the first reward
             self._moments.scale.copy_(torch.minimum(self._moments.scale.double(), bound))
 
@@ -214,6 +248,52 @@ class RewardNormalizer(Transform):
         """Returns a copy of the returns-so-far of at least `num_envs` environments; new ones have 0."""
         new = like.new_zeros(num_envs, *like.shape[2:])
         return new if self._return is None else torch.cat([self._return.to(like.device), new[len(self._return) :]])
+
+
+@gin.configurable(module="alfish.transforms")
+@checked
+class RewardRescaler(Transform):
+    """Divides rewards of unusual size by their largest absolute value, and leaves all others as they are.
+
+    Vector rewards: per entry.
+
+    Args:
+      observation_spec, reward_spec: specs of the input rows.
+      smallest, largest: range of the largest absolute reward that is usual.
+    """
+
+    changes_rewards = in_graphs = observes_rewards = True
+    size: torch.Tensor
+    scale: torch.Tensor
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        reward_spec: spaces.Box,
+        smallest: PositiveFloat = 0.1,
+        largest: PositiveFloat = 100.0,
+    ):
+        super().__init__(observation_spec, reward_spec)
+        self._smallest, self._largest = smallest, largest
+        self.register_buffer("size", torch.zeros(reward_spec.shape, dtype=torch.float64))
+        self.register_buffer("scale", torch.ones(reward_spec.shape))
+
+    def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:
+        return time_step._replace(reward=time_step.reward * self.scale)
+
+    def observe(self, time_step: TimeStep) -> None:
+        step_type, reward = time_step.step_type, time_step.reward.double()
+        arrives = (step_type == StepType.MID) | (step_type == StepType.LAST)
+        _raise_to_largest(self.size, torch.where(nest.widened(arrives, reward), reward.abs(), 0))
+        is_unusual = (self.size > 0) & ((self.size < self._smallest) | (self.size > self._largest))
+        self.scale.copy_(torch.where(is_unusual, 1 / self.size, 1.0))
+
+
+def _raise_to_largest(sizes: torch.Tensor, found: torch.Tensor) -> None:
+    """Raises `sizes` (`[]` or `[R]`) to the largest of the rows `found` (`[T, B]` or `[T, B, R]`) of all learners."""
+    largest = found.amax((0, 1))
+    largest = torch.tensor(replicas.gather(*largest.reshape(-1).tolist())).amax(0).reshape(largest.shape)
+    sizes.copy_(torch.maximum(sizes, nest.to(largest.double(), sizes.device)))
 
 
 def _turns(env_id: torch.Tensor, is_real: torch.Tensor) -> list[torch.Tensor]:

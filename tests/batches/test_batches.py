@@ -56,6 +56,21 @@ def test_every_row_comes_exactly_once_an_epoch(num_epochs, size):
         assert rows.sort().values.tolist() == [10 * t + b for t in range(4) for b in range(3)]
 
 
+@pytest.mark.parametrize(
+    ("unroll_length", "num_envs", "size"),
+    [(256, 8, 64), (50, 8, 80), (128, 1, 64), (7, 1, 7), (5, 13, 65), (67, 1, 67)],
+)
+def test_an_automatic_minibatch_has_about_64_rows_whatever_the_unroll(unroll_length, num_envs, size):
+    source = _bind(EpochBatches(1, "auto"), unroll_length, num_envs)
+    assert source.updates_per_iteration == unroll_length * num_envs / size
+
+
+@pytest.mark.parametrize(("sequence_length", "size"), [(None, 256), (32, 64), (16, 64), (128, 128)])
+def test_an_automatic_minibatch_of_a_memory_has_whole_sequences(sequence_length, size):
+    source = _bind(EpochBatches(1, "auto", sequence_length), 256, 8, has_state=True)
+    assert source.updates_per_iteration == 2048 / size
+
+
 def test_the_bootstrap_row_is_in_no_minibatch():
     for batch in _minibatches(EpochBatches(2, 4), _experience()):
         assert batch.experience.action.max() < 40

@@ -1058,6 +1058,15 @@ def test_check_env_refuses_in_one_sentence(refused, tmp_path, monkeypatch):
         assert words in refused("check-env", *arguments)
 
 
+def test_check_env_sees_a_time_limit_of_the_environments_own(capsys, monkeypatch):
+    """The specification shows none, and episodes are truncated."""
+    entry_point = "alfish.environments.toy:MaskedIdentity"
+    spec = gymnasium.envs.registration.EnvSpec("OwnLimit-v0", entry_point, kwargs={"length": 20})
+    monkeypatch.setitem(gymnasium.registry, "OwnLimit-v0", spec)
+    assert main(["check-env", "--env_id=OwnLimit-v0", "--num_steps=100"]) == 0
+    assert "time limit" not in capsys.readouterr().out
+
+
 def test_check_env_notes_that_a_task_has_no_time_limit(capsys):
     assert main(["check-env", "--env_id=Blackjack-v1", "--num_steps=100"]) == 0
     assert "warning      it has no time limit, so an episode may never end: set one" in capsys.readouterr().out

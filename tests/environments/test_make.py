@@ -220,6 +220,7 @@ def test_a_configuration_of_another_person_names_no_function_as_an_environment()
 def test_an_unknown_id_is_answered_with_what_to_write(monkeypatch, env_id, words):
     found = importlib.util.find_spec
     absent = ("minigrid", "vizdoom")
+    monkeypatch.delitem(gymnasium.registry, env_id, raising=False)  # ale_py registers old names of games too
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in absent else found(name, *rest))
     with pytest.raises(UsageError, match=words):
         make_environment(env_id)

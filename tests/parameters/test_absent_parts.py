@@ -118,8 +118,8 @@ def lab(runs, tmp_path, monkeypatch):
 
 
 USES = """import absent_lab
-absent_lab.Reach.size = 3
-Reach.other = {'a': @absent_lab.Goal()}
+absent_lab.AbsentReach.size = 3
+AbsentReach.other = {'a': @absent_lab.Goal()}
 make_environment.wrappers = [@first/absent_lab.Wrapper]
 """
 

@@ -313,6 +313,15 @@ def test_train_takes_a_conf_and_parts_of_ones_own(tmp_path, capsys):
     assert "make_environment.env_id is a lambda, which no configuration can name" in capsys.readouterr().err
 
 
+def test_train_says_that_a_run_was_finished_before(tmp_path, capsys):
+    for is_again in (False, True):
+        alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", **SMALL)
+        said = (
+            f"{tmp_path}/run is done: Trainer.num_env_steps = 64 is spent; raise it to go on, or name another root_dir"
+        )
+        assert (said in capsys.readouterr().err) == is_again
+
+
 class Interrupting(Listener):
     """Sends a signal after the first iteration, or after the last one."""
 
@@ -329,7 +338,8 @@ class Interrupting(Listener):
 def test_train_does_not_return_half_a_training(tmp_path, number, raised):
     listeners = [Interrupting(int(number)), CheckpointSaver()]
     with pytest.raises(raised, match="75" if raised is SystemExit else None):
-        alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", listeners=listeners, **SMALL)
+        one = SMALL | {"make_environment.num_envs": 1}
+        alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", listeners=listeners, **one)
     assert 0 < alfish.load(tmp_path / "run").env_steps < SMALL["num_env_steps"]
 
 

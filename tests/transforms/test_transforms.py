@@ -10,7 +10,16 @@ from gymnasium import spaces
 from alfish import nest, specs
 from alfish.data import StepType, TimeStep
 from alfish.errors import UsageError
-from alfish.transforms import ObservationNormalizer, RewardClip, RewardNormalizer, RewardScale, Transform, Transforms
+from alfish.transforms import (
+    ObservationNormalizer,
+    ObservationRescaler,
+    RewardClip,
+    RewardNormalizer,
+    RewardRescaler,
+    RewardScale,
+    Transform,
+    Transforms,
+)
 from alfish.transforms.normalizers import RunningMoments, _turns
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
@@ -201,6 +210,63 @@ class TestObservationNormalizer:
         assert out["b"] is rows.observation["b"]
         assert out["a"].dtype == torch.float32
         assert out["a"].mean().abs() < 1e-2
+
+
+class TestObservationRescaler:
+    SPEC = spaces.Box(-np.inf, np.inf, (5,), np.float32)
+
+    def observed(self, rows, **options):
+        rescaler = ObservationRescaler(self.SPEC, SCALAR, **options)
+        rescaler.observe(_rows(step_type=torch.full(rows.shape[:2], MID, dtype=torch.int32), observation=rows))
+        return rescaler
+
+    def test_it_changes_only_entries_of_unusual_size(self):
+        """Entries: small, usual, usual by its mean alone, large, and constant 0."""
+        generator = torch.Generator().manual_seed(0)
+        sizes, means = torch.tensor([1e-3, 3.0, 0.1, 1e4, 0.0]), torch.tensor([0.0, 1.0, 20.0, 5e4, 0.0])
+        rows = torch.randn((200, 3, 5), generator=generator) * sizes + means
+        out = self.observed(rows).normalize(rows)
+        assert torch.equal(out[..., 1:3], rows[..., 1:3])
+        changed = out[..., [0, 3]].flatten(0, 1)
+        torch.testing.assert_close(changed.mean(0), torch.zeros(2), atol=1e-2, rtol=0)
+        torch.testing.assert_close(changed.std(0), torch.ones(2), atol=2e-2, rtol=0)
+        assert out[..., 4].eq(0).all()
+
+    def test_its_range_is_a_setting_and_nothing_is_clipped(self):
+        rows = torch.full((20, 3, 5), 3.0) + torch.arange(60.0).view(20, 3, 1) % 2
+        assert torch.equal(self.observed(rows).normalize(100 * rows), 100 * rows)
+        moved = self.observed(rows, largest=2.0).normalize(100 * rows)
+        assert moved.abs().min() > 100
+
+    def test_an_observation_without_floats_stays_as_it_is(self):
+        rescaler = ObservationRescaler(spaces.Discrete(3), SCALAR)
+        rows = _rows(observation=torch.ones(2, 3, dtype=torch.int64))
+        rescaler.observe(rows)
+        assert torch.equal(rescaler.transform(rows, None).observation, rows.observation)
+
+
+class TestRewardRescaler:
+    @pytest.mark.parametrize(
+        ("largest", "scale"), [(1e-3, 1e3), (0.05, 20.0), (0.1, 1.0), (1.0, 1.0), (100.0, 1.0), (1e4, 1e-4), (0.0, 1.0)]
+    )
+    def test_it_divides_rewards_of_unusual_size_by_the_largest(self, largest, scale):
+        rescaler = RewardRescaler(VECTOR, SCALAR)
+        reward = torch.tensor([[0.5], [-1.0], [0.25]]) * largest
+        rescaler.observe(_rows(step_type=torch.full((3, 1), MID, dtype=torch.int32), reward=reward))
+        torch.testing.assert_close(rescaler.transform(_rows(reward=reward), None).reward, reward * scale)
+
+    def test_rewards_of_first_rows_and_padding_do_not_count(self):
+        rescaler = RewardRescaler(VECTOR, SCALAR)
+        step_type = torch.tensor([[FIRST], [MID], [LAST], [PAD]], dtype=torch.int32)
+        rescaler.observe(_rows(step_type=step_type, reward=torch.tensor([[1e6], [1e-3], [-2e-3], [1e6]])))
+        assert rescaler.scale.item() == pytest.approx(500)
+
+    def test_entries_of_a_vector_have_their_own_scale_and_the_largest_of_all_calls(self):
+        rescaler = RewardRescaler(VECTOR, specs.reward_spec(2))
+        for size in (1.0, 5.0, 2.0):
+            reward = torch.tensor([[[1e3, 0.5]]]) * size
+            rescaler.observe(_rows(step_type=torch.full((1, 1), MID, dtype=torch.int32), reward=reward))
+        torch.testing.assert_close(rescaler.scale, torch.tensor([1 / 5e3, 1.0]))
 
 
 class TestRewardNormalizer:
