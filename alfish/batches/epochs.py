@@ -18,7 +18,7 @@ from alfish.nest import Nest
 from alfish.parameters import PositiveInt, Range, checked
 from alfish.transforms import Transforms
 
-AUTO_SIZE = 64  # rows of a minibatch, or nearly so many
+AUTO_SIZE = 64  # rows of an automatic minibatch, approximately
 FEW_ROWS = 256  # of an unroll with several epochs, below which updates follow chance
 
 

@@ -84,7 +84,7 @@ class UpdateSchedule:
           clock: of the run.
 
         Returns:
-          How many environment steps to collect: those that are left of the warm-up, or as many as it has if that is at
+          Number of environment steps to collect: those that are left of the warm-up, or as many as it has if that is at
           most a tenth of what is left of the budget; in any case those of a batch.
         """
         self.can_draw = False

@@ -1,4 +1,4 @@
-"""What to do with a new environment: a shipped base configuration that fits it, the command, and how long it takes."""
+"""Suggestion of a first run in a new environment: a base configuration that fits it, the command, and its duration."""
 
 import ast
 import contextlib

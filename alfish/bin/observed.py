@@ -1,4 +1,4 @@
-"""What random steps show of an environment: its speed, and scales, bounds and limits that make learning hard."""
+"""Statistics of random steps in an environment: its speed, and scales, bounds and limits that make learning hard."""
 
 import time
 from collections.abc import Iterator
