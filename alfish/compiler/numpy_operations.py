@@ -9,6 +9,7 @@ All other functions are named ones of this module or of numpy, or `functools.par
 
 import functools
 import itertools
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -216,6 +217,44 @@ def _product(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any] 
     return lambda a, b: torch.mm(_tensor(a), _tensor(b)).numpy()
 
 
+def convolution(node: Any, shape: tuple[int, ...], largest: float = SMALL_PRODUCT) -> Callable[..., Any]:
+    """Returns a convolution of images: in numpy up to `largest` multiply-adds, and torch's above."""
+    weight, dilation, transposed, groups = node.args[1].meta["val"], node.args[5], node.args[6], node.args[8]
+    if weight.ndim != 4 or transposed or groups != 1 or set(dilation) != {1}:
+        raise NotTranslatable("the convolution has groups or dilation, is transposed, or is not of images")
+    size = shape[0] * math.prod(shape[2:]) * weight.numel()
+    return _convolution if size <= largest else _torch_convolution
+
+
+def _torch_convolution(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, *settings: Any) -> np.ndarray:
+    return torch.convolution(_tensor(x), _tensor(weight), None if bias is None else _tensor(bias), *settings).numpy()
+
+
+def _convolution(
+    x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, stride: list[int], padding: list[int], *rest: Any
+) -> np.ndarray:
+    images = x.transpose(0, 2, 3, 1)  # whose memory is mostly in this order
+    (down, right), (top, left) = stride, padding
+    if top or left:
+        rows, height, width, channels = images.shape
+        padded = np.zeros((rows, height + 2 * top, width + 2 * left, channels), x.dtype)
+        padded[:, top : top + height, left : left + width] = images
+        images = padded
+    rows, height, width, channels = images.shape
+    outputs, _, *kernel = weight.shape
+    by_row, by_line, by_pixel, by_channel = images.strides
+    patches = np.lib.stride_tricks.as_strided(
+        images,
+        (rows, (height - kernel[0]) // down + 1, (width - kernel[1]) // right + 1, *kernel, channels),
+        (by_row, by_line * down, by_pixel * right, by_line, by_pixel, by_channel),
+    )
+    weights = weight.transpose(2, 3, 1, 0).reshape(-1, outputs)
+    result = patches.reshape(-1, len(weights)).dot(weights)
+    if bias is not None:
+        result += bias
+    return result.reshape(*patches.shape[:3], outputs).transpose(0, 3, 1, 2)
+
+
 def _tensor(array: Any) -> torch.Tensor:
     array = np.asarray(array)
     return torch.from_numpy(array if array.flags.writeable else array.copy())  # a broadcast array is not
@@ -386,6 +425,7 @@ _PASSED, _COPIED = _ufunc(_same), _ufunc(_copied)
 MADE_LIKE = {_filled, _range, _PASSED, _COPIED}
 TABLE: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((aten.mm.default, aten.addmm.default), _product),
+    aten.convolution.default: convolution,
     aten.relu.default: _relu,
     aten.where.self: _where,
     **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.default,

@@ -1,5 +1,6 @@
-"""Operations in numpy that `alfish.compiler` leaves to torch, because torch is faster: convolutions, large products."""
+"""Operations in numpy for exported policies, which `alfish.compiler` leaves to torch because torch is faster."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -7,26 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from alfish.compiler.numpy_operations import TABLE, NotTranslatable
+from alfish.compiler.numpy_operations import TABLE, NotTranslatable, convolution
 
 aten = torch.ops.aten
-
-
-def _convolution_of(node: Any, shape: tuple[int, ...]) -> Callable[..., Any]:
-    weight, dilation, transposed, groups = node.args[1].meta["val"], node.args[5], node.args[6], node.args[8]
-    if weight.ndim != 4 or transposed or groups != 1 or set(dilation) != {1}:
-        raise NotTranslatable("the convolution has groups or dilation, is transposed, or is not of images")
-    return _convolution
-
-
-def _convolution(
-    x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, stride: list[int], padding: list[int], *rest: Any
-) -> np.ndarray:
-    windows = _windows(x, weight.shape[2:], stride, padding, 0.0)
-    rows, channels, height, width = windows.shape[:4]
-    columns = windows.transpose(0, 2, 3, 1, 4, 5).reshape(rows * height * width, -1)
-    result = columns.dot(weight.reshape(len(weight), -1).T).reshape(rows, height, width, -1).transpose(0, 3, 1, 2)
-    return result if bias is None else result + bias[:, None, None]
 
 
 def _pooling_of(node: Any, shape: tuple[int, ...]) -> Callable[..., Any]:
@@ -98,7 +82,7 @@ PORTABLE: dict[Any, Callable[..., Any]] = {
     aten.mm.default: _always("{0}.dot({1})"),
     aten.addmm.default: _always("{1}.dot({2}) + {0}"),
     aten.bmm.default: _always(np.matmul),
-    aten.convolution.default: _convolution_of,
+    aten.convolution.default: functools.partial(convolution, largest=math.inf),
     aten.max_pool2d_with_indices.default: _pooling_of,
     aten.native_layer_norm.default: _layer_norm_of,
     aten.gelu.default: _always(_gelu),

@@ -236,6 +236,20 @@ def test_products(size, dtype):
     assert_same(lambda a, w, b: torch.addmm(b.expand(size, 20), a, w.T), a, w, b)
 
 
+@pytest.mark.parametrize("size", [1, 40], ids=["small", "large"])
+def test_convolutions(size):
+    """`large` goes through torch."""
+    x, w, b = f32(size, 3, 9, 8), f32(5, 3, 3, 2), f32(5)
+    assert (size * 9 * 9 * w.numel() > numpy_operations.SMALL_PRODUCT) == (size == 40)
+    for settings in ((1, 1), (2, (1, 2)), ((1, 3), (2, 0))):
+        with table_row(settings):
+            assert_same(lambda x, w, b, settings=settings: F.conv2d(x, w, b, *settings), x, w, b)
+            assert_same(lambda x, w, settings=settings: F.conv2d(x, w, None, *settings), x, w)
+    last = x.permute(0, 2, 3, 1).contiguous()
+    assert_same(lambda x, w, b: F.conv2d(x.permute(0, 3, 1, 2), w, b), last, w, b)
+    assert_same(lambda x, w, b: F.conv2d(x[..., 1:], w, b), x, w, b)
+
+
 def test_a_batch_may_be_empty():
     assert_same(lambda a, w, b: F.linear(a, w, b).tanh().log_softmax(-1).argmax(-1), f32(0, 3), f32(4, 3), f32(4))
 
@@ -293,6 +307,8 @@ REFUSED = {
     "bfloat16": (lambda x: x.bfloat16().float(), "bfloat16"),
     "a number that does not fit": (lambda x: x.to(torch.uint8) + (-1), "out of bounds"),
     "a comparison with one": (lambda x: x.to(torch.uint8) > -1, "gt.Scalar of torch.uint8 and -1"),
+    "a convolution with dilation": (lambda x: F.conv2d(x[None, None], x[None, None, :2, :2], dilation=2), "dilation"),
+    "a convolution of a sequence": (lambda x: F.conv1d(x[None], x[None]), "not of images"),
     "the mean of nothing": (lambda x: x[:0].mean(0), "in numpy: Mean"),
 }  # fmt: skip
 
@@ -386,7 +402,8 @@ def test_every_entry_is_tested(monkeypatch):
 
 def others(x, index, bit):
     return (x.sum(0), x.mean(0), x.amax(0), x.amin(0), x.argmax(), x.softmax(0), x.log_softmax(0), x @ x,
-            F.linear(x, x, x[0]), x.gather(0, index.clamp(0, 2)), ~bit, bit & bit, bit | bit, x.clone())  # fmt: skip
+            F.linear(x, x, x[0]), F.conv2d(x[None, None], x[None, None]),
+            x.gather(0, index.clamp(0, 2)), ~bit, bit & bit, bit | bit, x.clone())  # fmt: skip
 
 
 def test_values_of_fixed_arguments_are_computed_once_by_prepare():

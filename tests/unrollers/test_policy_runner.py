@@ -80,11 +80,11 @@ CASES = {  # algorithm, observation, action, transforms
     "td3": (TD3, VECTOR, BOX, []),
     "a one-hot code": (PPO, spaces.Discrete(3), DISCRETE, []),
     "td3 with memory": (NOISY, BOXES, spaces.Tuple([BOX, BOX]), [STACK, ObservationNormalizer]),
+    "an image": (A2C, IMAGE, DISCRETE, []),
+    "an image, off-policy": (DQN, IMAGE, DISCRETE, [STACK]),
 }  # fmt: skip
 THROUGH_TORCH = {
     "a bit": (PPO, VECTOR, spaces.MultiBinary(2), []),
-    "an image": (A2C, IMAGE, DISCRETE, []),
-    "an image, off-policy": (DQN, IMAGE, DISCRETE, [STACK]),
 }
 
 
