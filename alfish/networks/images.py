@@ -4,6 +4,7 @@ An image is [H, W, C] or [C, H, W], a grey image [H, W], or a stack [S, ...] of 
 of S * C channels.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -128,24 +129,28 @@ class NatureCNN(_ImageEncoder):
 @gin.configurable(module="alfish.networks")
 @checked
 class SmallCNN(_ImageEncoder):
-    """3 x 3 convolutions of stride 2 and a linear layer, for small images.
+    """A convolution of the image, 3 x 3 convolutions of stride 2 and a linear layer, for small images.
+
+    The first convolution is 3 x 3 of stride 1 for images of up to 14 x 14 pixels. Larger images are cut into patches of
+    4 x 4 pixels, as in Liu et al., 2022 (https://arxiv.org/abs/2201.03545), section 2.3, which takes half the time.
 
     Args:
-      spec: the image's space, of any size.
-      channels: channels of each convolution, the first of which has stride 1. None: 16 and 32 up to 14 x 14 pixels;
-        for larger images 16, 32, and then 64 until 7 x 7 numbers in a channel are left, all of stride 2.
-      output_size: features.
+      spec: space of the image, of any size.
+      channels: number of channels of each convolution.
+      output_size: number of features.
     """
 
-    def __init__(self, spec: spaces.Box, channels: Sequence[PositiveInt] | None = None, output_size: PositiveInt = 256):
+    def __init__(self, spec: spaces.Box, channels: Sequence[PositiveInt] = (16, 32), output_size: PositiveInt = 128):
         super().__init__(spec, output_size)
-        num_halvings = math.ceil(math.log2(max(self.image_shape[1:]) / 7))
-        is_large = channels is None and num_halvings > 1
-        channels = channels or (16, 32, *[64] * (num_halvings - 2))
-        layers: list[nn.Module] = []
-        for inputs, outputs in zip((self.image_shape[0], *channels), channels):
-            stride = 2 if layers or is_large else 1
-            layers += [orthogonal(nn.Conv2d(inputs, outputs, 3, stride, padding=1)), nn.ReLU()]
+        inputs, height, width = self.image_shape
+        if max(height, width) > 14:
+            margins = ((-height % 4 + 1) // 2, (-width % 4 + 1) // 2)  # so that every pixel is in a patch
+            first = nn.Conv2d(inputs, channels[0], 4, 4, margins)
+        else:
+            first = nn.Conv2d(inputs, channels[0], 3, padding=1)
+        layers: list[nn.Module] = [orthogonal(first), nn.ReLU()]
+        for inputs, outputs in itertools.pairwise(channels):
+            layers += [orthogonal(nn.Conv2d(inputs, outputs, 3, 2, padding=1)), nn.ReLU()]
         self.body = self.with_linear(layers)
 
 
