@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from alfish import replicas
 from alfish.bin import SUBCOMMANDS, end_output, module_of, prepare_process, show
-from alfish.errors import RepeatedError, RunError, UsageError, exited, printable
+from alfish.errors import RepeatedError, RunError, UsageError, printable
+from alfish.user_code import CodeError, in_words
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,9 +92,11 @@ def _run(name: str, module, rest: list[str]) -> int:
         sentence = str(error).split("\n  In call to configurable")[0]
         for line in f"alfish {name}: {sentence}".split("\n"):
             print(printable(line), file=sys.stderr)
+        if isinstance(error, CodeError) and not module.FLAGS.verbosity:
+            print("The traceback is in log.txt of a run, and --verbosity=1 shows it", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except SystemExit as error:  # an environment's, or that of another part of the user's
-        print(f"alfish {name}: {exited(error)}", file=sys.stderr)
+        print(f"alfish {name}: {in_words(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -1,7 +1,5 @@
 """Exceptions that the command line prints as one sentence without a traceback, and other errors in one line."""
 
-import traceback
-
 
 class UsageError(ValueError):
     """A mistake that the user can correct; the message says what is wrong, where, and the remedy."""
@@ -23,14 +21,3 @@ def first_line(error: BaseException) -> str:
 def printable(words: str) -> str:
     """Replaces line ends and control characters by spaces, because those of a file could command a terminal."""
     return "".join(letter if letter.isprintable() else " " for letter in words)
-
-
-def exited(error: SystemExit) -> RunError:
-    """Returns the error of a run in which code outside alfish, such as an environment, called sys.exit."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.endswith("_sitebuiltins.py")]  # of exit() and quit()
-    return RunError(
-        f"sys.exit({'' if error.code is None else repr(error.code)}) was called in {own[-1].name} "
-        f"({own[-1].filename}:{own[-1].lineno}), and nothing that runs inside alfish may end the program; end the "
-        "episode there, or raise an error"
-    )

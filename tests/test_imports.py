@@ -13,7 +13,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 # The rooms in their order, lowest first: each imports only those before it. The numbers are the floors of the design;
 # within a floor the order is as it stands here, but for the algorithms, which are siblings and import only their bases.
 FLOORS = [
-    (0, ["errors", "formatting", "nest", "replicas", "parameters", "schedules"]),
+    (0, ["errors", "user_code", "formatting", "nest", "replicas", "parameters", "schedules"]),
     (0, ["runs", "writers", "processes", "compiler", "archives"]),
     (1, ["data", "specs"]),
     (2, ["losses", "policy_losses", "returns", "corrections", "targets", "values", "distributions"]),

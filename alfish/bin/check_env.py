@@ -35,6 +35,7 @@ from alfish.configuration import messages, reading
 from alfish.environments import Environment, make_environment
 from alfish.errors import UsageError, first_line
 from alfish.parameters import imports
+from alfish.user_code import CodeError, calling
 
 LONGEST_SECONDS = 4.0  # of random steps
 
@@ -158,6 +159,9 @@ def _examined(environment: Any, num_steps: int, observed: Observed) -> Iterator[
         yield from examine(environment, num_steps, observed)
     except UsageError:  # alfish's own sentence
         raise
+    except CodeError as error:
+        traceback.print_exception(error)  # for the author of the environment
+        yield str(error)
     except Exception as error:
         traceback.print_exception(error)  # for the author of the environment
         yield (
@@ -199,7 +203,8 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
             break
         action = random_action(observation)
         observed.begin()
-        results = env.step(action)
+        with calling(f"{environment.name}.step"):
+            results = env.step(action)
         observed.end()
         observation, reward, terminated, truncated = (nest.map(_on_host, part) for part in results[:4])
         faults = (specs.outside(one, space, "observation") for one in iterate(batched_space, observation))

@@ -12,6 +12,7 @@ import gin
 from alfish.configuration.bindings import Reading
 from alfish.errors import RunError, UsageError
 from alfish.parameters import gin_internals
+from alfish.user_code import CodeError
 
 # For required parameters that no shipped conf binds.
 REMEDIES = {"OfflineBuffer.sources": "name the data, as in OfflineBuffer.sources = ['alfish:DIR'] (docs/offline.md)"}
@@ -116,7 +117,8 @@ def without_chain() -> Iterator[None]:
         sentence, _, chain = str(error).partition("\n  In call to configurable")
         if not chain:
             raise
-        raise (UsageError if isinstance(error, UsageError) else RunError)(sentence) from error
+        kind = next(kind for kind in (UsageError, CodeError, RunError) if isinstance(error, kind))
+        raise kind(sentence) from error
 
 
 def close_names(name: str, names: Iterable[str]) -> str:

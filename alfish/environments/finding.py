@@ -17,6 +17,7 @@ from alfish.environments.environment import Environment
 from alfish.environments.vector import VectorEnvironment
 from alfish.errors import UsageError
 from alfish.parameters import imports
+from alfish.user_code import calling
 
 # The extra that installs a missing module.
 EXTRA_OF_MODULE = {
@@ -46,7 +47,7 @@ def make_vector_class(env_id: Any, num_envs: int, kwargs: Mapping[str, Any]) -> 
         )
     if gymnasium.spec(env_id).vector_entry_point is None:
         raise UsageError(f"{env_id} has no class of its own for vectorization 'vector_entry_point'; take 'sync'")
-    with named_kwargs(env_id, kwargs):
+    with calling(f"the constructor of {env_id}"), named_kwargs(env_id, kwargs):
         return gymnasium.make_vec(env_id, num_envs, vectorization_mode="vector_entry_point", **kwargs)
 
 
@@ -66,7 +67,8 @@ def make_envpool(
     if env_id not in envpool.list_all_envs():
         close = difflib.get_close_matches(str(env_id), envpool.list_all_envs(), 3, 0.5)
         raise UsageError(f"EnvPool has no environment {env_id!r}; close ones are {', '.join(close) or 'none'}")
-    env: Any = envpool.make_gymnasium(env_id, num_envs=num_envs, seed=list(seeds), **kwargs)
+    with calling(f"the constructor of {env_id}"), named_kwargs(env_id, kwargs):
+        env: Any = envpool.make_gymnasium(env_id, num_envs=num_envs, seed=list(seeds), **kwargs)
     environment = EnvPoolEnvironment(env, seeds, action_mask=action_mask, rewards=rewards)
     environment.name, environment.stepping = env_id, "in EnvPool"
     return environment

@@ -23,6 +23,7 @@ from alfish.environments.wrapping import InProcess, Wrapper, wrap
 from alfish.errors import UsageError
 from alfish.parameters import NonNegativeInt, PositiveInt, checked
 from alfish.parameters.parts import parameter_names
+from alfish.user_code import calling, refuse
 
 # From here on gymnasium's vector class of CartPole takes less time than one loop over single environments.
 MANY_ENVS = 64
@@ -83,7 +84,7 @@ def make_environment(
         raise UsageError("make_environment.wrappers apply to single environments, and a vector class has none")
     names = _names(rewards) if is_vector or vectorization in ("vector_entry_point", "envpool") else None
     if callable(env_id) and is_vector:
-        with named_kwargs(env_id, kwargs):
+        with calling(f"the constructor of {name_of(env_id)}"), named_kwargs(env_id, kwargs):
             env = env_id(num_envs=num_envs, **kwargs)
         return _adapt(env, seeds, evaluation, env_id, None, action_mask, names)
     if vectorization == "envpool" and not evaluation:
@@ -130,8 +131,9 @@ def make_environment(
             env = gymnasium.vector.AsyncVectorEnv([InProcess(single)] * num_envs, autoreset_mode=mode)
         else:
             env = SequentialVectorEnv([single] * num_envs, mode)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         refuse_breach(error, name_of(env_id), "construction")
+        refuse(error, f"the constructor of {name_of(env_id)}")
         raise
     return _adapt(env, seeds, evaluation, env_id, env_spec)
 

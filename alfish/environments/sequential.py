@@ -325,7 +325,7 @@ def refuse_vector(reward: Any, reward_space: spaces.Box | None = None) -> None:
         )
 
 
-def refuse_breach(error: Exception, name: str, method: str) -> None:
+def refuse_breach(error: BaseException, name: str, method: str) -> None:
     """Raises UsageError if an error comes from a breach of gymnasium's interface.
 
     Args:

@@ -17,6 +17,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.specs import ActionUnits, ObservationUnits
 from alfish.specs.units import HAS_DEVICE
+from alfish.user_code import calling, refuse
 
 
 class TensorEnvironment(Environment):
@@ -64,7 +65,8 @@ class TensorEnvironment(Environment):
 
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
         seed, self._seed = (self._seed if seeds is None else seeds[0]), None
-        observation, self.infos = self.env.reset(seed=seed)
+        with calling(f"{self.name}.reset"):
+            observation, self.infos = self.env.reset(seed=seed)
         self._observed.check_kinds(observation, self.name)
         self._was_done, self._restart = torch.zeros_like(self._was_done), False
         first = self._first(self._observed.from_environment(observation))
@@ -78,7 +80,11 @@ class TensorEnvironment(Environment):
             return self.reset([int(np.random.randint(2**31))])
         executed = self._units.executed(action)
         handed = nest.map(_apart, self._units.stretch(executed), executed)
-        observation, reward, terminated, truncated, self.infos = self.env.step(handed)
+        try:
+            observation, reward, terminated, truncated, self.infos = self.env.step(handed)
+        except BaseException as error:
+            refuse(error, f"{self.name}.step")
+            raise
         for result in (reward, terminated, truncated):
             if not isinstance(result, torch.Tensor):
                 raise UsageError(f"{self.name}.step returned {type(result).__name__}; {HAS_DEVICE}")
@@ -118,12 +124,14 @@ class TensorEnvironment(Environment):
         """Returns the environment's state if it has `get_state`, else an empty dict."""
         if self._abandoned or not hasattr(self.env, "get_state"):
             return {}
-        return {"env": self.env.get_state(), "was_done": self._was_done}
+        with calling(f"{self.name}.get_state"):
+            return {"env": self.env.get_state(), "was_done": self._was_done}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         self.reset()
         if "env" in state and hasattr(self.env, "set_state"):
-            self.env.set_state(state["env"])
+            with calling(f"{self.name}.set_state"):
+                self.env.set_state(state["env"])
             self._was_done = state["was_done"].to(self.device)
             return True
         self._restart = True
@@ -133,7 +141,8 @@ class TensorEnvironment(Environment):
         self._abandoned = True
 
     def close(self) -> None:
-        self.env.close()
+        with calling(f"{self.name}.close"):
+            self.env.close()
 
     def _first(self, observation: Nest) -> TimeStep:
         reward_shape = self.reward_spec.shape

@@ -18,6 +18,7 @@ from alfish.environments.sequential import SequentialVectorEnv, refuse_breach
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.specs import ActionUnits, ObservationUnits
+from alfish.user_code import calling, refuse
 
 
 class VectorEnvironment(Environment):
@@ -179,8 +180,9 @@ class VectorEnvironment(Environment):
     def set_progress(self, progress: float) -> None:
         if self._sequential is not None:
             self._sequential.progress = progress
-        for set_progress in self._members.curricula():
-            set_progress(progress)
+        with calling(f"{self.name}.set_progress"):
+            for set_progress in self._members.curricula():
+                set_progress(progress)
 
     def tolerate_errors(self, report: Callable[[int, BaseException], None]) -> None:
         if self._sequential is not None:
@@ -217,7 +219,8 @@ class VectorEnvironment(Environment):
             return {}
         state: dict[str, Any] = {"was_done": torch.from_numpy(self._was_done.copy())}
         if hasattr(self.env, "get_state") and not self._members.abandoned:
-            state["env"] = self.env.get_state()
+            with calling(f"{self.name}.get_state"):
+                state["env"] = self.env.get_state()
         else:
             state["generators"] = self._members.generator_states()
         return state
@@ -227,7 +230,8 @@ class VectorEnvironment(Environment):
             return False
         self.reset()
         if "env" in state and hasattr(self.env, "set_state"):
-            self.env.set_state(state["env"])
+            with calling(f"{self.name}.set_state"):
+                self.env.set_state(state["env"])
             self._was_done = state["was_done"].numpy().copy()
             self._nothing_began = not self._was_done.any()
             return True
@@ -239,13 +243,14 @@ class VectorEnvironment(Environment):
         self._members.abandoned = True
 
     def close(self) -> None:
-        self._members.close()
+        with calling(f"{self.name}.close"):
+            self._members.close()
 
     def _refuse(self, error: BaseException, method: str) -> None:
-        """Notes an error of `step` or `reset`; raises UsageError if it is a breach of gymnasium's interface."""
+        """Notes an error of `step` or `reset`, and raises what the user should read in its place."""
         self._members.note_failure(error)
-        if isinstance(error, Exception):
-            refuse_breach(error, self.name, method)
+        refuse_breach(error, self.name, method)
+        refuse(error, f"{self.name}.{method}")
 
     def _first(self, observation: Nest) -> TimeStep:
         return TimeStep(

@@ -14,8 +14,9 @@ import numpy as np
 
 from alfish.environments.finding import name_of
 from alfish.environments.sequential import check_ends, refuse_breach, refuse_vector
-from alfish.errors import UsageError, exited, first_line
+from alfish.errors import UsageError, first_line
 from alfish.parameters import Range, checked, imports
+from alfish.user_code import calling, refuse
 
 # A callable, its name, or either with keyword arguments.
 Wrapper = Callable[..., gymnasium.Env] | str | Sequence[Any]
@@ -97,10 +98,8 @@ class InProcess:
         if os.getpid() != self._home:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is sent to all processes of a terminal
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # gymnasium ends processes by SIGTERM
-        try:
+        with calling("the constructor of an environment"):
             return ScalarReward(self._make())
-        except SystemExit as error:
-            raise exited(error) from error
 
 
 class ScalarReward(gymnasium.Wrapper):
@@ -132,10 +131,10 @@ class ScalarReward(gymnasium.Wrapper):
     def _named_errors(self, method: str) -> Iterator[None]:
         try:
             yield
-        except SystemExit as error:
-            raise exited(error) from error
-        except Exception as error:
-            refuse_breach(error, type(self.env.unwrapped).__name__, method)
+        except (Exception, SystemExit) as error:
+            name = type(self.env.unwrapped).__name__
+            refuse_breach(error, name, method)
+            refuse(error, f"{name}.{method}")
             raise
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from alfish.environments import Environment, VectorEnvironment, rendering
 from alfish.environments.members import single_environments
 from alfish.errors import UsageError
+from alfish.user_code import calling, refuse
 
 
 class Camera:
@@ -27,7 +28,7 @@ class Camera:
     def __init__(self, environment: Environment, setting: str):
         if not isinstance(environment, VectorEnvironment):
             raise UsageError(f"{setting} films environments of gymnasium, and this run's return tensors")
-        self._env, self._singles = environment.env, single_environments(environment.env)
+        self._name, self._env, self._singles = environment.name, environment.env, single_environments(environment.env)
         for single in self._singles:
             rendering.follow(single)
         members: Sequence[Any] = self._singles if self._singles else [self._env]
@@ -46,8 +47,9 @@ class Camera:
           UsageError: an environment returns something else.
         """
         if not self._singles:
-            rendered: Any = self._env.render()
-            return [self._checked(rendered[lane] if rendered else None) for lane in lanes]
+            with calling(f"{self._name}.render"):
+                rendered: Any = self._env.render()
+            return [self._checked(None if rendered is None else rendered[lane]) for lane in lanes]
         return [self._checked(self._render(self._singles[lane])) for lane in lanes]
 
     def _render(self, env: Any) -> Any:
@@ -56,6 +58,7 @@ class Camera:
         except Exception as error:
             if (failure := rendering.failure(env, error)) is not None:
                 raise failure from error
+            refuse(error, f"{self._name}.render")
             raise
 
     def _checked(self, frame: Any) -> np.ndarray:

@@ -11,6 +11,7 @@ from alfish import nest
 from alfish.errors import UsageError
 from alfish.metrics.rows import InfoRow, StepBatch, own_info
 from alfish.nest import Nest
+from alfish.user_code import calling
 
 
 class Metric(Protocol):
@@ -166,7 +167,11 @@ class Metrics:
     def results(self) -> dict[str, float]:
         """Returns the scalars of all metrics over all rows so far."""
         self._flush()
-        return {name: value for metric in self._metrics.values() for name, value in metric.result().items()}
+        found: dict[str, float] = {}
+        for metric in self._metrics.values():
+            with calling(f"{type(metric).__name__}.result"):
+                found |= metric.result()
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         self._flush()
@@ -214,7 +219,8 @@ class Metrics:
         self._clear()
         self._open_length = rows.next_open_length
         for metric in self._metrics.values():
-            metric.update(rows)
+            with calling(f"{type(metric).__name__}.update"):
+                metric.update(rows)
 
 
 def _numpy(array: np.ndarray | torch.Tensor) -> np.ndarray:

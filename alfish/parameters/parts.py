@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from alfish.errors import UsageError, first_line
 from alfish.parameters import checking
+from alfish.user_code import refuse
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ def build(factory: Callable[..., T], kind: type, name: str, *arguments: Any, **k
     Raises:
       UsageError: the factory does not take these arguments, or returns an object of another type.
     """
-    part: T = _call(factory, f"{name} cannot be called as {_article(kind)} is", *arguments, **keywords)
+    part: T = _call(factory, name, f"as {_article(kind)} is", *arguments, **keywords)
     if not isinstance(part, kind):
         raise UsageError(
             f"{name} made {_described(part)}; it must be a class, or a function that makes {_article(kind)}"
@@ -59,7 +60,7 @@ def build_network(
     """
     from torch import nn
 
-    network = _call(factory, f"{name} cannot be called as the shipped network is", *arguments, **keywords)
+    network = _call(factory, name, "as the shipped network is", *arguments, **keywords)
     has = has if takes is None else ("forward", *has)
     # Each module has a `forward`; that of its base class raises an error.
     lacks_forward = getattr(getattr(network, "forward", None), "__func__", None) is nn.Module.forward
@@ -122,8 +123,9 @@ def bound(network: Callable[..., Any], values: str, **size: int) -> Callable[...
     return functools.partial(network, **size)
 
 
-def _call(factory: Callable[..., Any], refusal: str, *arguments: Any, **keywords: Any) -> Any:
-    """Calls a factory. A TypeError about the call becomes a UsageError that begins with `refusal`."""
+def _call(factory: Callable[..., Any], name: str, how: str, *arguments: Any, **keywords: Any) -> Any:
+    """Calls a factory. A TypeError about the call becomes a UsageError that says how the parameter is called."""
+    refusal = f"{name} cannot be called {how}"
     if hasattr(factory, "forward") and not inspect.isclass(factory):
         raise UsageError(
             f"{refusal}: it is {_article(type(factory))} already; give its class, or a function that makes it"
@@ -135,6 +137,7 @@ def _call(factory: Callable[..., Any], refusal: str, *arguments: Any, **keywords
         given = {*getattr(factory, "keywords", ()), *keywords}  # of a partial too
         is_bound = unexpected is not None and unexpected[1] not in given  # by gin: `messages.complete`
         if is_bound or not traceback.extract_tb(error.__traceback__)[-1].filename.endswith(_CALLERS):
+            refuse(error, name)
             raise
         if abstract := re.search(r"abstract class (\w+) .*abstract methods? (.+)", str(error)):
             raise UsageError(f"{abstract[1]} does not define {abstract[2]}; add what is missing") from error
@@ -142,6 +145,9 @@ def _call(factory: Callable[..., Any], refusal: str, *arguments: Any, **keywords
         if inner is not None and inner[1] != getattr(factory, "__name__", inner[1]):  # an argument, as `@Linear()`
             raise UsageError(f"{inner[1]}.{inner[2]} has no value; bind it, because @{inner[1]}() is bound") from error
         raise UsageError(f"{refusal}: {first_line(error)}") from error
+    except (Exception, SystemExit) as error:
+        refuse(error, name)
+        raise
 
 
 def _described(made: Any) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from alfish.runs.stop_signals import Interrupted
 from alfish.training.listener import Listener, Report, Run
+from alfish.user_code import calling
 
 
 class Notifier:
@@ -22,7 +23,8 @@ class Notifier:
     def start(self, run: Run) -> None:
         """Starts each listener."""
         for listener in self._listeners:
-            listener.start(run)
+            with _calling(listener, "start"):
+                listener.start(run)
             self._started.append(listener)
 
     def is_behind(self, run: Run) -> bool:
@@ -41,7 +43,8 @@ class Notifier:
         """Passes the report of an iteration to each listener; a signal may interrupt one of them."""
         for listener in self._listeners:
             try:
-                listener.after_iteration(run, report)
+                with _calling(listener, "after_iteration"):
+                    listener.after_iteration(run, report)
             except Interrupted:  # the next report has `finished` set
                 run.log(f"{type(listener).__name__} was broken off by {run.signals.name}")
 
@@ -55,12 +58,17 @@ class Notifier:
         return started
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: listener.state_dict() for name, listener in self._named()}
+        states = {}
+        for name, listener in self._named():
+            with _calling(listener, "state_dict"):
+                states[name] = listener.state_dict()
+        return states
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, listener in self._named():  # a new listener keeps its initial state
             if saved := state.get(name):
-                listener.load_state_dict(saved)
+                with _calling(listener, "load_state_dict"):
+                    listener.load_state_dict(saved)
 
     def _named(self) -> Iterator[tuple[str, Listener]]:
         """Yields each listener by its class's name, the second one of a class as `Evaluate 2`."""
@@ -69,3 +77,7 @@ class Notifier:
             name = type(listener).__name__
             counts[name] = counts.get(name, 0) + 1
             yield (name if counts[name] == 1 else f"{name} {counts[name]}"), listener
+
+
+def _calling(listener: Listener, method: str) -> calling:
+    return calling(f"{type(listener).__name__}.{method}")

@@ -20,6 +20,7 @@ from alfish.runs.files import DiskError, write_atomically
 from alfish.runs.provenance import append
 from alfish.runs.run_log import RunLog
 from alfish.training.clock import Clock
+from alfish.user_code import CodeError
 
 # What a run writes into its directory, beside the texts of its configuration.
 FILES = ("metrics.csv", "log.txt", "provenance.json", RUN_FILE, "done")
@@ -93,8 +94,8 @@ class RunDirectory:
         return text
 
     def log_error(self, error: BaseException) -> None:
-        """Writes an error to `log.txt`, as standard error will show it."""
-        is_sentence = isinstance(error, (UsageError, RunError))
+        """Writes an error to `log.txt`: a sentence as it will be shown, other errors with their traceback."""
+        is_sentence = isinstance(error, (UsageError, RunError)) and not isinstance(error, CodeError)
         self._log.copy(f"{error}" if is_sentence else "".join(traceback.format_exception(error)).rstrip())
 
     def saved_config(self) -> dict[str, str]:

@@ -14,7 +14,6 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Batches
 from alfish.compiler import kernels
 from alfish.environments import Environment, make_environment
-from alfish.errors import exited
 from alfish.formatting import counted
 from alfish.learner.learner import Learner
 from alfish.metrics import Metric
@@ -35,6 +34,7 @@ from alfish.training.parts import MAX_THREADS, Environments, make_parts, start_e
 from alfish.training.policy import Policy, load_networks
 from alfish.training.shared_directory import own_directory
 from alfish.unrollers import SyncUnroller, Unroller
+from alfish.user_code import calling, in_words
 
 # The entries of a trainer's state whose kinds are the same in every checkpoint.
 PLAIN_STATE = ("learner", "batches", "metrics", "listeners", "counters", "num_threads", "config")
@@ -227,7 +227,7 @@ class Trainer:
             pass
         except (Exception, SystemExit) as error:
             self.signals.breakable = False
-            ending = exited(error) if isinstance(error, SystemExit) else error
+            ending = in_words(error) if isinstance(error, SystemExit) else error
             self.directory.log_error(ending)
             if report is not None:  # else there was no iteration, and an existing checkpoint is newer
                 self._save_what_is_whole()
@@ -344,7 +344,7 @@ class Trainer:
 
 def _close(part: Listener | Batches | Unroller, trainer: Trainer) -> None:
     try:
-        with trainer.signals.breaking():
+        with trainer.signals.breaking(), calling(f"{type(part).__name__}.close"):
             part.close()
     except Interrupted:
         trainer.log(f"{type(part).__name__} did not close in time after {trainer.signals.name}")

@@ -594,7 +594,7 @@ def test_a_run_without_a_checkpoint_is_refused(refused, run, tmp_path):
     assert "There is no checkpoint in" in refused("evaluate", f"--root_dir={tmp_path}")
 
 
-def test_an_error_of_the_environments_own_keeps_its_traceback(tmp_path, monkeypatch):
+def test_an_error_of_the_environments_own_is_a_sentence_and_its_traceback_is_kept(tmp_path, monkeypatch, capsys):
     (tmp_path / "breaks.py").write_text(
         textwrap.dedent("""
             import gymnasium
@@ -608,9 +608,14 @@ def test_an_error_of_the_environments_own_keeps_its_traceback(tmp_path, monkeypa
         """)
     )
     monkeypatch.syspath_prepend(tmp_path)
-    # What Python makes of it outside a test: the traceback, and exit status 1.
-    with pytest.raises(ZeroDivisionError, match="the physics exploded"):
-        main(train(tmp_path / "run", *TINY, "make_environment.env_id='breaks:Breaks-v0'"))
+    where = f"({tmp_path / 'breaks.py'}:7, in step)"
+    sentence = f"alfish train: breaks:Breaks-v0.step raised ZeroDivisionError: the physics exploded {where}"
+    arguments = train(tmp_path / "run", *TINY, "make_environment.env_id='breaks:Breaks-v0'")
+    assert main(arguments) == 1
+    assert sentence in (shown := capsys.readouterr().err).splitlines() and "Traceback" not in shown
+    assert 'raise ZeroDivisionError("the physics exploded")' in (tmp_path / "run" / "log.txt").read_text()
+    assert main([*arguments, "--verbosity=1"]) == 1
+    assert 'raise ZeroDivisionError("the physics exploded")' in capsys.readouterr().err
 
 
 def test_a_run_that_failed_exits_with_1(refused, tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ from alfish.algorithms.td3 import TD3
 from alfish.errors import UsageError
 from alfish.networks import GRU, LSTM, MLP, ActorCritic, CriticEnsemble, Encoder, PolicyHead, QNetwork, Torso
 from alfish.networks.hybrid import HeldNoise
+from alfish.user_code import CodeError
 
 OBSERVATION = spaces.Box(-1, 1, (3,), np.float32)
 REWARD = spaces.Box(-np.inf, np.inf, (), np.float32)
@@ -159,7 +160,7 @@ def test_an_error_inside_a_network_of_ones_own_is_shown_as_it_is():
     def broken(input_size):
         return None + input_size
 
-    with pytest.raises(TypeError, match="unsupported operand"):
+    with pytest.raises(CodeError, match=r"^Torso.mlp raised TypeError: unsupported operand.* in broken\)"):
         Torso(OBSERVATION, mlp=broken)
 
 

@@ -54,6 +54,7 @@ from alfish.training.listeners import (
 from alfish.training.trainer import Trainer
 from alfish.transforms import ObservationNormalizer, RewardNormalizer
 from alfish.unrollers import SyncUnroller
+from alfish.user_code import CodeError
 
 torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,)))
 network = functools.partial(ActorCritic, actor_torso=torso, critic_torso=torso)
@@ -496,7 +497,7 @@ def test_all_parts_are_closed_when_a_listener_raises(tmp_path, monkeypatch):
     monkeypatch.setattr(SyncUnroller, "close", lambda self: closed.append("unroller"))
     monkeypatch.setattr(EpochBatches, "close", lambda self: closed.append("batches"))
     broken, recorder = Broken("close"), Recorder()
-    with pytest.raises(ZeroDivisionError, match="close"):
+    with pytest.raises(CodeError, match="^Broken.close raised ZeroDivisionError: close"):
         make(tmp_path, listeners=[broken, recorder]).train()
     assert closed == ["unroller", "batches"] and broken.closed == recorder.closed == 1
     assert (tmp_path / "done").exists()
@@ -508,7 +509,7 @@ def test_what_was_not_started_is_not_closed(tmp_path):
     trainer = make(tmp_path, listeners=listeners)
     trainer.close()
     assert [listener.closed for listener in listeners] == [0, 0, 0]
-    with pytest.raises(ZeroDivisionError, match="start"):
+    with pytest.raises(CodeError, match="^Broken.start raised ZeroDivisionError: start"):
         make(tmp_path, listeners=listeners).train()
     assert [listener.closed for listener in listeners] == [1, 0, 0]
 
@@ -533,9 +534,10 @@ def test_lines_of_stderr_are_also_in_the_log(tmp_path, capsys):
     assert said == ["before the start", "absl 1", "python's", "after the end"]
     assert "before the start" in capsys.readouterr().err
     Fragile.count = 1000
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(CodeError) as caught:
         make(tmp_path / "failing", Fragile).train()
-    assert (tmp_path / "failing" / "log.txt").read_text().endswith("ZeroDivisionError: the physics exploded\n")
+    log = (tmp_path / "failing" / "log.txt").read_text()
+    assert log.endswith(f"CodeError: {caught.value}\n") and 'raise ZeroDivisionError("the physics exploded")' in log
 
 
 # Runs that were there before.
@@ -693,7 +695,7 @@ def test_an_environment_that_raises_ends_the_run_with_a_checkpoint_and_its_own_e
     Fragile.count = 0
     recorder = Recorder()
     trainer = make(tmp_path, Fragile, num_envs=1, num_iterations=50, listeners=[CheckpointSaver(0), recorder])
-    with pytest.raises(ZeroDivisionError, match="the physics exploded"):
+    with pytest.raises(CodeError, match="^Fragile.step raised ZeroDivisionError: the physics exploded"):
         trainer.train()
     last = recorder.reports[-1]
     assert not last.finished and recorder.closed == 1 and not (tmp_path / "done").exists()
@@ -706,7 +708,7 @@ def test_an_environment_that_raises_ends_the_run_with_a_checkpoint_and_its_own_e
 
 def test_an_error_before_the_first_iteration_saves_nothing(tmp_path):
     Fragile.count = 1000
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(CodeError, match="^Fragile.step raised"):
         make(tmp_path, Fragile, listeners=[CheckpointSaver(0)]).train()
     assert Checkpoints(tmp_path / "checkpoints").steps() == []
 
@@ -1223,7 +1225,7 @@ class Starts(OneState):
 
 def test_a_run_resumed_after_an_error_does_not_begin_with_the_same_episodes_again(tmp_path):
     Starts.starts, Starts.count, Starts.raises_at = [], 0, 100
-    with pytest.raises(ValueError, match="broken"):
+    with pytest.raises(CodeError, match="^Starts.step raised ValueError: broken"):
         make(tmp_path, Starts, num_envs=1, num_iterations=30).train()
     before = list(Starts.starts)
     Starts.starts, Starts.raises_at = [], None
@@ -1345,7 +1347,7 @@ def test_a_full_disk_ends_a_run_with_a_sentence_and_an_error_of_an_environment_i
     with pytest.raises(DiskError, match=f"^{tmp_path}/a/checkpoints cannot be written to: No space left on device"):
         make(tmp_path / "a", OneState, listeners=[CheckpointSaver(1)]).train()
     assert "No checkpoint was saved at" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="spoiled"):
+    with pytest.raises(CodeError, match="^Spoiling.after_iteration raised ValueError: spoiled"):
         make(tmp_path / "b", OneState, listeners=[Spoiling()]).train()
     assert "No checkpoint was saved at" in (tmp_path / "b" / "log.txt").read_text()
 

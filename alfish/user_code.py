@@ -1,0 +1,121 @@
+"""Calls into code outside alfish, such as environments and listeners of the user, and their errors in one sentence.
+
+A call stands in `with calling("MyEnv.render"):`. Where it is made at each step, it stands in a try statement whose
+handler calls `refuse`.
+"""
+
+import contextlib
+import os
+import traceback
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from alfish.errors import RunError, UsageError, first_line
+
+_ALFISH, _STANDARD = (str(Path(file).parent) + os.sep for file in (__file__, os.__file__))
+_INSTALLED = ("site-packages", "dist-packages")
+# Libraries that alfish itself calls. An error in them is the user's only if the user's code stands between.
+_RANK_OF_LIBRARY = {"gin": 0, **dict.fromkeys(("numpy", "torch", "optree", "absl"), 1)}
+_RANK_OF_LIBRARY |= dict.fromkeys(("gymnasium", "pettingzoo", "envpool"), 2)
+
+
+class CodeError(RunError):
+    """An error of code outside alfish, in one sentence; it has the traceback of the error itself."""
+
+
+class Elsewhere(Exception):
+    """The traceback of an error in another process, as the cause of an error in this one."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0].rstrip()}"
+
+
+class calling(contextlib.AbstractContextManager):
+    """Turns an error of code outside alfish into `CodeError`.
+
+    Args:
+      call: the class or id, and the method, as 'MyEnv.render'.
+    """
+
+    def __init__(self, call: str):
+        self._call = call
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            refuse(error, self._call)
+
+
+def refuse(error: BaseException, call: str) -> None:
+    """Raises CodeError if an error comes from code outside alfish; else the caller raises the error again.
+
+    Sentences, signals and defects of alfish are left alone: an error counts as a defect if nobody else's code was
+    running, and a failed assertion if it stands in alfish.
+
+    Args:
+      error: raised below the caller's own frame.
+      call: see `calling`.
+    """
+    if not isinstance(error, (Exception, SystemExit)) or isinstance(error, (UsageError, RunError)):
+        return
+    places = _places(error)
+    ranks = [place.rank for place in places]
+    is_at_call = not any(rank != 1 for rank in ranks)  # as where the arguments are wrong
+    is_own = type(error).__module__.startswith("alfish.")
+    is_own |= isinstance(error, AssertionError) and ranks[-1:] == [0]
+    if not is_own and (is_at_call or max(ranks) > 1):
+        # Not `from error`, since gin keeps the traceback of an error that passes through it, and drops its cause.
+        raise in_words(error, call).with_traceback(error.__traceback__) from error.__cause__ or error.__context__
+
+
+def in_words(error: BaseException, call: str = "") -> CodeError:
+    """Returns an error of code outside alfish as one sentence.
+
+    Args:
+      error: an exception, or the SystemExit of a call of sys.exit.
+      call: see `calling`.
+    """
+    place = _place(error)
+    if isinstance(error, SystemExit):
+        where = "" if place is None else f" in {place.function} ({place.file}:{place.line})"
+        return CodeError(
+            f"sys.exit({'' if error.code is None else repr(error.code)}) was called{where}, and nothing that runs "
+            "inside alfish may end the program; end the episode there, or raise an error"
+        )
+    words = f": {first_line(error)}" if str(error).strip() else ""
+    where = "" if place is None else f" ({place.file}:{place.line}, in {place.function})"
+    return CodeError(f"{call} raised {type(error).__name__}{words}{where}")
+
+
+class _Place(NamedTuple):
+    """A frame of a traceback. rank: see `_rank`."""
+
+    rank: int
+    function: str
+    file: str
+    line: int
+
+
+def _places(error: BaseException) -> list[_Place]:
+    """Returns the frames below the one that caught the error, the innermost one last."""
+    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)][1:]
+    return [_Place(_rank(code.co_filename), code.co_name, code.co_filename, line) for code, line in frames]
+
+
+def _place(error: BaseException) -> _Place | None:
+    """Returns the innermost frame of the user's code, else of a library; None if all frames are alfish's."""
+    places = [place for place in _places(error) if not place.file.endswith("_sitebuiltins.py")]  # of exit() and quit()
+    highest = max((place.rank for place in places), default=0)
+    if highest == 0:
+        return None
+    return [place for place in places if place.rank == highest][-1]
+
+
+def _rank(file: str) -> int:
+    """Returns how likely a file is the user's: 0 for alfish, 4 for a file that no library has installed."""
+    if file.startswith(_ALFISH):
+        return 0
+    parts = Path(file).parts
+    for folder in _INSTALLED:
+        if folder in parts[:-1]:
+            return _RANK_OF_LIBRARY.get(parts[parts.index(folder) + 1], 3)
+    return 1 if file.startswith((_STANDARD, "<frozen ")) else 4
