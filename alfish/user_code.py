@@ -24,7 +24,7 @@ class CodeError(RunError):
 
 
 class Elsewhere(Exception):
-    """The traceback of an error in another process, as the cause of an error in this one."""
+    """The traceback of an error in another process, as the cause of an error in this one; made by `relayed`."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0].rstrip()}"
@@ -84,6 +84,13 @@ def in_words(error: BaseException, call: str = "") -> CodeError:
     words = f": {first_line(error)}" if str(error).strip() else ""
     where = "" if place is None else f" ({place.file}:{place.line}, in {place.function})"
     return CodeError(f"{call} raised {type(error).__name__}{words}{where}")
+
+
+def relayed(sentence: str, trace: str) -> CodeError:
+    """Returns an error of code outside alfish that was raised in another process, with the traceback there."""
+    error = CodeError(sentence)
+    error.__cause__ = Elsewhere(trace)
+    return error
 
 
 class _Place(NamedTuple):

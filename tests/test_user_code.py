@@ -1,5 +1,6 @@
 """Errors of code outside alfish, in one sentence that says which call and where."""
 
+import functools
 import inspect
 import pickle
 import traceback
@@ -9,7 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from alfish.algorithms.ppo import PPO
+from alfish.batches import EpochBatches
+from alfish.environments import Environment, make_environment
+from alfish.environments.toy import OneState
 from alfish.errors import RunError, UsageError
+from alfish.networks import MLP, ActorCritic, Torso
+from alfish.training.listener import Listener
+from alfish.training.trainer import Trainer
 from alfish.user_code import CodeError, calling, refuse
 
 
@@ -131,3 +139,101 @@ def test_a_handler_costs_nothing_and_says_the_same():
             refuse(error, "f")
             raise
     assert str(pickle.loads(pickle.dumps(CodeError("words")))) == "words"
+
+
+# In runs.
+
+
+def ppo(**arguments):
+    network = functools.partial(ActorCritic, actor_torso=small, critic_torso=small)
+    batches = functools.partial(EpochBatches, num_epochs=1)
+    parts = {"algorithm": functools.partial(PPO, network=network), "batches": batches, "listeners": []}
+    return Trainer(**{**parts, "num_env_steps": 300, "unroll_length": 8, **arguments})
+
+
+def small(spec):
+    return Torso(spec, mlp=functools.partial(MLP, layers=(4,)))
+
+
+one_state = functools.partial(make_environment, OneState)
+
+
+class Counting(Listener):
+    def after_iteration(self, trainer, report):
+        raise KeyError("steps")
+
+
+class Measure:
+    name = "measure"
+
+    def update(self, rows):
+        raise IndexError("no rows")
+
+    def result(self):
+        return {}
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+class Game(Environment):
+    """An environment of the user's own, not gymnasium's."""
+
+    def __init__(self, num_envs=1, seed=0, evaluation=False, fails="step"):
+        self._inner = make_environment(OneState)
+        inner = self._inner
+        super().__init__(1, inner.observation_space, inner.action_space, inner.reward_spec)
+        self.fails = fails
+
+    def reset(self, seeds=None, rows=None):
+        if self.fails == "reset":
+            raise LookupError("no board")
+        return self._inner.reset()
+
+    def step(self, action):
+        if self.fails == "step":
+            raise LookupError("no such move")
+        return self._inner.step(action)
+
+    def close(self):
+        self._inner.close()
+
+
+def torso(spec):
+    raise NotImplementedError("no torso yet")
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"listeners": [Counting()]}, "Counting.after_iteration raised KeyError: 'steps'"),
+        ({"metrics": [Measure()]}, "Measure.update raised IndexError: no rows"),
+        ({"environment": Game}, "Game.step raised LookupError: no such move"),
+        ({"environment": functools.partial(Game, fails="reset")}, "Game.reset raised LookupError: no board"),
+        ({"environment": functools.partial(Game, fails=1 / 3, board=8)}, "Trainer.environment cannot be called as"),
+    ],
+)
+def test_each_part_of_a_run_is_named_in_its_error(tmp_path, arguments, words):
+    arguments = {"environment": one_state, **arguments}
+    with pytest.raises((CodeError, UsageError)) as caught:
+        ppo(root_dir=tmp_path / "run", **arguments).train()
+    assert str(caught.value).startswith(words)
+    if isinstance(caught.value, CodeError):
+        assert f"({__file__}:" in str(caught.value)
+        log = (tmp_path / "run" / "log.txt").read_text()
+        assert "Traceback (most recent call last)" in log and str(caught.value) in log
+
+
+def test_a_network_in_the_users_code_is_named_by_its_setting(tmp_path):
+    network = functools.partial(ActorCritic, actor_torso=torso)
+    with pytest.raises(CodeError, match=r"ActorCritic.actor_torso raised NotImplementedError: no torso yet \("):
+        ppo(root_dir=tmp_path, environment=one_state, algorithm=functools.partial(PPO, network=network))
+
+
+def test_an_evaluation_names_the_environment_whose_step_failed(tmp_path):
+    trainer = ppo(root_dir=tmp_path, environment=one_state, evaluation_environment=Game)
+    with pytest.raises(CodeError, match=r"^Game.step raised LookupError: no such move \("):
+        trainer.evaluator(num_episodes=1, num_envs=1).evaluate(1)

@@ -136,7 +136,9 @@ def _call(factory: Callable[..., Any], name: str, how: str, *arguments: Any, **k
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         given = {*getattr(factory, "keywords", ()), *keywords}  # of a partial too
         is_bound = unexpected is not None and unexpected[1] not in given  # by gin: `messages.complete`
-        if is_bound or not traceback.extract_tb(error.__traceback__)[-1].filename.endswith(_CALLERS):
+        if is_bound:
+            raise
+        if not traceback.extract_tb(error.__traceback__)[-1].filename.endswith(_CALLERS):
             refuse(error, name)
             raise
         if abstract := re.search(r"abstract class (\w+) .*abstract methods? (.+)", str(error)):

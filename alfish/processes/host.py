@@ -18,6 +18,7 @@ from alfish.processes.messages import Segment
 from alfish.processes.pool import Pool, UnimportableError
 from alfish.processes.server import SERVER
 from alfish.processes.shared_memory import Publications, SharedMemory
+from alfish.user_code import Elsewhere
 
 REPLY_SECONDS = 2.0  # between two replies of a host that has nothing to report
 CHECK_SECONDS = 0.1  # between two looks at workers that are to be restarted or hang
@@ -128,7 +129,8 @@ class Host:
         except UnimportableError as error:
             return Refusal(str(error), by_user=True, missing=error.module)
         except (RunError, UsageError) as error:
-            return Refusal(str(error), by_user=isinstance(error, UsageError))
+            trace = str(error.__cause__) if isinstance(error.__cause__, Elsewhere) else ""
+            return Refusal(str(error), by_user=isinstance(error, UsageError), trace=trace)
 
     def _publish(self) -> None:
         published, self._published = self._published, []

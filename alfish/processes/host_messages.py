@@ -68,6 +68,7 @@ class Refusal(NamedTuple):
     text: str
     by_user: bool  # the user has to correct a mistake
     missing: str = ""  # the module that could not be imported
+    trace: str = ""  # traceback of an error of code outside alfish
 
 
 def versions() -> dict[str, str]:

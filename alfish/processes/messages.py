@@ -129,18 +129,21 @@ class EnvironmentReplaced(NamedTuple):
     """An environment failed and was replaced by a new one; the worker continues."""
 
     env_id: int
+    sentence: str  # of its error
     traceback: str
 
 
 class EnvironmentFailed(NamedTuple):
     """An environment failed and cannot be replaced; the worker ends. A restart may help."""
 
+    sentence: str
     traceback: str
 
 
 class Failed(NamedTuple):
     """The worker ends because of an error that a restart would meet again."""
 
+    sentence: str  # empty: its traceback is to be shown
     traceback: str
     missing: str = ""  # the module that could not be imported, if that is the error
 

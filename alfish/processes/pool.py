@@ -25,6 +25,7 @@ from alfish.processes.messages import (
 )
 from alfish.processes.shared_memory import SharedMemory
 from alfish.processes.worker_handle import STACK_BYTES, Worker
+from alfish.user_code import relayed
 
 CHECK_SECONDS = 0.5  # between two checks of what workers are doing
 MAX_DELAY = 10.0  # seconds before a restart, at most
@@ -187,11 +188,13 @@ class Pool:
             if isinstance(message, Refused):
                 raise UsageError(message.sentence)
             if isinstance(message, Failed) or (isinstance(message, EnvironmentFailed) and not worker.started):
-                text = f"worker {worker.index} failed:\n{message.traceback.rstrip()}"
                 missing = isinstance(message, Failed) and message.missing
+                if message.sentence and not missing:
+                    raise relayed(f"worker {worker.index}: {message.sentence}", message.traceback)
+                text = f"worker {worker.index} failed:\n{message.traceback.rstrip()}"
                 raise UnimportableError(text, missing) if missing else RunError(text)
             if isinstance(message, EnvironmentFailed):
-                worker.last_words = f":\n{message.traceback.rstrip()}"
+                worker.failure = message
                 continue
             if isinstance(message, Started):
                 worker.started = True
@@ -231,18 +234,20 @@ class Pool:
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         if worker.process.lost_server is not None:
             how = f"with the process {worker.process.lost_server} that forks workers"
-        text = f"worker {worker.index} ended {how}{worker.last_words}"
+        text = f"worker {worker.index} ended {how}"
+        words = "" if worker.failure is None else f":\n{worker.failure.traceback.rstrip()}"
         count = self._deaths.add(worker.process.lost_server)
         if count > self._deaths.most:
             if not self.shrinks or not self.num_left:
-                raise RunError(
-                    f"{text}\nThat is death {count} of workers within {self._deaths.seconds:g} s, more than "
-                    f"Workers.max_deaths = {self._deaths.most}"
-                )
-            self.log(f"{text}\nToo many deaths of workers: the run continues without this one")
+                limit = f"death {count} of workers within {self._deaths.seconds:g} s, more than Workers.max_deaths"
+                limit = f"That is {limit} = {self._deaths.most}"
+                if worker.failure is None:
+                    raise RunError(f"{text}\n{limit}")
+                raise relayed(f"{text}: {worker.failure.sentence}\n{limit}", worker.failure.traceback)
+            self.log(f"{text}{words}\nToo many deaths of workers: the run continues without this one")
             self._deaths.clear()
         else:
-            self.log(f"{text}\nIt is restarted")
+            self.log(f"{text}{words}\nIt is restarted")
             worker.retry_at = time.monotonic() + min(0.1 * 2.0 ** min(worker.failures_in_row, 10), MAX_DELAY)
             worker.failures_in_row += 1
         yield worker, Died()

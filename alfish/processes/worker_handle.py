@@ -9,7 +9,7 @@ from collections import deque
 
 from alfish.processes.channel import Channel
 from alfish.processes.heartbeat import DUMP_SIGNAL, Heartbeat
-from alfish.processes.messages import Grant, Setup
+from alfish.processes.messages import EnvironmentFailed, Grant, Setup
 from alfish.processes.pickling import to_bytes
 from alfish.processes.server import SERVER
 from alfish.processes.shared_memory import SharedMemory
@@ -32,6 +32,7 @@ class Worker:
         self.generation = -1
         self.alive = False
         self.started = False
+        self.failure: EnvironmentFailed | None = None  # of the present process
         self.failures_in_row = 0  # deaths since the last segment
         self.retry_at = 0.0  # monotonic time of the restart; 0: none is due
         self.overdue: int | None = None  # `Heartbeat.began` of an activity that the last check found too long
@@ -55,7 +56,7 @@ class Worker:
             finally:
                 os.close(held)
         self.channel, self._lifeline = Channel(ours), lifeline
-        self.alive, self.started, self.last_words = True, False, ""
+        self.alive, self.started, self.failure = True, False, None
 
     def grant(self, grant: Grant) -> None:
         """Sends a grant. Raises OSError if the process has ended."""

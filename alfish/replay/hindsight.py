@@ -20,6 +20,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.parameters import PositiveInt, UnitInterval, checked
 from alfish.replay.ring_buffer import RingBuffer
+from alfish.user_code import calling
 
 TOLERANCE = 1e-5  # absolute and relative, of a stored reward compared with reward_fn's
 
@@ -266,7 +267,8 @@ def _called(
     name: str, function: GoalFunction, achieved: torch.Tensor, goal: torch.Tensor, shape: torch.Size
 ) -> torch.Tensor:
     """Calls a function with all rows `[T, N]` at once, and returns its result in `shape` `[T, N, ...]`."""
-    result = function(achieved.flatten(0, 1), goal.flatten(0, 1))
+    with calling(f"HindsightReplay.{name}"):
+        result = function(achieved.flatten(0, 1), goal.flatten(0, 1))
     expected = (shape[0] * shape[1], *shape[2:])
     got = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
     if got != expected:

@@ -20,6 +20,7 @@ from alfish.nest import Nest
 from alfish.offline import Episode
 from alfish.offline.episode import ends
 from alfish.parameters import NonNegativeInt, PositiveInt, checked
+from alfish.parameters.parts import build
 from alfish.runs import random_state
 from alfish.specs import ActionUnits, ObservationUnits, describe, reward_names
 from alfish.training.evaluations.evaluation import Evaluation
@@ -27,6 +28,7 @@ from alfish.training.padded_policy import POLICY_BATCH_SIZE, PaddedPolicy
 from alfish.training.policy import completed
 from alfish.transforms import Transforms
 from alfish.unrollers.episodes import EpisodeAccumulator
+from alfish.user_code import calling
 
 # Actions after which an episode is truncated; the longest episode of a shipped task, an Atari game, has 27,000.
 MAX_EPISODE_LENGTH = 100_000
@@ -50,10 +52,15 @@ def make_evaluator(
     Raises:
       UsageError: see `Evaluator`.
     """
-    environment = make_environment(num_envs=min(num_envs, num_episodes), evaluation=True, **environment_arguments)
+
+    def made(count: int) -> Environment:
+        name = "the factory of the environment for evaluation"
+        return build(make_environment, Environment, name, num_envs=count, evaluation=True, **environment_arguments)
+
+    environment = made(min(num_envs, num_episodes))
     if not environment.seeds_rows and environment.num_envs != num_episodes:
         environment.close()
-        environment = make_environment(num_envs=num_episodes, evaluation=True, **environment_arguments)
+        environment = made(num_episodes)
     try:
         return Evaluator(environment, algorithm, transforms, max_length)
     except UsageError:
@@ -248,7 +255,9 @@ class Evaluator:
         self.num_cut = 0
         length = np.zeros(num_envs, np.int64)  # of the episodes under way
         pace = _Pace(self.log, num_episodes)
-        time_step = nest.tensors(environment.reset(_seeds(episode, seed)))
+        with calling(f"{environment.name}.reset"):
+            time_step = nest.tensors(environment.reset(_seeds(episode, seed)))
+        stepping = calling(f"{environment.name}.step")
         policy = self._policy = PaddedPolicy(self._algorithm, self._transforms, num_envs, sample)
         for k in range(started):
             policy.begin(k, seed + k)
@@ -256,7 +265,8 @@ class Evaluator:
         while (episode >= 0).any():
             seen = time_step if self._trained_spec is None else completed(time_step, self._trained_spec)
             action = policy.act(seen, episode)
-            time_step = nest.tensors(environment.step(environment.convert(action)))
+            with stepping:
+                time_step = nest.tensors(environment.step(environment.convert(action)))
             length += 1
             finished = time_step.step_type.cpu().numpy() == StepType.LAST
             cut = (length >= self.max_length) & (episode >= 0) & ~finished
@@ -290,7 +300,8 @@ class Evaluator:
     def _after_end(self, time_step: TimeStep, finished: np.ndarray, episode: np.ndarray, seed: int) -> TimeStep:
         """Returns the rows to act from after some episodes have ended; environments without an episode stay idle."""
         if self.environment.resets_rows:
-            first = nest.tensors(self.environment.reset(_seeds(episode, seed), finished))
+            with calling(f"{self.environment.name}.reset"):
+                first = nest.tensors(self.environment.reset(_seeds(episode, seed), finished))
             return nest.where(torch.from_numpy(finished), first, time_step)
         resets = nest.tensors(self.environment.take_resets())
         return time_step if resets is None else nest.where(resets[0], resets[1], time_step)

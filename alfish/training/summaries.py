@@ -8,7 +8,7 @@ from typing import Any
 import gin
 
 from alfish.batches import Minibatches
-from alfish.errors import RunError, UsageError, first_line
+from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.parameters import PositiveInt, checked
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
@@ -25,6 +25,7 @@ from alfish.training.diagnostics import (
 )
 from alfish.training.diagnostics.diagnostic import reading
 from alfish.training.listener import Listener, Report, Run
+from alfish.user_code import calling
 from alfish.writers import CSVWriter, Histogram, Image, MultiWriter, RunOrigin, Shown, TensorBoardWriter, Writer
 from alfish.writers.values import shown_value
 
@@ -162,21 +163,12 @@ def _custom(function: Callable[[Run], Mapping[str, Any]], run: Run) -> dict[str,
     """Returns what a custom summary shows.
 
     Raises:
-      RunError: the function raised an error.
+      CodeError: the function raised an error.
       UsageError: it returned something that cannot be shown.
     """
     name = getattr(function, "__name__", type(function).__name__)
-    try:
-        with reading(run.algorithm):
-            found = function(run)
-    except Exception as error:
-        place = error.__traceback__
-        while place is not None and place.tb_next is not None:
-            place = place.tb_next
-        where = "" if place is None else f" in {place.tb_frame.f_code.co_filename}, line {place.tb_lineno}"
-        raise RunError(
-            f"Summaries.custom_summary {name} raised {type(error).__name__}{where}: {first_line(error)}"
-        ) from error
+    with calling(f"Summaries.custom_summary {name}"), reading(run.algorithm):
+        found = function(run)
     if not isinstance(found, Mapping):
         raise UsageError(
             f"Summaries.custom_summary {name} returned {shown(found)}; it must return a dict from names to numbers, "

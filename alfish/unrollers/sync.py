@@ -26,6 +26,7 @@ from alfish.unrollers.policy_runner import PolicyRunner
 from alfish.unrollers.stragglers import StragglerCut
 from alfish.unrollers.uneven_rollout import UnevenRollout
 from alfish.unrollers.unroller import ENVIRONMENT, POLICY, Unroller
+from alfish.user_code import calling, refuse
 
 
 @gin.configurable(module="alfish.unrollers")
@@ -234,7 +235,12 @@ class SyncUnroller(Unroller):
     def advance(self, step: AlgStep, transform_state: Nest) -> None:
         """Executes an action; the row that arrives becomes `time_step`."""
         self._state, self._transform_state = step.state, transform_state
-        self.time_step = self._step(self.environment.convert(step.output))
+        action = self.environment.convert(step.output)
+        try:
+            self.time_step = self._step(action)
+        except BaseException as error:
+            refuse(error, f"{self.environment.name}.step")
+            raise
 
     def _unroll_aligned(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Nest]:
         """Unrolls environments in which each step is one row of every column."""
@@ -313,7 +319,8 @@ class SyncUnroller(Unroller):
             self.environment.set_progress(float(self._algorithm.progress))
 
     def _reset(self) -> TimeStep:
-        return self.environment.reset()
+        with calling(f"{self.environment.name}.reset"):
+            return self.environment.reset()
 
     def _check(self, time_step: TimeStep) -> None:
         self._check_finite(time_step)

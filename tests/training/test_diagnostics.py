@@ -435,9 +435,8 @@ def broken(run):
 def test_an_error_in_a_custom_summary_is_one_sentence_with_its_line(tmp_path):
     trainer = ppo(tmp_path, Summaries(custom_summary=broken))
     line = broken.__code__.co_firstlineno + 1
-    with pytest.raises(
-        RunError, match=rf"custom_summary broken raised ZeroDivisionError in .*test_diagnostics.py, line {line}"
-    ):
+    words = "Summaries.custom_summary broken raised ZeroDivisionError: division by zero"
+    with pytest.raises(RunError, match=rf"^{words} \({__file__}:{line}, in broken\)$"):
         trainer.train()
 
 

@@ -131,7 +131,7 @@ def one():
         workers = Workers(1, **settings)
         (worker,) = workers.all
         ours, theirs = socket.socketpair()
-        worker.channel, worker.peer, worker.last_words, worker.alive = Channel(ours), Channel(theirs), "", True
+        worker.channel, worker.peer, worker.failure, worker.alive = Channel(ours), Channel(theirs), None, True
         worker.killed = 0
 
         def kill():
@@ -272,7 +272,7 @@ def test_what_a_worker_said_before_it_died_is_heard_first(one):
     lines = []
     workers.log = lines.append
     worker.grant(FILL)
-    for message in (Started(1), SEGMENT, EnvironmentFailed("for this reason\n")):
+    for message in (Started(1), SEGMENT, EnvironmentFailed("a reason", "for this reason\n")):
         worker.peer.send(message)
     worker.peer.close()
     assert kinds(workers.wait(1.0)) == [Started, Segment, Died]

@@ -31,6 +31,7 @@ from alfish.unrollers.unroller import StepRecords
 from alfish.unrollers.workers.pool import Workers
 from alfish.unrollers.workers.shared_tensors import Form
 from alfish.unrollers.workers.transport import Transport
+from alfish.user_code import relayed
 
 
 @gin.configurable(module="alfish.unrollers")
@@ -315,7 +316,10 @@ def _refused(host: RemoteHost, refusal: Refusal) -> Exception:
             f"{refusal.text.splitlines()[-1]}; install it on each machine, or start the run in the directory that has "
             "it and bind RayWorkers.code = 'here'"
         )
-    return UsageError(refusal.text) if refusal.by_user else RunError(f"{host}: {refusal.text}")
+    if refusal.by_user:
+        return UsageError(refusal.text)
+    text = f"{host}: {refusal.text}"
+    return relayed(text, refusal.trace) if refusal.trace else RunError(text)
 
 
 def _unable(text: str) -> UsageError:

@@ -45,6 +45,7 @@ from alfish.unrollers.workers.slot_ledger import SlotLedger
 from alfish.unrollers.workers.slots import slot_of
 from alfish.unrollers.workers.stats import Stats
 from alfish.unrollers.workers.transport import Transport
+from alfish.user_code import relayed
 
 OFF_POLICY_LENGTH = 8  # minimum rows of a segment unless `unroll_length` is set
 WARN_SECONDS = 30.0  # of waiting until a line in the log
@@ -344,9 +345,10 @@ class AsyncUnroller(Unroller):
         self.num_env_errors += 1
         assert self._max_env_errors is not None
         if self.num_env_errors > self._max_env_errors:
-            raise RunError(
-                f"environment {error.env_id} failed, error {self.num_env_errors} of environments in this run, more "
-                f"than AsyncUnroller.max_env_errors = {self._max_env_errors}:\n{error.traceback.rstrip()}"
+            raise relayed(
+                f"environment {error.env_id}: {error.sentence}\nThat is error {self.num_env_errors} of environments in "
+                f"this run, more than AsyncUnroller.max_env_errors = {self._max_env_errors}",
+                error.traceback,
             )
         self.log(f"environment {error.env_id} failed and is replaced:\n{error.traceback.rstrip()}")
 

@@ -25,8 +25,9 @@ from alfish.algorithms.acting import ModeSwitch
 from alfish.compiler.numpy_program import quiet
 from alfish.data import TimeStep
 from alfish.environments import Environment
-from alfish.errors import RunError, UsageError
+from alfish.errors import RunError, UsageError, first_line
 from alfish.nest import Nest
+from alfish.parameters.parts import build
 from alfish.processes.channel import Channel
 from alfish.processes.heartbeat import DUMP_SIGNAL, Heartbeat
 from alfish.processes.messages import (
@@ -49,6 +50,7 @@ from alfish.unrollers.sync import SyncUnroller
 from alfish.unrollers.workers.environment_maker import EnvironmentMaker
 from alfish.unrollers.workers.shared_tensors import SharedWeights, state_tensors
 from alfish.unrollers.workers.slots import Slots
+from alfish.user_code import CodeError, in_words
 
 GRACE_SECONDS = 5.0  # for closing environments after the trainer has ended
 
@@ -67,7 +69,8 @@ class WorkerUnroller(SyncUnroller):
     Args:
       heartbeat: receives the activity.
       step_interval: minimum seconds between the starts of two vector steps.
-      tolerate: receives the id and the traceback of an environment that failed; None: a failure ends the worker.
+      tolerate: receives the id of an environment that failed, its error in one sentence, and the traceback; None: a
+        failure ends the worker.
       starts: see `Setup`.
     """
 
@@ -90,7 +93,8 @@ class WorkerUnroller(SyncUnroller):
             self.environment.tolerate_errors(self._report)
 
     def _report(self, index: int, error: BaseException) -> None:
-        self._tolerate(int(self.environment.env_id[index]), "".join(traceback.format_exception(error)))
+        sentence = str(in_words(error, f"{self.environment.name}.step"))
+        self._tolerate(int(self.environment.env_id[index]), sentence, _trace(error))
 
     def _reset(self) -> TimeStep:
         self._heartbeat.set(Heartbeat.RESETTING)
@@ -142,8 +146,8 @@ class WorkerUnroller(SyncUnroller):
             for column in np.flatnonzero(bad):
                 row = time_step.reward, time_step.observation
                 reward, observation = nest.map(lambda leaf, column=column: str(leaf[column]), row)  # shortens images
-                text = f"it returned a value that is not finite: reward {reward}, observation {observation}\n"
-                self._tolerate(int(self.environment.env_id[column]), text)
+                text = f"it returned a value that is not finite: reward {reward}, observation {observation}"
+                self._tolerate(int(self.environment.env_id[column]), text, text)
             time_step = self.environment.replace(time_step, bad)
             replaced = bad if replaced is None else replaced | bad
         return time_step, replaced
@@ -164,12 +168,16 @@ def main(setup: bytes, fds: dict[str, int]) -> None:
         except (EOFError, BrokenPipeError, ConnectionResetError, Stopped):
             pass  # the trainer has closed the channel
         except EnvironmentFailure as failure:
-            _end(channel, EnvironmentFailed("".join(traceback.format_exception(failure.__cause__))))
+            error = failure.__cause__
+            is_sentence = isinstance(error, (RunError, UsageError))
+            sentence = str(error) if is_sentence else f"{type(error).__name__}: {first_line(error)}"
+            _end(channel, EnvironmentFailed(sentence, _trace(error)))
         except UsageError as error:
             _end(channel, Refused(str(error)))
         except (Exception, SystemExit) as error:
             missing = (error.name or str(error)) if isinstance(error, ImportError) else ""
-            _end(channel, Failed("".join(traceback.format_exception(error)), missing))
+            sentence = str(error) if isinstance(error, CodeError) else ""
+            _end(channel, Failed(sentence, _trace(error), missing))
 
 
 def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: contextlib.ExitStack) -> None:
@@ -195,12 +203,12 @@ def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: cont
     maker: EnvironmentMaker = from_bytes(plan.make_environment)
     make_environment = maker()
     arguments: dict[str, Any] = {} if stepping.num_envs is None else {"num_envs": stepping.num_envs}
-    environment: Environment = make_environment(seed=setup.seed, **arguments)
+    environment = build(make_environment, Environment, "Trainer.environment", seed=setup.seed, **arguments)
     environments.callback(_close, environment)
     environment.env_id += setup.first_env_id
 
-    def tolerate(env_id: int, text: str) -> None:
-        channel.send(EnvironmentReplaced(env_id, text))
+    def tolerate(env_id: int, sentence: str, trace: str) -> None:
+        channel.send(EnvironmentReplaced(env_id, sentence, trace))
 
     unroller = WorkerUnroller(
         environment,
@@ -270,6 +278,10 @@ def _sendable(info: Any) -> Any:
 def _close(environment: Environment) -> None:
     with contextlib.suppress(Exception):  # of an environment that may be broken already
         environment.close()
+
+
+def _trace(error: BaseException | None) -> str:
+    return "".join(traceback.format_exception(error))
 
 
 def _end(channel: Channel, message: FromWorker) -> None:
