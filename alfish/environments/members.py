@@ -1,7 +1,6 @@
 """The members of a vector environment, i.e. its single environments: seeds, generators, methods, processes."""
 
 import functools
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
+from alfish.environments.saved_states import Generator, from_json, to_json
 from alfish.environments.sequential import SequentialVectorEnv
 
 # Vector environments whose members take one seed each.
@@ -77,13 +77,13 @@ class Members:
 
         Abandoned members in other processes do not answer, so new generators take the places of theirs.
         """
-        return [json.dumps(generator.bit_generator.state) for generator in self._generators()]
+        return [to_json(generator) for generator in self._generators()]
 
     def set_generator_states(self, states: Sequence[str]) -> None:
         """Restores `generator_states`."""
         generators = self._generators()
         for generator, state in zip(generators, states):
-            generator.bit_generator.state = json.loads(state)
+            from_json(generator, state)
         if isinstance(self._inner, AsyncVectorEnv):
             self._inner.set_attr("np_random", generators)  # these are copies: the members are in other processes
 
@@ -118,16 +118,20 @@ class Members:
     def _new_seeds(self) -> list[int]:
         return [int(seed) for seed in np.random.randint(2**31, size=self._inner.num_envs)]
 
-    def _generators(self) -> list[np.random.Generator]:
-        """Returns one generator per member, or the only one of a vector class of its own."""
+    def _generators(self) -> list[Generator]:
+        """Returns one generator per member, or the only one of a vector class of its own.
+
+        None are returned if one is of a kind whose state cannot be saved.
+        """
         if singles := single_environments(self._env):
-            return [env.unwrapped.np_random for env in singles]
-        if isinstance(self._inner, AsyncVectorEnv):
-            if self.abandoned:
-                return [np.random.default_rng(seed) for seed in self._new_seeds()]
-            return list(self._inner.get_attr("np_random"))
-        generator = getattr(self._inner, "np_random", None)
-        return [generator] if isinstance(generator, np.random.Generator) else []
+            found: list[Any] = [getattr(env.unwrapped, "np_random", None) for env in singles]
+        elif not isinstance(self._inner, AsyncVectorEnv):
+            found = [getattr(self._inner, "np_random", None)]
+        elif self.abandoned:
+            found = [np.random.default_rng(seed) for seed in self._new_seeds()]
+        else:
+            found = list(self._inner.get_attr("np_random"))
+        return found if all(isinstance(generator, Generator) for generator in found) else []
 
 
 def single_environments(env: VectorEnv) -> list[gymnasium.Env]:

@@ -94,6 +94,7 @@ class SequentialVectorEnv(VectorEnv):
         rows = np.ones(self.num_envs, bool)
         if options is not None and "reset_mask" in options:
             rows = options.pop("reset_mask")
+        options = options or None  # an environment may look for options of its own in any that it receives
         infos: list[dict[str, Any]] = [{} for _ in self.envs]
         for i in np.flatnonzero(rows).tolist():
             own_seed = None if seed is None else seed[i]

@@ -12,6 +12,7 @@ from alfish.data import StepType, TimeStep
 from alfish.environments.environment import Environment
 from alfish.environments.masks import marked
 from alfish.environments.objectives import declared, named
+from alfish.environments.saved_states import check_state, state_of
 from alfish.environments.vector import autoreset_mode
 from alfish.errors import UsageError
 from alfish.nest import Nest
@@ -64,10 +65,13 @@ class TensorEnvironment(Environment):
         self._abandoned = False
 
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
+        is_first = self._seed is not None
         seed, self._seed = (self._seed if seeds is None else seeds[0]), None
         with calling(f"{self.name}.reset"):
             observation, self.infos = self.env.reset(seed=seed)
         self._observed.check_kinds(observation, self.name)
+        if is_first:
+            check_state(self.env, self.name)
         self._was_done, self._restart = torch.zeros_like(self._was_done), False
         first = self._first(self._observed.from_environment(observation))
         self._check_shapes(first.observation)
@@ -124,8 +128,7 @@ class TensorEnvironment(Environment):
         """Returns the environment's state if it has `get_state`, else an empty dict."""
         if self._abandoned or not hasattr(self.env, "get_state"):
             return {}
-        with calling(f"{self.name}.get_state"):
-            return {"env": self.env.get_state(), "was_done": self._was_done}
+        return {"env": state_of(self.env, self.name), "was_done": self._was_done}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         self.reset()

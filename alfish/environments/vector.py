@@ -14,6 +14,7 @@ from alfish.environments.environment import Environment
 from alfish.environments.masks import marked
 from alfish.environments.members import Members
 from alfish.environments.objectives import declared, named
+from alfish.environments.saved_states import check_state, state_of
 from alfish.environments.sequential import SequentialVectorEnv, refuse_breach
 from alfish.errors import UsageError
 from alfish.nest import Nest
@@ -73,6 +74,7 @@ class VectorEnvironment(Environment):
 
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
         options = {"options": {"reset_mask": rows.copy()}} if rows is not None else {}  # gymnasium pops the mask
+        is_first = self._members.first_seeds is not None
         seed = self._members.seed_argument(seeds)
         if rows is not None and not self._members.have_seeds:
             seed = None  # it would seed the generator of the other rows too, during their episodes
@@ -82,6 +84,8 @@ class VectorEnvironment(Environment):
             self._refuse(error, "reset")
             raise
         self._observed.check_kinds(observation, self.name)
+        if is_first:
+            check_state(self.env, self.name)
         self._was_done[:] = False
         self._nothing_began, self._restart = True, False
         first = self._first(self._observed.from_environment(observation))
@@ -219,8 +223,7 @@ class VectorEnvironment(Environment):
             return {}
         state: dict[str, Any] = {"was_done": torch.from_numpy(self._was_done.copy())}
         if hasattr(self.env, "get_state") and not self._members.abandoned:
-            with calling(f"{self.name}.get_state"):
-                state["env"] = self.env.get_state()
+            state["env"] = state_of(self.env, self.name)
         else:
             state["generators"] = self._members.generator_states()
         return state

@@ -49,8 +49,18 @@ class Camera:
         if not self._singles:
             with calling(f"{self._name}.render"):
                 rendered: Any = self._env.render()
-            return [self._checked(None if rendered is None else rendered[lane]) for lane in lanes]
+            return self._of_lanes(rendered, lanes)
         return [self._checked(self._render(self._singles[lane])) for lane in lanes]
+
+    def _of_lanes(self, rendered: Any, lanes: Sequence[int]) -> list[np.ndarray]:
+        """Returns frames from what a vector class renders, a sequence or an array `[B, H, W, 3]`."""
+        count = None if rendered is None else len(rendered)
+        if count not in (None, 0, self._env.num_envs):
+            raise UsageError(
+                f"{self._name}.render returned {count} frames for {self._env.num_envs} environments; it must return "
+                "one for each, as a list or an array [B, height, width, 3]"
+            )
+        return [self._checked(rendered[lane] if count else None) for lane in lanes]
 
     def _render(self, env: Any) -> Any:
         try:

@@ -209,7 +209,7 @@ def _check_trailer(path: Path, file: BinaryIO) -> None:
 
 
 def check_loadable(state: Nest, path: str = "") -> None:
-    """Raises TypeError at the first leaf that `torch.load(weights_only=True)` would refuse.
+    """Raises UsageError at the first leaf that `torch.load(weights_only=True)` would refuse.
 
     Types are compared exactly: a NamedTuple, an IntEnum or a numpy float (which is a float) pickles as its own class.
     """
@@ -223,7 +223,7 @@ def check_loadable(state: Nest, path: str = "") -> None:
                 check_loadable(child, f"{path}.{index}" if path else str(index))
     elif type(state) not in _LEAVES:
         kind = f"{type(state).__module__}.{type(state).__qualname__}"
-        raise TypeError(
+        raise UsageError(
             f"The checkpoint's leaf '{path}' is a {kind}, which cannot be loaded without executing code; make it "
-            "a tensor, str, int, float, bool or None, in dicts, lists and tuples."
+            "a tensor, str, int, float, bool or None, in dicts, lists and tuples"
         )

@@ -110,7 +110,7 @@ class Checkpoints:
           keep: steps of checkpoints that this call must not remove.
 
         Raises:
-          TypeError: names the first leaf that could not be loaded again.
+          UsageError: names the first leaf that could not be loaded again.
           DiskError: if the disk fails; the earlier checkpoints are as they were.
           UsageError: if something of another kind stands in the file's place.
         """

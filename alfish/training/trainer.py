@@ -18,6 +18,7 @@ from alfish.formatting import counted
 from alfish.learner.learner import Learner
 from alfish.metrics import Metric
 from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, Range, UnitInterval, checked
+from alfish.runs.checkpoint_file import check_loadable
 from alfish.runs.files import DiskError
 from alfish.runs.loading import check_like
 from alfish.runs.provenance import provenance
@@ -213,7 +214,7 @@ class Trainer:
                 return None
             origins = {"steps": self.clock.value, **provenance(self.device, self.seed, kernels.num_threads())}
             self.directory.write_config({**origins, **self._parts.initial_parts.provenance()})
-            for report in itertools.chain(self._notifier.missed_report(self), self.iterate()):
+            for report in itertools.chain(self._notifier.missed_report(self), _checked(self)):
                 self.timer.begin(LISTENERS)
                 self._notifier.after_iteration(self, report)
                 self.timer.begin(LOOP)
@@ -340,6 +341,20 @@ class Trainer:
             self.log(f"No checkpoint was saved at {self.clock.value:,} steps: {error}")
         else:
             self.log(f"Saved a checkpoint at {self.clock.value:,} steps after an error")
+
+
+def _checked(trainer: Trainer) -> Iterator[Report]:
+    """Yields the reports of a trainer. After the first iteration, because the first checkpoint may be due after hours:
+
+    Raises:
+      UsageError: a part of the run, such as a listener or a metric, has a state that a checkpoint cannot hold.
+    """
+    is_checked = not any(isinstance(listener, CheckpointSaver) for listener in trainer.listeners)
+    for report in trainer.iterate():
+        if not is_checked:
+            check_loadable(trainer.state_dict())
+            is_checked = True
+        yield report
 
 
 def _close(part: Listener | Batches | Unroller, trainer: Trainer) -> None:

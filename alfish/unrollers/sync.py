@@ -73,7 +73,7 @@ class SyncUnroller(Unroller):
         self._state = self._initial_state
         self._transform_state = nest.to(transforms.initial_state(environment.num_envs), self._device)
         self._actor = PolicyRunner(algorithm, transforms, self._initial_state, numpy_policy)
-        self._policy, self._step = self._actor.__call__, lambda action: self.environment.step(action)  # see `time`
+        self._policy, self._step = self._actor.__call__, _step_of(self)  # see `time`
 
     @property
     def start_state(self) -> tuple[Nest, Nest]:
@@ -235,12 +235,7 @@ class SyncUnroller(Unroller):
     def advance(self, step: AlgStep, transform_state: Nest) -> None:
         """Executes an action; the row that arrives becomes `time_step`."""
         self._state, self._transform_state = step.state, transform_state
-        action = self.environment.convert(step.output)
-        try:
-            self.time_step = self._step(action)
-        except BaseException as error:
-            refuse(error, f"{self.environment.name}.step")
-            raise
+        self.time_step = self._step(self.environment.convert(step.output))
 
     def _unroll_aligned(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Nest]:
         """Unrolls environments in which each step is one row of every column."""
@@ -319,8 +314,7 @@ class SyncUnroller(Unroller):
             self.environment.set_progress(float(self._algorithm.progress))
 
     def _reset(self) -> TimeStep:
-        with calling(f"{self.environment.name}.reset"):
-            return self.environment.reset()
+        return _first_rows(self.environment)
 
     def _check(self, time_step: TimeStep) -> None:
         self._check_finite(time_step)
@@ -335,6 +329,22 @@ class SyncUnroller(Unroller):
             return result
 
         return nest.map(executed, action, self.time_step.prev_action)
+
+
+def _first_rows(environment: Environment) -> TimeStep:
+    with calling(f"{environment.name}.reset"):
+        return environment.reset()
+
+
+def _step_of(unroller: SyncUnroller) -> Callable[[Nest], TimeStep]:
+    def step(action: Nest) -> TimeStep:
+        try:
+            return unroller.environment.step(action)
+        except BaseException as error:
+            refuse(error, f"{unroller.environment.name}.step")
+            raise
+
+    return step
 
 
 def refuse_on_policy(algorithm: RLAlgorithm) -> None:

@@ -11,12 +11,15 @@ import weakref
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 import alfish
 from alfish.__main__ import main
+from alfish.environments import make_environment
 from alfish.environments.toy import OneState
 from alfish.errors import UsageError
 from alfish.films import Recorder, Row
+from alfish.films.camera import Camera
 from alfish.films.caption import captioned
 from alfish.films.recorder import grid
 from alfish.runs.film_file import as_gif
@@ -174,6 +177,23 @@ def test_a_vector_class_that_makes_all_episodes_at_once_is_filmed_side_by_side(t
     assert played.returncode == 2
     assert "makes all episodes at once; film them side by side (--grid), or one" in played.stderr
     assert not (tmp_path / "play.mp4").exists()
+
+
+@pytest.mark.parametrize("kind", [list, np.asarray])
+def test_a_vector_class_may_render_a_list_or_an_array(kind):
+    class Rendering(CartPoleVectorEnv):
+        count = 2
+
+        def render(self):
+            return kind([np.full((4, 6, 3), 10 * k, np.uint8) for k in range(self.count)])
+
+    environment = make_environment(Rendering, num_envs=2, render_mode="rgb_array", evaluation=True)
+    camera = Camera(environment, "--video")
+    assert [frame[0, 0, 0] for frame in camera.frames([1, 0])] == [10, 0]
+    environment.env.count = 3
+    with pytest.raises(UsageError, match="Rendering.render returned 3 frames for 2 environments"):
+        camera.frames([0])
+    environment.close()
 
 
 def test_values_of_a_film_are_those_of_the_networks(run):

@@ -457,7 +457,7 @@ def test_an_unreadable_note_of_the_best_does_not_stop_a_save(tmp_path, caplog):
     ],
 )
 def test_a_leaf_that_could_not_be_loaded_again_is_named_before_anything_is_written(tmp_path, leaf, kind):
-    with pytest.raises(TypeError, match=rf"'metrics\.0\.window' is a .*{kind}"):
+    with pytest.raises(UsageError, match=rf"'metrics\.0\.window' is a .*{kind}"):
         Checkpoints(tmp_path).save(1, {"metrics": [{"window": leaf}]})
     assert list(tmp_path.iterdir()) == []
 

@@ -1411,3 +1411,18 @@ def test_times_and_rates_are_averages_since_the_last_summary(tmp_path, monkeypat
     assert first["time/env_steps_per_second"] == pytest.approx(32 / (1 + 2 + 3 + 4))
     assert second["time/env_steps_per_second"] == pytest.approx(32 / (5 + 6 + 7 + 8))
     assert second["time/train_ms"] == pytest.approx(500) and second["time/unroll_ms"] == pytest.approx(6000)
+
+
+class Unsavable(Listener):
+    def state_dict(self):
+        return {"seen": {1, 2}}
+
+
+def test_what_a_checkpoint_cannot_hold_is_named_after_the_first_iteration(tmp_path):
+    """And not when the first checkpoint is due."""
+    recorder = Recorder()
+    listeners = [Unsavable(), recorder, CheckpointSaver(10**6)]
+    with pytest.raises(UsageError, match=r"leaf 'listeners\.Unsavable\.seen' is a builtins\.set"):
+        make(tmp_path / "saving", OneState, num_iterations=3, listeners=listeners).train()
+    assert recorder.reports == []
+    make(tmp_path / "not", OneState, num_iterations=3, listeners=[Unsavable()]).train()  # saves nothing

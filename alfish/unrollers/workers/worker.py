@@ -168,7 +168,7 @@ def main(setup: bytes, fds: dict[str, int]) -> None:
         except (EOFError, BrokenPipeError, ConnectionResetError, Stopped):
             pass  # the trainer has closed the channel
         except EnvironmentFailure as failure:
-            error = failure.__cause__
+            error = failure.__cause__ or failure
             is_sentence = isinstance(error, (RunError, UsageError))
             sentence = str(error) if is_sentence else f"{type(error).__name__}: {first_line(error)}"
             _end(channel, EnvironmentFailed(sentence, _trace(error)))
@@ -280,7 +280,7 @@ def _close(environment: Environment) -> None:
         environment.close()
 
 
-def _trace(error: BaseException | None) -> str:
+def _trace(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
