@@ -55,7 +55,152 @@ def test_the_last_frame_is_the_final_observation(tmp_path, rows_a_file, continuo
     name = written(tmp_path / "set", episodes, rows_a_file)
     buffer = OfflineBuffer([name], spaces=of)
     assert_rows(buffer, without_final(truncated(episodes)), canonical)
-    assert "an episode's last frame is its final observation" in buffer.report.sentences("note", 9)
+    assert "its last frame is its final observation" in buffer.report.sentences("note", 9)
+    assert "next.done does not say whether an episode terminated" in buffer.report.sentences("warning", 9)
+
+
+def with_success(name, episodes):
+    """Adds `next.success` to the only file, and to what `meta/info.json` declares."""
+    changed(name, lambda columns: columns.update({"next.success": np.concatenate([e.terminated for e in episodes])}))
+    declare(name, features={"next.success": {"dtype": "bool", "shape": [1]}})
+
+
+def declare(name, features=None, **counts):
+    info = Path(name.partition(":")[2]) / "meta/info.json"
+    about = json.loads(info.read_text())
+    about["features"] |= features or {}
+    info.write_text(json.dumps(about | counts))
+
+
+def test_an_episode_that_is_done_with_success_terminated_and_keeps_its_last_reward(tmp_path):
+    sparse = [e._replace(rewards=e.rewards * e.terminated) for e in record()]
+    name = written(tmp_path / "set", sparse, 1000)
+    with_success(name, sparse)
+    buffer = OfflineBuffer([name], spaces=SPACES)
+    assert_rows(buffer, without_final(sparse))
+    assert [e.return_ > 0 for e in buffer.episodes] == [bool(e.terminated[-1]) for e in without_final(sparse)]
+    assert "next.done" not in buffer.report.sentences("warning", 9)
+
+
+@pytest.mark.parametrize("dones", ["terminated", "truncated"])
+def test_the_user_says_what_done_means(tmp_path, dones):
+    episodes = record()
+    name = written(tmp_path / "set", episodes)
+    buffer = OfflineBuffer([f"{name}?dones={dones}"], spaces=SPACES)
+    ends = [e.terminated | e.truncated for e in episodes]
+    as_said = [
+        e._replace(terminated=end & (dones == "terminated"), truncated=end & (dones == "truncated"))
+        for e, end in zip(episodes, ends)
+    ]
+    assert_rows(buffer, without_final(as_said))
+    assert "next.done" not in buffer.report.sentences("warning", 9)
+
+
+def test_a_frame_after_the_end_is_the_final_observation(tmp_path):
+    """As LeRobot's evaluations record: the other columns of that frame repeat those before."""
+    name = written(tmp_path / "set", record(), 1000)
+    with_success(name, record())
+    padded = {key: [] for key in ("observation.state", "action", "next.reward", "next.done", "next.success")}
+    padded |= {"episode_index": [], "frame_index": []}
+
+    def pad(columns):
+        start = 0
+        for e in record():
+            for key, values in columns.items():
+                part = values[start : start + e.length]
+                last = e.observations[-1].tolist() if key == "observation.state" else part[-1]
+                padded[key] += [*part, e.length if key == "frame_index" else last]
+            start += e.length
+        columns |= padded
+
+    changed(name, pad)
+    assert_rows(OfflineBuffer([name], spaces=SPACES), record())
+
+
+def test_a_reward_that_is_dropped_with_the_only_step_that_has_one_is_told(tmp_path):
+    episodes = [e._replace(rewards=e.rewards * (e.terminated | e.truncated)) for e in record()]
+    report = OfflineBuffer([written(tmp_path / "set", episodes)], spaces=SPACES).report
+    assert "episodes whose only reward is that of their last frame are truncated there" in report.sentences(
+        "warning", 9
+    )
+
+
+def set_index(row, value):
+    def change(columns):
+        columns["episode_index"] = [float(i) for i in columns["episode_index"]]
+        columns["episode_index"][row] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "row, value, words, lost",
+    [  # rows 3 to 7 are episode 1, row 8 is episode 2
+        (4, float("nan"), "episode_index is nan, and a whole number from 0 is expected", {"1"}),
+        (4, 1 + 2.0**40, r"meta/info.json declares 11 episodes, numbered from 0", {"1"}),
+        (4, 2.0, "its frames are not together: its episode_index stands in 2 places", {"1", "2"}),
+        (4, 1.5, "episode_index is 1.5", {"1"}),
+        (7, 2.0, "it has 4 frames, and 5 by meta/episodes", {"1", "2"}),
+        (8, 1.0, "it is not there", {"1", "2"}),
+    ],
+)
+@pytest.mark.parametrize("version", [2, 3])
+def test_an_episode_whose_index_is_damaged_is_left_out(tmp_path, row, value, words, lost, version):
+    episodes = record()
+    name = written(tmp_path / "set", episodes, 1000)
+    declare(name, total_episodes=11, total_frames=41)
+    meta, lengths = tmp_path / "set/meta", [e.length for e in episodes]
+    if version == 2:
+        lines = [json.dumps({"episode_index": i, "length": length}) for i, length in enumerate(lengths)]
+        (meta / "episodes.jsonl").write_text("\n".join(lines))
+    else:
+        (meta / "episodes/chunk-000").mkdir(parents=True)
+        table = pyarrow.table({"episode_index": range(11), "length": lengths})
+        parquet.write_table(table, meta / "episodes/chunk-000/file-000.parquet")
+    OfflineBuffer([name], spaces=SPACES)
+    changed(name, set_index(row, value))
+    with pytest.raises(UsageError, match=words):
+        OfflineBuffer([name], spaces=SPACES)
+    buffer = OfflineBuffer([name], spaces=SPACES, policy="drop_episode")
+    kept = [e for e in episodes if e.id not in lost]
+    assert_rows(buffer, without_final(truncated(kept)))
+
+
+def test_counts_that_meta_declares_are_compared(tmp_path):
+    name = written(tmp_path / "set", record())
+    declare(name, total_episodes=12, total_frames=50)
+    with pytest.raises(UsageError, match=r"it is not there \(1 episode: 11\)"):
+        OfflineBuffer([name], spaces=SPACES)
+    report = OfflineBuffer([name], spaces=SPACES, policy="drop_episode").report
+    assert "meta/info.json declares 50 frames, and 41 are there" in report.sentences("warning", 9)
+    declare(name, total_episodes=10**12)
+    with pytest.raises(UsageError, match="declares 1,000,000,000,000 episodes, and there are 41 frames"):
+        OfflineBuffer([name], spaces=SPACES)
+    declare(name, total_episodes="many")
+    with pytest.raises(UsageError, match="meta/info.json does not say its features and counts"):
+        open_source(name)
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ("dones=both", "has dones=both; it must be terminated or truncated"),
+        ("ends=truncated", "has the option 'ends', and lerobot: takes dones"),
+    ],
+)
+def test_an_option_that_is_unknown_is_named(tmp_path, options, words):
+    with pytest.raises(UsageError, match=words):
+        open_source(f"lerobot:{tmp_path}?{options}")
+
+
+def test_an_option_about_flags_that_are_not_there_is_refused(tmp_path):
+    name = written(tmp_path / "set", record(), 1000)
+    info = tmp_path / "set/meta/info.json"
+    about = json.loads(info.read_text())
+    del about["features"]["next.done"]
+    info.write_text(json.dumps(about))
+    with pytest.raises(UsageError, match="has no next.done, whose meaning the option dones=truncated says"):
+        open_source(f"{name}?dones=truncated")
 
 
 def test_several_observations_are_a_dict_and_films_are_left_out(tmp_path):
@@ -197,6 +342,9 @@ def test_what_is_missing_is_named(tmp_path):
         open_source(name)
     (tmp_path / "set/meta/info.json").write_text("{}")
     with pytest.raises(UsageError, match="meta/info.json does not say its features"):
+        open_source(name)
+    (tmp_path / "set/meta/info.json").unlink()
+    with pytest.raises(UsageError, match="is not a LeRobot data set: there is no meta/info.json; it holds data, meta"):
         open_source(name)
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match="is a file, and a LeRobot data set is a directory"):

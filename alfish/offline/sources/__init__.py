@@ -3,6 +3,8 @@
 import contextlib
 import difflib
 import importlib
+import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +13,7 @@ from alfish import specs
 from alfish.errors import RunError, UsageError, printable
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
 from alfish.offline.sources.files import said
+from alfish.offline.sources.recognition import PAGE, foreign_file, foreign_scheme
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 
@@ -18,8 +21,10 @@ class Scheme(NamedTuple):
     module: str  # in this folder
     source: str  # the class; its arguments are the text after the colon and the environment's spaces
     example: str
+    options: tuple[str, ...] = ()  # their names, see `open_source`
 
 
+DONES = ("terminated", "truncated")
 SCHEMES = {
     "alfish": Scheme("own", "OwnSource", "alfish:data/hopper"),
     "minari": Scheme("minari", "MinariSource", "minari:mujoco/hopper/expert-v0"),
@@ -27,7 +32,7 @@ SCHEMES = {
     "npz": Scheme("npz", "NpzSource", "npz:mine.npz"),
     "sb3": Scheme("sb3", "SB3Source", "sb3:replay_buffer.pkl"),
     "d3rlpy": Scheme("d3rlpy", "D3rlpySource", "d3rlpy:dataset.h5"),
-    "lerobot": Scheme("lerobot", "LeRobotSource", "lerobot:pusht"),
+    "lerobot": Scheme("lerobot", "LeRobotSource", "lerobot:pusht", ("dones",)),
     "alf": Scheme("alf", "ALFSource", "alf:train/algorithm/ckpt-1000-replay_buffer"),
     "run": Scheme("run", "RunSource", "run:runs/sac"),
 }
@@ -39,20 +44,46 @@ MAX_NAME, MAX_SENTENCE = 500, 2000  # characters; names in a file may have any l
 def open_source(name: str, environment: Spaces = NO_SPACES) -> EpisodeSource:
     """Opens the source that `scheme:where` names, and reads its spaces.
 
+    A format that leaves a question open has options, as in `sb3:FILE?dones=terminated`:
+
+        dones  the meaning of a flag 'done': 'terminated' or 'truncated'
+
     Args:
-      name: a scheme, a colon, and a path or the name of a data set.
+      name: a scheme, a colon, and a path or the name of a data set; then `?` and options, separated by `&`.
       environment: spaces of the environment; formats that store actions in an algorithm's units need them.
 
     Raises:
-      UsageError: the scheme (with close matches) or file does not exist, an extra is missing, or the format is another.
+      UsageError: the scheme (with close matches), option or file does not exist, an extra is missing, or the format is
+        another.
     """
     scheme, colon, where = name.partition(":")
     if not colon or scheme not in SCHEMES:
         raise UsageError(_unknown(name, scheme if colon else ""))
+    where, options = _options(where, scheme)
     if not where:
         raise UsageError(f"{name!r} is a scheme without a path; an example is {SCHEMES[scheme].example}")
     module = importlib.import_module(f"alfish.offline.sources.{SCHEMES[scheme].module}")
-    return _Opened(name, lambda: getattr(module, SCHEMES[scheme].source)(where, environment))
+    return _Opened(f"{scheme}:{where}", lambda: getattr(module, SCHEMES[scheme].source)(where, environment, **options))
+
+
+def _options(where: str, scheme: str) -> tuple[str, dict[str, str]]:
+    """Splits the text after a scheme into the place of the data and options.
+
+    Raises:
+      UsageError: the scheme has no such option, or `dones` has another value.
+    """
+    found = re.fullmatch(r"(.*?)\?(\w+=[^?/]*)", where, re.DOTALL)
+    if not found or os.path.exists(os.path.expanduser(where)):  # a path may have a question mark
+        return where, {}
+    options = dict(part.partition("=")[::2] for part in found[2].split("&"))
+    known = SCHEMES[scheme].options
+    for option, value in options.items():
+        if option not in known:
+            takes = " and ".join(known) or "no option"
+            raise UsageError(f"{scheme}:{where} has the option {option!r}, and {scheme}: takes {takes}")
+        if option == "dones" and value not in DONES:
+            raise UsageError(f"{scheme}:{where} has dones={value}; it must be {' or '.join(DONES)}")
+    return found[1], options
 
 
 class _Opened(EpisodeSource):
@@ -107,6 +138,8 @@ def _faults_named(name: str) -> Iterator[None]:
 
 def _unknown(name: str, scheme: str) -> str:
     path = Path(name)
+    if (foreign := foreign_scheme(scheme) if scheme else foreign_file(name)) is not None:
+        return f"{name!r}: {foreign}"
     if not scheme and path.suffix in SCHEME_OF_SUFFIX:
         return f"{name!r} has no scheme; if it is what its name says, write {SCHEME_OF_SUFFIX[path.suffix]}:{name}"
     if not scheme and (path / "data_set.json").is_file():
@@ -114,4 +147,5 @@ def _unknown(name: str, scheme: str) -> str:
     close = difflib.get_close_matches(scheme or name, SCHEMES, 3, 0.5)
     hint = f"; did you mean {' or '.join(f'{one}:' for one in close)}?" if close else ""
     what = f"there is no scheme {scheme!r}" if scheme else f"{name!r} has no scheme"
-    return f"{what}{hint or ';'} a source is one of {', '.join(scheme.example for scheme in SCHEMES.values())}"
+    examples = ", ".join(scheme.example for scheme in SCHEMES.values())
+    return f"{what}{hint or ';'} a source is one of {examples}; {PAGE} shows how to read other data"

@@ -17,6 +17,7 @@ from alfish import nest
 from alfish.errors import UsageError, printable
 from alfish.nest import Nest
 from alfish.offline.sources.limits import check_expansion, check_memory
+from alfish.offline.sources.recognition import check_beginning
 
 BLOCK_ROWS, BLOCK_BYTES = 65_536, 2**25  # read at a time: rows, and bytes of their observations
 HDF5_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # what h5py raises, depending on the place
@@ -39,7 +40,8 @@ def existing_file(path: str, what: str) -> Path:
     """Returns the path of a file.
 
     Raises:
-      UsageError: it does not exist, is empty, or is a directory (names the files in it).
+      UsageError: it does not exist, is empty, is a directory (names the files in it), or holds no data, see
+        `check_beginning`.
     """
     found = Path(path).expanduser()
     if found.is_dir():
@@ -53,6 +55,7 @@ def existing_file(path: str, what: str) -> Path:
         raise UsageError(f"you have no permission to read {path}; change its permissions")
     if found.stat().st_size == 0:
         raise UsageError(f"{path} is an empty file, not {what}; fetch it again")
+    check_beginning(found)
     return found
 
 
@@ -121,6 +124,7 @@ def open_hdf5(path: Path, what: str, is_checked: bool = False) -> Any:
     """
     h5py = extra("h5py", "hdf5", what)
     check_regular(path)
+    check_beginning(path)
     size = path.stat().st_size
     try:
         file = h5py.File(path, "r")

@@ -1,11 +1,18 @@
 """LeRobot's directories: `meta/info.json` and `data/chunk-*/*.parquet`, one row for each frame.
 
-Needs the extra 'arrow'. An episode has no observation after its last frame. That frame becomes the final observation,
-its action and reward are dropped, and the episode is truncated. Films are not read. Several `observation.*` columns
-become a dict with the names after the dot; a single one becomes the observation. The format declares no spaces.
+Needs the extra 'arrow'. An episode terminated if its last frame has both `next.done` and `next.success`. It then keeps
+the reward of its last frame, and its last observation stands for the final one. Otherwise it is truncated: its last
+frame becomes the final observation, and the action and reward of that frame are dropped. A frame after the one that is
+done is the final observation in both cases. The indices and lengths of episodes must be those of `meta`.
+
+Films are not read. Several `observation.*` columns become a dict with the names after the dot; a single one becomes the
+observation. The format declares no spaces.
 """
 
+import json
 import math
+import operator
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +21,18 @@ import numpy as np
 
 from alfish import nest
 from alfish.errors import UsageError
+from alfish.formatting import counted
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable, without_final_observation
-from alfish.offline.sources.files import check_regular, existing_directory, extra, read_json, said
+from alfish.offline.sources import flat
+from alfish.offline.sources.files import JSON_EXPANSION, check_regular, existing_directory, extra, read_json, said
 from alfish.offline.sources.limits import NotEnoughMemory, check_expansion, check_memory, stored_values
+from alfish.offline.sources.recognition import check_beginning, said_of_directory
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 NUMBER_BYTES = 8
-FRAMES = "frame_index"
+INDEX, FRAMES = "episode_index", "frame_index"
+REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"
 IMAGES = ("video", "image")
 
 
@@ -31,24 +42,29 @@ class LeRobotSource(EpisodeSource):
     Args:
       where: the data set's directory, which holds `meta` and `data`.
       environment: not used.
+      dones: meaning of `next.done`, 'terminated' or 'truncated'; None: `next.success` says which.
 
     Raises:
-      UsageError: the directory does not exist, or lacks a part.
+      UsageError: the directory does not exist, lacks a part, or has other episodes than its `meta` declares.
     """
 
-    def __init__(self, where: str, environment: Spaces = NO_SPACES):
+    def __init__(self, where: str, environment: Spaces = NO_SPACES, dones: str | None = None):
         what = "a LeRobot data set"
         self._parquet = extra("pyarrow.parquet", "arrow", what)
-        root = existing_directory(where, what)
+        self._root = root = existing_directory(where, what)
         self._files = sorted((root / "data").glob("**/*.parquet"))
+        if not (root / "meta" / "info.json").exists():
+            raise UsageError(f"{where} is not {what}: there is no meta/info.json; {said_of_directory(root)}")
         try:
             info = read_json(root / "meta" / "info.json")
             features = {name: dict(feature) for name, feature in info["features"].items()}
+            totals = (info.get("total_episodes"), info.get("total_frames"))
+            self._total, self._num_frames = (None if total is None else operator.index(total) for total in totals)
         except UsageError:
             raise
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(
-                f"{where} is not {what}: meta/info.json does not say its features ({said(error)})"
+                f"{where} is not {what}: meta/info.json does not say its features and counts ({said(error)})"
             ) from error
         super().__init__(f"lerobot:{where}")
         if not self._files:
@@ -61,17 +77,28 @@ class LeRobotSource(EpisodeSource):
             raise UsageError(
                 f"{where} has no action or no observation.* that is not a film; it has {', '.join(features)}"
             )
+        self._present = [name for name in (REWARD, DONE, SUCCESS) if name in features]
+        self._dones = dones
+        if dones and DONE not in features:
+            raise UsageError(f"{where} has no {DONE}, whose meaning the option dones={dones} says; leave it out")
         if images:
             self.note(f"films are not read: {', '.join(images)}")
-        self._has_rewards = "next.reward" in features
-        if not self._has_rewards:
-            self.note("there is no next.reward: all rewards are 0, which is enough to imitate")
+        if REWARD not in features:
+            self.note(f"there is no {REWARD}: all rewards are 0, which is enough to imitate")
         self.note(
-            "an episode's last frame is its final observation: the action and the reward that stand there are dropped"
+            "where an episode did not terminate, its last frame is its final observation: the action and the reward "
+            "that stand there are dropped"
         )
+        if DONE in features and SUCCESS not in features and dones is None:
+            self.warn(
+                f"there is no {SUCCESS}, so {DONE} does not say whether an episode terminated or timed out: all count "
+                f"as truncated; write lerobot:{where}?dones=terminated if episodes terminate, or ?dones=truncated"
+            )
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
-        columns = [*self._observations, "action", "episode_index", *(["next.reward"] if self._has_rewards else [])]
+        columns = [*self._observations, "action", INDEX, *self._present]
+        faults, missing = self._faults()
+        yield from (Unreadable(str(i), "it is not there") for i in missing)
         unread = Table({}, 0)  # rows of the episode that may continue in the next file
         for path in self._files:
             try:
@@ -80,7 +107,7 @@ class LeRobotSource(EpisodeSource):
                 raise
             except (OSError, ValueError, KeyError, TypeError, NotImplementedError) as error:
                 if unread.length:  # rows after a lost file do not continue these
-                    yield self._episode(unread)
+                    yield self._episode(unread, faults)
                     unread = Table({}, 0)
                 readable = len(self._files) - 1
                 yield Unreadable(path.name, f"{path} ({said(error)}); {readable} other files of the data set are there")
@@ -88,17 +115,64 @@ class LeRobotSource(EpisodeSource):
             if not table.length:
                 continue
             unread = unread.then(table)
-            index = unread.columns["episode_index"]
-            begins = np.flatnonzero(np.diff(index, prepend=index[:1] - 1))
-            begins = begins.tolist()
+            begins = _begins(unread.columns[INDEX])
             for start, stop in zip(begins, begins[1:]):
-                yield self._episode(unread.part(start, stop))
-            unread = unread.part(begins[-1], len(index)) if begins else unread
+                yield self._episode(unread.part(start, stop), faults)
+            unread = unread.part(begins[-1], unread.length)
         if unread.length:
-            yield self._episode(unread)
+            yield self._episode(unread, faults)
+
+    def _faults(self) -> tuple[dict[int, str], list[int]]:
+        """Returns what is wrong with episodes, by their indices, and the indices that are nowhere.
+
+        Raises:
+          UsageError: `meta` declares far more episodes than there are frames.
+        """
+        found = [np.zeros(0)]
+        for path in self._files:
+            try:
+                found.append(self._read(path, [INDEX]).columns[INDEX].reshape(-1))
+            except (OSError, ValueError, KeyError, TypeError, NotImplementedError):  # named when it is read
+                continue
+        index = np.concatenate(found).astype(np.float64)
+        places = Counter(int(value) for value in index[_begins(index)].tolist() if _is_index(value))
+        counts = Counter(index.tolist())
+        declared, by = self._lengths()
+        total = len(declared) if self._total is None else self._total
+        if total > 2 * len(index) + 100:  # some may be lost
+            raise UsageError(
+                f"{self._root}/meta/info.json declares {total:,} episodes, and there are {len(index):,} frames; fetch "
+                "the data set again"
+            )
+        if self._num_frames not in (None, len(index)):
+            self.warn(f"meta/info.json declares {self._num_frames:,} frames, and {len(index):,} are there")
+        faults: dict[int, str] = {}
+        for i, count in places.items():
+            if count > 1:
+                faults[i] = f"its frames are not together: its {INDEX} stands in {count} places"
+            elif i >= total and (declared or self._total is not None):
+                faults[i] = f"meta/info.json declares {counted(total, 'episode')}, numbered from 0"
+            elif declared.get(i, counts[i]) != counts[i]:
+                faults[i] = f"it has {counted(counts[i], 'frame')}, and {declared[i]:,} by {by}"
+        return faults, [i for i in range(total) if i not in places]
+
+    def _lengths(self) -> tuple[dict[int, int], str]:
+        """Returns the length of each episode that `meta` declares, and the name of the file that does."""
+        meta = self._root / "meta"
+        if (lines := meta / "episodes.jsonl").exists():
+            check_regular(lines)
+            check_memory(JSON_EXPANSION * lines.stat().st_size, str(lines))
+            read = [json.loads(line) for line in lines.read_text("utf-8").splitlines() if line.strip()]
+            return {int(line[INDEX]): int(line["length"]) for line in read if "length" in line}, "meta/episodes.jsonl"
+        found: dict[int, int] = {}
+        for path in sorted((meta / "episodes").glob("**/*.parquet")):
+            columns = self._read(path, [INDEX, "length"]).columns
+            found |= dict(zip(columns[INDEX].tolist(), columns["length"].tolist()))
+        return found, "meta/episodes"
 
     def _read(self, path: Path, columns: list[str]) -> "Table":
         check_regular(path)
+        check_beginning(path)
         with self._parquet.ParquetFile(path) as file:
             sizes = [math.prod(self._shapes.get(name, ())) for name in columns]
             stored = sum(values for path, values in stored_values(file.metadata) if path.split(".list")[0] in columns)
@@ -110,9 +184,14 @@ class LeRobotSource(EpisodeSource):
         arrays = {name: _array(table.column(name), self._shapes.get(name, ())) for name in columns}
         return Table(arrays, table.num_rows)
 
-    def _episode(self, table: "Table") -> Episode | Unreadable:
+    def _episode(self, table: "Table", faults: dict[int, str]) -> Episode | Unreadable:
         of, length = table.columns, table.length
-        id, frames = str(of["episode_index"][0]), of.get(FRAMES)
+        index, frames = float(of[INDEX].flat[0]), of.get(FRAMES)
+        if not _is_index(index):
+            return Unreadable(f"{index:g}", f"{INDEX} is {index:g}, and a whole number from 0 is expected")
+        id = str(int(index))
+        if int(index) in faults:
+            return Unreadable(id, faults[int(index)])
         if frames is not None:
             gaps = np.flatnonzero(np.diff(frames) != 1)
             if len(gaps):
@@ -125,9 +204,30 @@ class LeRobotSource(EpisodeSource):
         observations: Nest = {name.partition(".")[2]: of[name] for name in self._observations}
         if len(observations) == 1:
             observations = next(iter(observations.values()))
-        rewards = of["next.reward"] if self._has_rewards else np.zeros(length, np.float32)
-        never = np.zeros(length, bool)
-        return without_final_observation(id, observations, of["action"], rewards, never, never)
+        rewards = of[REWARD] if REWARD in of else np.zeros(length, np.float32)
+        done, terminated = self._ends(of, length)
+        truncated = done & ~terminated
+        if length > 1 and done[-2]:
+            steps = slice(length - 1)  # the last frame was seen after the end
+            return Episode(id, observations, of["action"][steps], rewards[steps], terminated[steps], truncated[steps])
+        if not terminated[-1] and rewards[-1].any() and not rewards[:-1].any():
+            self.warn(
+                "episodes whose only reward is that of their last frame are truncated there, so it is dropped with "
+                f"that frame's step; write lerobot:{self._root}?dones=terminated if it ended them"
+            )
+        return without_final_observation(id, observations, of["action"], rewards, terminated, truncated)
+
+    def _ends(self, of: dict[str, np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns masks `[length]`: frames at which the episode is done, and those at which it terminated."""
+        done = np.zeros(length, bool)
+        done[-1] = True  # of a recording that does not say
+        if DONE in of:
+            done = flat.flags(of[DONE], f"{self.name}: {DONE}")
+        if self._dones is not None:
+            return done, done & (self._dones == "terminated")
+        if SUCCESS not in of:
+            return done, done & False
+        return done, done & flat.flags(of[SUCCESS], f"{self.name}: {SUCCESS}")
 
 
 class Table:
@@ -147,6 +247,16 @@ class Table:
     def part(self, start: int, stop: int) -> "Table":
         """Returns the rows from `start` to before `stop`."""
         return Table(nest.at(self.columns, slice(start, stop)), stop - start)
+
+
+def _is_index(value: float) -> bool:
+    return value >= 0 and value.is_integer()
+
+
+def _begins(index: np.ndarray) -> list[int]:
+    """Returns the rows at which another episode begins."""
+    index = index.reshape(-1)
+    return [0, *(np.flatnonzero(index[1:] != index[:-1]) + 1).tolist()] if len(index) else []
 
 
 def _array(column: Any, shape: tuple[int, ...]) -> np.ndarray:
