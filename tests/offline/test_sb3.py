@@ -138,7 +138,43 @@ def test_ends_without_a_time_out_flag_are_truncated_and_reported(tmp_path, buffe
     assert_rows(
         buffer, [e._replace(terminated=never[: e.length], truncated=e.terminated | e.truncated) for e in record()]
     )
-    assert "does not say whether an episode terminated or timed out: all count as" in buffer.report.sentences("warning")
+    words = buffer.report.sentences("warning")
+    assert "do not say whether an episode terminated or timed out: all count as" in words
+    assert f"write sb3:{tmp_path}/b.pkl?dones=terminated" in words
+
+
+def test_the_user_says_what_dones_mean(tmp_path, buffer_class):
+    """CleanRL's scripts store terminations as dones; an episode that timed out breaks off."""
+    buffer = filled(buffer_class, [record()], 60, handle_timeout_termination=False)
+    name, dones = saved(tmp_path / "b.pkl", buffer), buffer.dones.copy()
+    truncated = OfflineBuffer([f"{name}?dones=truncated"])
+    never = np.zeros(99, bool)
+    assert_rows(
+        truncated, [e._replace(terminated=never[: e.length], truncated=e.terminated | e.truncated) for e in record()]
+    )
+    everything = OfflineBuffer([f"{name}?dones=terminated"])
+    assert_rows(
+        everything, [e._replace(terminated=e.terminated | e.truncated, truncated=never[: e.length]) for e in record()]
+    )
+    buffer.dones = dones * (1 - buffer.timeouts)
+    saved(tmp_path / "b.pkl", buffer)
+    of_cleanrl = OfflineBuffer([f"{name}?dones=terminated"])
+    assert_rows(of_cleanrl, record())
+    for read in (truncated, everything, of_cleanrl):
+        assert "dones" not in read.report.sentences("warning", 9)
+
+
+def test_resets_that_leave_no_trace_are_told(tmp_path, buffer_class):
+    fields = {"handle_timeout_termination": False, "next_observations": None}
+    name = saved(tmp_path / "b.pkl", filled(buffer_class, [record()], 60, **fields))
+    report = OfflineBuffer([f"{name}?dones=terminated"]).report
+    assert "no time-outs were recorded: transitions across resets are trained on" in report.sentences("warning", 9)
+
+
+def test_a_buffer_that_says_which_episodes_timed_out_takes_no_option(tmp_path, buffer_class):
+    name = saved(tmp_path / "b.pkl", filled(buffer_class, [record()], 60))
+    with pytest.raises(UsageError, match="records which episodes timed out; leave out the option dones=terminated"):
+        open_source(f"{name}?dones=terminated")
 
 
 def test_without_next_observations_no_final_one_is_invented(tmp_path, buffer_class):

@@ -30,7 +30,7 @@ SCHEMES = {
     "minari": Scheme("minari", "MinariSource", "minari:mujoco/hopper/expert-v0"),
     "d4rl": Scheme("d4rl", "D4RLSource", "d4rl:hopper_medium-v2.hdf5"),
     "npz": Scheme("npz", "NpzSource", "npz:mine.npz"),
-    "sb3": Scheme("sb3", "SB3Source", "sb3:replay_buffer.pkl"),
+    "sb3": Scheme("sb3", "SB3Source", "sb3:replay_buffer.pkl", ("dones",)),
     "d3rlpy": Scheme("d3rlpy", "D3rlpySource", "d3rlpy:dataset.h5"),
     "lerobot": Scheme("lerobot", "LeRobotSource", "lerobot:pusht", ("dones",)),
     "alf": Scheme("alf", "ALFSource", "alf:train/algorithm/ckpt-1000-replay_buffer"),

@@ -64,12 +64,14 @@ class SB3Source(EpisodeSource):
     Args:
       where: the file.
       environment: not used.
+      dones: meaning of `dones` in a buffer that does not record time-outs, 'terminated' or 'truncated'; None: they are
+        taken for time-outs, with a warning.
 
     Raises:
-      UsageError: the file does not exist, or is no replay buffer.
+      UsageError: the file does not exist, is no replay buffer, or says itself which ends timed out.
     """
 
-    def __init__(self, where: str, environment: Spaces = NO_SPACES):
+    def __init__(self, where: str, environment: Spaces = NO_SPACES, dones: str | None = None):
         path = existing_file(where, "a replay buffer of Stable-Baselines3")
         buffer = load(path, "a replay buffer of Stable-Baselines3", INERT)
         fields = buffer.attributes if isinstance(buffer, Inert) else {}
@@ -89,11 +91,14 @@ class SB3Source(EpisodeSource):
         self._order = self._rows_by_age()
         if self._fields["next_observations"] is None:
             self.note("the buffer was made with optimize_memory_usage, so final observations are missing")
-        if not self._says_timeouts:
+        self._dones = dones
+        if self._says_timeouts and dones is not None:
+            raise UsageError(f"{where} records which episodes timed out; leave out the option dones={dones}")
+        if not self._says_timeouts and dones is None:
             self.warn(
-                "the buffer was made with handle_timeout_termination = False, which does not say whether an episode "
-                "terminated or timed out: all count as truncated; record it with handle_timeout_termination = True if "
-                "episodes terminate"
+                "the buffer was made with handle_timeout_termination = False, so its dones do not say whether an "
+                f"episode terminated or timed out: all count as truncated; write sb3:{where}?dones=terminated if they "
+                "are terminations, as in CleanRL's scripts, or ?dones=truncated"
             )
 
     @property
@@ -138,6 +143,8 @@ class SB3Source(EpisodeSource):
     def episodes(self) -> Iterator[Episode | Unreadable]:
         for column in range(self._num_columns):
             table = self._column(column)
+            for sentence in flat.warnings(table, "handle_timeout_termination = True when it is recorded"):
+                self.warn(sentence)
             ends, num_unmarked = flat.cut(table)
             num_unmarked -= len(ends) > 0 and not flat.marked(table)[-1]  # still under way when saved
             if num_unmarked:
@@ -156,9 +163,12 @@ class SB3Source(EpisodeSource):
             return stored[self._order, column]
 
         dones = flat.flags(rows(fields["dones"]), f"{self.name}: dones")
-        timeouts = dones
+        terminated, truncated = np.zeros(len(dones), bool), dones
         if self._says_timeouts:
             timeouts = flat.flags(rows(fields["timeouts"]), f"{self.name}: timeouts")
+            terminated, truncated = dones & ~timeouts, dones & timeouts
+        elif self._dones == "terminated":
+            terminated, truncated = dones, None  # an episode that timed out has no flag
 
         def of(space: spaces.Space, column: Any) -> Nest:
             return specs.map_space(lambda leaf, part: rows(part).reshape(-1, *leaf.shape), space, column)
@@ -173,8 +183,8 @@ class SB3Source(EpisodeSource):
             observations,
             actions,
             rows(fields["rewards"]),
-            dones & ~timeouts,
-            dones & timeouts,
+            terminated,
+            truncated,
             None if following is None else of(declared.observation, following),
         )
         flat.check_shapes(table, self.name)
