@@ -17,7 +17,7 @@ from alfish.errors import RunError, UsageError
 from alfish.offline import Arrays, DataSetWriter, Episode, EpisodeSource, OfflineBuffer, Reading, Spaces, open_source
 from alfish.offline import data_set as data_set_module
 from alfish.offline import writer as writer_module
-from alfish.offline.sources import SCHEMES, flat, limits, npz
+from alfish.offline.sources import SCHEMES, files, flat, limits, npz
 from alfish.offline.spaces import from_json, to_json
 from alfish.runs import checkpoints
 from alfish.runs.checkpoints import Checkpoints
@@ -181,6 +181,48 @@ def test_npz_lengths_must_add_up(tmp_path):
     parts = table_of(record(), next_observations=False)
     np.savez(tmp_path / "a.npz", lengths=np.array([e.length for e in record()]), **parts)
     with pytest.raises(UsageError, match="observations has 41 rows, and by its lengths 52"):
+        buffer_of(f"npz:{tmp_path}/a.npz")
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("lengths", [False, True])
+def test_an_npz_is_read_some_rows_at_a_time(tmp_path, monkeypatch, save, lengths):
+    """Arrays that were written transposed are read whole."""
+    monkeypatch.setattr(flat, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(files.blocks, "__defaults__", (0, 7))
+    monkeypatch.setattr(npz, "CHUNK_BYTES", 50)
+    sizes, table = [], table_of(record(), next_observations=not lengths)
+    if lengths:
+        table["observations"] = np.concatenate([e.observations for e in record()])
+        table["lengths"] = np.array([e.length for e in record()])
+    save(tmp_path / "a.npz", **table)
+    monkeypatch.setattr(npz, "check_memory", lambda num_bytes, name: sizes.append(num_bytes))
+    assert_rows(buffer_of(f"npz:{tmp_path}/a.npz"), record())
+    assert max(sizes) <= 11 * table["observations"][0].nbytes < table["observations"].nbytes / 3
+    table["observations"] = np.asfortranarray(table["observations"])
+    save(tmp_path / "a.npz", **table)
+    assert_rows(buffer_of(f"npz:{tmp_path}/a.npz"), record())
+
+
+@pytest.mark.parametrize("row", [0, -1])
+def test_an_npz_whose_checksum_is_wrong_is_refused_as_a_whole(tmp_path, row, block_rows):
+    table = table_of(record() * 60)  # more than zipfile reads at a time
+    np.savez(tmp_path / "a.npz", **table)
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    content[content.index(table["rewards"].tobytes()) + row % table["rewards"].nbytes] ^= 1
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(UsageError, match=r"^/.*a.npz: rewards cannot be read \(Bad CRC-32"):
+        buffer_of(f"npz:{tmp_path}/a.npz", policy="drop_episode")
+
+
+def test_an_npz_that_declares_more_numbers_than_it_has_is_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", **table_of(record()))
+    with zipfile.ZipFile(tmp_path / "a.npz") as before:
+        parts = {name: before.read(name).replace(b"(41, 3)", b"(99, 3)") for name in before.namelist()}
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as after:
+        for name, part in parts.items():
+            after.writestr(name, part)
+    with pytest.raises(UsageError, match=r"observations cannot be read \(of its [\d,]+ bytes [\d,]+ are there\)"):
         buffer_of(f"npz:{tmp_path}/a.npz")
 
 

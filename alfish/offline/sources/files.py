@@ -214,8 +214,12 @@ def damage_named(path: Path) -> Iterator[None]:
         raise UsageError(f"{path} is damaged inside ({said(error)}); fetch it again") from error
 
 
-def check_zip(path: Path) -> None:
+def check_zip(path: Path, fits_memory: bool = True) -> None:
     """Checks that a zip file has a table of contents and does not declare more than it can hold.
+
+    Args:
+      path: of the file.
+      fits_memory: whether all of it must fit in the available memory.
 
     Raises:
       UsageError: it has none, or does.
@@ -230,7 +234,8 @@ def check_zip(path: Path) -> None:
             f"stands at the end; copy it again ({said(error)})"
         ) from error
     check_expansion(declared, path.stat().st_size, str(path))
-    check_memory(declared, str(path))
+    if fits_memory:
+        check_memory(declared, str(path))
 
 
 def check_tensor(value: Any, name: str) -> torch.Tensor:

@@ -11,7 +11,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, Unreadable, without_final_observation
 from alfish.offline.sources.files import BLOCK_BYTES, BLOCK_ROWS, HDF5_DAMAGE, blocks, inside, read_rows, said
-from alfish.offline.sources.limits import NotEnoughMemory, check_memory
+from alfish.offline.sources.limits import check_memory
 
 NUMBERS = "fiub"  # kinds of dtypes
 SAME = 1e-6  # largest difference between two equal observations
@@ -147,7 +147,7 @@ def episodes(table: Table, ends: np.ndarray) -> Iterator[Episode | Unreadable]:
                 read_rows(part, rows)
                 for part in (table.observations, table.actions, table.rewards, table.next_observations)
             )
-        except NotEnoughMemory:
+        except UsageError:  # the data do not fit in memory, or a checksum is wrong
             raise
         except HDF5_DAMAGE as error:
             for episode in block:

@@ -69,6 +69,8 @@ class LeRobotSource(EpisodeSource):
         super().__init__(f"lerobot:{where}")
         if not self._files:
             raise UsageError(f"{where} is not {what}: there is no data/**/*.parquet")
+        check_regular(self._files[0])
+        check_beginning(self._files[0])  # a clone without Git LFS has pointers only
         seen = [name for name in features if name.startswith("observation.") or name == "observation"]
         images = [name for name in seen if features[name].get("dtype") in IMAGES]
         self._observations = [name for name in seen if name not in images]
@@ -83,13 +85,16 @@ class LeRobotSource(EpisodeSource):
             raise UsageError(f"{where} has no {DONE}, whose meaning the option dones={dones} says; leave it out")
         if images:
             self.note(f"films are not read: {', '.join(images)}")
-        if REWARD not in features:
+        self._tell_what_is_dropped(where)
+
+    def _tell_what_is_dropped(self, where: str) -> None:
+        if REWARD not in self._present:
             self.note(f"there is no {REWARD}: all rewards are 0, which is enough to imitate")
         self.note(
             "where an episode did not terminate, its last frame is its final observation: the action and the reward "
             "that stand there are dropped"
         )
-        if DONE in features and SUCCESS not in features and dones is None:
+        if DONE in self._present and SUCCESS not in self._present and self._dones is None:
             self.warn(
                 f"there is no {SUCCESS}, so {DONE} does not say whether an episode terminated or timed out: all count "
                 f"as truncated; write lerobot:{where}?dones=terminated if episodes terminate, or ?dones=truncated"

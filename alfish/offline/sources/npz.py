@@ -19,9 +19,11 @@ A nest consists of several arrays: `observations/camera` and `observations/speed
 
 import contextlib
 import itertools
+import math
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,11 +34,129 @@ from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable, ends
 from alfish.offline.sources import flat
 from alfish.offline.sources.files import check_zip, existing_file, missing, said
+from alfish.offline.sources.limits import check_memory
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 NEEDED = ("observations", "actions", "rewards", "terminated")
 KNOWN = (*NEEDED, "truncated", "next_observations", "lengths")
 NESTS = ("observations", "actions", "next_observations")
+
+
+CHUNK_BYTES = 2**23  # read at a time
+DAMAGE = (ValueError, TypeError, OSError, EOFError, RuntimeError, LookupError, zipfile.BadZipFile, zlib.error)
+
+
+class Member:
+    """An array in an .npz file. Only the rows of a slice are read, forward from those that were read before.
+
+    Reading to the last row compares the file's checksum.
+
+    Args:
+      archive: the open file.
+      name: of the array.
+
+    Raises:
+      UsageError: it is damaged, or holds Python objects; raised by slicing too.
+    """
+
+    def __init__(self, archive: zipfile.ZipFile, name: str):
+        self._archive, self._name = archive, name
+        with self._damage_named():
+            self._open()
+            held = archive.getinfo(f"{name}.npy").file_size
+            if self.dtype.hasobject or self.nbytes > held:
+                raise ValueError("" if self.dtype.hasobject else f"of its {self.nbytes:,} bytes {held:,} are there")
+
+    def _open(self) -> None:
+        self._file, self._row = self._archive.open(f"{self._name}.npy"), 0
+        version = np.lib.format.read_magic(self._file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, self._is_transposed, dtype = read(self._file)
+        self.shape: tuple[int, ...] = shape
+        self.dtype: np.dtype = dtype
+        self.nbytes = math.prod(shape) * dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        start, stop, _ = rows.indices(len(self))
+        with self._damage_named():
+            if self._is_transposed and len(self.shape) > 1:
+                check_memory(self.nbytes, self._name)
+                with self._archive.open(f"{self._name}.npy") as file:
+                    return np.lib.format.read_array(file, allow_pickle=False)[rows]
+            if start < self._row:
+                self._open()
+            self._read(start - self._row)
+            return self._read(stop - start, keep=True)
+
+    def _read(self, count: int, keep: bool = False) -> np.ndarray:
+        """Reads the next rows, and returns them if they are to be kept."""
+        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        check_memory(count * row_bytes if keep else 0, self._name)
+        array = np.empty((count if keep else 0, *self.shape[1:]), self.dtype)
+        into = array.reshape(-1).view(np.uint8)
+        at, size = 0, count * row_bytes
+        while at < size:
+            part = self._file.read(min(CHUNK_BYTES, size - at))
+            if not part:
+                raise EOFError("it is cut off")
+            if keep:
+                into[at : at + len(part)] = np.frombuffer(part, np.uint8)
+            at += len(part)
+        self._row += count
+        if self._row == len(self):
+            self._file.read(1)  # at its end the checksum is compared
+        return array
+
+    @contextlib.contextmanager
+    def _damage_named(self) -> Iterator[None]:
+        try:
+            yield
+        except UsageError:
+            raise
+        except DAMAGE as error:
+            why = f" ({said(error)})" if str(error) else ""
+            raise UsageError(
+                f"{self._archive.filename}: {self._name} cannot be read{why}; readable are arrays of numbers that "
+                "nothing has damaged, no Python objects"
+            ) from error
+
+
+@contextlib.contextmanager
+def open_npz(path: Path) -> Iterator[Mapping[str, Member]]:
+    """Yields the arrays of a file by name; they can be read within the context.
+
+    Raises:
+      UsageError: the file is no .npz file, or is damaged.
+    """
+    with open(path, "rb") as file:  # closed here, while the archive would leave that to its members
+        begin = file.read(6)
+        if begin == b"\x93NUMPY":
+            raise UsageError(f"{path} is one array, and an .npz file of several is needed; use numpy.savez")
+        if begin[:2] != b"PK":  # as every zip file begins
+            raise UsageError(f"{path} is not an .npz file; write one with numpy.savez")
+        check_zip(path, fits_memory=False)  # which parts of it need
+        with zipfile.ZipFile(file) as archive:
+            yield _Members(archive)
+
+
+class _Members(Mapping[str, Member]):
+    """The arrays of an archive by name, each opened when it is asked for."""
+
+    def __init__(self, archive: zipfile.ZipFile):
+        self._archive = archive
+        self._names = [name.removesuffix(".npy") for name in archive.namelist()]
+
+    def __getitem__(self, name: str) -> Member:
+        return Member(self._archive, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class NpzSource(EpisodeSource):
@@ -53,7 +173,7 @@ class NpzSource(EpisodeSource):
     def __init__(self, where: str, environment: Spaces = NO_SPACES):
         self._path = existing_file(where, "an .npz file")
         super().__init__(f"npz:{where}")
-        with self._open() as arrays:
+        with open_npz(self._path) as arrays:
             names = {name.partition("/")[0] for name in arrays}
         lacking, unknown = missing(names, NEEDED), sorted(names - {*KNOWN})
         if lacking or unknown:
@@ -61,16 +181,16 @@ class NpzSource(EpisodeSource):
             raise UsageError(f"{where} has {'; '.join(wrong)}: its arrays are to be named {', '.join(KNOWN)}")
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
-        with self._open() as arrays:
+        with open_npz(self._path) as arrays:
             parts: dict[str, Any] = {name: self._read(arrays, name) for name in KNOWN}
-        for name in ("terminated", "truncated"):
-            if parts[name] is not None:
-                parts[name] = flat.flags(parts[name], f"{self.name}: {name}")
-        lengths = parts.pop("lengths")
-        if lengths is None:
-            yield from self._of_table(flat.Table(**{name: parts[name] for name in flat.Table._fields}))
-        else:
-            yield from self._of_episodes(lengths, parts)
+            for name in ("terminated", "truncated"):
+                if parts[name] is not None:
+                    parts[name] = flat.flags(parts[name], f"{self.name}: {name}")
+            lengths = parts.pop("lengths")
+            if lengths is None:
+                yield from self._of_table(flat.Table(**{name: parts[name] for name in flat.Table._fields}))
+            else:
+                yield from self._of_episodes(lengths, parts)
 
     def _of_table(self, table: flat.Table) -> Iterator[Episode | Unreadable]:
         flat.check_shapes(table, self.name)
@@ -81,10 +201,10 @@ class NpzSource(EpisodeSource):
             self.warn(sentence)
         yield from flat.episodes(table, cuts)
 
-    def _of_episodes(self, lengths: np.ndarray, parts: dict[str, Any]) -> Iterator[Episode]:
+    def _of_episodes(self, stored: Member, parts: dict[str, Any]) -> Iterator[Episode]:
         if parts["next_observations"] is not None:
             raise UsageError(f"{self.name} has lengths and next_observations; with lengths, observations hold them")
-        self._check_lengths(lengths)
+        lengths = self._lengths(stored)
         count = sum(map(int, lengths))  # numpy's sum would overflow
         needed = {"observations": count + len(lengths), "actions": count, "rewards": count}
         for name, expected in needed.items():
@@ -108,15 +228,17 @@ class NpzSource(EpisodeSource):
             )
             start += length
 
-    def _check_lengths(self, lengths: np.ndarray) -> None:
-        if lengths.ndim != 1:
+    def _lengths(self, stored: Member) -> np.ndarray:
+        if len(stored.shape) != 1:
             raise UsageError(
-                f"{self.name}: lengths has shape {list(lengths.shape)}, and [E], a number for each episode, is expected"
+                f"{self.name}: lengths has shape {list(stored.shape)}, and [E], a number for each episode, is expected"
             )
-        if lengths.dtype.kind not in "iu":
-            raise UsageError(f"{self.name}: lengths is of dtype {lengths.dtype}, and whole numbers are expected")
+        if stored.dtype.kind not in "iu":
+            raise UsageError(f"{self.name}: lengths is of dtype {stored.dtype}, and whole numbers are expected")
+        lengths = stored[:]
         if (lengths < 0).any():
             raise UsageError(f"{self.name}: lengths holds {lengths.min()}, and a number of transitions is 0 or more")
+        return lengths
 
     def _flags(self, values: Any, name: str, number: int, rows: slice, num_episodes: int, count: int) -> np.ndarray:
         """Returns an episode's flags `[T]`; the file has one for each episode, or one for each transition."""
@@ -129,39 +251,20 @@ class NpzSource(EpisodeSource):
             raise UsageError(f"{self.name}: {name} has {len(values):,} rows, neither {num_episodes:,} nor {count:,}")
         return values[rows]
 
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[Mapping[str, Any]]:
-        with open(self._path, "rb") as file:
-            begin = file.read(6)
-            file.seek(0)
-            if begin == b"\x93NUMPY":
-                raise UsageError(f"{self._path} is one array, and an .npz file of several is needed; use numpy.savez")
-            if begin[:2] != b"PK":  # as every zip file begins
-                raise UsageError(f"{self._path} is not an .npz file; write one with numpy.savez")
-            check_zip(self._path)
-            yield np.load(file, allow_pickle=False)
-
-    def _read(self, arrays: Any, name: str) -> Nest:
+    def _read(self, arrays: Mapping[str, Member], name: str) -> Nest:
         found = [key for key in arrays if key == name or key.startswith(f"{name}/")]
         if found and found != [name] and name not in NESTS:
             raise UsageError(f"{self._path} has {', '.join(found)}, and {name} is one array; write it under that name")
         for one, other in itertools.permutations(found, 2):
             if other.startswith(f"{one}/"):
                 raise UsageError(f"{self._path} has {one} and {other}; write one of them under another name")
-        try:
-            if found == [name]:
-                return np.asarray(arrays[name])
-            tree: dict[str, Any] = {}
-            for key in found:
-                *parents, leaf = key.split("/")[1:]
-                place = tree
-                for parent in parents:
-                    place = place.setdefault(parent, {})
-                place[leaf] = np.asarray(arrays[key])
-            return tree or None
-        except (ValueError, OSError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
-            why = "" if "allow_pickle" in str(error) else f" ({said(error)})"  # which is no remedy here
-            raise UsageError(
-                f"{self._path}: {name} cannot be read{why}; readable are arrays of numbers that nothing has damaged, "
-                "no Python objects"
-            ) from error
+        if found == [name]:
+            return arrays[name]
+        tree: dict[str, Any] = {}
+        for key in found:
+            *parents, leaf = key.split("/")[1:]
+            place = tree
+            for parent in parents:
+                place = place.setdefault(parent, {})
+            place[leaf] = arrays[key]
+        return tree or None

@@ -163,7 +163,8 @@ class SB3Source(EpisodeSource):
             return stored[self._order, column]
 
         dones = flat.flags(rows(fields["dones"]), f"{self.name}: dones")
-        terminated, truncated = np.zeros(len(dones), bool), dones
+        terminated: np.ndarray = np.zeros(len(dones), bool)
+        truncated: np.ndarray | None = dones
         if self._says_timeouts:
             timeouts = flat.flags(rows(fields["timeouts"]), f"{self.name}: timeouts")
             terminated, truncated = dones & ~timeouts, dones & timeouts
