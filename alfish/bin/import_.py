@@ -12,8 +12,12 @@ Sources, as scheme:place, repeatable:
   sb3:FILE        Stable-Baselines3's save_replay_buffer
   d3rlpy:FILE     d3rlpy's HDF5                                 pip install 'alfish[hdf5]'
   lerobot:DIR     LeRobot's parquet                             pip install 'alfish[arrow]'
+  ogbench:FILE    OGBench's .npz, as it was downloaded
   alf:FILE        the replay buffer in a checkpoint of ALF
   run:DIR         the replay buffer of a run of `alfish train`
+
+Where a format leaves open whether an episode terminated or timed out, you say it: --source='sb3:FILE?dones=terminated'
+or dones=truncated; so for lerobot:.
 
 The report lists episodes with errors by their ids, what was mended, ranges and returns. Nothing is written without
 --output. OfflineBuffer.sources = ['alfish:DIR'] reads the written data set; docs/offline.md explains more.

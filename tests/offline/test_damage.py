@@ -15,6 +15,7 @@ import test_alf
 import test_sb3
 from data_sets import NEEDS_MINARI, STAMPED, TOY, trained, written
 from recorded import SPACES, record, table_of
+from test_sources import states_of
 
 from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer
@@ -93,6 +94,11 @@ def npz(directory):
     return f"npz:{directory}/a.npz", directory / "a.npz", (damaged, in_zip)
 
 
+def ogbench(directory):
+    np.savez(directory / "a.npz", **states_of(record(4)))
+    return f"ogbench:{directory}/a.npz", directory / "a.npz", (damaged, in_zip)
+
+
 def sb3(directory):
     module = types.ModuleType(test_sb3.MODULE)
     module.ReplayBuffer = type("ReplayBuffer", (), {"__module__": test_sb3.MODULE})
@@ -144,6 +150,7 @@ def run(directory):
 
 SOURCES = {
     "npz": npz,
+    "ogbench": ogbench,
     "sb3": sb3,
     "alf": alf,
     "d4rl": functools.partial(hdf5, write="d4rl"),

@@ -226,6 +226,59 @@ def test_an_npz_that_declares_more_numbers_than_it_has_is_refused(tmp_path):
         buffer_of(f"npz:{tmp_path}/a.npz")
 
 
+# OGBench
+
+
+def states_of(episodes):
+    """Trajectories as OGBench stores them: a row for each state, the last one with an action that was not taken."""
+    return {
+        "observations": np.concatenate([e.observations for e in episodes]),
+        "actions": np.concatenate([np.append(e.actions, e.actions[:1] * 0, 0) for e in episodes]),
+        "terminals": np.concatenate([np.eye(1, e.length + 1, e.length)[0] for e in episodes]),
+        "rewards": np.concatenate([np.append(e.rewards, 99) for e in episodes]),
+        "qpos": np.zeros((3, 3)),
+    }
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_ogbench_ends_at_the_time_limit_with_its_last_state(tmp_path, block_rows, continuous):
+    episodes = record(continuous=continuous)
+    of, canonical = (BOX_SPACES, unstretched) if continuous else (SPACES, lambda actions: actions)
+    states = states_of(episodes)
+    timed_out = [e._replace(terminated=e.terminated & False, truncated=e.terminated | e.truncated) for e in episodes]
+    np.savez(tmp_path / "a.npz", **states)
+    buffer = buffer_of(f"ogbench:{tmp_path}/a.npz", of=of)
+    assert_rows(buffer, timed_out, canonical)
+    states["terminals"][-1] = 0  # a trajectory that breaks off
+    del states["rewards"]
+    np.savez(tmp_path / "a.npz", **states)
+    buffer = buffer_of(f"ogbench:{tmp_path}/a.npz", of=of)
+    assert_rows(buffer, [e._replace(rewards=np.zeros_like(e.rewards)) for e in timed_out], canonical)
+    assert "there are no rewards: all are 0" in buffer.report.sentences("note")
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"terminals": None}, "has no terminals, so it is not an OGBench data set; it has actions, observations, qpos"),
+        ({"masks": np.zeros(3)}, "has masks, which OGBench adds when it loads a data set; give the file as it was"),
+        ({"actions": np.zeros((3, 2))}, "actions has 3 rows and rewards 52"),
+        ({"terminals": np.full(52, 0.5)}, "terminals holds 0.5, and a flag is 0 or 1"),
+    ],
+)
+def test_an_npz_that_is_not_ogbenchs_is_named(tmp_path, change, words):
+    states = states_of(record()) | change
+    np.savez(tmp_path / "a.npz", **{name: value for name, value in states.items() if value is not None})
+    with pytest.raises(UsageError, match=words):
+        buffer_of(f"ogbench:{tmp_path}/a.npz")
+
+
+def test_an_npz_of_ogbench_is_answered_with_its_scheme(tmp_path):
+    np.savez(tmp_path / "a.npz", **states_of(record()))
+    with pytest.raises(UsageError, match=f"write ogbench:{tmp_path}/a.npz if it is OGBench's"):
+        open_source(f"npz:{tmp_path}/a.npz")
+
+
 # alfish's own
 
 
@@ -359,7 +412,7 @@ def test_a_directory_of_ours_without_its_scheme_is_recognised(tmp_path):
         open_source(f"{tmp_path}/set")
 
 
-FILES = ("npz", "d4rl", "d3rlpy", "sb3", "alf")
+FILES = ("npz", "ogbench", "d4rl", "d3rlpy", "sb3", "alf")
 
 
 @pytest.mark.parametrize("scheme", FILES)

@@ -33,6 +33,7 @@ SCHEMES = {
     "sb3": Scheme("sb3", "SB3Source", "sb3:replay_buffer.pkl", ("dones",)),
     "d3rlpy": Scheme("d3rlpy", "D3rlpySource", "d3rlpy:dataset.h5"),
     "lerobot": Scheme("lerobot", "LeRobotSource", "lerobot:pusht", ("dones",)),
+    "ogbench": Scheme("ogbench", "OGBenchSource", "ogbench:antmaze-large-navigate-v0.npz"),
     "alf": Scheme("alf", "ALFSource", "alf:train/algorithm/ckpt-1000-replay_buffer"),
     "run": Scheme("run", "RunSource", "run:runs/sac"),
 }

@@ -178,7 +178,8 @@ class NpzSource(EpisodeSource):
         lacking, unknown = missing(names, NEEDED), sorted(names - {*KNOWN})
         if lacking or unknown:
             wrong = [f"no {name}" for name in lacking] + [f"{name}, which is not read" for name in unknown]
-            raise UsageError(f"{where} has {'; '.join(wrong)}: its arrays are to be named {', '.join(KNOWN)}")
+            hint = f"; write ogbench:{where} if it is OGBench's" if "terminals" in names else ""
+            raise UsageError(f"{where} has {'; '.join(wrong)}: its arrays are to be named {', '.join(KNOWN)}{hint}")
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
         with open_npz(self._path) as arrays:
