@@ -50,8 +50,8 @@ def main(flag_values: flags.FlagValues) -> int:
     from alfish.offline import DataSetWriter, Reading
     from alfish.offline.spaces import NO_SPACES, spaces_of
 
-    environment = spaces_of(flag_values.env_id) if flag_values.env_id else NO_SPACES
-    reading = Reading(flag_values.source, environment, flag_values.policy)
+    environment, reward = spaces_of(flag_values.env_id) if flag_values.env_id else (NO_SPACES, None)
+    reading = Reading(flag_values.source, environment, reward, flag_values.policy)
     try:
         if flag_values.output is None:
             for _ in reading:

@@ -17,7 +17,7 @@ from alfish.offline.episode import Episode, EpisodeSource
 from alfish.offline.reading import Reading
 from alfish.offline.rows import EpisodeEncoder
 from alfish.offline.selection import selected
-from alfish.offline.spaces import NO_SPACES, Spaces, check_fit, spaces_of
+from alfish.offline.spaces import NO_SPACES, Spaces, check_fit, check_rewards, spaces_of
 from alfish.parameters import PositiveInt, Range, Rate, UnitInterval, checked
 from alfish.replay import RingBuffer, RingView
 
@@ -170,7 +170,8 @@ class OfflineBuffer(EpisodeBuffer):
         keeps_episodes: bool = False,
         return_gamma: UnitInterval | None = None,
     ):
-        reading = Reading(sources, spaces_of(env_id) if env_id is not None else spaces, policy)
+        environment, reward = (spaces, None) if env_id is None else spaces_of(env_id)
+        reading = Reading(sources, environment, reward, policy)
         if None in reading.spaces:
             raise UsageError(
                 f"{reading.report.name} does not declare the spaces that it was recorded in; name the environment with "
@@ -200,12 +201,7 @@ class OfflineBuffer(EpisodeBuffer):
         rows = self._store.rows
         assert rows is not None
         found = sum(rows.reward.shape[1:])
-        if found != num_entries:
-            has, wanted = (f"have {size} entries" if size else "are one number" for size in (found, num_entries))
-            raise UsageError(
-                f"the rewards of {self.report.name} {has}, and the environment's {wanted}; name the environment that "
-                "the data were recorded in, and its make_environment.rewards"
-            )
+        check_rewards(found, num_entries, self.report.name)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a checksum of the data, by which a resumed run recognises them. Their rows are not saved."""

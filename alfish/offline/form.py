@@ -129,7 +129,7 @@ class EpisodeForm:
                 raise UnusableError(f"it has {length} rewards and {count} {name}")
         counts = {len(leaf) for leaf in nest.leaves(episode.observations)}
         num_observations = counts.pop()
-        if counts or num_observations not in (length, length + 1) and length:
+        if counts or num_observations not in (length, length + 1):
             raise UnusableError(
                 f"it has {' and '.join(map(str, sorted({num_observations, *counts})))} observations for {length} "
                 f"actions, not {length + 1}"

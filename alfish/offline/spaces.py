@@ -60,15 +60,29 @@ def spaces_of_checkpoint(state: Mapping[str, Any]) -> TrainedSpaces | None:
     return TrainedSpaces(observation, action, specs.reward_spec(entries))
 
 
-def spaces_of(env_id: Any) -> Spaces:
-    """Returns the spaces of the environment that `make_environment(env_id)` builds.
+def spaces_of(env_id: Any) -> tuple[Spaces, spaces.Box]:
+    """Returns the spaces of the environment that `make_environment(env_id)` builds, and that of its reward.
 
     Raises:
       UsageError: as `make_environment` does.
     """
     environment = make_environment(env_id, evaluation=True)
     environment.close()
-    return Spaces(environment.observation_space, environment.action_space)
+    return Spaces(environment.observation_space, environment.action_space), environment.reward_spec
+
+
+def check_rewards(found: int, wanted: int, name: str) -> None:
+    """Checks that rewards have as many entries as the environment's; 0 is a scalar.
+
+    Raises:
+      UsageError: they do not; says both, and names the data.
+    """
+    if found != wanted:
+        has, needs = (f"have {size} entries" if size else "are one number" for size in (found, wanted))
+        raise UsageError(
+            f"the rewards of {name} {has}, and the environment's {needs}; name the environment that the data were "
+            "recorded in, and its make_environment.rewards"
+        )
 
 
 def check_fit(data: Spaces, environment: Spaces, name: str, whose: str = "the environment's") -> None:

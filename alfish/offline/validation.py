@@ -28,7 +28,11 @@ from alfish.offline.survey import Survey
 
 POLICIES = ("raise", "drop_episode", "warn")
 MISFIT_FRACTION = 0.9  # of the episodes; where as many have errors, the data are of another environment
-MISFIT_REMEDY = "name the environment of these data with --env_id (OfflineBuffer.env_id), or write them again"
+NO_ENVIRONMENT = "name the environment of these data with --env_id (OfflineBuffer.env_id), or write them again"
+OTHER_ENVIRONMENT = (
+    "they do not fit the environment that was named: name the one that they were recorded in, wrapped as it was then, "
+    "or write them again"
+)
 CLIPPED_SILENTLY = 1e-6  # float32 rounds about as much in a conversion of units
 
 
@@ -40,23 +44,33 @@ class Validator:
       policy: 'raise' reads everything, and `finish` raises if there was an error; 'drop_episode' leaves out episodes
         with errors; 'warn' leaves out only those that cannot be used.
       report: to write to.
+      is_named: whether the spaces are those of an environment that the user named.
 
     Raises:
       UsageError: there is no such policy, or a space that cannot be learned from.
     """
 
-    def __init__(self, spaces: Spaces = NO_SPACES, policy: str = "raise", report: Report | None = None):
+    def __init__(
+        self,
+        spaces: Spaces = NO_SPACES,
+        policy: str = "raise",
+        report: Report | None = None,
+        is_named: bool = False,
+    ):
         if policy not in POLICIES:
             raise UsageError(f"the policy is {policy!r}; it must be one of {', '.join(POLICIES)}")
         self._policy = policy
         self.report = Report() if report is None else report
         self._form = EpisodeForm(spaces, self.report)
         self._survey = Survey(self._form, self.report)
+        self._misfit_remedy = OTHER_ENVIRONMENT if is_named else NO_ENVIRONMENT
+        self._num_unreadable = 0
 
     def check(self, item: Episode | Unreadable) -> Iterator[Episode]:
         """Yields what can be used of an episode: the whole of it, nothing, or the parts that it is split into."""
         self.report.num_read += 1
         if isinstance(item, Unreadable):
+            self._num_unreadable += 1
             self.report.add("error", f"it is not readable: {item.reason}", item.id)
             return
         try:
@@ -89,8 +103,8 @@ class Validator:
             self._survey.warn()
         if report.found("error") and self._policy == "raise":
             remedy = "mend the data, or leave these episodes out with the policy 'drop_episode'"
-            if report.num_bad >= MISFIT_FRACTION * report.num_read:
-                remedy = MISFIT_REMEDY
+            if report.num_bad - self._num_unreadable >= MISFIT_FRACTION * report.num_read:
+                remedy = self._misfit_remedy
             raise UsageError(
                 f"{report.name}: {report.num_bad:,} of {report.num_read:,} episodes are not fit to learn from: "
                 f"{report.sentences('error')}; {remedy}"
@@ -98,7 +112,8 @@ class Validator:
         if not report.num_kept:
             why = report.sentences("mended") or "there is none"
             if report.found("error"):
-                why = f"{report.sentences('error')}; {MISFIT_REMEDY}"
+                remedy = "write or fetch them again" if self._num_unreadable == report.num_bad else self._misfit_remedy
+                why = f"{report.sentences('error')}; {remedy}"
             raise UsageError(f"{report.name} holds no episode to learn from: {why}")
 
     def _faults(self, episode: Episode) -> Iterator[tuple[str, str, np.ndarray | None]]:

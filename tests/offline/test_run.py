@@ -3,11 +3,13 @@
 import re
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from data_sets import STAMPED, TOY, trained
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from recorded import SPACES, assert_rows, record, table_of
 
 from alfish.__main__ import main
@@ -84,7 +86,7 @@ def test_actions_come_back_in_the_environments_units(tmp_path):
     )
     from alfish.environments.toy import Bandit
 
-    for episode in open_source(name, spaces_of(lambda: Bandit("box"))).episodes():
+    for episode in open_source(name, spaces_of(lambda: Bandit("box"))[0]).episodes():
         target = episode.observations[:-1].argmax(1)
         expected = 1 - np.abs(episode.actions[:, 0] - target) / 4
         np.testing.assert_allclose(episode.rewards, expected, atol=1e-5)
@@ -95,7 +97,7 @@ def test_discrete_actions_and_observations_begin_where_their_spaces_do(tmp_path)
     name = trained(tmp_path, TOY + BANDIT.format(env="Bandit", settings="Bandit.action = 'discrete'"))
     from alfish.environments.toy import Bandit
 
-    for episode in open_source(name, spaces_of(Bandit)).episodes():
+    for episode in open_source(name, spaces_of(Bandit)[0]).episodes():
         assert (episode.rewards == (episode.actions + 1 == episode.observations[:-1].argmax(1))).all()
         assert episode.actions.min() >= -1 and episode.actions.max() <= 2
 
@@ -189,9 +191,7 @@ def test_the_spaces_of_a_run_must_fit_those_of_the_environment(tmp_path, capsys)
 
 
 def test_what_is_imported_is_read_again_with_the_environments_spaces(tmp_path, npz, capsys, monkeypatch):
-    import gymnasium
-
-    monkeypatch.setitem(gymnasium.registry, "Stamped-v0", gymnasium.envs.registration.EnvSpec("Stamped-v0", Stamped))
+    monkeypatch.setitem(gymnasium.registry, "Stamped-v0", EnvSpec("Stamped-v0", Stamped))
     assert import_(f"--source={npz}", "--env_id=Stamped-v0", f"--output={tmp_path}/set") == 0
     page = capsys.readouterr().out
     for line in ("11 episodes read, 11 kept, 41 transitions (6 terminated, 5 truncated)", "return", "reward"):
@@ -245,6 +245,15 @@ def test_mistakes_are_one_sentence(arguments, words, capsys):
 def test_data_of_another_environment_are_refused_and_both_are_named(npz, capsys):
     assert import_(f"--source={npz}", "--env_id=CartPole-v1") == 2
     assert "observation has shape [3] in each step, and [4] is expected" in capsys.readouterr().err
+
+
+def test_vector_rewards_for_an_environment_of_one_are_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(gymnasium.registry, "Stamped-v0", EnvSpec("Stamped-v0", Stamped))
+    table = table_of(record())
+    np.savez(tmp_path / "a.npz", **table | {"rewards": np.stack([table["rewards"]] * 2, 1)})
+    assert import_(f"--source=npz:{tmp_path}/a.npz", "--env_id=Stamped-v0", f"--output={tmp_path}/set") == 2
+    assert "have 2 entries, and the environment's are one number" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
 
 
 def test_a_run_with_memory_is_read_too(tmp_path):

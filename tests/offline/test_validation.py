@@ -7,6 +7,7 @@ import pytest
 from gymnasium import spaces
 from recorded import BOX_SPACES, LENGTHS, SPACES, record
 
+from alfish import specs
 from alfish.errors import UsageError
 from alfish.offline import Arrays, Reading, Spaces, Validator
 from alfish.offline.episode import Unreadable
@@ -195,6 +196,12 @@ def test_an_empty_episode_is_left_out():
         assert len(kept) == 10 and report.found("mended") == {"it is empty, and left out": ["3"]}
 
 
+def test_observations_without_any_action_are_an_error():
+    nothing = {name: lambda values: values[:0] for name in ("actions", "rewards", "terminated", "truncated")}
+    with pytest.raises(UsageError, match=r"it has 7 observations for 0 actions, not 1 \(1 episode: 3\)"):
+        validate(broken(**nothing, observations=lambda o: o[:7]))
+
+
 def test_actions_a_rounding_error_outside_are_clipped_and_others_are_errors():
     above = np.float32(6) + np.spacing(np.float32(6))
     kept, report = validate(broken(continuous=True, actions=with_value((2, 1), above)), of=BOX_SPACES)
@@ -221,6 +228,32 @@ def test_dropping_episodes_is_no_remedy_where_hardly_one_is_left(number_good):
     if not number_good:
         with pytest.raises(UsageError, match="holds no episode to learn from.*name the environment"):
             validate(episodes, "drop_episode")
+
+
+def test_an_environment_that_was_named_is_not_asked_for():
+    episodes = [e._replace(observations=e.observations[:, :2]) for e in record()]
+    for policy in ("raise", "drop_episode"):
+        with pytest.raises(UsageError, match="do not fit the environment that was named: name the one") as error:
+            list(Reading([Arrays(episodes)], SPACES, policy=policy))
+        assert "--env_id" not in str(error.value)
+
+
+def test_data_that_cannot_be_read_are_not_taken_for_those_of_another_environment():
+    lost = [Unreadable(str(k), "the disk said no") for k in range(11)]
+    with pytest.raises(UsageError, match="mend the data, or leave these episodes out"):
+        validate(lost)
+    with pytest.raises(UsageError, match="the disk said no .*; write or fetch them again$"):
+        validate(lost, "drop_episode")
+
+
+def test_rewards_are_compared_with_the_environments():
+    vectors = [e._replace(rewards=np.stack([e.rewards, e.rewards], 1)) for e in record()]
+    words = "the rewards of arrays have 2 entries, and the environment's are one number; name the environment"
+    with pytest.raises(UsageError, match=words):
+        list(Reading([Arrays(vectors)], SPACES, specs.reward_spec()))
+    with pytest.raises(UsageError, match="are one number, and the environment's have 2 entries"):
+        list(Reading([Arrays(record())], SPACES, specs.reward_spec(2)))
+    assert len(list(Reading([Arrays(vectors)], SPACES, specs.reward_spec(2)))) == 11
 
 
 def warnings_of(episodes, of=SPACES):
