@@ -72,6 +72,72 @@ def test_nests_keep_their_structure(data_format):
     assert (seen["here"] + 1 == seen["both"][0]).all() and (seen["here"][..., 2] == seen["both"][1]).all()
 
 
+@pytest.mark.parametrize("data_format", FORMATS)
+@pytest.mark.parametrize("option", ["", "?leave_out=mission"])
+def test_text_is_left_out_of_observations(data_format, option):
+    """As in the data sets of MiniGrid and BabyAI."""
+    space = spaces.Dict(here=SPACES.observation, mission=spaces.Text(20))
+    episodes = [
+        e._replace(observations={"here": e.observations, "mission": ["go to the door"] * len(e.observations)})
+        for e in record()
+    ]
+    name = written(episodes, Spaces(space, SPACES.action), data_format) + option
+    buffer = OfflineBuffer([name])
+    assert buffer.spaces.observation == spaces.Dict(here=SPACES.observation)
+    assert buffer.sample(9).experience.time_step.observation.keys() == {"here"}
+    told = "is left out" if option else "minari:test/stamped-v0?leave_out=mission says so"
+    assert told in buffer.report.sentences("note" if option else "warning", 9)
+
+
+def test_any_key_of_observations_may_be_left_out():
+    inner = spaces.Dict(text=spaces.Text(9), number=SPACES.observation)
+    space = spaces.Dict(here=SPACES.observation, inner=inner)
+    episodes = [
+        e._replace(
+            observations={
+                "here": e.observations,
+                "inner": {"text": ["x"] * len(e.observations), "number": e.observations},
+            }
+        )
+        for e in record()
+    ]
+    name = written(episodes, Spaces(space, SPACES.action))
+    buffer = OfflineBuffer([f"{name}?leave_out=here,inner.text"])
+    assert buffer.spaces.observation == spaces.Dict(inner=spaces.Dict(number=SPACES.observation))
+    buffer = OfflineBuffer([f"{name}?leave_out=inner"])
+    assert buffer.spaces.observation == spaces.Dict(here=SPACES.observation)
+    assert "left out" not in buffer.report.sentences("warning", 9)
+    with pytest.raises(UsageError, match="leave_out names there, and the keys of observations are here, inner, inner."):
+        open_source(f"{name}?leave_out=there")
+
+
+@pytest.mark.parametrize("is_jpeg", [True, False])
+def test_images_that_are_stored_as_jpeg_are_told(is_jpeg):
+    from minari.data_collector import EpisodeBuffer
+
+    space = spaces.Box(0, 255, (32, 32, 3), np.uint8)
+    buffers = [
+        EpisodeBuffer(
+            observations=np.stack([space.sample() for _ in range(e.length + 1)]), actions=e.actions, rewards=e.rewards,
+            terminations=e.terminated, truncations=e.truncated,
+        )
+        for e in record()
+    ]  # fmt: skip
+    options = {"observation_space": space, "action_space": SPACES.action, "jpeg_encoding": is_jpeg}
+    minari.create_dataset_from_buffers("test/images-v0", buffers, **options)
+    source = open_source("minari:test/images-v0")
+    assert any("images are stored as JPEG" in note for note in source.notes) == is_jpeg
+
+
+def test_a_set_of_a_newer_minari_says_what_to_install(home):
+    name = written(record())
+    path = home / "test/stamped-v0/data/metadata.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"minari_version": "9.1.0"}))
+    words = f"was written by Minari 9.1.0, whose data sets Minari {minari.__version__}, installed here, does not read"
+    with pytest.raises(UsageError, match=f"{words}; pip install --upgrade minari"):
+        open_source(name)
+
+
 def test_a_set_that_is_not_here_is_answered_with_those_that_are():
     written(record())
     with pytest.raises(UsageError, match="here are test/stamped-v0; `minari download test/stampd-v0` fetches"):
@@ -185,7 +251,7 @@ def test_a_set_that_would_build_an_environment_to_know_its_spaces_is_refused(hom
         open_source(name)
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"observation_space": "{", "action_space": "{"}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"observation_space": "{", "action_space": "{"}'])
 def test_metadata_that_are_damaged_are_named(home, content):
     name = written(record())
     (home / "test/stamped-v0/data/metadata.json").write_text(content)

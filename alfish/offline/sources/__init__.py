@@ -27,7 +27,7 @@ class Scheme(NamedTuple):
 DONES = ("terminated", "truncated")
 SCHEMES = {
     "alfish": Scheme("own", "OwnSource", "alfish:data/hopper"),
-    "minari": Scheme("minari", "MinariSource", "minari:mujoco/hopper/expert-v0"),
+    "minari": Scheme("minari", "MinariSource", "minari:mujoco/hopper/expert-v0", ("leave_out",)),
     "d4rl": Scheme("d4rl", "D4RLSource", "d4rl:hopper_medium-v2.hdf5"),
     "npz": Scheme("npz", "NpzSource", "npz:mine.npz"),
     "sb3": Scheme("sb3", "SB3Source", "sb3:replay_buffer.pkl", ("dones",)),
@@ -47,7 +47,8 @@ def open_source(name: str, environment: Spaces = NO_SPACES) -> EpisodeSource:
 
     A format that leaves a question open has options, as in `sb3:FILE?dones=terminated`:
 
-        dones  the meaning of a flag 'done': 'terminated' or 'truncated'
+        dones      meaning of a flag 'done': 'terminated' or 'truncated'
+        leave_out  keys of dict observations that are not read, separated by commas
 
     Args:
       name: a scheme, a colon, and a path or the name of a data set; then `?` and options, separated by `&`.

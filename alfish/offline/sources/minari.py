@@ -1,25 +1,27 @@
 """Minari's data sets, read through its API.
 
 Needs the extra 'minari', and 'arrow' for data sets in Arrow or Parquet. Its episodes have the same form: T+1
-observations, and T actions, rewards and flags.
+observations, and T actions, rewards and flags. Text in dict observations is left out.
 """
 
 import contextlib
 import difflib
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
-from alfish.errors import UsageError
+from alfish.errors import UsageError, printable
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
 from alfish.offline.sources.files import check_regular, extra, open_hdf5, read_json, said
 from alfish.offline.sources.limits import check_expansion, check_memory, stored_values
 from alfish.offline.spaces import NO_SPACES, Spaces
+from alfish.specs.spaces import LEAF_SPACES
 
 METADATA, EPISODE = "metadata.json", re.compile(r"episode_(\d+)")
 # What h5py, pyarrow and Minari's own checks raise at an episode that is damaged or lacks a part.
@@ -32,12 +34,14 @@ class MinariSource(EpisodeSource):
     Args:
       where: the data set's id.
       environment: not used.
+      leave_out: keys of dict observations that are not read, separated by commas; of a dict in a dict 'outer.inner'.
 
     Raises:
-      UsageError: the data set is not on this machine (names close matches), or is damaged.
+      UsageError: the data set is not on this machine (names close matches), is damaged, or was written by a Minari that
+        the installed one does not read; or there is no such key.
     """
 
-    def __init__(self, where: str, environment: Spaces = NO_SPACES):
+    def __init__(self, where: str, environment: Spaces = NO_SPACES, leave_out: str = ""):
         minari = extra("minari", "minari", "a Minari data set")
         from minari.storage.datasets_root_dir import get_dataset_path
 
@@ -46,14 +50,11 @@ class MinariSource(EpisodeSource):
             raise UsageError(_absent(minari, where, path))
         try:
             metadata: Any = read_json(path / "data" / METADATA)
+            _check_metadata(minari, where, metadata)
             held = _held(path / "data", metadata["data_format"])
             total = operator.index(metadata["total_episodes"])
             if not 0 <= total <= 2 * len(held) + 100:  # some may be lost
                 raise ValueError(f"it declares {total:,} episodes and holds {len(held):,}")
-            for kind in ("observation_space", "action_space"):
-                if kind not in metadata:
-                    # Minari would build the environment that the file describes, which imports whatever that says.
-                    raise UsageError(f"minari:{where} declares no {kind}; write it again with a newer Minari")
             self._dataset = minari.load_dataset(where)
         except UsageError:
             raise
@@ -63,14 +64,32 @@ class MinariSource(EpisodeSource):
             ) from error
         except DAMAGE as error:
             raise UsageError(f"{path} is not a whole Minari data set: {said(error)}; download it again") from error
-        spaces = Spaces(self._dataset.observation_space, self._dataset.action_space)
-        super().__init__(f"minari:{where}", spaces)
+        declared = self._dataset.observation_space
+        self._left_out = _left_out(declared, {*leave_out.split(",")} - {""})
+        kept = _without(declared, self._left_out)
+        super().__init__(f"minari:{where}", Spaces(kept, self._dataset.action_space))
+        self._tell_of_lost_content(where, leave_out)
         self._missing = [i for i in range(total) if i not in held]
-        beyond = [i for i in held if i >= total]
-        if beyond:
+        if beyond := sorted(i for i in held if i >= total):
             self.warn(
                 f"{len(beyond):,} episodes are not read, since they stand beyond total_episodes = {total:,} of "
-                f"{METADATA}: {', '.join(map(str, sorted(beyond)[:5]))}"
+                f"{METADATA}: {', '.join(map(str, beyond[:5]))}"
+            )
+
+    def _tell_of_lost_content(self, where: str, leave_out: str) -> None:
+        for name in self._left_out:
+            key = name.partition(".")[2]
+            if key in leave_out.split(","):
+                self.note(f"{name} is left out")
+            else:
+                self.warn(
+                    f"{name} is text, or of another kind that cannot be learned from, and is left out; "
+                    f"minari:{where}?leave_out={key} says so"
+                )
+        if getattr(self._dataset.storage, "jpeg_encoding", True) and any(map(_is_image, self.spaces)):
+            self.note(
+                "images are stored as JPEG, as Minari does by default: their pixels are not those that were recorded; "
+                "record with jpeg_encoding=False to keep them"
             )
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
@@ -82,16 +101,23 @@ class MinariSource(EpisodeSource):
         try:
             # One generator for all, because it opens the file once.
             for episode in self._dataset.iterate_episodes(indices):
-                yield _episode(episode)
+                yield self._episode(episode)
                 done += 1
         except DAMAGE:
             for i in indices[done:]:
                 yield self._read_alone(i)
 
+    def _episode(self, episode: Any) -> Episode:
+        rewards, terminated, truncated = (
+            np.asarray(part) for part in (episode.rewards, episode.terminations, episode.truncations)
+        )
+        observations = _arrays(episode.observations, self._left_out)
+        return Episode(str(episode.id), observations, _arrays(episode.actions), rewards, terminated, truncated)
+
     def _read_alone(self, i: int) -> Episode | Unreadable:
         try:
             (episode,) = self._dataset.iterate_episodes([i])
-            return _episode(episode)
+            return self._episode(episode)
         except DAMAGE as error:
             return Unreadable(str(i), said(error))
 
@@ -141,21 +167,75 @@ def _row_bytes(kind: Any) -> int:
     return 8
 
 
-def _episode(episode: Any) -> Episode:
-    rewards, terminated, truncated = (
-        np.asarray(part) for part in (episode.rewards, episode.terminations, episode.truncations)
-    )
-    return Episode(
-        str(episode.id), _arrays(episode.observations), _arrays(episode.actions), rewards, terminated, truncated
-    )
-
-
-def _arrays(part: Any) -> Nest:
+def _arrays(part: Any, left_out: Collection[str] = (), path: str = "observation") -> Nest:
     if isinstance(part, dict):
-        return {key: _arrays(child) for key, child in part.items()}
+        named = {key: f"{path}.{key}" for key in part}
+        return {key: _arrays(part[key], left_out, name) for key, name in named.items() if name not in left_out}
     if isinstance(part, tuple):
         return tuple(_arrays(child) for child in part)
     return np.asarray(part)
+
+
+def _left_out(space: spaces.Space, asked: set[str]) -> list[str]:
+    """Returns the names of parts of observations that are not read: those asked for, and those not to be learned from.
+
+    Raises:
+      UsageError: a part that was asked for does not exist.
+    """
+    found = dict(_parts(space, "observation"))
+    if unknown := asked - {name.partition(".")[2] for name in found}:
+        there = ", ".join(sorted(name.partition(".")[2] for name in found)) or "none"
+        raise UsageError(f"leave_out names {', '.join(sorted(unknown))}, and the keys of observations are {there}")
+    names: list[str] = []
+    for name, part in found.items():  # a dict before its parts
+        is_asked = name.partition(".")[2] in asked
+        if (is_asked or not isinstance(part, (spaces.Dict, spaces.Tuple, *LEAF_SPACES))) and not any(
+            name.startswith(f"{outer}.") for outer in names
+        ):
+            names.append(name)
+    return names
+
+
+def _parts(space: spaces.Space, path: str) -> Iterator[tuple[str, spaces.Space]]:
+    """Yields the parts of dicts within one another, each with its name."""
+    for key, child in space.items() if isinstance(space, spaces.Dict) else ():
+        yield f"{path}.{key}", child
+        yield from _parts(child, f"{path}.{key}")
+
+
+def _without(space: spaces.Space, left_out: Collection[str], path: str = "observation") -> spaces.Space:
+    """Returns a space without some of its parts."""
+    if not isinstance(space, spaces.Dict):
+        return space
+    named = {key: f"{path}.{key}" for key in space}
+    return spaces.Dict(
+        {key: _without(space[key], left_out, name) for key, name in named.items() if name not in left_out}
+    )
+
+
+def _is_image(space: spaces.Space | None) -> bool:
+    """Returns whether Minari stores a part of a space as JPEG."""
+    from minari.dataset.minari_storage import is_image_space
+
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return any(map(_is_image, space.values() if isinstance(space, spaces.Dict) else space))
+    return space is not None and is_image_space(space)
+
+
+def _check_metadata(minari: Any, where: str, metadata: Any) -> None:
+    """Raises UsageError or ValueError if the installed Minari does not read a data set, or would run code for it."""
+    if not isinstance(metadata, dict):
+        raise ValueError(f"{METADATA} has no names")
+    version = metadata.get("minari_version")
+    if version is not None and version not in minari.supported_dataset_versions:
+        raise UsageError(
+            f"minari:{where} was written by Minari {printable(str(version))[:20]}, whose data sets Minari "
+            f"{minari.__version__}, installed here, does not read; pip install --upgrade minari"
+        )
+    for kind in ("observation_space", "action_space"):
+        if kind not in metadata:
+            # Minari would build the environment that the file describes, which imports whatever that says.
+            raise UsageError(f"minari:{where} declares no {kind}; write it again with a newer Minari")
 
 
 def _absent(minari: Any, where: str, path: Any) -> str:
