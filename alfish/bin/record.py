@@ -130,15 +130,23 @@ def origin(trainer: "Trainer", which: str | int) -> dict[str, Any]:
       which: its checkpoint: 'latest', 'best' or steps.
 
     Raises:
-      UsageError: there is no such checkpoint.
+      UsageError: there is no such checkpoint, or its file has other content.
     """
-    steps, state = trainer.directory.checkpoints.load(which)
+    described: dict[str, Any] = {}
+
+    def describe(state: dict[str, Any]) -> None:
+        config, env_steps = state["config"].get(reading.OPERATIVE_FILE), state["counters"]["env_steps"]
+        if not isinstance(config, str | None) or not isinstance(env_steps, int):
+            raise TypeError("its configuration or its counters are of another type")
+        described.update(config=config, env_steps=env_steps)
+
+    steps, _ = trainer.directory.checkpoints.load(which, describe)
     path = trainer.directory.path / "checkpoints" / f"checkpoint-{steps:012d}.pt"
     return {
         "alfish_version": alfish.__version__,
         "algorithm": type(trainer.algorithm).__name__,
-        "config": state["config"].get(reading.OPERATIVE_FILE),
-        "checkpoint": {"steps": steps, "env_steps": state["counters"]["env_steps"], "sha256": sha256(path)},
+        "config": described["config"],
+        "checkpoint": {"steps": steps, "env_steps": described["env_steps"], "sha256": sha256(path)},
     }
 
 

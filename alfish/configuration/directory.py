@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from alfish.configuration import reading
+from alfish.configuration import locating, reading
 from alfish.errors import UsageError
 from alfish.parameters import description, differences
 from alfish.parameters.kinds import shown
@@ -44,13 +44,13 @@ def is_to_change(saved: Path, choice: str) -> bool:
     """Returns True if the configuration that was read replaces the one of the existing run.
 
     Raises:
-      UsageError: they differ, and `choice` is 'stop'.
+      UsageError: they differ, and `choice` is 'stop'; or the saved one is not text.
     """
     from alfish.runs.checkpoints import Checkpoints
 
     if choice == "stop" and not Checkpoints(saved.parent / "checkpoints").steps():
         return True  # without a checkpoint there is nothing that another configuration could spoil
-    before = saved.read_text()
+    before = locating.text_of(saved)
     if before.startswith(description.HEADER):  # it has whole names, which gin would shorten
         with reading.preserved(), reading.saved(saved):
             before = reading.text()

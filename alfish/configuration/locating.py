@@ -1,4 +1,4 @@
-"""Lookup of gin files: in the working directory, beside the including file, and among the shipped confs."""
+"""Lookup and texts of gin files: in the working directory, beside the including file, and among the shipped confs."""
 
 import difflib
 import re
@@ -29,6 +29,22 @@ def find(file: str) -> Path:
     close = difflib.get_close_matches(Path(file).name, names, 3, 0.4)
     hint = f"close ones are {', '.join(close)}" if close else "`alfish confs` lists the shipped ones"
     raise UsageError(f"there is no gin file {file!r} in the working directory or among the shipped confs; {hint}")
+
+
+def text_of(path: Path) -> str:
+    """Returns the text of a gin file.
+
+    Raises:
+      UsageError: it is not UTF-8; names the place.
+    """
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UsageError(
+            f"{path} is not text in UTF-8: line {line} has the byte 0x{error.object[error.start]:02x}; save it as "
+            "UTF-8, or restore it from a copy"
+        ) from error
 
 
 def find_include(file: str, named: Sequence[Path]) -> Path | None:

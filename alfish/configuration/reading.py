@@ -138,7 +138,7 @@ class _Reader:
     def read_file(self, path: Path) -> None:
         with self._opened(path), gin_internals.parsing(self._included, self._note, self._instead):
             if self._absent:
-                gin.parse_config(_without_imports(path.read_text(), self._absent), skip_unknown=True)
+                gin.parse_config(_without_imports(locating.text_of(path), self._absent), skip_unknown=True)
             else:  # the whole path, because gin takes a name that begins as a package's for a file of it
                 gin.parse_config_file(str(path.resolve()))
 
@@ -156,7 +156,7 @@ class _Reader:
         self._open.append(path)
         try:
             with messages.named(str(path)):
-                self._absent |= _import_names(path.read_text(), str(path), self._may_lack)
+                self._absent |= _import_names(locating.text_of(path), str(path), self._may_lack)
                 yield
         finally:
             self.reading.end(str(self._open.pop()))
