@@ -13,7 +13,6 @@ and any exception. Warnings name what makes learning hard: scales, bounds, time 
 run: an algorithm, the command, and about how long that takes on this machine.
 """
 
-import ast
 import contextlib
 import importlib
 import pkgutil
@@ -35,6 +34,7 @@ from alfish.configuration import messages, reading
 from alfish.environments import Environment, make_environment
 from alfish.errors import UsageError, first_line
 from alfish.parameters import imports
+from alfish.parameters.literals import literal
 from alfish.user_code import CodeError, calling
 
 LONGEST_SECONDS = 4.0  # of random steps
@@ -131,8 +131,8 @@ def _named_by_flag(is_flag: bool) -> Iterator[None]:
 
 def _dict(text: str) -> dict[str, Any]:
     try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+        value = literal(text)
+    except ValueError:
         value = None
     if not isinstance(value, dict):
         raise UsageError(f"--env_kwargs is {text!r}; it must be a dict, as \"{{'difficulty': 2}}\"")

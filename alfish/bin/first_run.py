@@ -1,6 +1,5 @@
 """Suggestion of a first run in a new environment: a base configuration that fits it, the command, and its duration."""
 
-import ast
 import contextlib
 import io
 import re
@@ -21,6 +20,7 @@ from alfish.environments import Environment
 from alfish.errors import RunError, UsageError, first_line
 from alfish.formatting import counted, significant
 from alfish.networks.images import is_image
+from alfish.parameters.literals import literal
 
 MEASURED_SECONDS = 2.0
 IMAGE_BUDGET = 1_000_000  # environment steps, whatever the algorithm
@@ -201,8 +201,8 @@ def _python(algorithm: str, bindings: Sequence[str], budget: int, root_dir: str)
     for binding in bindings:
         name, _, value = (part.strip() for part in binding.partition("="))
         try:
-            plain = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+            plain = literal(value)
+        except ValueError:
             return ""
         if name == "make_environment.env_id":
             environment = f', "{plain}"'

@@ -1,16 +1,20 @@
 """Comparison of configurations as texts, usually without the budget and `stop_at`, because a run may be extended."""
 
-import ast
 import difflib
 import hashlib
 import pprint
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+from alfish.errors import UsageError
+from alfish.parameters.literals import literal
 
 ENDS = "num_env_steps|num_iterations|num_updates|wall_seconds|stop_at"
 BUDGET_LINE = re.compile(rf"^Trainer\.({ENDS}) = .*$", re.MULTILINE)
+MAX_EXPANDED = 2**22  # letters that macros of one configuration may become
+MAX_MACROS = 100  # each in the value of the one before
 
 
 MACRO = re.compile(r"[\w/]+ = ")
@@ -19,13 +23,19 @@ BRACKETS = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[{}\[\](),]|[^'"{}
 QUOTED_OR_MACRO = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|%([\w./]+)""")
 
 
-def values(config: str) -> dict[str, str]:
+def values(config: str, where: str = "the configuration") -> dict[str, str]:
     """Returns the value of each binding in a text that gin has written; names are without modules, as 'PPO.gamma'.
 
     Macros are replaced by their values.
+
+    Raises:
+      UsageError: the values of macros are too long; names `where`.
     """
-    found = (BINDING.fullmatch(line) for line in _without_macros(_lines(config)))
-    return {tail(one[1], 2): _canonical(" ".join(one[2].split())) for one in found if one}
+    try:
+        found = (BINDING.fullmatch(line) for line in _without_macros(_lines(config)))
+        return {tail(one[1], 2): _canonical(" ".join(one[2].split())) for one in found if one}
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
 
 
 def _lines(config: str) -> list[str]:
@@ -34,29 +44,45 @@ def _lines(config: str) -> list[str]:
 
 
 def _without_macros(lines: Sequence[str]) -> list[str]:
-    """Returns lines with the values of macros in place of macros, and without their definitions."""
+    """Returns lines with the values of macros in place of macros, and without their definitions.
+
+    A macro that refers to itself stays.
+
+    Raises:
+      UsageError: the values have more than `MAX_EXPANDED` letters, or more than `MAX_MACROS` macros in each other.
+    """
     found = [BINDING.fullmatch(line) for line in lines]
     macros = {one[1]: one[2] for one in found if one and "." not in one[1]}
     if not macros:
         return list(lines)
-    return [_resolved(line, macros) for line, one in zip(lines, found) if one is None or one[1] not in macros]
+    whole: dict[str, str] = {}
+    left = MAX_EXPANDED
 
+    def resolved(value: str, within: tuple[str, ...] = ()) -> str:
+        def replaced(found: re.Match) -> str:
+            nonlocal left
+            name = found[1]
+            if name not in macros or name in within:
+                return found[0]
+            if name not in whole:
+                if len(within) >= MAX_MACROS:
+                    raise UsageError(f"more than {MAX_MACROS} macros refer to each other, as %{name} does")
+                whole[name] = resolved(macros[name], (*within, name))
+            left -= len(whole[name])
+            if left < 0:  # before they are put together: 40 macros of two references each have 2**40 of them
+                raise UsageError(f"macros have values of more than {MAX_EXPANDED:,} letters, as %{name} has")
+            return whole[name]
 
-def _resolved(value: str, macros: Mapping[str, str], depth: int = 0) -> str:
-    """Returns a value with macros replaced, also within their values; a macro that refers to itself stays."""
+        return QUOTED_OR_MACRO.sub(replaced, value)
 
-    def replaced(found: re.Match) -> str:
-        name = found[1]
-        return found[0] if name not in macros or depth > len(macros) else _resolved(macros[name], macros, depth + 1)
-
-    return QUOTED_OR_MACRO.sub(replaced, value)
+    return [resolved(line) for line, one in zip(lines, found) if one is None or one[1] not in macros]
 
 
 def _canonical(value: str) -> str:
     """Returns one text for equal values: whole floats as ints, lists as tuples, and dicts with sorted entries."""
     try:
-        return pprint.pformat(_plain(ast.literal_eval(value)), width=sys.maxsize)
-    except (ValueError, SyntaxError):  # it has a reference
+        return pprint.pformat(_plain(literal(value)), width=sys.maxsize)
+    except (ValueError, RecursionError):  # it has a reference, or is nested too deeply
         return _sorted_dicts(value)
 
 
