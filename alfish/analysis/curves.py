@@ -74,6 +74,8 @@ def aligned(clocks: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> tuple
     Raises:
       UsageError: a run ends before another one begins.
     """
+    orders = [np.argsort(clock, kind="stable") for clock in clocks]
+    clocks, values = ([one[order] for one, order in zip(side, orders)] for side in (clocks, values))
     lasts = [np.append(np.diff(clock) > 0, True) for clock in clocks]
     clocks, values = ([one[last] for one, last in zip(side, lasts)] for side in (clocks, values))
     shared = clocks[0]

@@ -1,15 +1,13 @@
 """Curves that other programs have written: monitors of stable-baselines3, and tables with a step and a value column."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from alfish.analysis.run_source import numbers, table
 from alfish.analysis.series import Series
 from alfish.errors import UsageError
-from alfish.runs.files import open_regular
+from alfish.runs import contents
 
 MONITOR = "monitor.csv"  # at the end of the names of stable-baselines3's monitor files
 WINDOW = 100  # episodes in the moving mean of a monitor's returns, as in metrics/average_return
@@ -69,9 +67,8 @@ class TableSource:
         filled = [k for k, cell in enumerate(self._columns[value]) if cell]
         if not filled:
             raise UsageError(f"{self.name} has no value in its column {value!r}")
-        values = {
-            name: numbers([self._columns[name][k] for k in filled], self._path) for name in (value, *clocks.values())
-        }
+        kinds = dict.fromkeys(clocks.values(), contents.clocks) | {value: contents.numbers}
+        values = {name: read([self._columns[name][k] for k in filled], self._path) for name, read in kinds.items()}
         order = np.argsort(values[next(iter(clocks.values()))], kind="stable")
         return Series({axis: values[name][order] for axis, name in clocks.items()}, values[value][order])
 
@@ -104,8 +101,9 @@ class MonitorSource:
                 raise UsageError(
                     f"{path} is a monitor without {column!r} for the metric {metric!r}; it has {list(columns)}"
                 )
-            seconds = numbers(columns["t"], path) + float(header.get("t_start", 0)) - begin
-            parts.append(np.stack([seconds, numbers(columns["l"], path), numbers(columns[column], path)]))
+            seconds = contents.clocks(columns["t"], path) + float(header.get("t_start", 0)) - begin
+            lengths, values = contents.clocks(columns["l"], path), contents.numbers(columns[column], path)
+            parts.append(np.stack([seconds, lengths, values]))
         together = np.concatenate(parts, axis=1)
         if not together.shape[1]:
             raise UsageError(f"{self.name} has no episode yet")
@@ -121,13 +119,14 @@ def read_table(path: Path, label: str | None = None) -> list[TableSource]:
     """
     columns = _columns(path, _content(path))
     by = [_first(names, columns) for names in (SEEDS, ENVIRONMENTS)]
-    keys = list(zip(*(columns[name] if name else [None] * len(next(iter(columns.values()))) for name in by)))
-    found = []
-    for seed, environment in dict.fromkeys(keys) or [(None, None)]:
-        rows = [k for k, key in enumerate(keys) if key == (seed, environment)]
-        own = {name: [cells[k] for k in rows] for name, cells in columns.items()}
-        found.append(TableSource(path, own, label, seed, environment))
-    return found
+    keys = zip(*(columns[name] if name else [None] * len(next(iter(columns.values()))) for name in by))
+    rows: dict[tuple[str | None, ...], list[int]] = {}
+    for k, key in enumerate(keys):
+        rows.setdefault(key, []).append(k)
+    return [
+        TableSource(path, {name: [cells[k] for k in own] for name, cells in columns.items()}, label, *key)
+        for key, own in (rows or {(None, None): []}).items()
+    ]
 
 
 def is_monitor(path: Path) -> bool:
@@ -138,13 +137,13 @@ def _read_monitor(path: Path) -> tuple[dict, dict[str, list[str]]]:
     """Returns the first line of a monitor, which is a comment with JSON, and its columns."""
     first, _, rest = _content(path).partition(b"\n")
     try:
-        header = json.loads(first.removeprefix(b"#"))
-    except ValueError:
+        header = contents.parsed(path, first.removeprefix(b"#"))
+        contents.checked_entries(path, header, {"t_start": float}, ["t_start"])
+    except UsageError:
         header = None
-    named = isinstance(header, dict) and isinstance(header.get("env_id"), str | None)
-    if not named or not isinstance(header.get("t_start", 0), (int, float)):
+    if header is None or not isinstance(header.get("env_id"), str | None):
         raise UsageError(
-            f"{path} is no monitor of stable-baselines3: its first line is not '#{{...}}' in which t_start is a "
+            f"{path} is not a monitor of stable-baselines3: its first line is not '#{{...}}' in which t_start is a "
             "number and env_id is text"
         )
     return header, _columns(path, rest)
@@ -152,14 +151,13 @@ def _read_monitor(path: Path) -> tuple[dict, dict[str, list[str]]]:
 
 def _content(path: Path) -> bytes:
     try:
-        with open_regular(path) as file:
-            return file.read()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+        return contents.content_of(path)
+    except FileNotFoundError as error:
+        raise UsageError(f"{path} is a link to a file that does not exist") from error
 
 
 def _columns(path: Path, content: bytes) -> dict[str, list[str]]:
-    header, rows = table(path, content)
+    header, rows = contents.rows_of(path, content)
     names = [name.strip().lower().replace(" ", "_") for name in header]
     return {name: [row[k] for row in rows] for k, name in enumerate(names)}
 

@@ -2,7 +2,6 @@
 
 import base64
 import itertools
-import json
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from alfish.errors import UsageError
 from alfish.formatting import counted, significant
 from alfish.parameters import differences
 from alfish.parameters.description import CONFIG_FILE
+from alfish.runs import contents
 from alfish.runs.run_log import warnings_in
 from alfish.training.evaluations.evaluation import bootstrap_interval
 
@@ -44,7 +44,7 @@ def report(directory: Path) -> str:
     metrics = run.metrics
     returns, lengths = (read_evaluations(directory, column=column) for column in ("return", "length"))
     entries = provenance_of(directory)
-    log = _text(directory / "log.txt")
+    log = contents.last_text(directory, "log.txt")
     summary = [*_identity(run), ("end", _end(directory)), *_results(returns), *_speed(run, metrics)]
     sections = {
         "": page.facts(summary),
@@ -69,14 +69,12 @@ def _identity(run: RunSource) -> Iterator[tuple[str, str]]:
 
 def _end(directory: Path) -> str:
     """Returns how the run ended, from its file `done`."""
-    try:
-        done = json.loads((directory / "done").read_text())
-    except FileNotFoundError:
+    counters = ("env_steps", "iterations", "updates")
+    done = contents.record(directory, "done", {**dict.fromkeys(counters, int), "reason": str}, ["reason"])
+    if done is None:
         return "not finished"
-    except ValueError:
-        return "finished"
-    counters = [f"{done[name]:,} {name.replace('_', ' ')}" for name in ("env_steps", "iterations", "updates")]
-    return f"{done.get('reason', 'the budget is spent')}: {', '.join(counters)}"
+    counts = [f"{done[name]:,} {name.replace('_', ' ')}" for name in counters]
+    return f"{done.get('reason', 'the budget is spent')}: {', '.join(counts)}"
 
 
 def _results(returns: Evaluations) -> Iterator[tuple[str, str]]:
@@ -92,8 +90,8 @@ def _speed(run: RunSource, metrics: Sequence[str]) -> Iterator[tuple[str, str]]:
     if metrics:
         series = run.series(metrics[0])
         axis = axis_of([series], [run.name])
-        seconds = series.clocks["wall_seconds"][-1]
-        yield "training", f"{seconds:,.0f} s, {series.clocks[axis][-1] / seconds:,.0f} {AXIS_WORDS[axis]}/s"
+        if "wall_seconds" in series.clocks and (seconds := series.clocks["wall_seconds"][-1]):
+            yield "training", f"{seconds:,.0f} s, {series.clocks[axis][-1] / seconds:,.0f} {AXIS_WORDS[axis]}/s"
 
 
 def command_of(entries: Sequence[Mapping[str, Any]]) -> str:
@@ -102,7 +100,7 @@ def command_of(entries: Sequence[Mapping[str, Any]]) -> str:
     Args:
       entries: of `provenance_of`.
     """
-    command = list(map(str, entries[0].get("command", ()))) if entries else []
+    command = list(map(str, entries[0]["command"])) if entries else []
     if not command:
         return ""
     program = Path(command[0]).name
@@ -175,22 +173,24 @@ def _films(directory: Path) -> Iterator[str]:
     found = [path for path in directory.rglob("[!.]*") if path.suffix in FILMS and path.is_file()]
     left, left_out = MAX_FILMS, []
     for path in sorted(found, key=lambda path: (path.stat().st_mtime, path.name), reverse=True):
-        name, content = escape(str(path.relative_to(directory))), path.read_bytes()
-        if len(content) > left:
-            left_out.append(name)
+        name = str(path.relative_to(directory))
+        try:
+            content = contents.content(directory, name, left) or b""
+        except UsageError as error:  # it is too large, or elsewhere
+            left_out.append(str(error) if path.is_symlink() else name)
             continue
         left -= len(content)
         source = f"data:{FILMS[path.suffix]};base64,{base64.b64encode(content).decode()}"
         tag = f'<video controls src="{source}"></video>' if path.suffix == ".mp4" else f'<img alt="" src="{source}">'
-        yield f"<figure>{tag}<figcaption>{name}</figcaption></figure>"
+        yield f"<figure>{tag}<figcaption>{escape(name)}</figcaption></figure>"
     if left_out:
         limit = f"{MAX_FILMS / 2**20:.0f} MiB"
-        yield f"<p>Not on this page, which has {limit} of films at most: {', '.join(left_out)}</p>"
+        yield f"<p>Not on this page, which has {limit} of films at most: {escape(', '.join(left_out))}</p>"
 
 
 def _configuration(directory: Path, entries: Sequence[Mapping[str, Any]]) -> str:
-    given = _text(directory / CONFIG_FILE)
-    shipped = _shipped(entries[0].get("command", ())) if entries else []
+    given = contents.text(directory, CONFIG_FILE)
+    shipped = _shipped(entries[0]["command"]) if entries else []
     parts = []
     if shipped and given:
         with reading.preserved():
@@ -199,7 +199,7 @@ def _configuration(directory: Path, entries: Sequence[Mapping[str, Any]]) -> str
         words = f"Compared with {' and '.join(shipped)} (- shipped, + this run):"
         parts.append(f"<p>{words}</p><pre>{escape(changes) or 'no difference'}</pre>")
     operative = "".join(f"{name} = {value}\n" for name, value in RunSource(directory).bindings.items())
-    return "".join([*parts, _hidden("As it was given", given), _hidden("With all defaults", operative)])
+    return "".join([*parts, _hidden("As it was given", given or ""), _hidden("With all defaults", operative)])
 
 
 def _shipped(command: Sequence[str]) -> list[str]:
@@ -216,13 +216,17 @@ def _origin(entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def provenance_of(directory: Path) -> list[Mapping[str, Any]]:
-    """Returns an entry for each start of the run; none, if the file is missing or damaged."""
-    try:
-        entries = json.loads(_text(directory / "provenance.json") or "[]")
-    except ValueError as error:
-        raise UsageError(f"{directory / 'provenance.json'} is not what alfish has written ({error})") from error
-    entries = [entries] if isinstance(entries, dict) else entries
-    return [entry for entry in entries if isinstance(entry, dict)]
+    """Returns an entry for each start of the run, with its command; none, if there is no file.
+
+    Raises:
+      UsageError: the file is damaged.
+    """
+    path, entries = directory / "provenance.json", contents.json_value(directory, "provenance.json") or []
+    entries = [entries] if isinstance(entries, dict) else entries  # older versions wrote a single entry
+    if not isinstance(entries, list):
+        raise UsageError(f"{path} is not a list of how the run came about; move it away")
+    checked = [contents.checked_entries(path, entry, {"command": list}, ["command"]) for entry in entries]
+    return [{"command": [], **entry} for entry in checked]
 
 
 def _plain(value: Any) -> str:
@@ -237,7 +241,3 @@ def _mean(values: Sequence[float]) -> str:
 def _hidden(title: str, text: str) -> str:
     """Returns a text that is shown when its title is clicked on."""
     return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>" if text else ""
-
-
-def _text(path: Path) -> str:
-    return path.read_text(errors="replace") if path.is_file() else ""

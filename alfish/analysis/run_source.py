@@ -1,8 +1,6 @@
 """Runs of `alfish train`: their configuration, metrics.csv and evaluations, read as text without gin and torch."""
 
-import csv
 import difflib
-import io
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -11,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from alfish.analysis.series import AXIS_WORDS, Series
-from alfish.errors import UsageError, first_line, printable
+from alfish.errors import UsageError
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
 from alfish.parameters.differences import name_of, reference, tail, values
-from alfish.runs.files import open_regular
+from alfish.runs import contents
 from alfish.training.evaluations.results import scalars_of
 from alfish.writers import COUNTERS
 
@@ -38,8 +36,8 @@ class RunSource:
     def bindings(self) -> Mapping[str, str]:
         """Each binding in force, defaults included; as it was given, if the run has saved no more."""
         for file in (OPERATIVE_FILE, CONFIG_FILE):
-            if (self.directory / file).is_file():
-                return values((self.directory / file).read_text(errors="replace"))
+            if (text := contents.text(self.directory, file)) is not None:
+                return values(text, str(self.directory / file))
         return {}
 
     @property
@@ -58,84 +56,68 @@ class RunSource:
     @property
     def metrics(self) -> list[str]:
         """Names of the columns of metrics.csv that have a value, without its clocks."""
-        header, rows = self._metrics
-        return [name for k, name in enumerate(header) if name not in COUNTERS and any(row[k] for row in rows)]
+        table = self._metrics
+        return [name for name in table.header if name not in COUNTERS and table.is_filled(name).any()]
 
     def series(self, metric: str) -> Series:
-        header, rows = self._metrics
-        if metric in header:
-            return self._series(header, rows, header.index(metric), metric)
+        table = self._metrics
+        if metric in table.header:
+            if not (kept := table.is_filled(metric)).any():
+                raise UsageError(self._missing(metric, []))
+            return Series(table.clocks(kept), table.numbers(metric)[kept])
         name, _, column = metric.rpartition("/")
         if evaluations := read_evaluations(self.directory, name, column):
             return self._of_evaluations(name, evaluations)
-        raise UsageError(self._missing(metric, header))
+        raise UsageError(self._missing(metric, table.header))
 
     @cached_property
-    def _metrics(self) -> tuple[list[str], list[list[str]]]:
-        """Header and rows of metrics.csv, and of the results of `alfish watch`, in the order of their steps."""
-        watched = scalars_of(self.directory)
-        if not watched:
-            return self._written_metrics()
-        is_alone = not (self.directory / METRICS_FILE).exists()
-        header, rows = (list(COUNTERS), []) if is_alone else self._written_metrics()
-        new = dict.fromkeys(name for row in watched for name in row if name not in header)
-        header, rows = [*header, *new], [[*row, *("" for _ in new)] for row in rows]
-        rows += [[str(row.get(name, "")) for name in header] for row in watched]
-        return header, sorted(rows, key=lambda row: float(row[header.index("steps")]))
-
-    def _written_metrics(self) -> tuple[list[str], list[list[str]]]:
-        """Returns header and rows of metrics.csv, without an incomplete last row."""
-        path = self.directory / METRICS_FILE
-        try:
-            with open_regular(path) as file:
-                content = file.read()
-        except FileNotFoundError as error:
+    def _metrics(self) -> "MetricsTable":
+        """The table of metrics.csv and of the results of `alfish watch`, in the order of their steps."""
+        path, watched = self.directory / METRICS_FILE, scalars_of(self.directory)
+        content = contents.content(self.directory, METRICS_FILE, contents.MAX_TABLE)
+        if content is None and not watched:
             raise UsageError(
                 f"{self.name} has no {METRICS_FILE} yet: it was not trained, or without the listener Summaries"
-            ) from error
-        except OSError as error:
-            raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+            )
+        header, rows = (list(COUNTERS), []) if content is None else self._written_metrics(path, content)
+        if watched:
+            new = dict.fromkeys(name for row in watched for name in row if name not in header)
+            header, rows = [*header, *new], [[*row, *("" for _ in new)] for row in rows]
+            rows += [[str(row.get(name, "")) for name in header] for row in watched]
+            steps = contents.clocks([row[header.index("steps")] for row in rows], path)
+            rows = [rows[k] for k in np.argsort(steps, kind="stable")]
+        return MetricsTable(path, header, rows)
+
+    def _written_metrics(self, path: Path, content: bytes) -> tuple[list[str], list[list[str]]]:
+        """Returns header and rows of metrics.csv, without an incomplete last row."""
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) < len(content):
             self.notes.append(f"{path} ends within a row, which is left out")
-        header, rows = table(path, whole)
+        header, rows = contents.rows_of(path, whole)
         missing = [name for name in COUNTERS if name not in header]
         if missing:
-            raise UsageError(f"{path} is no table of metrics: it has no column {missing[0]}")
+            raise UsageError(f"{path} is not a table of metrics: it has no column {missing[0]}")
         return header, rows
 
     @property
     def clock_words(self) -> str:
         """The unit of the step numbers in the names of evaluation files."""
-        header, rows = self._metrics
-        steps, env_steps = (float(rows[-1][header.index(name)]) if rows else 0.0 for name in ("steps", "env_steps"))
+        table = self._metrics
+        steps, env_steps = (float(table.numbers(name)[-1]) if len(table) else 0.0 for name in ("steps", "env_steps"))
         if not env_steps:
             return AXIS_WORDS["updates"]
         return AXIS_WORDS["env_steps"] if env_steps >= steps else "clock steps"  # also without acting
 
-    def _series(self, header: list[str], rows: list[list[str]], index: int, metric: str) -> Series:
-        rows = [row for row in rows if row[index]]
-        if not rows:
-            raise UsageError(self._missing(metric, []))
-        return Series(self._clocks(header, rows), self._column(rows, index))
-
-    def _clocks(self, header: list[str], rows: list[list[str]]) -> dict[str, np.ndarray]:
-        columns = {name: self._column(rows, header.index(name)) for name in COUNTERS if name != "iterations"}
-        # Evaluations have the nominal clock at which they were due as their `steps`, which is equal for all seeds.
-        columns["env_steps"] = np.minimum(columns.pop("steps"), columns["env_steps"])
-        return {name: column for name, column in columns.items() if column.any()}
-
     def _of_evaluations(self, name: str, evaluations: Mapping[int, tuple[float, ...]]) -> Series:
         """Returns the means over the episodes of evaluations, at the clocks that metrics.csv has for them."""
-        header, rows = self._metrics
-        own = [k for k, column in enumerate(header) if column.startswith(f"{name}/")][:1]
-        rows = [row for row in rows if any(row[k] for k in own) and int(row[0]) in evaluations]
-        if not rows:
+        table = self._metrics
+        own = next((column for column in table.header if column.startswith(f"{name}/")), None)
+        steps = [int(one) for one in table.numbers("steps")]
+        kept = np.isin(steps, list(evaluations)) & (False if own is None else table.is_filled(own))
+        if not kept.any():
             raise UsageError(f"{self.name} has evaluations without rows in {METRICS_FILE}, which has their clocks")
-        return Series(self._clocks(header, rows), np.array([np.mean(evaluations[int(row[0])]) for row in rows]))
-
-    def _column(self, rows: list[list[str]], index: int) -> np.ndarray:
-        return numbers([row[index] for row in rows], self.directory / METRICS_FILE)
+        means = [np.mean(evaluations[one]) for one, is_kept in zip(steps, kept) if is_kept]
+        return Series(table.clocks(kept), np.array(means))
 
     def _missing(self, metric: str, header: list[str]) -> str:
         """Returns why there is no such metric."""
@@ -147,6 +129,47 @@ class RunSource:
         close = difflib.get_close_matches(metric, header, 3, 0.4)
         hint = f"; close ones are {', '.join(close)}" if close else ""
         return f"{self.name} has no metric {metric!r}, neither in {METRICS_FILE} nor in its evaluations{hint}"
+
+
+class MetricsTable:
+    """A table of metrics by columns, whose cells become numbers once, when they are first asked for.
+
+    Args:
+      path: file of the table, for messages.
+      header: names of the columns, among them `COUNTERS`.
+      rows: cells of each row.
+    """
+
+    def __init__(self, path: Path, header: Sequence[str], rows: Sequence[Sequence[str]]):
+        self.header, self._path, self._length = list(header), path, len(rows)
+        columns = zip(*rows) if rows else ((),) * len(header)
+        self._cells = dict(zip(header, columns))
+        self._numbers: dict[str, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return self._length
+
+    def is_filled(self, name: str) -> np.ndarray:
+        """Returns `[N]` bool: the rows in which a column has a value."""
+        return np.fromiter(map(bool, self._cells[name]), bool, self._length)
+
+    def numbers(self, name: str) -> np.ndarray:
+        """Returns `[N]`: a column, nan where it has no value.
+
+        Raises:
+          UsageError: a cell is not a number, or a counter is negative or not finite.
+        """
+        if name not in self._numbers:
+            read = contents.clocks if name in COUNTERS else contents.numbers
+            self._numbers[name] = read([cell or "nan" for cell in self._cells[name]], self._path)
+        return self._numbers[name]
+
+    def clocks(self, kept: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the clocks of some rows, by axis, without those that are 0 everywhere."""
+        columns = {name: self.numbers(name)[kept] for name in COUNTERS if name != "iterations"}
+        # Evaluations have the nominal clock at which they were due as their `steps`, which is equal for all seeds.
+        columns["env_steps"] = np.minimum(columns.pop("steps"), columns["env_steps"])
+        return {name: column for name, column in columns.items() if column.any()}
 
 
 def is_run(directory: Path) -> bool:
@@ -166,45 +189,10 @@ def read_evaluations(directory: Path, name: str = EVALUATION, column: str = "ret
     """
     found = {}
     for path in sorted((directory / "eval").glob(f"{name}-*.csv")) if name and "/" not in name else ():
-        if clock := re.fullmatch(rf"{re.escape(name)}-(\d{{12,}})\.csv", path.name):
-            try:
-                with open(path, newline="") as file:
-                    rows = list(csv.DictReader(file))
-                if not rows or column not in rows[0]:
-                    return {}
-                found[int(clock[1])] = tuple(float(row[column]) for row in rows)
-            except (TypeError, ValueError, csv.Error) as error:
-                raise UsageError(
-                    f"{path} is no whole table of episodes ({printable(str(error))}); restore it, or remove it"
-                ) from error
+        if clock := re.fullmatch(rf"{re.escape(name)}-(\d{{12,18}})\.csv", path.name):
+            table = contents.table(directory, f"eval/{path.name}")
+            if table is None or not table[1] or column not in table[0]:
+                return {}
+            index = table[0].index(column)
+            found[int(clock[1])] = tuple(contents.numbers([row[index] for row in table[1]], path).tolist())
     return found
-
-
-def table(path: Path, content: bytes) -> tuple[list[str], list[list[str]]]:
-    """Returns header and rows of a CSV.
-
-    Raises:
-      UsageError: it has none, or a row of another length.
-    """
-    try:
-        header, *rows = [row for row in csv.reader(io.StringIO(content.decode(), newline="")) if row] or [[]]
-    except (ValueError, csv.Error) as error:
-        raise UsageError(f"{path} is no table: {printable(str(error))}") from error
-    if not header:
-        raise UsageError(f"{path} is empty; it should begin with the names of its columns")
-    for number, row in enumerate(rows, start=1):
-        if len(row) != len(header):
-            raise UsageError(f"{path}, row {number}, has {len(row)} cells and not {len(header)}; mend or move the file")
-    return header, rows
-
-
-def numbers(cells: Sequence[str], path: Path) -> np.ndarray:
-    """Returns a column of a CSV as numbers.
-
-    Raises:
-      UsageError: a cell is something else.
-    """
-    try:
-        return np.array([float(cell) for cell in cells])
-    except ValueError as error:
-        raise UsageError(f"{path} has no number where it should: {first_line(error)}; mend or move the file") from error

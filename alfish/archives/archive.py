@@ -36,7 +36,7 @@ def pack(path: Path, files: Mapping[str, Path | bytes], about: dict[str, Any]) -
                 if isinstance(source, bytes):
                     member.write(source)
                 else:
-                    with open(source, "rb") as content:
+                    with open_regular(source) as content:
                         shutil.copyfileobj(content, member, _BLOCK)
     return manifest
 

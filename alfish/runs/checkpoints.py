@@ -19,6 +19,7 @@ from absl import logging
 import alfish
 from alfish.errors import RunError, UsageError
 from alfish.nest import Nest
+from alfish.runs import contents
 from alfish.runs.checkpoint_file import (
     SCHEMA,
     BrokenCheckpoint,
@@ -262,13 +263,13 @@ class Checkpoints:
     def best(self) -> int | None:
         """Returns the steps of the checkpoint that is marked as the best one; None: there is none."""
         try:
-            with open_regular(self._best_path) as file:
-                return int(json.loads(file.read(MAX_NOTE_SIZE))["steps"])
+            content = contents.content_of(self._best_path, MAX_NOTE_SIZE)
+            found = contents.parsed(self._best_path, content)
+            return contents.checked_entries(self._best_path, found, {"steps": int})["steps"]
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            # Not an error, because the run will write the next mark.
-            logging.warning("%s is not readable (%s): no checkpoint counts as the best.", self._best_path, error)
+        except UsageError as error:  # it is not raised, because the run will write the next mark
+            logging.warning("%s: no checkpoint counts as the best", error)
             return None
 
     def _check_exists(self, step: int) -> None:

@@ -115,17 +115,16 @@ def open_regular(path: str | os.PathLike) -> BinaryIO:
     Raises:
       OSError: the file is not regular, or cannot be opened.
     """
-    # Without O_NONBLOCK the open of a pipe waits for a writer.
-    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")  # noqa: SIM115, the caller closes it
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else the open of a pipe waits for a writer
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise OSError("it is not a regular file")
-    return file
+    return open(descriptor, "rb")
 
 
 def sha256(path: str | os.PathLike) -> str:
-    """Returns the hash of a file, as `sha256sum` prints it."""
-    with open(path, "rb") as file:
+    """Returns the hash of a regular file, as `sha256sum` prints it."""
+    with open_regular(path) as file:
         digest = hashlib.sha256()
         while block := file.read(1 << 20):
             digest.update(block)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from alfish.errors import UsageError
+from alfish.runs import contents
 from alfish.runs.files import write_atomically
 
 PACKAGES = ("alfish", "torch", "gymnasium", "numpy", "mujoco", "ale-py", "Box2D", "envpool")
@@ -38,10 +39,7 @@ def append(path: Path, entry: dict[str, Any]) -> None:
     Raises:
       UsageError: the file has another content.
     """
-    try:
-        entries = json.loads(path.read_text()) if path.exists() else []
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not a list of how the run came about ({error}); move it away") from error
+    entries = contents.json_value(path.parent, path.name) or []
     if isinstance(entries, dict):  # older versions wrote a single entry
         entries = [entries]
     if not isinstance(entries, list):

@@ -1,5 +1,8 @@
 """Packing of a run: the files that evaluate, play and continue it, and its card."""
 
+import errno
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,12 +11,14 @@ from alfish.archives import archive
 from alfish.archives.manifest import CARD, Manifest
 from alfish.errors import RunError, UsageError
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
+from alfish.runs import contents
 from alfish.runs.checkpoints import RUN_FILE, Checkpoints
 from alfish.sharing.card import card
 
 # Beside checkpoints, replay buffer, evaluations and films. The log and TensorBoard's files stay behind.
 FILES = (CONFIG_FILE, OPERATIVE_FILE, RUN_FILE, "provenance.json", "done", "metrics.csv")
 FILMS = (".mp4", ".gif")
+CHECKPOINT = re.compile(r"checkpoints/checkpoint-(\d+)\.pt")
 PREVIEW = "replay.mp4"  # the film that the hub shows
 
 
@@ -28,10 +33,9 @@ def pack(root_dir: Path, output: Path, replay: bool = False) -> Manifest:
     Raises:
       UsageError: the directory is no run, or a run without checkpoint, or without the replay buffer that is asked for.
     """
-    checkpoints = Checkpoints(root_dir / "checkpoints")
     if not (root_dir / CONFIG_FILE).is_file():
         raise UsageError(f"{root_dir} is not a run of `alfish train`: it has no {CONFIG_FILE}")
-    if not checkpoints.steps():
+    if not Checkpoints(root_dir / "checkpoints").steps():
         raise UsageError(f"{root_dir} has no checkpoint yet; pack it after the first one is saved")
     if replay and not _with_rows(root_dir):
         raise UsageError(
@@ -42,14 +46,14 @@ def pack(root_dir: Path, output: Path, replay: bool = False) -> Manifest:
     try:
         names = [path.relative_to(root_dir).as_posix() for path in _files(root_dir, replay)]
         films = [name for name in names if name.startswith("films/")]
-        files: dict[str, Path | bytes] = {name: _source(root_dir / name) for name in names}
+        files: dict[str, Path | bytes] = {name: _source(root_dir, name) for name in names}
         previews = [root_dir / name for name in films if name.endswith(".mp4")]
         if previews:
             files[PREVIEW] = max(previews, key=lambda path: path.stat().st_mtime)
         files[CARD] = card(root_dir, films, is_whole).encode()
         about = {
             "alfish_version": alfish.__version__,
-            "checkpoints": checkpoints.steps()[-1:],
+            "checkpoints": [max(int(one[1]) for one in map(CHECKPOINT.fullmatch, names) if one)],
             "has_replay": replay,
             "continues_equally": is_whole,
         }
@@ -60,15 +64,16 @@ def pack(root_dir: Path, output: Path, replay: bool = False) -> Manifest:
 
 def _files(root_dir: Path, replay: bool) -> Iterator[Path]:
     """Yields the files of a run to pack, and of its further learners."""
-    yield from (root_dir / name for name in FILES if (root_dir / name).is_file())
-    checkpoints = Checkpoints(root_dir / "checkpoints")
+    yield from (root_dir / name for name in FILES if os.path.lexists(root_dir / name))
+    checkpoints, replays = Checkpoints(root_dir / "checkpoints"), Checkpoints(root_dir / "replay")
     rows = _with_rows(root_dir)[-1:] if replay else []
-    steps = {*checkpoints.steps()[-1:], *rows}
-    if (best := checkpoints.best()) in checkpoints.steps():
-        steps.add(best)  # type: ignore[arg-type]
+    # Each is read before it is packed, so that a damaged one is noticed here, where others may be left.
+    steps = {checkpoints.load("latest", mmap=True)[0], *(checkpoints.load(step, mmap=True)[0] for step in rows)}
+    if checkpoints.best() in checkpoints.steps():
+        steps.add(checkpoints.load("best", mmap=True)[0])
         yield checkpoints.directory / "best.json"
     yield from (checkpoints.path(step) for step in sorted(steps))
-    yield from (Checkpoints(root_dir / "replay").path(step) for step in rows)
+    yield from (replays.path(replays.load(step, mmap=True)[0]) for step in rows)
     yield from sorted((root_dir / "eval").glob("*.csv"))
     films = (root_dir / "films").rglob("[!.]*")  # a name that begins with a dot is that of an unfinished film
     yield from sorted(path for path in films if path.suffix in FILMS and path.is_file())
@@ -76,9 +81,19 @@ def _files(root_dir: Path, replay: bool) -> Iterator[Path]:
         yield from _files(learner, replay)
 
 
-def _source(path: Path) -> Path | bytes:
-    """Returns a large file's path, or the content of another, because training may write to it meanwhile."""
-    return path if path.suffix in (".pt", *FILMS) else path.read_bytes()
+def _source(root_dir: Path, name: str) -> Path | bytes:
+    """Returns a large file's path, or the content of another, because training may write to it meanwhile.
+
+    Raises:
+      UsageError: a link leads out of the run, to what its owner may not want to be packed; or it is not a file.
+    """
+    path = root_dir / name
+    contents.check_inside(root_dir, name)
+    if path.suffix in (".pt", *FILMS):
+        return path
+    if (found := contents.content(root_dir, name, contents.MAX_TABLE)) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    return found
 
 
 def _with_rows(root_dir: Path) -> list[int]:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from alfish.errors import UsageError
+from alfish.runs import contents
 from alfish.runs.checkpoints import Checkpoints
 from alfish.runs.files import make_directory, open_atomically, write_atomically, writing
 from alfish.sweeps.run_state import RunState, mean_of_means
@@ -29,6 +30,7 @@ from alfish.sweeps.search import INTEGER, NUMBER, Parameter, check_range, draw_l
 from alfish.training.clock import BUDGETS
 
 MEMBER = "member.json"
+PLAIN = re.compile(rf"{NUMBER}|g\d+/m\d+")  # texts in the file of a member
 FACTORS = (0.8, 1.25)
 MAX_DRAWS = 20  # of a copy that would equal another member
 OWN = ("seed", "stop_at", *BUDGETS)  # parameters of Trainer that the population sets or relies on
@@ -105,7 +107,7 @@ class Member(NamedTuple):
           UsageError: what is there is no member of this population.
         """
         path = root / self.name / MEMBER
-        if path.is_file():
+        if os.path.lexists(path):
             return self._read(path)
         make_directory(path.parent)
         if self.parent is not None:
@@ -120,14 +122,13 @@ class Member(NamedTuple):
 
     def _read(self, path: Path) -> "Member":
         """Returns the member that a file describes; its texts become arguments of a command, so they are checked."""
-        try:
-            found = self._replace(**json.loads(path.read_text()))
-            is_right = found.bindings.keys() == self.bindings.keys() and (found.parent is None) == (self.parent is None)
-            texts = [*found.bindings.values(), *([] if found.parent is None else [found.parent])]
-            is_right &= all(re.fullmatch(rf"{NUMBER}|g\d+/m\d+", text) for text in texts)
-        except (ValueError, TypeError, AttributeError) as error:
-            raise UsageError(f"{path} does not describe a member ({error}); choose another --root_dir") from error
-        if not is_right:
+        content = contents.record(path.parent, path.name, {"bindings": dict})
+        if content is None or content.keys() != {"parent", "bindings"}:
+            raise UsageError(f"{path} does not describe a member; choose another --root_dir")
+        found = self._replace(**content)
+        is_right = found.bindings.keys() == self.bindings.keys() and (found.parent is None) == (self.parent is None)
+        texts = [*found.bindings.values(), *([] if found.parent is None else [found.parent])]
+        if not is_right or not all(isinstance(text, str) and PLAIN.fullmatch(text) for text in texts):
             raise UsageError(f"{path} describes a member of another population; choose another --root_dir")
         return found
 

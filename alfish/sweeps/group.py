@@ -7,6 +7,8 @@ import abc
 import contextlib
 import dataclasses
 import json
+import math
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +16,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from alfish.analysis.tables import as_csv
-from alfish.errors import UsageError
+from alfish.errors import UsageError, printable
+from alfish.parameters import NonNegativeInt, PositiveInt
 from alfish.parameters.description import CONFIG_FILE
-from alfish.runs import files
+from alfish.runs import contents, files
 from alfish.runs.checkpoints import RUN_FILE
 from alfish.runs.files import make_directory, write_atomically
 from alfish.runs.stop_signals import StopSignals
@@ -25,6 +28,7 @@ from alfish.sweeps.jobs import Ended, Jobs
 from alfish.sweeps.run_state import Endings, mark_failed
 from alfish.sweeps.search import Parameter, corners
 
+MAX_RUNS = 1_000_000  # of a group
 PERIOD_SECONDS = 1.0  # between two looks at signals and evaluations
 
 Kind = TypeVar("Kind", bound="Specification")
@@ -39,6 +43,7 @@ class Specification(abc.ABC):
       varied: field of the parameters that differ between runs: values by name, as the flag has them.
       example: of an argument of that flag.
       extendable: field that may change later.
+      factors: fields whose product is the number of runs.
       seed: `Trainer.seed` of the first run.
       last: number of evaluations at the end of a run whose mean is its value.
     """
@@ -47,9 +52,22 @@ class Specification(abc.ABC):
     varied: ClassVar[str]
     example: ClassVar[str]
     extendable: ClassVar[str]
+    factors: ClassVar[tuple[str, ...]]
 
-    seed: int
-    last: int
+    seed: NonNegativeInt
+    last: PositiveInt
+
+    def __post_init__(self) -> None:
+        if self.num_runs > MAX_RUNS:
+            raise UsageError(
+                f"a {self.group} of {self.num_runs:,} runs has more than {MAX_RUNS:,}; give smaller "
+                f"{' or '.join(f'--{name}' for name in self.factors)}"
+            )
+
+    @property
+    def num_runs(self) -> int:
+        """Number of all runs."""
+        return math.prod(getattr(self, name) for name in self.factors)
 
     @staticmethod
     @abc.abstractmethod
@@ -87,13 +105,16 @@ class Specification(abc.ABC):
           UsageError: there is none.
         """
         path = cls.file(directory)
-        if not path.is_file():
+        if not os.path.lexists(path):
             raise UsageError(f"{directory} is not a {cls.group} of `alfish {cls.group}`: it has no {path.name}")
+        content = contents.record(directory, path.name, {cls.varied: dict}) or {}
         try:
-            return cls(**json.loads(path.read_text()))
+            specification = cls(**content)
+            _ = specification.parameters  # parsed once, so that what is wrong with them is said of this file
+            return specification
         except (ValueError, TypeError) as error:
             raise UsageError(
-                f"{path} is not the specification of a {cls.group} ({error}); choose another --root_dir"
+                f"{path} is not the specification of a {cls.group} ({printable(str(error))}); choose another --root_dir"
             ) from error
 
     def write(self, directory: Path) -> None:
@@ -124,7 +145,7 @@ class Specification(abc.ABC):
           UsageError: the group cannot be as it is given; or the directory has another one, or something else.
         """
         cls._refuse_other_content(directory)
-        stored = cls.read(directory) if cls.file(directory).is_file() else None
+        stored = cls.read(directory) if os.path.lexists(cls.file(directory)) else None
         given = {name: value for name, value in given.items() if value not in (None, [])}
         if cls.varied in given:
             given[cls.varied] = cls._values(given[cls.varied])
@@ -159,7 +180,7 @@ class Specification(abc.ABC):
     @classmethod
     def _refuse_other_content(cls, directory: Path) -> None:
         """Raises UsageError if a directory has files of something else."""
-        if cls.file(directory).is_file() or not directory.is_dir():
+        if os.path.lexists(cls.file(directory)) or not directory.is_dir():
             return
         names = {path.name for path in directory.iterdir() if not path.name.startswith(".")} - {BASE}
         if names:

@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from alfish.errors import RunError, UsageError
 from alfish.formatting import counted, significant
+from alfish.parameters import NonNegativeFloat, PositiveInt, Range, checked
 from alfish.runs.files import writing
 from alfish.sweeps.base import Base
 from alfish.sweeps.generations import Member, Perturbed, Result, first_generation, next_generation
@@ -20,6 +21,7 @@ CSV = "members.csv"
 BEST = "best"  # a link to the best member of the newest whole generation
 
 
+@checked
 @dataclass(frozen=True)
 class PopulationSpecification(Specification):
     """The settings of a population. Member m trains with `Trainer.seed` = seed + m.
@@ -37,13 +39,14 @@ class PopulationSpecification(Specification):
     varied = "perturb"
     example = "Learner.learning_rate=1e-5..1e-2"
     extendable = "generations"
+    factors = "members", "generations"
 
     perturb: Mapping[str, str]
-    members: int
-    generations: int
-    steps: int
-    share: float
-    gap: float
+    members: PositiveInt
+    generations: PositiveInt
+    steps: PositiveInt
+    share: Annotated[float, Range(0, 0.5)]
+    gap: NonNegativeFloat
 
     @staticmethod
     def parse(argument: str) -> Perturbed:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from alfish.analysis.run_source import read_evaluations
 from alfish.errors import printable
+from alfish.runs import contents
 from alfish.runs.checkpoints import Checkpoints
 from alfish.runs.files import write_atomically
 from alfish.runs.stop_signals import SIGNALS, exit_status
@@ -42,10 +43,15 @@ class RunState(NamedTuple):
     def read(cls, directory: Path) -> "RunState":
         """Reads the directory of a run, which need not exist."""
         is_done = (directory / DONE).is_file()  # first: a run that is done writes nothing more
-        failed = directory / FAILED
-        failure = json.loads(failed.read_text())["reason"] if failed.is_file() else None
+        failed = contents.record(directory, FAILED, {"reason": str}) or {}
         checkpoints = Checkpoints(directory / "checkpoints").steps()
-        return cls(directory, is_done, failure, checkpoints[-1] if checkpoints else None, read_evaluations(directory))
+        return cls(
+            directory,
+            is_done,
+            failed.get("reason"),
+            checkpoints[-1] if checkpoints else None,
+            read_evaluations(directory),
+        )
 
     @property
     def means(self) -> dict[int, float]:
@@ -92,8 +98,7 @@ class Endings:
 
 def _last_words(directory: Path, status: int) -> str:
     """Returns the sentence with which `alfish train` ended, with the last line of a cause, or that of a traceback."""
-    text = (directory / OUTPUT).read_text(errors="replace") if (directory / OUTPUT).is_file() else ""
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in contents.last_text(directory, OUTPUT).splitlines() if line.strip()]
     said = [line.removeprefix("alfish train: ") for line in lines if line.startswith("alfish train: ")]
     words = (said or lines or [f"exit status {status}"])[-1].strip()
     return printable(f"{words} {lines[-1].strip()}" if words.endswith(":") and lines[-1] != words else words)

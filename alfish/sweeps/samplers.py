@@ -4,7 +4,7 @@ Both are functions of what the directories hold: Optuna's studies are built for 
 the seed of the sweep and the number of the trial. There is no database that a killed process could leave broken.
 """
 
-import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -42,12 +42,15 @@ class Grid:
             raise UsageError(
                 f"--sampler=grid takes lists of values, and {ranges[0]} is a range; write grid(...) instead"
             )
-        self._names = [one.name for one in parameters]
-        self._points = list(itertools.product(*(one.items for one in parameters)))
-        self.size: int | None = len(self._points)
+        self._parameters = parameters
+        self.size: int | None = math.prod(len(one.items) for one in parameters)
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Mapping[str, str]:
-        return dict(zip(self._names, self._points[number]))
+        drawn = {}
+        for one in reversed(self._parameters):
+            number, index = divmod(number, len(one.items))
+            drawn[one.name] = one.items[index]
+        return {one.name: drawn[one.name] for one in self._parameters}
 
 
 class Random:

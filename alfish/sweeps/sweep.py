@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from alfish.formatting import counted, significant
+from alfish.parameters import NonNegativeInt, PositiveInt, checked
 from alfish.sweeps.base import Base
 from alfish.sweeps.group import Due, Group, Specification, bindings_text
 from alfish.sweeps.samplers import MedianPruner, default_sampler, make_sampler
@@ -16,6 +17,7 @@ from alfish.sweeps.trials import Run, Trial, Trials, is_over, mark_pruned
 NUM_TRIALS = 20  # by default, of a sampler without an end
 
 
+@checked
 @dataclass(frozen=True)
 class SweepSpecification(Specification):
     """The settings of a sweep.
@@ -33,13 +35,14 @@ class SweepSpecification(Specification):
     varied = "search"
     example = "'PPO.gamma=grid(0.95, 0.99)'"
     extendable = "trials"
+    factors = "seeds", "trials"
 
     search: Mapping[str, str]
-    sampler: str
-    sampler_seed: int
-    seeds: int
+    sampler: Literal["grid", "random", "tpe"]
+    sampler_seed: NonNegativeInt
+    seeds: PositiveInt
     prune: bool
-    trials: int
+    trials: PositiveInt
 
     @staticmethod
     def parse(argument: str) -> Parameter:

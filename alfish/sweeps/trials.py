@@ -10,6 +10,7 @@ The directory of a run is a run of `alfish train` like any other. Beside its fil
 
 import json
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from alfish.errors import UsageError
+from alfish.parameters.kinds import shown
+from alfish.runs import contents
 from alfish.runs.files import make_directory, write_atomically
 from alfish.sweeps.run_state import DONE, RunState, mean, mean_of_means
 from alfish.sweeps.search import Parameter
@@ -47,9 +50,12 @@ class Run:
 
     @classmethod
     def read(cls, directory: Path, seed: int, last: int) -> "Run":
-        pruned = directory / PRUNED
-        pruned_at = json.loads(pruned.read_text())["clock"] if pruned.is_file() else None
-        return cls(RunState.read(directory), seed, pruned_at, last)
+        pruned, state = contents.record(directory, PRUNED, {"clock": int}), RunState.read(directory)
+        if pruned is not None and pruned["clock"] not in state.evaluations:
+            raise UsageError(
+                f"{directory / PRUNED} names the clock {pruned['clock']}, at which the run was not evaluated; remove it"
+            )
+        return cls(state, seed, None if pruned is None else pruned["clock"], last)
 
     @property
     def counting(self) -> dict[int, tuple[float, ...]]:
@@ -147,7 +153,8 @@ class Trials:
     def read(self) -> list[Trial]:
         """Returns the trials, by number."""
         # Other directories, such as a copy named 001_old, are the user's own.
-        places = (PLACE.fullmatch(path.parent.name) for path in self._directory.glob(f"[0-9]*/{TRIAL}"))
+        paths = (path for path in self._directory.glob("[0-9]*") if os.path.lexists(path / TRIAL))
+        places = (PLACE.fullmatch(path.name) for path in paths)
         numbers = {int(place[1]) for place in places if place}
         trials = [self._over.get(number) or self._read_one(number) for number in sorted(numbers)]
         self._over = {trial.number: trial for trial in trials if trial.state != "running"}
@@ -168,8 +175,8 @@ class Trials:
     def _read_one(self, number: int) -> Trial:
         places = self._places(number)
         paths = [directory / TRIAL for directory, _ in places]
-        content = self._content(next(path for path in paths if path.is_file()))
-        if not all(path.is_file() for path in paths):
+        content = self._content(next(filter(os.path.lexists, paths), paths[0]))
+        if not all(map(os.path.lexists, paths)):
             return self.write(number, content["bindings"], content["seen"])
         runs = tuple(Run.read(directory, seed, self._last) for directory, seed in places)
         return Trial(number, content["bindings"], tuple(content["seen"]), runs)
@@ -180,15 +187,15 @@ class Trials:
         Raises:
           UsageError: it is not of this sweep.
         """
-        try:
-            content = json.loads(path.read_text())
-            bindings = content["bindings"]
-            fitting = [one.name for one in self._parameters if one.has(bindings[one.name])]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{path} is not of a trial of this sweep ({error!r}); move its directory away") from error
-        if fitting != list(bindings):
-            raise UsageError(f"{path} is not of a trial of this sweep ({bindings}); move its directory away")
-        return dict(content)
+        content = contents.record(path.parent, path.name, {"bindings": dict, "seen": list})
+        if content is None:
+            raise UsageError(f"{path} was removed; move its directory away")
+        bindings, names = content["bindings"], [one.name for one in self._parameters]
+        has_texts = list(bindings) == names and all(isinstance(text, str) for text in bindings.values())
+        has_texts = has_texts and all(one.has(bindings[one.name]) for one in self._parameters)
+        if not has_texts or not all(type(number) is int for number in content["seen"]):
+            raise UsageError(f"{path} is not of a trial of this sweep ({shown(bindings)}); move its directory away")
+        return content
 
     def _places(self, number: int) -> list[tuple[Path, int]]:
         """Returns directory and seed of each run of a trial."""

@@ -14,12 +14,12 @@ from alfish.films import FilmSchedule
 from alfish.formatting import significant
 from alfish.parameters import FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
 from alfish.parameters.kinds import shown
-from alfish.runs.console import ConsoleProgress
 from alfish.runs.files import make_directory, write_atomically
 from alfish.training.evaluations.evaluation import Evaluation, scalar_names
 from alfish.training.evaluator import Evaluator
 from alfish.training.listener import Listener, Report, Run
 from alfish.training.summaries import Summaries
+from alfish.writers.console import ConsoleProgress
 
 # Prefixes of the trainer's own scalars.
 TRAINER_SCALARS = ("train", "holdout", "metrics", "unroller", "time")

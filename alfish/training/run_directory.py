@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from absl import logging
+
 from alfish import replicas
 from alfish.errors import RunError, UsageError
 from alfish.nest import Nest
 from alfish.parameters.description import CONFIG_FILE, as_gin
-from alfish.runs import files, trust
+from alfish.runs import contents, files, trust
 from alfish.runs.checkpoint_file import BrokenCheckpoint
 from alfish.runs.checkpoints import RUN_FILE, SUPERSEDED, Checkpoints, Origin, new_run_id, run_id
 from alfish.runs.files import DiskError, write_atomically
@@ -197,10 +199,10 @@ class RunDirectory:
     def _done(self) -> dict[str, Any]:
         """Returns the content of the file `done`; empty if there is none."""
         try:
-            content = json.loads((self.path / "done").read_text())
-        except (FileNotFoundError, ValueError):  # what is not JSON was not written here
+            return contents.record(self.path, "done", {"reason": str}, ["reason"]) or {}
+        except UsageError as error:  # what alfish did not write there does not end a run
+            logging.warning("%s", error)
             return {}
-        return content if isinstance(content, dict) else {}
 
     def _set_origin(self, run: str | None) -> None:
         self.checkpoints.origin = self.replay_checkpoints.origin = Origin(run, self.config_hash)

@@ -1,7 +1,6 @@
 """The listener that writes what a run shows."""
 
 import contextlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from alfish.parameters import PositiveInt, checked
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
 from alfish.parameters.differences import values
 from alfish.parameters.kinds import shown
+from alfish.runs import contents
 from alfish.training.diagnostics import (
     Diagnostic,
     DormantUnits,
@@ -132,7 +132,7 @@ class Summaries(Listener):
         for name, text in run.directory.config.items():
             self._writer.text(name, f"```\n{text}\n```", report.clock)
         texts = run.directory.saved_config()
-        provenance = json.loads((run.directory.path / "provenance.json").read_text())[-1]
+        provenance = contents.json_value(run.directory.path, "provenance.json")[-1]
         self._writer.describe(values(texts.get(OPERATIVE_FILE) or texts[CONFIG_FILE]), texts, provenance)
 
     def _measured(self, run: Run, report: Report) -> dict[str, Shown]:

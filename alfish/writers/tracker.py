@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from absl import logging
 
 from alfish.errors import UsageError, first_line
+from alfish.runs import contents
 from alfish.runs.files import make_directory
 from alfish.writers.values import Histogram, Image
 from alfish.writers.writer import COUNTERS, RunOrigin, Writer
@@ -161,7 +162,7 @@ class Record:
         self._sent: dict[str, int] = {}  # clock, by the first segment of names
         if path.exists():
             try:
-                content = json.loads(path.read_text())
+                content = contents.parsed(path, contents.content_of(path))
                 self.id, self._sent = str(content["id"]), {str(name): int(n) for name, n in content["sent"].items()}
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise UsageError(

@@ -190,7 +190,7 @@ def test_what_is_no_run_is_named(tmp_path, make, words):
         (b"steps,env_steps,iterations,updates\n1,2,3,4\n", "has no column wall_seconds"),
         (b"steps,env_steps,iterations,updates,wall_seconds,x\n1,2,3,4\n", "row 1, has 4 cells and not 6"),
         (b"steps,env_steps,iterations,updates,wall_seconds,x\n1,2,3,4,5,six\n", "has no number where it should"),
-        (b"\xff\xfe\n", "is no table"),
+        (b"\xff\xfe\n", "is not a table"),
     ],
 )
 def test_a_damaged_table_of_metrics_is_named(tmp_path, content, words):
@@ -242,7 +242,7 @@ def test_a_table_without_its_columns_is_named(tmp_path, make_monitor):
         one(make_monitor("m.monitor.csv", [(1, 1, 1)])).series("train/entropy")
     for first in ("[]", "5", '{"t_start": null}', '{"t_start": "a"}', '{"env_id": ["a"]}'):
         (tmp_path / "damaged.monitor.csv").write_text(f"#{first}\nr,l,t\n1,2,3\n")
-        with pytest.raises(UsageError, match="is no monitor of stable-baselines3"):
+        with pytest.raises(UsageError, match="is not a monitor of stable-baselines3"):
             one(tmp_path / "damaged.monitor.csv")
     (tmp_path / "broken.monitor.csv").write_text("r,l,t\n1,2,3\n")
     with pytest.raises(UsageError, match="first line"):

@@ -147,7 +147,7 @@ def test_what_is_no_run_and_what_cannot_be_written_are_named(make_run, tmp_path,
         assert words in said and said.count("\n") == 1
     (run / "provenance.json").write_text("{")
     assert main(["report", f"--root_dir={run}", f"--output={tmp_path / 'x.html'}"]) == 2
-    assert "provenance.json is not what alfish has written" in capsys.readouterr().err
+    assert "provenance.json is not JSON" in capsys.readouterr().err
 
 
 def test_warnings_of_a_log_are_each_listed_once():

@@ -684,7 +684,7 @@ def test_a_damaged_evaluation_is_named(refused, run, tmp_path):
     path = min((tmp_path / "run" / "eval").glob("*.csv"))
     path.write_text(path.read_text()[:-7])
     words = refused("plot", tmp_path / "run", "--metric=evaluation/length", f"--output={tmp_path / 'x.png'}")
-    assert f"{path} is no whole table of episodes" in words and words.endswith("restore it, or remove it\n")
+    assert f"{path}, row 2, has 2 cells and not 4; mend or move the file" in words
 
 
 # What they do.

@@ -444,7 +444,7 @@ def test_an_unreadable_note_of_the_best_does_not_stop_a_save(tmp_path, caplog):
     checkpoints = Checkpoints(tmp_path)
     (tmp_path / "best.json").write_text("{")
     checkpoints.save(1, _state(1))
-    assert "best.json is not readable" in caplog.text
+    assert "best.json is not JSON" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -422,7 +422,7 @@ def test_the_directory_of_another_person_runs_no_code(toy, tmp_path):
 def test_a_description_that_alfish_did_not_write_is_refused(tmp_path, content):
     (tmp_path / "g000" / "m0").mkdir(parents=True)
     (tmp_path / "g000" / "m0" / MEMBER).write_text(content)
-    with pytest.raises(UsageError, match="choose another --root_dir"):
+    with pytest.raises(UsageError, match="member.json (is not|does not|describes)"):
         run(tmp_path, Runs())
 
 

@@ -7,9 +7,9 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from alfish.errors import UsageError
-from alfish.runs.console import ConsoleProgress
 from alfish.runs.files import DiskError
 from alfish.writers import CSVWriter, Histogram, Image, MultiWriter, TensorBoardWriter, Writer
+from alfish.writers.console import ConsoleProgress
 from alfish.writers.values import shown_value
 
 HEADER = "steps,env_steps,iterations,updates,wall_seconds"

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alfish.errors import UsageError
+from alfish.errors import UsageError, first_line
+from alfish.runs import contents
+from alfish.runs.contents import LARGEST_CLOCK
 from alfish.runs.files import make_directory, write_atomically
 from alfish.training.evaluations.evaluation import Evaluation
 from alfish.writers import TensorBoardWriter
@@ -70,14 +72,24 @@ class Result:
         return json.dumps(dataclasses.asdict(self)) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> "Result":
-        """Reads what `to_json` returned; raises ValueError, TypeError or KeyError for another text."""
-        content = json.loads(text)
+    def from_json(cls, content: Any) -> "Result":
+        """Returns the result of the JSON value that `to_json` wrote.
+
+        Raises:
+          ValueError, TypeError, KeyError, AttributeError, OverflowError: it is another value.
+        """
         given = content["evaluation"]
         returns, lengths = tuple(map(float, given["returns"])), tuple(map(int, given["lengths"]))
         by_objective = {name: tuple(map(float, own)) for name, own in given["by_objective"].items()}
         evaluation = Evaluation(**{**given, "returns": returns, "lengths": lengths, "by_objective": by_objective})
-        return cls(**{**content, "episodes": Episodes(**content["episodes"]), "evaluation": evaluation})
+        result = cls(**{**content, "episodes": Episodes(**content["episodes"]), "evaluation": evaluation})
+        if not all(type(one) in (int, float) and 0 <= one < LARGEST_CLOCK for one in result.counters):
+            raise ValueError("its counters are not numbers of steps")
+        if not returns or {len(own) for own in (lengths, *by_objective.values())} != {len(returns)}:
+            raise ValueError("its episodes have different numbers of returns and lengths")
+        if max(lengths) >= LARGEST_CLOCK or type(evaluation.seed) is not int or not isinstance(result.film, str | None):
+            raise ValueError("its lengths or its seed are not numbers of steps, or its film is not a name")
+        return result
 
 
 class Results:
@@ -114,7 +126,7 @@ class Results:
     def complete(self, result: Result) -> None:
         """Writes the CSV and the events of a result, unless they are there."""
         path, content = self.csv(result.steps), result.evaluation.to_csv()
-        if not path.is_file() or path.read_text() != content:
+        if contents.content(self._root_dir, f"eval/{path.name}") != content.encode():
             write_atomically(path, content)
         if not self._events_of(result.steps).exists():
             self._write_events(result)
@@ -126,19 +138,18 @@ class Results:
     def first_steps(self, newest: int) -> int:
         """Returns the steps from which on checkpoints are evaluated: `newest` when this was called first."""
         path = self.directory / f"{self.name}.json"
-        if not path.exists():
+        found = contents.record(self.directory, path.name, {"first_steps": int})
+        if found is None:
             write_atomically(path, json.dumps({"first_steps": newest}) + "\n")
-        try:
-            return int(json.loads(path.read_text())["first_steps"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{path} is damaged ({error}); remove it") from error
+        return newest if found is None else found["first_steps"]
 
     def _read(self, steps: int) -> Result:
         path = self._path(steps)
+        content = contents.json_value(self._root_dir, f"eval/{WATCH}/{path.name}")
         try:
-            return Result.from_json(path.read_text())
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UsageError(f"{path} is not a result of `alfish watch` ({error}); remove it") from error
+            return Result.from_json(content)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise UsageError(f"{path} is not a result of `alfish watch` ({first_line(error)}); remove it") from error
 
     def _path(self, steps: int) -> Path:
         return self.directory / f"{self.name}-{steps:012d}.json"
@@ -153,6 +164,7 @@ class Results:
         writer = TensorBoardWriter(unfinished)
         writer.scalars(result.evaluation.scalars(self.name), *result.counters)
         if result.film is not None and (film := self._root_dir / result.film).is_file():
+            contents.check_inside(self._root_dir, result.film)
             writer.film(f"{self.name}/film", film, result.steps)
         writer.close()
         make_directory(self._events)

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import hashlib
+import io
 import json
 import os
 import time
@@ -18,7 +19,7 @@ from alfish.environments import Environment
 from alfish.errors import UsageError
 from alfish.films import Camera, Recorder
 from alfish.formatting import counted
-from alfish.runs import files
+from alfish.runs import contents, files
 from alfish.runs.checkpoint_file import BrokenCheckpoint
 from alfish.training.evaluations.results import Episodes, Result, Results
 from alfish.training.trainer import Trainer
@@ -196,13 +197,11 @@ class Watch:
         """Returns whether metrics.csv has an evaluation of the loaded policy on these episodes."""
         clock = self._trainer.clock
         counters = [str(clock.env_steps), str(clock.iterations), str(clock.updates)]
-        path, column = self._trainer.directory.path / "metrics.csv", f"{self._results.name}/mean_return"
-        try:
-            with open(path, newline="") as file:
-                rows = [row for row in csv.DictReader(file) if row.get(column)]
-        except FileNotFoundError:
-            return False
-        found = [row for row in rows if [row.get(name) for name in ("env_steps", "iterations", "updates")] == counters]
+        column = f"{self._results.name}/mean_return"
+        content = contents.content(self._trainer.directory.path, "metrics.csv", contents.MAX_TABLE) or b""
+        rows = csv.DictReader(io.StringIO(content.decode(errors="replace"), newline=""))
+        found = [row for row in rows if row.get(column)]  # the last one may be half written
+        found = [row for row in found if [row.get(name) for name in ("env_steps", "iterations", "updates")] == counters]
         return any(self._seeds(self._results.csv(int(row["steps"]))) == self._own_seeds for row in found)
 
     @property
@@ -235,14 +234,14 @@ class Watch:
         pattern = f"eval/{self._results.name}-{12 * '[0-9]'}.csv"
         return sorted(set(self._trainer.directory.path.glob(pattern)) - own)
 
-    @staticmethod
-    def _seeds(path: Path) -> list[int]:
+    def _seeds(self, path: Path) -> list[int]:
         """Returns the seeds of the episodes of an evaluation; none, if there is no such file."""
-        try:
-            with open(path, newline="") as file:
-                return [int(row["seed"]) for row in csv.DictReader(file)]
-        except FileNotFoundError:
+        if (table := contents.table(self._trainer.directory.path, f"eval/{path.name}")) is None:
             return []
+        header, rows = table
+        if "seed" not in header:
+            raise UsageError(f"{path} is not a table of episodes: it has no column seed; restore it, or remove it")
+        return [int(one) for one in contents.clocks([row[header.index("seed")] for row in rows], path)]
 
     def _lock(self) -> Callable[[], Any]:
         files.make_directory(self._results.directory)

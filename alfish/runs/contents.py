@@ -1,0 +1,250 @@
+"""Files of a run's directory, read without trust, because the directory may be damaged or come from another person.
+
+A file is regular, has a limited size, and holds what the function returns. Functions that take a directory and a name
+also refuse a link that leads out of the directory. Whatever else is there is answered with one sentence that names the
+file; where there is nothing, they return None.
+"""
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from alfish.errors import UsageError, first_line, printable
+from alfish.runs.files import open_regular
+
+MAX_TEXT = 2**26  # bytes of a text, or of a JSON value
+MAX_TABLE = 2**31  # bytes of a CSV
+MAX_DEPTH = 32  # of lists and objects in a JSON value
+LARGEST_CLOCK = 2**63  # steps or seconds
+
+# By Python's type: whether a JSON value is of this kind, and the kind in words.
+_KINDS = {
+    int: (lambda value: type(value) is int and abs(value) < LARGEST_CLOCK, "a whole number"),
+    float: (lambda value: type(value) in (int, float) and _is_finite(value), "a number"),
+    bool: (lambda value: type(value) is bool, "true or false"),
+    str: (lambda value: type(value) is str, "text"),
+    list: (lambda value: type(value) is list, "a list"),
+    dict: (lambda value: type(value) is dict, "an object"),
+}
+
+
+def content(directory: Path, name: str, max_size: int = MAX_TEXT) -> bytes | None:
+    """Returns the bytes of a file of a run; None if there is none.
+
+    Args:
+      directory: directory of the run.
+      name: path of the file, relative to the directory.
+      max_size: largest number of bytes.
+
+    Raises:
+      UsageError: it is not a regular file, is too large, cannot be read, or a link leads out of the directory.
+    """
+    check_inside(directory, name)
+    try:
+        return content_of(directory / name, max_size)
+    except FileNotFoundError:
+        return None
+
+
+def check_inside(directory: Path, name: str) -> None:
+    """Raises UsageError if a path of a run is a link to nothing, or links lead out of the run's directory."""
+    try:
+        target, root = os.path.realpath(directory / name), os.path.realpath(directory)
+    except ValueError as error:  # a NUL in the name
+        raise UsageError(f"{directory / name!r} cannot be read: {error}") from error
+    if os.path.islink(directory / name) and not os.path.lexists(target):
+        raise UsageError(f"{directory / name} is a link to a file that does not exist; remove it")
+    if not Path(target).is_relative_to(root):
+        raise UsageError(
+            f"{directory / name} is a link that leads out of the run, to {target}; put the file itself there, or "
+            "remove the link"
+        )
+
+
+def content_of(path: Path, max_size: int = MAX_TABLE) -> bytes:
+    """Returns the bytes of a file.
+
+    Raises:
+      UsageError: as `content`.
+      FileNotFoundError: there is none.
+    """
+    try:
+        with open_regular(path) as file:
+            found = b"" if os.fstat(file.fileno()).st_size > max_size else file.read(max_size + 1)
+            if not found and os.fstat(file.fileno()).st_size or len(found) > max_size:
+                raise UsageError(
+                    f"{path} has more than {max_size / 2**20:,.0f} MiB, which alfish does not write there; move it away"
+                )
+            return found
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(*error.args) from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}; move it away, or restore it") from error
+
+
+def text(directory: Path, name: str) -> str | None:
+    """Returns a file of a run as text; None if there is none. Raises UsageError as `content`, or if it is not UTF-8."""
+    found = content(directory, name)
+    return None if found is None else decoded(directory / name, found)
+
+
+def decoded(path: Path, found: bytes) -> str:
+    """Returns the content of a file as text, with line ends as Python reads them.
+
+    Raises:
+      UsageError: it is not UTF-8.
+    """
+    try:
+        return io.StringIO(found.decode(), newline=None).read()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text ({error}); restore it, or move it away") from error
+
+
+def last_text(directory: Path, name: str, max_size: int = 2**24) -> str:
+    """Returns the end of a text of any size, whatever its bytes are; '' if there is no such file.
+
+    Args:
+      directory, name: as for `content`.
+      max_size: number of bytes at the end.
+
+    Raises:
+      UsageError: as `content`.
+    """
+    check_inside(directory, name)
+    try:
+        with open_regular(directory / name) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - max_size))
+            return file.read(max_size).decode(errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        raise UsageError(f"{directory / name} cannot be read: {error.strerror or error}; move it away") from error
+
+
+def json_value(directory: Path, name: str) -> Any:
+    """Returns the JSON value of a file of a run; None if there is no file.
+
+    Raises:
+      UsageError: as `content`; or it is not JSON, or has more than `MAX_DEPTH` levels.
+    """
+    found = content(directory, name)
+    return None if found is None else parsed(directory / name, found)
+
+
+def parsed(path: Path, found: bytes) -> Any:
+    """Returns the JSON value in the content of a file; raises UsageError as `json_value`."""
+    try:
+        value = json.loads(found)
+        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair cannot be written again
+    except RecursionError as error:
+        raise _is_too_deep(path) from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON ({first_line(error)}); restore it, or move it away") from error
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [part for one in level if isinstance(one, list | dict) for part in _parts(one)]
+    if level:
+        raise _is_too_deep(path)
+    return value
+
+
+def record(directory: Path, name: str, kinds: Mapping[str, type], may_lack: Sequence[str] = ()) -> dict | None:
+    """Returns a JSON object of a run; None if there is no file.
+
+    Args:
+      directory, name: as for `content`.
+      kinds: type of each entry, among int, float, bool, str, list and dict. Other entries are left as they are.
+      may_lack: names of entries that may be missing.
+
+    Raises:
+      UsageError: as `json_value`, or an entry is missing or of another type.
+    """
+    found, path = content(directory, name), directory / name
+    return None if found is None else checked_entries(path, parsed(path, found), kinds, may_lack)
+
+
+def checked_entries(path: Path, value: Any, kinds: Mapping[str, type], may_lack: Sequence[str] = ()) -> dict:
+    """Returns a JSON value after the checks of `record`; `path` is that of its file."""
+    if not isinstance(value, dict):
+        raise UsageError(f"{path} is not what alfish writes there: it is not a JSON object; move it away")
+    for entry, kind in kinds.items():
+        is_right, words = _KINDS[kind]
+        if entry not in value:
+            if entry in may_lack:
+                continue
+            raise UsageError(f"{path} is not what alfish writes there: it has no {entry!r}; move it away")
+        if not is_right(value[entry]):
+            raise UsageError(f"{path} is not what alfish writes there: {entry!r} is not {words}; move it away")
+    return value
+
+
+def table(directory: Path, name: str) -> tuple[list[str], list[list[str]]] | None:
+    """Returns header and rows of a CSV of a run; None if there is no file. Raises UsageError as `rows_of`."""
+    found = content(directory, name, MAX_TABLE)
+    return None if found is None else rows_of(directory / name, found)
+
+
+def rows_of(path: Path, found: bytes) -> tuple[list[str], list[list[str]]]:
+    """Returns header and rows of a CSV.
+
+    Raises:
+      UsageError: it has no header, or a row of another length, or is not UTF-8.
+    """
+    try:
+        header, *rows = [row for row in csv.reader(io.StringIO(found.decode(), newline="")) if row] or [[]]
+    except (ValueError, csv.Error) as error:
+        raise UsageError(f"{path} is not a table: {printable(str(error))}; restore it, or move it away") from error
+    if not header:
+        raise UsageError(f"{path} is empty; it should begin with the names of its columns")
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(header):
+            raise UsageError(f"{path}, row {number}, has {len(row)} cells and not {len(header)}; mend or move the file")
+    return header, rows
+
+
+def numbers(cells: Sequence[str], path: Path) -> np.ndarray:
+    """Returns a column of a CSV as numbers, which may be nan or infinite.
+
+    Raises:
+      UsageError: a cell is something else.
+    """
+    try:
+        return np.array([float(cell) for cell in cells])
+    except ValueError as error:
+        raise UsageError(f"{path} has no number where it should: {first_line(error)}; mend or move the file") from error
+
+
+def clocks(cells: Sequence[str], path: Path) -> np.ndarray:
+    """Returns a column of steps or seconds.
+
+    Raises:
+      UsageError: a cell is not a number from 0 to `LARGEST_CLOCK`.
+    """
+    found = numbers(cells, path)
+    wrong = ~((found >= 0) & (found <= LARGEST_CLOCK))  # nan too
+    if wrong.any():
+        cell = printable(cells[int(np.argmax(wrong))][:40])
+        raise UsageError(f"{path} has {cell!r} where it should have steps or seconds; mend or move the file")
+    return found
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int that is too large for a float
+        return False
+
+
+def _parts(value: list | dict) -> list:
+    return list(value.values()) if isinstance(value, dict) else value
+
+
+def _is_too_deep(path: Path) -> UsageError:
+    return UsageError(f"{path} is not what alfish writes there: it has more than {MAX_DEPTH} levels; move it away")
