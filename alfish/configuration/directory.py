@@ -52,7 +52,7 @@ def is_to_change(saved: Path, choice: str) -> bool:
         return True  # without a checkpoint there is nothing that another configuration could spoil
     before = locating.text_of(saved)
     if before.startswith(description.HEADER):  # it has whole names, which gin would shorten
-        with reading.preserved(), reading.saved(saved):
+        with reading.preserved(brief=True), reading.saved(saved):
             before = reading.text()
     changes = differences.difference(before, reading.text())
     if not changes or choice == "new":

@@ -56,9 +56,9 @@ def _opened_trainer(root_dir: Path, device: str) -> Trainer:
 
 @contextlib.contextmanager
 def _configured_as(
-    root_dir: Path, allow_import: Sequence[str], may_lack: Collection[reading.Lacking]
+    root_dir: Path, allow_import: Sequence[str], may_lack: Collection[reading.Lacking], brief: bool = False
 ) -> Iterator[None]:
-    """Gives gin the configuration of a run within the context; see `open_run` and `reading.saved`."""
+    """Gives gin the configuration of a run within the context; see `open_run`, `reading.saved` and `exclusive.held`."""
     path = root_dir / CONFIG_FILE
     if not path.is_file() and Checkpoints(root_dir / "checkpoints").steps():
         raise UsageError(
@@ -75,7 +75,7 @@ def _configured_as(
         hint = f"; runs that are near: {', '.join(near)}" if near else ""
         raise UsageError(f"{root_dir} is not a run of `alfish train`: it has no {CONFIG_FILE}{hint}")
     with (
-        reading.preserved(),
+        reading.preserved(brief),
         process_preserved(),
         without_chain(),
         opened_to_act(),
@@ -118,10 +118,14 @@ def load(
         that this process has imported already.
 
     Raises:
-      UsageError: there is no such run or checkpoint, or the policy has a part of another module.
+      UsageError: there is no such run or checkpoint, the policy has a part of another module, or another thread
+        trains.
     """
     may_lack: list[reading.Lacking] = ["parts", "imports"]  # what the policy does not use
-    with as_directory(root_dir) as directory, _configured_as(run_directory(directory), allow_import, may_lack):
+    with (
+        as_directory(root_dir) as directory,
+        _configured_as(run_directory(directory), allow_import, may_lack, brief=True),
+    ):
         checkpoints = Checkpoints(directory / "checkpoints")
         steps, state = checkpoints.load(checkpoint, spaces_of_checkpoint)
         spaces = spaces_of_checkpoint(state)

@@ -12,7 +12,7 @@ from alfish.configuration import locating, macros, messages
 from alfish.configuration.bindings import PARAMETER, Binding, Reading
 from alfish.configuration.kinds import refuse_wrong_kinds
 from alfish.errors import UsageError
-from alfish.parameters import description, differences, gin_internals, imports
+from alfish.parameters import description, differences, exclusive, gin_internals, imports
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
 from alfish.parameters.gin_internals import Key
 from alfish.runs import trust
@@ -82,9 +82,12 @@ def saved(path: Path, allow_import: Sequence[str] = (), may_lack: Collection[Lac
 
 
 @contextlib.contextmanager
-def preserved() -> Iterator[None]:
-    """Restores the caller's configuration at the end: also values that no text can express, and the lock."""
-    with gin_internals.preserved():
+def preserved(brief: bool = False) -> Iterator[None]:
+    """Restores the caller's configuration at the end: also values that no text can express, and the lock.
+
+    No other thread reads a configuration meanwhile; see `exclusive.held` for the argument and the error.
+    """
+    with exclusive.held(brief), gin_internals.preserved():
         yield
 
 

@@ -126,7 +126,8 @@ def train(
         transforms are of modules.
 
     Raises:
-      UsageError: a setting does not exist, nothing reads it, or its parameter does not take the value.
+      UsageError: a setting does not exist, nothing reads it, its parameter does not take the value, or another thread
+        of the program trains or has a run open.
       KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGUSR1, was received. A checkpoint is saved, and the same
         call continues the run if its budget is not spent.
     """

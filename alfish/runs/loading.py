@@ -2,7 +2,7 @@
 
 import difflib
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ def load_model(module: nn.Module, state_dict: dict[str, Any], name: str) -> None
       name: of the module, for the message.
 
     Raises:
-      UsageError: names the first entries that are missing, unexpected or of another shape.
+      UsageError: names the first entries that are missing, unexpected or of another shape; or one that is not finite.
     """
     here = module.state_dict()
     wrong = [f"missing {key}" for key in here if key not in state_dict]
@@ -61,7 +61,19 @@ def load_model(module: nn.Module, state_dict: dict[str, Any], name: str) -> None
             f"The checkpoint does not fit {name} ({shown}): build it with the networks, observations and actions it "
             "was saved with, or start in an empty directory."
         )
+    if found := nonfinite(module, state_dict):
+        raise UsageError(
+            f"The checkpoint of {name} is of no use: {found[0]} has values that are not finite; load an earlier one"
+        )
     module.load_state_dict(state_dict)
+
+
+def nonfinite(module: nn.Module, state_dict: Mapping[str, Any]) -> list[str]:
+    """Returns the names in a state of a module's parameters that are not finite, and of its buffers that have nan."""
+    parameters = {name for name, _ in module.named_parameters()}
+    tensors = {name: value for name, value in state_dict.items() if isinstance(value, torch.Tensor)}
+    is_whole = {True: lambda value: torch.isfinite(value).all(), False: lambda value: not torch.isnan(value).any()}
+    return [name for name, value in tensors.items() if not is_whole[name in parameters](value)]
 
 
 def names_below(part: str, names: Iterable[str], owner: str) -> dict[str, str]:

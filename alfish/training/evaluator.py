@@ -19,7 +19,7 @@ from alfish.films import Row
 from alfish.nest import Nest
 from alfish.offline import Episode
 from alfish.offline.episode import ends
-from alfish.parameters import NonNegativeInt, PositiveInt, checked
+from alfish.parameters import NonNegativeInt, PositiveInt, checked, exclusive
 from alfish.parameters.parts import build
 from alfish.runs import random_state
 from alfish.specs import ActionUnits, ObservationUnits, describe, reward_names
@@ -50,13 +50,14 @@ def make_evaluator(
     Vector environments that cannot reset and seed single rows have one environment for each episode.
 
     Raises:
-      UsageError: see `Evaluator`.
+      UsageError: see `Evaluator`; or another thread trains.
     """
 
     def made(count: int) -> Environment:
         name = "the factory of the environment for evaluation"
         return build(make_environment, Environment, name, num_envs=count, evaluation=True, **environment_arguments)
 
+    exclusive.check()  # else the configuration of a run in another thread would hold for these environments
     environment = made(min(num_envs, num_episodes))
     if not environment.seeds_rows and environment.num_envs != num_episodes:
         environment.close()

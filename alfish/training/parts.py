@@ -19,6 +19,7 @@ from alfish.environments import Environment
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
 from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
+from alfish.parameters import exclusive
 from alfish.parameters.devices import device_named
 from alfish.parameters.parts import build
 from alfish.processes import heap
@@ -221,8 +222,9 @@ def use_device(name: str, num_threads: int | Literal["auto"]) -> torch.device:
     """Sets up this process: heap, subnormal numbers and number of threads; returns the device of `Trainer.device`.
 
     Raises:
-      UsageError: there is no such device.
+      UsageError: there is no such device, or another thread trains.
     """
+    exclusive.check()
     heap.keep_freed_memory()
     flush_subnormals()
     kernels.set_num_threads(num_threads)

@@ -17,7 +17,7 @@ from alfish.environments import Environment, make_environment
 from alfish.formatting import counted
 from alfish.learner.learner import Learner
 from alfish.metrics import Metric
-from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, Range, UnitInterval, checked
+from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, Range, UnitInterval, checked, exclusive
 from alfish.runs.checkpoint_file import check_loadable
 from alfish.runs.files import DiskError
 from alfish.runs.loading import check_like
@@ -193,9 +193,9 @@ class Trainer:
           The last report; None if the run was finished already, or if a signal came before the first iteration.
 
         Raises:
-          RunError: the run cannot go on, something in it called sys.exit, or it is finished without an update.
+          RunError: the run cannot go on, something in it called sys.exit, or it ends untrained or with nan.
         """
-        with self.signals:
+        with exclusive.held(), self.signals:
             try:
                 report = self._train()
             finally:
@@ -223,7 +223,7 @@ class Trainer:
             if self.clock.paused and self.interrupted_by is None:
                 self.log(f"Paused at {self.clock.value:,} steps (Trainer.stop_at = {self.clock.stop_at:,})")
             if _is_done(self, self._notifier):
-                self.directory.mark_done(self.clock)
+                untrained.finish(self)
         except Interrupted:  # during the start: there is nothing to save
             pass
         except (Exception, SystemExit) as error:

@@ -1,10 +1,11 @@
-"""Runs that end without an update, whose policy would be untrained: refused before they start, or reported."""
+"""Runs that end without an update, or without finite parameters: refused before they start, or reported."""
 
 import math
 from typing import TYPE_CHECKING
 
 from alfish import replicas
 from alfish.errors import RunError, UsageError
+from alfish.runs.loading import nonfinite
 
 if TYPE_CHECKING:
     from alfish.training.trainer import Trainer
@@ -40,6 +41,17 @@ def check_trained(trainer: "Trainer") -> None:
         f"{trainer.directory.path} is finished after {clock.value:,} steps without an update, so its policy is "
         f"untrained: the run has {end}{_remedy(trainer)}"
     )
+
+
+def finish(trainer: "Trainer") -> None:
+    """Marks a run as finished; raises RunError if it has parameters that are not finite."""
+    modules = {"": trainer.algorithm, "transforms.": trainer.transforms}
+    if found := [head + name for head, module in modules.items() for name in nonfinite(module, module.state_dict())]:
+        raise RunError(
+            f"{trainer.directory.path} is at its end, and its networks are of no use: {found[0]} has values that are "
+            "not finite; look at rewards and observations, or lower the learning rate, and train anew"
+        )
+    trainer.directory.mark_done(trainer.clock)
 
 
 def end_of(trainer: "Trainer") -> str:

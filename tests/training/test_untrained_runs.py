@@ -18,6 +18,8 @@ from alfish.batches import EpochBatches
 from alfish.environments import make_environment
 from alfish.errors import RunError, UsageError
 from alfish.runs.checkpoints import Checkpoints
+from alfish.training.listener import Listener
+from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer
 
 REPOSITORY = Path(alfish.__file__).parents[1]
@@ -129,3 +131,33 @@ def test_an_unroll_with_few_rows_for_its_epochs_is_reported(tmp_path, capsys, un
         "Trainer.unroll_length (ppo.gin has 2048 rows), or lower EpochBatches.num_epochs"
     )
     assert lines == ([] if rows is None else [said])
+
+
+def test_parameters_that_are_not_finite_are_refused_when_they_are_loaded_and_before_done(tmp_path):
+    root_dir, weight = tmp_path / "run", []
+
+    class Spoils(Listener):
+        def start(self, run):
+            weight.append(next(iter(run.algorithm.parameters())))
+
+        def after_iteration(self, run, report):
+            if report.finished:
+                weight[-1].data.view(-1)[0] = float("nan")
+
+    settings = {"num_env_steps": 64, "unroll_length": 16, "MLP.layers": (4,), "make_environment.num_envs": 1}
+    saver = CheckpointSaver(period=16)
+    with pytest.raises(
+        RunError, match="run is at its end, and its networks are of no use: .* not finite; look at rewards"
+    ):
+        alfish.train("PPO", "CartPole-v1", root_dir=root_dir, listeners=[Spoils(), saver], **settings)
+    assert not (root_dir / "done").exists()
+    for call in (
+        lambda: alfish.load(root_dir),
+        lambda: alfish.train(
+            "PPO", "CartPole-v1", root_dir=root_dir, on_config_change="new", **settings | {"num_env_steps": 96}
+        ),
+    ):
+        with pytest.raises(UsageError, match="is of no use: .* has values that are not finite; load an earlier one"):
+            call()
+    earlier = Checkpoints(root_dir / "checkpoints").steps()[0]
+    assert alfish.load(root_dir, checkpoint=earlier).env_steps == earlier

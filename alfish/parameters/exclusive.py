@@ -1,0 +1,47 @@
+"""The settings of a process, which one thread uses at a time: gin's configuration, and the global random generators."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from alfish.errors import UsageError
+
+POLL_SECONDS = 0.05
+
+_lock = threading.RLock()
+_is_brief = False  # what the thread that holds the lock does ends by itself, and soon
+
+
+@contextlib.contextmanager
+def held(brief: bool = False) -> Iterator[None]:
+    """Gives the settings to this thread within the context; contexts of one thread may be inside each other.
+
+    Args:
+      brief: whether the context ends soon, so that other threads wait for it.
+
+    Raises:
+      UsageError: another thread has them, and not briefly.
+    """
+    global _is_brief
+    _acquire()
+    before, _is_brief = _is_brief, brief
+    try:
+        yield
+    finally:
+        _is_brief = before
+        _lock.release()
+
+
+def check() -> None:
+    """Raises UsageError if another thread has the settings, and not briefly; waits for one that has them briefly."""
+    _acquire()
+    _lock.release()
+
+
+def _acquire() -> None:
+    while not _lock.acquire(timeout=POLL_SECONDS if _is_brief else 0):
+        if not _is_brief:
+            raise UsageError(
+                "another thread of this process trains or has a run open, and a process has one configuration and one "
+                "set of random generators; wait for its end, or train in several processes, as `alfish sweep` does"
+            )
