@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import importlib
+import math
 import sys
 import traceback
 from collections.abc import Sequence
@@ -80,6 +81,9 @@ def _run(name: str, module, rest: list[str]) -> int:
             if left and not getattr(module, "TAKES_WORDS", False):
                 flag = f"--gin_file={left[0]}" if left[0].endswith(".gin") else "--root_dir=runs/ppo"
                 raise UsageError(f"{left[0]!r} is not a flag; flags look like {flag}")
+            for flag, value in module.FLAGS.flag_values_dict().items():
+                if isinstance(value, float) and math.isnan(value):
+                    raise UsageError(f"--{flag} is nan; it must be a number")
             if module.FLAGS.verbosity:
                 logging.set_verbosity(logging.DEBUG)
             return module.main(module.FLAGS, *left)

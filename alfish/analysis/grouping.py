@@ -99,6 +99,8 @@ def by_environment(
         environment, colon, value = text.rpartition(":")
         try:
             parsed = parse(value)
+            if parsed != parsed:  # nan
+                raise ValueError(value)
         except ValueError as error:
             raise UsageError(
                 f"the {noun} {text!r} cannot be read; write {example}, or CartPole-v1:{example}"
