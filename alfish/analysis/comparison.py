@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -82,6 +83,7 @@ class Comparison:
     ranges: Mapping[str, tuple[float, float]]
 
 
+@np.errstate(over="ignore", invalid="ignore")  # of scores that are not finite, which are noted
 def compare(
     sources: Sequence[Source],
     metric: str,
@@ -111,12 +113,13 @@ def compare(
     goals = _single(by_environment(thresholds, environments, float, "threshold", "475"), "threshold")
     scales = _single(by_environment(ranges, environments, _range, "score range", "0,500"), "score range")
     rows = []
+    _note_ends(groups, series, axis, note)
     for one in groups:
         own = [series[source] for source in one.sources]
-        _note_ends(one, [of.clocks[axis][-1] for of in own], axis, note)
         _note_short(one, own, last, note)
         goal, scale = goals.get(one.environment), scales.get(one.environment)
         scores = np.array([[of.values[-last:].mean()] for of in own])
+        _note_undefined(one, scores[:, 0], note)
         target = goal
         if scale is not None:
             scores, target = (scores - scale[0]) / (scale[1] - scale[0]), 1.0
@@ -185,10 +188,21 @@ def _rate(series: Sequence[Series], axis: str) -> float | None:
     return float(np.median([clock / seconds for clock, seconds in ends])) if ends else None
 
 
-def _note_ends(one: Group, ends: Sequence[float], axis: str, note: Note) -> None:
-    if max(ends) > 1.01 * min(ends):  # iterations end a little apart
-        between = f"{min(ends):,.0f} to {max(ends):,.0f} {AXIS_WORDS[axis]}"
-        note(f"{named(one)}: its runs end at {between}, and each is taken at its end")
+def _note_ends(groups: Sequence[Group], series: Mapping[Source, Series], axis: str, note: Note) -> None:
+    """Notes each run whose last value is earlier than the last value of another run in its environment."""
+    for environment in dict.fromkeys(one.environment for one in groups):
+        sources = [source for one in groups if one.environment == environment for source in one.sources]
+        ends = [series[source].clocks[axis][-1] for source in sources]
+        for source, end in zip(sources, ends):
+            if 1.01 * end < max(ends):  # iterations end a little apart
+                reached = f"{end:,.0f} of {max(ends):,.0f} {AXIS_WORDS[axis]}"
+                note(f"{source.name} has its last value at {reached}, and is taken there")
+
+
+def _note_undefined(one: Group, scores: np.ndarray, note: Note) -> None:
+    for source, score in zip(one.sources, scores):
+        if not np.isfinite(score):
+            note(f"{source.name} ends with the score {score}, so what depends on it is {score} too ({named(one)})")
 
 
 def _note_short(one: Group, series: Sequence[Series], last: int, note: Note) -> None:
@@ -207,6 +221,6 @@ def _single(found: Mapping[str, list], noun: str) -> dict:
 
 def _range(text: str) -> tuple[float, float]:
     low, high = map(float, text.split(","))
-    if not low < high:
+    if not (low < high and math.isfinite(high - low)):
         raise ValueError(text)
     return low, high

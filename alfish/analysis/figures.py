@@ -3,10 +3,13 @@
 import io
 from typing import Any
 
+import numpy as np
+
 from alfish.errors import UsageError
 
 # Okabe and Ito's colours, which people with colour blindness tell apart; without yellow, which is pale on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
+LARGEST = 1e100  # absolute value that is drawn; the width of an axis, and its margins, must be finite
 STYLES = ("-", "--", ":", "-.")  # once all colours were used
 
 
@@ -21,6 +24,12 @@ def new_figure(width: float, height: float) -> Any:
     except ImportError as error:
         raise UsageError("a picture needs the extra 'plot': pip install 'alfish[plot]'") from error
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def drawable(values: Any) -> np.ndarray:
+    """Returns values as an array, with nan in place of those that matplotlib cannot place on an axis."""
+    array = np.asarray(values, float)
+    return np.where(np.abs(array) < LARGEST, array, np.nan)
 
 
 def tidy(axes: Any) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from absl import logging
 
 from alfish.analysis import figures
@@ -12,6 +13,7 @@ from alfish.analysis.grouping import by_environment, group, named, note_repeated
 from alfish.analysis.series import AXIS_WORDS, DEFAULT_METRIC, Source
 from alfish.analysis.sources import Note, find, read_all
 from alfish.errors import UsageError
+from alfish.formatting import counted
 from alfish.parameters import checked
 
 NUM_COLUMNS = 3  # of panels
@@ -57,6 +59,7 @@ def plot(
     return draw(curves, axis, metric, thresholds, axes)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # of values that are not finite, which are noted
 def curves_of(
     sources: Sequence[Source], metric: str, axis: str | None, statistic: str, note: Note
 ) -> tuple[list[Curve], str]:
@@ -71,6 +74,9 @@ def curves_of(
     axis = axis_of(list(series.values()), [source.name for source in series], axis)
     groups, found = group(list(series)), []
     note_repeated_seeds(groups, note)
+    for source, of in series.items():
+        if num_undefined := int((~np.isfinite(of.values)).sum()):
+            note(f"{source.name}: {num_undefined} of {counted(len(of.values), 'value')} not finite, and not drawn")
     for one in groups:
         found.append(curve(one, [series[source] for source in one.sources], axis, statistic))
         if len(found[-1].clock) == 0:
@@ -137,9 +143,10 @@ def _draw_curve(panel: Any, one: Curve, axis: str, number: int) -> None:
     color = figures.COLORS[number % len(figures.COLORS)]
     style = figures.STYLES[number // len(figures.COLORS) % len(figures.STYLES)]
     marker = "o" if len(one.clock) == 1 else None
-    panel.plot(one.clock, one.values, color=color, linestyle=style, linewidth=1.8, marker=marker, label=one.group.label)
+    values = figures.drawable(one.values)
+    panel.plot(one.clock, values, color=color, linestyle=style, linewidth=1.8, marker=marker, label=one.group.label)
     if one.band is not None:
-        panel.fill_between(one.clock, *one.band, color=color, alpha=0.2, linewidth=0)
+        panel.fill_between(one.clock, *figures.drawable(one.band), color=color, alpha=0.2, linewidth=0)
 
 
 def _add_legend(owner: Any, panels: Sequence[Any], labels: Sequence[str]) -> None:

@@ -2,14 +2,11 @@
 
 import base64
 import itertools
-import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from alfish.analysis import figures, page
 from alfish.analysis.curves import axis_of
@@ -23,7 +20,7 @@ from alfish.parameters import differences
 from alfish.parameters.description import CONFIG_FILE
 from alfish.runs import contents
 from alfish.runs.run_log import warnings_in
-from alfish.training.evaluations.evaluation import bootstrap_interval
+from alfish.training.evaluations.evaluation import bootstrap_interval, mean, ranked
 
 NUM_PANELS = 15  # of metrics of training
 NUM_COLUMNS = 3
@@ -81,7 +78,7 @@ def _results(returns: Evaluations) -> Iterator[tuple[str, str]]:
     if not returns:
         yield "evaluations", "none yet"
         return
-    last, best = max(returns), max(returns, key=lambda clock: (np.mean(returns[clock]), clock))
+    last, best = max(returns), max(returns, key=lambda clock: (ranked(mean(returns[clock])), clock))
     yield "last evaluation", f"{_mean(returns[last])} over {counted(len(returns[last]), 'episode')} at {last:,} steps"
     yield "best evaluation", f"{_mean(returns[best])} at {best:,} steps"
 
@@ -121,9 +118,10 @@ def _evaluation_curve(run: RunSource, returns: Evaluations) -> str:
     figure = figures.new_figure(8, 3.6)
     axes = figure.subplots()
     clocks = list(returns)
-    intervals = np.array([bootstrap_interval(returns[clock]) for clock in clocks]).T
+    intervals = figures.drawable([bootstrap_interval(returns[clock]) for clock in clocks]).T
     marker = "o" if len(clocks) == 1 else None
-    axes.plot(clocks, [np.mean(returns[clock]) for clock in clocks], color=figures.COLORS[0], marker=marker)
+    means = figures.drawable([mean(returns[clock]) for clock in clocks])
+    axes.plot(clocks, means, color=figures.COLORS[0], marker=marker)
     axes.fill_between(clocks, *intervals, color=figures.COLORS[0], alpha=0.2, linewidth=0)
     axes.set_xlabel(run.clock_words)
     axes.set_ylabel("return of the episodes")
@@ -140,7 +138,7 @@ def _evaluation_table(returns: Evaluations, lengths: Evaluations) -> str:
     rows = []
     for clock, values in returns.items():
         low, high = map(significant, bootstrap_interval(values))
-        ends = [significant(float(end)) for end in (np.mean(values), min(values), max(values))]
+        ends = [significant(float(end)) for end in (mean(values), min(values), max(values))]
         episodes = ", ".join(f"{significant(value)} ({length:.0f})" for value, length in zip(values, lengths[clock]))
         rows.append([f"{clock:,}", ends[0], f"[{low}, {high}]", *ends[1:], episodes])
     return f"<details><summary>All episodes</summary>\n{page.table(header, rows)}\n</details>"
@@ -158,7 +156,8 @@ def _training_curves(run: RunSource, metrics: Sequence[str]) -> str:
     grid = figure.subplots(num_rows, NUM_COLUMNS, squeeze=False).flat
     axis = axis_of(list(series.values()), list(series))
     for name, axes in zip(shown, grid):
-        axes.plot(series[name].clocks[axis], series[name].values, color=figures.COLORS[0], linewidth=1)
+        values = figures.drawable(series[name].values)
+        axes.plot(series[name].clocks[axis], values, color=figures.COLORS[0], linewidth=1)
         axes.set_title(name, fontsize=9)
         axes.xaxis.set_major_formatter(figures.engineering())
         axes.tick_params(labelsize=8)
@@ -193,7 +192,7 @@ def _configuration(directory: Path, entries: Sequence[Mapping[str, Any]]) -> str
     shipped = _shipped(entries[0]["command"]) if entries else []
     parts = []
     if shipped and given:
-        with reading.preserved():
+        with reading.preserved(brief=True):
             reading.read(shipped, [])
             changes = differences.difference(reading.text(), given, with_budget=True)
         words = f"Compared with {' and '.join(shipped)} (- shipped, + this run):"
@@ -235,7 +234,7 @@ def _plain(value: Any) -> str:
 
 def _mean(values: Sequence[float]) -> str:
     low, high = map(significant, bootstrap_interval(values))
-    return f"{significant(math.fsum(values) / len(values))} [{low}, {high}]"
+    return f"{significant(mean(values))} [{low}, {high}]"
 
 
 def _hidden(title: str, text: str) -> str:

@@ -13,6 +13,7 @@ from alfish.errors import UsageError
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
 from alfish.parameters.differences import name_of, reference, tail, values
 from alfish.runs import contents
+from alfish.training.evaluations.evaluation import mean
 from alfish.training.evaluations.results import scalars_of
 from alfish.writers import COUNTERS
 
@@ -116,7 +117,7 @@ class RunSource:
         kept = np.isin(steps, list(evaluations)) & (False if own is None else table.is_filled(own))
         if not kept.any():
             raise UsageError(f"{self.name} has evaluations without rows in {METRICS_FILE}, which has their clocks")
-        means = [np.mean(evaluations[one]) for one, is_kept in zip(steps, kept) if is_kept]
+        means = [mean(evaluations[one]) for one, is_kept in zip(steps, kept) if is_kept]
         return Series(table.clocks(kept), np.array(means))
 
     def _missing(self, metric: str, header: list[str]) -> str:

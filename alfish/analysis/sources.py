@@ -13,6 +13,7 @@ from alfish.analysis.run_source import METRICS_FILE, RunSource, is_run
 from alfish.analysis.series import Series, Source
 from alfish.errors import UsageError
 
+RUN_ID = "run_id"  # written when a run starts
 Note = Callable[[str], Any]  # takes a sentence for the user
 
 
@@ -85,7 +86,12 @@ def _runs(path: Path) -> list[Path]:
     """Returns the runs that a path stands for."""
     if not path.is_dir() or is_run(path) or _monitors(path):
         return [path]
-    return [one for one in sorted(path.iterdir()) if (one / METRICS_FILE).is_file() or _monitors(one)]
+    return [one for one in sorted(path.iterdir()) if _has_begun(one) or _monitors(one)]
+
+
+def _has_begun(path: Path) -> bool:
+    """Returns True for a run that was started; the base of a sweep has a configuration only."""
+    return any((path / name).is_file() for name in (METRICS_FILE, RUN_ID))
 
 
 def _read(path: Path, label: str | None) -> list[Source]:

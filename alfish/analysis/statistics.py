@@ -36,11 +36,12 @@ def median(scores: np.ndarray) -> np.ndarray:
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
-    """Returns the mean of all scores without the floor(N / 4) lowest and highest of the N = R M."""
+    """Returns the mean of all scores without the floor(N / 4) lowest and highest of the N = R M; nan if one is nan."""
     together = scores.reshape(*scores.shape[:-2], -1)
     count = together.shape[-1]
     cut = count // 4
-    return np.sort(together, -1)[..., cut : count - cut].mean(-1)
+    middle = np.sort(together, -1)[..., cut : count - cut].mean(-1)
+    return np.where(np.isnan(together).any(-1), np.nan, middle)  # which sorting would count as the highest
 
 
 def optimality_gap(scores: np.ndarray, target: float = 1.0) -> np.ndarray:

@@ -12,7 +12,7 @@ from alfish.analysis.run_source import RunSource, read_evaluations
 from alfish.analysis.tables import as_markdown
 from alfish.formatting import counted, significant
 from alfish.parameters import differences
-from alfish.training.evaluations.evaluation import bootstrap_interval
+from alfish.training.evaluations.evaluation import bootstrap_interval, mean, ranked
 
 TASK = "reinforcement-learning"
 
@@ -77,7 +77,7 @@ def _head(title: str, algorithm: str, environment: str, returns: Mapping[int, Se
                 "type": "mean_reward",
                 "name": f"{which} mean return of {counted(len(values), 'episode')} at {clock:,} steps, "
                 f"95 % interval {_interval(values)}",
-                "value": round(sum(values) / len(values), 6),
+                "value": round(mean(values), 6),
                 "verified": False,
             }
             for which, clock, values in _chosen(returns)
@@ -94,7 +94,7 @@ def _chosen(returns: Mapping[int, Sequence[float]]) -> list[tuple[str, int, Sequ
     if not returns:
         return []
     last = max(returns)
-    best = max(returns, key=lambda clock: (sum(returns[clock]) / len(returns[clock]), clock))
+    best = max(returns, key=lambda clock: (ranked(mean(returns[clock])), clock))
     chosen = [("last", last)] if best == last else [("last", last), ("best", best)]
     return [(which, clock, returns[clock]) for which, clock in chosen]
 
@@ -108,7 +108,7 @@ def _results(returns: Mapping[int, Sequence[float]]) -> str:
     if not returns:
         return "## Results\n\nThe run was not evaluated while it trained."
     rows = [
-        (which, f"{clock:,}", significant(sum(values) / len(values)), _interval(values), f"{len(values):,}")
+        (which, f"{clock:,}", significant(mean(values)), _interval(values), f"{len(values):,}")
         for which, clock, values in _chosen(returns)
     ]
     table = as_markdown([("evaluation", "steps", "mean return", "95 % interval", "episodes"), *rows])

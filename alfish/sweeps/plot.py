@@ -9,6 +9,7 @@ from alfish.analysis import figures
 from alfish.runs.files import write_atomically
 from alfish.sweeps.search import Parameter
 from alfish.sweeps.trials import Trial
+from alfish.training.evaluations.evaluation import mean, ranked
 
 PICTURE = "trials.png"
 COLORS = {"complete": "tab:blue", "pruned": "tab:orange", "running": "tab:gray"}
@@ -22,7 +23,7 @@ def write_picture(directory: Path, parameters: Sequence[Parameter], trials: Sequ
       UsageError: matplotlib is not installed.
     """
     complete = (one for one in trials if one.state == "complete")
-    best = max(complete, key=lambda one: -math.inf if one.value is None else one.value, default=None)
+    best = max(complete, key=lambda one: -math.inf if one.value is None else ranked(one.value), default=None)
     figure = figures.new_figure(4 * (len(parameters) + 1) + 1, 3.6)
     axes = figure.subplots(1, len(parameters) + 1, squeeze=False)[0]
     for axis, parameter in zip(axes, parameters):
@@ -39,9 +40,11 @@ def _draw_parameter(axis: Any, parameter: Parameter, trials: Sequence[Trial], be
         own = [trial for trial in trials if trial.state == state and trial.value is not None]
         if own:
             xs = [numbers(trial.bindings[parameter.name]) for trial in own]
-            axis.scatter(xs, [trial.value for trial in own], s=18, color=color, label=state, alpha=0.8)
+            values = figures.drawable([trial.value for trial in own])
+            axis.scatter(xs, values, s=18, color=color, label=state, alpha=0.8)
     if best is not None:
-        axis.scatter([numbers(best.bindings[parameter.name])], [best.value], s=70, facecolors="none", edgecolors=BEST)
+        place = [numbers(best.bindings[parameter.name])], figures.drawable([best.value])
+        axis.scatter(*place, s=70, facecolors="none", edgecolors=BEST)
     if parameter.kind == "log":
         low, high = parameter.ends
         axis.set_xscale("log")
@@ -69,7 +72,8 @@ def _draw_curves(axis: Any, trials: Sequence[Trial], best: Trial | None) -> None
         curve = _curve(trial)
         color = BEST if trial is best else COLORS.get(trial.state, "tab:gray")
         front = trial is best
-        axis.plot(*zip(*curve), color=color, alpha=1.0 if front else 0.4, linewidth=2 if front else 1, zorder=2 + front)
+        place = figures.drawable(curve).reshape(-1, 2).T
+        axis.plot(*place, color=color, alpha=1.0 if front else 0.4, linewidth=2 if front else 1, zorder=2 + front)
     for label, color in [*COLORS.items(), ("best", BEST)]:
         if label == "best" or any(trial.state == label for trial in trials):
             axis.plot([], [], color=color, label=label)
@@ -85,4 +89,4 @@ def _curve(trial: Trial) -> list[tuple[int, float]]:
     clocks = set.intersection(*(set(run.state.evaluations) for run in runs)) if runs else set()
     stop = min((run.pruned_at for run in runs if run.pruned_at is not None), default=math.inf)
     means = [run.state.means for run in runs]
-    return [(clock, math.fsum(one[clock] for one in means) / len(means)) for clock in sorted(clocks) if clock <= stop]
+    return [(clock, mean([one[clock] for one in means])) for clock in sorted(clocks) if clock <= stop]

@@ -1,7 +1,6 @@
 """State of a run, as its directory shows it to other processes."""
 
 import json
-import math
 import signal
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from alfish.runs.checkpoints import Checkpoints
 from alfish.runs.files import write_atomically
 from alfish.runs.stop_signals import SIGNALS, exit_status
 from alfish.sweeps.jobs import OUTPUT, Ended
+from alfish.training.evaluations.evaluation import mean
 
 DONE = "done"  # a file in a run's directory: its budget is spent, or a listener has stopped it
 FAILED = "failed"  # a file in a run's directory: why the run cannot go on. Without the file it is tried again.
@@ -57,11 +57,6 @@ class RunState(NamedTuple):
     def means(self) -> dict[int, float]:
         """Mean return of each evaluation, by clock, ascending."""
         return {clock: mean(returns) for clock, returns in self.evaluations.items()}
-
-
-def mean(values: Collection[float]) -> float:
-    """Returns the mean of one or more numbers."""
-    return math.fsum(values) / len(values)
 
 
 def mean_of_means(evaluations: Collection[Collection[float]]) -> float | None:

@@ -12,7 +12,7 @@ from alfish.errors import printable
 from alfish.formatting import counted, significant
 from alfish.sweeps.group import write_rows
 from alfish.sweeps.trials import Trial
-from alfish.training.evaluations.evaluation import bootstrap_interval
+from alfish.training.evaluations.evaluation import bootstrap_interval, ranked
 
 CSV = "trials.csv"
 NUM_SHOWN = 10  # trials of each state in the table for people
@@ -59,7 +59,7 @@ def table(names: Sequence[str], trials: Sequence[Trial]) -> str:
     left_out, reasons = [], []
     for state in ("complete", "pruned", "running", "failed"):
         own = [trial for trial in trials if trial.state == state]
-        own.sort(key=lambda trial: -(trial.value if trial.value is not None else -math.inf))
+        own.sort(key=lambda trial: -(-math.inf if trial.value is None else ranked(trial.value)))
         rows += [_cells(trial, names) for trial in own[:NUM_SHOWN]]
         reasons += [
             f"trial {trial.number} failed: {printable(trial.failure)}" for trial in own[:NUM_SHOWN] if trial.failure

@@ -82,9 +82,48 @@ def test_environments_are_put_together_where_each_has_a_range_of_scores(make_run
 def test_runs_that_end_at_different_steps_are_noted(make_run, compared, tmp_path):
     make_run("a", (1.0, 2.0)), make_run("b", (1.0, 2.0, 3.0), seed=1)
     compared(tmp_path)
-    assert compared.notes == [
-        "PPO in CartPole-v1: its runs end at 2,000 to 3,000 env steps, and each is taken at its end"
+    assert compared.notes == [f"{tmp_path / 'a'} has its last value at 2,000 of 3,000 env steps, and is taken there"]
+
+
+def test_a_run_that_ended_early_is_noted_also_if_it_is_alone_in_its_group(make_run, compared, tmp_path):
+    make_run("a", (1.0,) * 3), make_run("b", (1.0,) * 3, seed=1), make_run("c", (1.0,) * 6, gamma=0.9)
+    make_run("d", (1.0,), env_id="Acrobot-v1")
+    compared(tmp_path)
+    early = [note for note in compared.notes if "last value" in note]
+    assert early == [
+        f"{tmp_path / name} has its last value at {clock} of 6,000 env steps, and is taken there"
+        for name, clock in (("a", "3,000"), ("b", "3,000"))
     ]
+
+
+def test_a_run_whose_score_is_nan_is_no_best_run_and_is_noted(make_run, compared, tmp_path, capsys):
+    for seed, value in enumerate((100.0, 200.0, 300.0, float("nan"))):
+        make_run(f"a-{seed}", (1.0, value), seed=seed), make_run(f"b-{seed}", (1.0, 5.0), seed=seed, gamma=0.9)
+    with_nan, whole = compared(tmp_path, thresholds=["50"]).rows
+    for name in ("iqm", "mean", "median", "optimality_gap", "improvement"):
+        estimate = getattr(with_nan, name)
+        assert np.isnan([estimate.value, *estimate.interval]).all()
+    assert whole.iqm.value == 5 and with_nan.way.num_reached == 3
+    words = [
+        f"{tmp_path / 'a-3'} ends with the score nan, so what depends on it is nan too (PPO.gamma=0.98 in CartPole-v1)"
+    ]
+    assert [note for note in compared.notes if "nan" in note] == words
+    for form in ("text", "csv"):
+        assert main(["compare", str(tmp_path), f"--format={form}"]) == 0
+        said = capsys.readouterr()
+        assert f"note: {words[0]}\n" in said.err and "nan" in said.out and "250" not in said.out
+
+
+def test_a_run_that_was_started_and_has_no_value_is_noted(make_run, compared, tmp_path):
+    make_run("a")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "config.gin").write_text("")
+    (tmp_path / "b" / "run_id").write_text("7")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "config.gin").write_text("")  # the base of a sweep
+    compared(tmp_path)
+    (note,) = (note for note in compared.notes if "left out" in note)
+    assert note.startswith(f"{tmp_path / 'b'} has no metrics.csv yet")
 
 
 def test_runs_with_fewer_values_than_are_asked_for_are_noted(make_run, compared, tmp_path):

@@ -262,3 +262,15 @@ def test_without_matplotlib_the_command_to_install_it_is_shown(make_run, monkeyp
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["plot", str(make_run("a")), f"--output={tmp_path / 'x.png'}"]) == 2
     assert "pip install 'alfish[plot]'" in capsys.readouterr().err
+
+
+def test_values_that_are_not_finite_are_noted_and_not_drawn(make_run, tmp_path, capsys):
+    for seed, value in enumerate((2.0, float("nan"), 1e308, float("-inf"))):
+        make_run(f"runs/a-{seed}", (1.0, value, 1e308), seed=seed)
+    for statistic in ("iqm", "mean", "median"):
+        flags = [f"--output={tmp_path / 'x.svg'}", f"--statistic={statistic}"]
+        assert main(["plot", str(tmp_path / "runs"), *flags]) == 0
+        words = capsys.readouterr().err
+        assert f"note: {tmp_path}/runs/a-1: 1 of 3 values not finite, and not drawn\n" in words and "a-2:" not in words
+    assert main(["report", f"--root_dir={tmp_path / 'runs' / 'a-2'}", f"--output={tmp_path / 'x.html'}"]) == 0
+    assert main(["compare", str(tmp_path / "runs")]) == 0

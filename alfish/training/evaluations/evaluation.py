@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from alfish.formatting import significant
 
 NUM_RESAMPLES = 10_000
+LARGEST = 1e300  # absolute return, of which sums are finite
 BLOCK = 1 << 20  # returns that are drawn at a time
 
 
@@ -29,7 +30,7 @@ class Evaluation:
     @property
     def mean(self) -> float:
         """Mean of the returns."""
-        return math.fsum(self.returns) / len(self.returns)
+        return mean(self.returns)
 
     @functools.cached_property
     def interval(self) -> tuple[float, float]:
@@ -45,7 +46,7 @@ class Evaluation:
             "env_steps": self.env_steps,
             "num_episodes": len(returns),
             "mean": self.mean,
-            "std": float(returns.std(ddof=1)) if len(returns) > 1 else 0.0,
+            "std": deviation(returns) if len(returns) > 1 else 0.0,
             "ci_low": low,
             "ci_high": high,
             "min": float(returns.min()),
@@ -61,7 +62,7 @@ class Evaluation:
         summary = self.summary()
         shown = {f"{name}/{which}_return": summary[which] for which in ("mean", "std", "min", "max")}
         for objective, returns in self.by_objective.items():
-            shown[f"{name}/mean_return/{objective}"] = math.fsum(returns) / len(returns)
+            shown[f"{name}/mean_return/{objective}"] = mean(returns)
         return {**shown, f"{name}/mean_length": sum(self.lengths) / len(self.lengths)}
 
     def words(self) -> str:
@@ -82,8 +83,29 @@ def scalar_names(objectives: Sequence[str] = ()) -> list[str]:
     return ["mean_return", "std_return", "min_return", "max_return", *by_objective, "mean_length"]
 
 
+def mean(values: Collection[float]) -> float:
+    """Returns the mean of one or more numbers, rounded once; nan if their sum is not a number."""
+    try:
+        return math.fsum(values) / len(values)
+    except (OverflowError, ValueError):  # of numbers near the largest one, or infinite ones of both signs
+        return math.nan
+
+
+@np.errstate(over="ignore", invalid="ignore")  # of numbers near the largest one
+def deviation(values: np.ndarray) -> float:
+    """Returns the standard deviation of two or more numbers; inf or nan if it is not a finite number."""
+    return float(values.std(ddof=1))
+
+
+def ranked(value: float) -> float:
+    """Returns a value to order results by: nan is the worst, and not equal to everything as in comparisons."""
+    return -math.inf if math.isnan(value) else value
+
+
 def bootstrap_interval(returns: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """Returns a 95 % interval of the mean return of a policy, from the returns of some of its episodes."""
+    if not (np.abs(returns) < LARGEST).all():
+        return math.nan, math.nan
     rng, count = np.random.default_rng(0), len(returns)
     rows = max(1, BLOCK // count)  # resamples at a time
     means = [rng.choice(returns, (min(rows, NUM_RESAMPLES - k), count)).mean(1) for k in range(0, NUM_RESAMPLES, rows)]
