@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import errno
 import importlib
 import math
 import sys
@@ -99,6 +100,11 @@ def _run(name: str, module, rest: list[str]) -> int:
         if isinstance(error, CodeError) and not module.FLAGS.verbosity:
             print("The traceback is in log.txt of a run, and --verbosity=1 shows it", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        print(f"alfish {name}: no file can be named {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
     except SystemExit as error:  # an environment's, or that of another part of the user's
         print(f"alfish {name}: {in_words(error)}", file=sys.stderr)
         return 1

@@ -30,8 +30,12 @@ def find(words: Iterable[str | Path], note: Note = logging.warning) -> list[Sour
     found: dict[Path, list[Source]] = {}
     others = []
     for word in map(str, words):
-        label, pattern = _split(word)
-        for path in _expanded(pattern):
+        try:
+            label, pattern = _split(word)
+            paths = _expanded(pattern)
+        except OSError as error:
+            raise UsageError(f"{word} cannot be read: {error.strerror}") from error
+        for path in paths:
             runs = _runs(path)
             if not runs:
                 others.append(

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from alfish.archives.manifest import MANIFEST, MAX_MANIFEST, Manifest, of_files, parse
 from alfish.errors import RunError, UsageError, first_line
-from alfish.runs.files import open_atomically, open_regular, writing
+from alfish.runs.files import open_atomically, open_regular, temporary_of, writing
 
 _BLOCK = 1 << 20
 _DATE = (1980, 1, 1, 0, 0, 0)  # of all members, so that equal files give equal archives
@@ -66,7 +66,7 @@ def new_directory(directory: Path) -> Iterator[Path]:
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(f"{directory} is not empty; name a new directory")
     directory = directory.resolve()
-    making = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
+    making = temporary_of(directory)
     try:
         with writing(directory):
             making.mkdir(parents=True)

@@ -29,7 +29,7 @@ def as_directory(name: str | Path) -> Iterator[Path]:
         yield hub.download(str(name))
     elif is_packed(name):
         with tempfile.TemporaryDirectory(prefix="alfish-") as temporary:
-            directory = Path(temporary) / Path(name).stem
+            directory = Path(temporary) / (Path(name).stem.strip(".") or "run")
             directory.mkdir()
             archive.unpack_into(Path(name), directory)
             yield directory

@@ -25,7 +25,7 @@ from alfish.offline.sources.limits import check_nest
 from alfish.offline.spaces import Spaces, to_json
 from alfish.offline.writer import EpisodeWriter
 from alfish.runs.checkpoints import Checkpoints
-from alfish.runs.files import write_atomically
+from alfish.runs.files import temporary_of, write_atomically
 
 INDEX_FILE, EPISODES_DIRECTORY = "data_set.json", "episodes"
 FORMAT_VERSION = 1
@@ -51,7 +51,7 @@ class DataSetWriter(EpisodeWriter):
             raise UsageError(f"{directory} is not empty; choose another place for the data set, or move that one away")
         if not self._directory.name:  # because it is made beside its place and then renamed
             raise UsageError(f"{directory} cannot be replaced by a data set; name a new directory, as data/mine")
-        super().__init__(str(self._directory), self._directory.with_name(f".{self._directory.name}.{os.getpid()}.tmp"))
+        super().__init__(str(self._directory), temporary_of(self._directory))
         self._spaces = spaces
         self._checkpoints = Checkpoints(self._making / EPISODES_DIRECTORY, keep_last=2**62)
         self._shards: list[int] = []  # episodes in each file

@@ -20,6 +20,7 @@ from alfish.offline.sources import SCHEMES
 from alfish.offline.sources.files import extra
 from alfish.offline.spaces import NO_SPACES, Spaces
 from alfish.offline.writer import EpisodeWriter
+from alfish.runs.files import temporary_of
 from alfish.runs.processes import variable_set
 
 MINARI_VARIABLE = "MINARI_DATASETS_PATH"  # Minari reads it at each access
@@ -113,7 +114,7 @@ class MinariWriter(EpisodeWriter):
                 f"minari:{dataset_id} is there already ({self._path}); choose another name or version, or move that "
                 "one away"
             )
-        making = get_dataset_path() / f".{dataset_id.replace('/', '-')}.{os.getpid()}.tmp"
+        making = temporary_of(get_dataset_path() / dataset_id.replace("/", "-"))
         super().__init__(f"minari:{dataset_id}", making)
         self._data_set: Any = None
 

@@ -1,17 +1,24 @@
 """Atomic files: a file appears under its name only when it is complete and on the disk."""
 
 import contextlib
+import errno
+import functools
 import hashlib
 import os
+import platform
+import re
+import shutil
 import stat
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from absl import logging
 
 from alfish.errors import RunError, UsageError
+
+MAX_NAME = 200  # bytes of a name that a temporary name contains; file systems take 255
 
 
 class DiskError(RunError):
@@ -30,6 +37,8 @@ def writing(path: str | os.PathLike) -> Iterator[None]:
         yield
     except OSError as error:
         path = Path(path)
+        if error.errno == errno.ELOOP:
+            raise UsageError(f"{path} is a link, and alfish writes nothing through links; remove it") from error
         if isinstance(error, (FileExistsError, IsADirectoryError, NotADirectoryError)):
             in_the_way = next((one for one in (path, *path.parents) if os.path.lexists(one)), path)
             kind = "a directory" if in_the_way.is_dir() else "not a directory"
@@ -51,6 +60,8 @@ def check_places(directory: str | os.PathLike, files: Iterable[str], directories
         path = Path(directory) / name
         if os.path.lexists(path) and not is_right(path):
             raise UsageError(f"{path} is not a {kind}, and alfish writes a {kind} of that name; move it away")
+        if path.is_symlink():
+            raise UsageError(f"{path} is a link, and alfish writes nothing through links; put the {kind} itself there")
 
 
 def reserve(path: str | os.PathLike, size: int) -> None:
@@ -87,13 +98,13 @@ def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
 def open_atomically(path: str | os.PathLike) -> Iterator[BinaryIO]:
     """Yields a file to write, which is renamed to `path` when the block ends without an error.
 
-    The temporary file is `.NAME.PID.tmp` in the same directory, since a rename is atomic within a file system only.
+    The temporary file is in the same directory, since a rename is atomic within a file system only.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with writing(path):
+        temporary = temporary_of(path)
         try:
-            with open(temporary, "wb") as file:
+            with open_own(temporary, "wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())  # before the rename, or a power cut may leave the new name on an empty file
@@ -107,6 +118,54 @@ def open_atomically(path: str | os.PathLike) -> Iterator[BinaryIO]:
             os.fsync(directory)  # the rename itself
         finally:
             os.close(directory)
+
+
+def open_own(path: str | os.PathLike, mode: Literal["ab", "wb"]) -> BinaryIO:
+    """Opens a file to write, and never through a link, which may lead to another file of the user.
+
+    Raises:
+      OSError: the file is a link, or cannot be opened.
+    """
+    kind = os.O_APPEND if mode == "ab" else os.O_TRUNC
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | kind, 0o666), mode)
+
+
+def temporary_of(path: Path) -> Path:
+    """Returns the place beside `path` where its content is written first: `.NAME.PID-MACHINE.tmp`.
+
+    A suffix may be added to it.
+
+    What killed processes of this machine have left there is removed.
+    """
+    name = path.name if len(os.fsencode(path.name)) <= MAX_NAME else hashlib.sha256(os.fsencode(path.name)).hexdigest()
+    pattern = re.compile(rf"{re.escape(f'.{name}.')}(\d+)-{_machine()}\.tmp.*")
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(path.parent) as entries:
+        for left, found in [(entry.path, found) for entry in entries if (found := pattern.fullmatch(entry.name))]:
+            if not _is_alive(int(found[1])):
+                remove(Path(left))
+    return path.with_name(f".{name}.{os.getpid()}-{_machine()}.tmp")
+
+
+def remove(path: Path) -> None:
+    """Removes a file, or a directory with what is in it, as far as that is possible."""
+    with contextlib.suppress(OSError):
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+@functools.cache
+def _machine() -> str:
+    """Returns a short name of this machine, whose processes have numbers of their own."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:6]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # of another user
+        return True
+    return True
 
 
 def open_regular(path: str | os.PathLike) -> BinaryIO:

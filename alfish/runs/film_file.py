@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from alfish.errors import RunError, UsageError, first_line, printable
+from alfish.runs.files import temporary_of
 
 SUFFIXES = (".mp4", ".gif")
 # Of the pictures that TensorBoard shows in place of a film.
@@ -46,7 +47,7 @@ class FilmFile:
         import imageio.v2  # here, because it is an extra
 
         self._setting, self.num_frames = setting, 0
-        self._unfinished = directory / f".film.{os.getpid()}.{id(self)}.tmp{suffix}"
+        self._unfinished = Path(f"{temporary_of(directory / 'film')}.{id(self)}{suffix}")
         options: dict[str, Any] = {"duration": 1000 / fps} if suffix == ".gif" else {"fps": fps, "macro_block_size": 2}
         with self._named_errors():
             self._writer = imageio.v2.get_writer(self._unfinished, **options)

@@ -73,8 +73,8 @@ class RunLog(logging.Handler):
 
     def _append(self, lines: list[str]) -> None:
         if lines:
-            with files.writing(self._path), open(self._path, "a") as file:
-                file.writelines(lines)
+            with files.writing(self._path), files.open_own(self._path, "ab") as file:
+                file.write("".join(lines).encode(errors="backslashreplace"))
 
 
 def warnings_in(log: str) -> list[str]:

@@ -24,7 +24,7 @@ import numpy as np
 from alfish.errors import UsageError
 from alfish.runs import contents
 from alfish.runs.checkpoints import Checkpoints
-from alfish.runs.files import make_directory, open_atomically, write_atomically, writing
+from alfish.runs.files import make_directory, open_atomically, open_regular, write_atomically, writing
 from alfish.sweeps.run_state import RunState, mean_of_means
 from alfish.sweeps.search import INTEGER, NUMBER, Parameter, check_range, draw_log
 from alfish.training.clock import BUDGETS
@@ -230,5 +230,5 @@ def _link(source: Path, target: Path) -> None:
         try:
             os.link(source, target)
         except OSError:
-            with open(source, "rb") as read, open_atomically(target) as file:
+            with open_regular(source) as read, open_atomically(target) as file:
                 shutil.copyfileobj(read, file)

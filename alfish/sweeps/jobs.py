@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from alfish.processes.server import THREAD_VARIABLES
-from alfish.runs.files import writing
+from alfish.runs.files import open_own, writing
 from alfish.runs.processes import WITHOUT_WORKING_DIRECTORY, import_path
 
 OUTPUT = "output.txt"  # in a run's directory: what its newest process printed
@@ -82,7 +82,7 @@ class LocalJobs:
     def start(self, directory: Path, arguments: Sequence[str]) -> None:
         variables = {"PYTHONPATH": os.pathsep.join(import_path()), **dict.fromkeys(THREAD_VARIABLES, "1")}
         command = [str(self._lifeline), str(directory), "train", f"--root_dir={directory}", *arguments]
-        with writing(directory / OUTPUT), open(directory / OUTPUT, "wb") as output:
+        with writing(directory / OUTPUT), open_own(directory / OUTPUT, "wb") as output:
             self._processes[directory] = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM, *command],
                 pass_fds=[self._lifeline],

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from alfish.errors import RunError, UsageError
 from alfish.formatting import counted, significant
 from alfish.parameters import NonNegativeFloat, PositiveInt, Range, checked
-from alfish.runs.files import writing
+from alfish.runs.files import temporary_of, writing
 from alfish.sweeps.base import Base
 from alfish.sweeps.generations import Member, Perturbed, Result, first_generation, next_generation
 from alfish.sweeps.group import Due, Group, Specification, bindings_text, write_rows
@@ -148,7 +148,7 @@ class Population(Group[PopulationSpecification]):
         settings = bindings_text(best.member.bindings)
         self.log(f"Generation {generation}: best return {significant(best.value)} by {best.member.name} ({settings})")
         link = self.directory / BEST
-        temporary = link.with_name(f".{BEST}.{os.getpid()}.tmp")
+        temporary = temporary_of(link)
         with writing(link):
             temporary.unlink(missing_ok=True)
             temporary.symlink_to(best.member.name)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from alfish.errors import RunError, UsageError, first_line
+from alfish.runs.files import open_own
 from alfish.sweeps.jobs import Ended, LocalJobs
 from alfish.unrollers.ray.cluster import Cluster
 
@@ -67,7 +68,7 @@ class RayJobs:
         for task, own in self._tasks.items():
             if own == directory and directory not in self._stopped:
                 self._stopped.add(directory)
-                (directory / STOP).touch()
+                open_own(directory / STOP, "ab").close()
                 ray.cancel(task)  # if it has not begun, because there is no room for it
 
     def wait(self, timeout: float) -> list[Ended]:

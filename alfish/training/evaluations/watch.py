@@ -246,7 +246,7 @@ class Watch:
     def _lock(self) -> Callable[[], Any]:
         files.make_directory(self._results.directory)
         path = self._results.directory / f"{self._results.name}.lock"
-        with files.writing(path), open(path, "ab"):
+        with files.writing(path), files.open_own(path, "ab"):
             pass
         unlock = files.lock(path, self)
         if unlock is None:
