@@ -5,6 +5,7 @@ from gymnasium import spaces
 
 from alfish import nest, specs
 from alfish.errors import UsageError
+from alfish.networks import PolicyHead
 from alfish.specs import ActionUnits, ObservationUnits
 
 NESTED = spaces.Dict(
@@ -355,11 +356,11 @@ def test_each_integer_has_an_equal_share(device):
 
 def test_random_actions_are_within_the_bounds_there_are():
     torch.manual_seed(0)
-    low = np.float32([-1, 5, -np.inf, -np.inf, 0.1, -3e38, -np.inf])
-    high = np.float32([1, np.inf, -5, np.inf, 0.3, 3e38, 0.5])
+    low = np.float32([-1, 5, -np.inf, -np.inf, 0.1, -9e29, -np.inf])
+    high = np.float32([1, np.inf, -5, np.inf, 0.3, 9e29, 0.5])
     drawn = specs.sample(spaces.Box(low, high), 2000).numpy()
     assert (drawn >= low).all() and (drawn <= high).all() and np.isfinite(drawn).all()
-    expected = np.float64([2, 2, 2, 2, 0.2, 6e38, 2])
+    expected = np.float64([2, 2, 2, 2, 0.2, 1.8e30, 2])
     np.testing.assert_allclose(np.ptp(drawn.astype(np.float64), 0), expected, rtol=0.01)
     torch.manual_seed(3)
     before = -1 + 2 * torch.rand(50, 2)
@@ -434,3 +435,53 @@ def test_an_action_of_bools_is_true_above_the_middle(device):
     got = units.to_environment(action if device is None else torch.from_numpy(action))
     assert got.tolist() == [[False, False, True, True]]
     assert got.dtype == (bool if device is None else torch.bool)
+
+
+VAST = [
+    (np.finfo(dtype).min if low is None else low, np.finfo(dtype).max, dtype)
+    for dtype in (np.float16, np.float32, np.float64)
+    for low in (None, np.finfo(dtype).tiny)
+    if dtype != np.float16 or low is None
+] + [(-1e35, 1e30, np.float32), (-1e308, 1e308, np.float64)]
+
+
+@pytest.mark.parametrize(("low", "high", "dtype"), VAST)
+def test_vast_bounds_of_floats_are_none(low, high, dtype):
+    """EnvPool declares the smallest and the largest positive number where it has no bounds."""
+    space = spaces.Box(low, high, (2,), dtype)
+    action = np.float32([[0, -7]])
+    assert ActionUnits(space).to_environment(action).tolist() == [[0, -7]]
+    assert not specs.is_bounded(space) and specs.missing_bounds(space) == "no bounds"
+    for spec in (specs.action_spec(space), specs.observation_spec(space)):
+        assert np.isneginf(spec.low).all() and np.isposinf(spec.high).all()
+    assert abs(specs.sample(specs.action_spec(space), 100)).max() <= 1
+    assert specs.outside(np.array([-0.5, 3], dtype), space, "observation") is None
+    for check in (specs.check_box_action, specs.check_hybrid_action):
+        with pytest.raises(UsageError, match="the action has no bounds"):
+            check("SAC", space)
+
+
+def test_a_bound_below_the_vast_ones_and_bounds_of_integers_are_kept():
+    for space in (spaces.Box(-1e29, 1e29, (1,), np.float32), spaces.Box(1e-38, 5, (1,), np.float32)):
+        assert specs.is_bounded(space) and specs.observation_spec(space) is space
+    assert specs.is_bounded(spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (1,), np.int64))
+    # A bound is lacking only where it is vast.
+    units = ActionUnits(spaces.Box(np.float64([0, -1]), np.float64([1e308, 1]), dtype=np.float64))
+    assert units.to_environment(np.float32([[-3, -3], [9, 9]])).tolist() == [[0, -1], [9, 1]]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        ([0, 0], [np.inf, 1e308], "no upper bound"),
+        ([-np.inf, -np.inf], [1, 1], "no lower bound"),
+        ([0, -1], [1, np.inf], "bounds missing in 1 of 2 entries (first [1])"),
+    ],
+)
+def test_a_half_bounded_box_is_told_by_what_it_lacks(low, high, words, caplog):
+    space = spaces.Box(np.float64(low), np.float64(high), dtype=np.float64)
+    with pytest.raises(UsageError) as refusal:
+        specs.check_box_action("TD3", specs.action_spec(space))
+    assert f"TD3 takes bounded Box actions, and the action has {words} (Box" in str(refusal.value)
+    PolicyHead(4, specs.action_spec(space))
+    assert f"has {words} (Box" in caplog.text

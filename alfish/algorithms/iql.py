@@ -21,7 +21,6 @@ from alfish import losses, nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
 from alfish.distributions import Distribution
-from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks import (
     FLOORED_HEAD,
@@ -110,11 +109,7 @@ class IQL(RLAlgorithm):
     @classmethod
     def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:
         for name, leaf in nest.named_leaves(action_spec, "action"):
-            if isinstance(leaf, spaces.Box) and not leaf.is_bounded("both"):
-                raise UsageError(
-                    f"the critics of {cls.__name__} take actions in [-1, 1], and the {name} has no bounds ({leaf}); "
-                    "wrap the environment in gymnasium.wrappers.TransformAction with a bounded Box, or train with BC"
-                )
+            specs.check_bounded(f"the critics of {cls.__name__} take actions in [-1, 1]", name, leaf, "BC")
         specs.check_scalar_reward(cls.__name__, reward_spec)
 
     def parameter_groups(self) -> dict:

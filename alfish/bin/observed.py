@@ -172,10 +172,11 @@ def _of_actions(space: gymnasium.Space) -> Iterator[str]:
     for leaf in nest.leaves(specs.map_space(lambda one: one, space)):
         if not isinstance(leaf, spaces.Box):
             continue
-        if not leaf.is_bounded("both"):
+        if not specs.is_bounded(leaf):
             yield (
-                "an action has a bound missing, so the policy acts in the environment's own units, at first within "
-                "about 3 of 0, and SAC and TD3 cannot train; give the space the bounds that make sense"
+                f"an action has {specs.missing_bounds(leaf)} (from 1e30 on a bound counts as none), so the policy acts "
+                "in the environment's own units, at first within about 3 of 0, and SAC and TD3 cannot train; give the "
+                "space the bounds that make sense"
             )
         elif (largest := max(abs(leaf.low).max(), abs(leaf.high).max())) > LARGEST_ACTION:
             yield (

@@ -25,7 +25,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks.layers import orthogonal
 from alfish.parameters import FiniteFloat, NonNegativeFloat, PositiveInt, checked
-from alfish.specs import MaskReader, is_bounded, mask_reader
+from alfish.specs import MaskReader, is_bounded, mask_reader, missing_bounds
 
 
 @gin.configurable(module="alfish.networks")
@@ -60,9 +60,10 @@ class PolicyHead(nn.Module):
         for path, leaf in zip(nest.paths(action_spec), nest.leaves(action_spec)):
             if not is_bounded(leaf):
                 logging.warning(
-                    "The action %s has no bounds (%s), so it is not scaled: PolicyHead.initial_log_std is in the "
+                    "The action %s has %s (%s), so it is not scaled: PolicyHead.initial_log_std is in the "
                     "environment's units",
                     path,
+                    missing_bounds(leaf),
                     leaf,
                 )
             if isinstance(leaf, spaces.Box):

@@ -55,7 +55,7 @@ class EpisodeEncoder:
         return Experience(time_step, nest.map(self._trained, taken, self._action_spec), None, None)
 
     def _trained(self, taken: np.ndarray, spec: Any) -> np.ndarray:
-        if isinstance(spec, spaces.Box) and spec.is_bounded("both"):
+        if isinstance(spec, spaces.Box) and specs.is_bounded(spec):
             taken = np.clip(taken, -np.float32(self._limit), np.float32(self._limit))
         return np.concatenate([taken, np.zeros_like(taken[:1])])
 

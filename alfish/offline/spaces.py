@@ -236,6 +236,7 @@ def _actions_fit(there: spaces.Space, here: spaces.Space) -> bool:
         # The units of integers are widened by half a step at both bounds, see `specs.ActionUnits`.
         if there.shape != here.shape or (there.dtype.kind == "f") != (here.dtype.kind == "f"):
             return False
+        there, here = specs.without_vast_bounds(there), specs.without_vast_bounds(here)
         return np.allclose(there.low, here.low) and np.allclose(there.high, here.high)
     return _fit(there, here, _actions_fit)
 

@@ -5,6 +5,7 @@ import hashlib
 import numpy as np
 from gymnasium import spaces
 
+from alfish import specs
 from alfish.offline.episode import Episode
 from alfish.offline.form import EpisodeForm
 from alfish.offline.report import Report
@@ -35,7 +36,7 @@ class Survey:
         digest = hashlib.blake2b(b"".join(value[0].tobytes() for _, value, _ in observations), digest_size=8).digest()
         self._num_beginnings[digest] = self._num_beginnings.get(digest, 0) + 1
         for _, value, leaf in actions:
-            if isinstance(leaf.space, spaces.Box) and leaf.space.is_bounded("both"):
+            if isinstance(leaf.space, spaces.Box) and specs.is_bounded(leaf.space):
                 self._num_bounded += value.size
                 self._num_at_bounds += int(((value <= leaf.space.low) | (value >= leaf.space.high)).sum())
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from alfish import nest
+from alfish import nest, specs
 from alfish.errors import UsageError
 from alfish.offline.episode import Episode, Unreadable, without_final_observation
 from alfish.offline.form import EpisodeForm, UnusableError
@@ -134,7 +134,8 @@ class Validator:
         for name, value, leaf in self._form.actions(episode):
             distance = _distance(value, leaf.space)
             if distance > 0:
-                value = np.clip(value, leaf.space.low, leaf.space.high).astype(leaf.dtype)
+                box = specs.without_vast_bounds(leaf.space)
+                value = np.clip(value, box.low, box.high).astype(leaf.dtype)
                 if distance <= CLIPPED_SILENTLY:
                     self.report.add("mended", f"{name} is out of bounds by up to 1e-6: clipped", episode.id)
             clipped.append(value)
@@ -145,7 +146,8 @@ def _distance(values: np.ndarray, space: Any) -> float:
     """Returns the largest distance of values from a Box, relative to a bound's size where that is above 1."""
     if not isinstance(space, spaces.Box):
         return 0.0
-    low, high = (bound.astype(np.float64) for bound in (space.low, space.high))
+    box = specs.without_vast_bounds(space)
+    low, high = (bound.astype(np.float64) for bound in (box.low, box.high))
     with np.errstate(invalid="ignore"):  # of a bound at infinity nothing is out
         out = np.stack([(low - values) / np.fmax(1, np.abs(low)), (values - high) / np.fmax(1, np.abs(high))])
     return float(np.nan_to_num(out, nan=0).max(initial=0))

@@ -11,6 +11,7 @@ An observation may have an action mask (`alfish.specs.masks`), a leaf of the spa
 """
 
 from alfish.specs.checks import (
+    check_bounded,
     check_box_action,
     check_finite_choice,
     check_hybrid_action,
@@ -21,7 +22,16 @@ from alfish.specs.checks import (
 from alfish.specs.leaves import action_spec, describe, observation_spec, sample, zeros
 from alfish.specs.masks import ActionMask, MaskLayout, MaskReader, mask_path, mask_reader, num_choices, uniform_choice
 from alfish.specs.rewards import VectorReward, reward_names, reward_spec
-from alfish.specs.spaces import batch_of_one, has_channels_last, is_bounded, is_float, map_space, torch_dtype
+from alfish.specs.spaces import (
+    batch_of_one,
+    has_channels_last,
+    is_bounded,
+    is_float,
+    map_space,
+    missing_bounds,
+    torch_dtype,
+    without_vast_bounds,
+)
 from alfish.specs.units import ActionUnits, ObservationUnits
 
 __all__ = [
@@ -33,6 +43,7 @@ __all__ = [
     "VectorReward",
     "action_spec",
     "batch_of_one",
+    "check_bounded",
     "check_box_action",
     "check_finite_choice",
     "check_hybrid_action",
@@ -43,6 +54,7 @@ __all__ = [
     "is_bounded",
     "is_float",
     "map_space",
+    "missing_bounds",
     "mask_path",
     "mask_reader",
     "num_choices",
@@ -53,5 +65,6 @@ __all__ = [
     "sample",
     "torch_dtype",
     "uniform_choice",
+    "without_vast_bounds",
     "zeros",
 ]

@@ -8,7 +8,14 @@ from gymnasium import spaces
 from alfish import nest
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.specs.spaces import LEAF_SPACES, map_space, shape_of
+from alfish.specs.spaces import (
+    LEAF_SPACES,
+    is_bounded,
+    map_space,
+    missing_bounds,
+    shape_of,
+    without_vast_bounds,
+)
 
 
 def check_learnable(space: Any, name: str) -> None:
@@ -63,8 +70,25 @@ def check_finite_choice(name: str, action_spec: Nest) -> None:
 def check_box_action(name: str, action_spec: Nest) -> None:
     """Raises UsageError for an action with another leaf than a bounded Box; `name` is the algorithm's."""
     for path, leaf in nest.named_leaves(action_spec, "action"):
-        if not (isinstance(leaf, spaces.Box) and leaf.is_bounded("both")):
+        if not isinstance(leaf, spaces.Box):
             raise UsageError(f"{name} takes bounded Box actions, and the {path} is {leaf}; train with PPO")
+        check_bounded(f"{name} takes bounded Box actions", path, leaf, "PPO")
+
+
+def check_bounded(reason: str, path: str, leaf: spaces.Space, instead: str) -> None:
+    """Raises UsageError for a Box in which an entry lacks a bound.
+
+    Args:
+      reason: beginning of the sentence, why bounds are needed.
+      path: of the leaf in the action.
+      leaf: of a canonical action nest.
+      instead: name of an algorithm that needs no bounds.
+    """
+    if isinstance(leaf, spaces.Box) and not is_bounded(leaf):
+        raise UsageError(
+            f"{reason}, and the {path} has {missing_bounds(leaf)} ({leaf}); wrap the environment in "
+            f"gymnasium.wrappers.TransformAction with a bounded Box, or train with {instead}"
+        )
 
 
 def check_hybrid_action(name: str, action_spec: Nest) -> None:
@@ -78,11 +102,7 @@ def check_hybrid_action(name: str, action_spec: Nest) -> None:
     for path, leaf in named:
         if not isinstance(leaf, (spaces.Box, spaces.Discrete)):
             raise UsageError(f"{name} takes Box and Discrete actions, and the {path} is {leaf}; train with PPO")
-        if isinstance(leaf, spaces.Box) and not leaf.is_bounded("both"):
-            raise UsageError(
-                f"{name} squashes its actions into bounds, and the {path} has none ({leaf}); wrap the environment in "
-                "gymnasium.wrappers.TransformAction with a bounded Box, or train with PPO"
-            )
+        check_bounded(f"{name} squashes its actions into bounds", path, leaf, "PPO")
         if isinstance(leaf, spaces.Discrete) and leaf.n < 2:
             raise UsageError(f"the {path} is {leaf}, which leaves nothing to choose; drop it from the action space")
     count = sum(isinstance(leaf, spaces.Discrete) for _, leaf in named)
@@ -103,6 +123,8 @@ def outside(value: Any, space: spaces.Space, name: str) -> str | None:
     elif isinstance(space, spaces.Tuple):
         parts = [(value[i], child, f"{name}.{i}") for i, child in enumerate(space.spaces)]
     else:
+        if isinstance(space, spaces.Box):
+            space = without_vast_bounds(space)
         return None if value in space else _fault(np.asarray(value), space, name)
     return next((fault for part in parts if (fault := outside(*part))), None)
 

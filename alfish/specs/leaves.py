@@ -11,7 +11,7 @@ from alfish import nest
 from alfish.nest import Nest
 from alfish.specs.checks import check_learnable
 from alfish.specs.masks import uniform_action
-from alfish.specs.spaces import as_float32, map_space, shape_of, torch_dtype
+from alfish.specs.spaces import as_float32, map_space, shape_of, torch_dtype, without_vast_bounds
 
 
 def observation_spec(space: spaces.Space) -> Nest:
@@ -54,10 +54,11 @@ def sample(spec: Nest, batch_size: int, masks: Sequence[torch.Tensor | None] | N
     def draw(leaf: spaces.Space) -> torch.Tensor:
         shape = (batch_size, *shape_of(leaf))
         if isinstance(leaf, spaces.Box):
-            low, high = leaf.low.astype(np.float64), leaf.high.astype(np.float64)
-            bounded = np.isfinite(low) & np.isfinite(high)
-            start = np.where(np.isfinite(low), np.maximum(low, -1), np.minimum(high, 1) - 2)
-            low, high = np.where(bounded, low, start), np.where(bounded, high, start + 2)
+            box = without_vast_bounds(leaf)
+            low, high = box.low.astype(np.float64), box.high.astype(np.float64)
+            is_bounded = box.bounded_below & box.bounded_above
+            start = np.where(box.bounded_below, np.maximum(low, -1), np.minimum(high, 1) - 2)
+            low, high = np.where(is_bounded, low, start), np.where(is_bounded, high, start + 2)
             # In float64, so that rounding does not leave the bounds.
             return (torch.from_numpy(low) + torch.rand(shape) * torch.from_numpy(high - low)).to(torch.float32)
         if isinstance(leaf, spaces.MultiBinary):
@@ -84,13 +85,17 @@ def observation_leaf(space: spaces.Space) -> spaces.Space:
         return spaces.Discrete(int(space.n))
     if isinstance(space, spaces.MultiDiscrete):
         return spaces.MultiDiscrete(space.nvec)
-    if isinstance(space, spaces.Box) and space.dtype == np.float64:
+    if not isinstance(space, spaces.Box):
+        return space
+    space = without_vast_bounds(space)
+    if space.dtype == np.float64:
         return spaces.Box(as_float32(space.low), as_float32(space.high), dtype=np.float32)
     return space
 
 
 def _action_leaf(space: spaces.Space) -> spaces.Space:
     if isinstance(space, spaces.Box):
+        space = without_vast_bounds(space)
         size = int(np.prod(space.shape))
         if space.is_bounded("both"):
             return spaces.Box(-1.0, 1.0, (size,), np.float32)

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from alfish.nest import Nest
 
 LEAF_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+LARGEST_BOUND = 1e30  # of floats; libraries declare the largest number of a type where there is no bound
 
 
 def map_space(function: Callable[..., Any], space: spaces.Space, *values: Any) -> Nest:
@@ -32,8 +33,41 @@ def torch_dtype(spec: spaces.Space) -> torch.dtype:
 
 
 def is_bounded(spec: spaces.Space) -> bool:
-    """Returns whether every entry of a leaf has two finite bounds; only a Box may have none."""
-    return not isinstance(spec, spaces.Box) or spec.is_bounded("both")
+    """Returns whether every entry of a leaf has two bounds, see `without_vast_bounds`; only a Box may have none."""
+    return not isinstance(spec, spaces.Box) or without_vast_bounds(spec).is_bounded("both")
+
+
+def missing_bounds(spec: spaces.Box) -> str:
+    """Returns what a Box without all bounds has, as 'no upper bound'."""
+    box = without_vast_bounds(spec)
+    below, above = box.bounded_below.reshape(-1), box.bounded_above.reshape(-1)
+    if below.any() or above.any():
+        if below.all() and not above.any():
+            return "no upper bound"
+        if above.all() and not below.any():
+            return "no lower bound"
+        lacks = ~(below & above)
+        return f"bounds missing in {lacks.sum()} of {lacks.size} entries (first [{lacks.argmax()}])"
+    return "no bounds"
+
+
+def without_vast_bounds(space: spaces.Box) -> spaces.Box:
+    """Returns a Box in which bounds that mean none are infinite.
+
+    These are floats from `LARGEST_BOUND` on, the largest number of the dtype, and the smallest positive number as a
+    lower bound where there is no upper one.
+    """
+    if not is_float(space):
+        return space
+    kind: Any = space.dtype
+    limit = min(LARGEST_BOUND, float(np.finfo(kind).max))
+    low, high = (bound.astype(np.float64) for bound in (space.low, space.high))
+    no_high = np.abs(high) >= limit
+    no_low = (np.abs(low) >= limit) | (no_high & (low > 0) & (low < 1 / LARGEST_BOUND))
+    if np.all(np.isinf(low) == no_low) and np.all(np.isinf(high) == no_high):
+        return space
+    low, high = np.where(no_low, -np.inf, space.low), np.where(no_high, np.inf, space.high)
+    return spaces.Box(low.astype(space.dtype), high.astype(space.dtype), dtype=space.dtype)
 
 
 def is_float(spec: spaces.Space) -> bool:

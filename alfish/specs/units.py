@@ -14,7 +14,7 @@ from alfish.nest import Nest
 from alfish.specs.checks import check_learnable
 from alfish.specs.leaves import observation_leaf
 from alfish.specs.masks import ActionMask
-from alfish.specs.spaces import as_float32, map_space, shape_of, torch_dtype
+from alfish.specs.spaces import as_float32, map_space, shape_of, torch_dtype, without_vast_bounds
 
 HAS_DEVICE = "its attribute `device` says that it returns tensors: return them, or rename the attribute"
 
@@ -165,6 +165,7 @@ class _LeafUnits:
             start = _start(space, device)
             self._offset = None if start is None else start.reshape(-1)
             return
+        declared, space = space, without_vast_bounds(space)
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
         if space.is_bounded("both"):
             scale, offset = high / 2 - low / 2 + (0.5 if self._rounds else 0), high / 2 + low / 2
@@ -172,8 +173,7 @@ class _LeafUnits:
                 self._scale, self._offset = constant(scale), constant(offset)
             low, high = np.full(low.shape, -1.0), np.full(low.shape, 1.0)
         ends = constant(as_float32(low), np.float32), constant(as_float32(high), np.float32)
-        least = constant(_as_float(space.low, working, np.inf))
-        most = constant(_as_float(space.high, working, -np.inf))
+        least, most = map(constant, _limits(declared, space, working))
         # Each operation is monotonic, so no action leads further than the ends do.
         lowest, highest = (end if self._scale is None else end * self._scale + self._offset for end in ends)
         if (lowest < least).any() or (highest > most).any():
@@ -210,6 +210,12 @@ class _LeafUnits:
         if isinstance(action, np.ndarray):
             return np.minimum(np.maximum(action, self._low), self._high)  # which take half the time of `clip`
         return action.clip(self._low, self._high)
+
+
+def _limits(declared: spaces.Box, space: spaces.Box, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what no action leaves: the declared bounds, but for the smallest positive number that means none."""
+    low = np.where(declared.low > 0, space.low, declared.low)
+    return _as_float(low, dtype, np.inf), _as_float(declared.high, dtype, -np.inf)
 
 
 def _as_float(bound: np.ndarray, dtype: Any, towards: float) -> np.ndarray:

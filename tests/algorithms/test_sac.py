@@ -514,8 +514,8 @@ def test_actions_have_the_specs_structure_and_the_mode_is_no_sample(name):
 
 
 def test_an_unbounded_box_is_refused_by_its_leaf():
-    for action, name in ((spaces.Box(-np.inf, 1, (2,)), "the action has none"),
-                         ({"a": BOX, "b": spaces.Box(0, np.inf, (1,))}, "the action.b has none")):  # fmt: skip
+    for action, name in ((spaces.Box(-np.inf, 1, (2,)), "the action has no lower bound"),
+                         ({"a": BOX, "b": spaces.Box(0, np.inf, (1,))}, "the action.b has no upper")):  # fmt: skip
         with pytest.raises(UsageError, match=f"SAC squashes its actions into bounds, and {name}"):
             SAC(OBSERVATION, action, REWARD)
 

@@ -281,7 +281,7 @@ def test_a_nested_action_goes_through_the_critics_in_one_vector():
 @pytest.mark.parametrize("algorithm", [TD3, DDPG])
 @pytest.mark.parametrize(("action", "name"), [
     (spaces.Discrete(3), "the action is Discrete"),
-    (spaces.Box(-np.inf, np.inf, (2,)), "the action is Box"),
+    (spaces.Box(-np.inf, np.inf, (2,)), "the action has no bounds"),
     ({"a": BOX, "b": spaces.MultiDiscrete([2])}, "the action.b is MultiDiscrete"),
 ])  # fmt: skip
 def test_only_bounded_boxes_are_taken(algorithm, action, name):

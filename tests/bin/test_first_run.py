@@ -90,7 +90,7 @@ def hard(tmp_path, monkeypatch, capsys):
             "observation reaches 1.5e+03, and networks learn best from numbers near 1; list @ObservationRescaler",
         ),
         ("Far", "rewards have mean 5000, deviation 0, and networks learn values best near 1; list @RewardRescaler"),
-        ("Far", "an action has a bound missing"),
+        ("Far", "an action has no upper bound"),
         ("Far", "every episode ended after one step"),
         ("Uneven", "observation has entries of sizes from 0.01 to 50; list @ObservationRescaler"),
         ("Uneven", "rewards have mean 0.001"),
