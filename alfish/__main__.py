@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from alfish import replicas
 from alfish.bin import SUBCOMMANDS, end_output, module_of, prepare_process, show
-from alfish.errors import RepeatedError, RunError, UsageError, printable
+from alfish.errors import RepeatedError, RunError, UsageError, phrased_for_command, printable
 from alfish.user_code import CodeError, in_words
 
 
@@ -22,10 +22,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
       arguments: of the command. None takes those of the process, and checks its standard streams and working directory.
     """
     if arguments is not None:
-        return _command(list(arguments))
+        with phrased_for_command():
+            return _command(list(arguments))
     try:
         prepare_process()
-        status = _command(sys.argv[1:])
+        with phrased_for_command():
+            status = _command(sys.argv[1:])
         sys.stdout.flush()
         return status
     except BrokenPipeError:
@@ -93,9 +95,7 @@ def _run(name: str, module, rest: list[str]) -> int:
     except (UsageError, RunError) as error:
         if module.FLAGS.is_parsed() and module.FLAGS.verbosity:
             traceback.print_exception(error)
-        # gin appends the chain of constructors to a message; the user needs the sentence.
-        sentence = str(error).split("\n  In call to configurable")[0]
-        for line in f"alfish {name}: {sentence}".split("\n"):
+        for line in f"alfish {name}: {error}".split("\n"):
             print(printable(line), file=sys.stderr)
         if isinstance(error, CodeError) and not module.FLAGS.verbosity:
             print("The traceback is in log.txt of a run, and --verbosity=1 shows it", file=sys.stderr)

@@ -1,5 +1,12 @@
 """Exceptions that the command line prints as one sentence without a traceback, and other errors in one line."""
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+_IS_COMMAND: ContextVar[bool] = ContextVar("is_command", default=False)
+
 
 class UsageError(ValueError):
     """A mistake that the user can correct; the message says what is wrong, where, and the remedy."""
@@ -11,6 +18,26 @@ class RepeatedError(UsageError):
 
 class RunError(RuntimeError):
     """A run that cannot continue for a reason outside alfish; the message says what happened, and what to check."""
+
+
+@contextlib.contextmanager
+def phrased_for_command() -> Iterator[None]:
+    """Within the context, sentences name flags of a command; elsewhere they name arguments of a Python call."""
+    token = _IS_COMMAND.set(True)
+    try:
+        yield
+    finally:
+        _IS_COMMAND.reset(token)
+
+
+def is_command() -> bool:
+    """Returns True if a command is running, whose user writes flags."""
+    return _IS_COMMAND.get()
+
+
+def argument(name: str, value: Any) -> str:
+    """Returns an argument as the user writes it: `--root_dir=runs/ppo`, or `root_dir='runs/ppo'` in Python."""
+    return f"--{name}={value}" if is_command() else f"{name}={str(value)!r}"
 
 
 def first_line(error: BaseException) -> str:

@@ -429,7 +429,7 @@ def test_a_race_to_the_threshold_trains_the_shipped_conf(command_line, capsys):
 
 
 def test_a_race_refuses_a_binding_that_nothing_reads(command_line):
-    with pytest.raises(UsageError, match=r"nothing reads Prioritized\.alpha, bound in --gin_param"):
+    with pytest.raises(UsageError, match=r"nothing reads Prioritized\.alpha, bound in this call"):
         command_line(alfish_threshold, *RACE, "--gin_param=Prioritized.alpha=0.5")
 
 

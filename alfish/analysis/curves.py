@@ -8,7 +8,7 @@ import numpy as np
 from alfish.analysis import statistics
 from alfish.analysis.grouping import Group
 from alfish.analysis.series import AXES, Series
-from alfish.errors import UsageError
+from alfish.errors import UsageError, argument
 from alfish.formatting import significant
 
 NUM_POINTS = 200  # of a curve whose runs have no points in common
@@ -104,5 +104,5 @@ def axis_of(series: Sequence[Series], names: Sequence[str], axis: str | None = N
         if not lacking:
             return one
     known = [name for name in AXES if all(name in of.clocks for of in series)]
-    remedy = f"; --x={known[0]} draws all of them" if known else "; draw them separately"
+    remedy = f"; {argument('x', known[0])} draws all of them" if known else "; draw them separately"
     raise UsageError(f"{lacking[0]} has no {one}{remedy}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from alfish.analysis.series import AXIS_WORDS, Series
-from alfish.errors import UsageError
+from alfish.errors import UsageError, argument
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
 from alfish.parameters.differences import name_of, reference, tail, values
 from alfish.runs import contents
@@ -125,7 +125,8 @@ class RunSource:
         prefix = metric.rpartition("/")[0]
         if prefix == EVALUATION and not any(name.startswith(f"{prefix}/") for name in header):
             if others := [name for name in header if name.endswith("/mean_return")]:
-                return f"{self.name} has no evaluation of this name; one of its evaluations is --metric={others[0]}"
+                one = argument("metric", others[0])
+                return f"{self.name} has no evaluation of this name; one of its evaluations is {one}"
             return f"{self.name} has no evaluation yet; the first is due after Evaluate.period clock steps"
         close = difflib.get_close_matches(metric, header, 3, 0.4)
         hint = f"; close ones are {', '.join(close)}" if close else ""

@@ -6,11 +6,16 @@ gin itself stores only the last value of each parameter, without its place.
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from alfish import errors
 from alfish.parameters import gin_internals
 from alfish.parameters.gin_internals import Key
 
-PARAMETER = "--gin_param"  # the layer of bindings from the command line
 MACRO = "gin.macro"
+
+
+def layer_of_caller() -> str:
+    """Returns the layer of bindings that stand in no file: flags of a command, or arguments of a Python call."""
+    return "--gin_param" if errors.is_command() else "this call"
 
 
 class Binding(NamedTuple):
@@ -20,7 +25,7 @@ class Binding(NamedTuple):
       key: of the configurable.
       parameter: of it.
       value: may contain references and macros.
-      layer: the file, or `PARAMETER`.
+      layer: the file, or `layer_of_caller`.
     """
 
     key: Key
@@ -42,7 +47,7 @@ class Reading:
 
     Attributes:
       bindings: in the order of their lines.
-      layers: files, and `PARAMETER`, in the order in which they ended; a file follows the files that it includes.
+      layers: files, and `layer_of_caller`, in the order in which they ended; a file follows the files that it includes.
       saved: layers that a run saved; their bindings were checked when that run began.
     """
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from alfish.configuration import locating, reading
-from alfish.errors import UsageError
+from alfish.errors import UsageError, argument
 from alfish.parameters import description, differences
 from alfish.parameters.kinds import shown
 
@@ -21,7 +21,9 @@ def run_directory(name: str | Path) -> Path:
         pass
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"--root_dir={shown(str(name))} is no directory: {reason}; name another one") from error
+        raise UsageError(
+            f"{argument('root_dir', shown(str(name)))} is no directory: {reason}; name another one"
+        ) from error
     return Path(name)
 
 
@@ -35,9 +37,11 @@ def make_directory(root_dir: Path) -> None:
         root_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = "it is a file" if root_dir.is_file() else error.strerror
-        raise UsageError(f"--root_dir={root_dir} cannot be created: {reason}; name another directory") from error
+        raise UsageError(
+            f"{argument('root_dir', root_dir)} cannot be created: {reason}; name another directory"
+        ) from error
     if not os.access(root_dir, os.W_OK | os.X_OK):
-        raise UsageError(f"--root_dir={root_dir} is not writable; name another directory")
+        raise UsageError(f"{argument('root_dir', root_dir)} is not writable; name another directory")
 
 
 def is_to_change(saved: Path, choice: str) -> bool:
@@ -61,5 +65,6 @@ def is_to_change(saved: Path, choice: str) -> bool:
         return False
     raise UsageError(
         f"{saved.parent} is a run with another configuration (- then, + now):\n{changes}\n"
-        "choose another --root_dir, or go on with --on_config_change=old or =new"
+        f"choose another root_dir, or go on with {argument('on_config_change', 'old')} or "
+        f"{argument('on_config_change', 'new')}"
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from alfish import errors
 from alfish.configuration.bindings import Reading
 from alfish.configuration.macros import without_macros
 from alfish.errors import UsageError
@@ -120,6 +121,8 @@ def _reference_instead(value: Any, taken: list[Any]) -> str | None:
     if not names or not (takes_classes or any(map(is_ours, parts))):
         return None
     noun = "classes or functions" if takes_classes else "objects"
+    if takes_classes and not errors.is_command():
+        return f"it takes {noun if sequence else 'a class or function'}: give {' and '.join(names)} without quotes"
     written = ", ".join(f"@{name}" + "()" * (not takes_classes) for name in names)
     if sequence:
         return f"it takes {noun}: write [{written}]"

@@ -61,7 +61,17 @@ def find_include(file: str, named: Sequence[Path]) -> Path | None:
 
 
 def file_of(name: str) -> str:
-    """Returns the gin file of a name: a path, a shipped conf, or an algorithm as papers write it."""
+    """Returns the gin file of a name: a path, a shipped conf, or an algorithm as papers write it.
+
+    Raises:
+      UsageError: there is no conf of this name.
+    """
     shipped = {path.stem.replace("_", ""): path.name for path in confs_directory().glob("*.gin")}
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
-    return name if name.endswith(".gin") else shipped.get(plain, f"{name}.gin")
+    if name.endswith(".gin") or plain in shipped:
+        return name if name.endswith(".gin") else shipped[plain]
+    if Path(f"{name}.gin").is_file():
+        return f"{name}.gin"
+    close = difflib.get_close_matches(plain, shipped, 3, 0.6)
+    hint = f"close ones are {', '.join(shipped[one].removesuffix('.gin') for one in close)}"
+    raise UsageError(f"there is no algorithm or conf {name!r}; {hint if close else '`alfish confs` lists them'}")

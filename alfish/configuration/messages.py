@@ -9,20 +9,24 @@ from collections.abc import Iterable, Iterator
 
 import gin
 
+from alfish import errors
 from alfish.configuration.bindings import Reading
-from alfish.errors import RunError, UsageError
+from alfish.errors import UsageError
 from alfish.parameters import gin_internals
-from alfish.user_code import CodeError
 
 # For required parameters that no shipped conf binds.
 REMEDIES = {"OfflineBuffer.sources": "name the data, as in OfflineBuffer.sources = ['alfish:DIR'] (docs/offline.md)"}
-# Parameters by their names in stable-baselines3, CleanRL and common speech; docs/from_*.md have all differences.
+# Parameters by their names in stable-baselines3, CleanRL, RLlib, Tianshou and common speech; docs/from_*.md have more.
 NAMES_ELSEWHERE = {
     "activation_fn": "activation",
+    "batchsize": "batch_size",
     "buffer_size": "capacity",
     "clip_coef": "clip_range",
+    "clip_param": "clip_range",
     "clip_range_vf": "value_clip_range",
     "ent_coef": "entropy_coef",
+    "entropy_coeff": "entropy_coef",
+    "eps_clip": "clip_range",
     "epochs": "num_epochs",
     "exploration_noise": "noise_std",
     "gae_lambda": "lambda_",
@@ -37,10 +41,14 @@ NAMES_ELSEWHERE = {
     "net_arch": "layers",
     "noise_clip": "smoothing_clip",
     "num_minibatches": "minibatch_size",
+    "num_sgd_iter": "num_epochs",
     "num_steps": "unroll_length",
     "policy_delay": "actor_period",
     "policy_frequency": "actor_period",
     "policy_noise": "smoothing_std",
+    "repeat_per_collect": "num_epochs",
+    "rollout_fragment_length": "unroll_length",
+    "sgd_minibatch_size": "minibatch_size",
     "target_entropy": "box_target_entropy",
     "target_network_frequency": "target_period",
     "target_update_interval": "target_period",
@@ -50,7 +58,11 @@ NAMES_ELSEWHERE = {
     "train_frequency": "updates_per_env_step",
     "update_epochs": "num_epochs",
     "vf_coef": "value_coef",
+    "vf_loss_coeff": "value_coef",
 }
+# Parameters that mean the same for unrolls and for replay.
+TWINS = {"batch_size": "minibatch_size", "minibatch_size": "batch_size"}
+UNKNOWN_PARAMETER = re.compile(r"Configurable '([\w.]+)' doesn't have a parameter named '(\w+)'")
 # Exceptions of gin's parser.
 PARSING_ERRORS = (
     *(AttributeError, KeyError, NameError, OSError, SyntaxError, TypeError, ValueError),
@@ -63,12 +75,12 @@ def named(origin: str) -> Iterator[None]:
     """Turns an exception of gin's parser into a UsageError that names `origin`."""
     try:
         yield
-    except UsageError as error:
-        raise UsageError(str(error).split("\n  In ")[0]) from error  # gin appends the place of an include
-    except RecursionError as error:
-        raise UsageError(f"{origin}: its values are nested too deeply") from error
+    except UsageError:
+        raise
+    except RecursionError:
+        raise UsageError(f"{origin}: its values are nested too deeply") from None
     except PARSING_ERRORS as error:
-        raise UsageError(f"{origin}: {_first_sentence(error)}{_suggestion(error)}") from error
+        raise UsageError(f"{origin}: {_first_sentence(error)}{_suggestion(error)}") from None
 
 
 @contextlib.contextmanager
@@ -87,38 +99,44 @@ def complete(reading: Reading) -> Iterator[None]:
             for one in reading.bindings
             if unexpected and one.parameter == unexpected[1] and _takes_any_keyword(one.key[1])
         ]
-        absent = re.search(r"No values supplied by Gin or caller for arguments: \['(\w+)'", str(error))
+        unsupplied = re.search(r"No values supplied by Gin or caller for arguments: \['(\w+)'", str(error))
         owner = re.search(r"In call to configurable '([\w.]+)'", str(error))
-        if absent and owner:
-            name = f"{owner[1].rpartition('.')[2]}.{absent[1]}"
-            raise UsageError(f"{name} has no value; bind it, because @{name.partition('.')[0]}() is bound") from error
+        if unsupplied and owner:
+            name = f"{owner[1].rpartition('.')[2]}.{unsupplied[1]}"
+            raise UsageError(f"{name} has no value; bind it, because @{name.partition('.')[0]}() is bound") from None
         if not passed_on:
             raise
         one = passed_on[-1]
         raise UsageError(
             f"{one.name}, bound in {one.layer}, is a parameter neither of that class nor of its base classes"
-            f"{close_names(one.parameter, _all_parameters(one.key[1]))}"
-        ) from error
+            f"{close_names(one.parameter, _all_parameters(one.key[1])) or parameter_meant(one.parameter)}"
+        ) from None
     except RuntimeError as error:
         missing = re.search(r"Required bindings for `([\w.]+)` not provided in config: \[(.*)\]", str(error))
         if missing is None:
             raise
-        names = " and ".join(f"{missing[1]}.{name}" for name in re.findall(r"\w+", missing[2]))
-        remedy = REMEDIES.get(names, "bind it, or take a conf that does (`alfish confs` lists them)")
-        raise UsageError(f"nothing binds {names}; {remedy}") from error
+        absent = [f"{missing[1]}.{name}" for name in re.findall(r"\w+", missing[2])]
+        names = " and ".join(absent)
+        how = "bind it" if errors.is_command() else f"give it, as in alfish.train({', '.join(map(setting, absent))})"
+        remedy = REMEDIES.get(names, f"{how}, or take a conf that does (`alfish confs` lists them)")
+        raise UsageError(f"nothing binds {names}; {remedy}") from None
 
 
-@contextlib.contextmanager
-def without_chain() -> Iterator[None]:
-    """Removes from a message the chain of constructors that gin appends to it."""
-    try:
-        yield
-    except (UsageError, RunError) as error:
-        sentence, _, chain = str(error).partition("\n  In call to configurable")
-        if not chain:
-            raise
-        kind = next(kind for kind in (UsageError, CodeError, RunError) if isinstance(error, kind))
-        raise kind(sentence) from error
+def setting(name: str) -> str:
+    """Returns a setting as the user writes it: by its name in gin, or as an argument of `alfish.train`."""
+    if errors.is_command():
+        return name
+    owner, _, parameter = name.rpartition(".")
+    if name == "make_environment.env_id":
+        return "environment=..."
+    return f"{parameter}=..." if owner == "Trainer" else f'**{{"{name}": ...}}'
+
+
+def given(binding: str) -> str:
+    """Returns a binding as the user gave it: as a flag, or as an argument of `alfish.train`."""
+    if errors.is_command():
+        return f"--gin_param={binding}"
+    return re.split(r"^(?=[\w/.]+ = )", binding, maxsplit=1, flags=re.MULTILINE)[-1].removeprefix("Trainer.")
 
 
 def close_names(name: str, names: Iterable[str]) -> str:
@@ -130,14 +148,35 @@ def close_names(name: str, names: Iterable[str]) -> str:
 def parameter_meant(name: str) -> str:
     """Returns a hint at parameters of this name or meaning, or of a close name; configured classes come first."""
     configured = {selector for _, selector in gin_internals.bindings()}
-    found: dict[str, list[str]] = {}
-    known = sorted(gin_internals.configurables().items(), key=lambda item: item[0] not in configured)
-    for selector, configurable in known:
-        for parameter in inspect.signature(configurable).parameters:
-            found.setdefault(parameter, []).append(f"{selector.rpartition('.')[2]}.{parameter}")
+    known = list(gin_internals.configurables())
+    found, in_force = _parameters(known), _parameters([one for one in known if one in configured])
     same = NAMES_ELSEWHERE.get(name, name)
+    twin = TWINS.get(same, "")
+    if twin in in_force and same not in in_force:
+        same = twin
     close = [same] if same in found else difflib.get_close_matches(name, list(found), 1)
-    return f"; did you mean {' or '.join(found[close[0]][:3])}?" if close else "; remove it"
+    if not close:
+        return "; remove it"
+    names = dict.fromkeys([*in_force.get(close[0], ()), *found[close[0]]])
+    return f"; did you mean {' or '.join(map(setting, [*names][:3]))}?"
+
+
+def parameter_read(name: str, selectors: Iterable[str]) -> str:
+    """Returns a hint at parameters with the name or meaning of `Class.parameter` among classes and functions, or ''."""
+    own, _, parameter = name.rpartition("/")[2].rpartition(".")
+    found = _parameters(selectors)
+    names = found.get(parameter) or found.get(TWINS.get(parameter, ""), [])
+    names = [one for one in names if one != f"{own}.{parameter}"]
+    return f"; did you mean {' or '.join(map(setting, names[:3]))}?" if names else ""
+
+
+def _parameters(selectors: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the parameters `Class.parameter` of classes and functions, by the name of the parameter."""
+    found: dict[str, list[str]] = {}
+    for selector in selectors:
+        for parameter in inspect.signature(gin_internals.configurable(selector)).parameters:
+            found.setdefault(parameter, []).append(f"{selector.rpartition('.')[2]}.{parameter}")
+    return found
 
 
 def _takes_any_keyword(selector: str) -> bool:
@@ -171,6 +210,9 @@ def _first_sentence(error: Exception) -> str:
         return f"line {error.lineno} is not gin: {error.msg}"
     if isinstance(error, tokenize.TokenError):
         return f"line {error.args[1][0]} is not gin: {error.args[0]}"
+    unknown = UNKNOWN_PARAMETER.search(str(error))
+    if unknown:
+        return f"{unknown[1]} has no parameter named '{unknown[2]}'"
     return " ".join(str(error).split("\n  In ")[0].split()).rstrip(".")
 
 
@@ -182,7 +224,7 @@ def _suggestion(error: Exception) -> str:
         return close_names(unknown[1].rpartition(".")[2], names) + (
             "; a conf imports what it configures, as in `import alfish.algorithms.ppo`"
         )
-    parameter = re.search(r"Configurable '([\w.]+)' doesn't have a parameter named '(\w+)'", str(error))
+    parameter = UNKNOWN_PARAMETER.search(str(error))
     if parameter:
         others = (inspect.signature(one).parameters for one in gin_internals.configurables().values())
         if parameter[2] in NAMES_ELSEWHERE or any(parameter[2] in names for names in others):

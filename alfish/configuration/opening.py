@@ -11,7 +11,7 @@ from alfish.archives.opening import as_directory
 from alfish.compiler import kernels
 from alfish.configuration import reading
 from alfish.configuration.directory import run_directory
-from alfish.configuration.messages import complete, without_chain
+from alfish.configuration.messages import complete
 from alfish.errors import UsageError
 from alfish.offline.spaces import spaces_of_checkpoint
 from alfish.parameters import checked
@@ -77,7 +77,6 @@ def _configured_as(
     with (
         reading.preserved(brief),
         process_preserved(),
-        without_chain(),
         opened_to_act(),
         reading.saved(path, allow_import, may_lack) as found,
         complete(found),

@@ -4,8 +4,10 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from alfish import errors
 from alfish.configuration.bindings import MACRO, Binding, Reading, references
 from alfish.configuration.kinds import takes_parts
+from alfish.configuration.messages import parameter_read
 from alfish.errors import UsageError
 from alfish.parameters import gin_internals
 from alfish.parameters.gin_internals import Key
@@ -17,7 +19,7 @@ def refuse_unread(reading: Reading) -> None:
     """Raises where nothing reads a bound parameter; call it when everything is built.
 
     A configurable is reachable if it was called while building, or if a reachable binding refers to it
-    (`@make_environment`). A later layer (a file, or --gin_param) may replace a part that an earlier layer configures.
+    (`@make_environment`). A later layer (a file, or the caller's) may replace a part that an earlier layer configures.
     The settings of the replaced part are no mistake. Neither is a setting that later layers override in each scope; one
     that earlier layers override has no effect, and is refused.
 
@@ -34,9 +36,14 @@ def refuse_unread(reading: Reading) -> None:
         and not _may_have_been_read(one, reading, reached)
     }
     if unread:
+        names, layers = sorted(unread), " and ".join(dict.fromkeys(unread.values()))
+        meant = parameter_read(names[0], sorted({selector for _, selector in reached}))
+        remedy = "remove the binding, or refer to its class or function with @"
+        if not errors.is_command():
+            remedy = "leave it out, or give its class or function to the part that takes it"
         raise UsageError(
-            f"nothing reads {', '.join(sorted(unread))}, bound in {' and '.join(dict.fromkeys(unread.values()))}: no "
-            "part of this Trainer uses it; remove the binding, or refer to its class or function with @"
+            f"nothing reads {', '.join(names)}, bound in {layers}: no part of this Trainer uses it; {remedy}"
+            f"{meant * (len(names) == 1)}"
         )
     for one in reading.last():
         if one.layer not in reading.saved and (scoped := _overriding(one, reading, reached)):

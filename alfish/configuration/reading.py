@@ -9,7 +9,7 @@ from typing import Any, Literal
 import gin
 
 from alfish.configuration import locating, macros, messages
-from alfish.configuration.bindings import PARAMETER, Binding, Reading
+from alfish.configuration.bindings import Binding, Reading, layer_of_caller
 from alfish.configuration.kinds import refuse_wrong_kinds
 from alfish.errors import UsageError
 from alfish.parameters import description, differences, exclusive, gin_internals, imports
@@ -146,12 +146,12 @@ class _Reader:
                 gin.parse_config_file(str(path.resolve()))
 
     def read_parameter(self, binding: str) -> None:
-        """Parses a binding from the command line."""
-        origin = f"{PARAMETER}={binding}"
+        """Parses a binding that the caller gave."""
+        origin = messages.given(binding)
         with messages.named(origin), gin_internals.parsing(self._included, self._note):
             _import_names(binding, origin)
             gin.parse_config(binding)
-        self.reading.end(PARAMETER)
+        self.reading.end(layer_of_caller())
 
     @contextlib.contextmanager
     def _opened(self, path: Path) -> Iterator[None]:
@@ -191,7 +191,7 @@ class _Reader:
 
     @property
     def _layer(self) -> str:
-        return str(self._open[-1]) if self._open else PARAMETER
+        return str(self._open[-1]) if self._open else layer_of_caller()
 
 
 def _import_names(content: str, origin: str, may_lack: Collection[Lacking] = ()) -> dict[str, UsageError]:

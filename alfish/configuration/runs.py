@@ -163,7 +163,6 @@ def train(
     with (
         reading.preserved(),
         process_preserved(),
-        messages.without_chain(),
         configured_run(run_directory(root_dir), files, bindings, on_config_change, objects=objects) as trainer,
     ):
         if trainer.train() is None and trainer.signals.number is None and replicas.rank() == 0:

@@ -135,7 +135,7 @@ def resolved(env_id: str, kwargs: Mapping[str, Any]) -> str | Callable[..., Any]
     try:
         gymnasium.spec(name)
         return env_id
-    except gymnasium.error.Error as error:
+    except gymnasium.error.Error:
         made = getattr(imported, name, None)
         if callable(made):
             if not (inspect.isclass(made) and issubclass(made, (gymnasium.Env, VectorEnv))):
@@ -143,11 +143,11 @@ def resolved(env_id: str, kwargs: Mapping[str, Any]) -> str | Callable[..., Any]
             return made
         sentence = f"make_environment.env_id: there is no environment {name!r}"
         if imported is None:
-            raise UsageError(f"{sentence}{suites.cure(name, gymnasium.registry)}") from error
+            raise UsageError(f"{sentence}{suites.cure(name, gymnasium.registry)}") from None
         raise UsageError(
             f"{sentence} after the import of {module}, nor a class or function of that name in it"
             f"{suites.close_ids(name, gymnasium.registry)}"
-        ) from error
+        ) from None
 
 
 def _missing_extra(env_id: str, error: Exception) -> UsageError:

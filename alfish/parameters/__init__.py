@@ -3,6 +3,7 @@
 An annotation declares what a parameter takes, and `checked` checks it, whoever calls.
 """
 
+from alfish.parameters import gin_internals
 from alfish.parameters.checking import checked
 from alfish.parameters.ranges import (
     FiniteFloat,
@@ -16,6 +17,8 @@ from alfish.parameters.ranges import (
     Rate,
     UnitInterval,
 )
+
+gin_internals.keep_sentences()
 
 __all__ = [
     "FiniteFloat",

@@ -15,7 +15,7 @@ from typing import Any
 
 import gin
 
-from alfish.errors import RunError
+from alfish.errors import RunError, UsageError
 
 Key = tuple[str, str]  # a scope ('a/b', or ''), and a selector
 
@@ -32,6 +32,24 @@ def _name_of(name: str, module: str = "gin.config") -> Any:
             f"the installed gin-config has no {module}.{name}, with which alfish reads configurations; install "
             "gin-config 0.5.0, or build the Trainer in Python"
         ) from error
+
+
+def keep_sentences() -> None:
+    """Lets alfish's sentences pass through gin as they are; gin appends its chain of calls to every message.
+
+    Where gin has no such function, its lines follow the sentences.
+    """
+    try:
+        append = _name_of("augment_exception_message_and_reraise", "gin.utils")
+    except GinChanged:
+        return
+
+    def append_to_others(exception: Exception, message: str) -> None:
+        if isinstance(exception, (UsageError, RunError)):
+            raise exception
+        append(exception, message)
+
+    importlib.import_module("gin.utils").augment_exception_message_and_reraise = append_to_others  # type: ignore[attr-defined]
 
 
 def config_text() -> str:

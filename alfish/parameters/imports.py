@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from alfish.errors import UsageError, first_line
+from alfish.errors import UsageError, first_line, is_command
 
 # Packages whose classes and functions a run's configuration may name without a decorator of gin. They hold parts of
 # Trainers, and nothing that writes files, imports modules or starts programs.
@@ -181,9 +181,10 @@ def _refusal(module: str, where: str, verb: str) -> UsageError:
         return UsageError(f"{where} {verb} {module!r}, which holds no parts of Trainers; remove that line")
     policy = _POLICY.get()
     remark = f"; {policy.remark}" if policy is not None and policy.remark else ""
+    allowed_by = f"--allow_import={package}" if is_command() else f"allow_import=[{package!r}]"
     return UsageError(
         f"{where} {verb} {module!r}, which is not part of alfish; if you trust that module, add "
-        f"--allow_import={package} (in Python, allow_import=[{package!r}]), or set {VARIABLE}={package}{remark}"
+        f"{allowed_by}, or set {VARIABLE}={package}{remark}"
     )
 
 

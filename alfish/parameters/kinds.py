@@ -11,6 +11,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar
 
+from alfish.errors import is_command
 from alfish.parameters.ranges import Range
 
 PLAIN = (numbers.Number, str, bytes, bool, NoneType, os.PathLike, list, tuple, dict, set)
@@ -35,7 +36,8 @@ def mistake(value: Any, annotation: Any, refers: Refers = lambda value, kind: No
     if takes_schedule(kinds) and inspect.isclass(value):
         return f"it takes an object: write {value.__name__}(...)"
     if not any(_fits(value, kind, refers) for kind in kinds):
-        return wanted(value, kinds, refers)
+        words = wanted(value, kinds, refers)
+        return words if is_command() else words.replace(WORDS[collections.abc.Callable], "a class or function")
     if refers(value, Any) is None and callable(value) and not inspect.isclass(value):
         return _schedule_mistake(value, kinds)
     return None

@@ -17,7 +17,7 @@ import torch
 from absl import logging
 
 import alfish
-from alfish.errors import RunError, UsageError
+from alfish.errors import RunError, UsageError, argument
 from alfish.nest import Nest
 from alfish.runs import contents
 from alfish.runs.checkpoint_file import (
@@ -222,7 +222,7 @@ class Checkpoints:
         if config is not None and header.config not in (None, config):
             raise UsageError(
                 f"{path} was saved with another configuration than this run's; move it away, or go on from it with "
-                "--on_config_change=new"
+                f"{argument('on_config_change', 'new')}"
             )
         if into is not None:
             try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from alfish.analysis.run_source import EVALUATION
-from alfish.configuration import messages, reading
+from alfish.configuration import reading
 from alfish.configuration.opening import process_preserved
 from alfish.configuration.runs import configured_run
 from alfish.errors import UsageError
@@ -55,7 +55,7 @@ class Base(NamedTuple):
           UsageError: as `configured_run`; or the runs would not be evaluated.
         """
         variants = list(variants)
-        with reading.preserved(), process_preserved(), messages.without_chain():
+        with reading.preserved(), process_preserved():
             for variant in variants:
                 reading.read(gin_files, [*bindings, *variant])
             # On the CPU, because this process would keep its share of a GPU's memory as long as it runs.

@@ -215,7 +215,7 @@ def test_evaluations_without_rows_and_of_another_name_are_named(make_run):
     with pytest.raises(UsageError, match="run has evaluations without rows in metrics.csv, which has their clocks"):
         RunSource(directory).series("evaluation/length")
     shutil.rmtree(directory / "eval")
-    with pytest.raises(UsageError, match="no evaluation of this name; one of its evaluations is --metric=greedy/mean_"):
+    with pytest.raises(UsageError, match="no evaluation of this name; one of its evaluations is metric='greedy/mean_"):
         RunSource(directory).series("evaluation/mean_return")
 
 
@@ -235,7 +235,7 @@ def test_a_table_without_its_columns_is_named(tmp_path, make_monitor):
     with pytest.raises(UsageError, match="no column of a clock, such as 'env_steps', among a, b"):
         one(tmp_path / "x.csv").series("b")
     (tmp_path / "y.csv").write_text("step,b\n1,2\n")
-    with pytest.raises(UsageError, match="no column of a value.*among step, b; rename one or name it with --metric"):
+    with pytest.raises(UsageError, match="no column of a value.*among step, b; rename one or name it with metric="):
         one(tmp_path / "y.csv").series("evaluation/mean_return")
     assert list(one(tmp_path / "y.csv").series("b").values) == [2]
     with pytest.raises(UsageError, match="monitor without 'entropy'"):

@@ -132,7 +132,7 @@ def test_the_axis_is_env_steps_unless_a_run_has_none():
     online = Series({"env_steps": np.ones(1), "updates": np.ones(1)}, np.ones(1))
     offline = Series({"updates": np.ones(1)}, np.ones(1))
     assert axis_of([online], ["a"]) == "env_steps" and axis_of([online, offline], ["a", "b"]) == "updates"
-    with pytest.raises(UsageError, match="b has no env_steps; --x=updates"):
+    with pytest.raises(UsageError, match="b has no env_steps; x='updates'"):
         axis_of([online, offline], ["a", "b"], "env_steps")
 
 

@@ -351,7 +351,7 @@ def test_a_setting_that_the_conf_overrides_wherever_it_is_read_is_refused(conf, 
         settings_of(conf, parameters=[parameter])
         return
     name = parameter.partition("=")[0]
-    with pytest.raises(UsageError, match=f"{name}, bound in --gin_param, has no effect: {words}; bind these"):
+    with pytest.raises(UsageError, match=f"{name}, bound in this call, has no effect: {words}; bind these"):
         settings_of(conf, parameters=[parameter])
 
 
@@ -397,7 +397,7 @@ def test_an_online_conf_trains_offline_with_offline_gin_alone():
 
 def test_a_setting_of_what_is_gone_already_is_refused(tmp_path):
     parameters = ["Learner.learning_rate=1e-3", "learning_rate/Linear.start=0.1"]
-    with pytest.raises(UsageError, match="nothing reads learning_rate/Linear.start, bound in --gin_param: no part"):
+    with pytest.raises(UsageError, match="nothing reads learning_rate/Linear.start, bound in this call: no part"):
         settings_of("ppo_cartpole.gin", parameters=parameters)
     mine = tmp_path / "mine.gin"
     mine.write_text("RewardClip.low = -2.0\ninclude 'ppo_cartpole.gin'\n")
@@ -489,6 +489,10 @@ def test_a_conf_without_its_flag_is_shown_with_it(refused):
     ("Trainer.gamma=0.9", "named 'gamma'; did you mean PPO.gamma or "),
     ("PPO.lr=1e-3", "named 'lr'; did you mean Learner.learning_rate?"),
     ("lr=1e-3", "%lr; did you mean Learner.learning_rate?"),
+    ("PPO.batch_size=64", "named 'batch_size'; did you mean EpochBatches.minibatch_size?"),
+    ("batch_size=64", "%batch_size; did you mean EpochBatches.minibatch_size?"),
+    ("ReplayBatches.batch_size=64", "with @; did you mean EpochBatches.minibatch_size?"),
+    ("SAC.gamma=0.9", "with @; did you mean PPO.gamma or "),
     ("Trainer.total_timesteps=100", "named 'total_timesteps'; did you mean Trainer.num_env_steps?"),
 ])  # fmt: skip
 def test_a_parameter_of_another_class_is_found_there(refused, tmp_path, parameter, words):

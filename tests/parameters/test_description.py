@@ -257,7 +257,7 @@ def test_a_part_that_is_gone_is_named(tmp_path):
     with pytest.raises(UsageError, match="no class or function 'Gone' in described_parts"):
         read_saved(tmp_path)
     (tmp_path / "config.gin").write_text("# part: no_such_module:Gone\n")
-    with pytest.raises(UsageError, match="allow_import=no_such_module"):
+    with pytest.raises(UsageError, match=r"add allow_import=\[.no_such_module.\], or set"):
         read_saved(tmp_path)
 
 
@@ -355,16 +355,62 @@ def test_train_does_not_swallow_a_signal_that_comes_at_the_end(tmp_path):
     [
         ((), {}, "takes an algorithm, as in alfish.train"),
         (("PPO",), {"conf": "ppo"}, "takes an algorithm, as in alfish.train"),
-        (("PPX", "CartPole-v1"), {}, "no gin file 'PPX.gin'"),
-        (("PPO", "CartPole-v1"), {"sede": 1}, "no parameter named 'sede'|doesn't have a parameter named 'sede'"),
+        (("PPX", "CartPole-v1"), {}, "there is no algorithm or conf 'PPX'; close ones are ppo"),
+        (
+            ("PPO", "CartPole-v1"),
+            {"sede": 1},
+            "^sede = 1: Trainer has no parameter named 'sede'; did you mean seed.$",
+        ),
+        (
+            ("PPO", "CartPole-v1"),
+            {"lr": 0.1},
+            r'^lr = 0.1: Trainer has no .* did you mean \*\*{"Learner.learning_rate": ...}\?$',
+        ),
+        (
+            ("PPO", "CartPole-v1"),
+            {"PPO.batch_size": 4},
+            r'^PPO.batch_size = 4: PPO .* mean \*\*{"EpochBatches.minibatch_size": ...}\?$',
+        ),
+        (("PPO", "CartPole-v1"), {"PPO.gamma": 2}, "^PPO.gamma is 2, bound in this call; it must be a number in"),
+        (("PPO", "CartPole-v1"), {"SAC.gamma": 0.9}, "^nothing reads SAC.gamma, bound in this call: .*; leave it out"),
+        (("PPO", "CartPole-v1"), {"unroller": "AsyncUnroller"}, "function: give AsyncUnroller without quotes"),
+        (("PPO", "CartPole-v1"), {"unroller": 3}, "it must be a class or function$"),
+        (("PPO",), {}, r"env_id; give it, as in alfish.train\(environment=...\)"),
         (("PPO", "CartPol-v1"), {}, "close ones are CartPole"),
         (("PPO", "CartPole-v1"), {"on_config_change": "maybe"}, "on_config_change is 'maybe'"),
     ],
 )
 def test_trains_mistakes_are_one_sentence(tmp_path, arguments, settings, words):
+    """It is in the language of the call, and no other exception stands before it."""
     with pytest.raises(UsageError, match=words) as error:
         alfish.train(*arguments, root_dir=tmp_path / "run", **SMALL | settings)
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and "--" not in str(error.value) and "@" not in str(error.value)
+    assert error.value.__cause__ is None and (error.value.__context__ is None or error.value.__suppress_context__)
+
+
+def test_another_configuration_and_directory_are_refused_in_the_language_of_the_call(tmp_path):
+    few = SMALL | {"num_env_steps": 300}
+    alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", **few)
+    with pytest.raises(
+        UsageError, match="another root_dir, or go on with on_config_change='old' or on_config_change='new'"
+    ):
+        alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", **few | {"PPO.gamma": 0.5})
+    with pytest.raises(UsageError, match=f"^root_dir='{tmp_path}/run/config.gin' cannot be created: it is a file"):
+        alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run" / "config.gin", **few)
+
+
+def test_sentences_pass_through_gin_as_they_are():
+    """Other exceptions get its chain of calls."""
+    with pytest.raises(UsageError, match="^PPO.reward_spec is None; it must be an object") as error:
+        PPO(None, None, None, gamma=2)
+    assert type(error.value) is UsageError
+
+    @gin.configurable(module="tests")
+    def breaks():
+        raise ValueError("of another")
+
+    with pytest.raises(ValueError, match="In call to configurable 'breaks'"):
+        breaks()
 
 
 def test_the_package_lists_its_names():

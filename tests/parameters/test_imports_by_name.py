@@ -65,7 +65,7 @@ COMMANDS = [["evaluate"], ["play"], ["record", "--output=data"], ["export", "--o
         (
             ALGORITHM + "ID = 'my_lab_of_tests:My-v0'\nmake_environment.env_id = %ID\n",
             "make_environment.env_id imports 'my_lab_of_tests', which is not part of alfish; if you trust that module, "
-            "add --allow_import=my_lab_of_tests (in Python, allow_import=['my_lab_of_tests'])",
+            "add --allow_import=my_lab_of_tests",
         ),
         (
             ALGORITHM + "make_environment.env_id = 'GymV26Environment-v0'\n"

@@ -70,12 +70,12 @@ def test_a_value_is_of_the_declared_kind_and_in_its_range_or_what_is_taken_is_sa
         ),
         (tuple[float, float], [(0.9, 1)], [(0.9,), (0.1, 0.2, 0.3), (1, "a")], "it must be a list of 2, each entry a"),
         (Mapping[str, PositiveInt], [{"a": 1}], [3, {"a": 0}], "it must be a dict"),
-        (Callable[[], object], [len, MLP], [3, "len", None], "it must be a reference (@...)"),
+        (Callable[[], object], [len, MLP], [3, "len", None], "it must be a class or function"),
         (
             NonNegativeFloat | Schedule,
             [0, Linear(1.0)],
             [-1],
-            "it must be a number of at least 0 or a reference (@...)",
+            "it must be a number of at least 0 or a class or function",
         ),
         (Spaces | None, [Spaces()], [(), Spaces], "it must be an object, made by @...() or None"),
         (Sequence[alfish.Listener], [[Evaluate()]], [[Evaluate], [3]], "it must be a list"),
@@ -125,7 +125,7 @@ def test_a_plain_call_says_what_a_parameter_takes():
         (lambda: PPO(*SPECS, gamma=None), "PPO.gamma is None; it must be a number in [0, 1]"),
         (
             lambda: PPO(*SPECS, clip_range=-1),
-            "PPO.clip_range is -1; it must be a positive number or a reference (@...)",
+            "PPO.clip_range is -1; it must be a positive number or a class or function",
         ),
         (lambda: PPO(*SPECS, clip_range=Linear), "it takes an object: write Linear(...)"),
         (lambda: PPO(*SPECS, clip_range=lambda: 0.2), "it must be a positive number, or a function of progress"),
@@ -162,16 +162,16 @@ def test_a_plain_call_says_what_a_parameter_takes():
 
 def test_gin_says_the_same_when_it_reads_and_where_it_was_bound():
     for binding, words in (
-        ("PPO.gamma = None", "PPO.gamma is None, bound in --gin_param; it must be a number in [0, 1]"),
+        ("PPO.gamma = None", "PPO.gamma is None, bound in this call; it must be a number in [0, 1]"),
         (
             "Learner.learning_rate = 1e400",
-            "Learner.learning_rate is inf, bound in --gin_param; it must be a number of at",
+            "Learner.learning_rate is inf, bound in this call; it must be a number of at",
         ),
         (
             "Adam.betas = (0.9, 1.5)",
-            "Adam.betas is (0.9, 1.5), bound in --gin_param; it must be a list of 2, each entry",
+            "Adam.betas is (0.9, 1.5), bound in this call; it must be a list of 2, each entry",
         ),
-        ("MLP.activation = 'tahn'", "MLP.activation is 'tahn', bound in --gin_param; it must be one of 'tanh', 'relu'"),
+        ("MLP.activation = 'tahn'", "MLP.activation is 'tahn', bound in this call; it must be one of 'tanh', 'relu'"),
     ):
         with pytest.raises(UsageError) as raised:
             reading.read(["ppo_cartpole.gin"], ["import alfish.learner.optimizers", binding])

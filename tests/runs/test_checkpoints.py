@@ -251,7 +251,7 @@ def test_a_file_of_another_run_or_configuration_is_refused_and_never_passed_over
     for which in ("latest", 2):
         with pytest.raises(UsageError, match="000002.pt is a checkpoint of another run .*run b.*run a.*move it away"):
             ours.load(which)
-    with pytest.raises(UsageError, match="000001.pt was saved with another configuration.*--on_config_change=new"):
+    with pytest.raises(UsageError, match="000001.pt was saved with another configuration.*on_config_change='new'"):
         ours.load(1, config="config b")
     assert _value(Checkpoints(tmp_path).load()) == (2, 2)  # where nobody says which run it is, any will do
 

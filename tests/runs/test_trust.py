@@ -88,7 +88,7 @@ def test_a_run_that_was_changed_or_trained_by_another_user_asks_for_the_flag(lab
     capsys.readouterr()
     assert evaluated() == 2
     words = capsys.readouterr().err
-    assert "add --allow_import=lab_of_trust (in Python, allow_import=['lab_of_trust']), or set ALFISH_ALLOW_" in words
+    assert "add --allow_import=lab_of_trust, or set ALFISH_ALLOW_" in words
     assert "ALFISH_ALLOW_IMPORT=lab_of_trust\n" in words
     assert evaluated("run", "--allow_import=lab_of_trust") == 0
     with monkeypatch.context() as patch:
