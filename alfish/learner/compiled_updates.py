@@ -127,6 +127,7 @@ class CompiledUpdates:
         Raises:
           NotCompilable, TorchChanged: one could not be compiled.
         """
+        self._judge_precision()
         seconds = 0.0
         for key, compilation in self._requested.items():
             made = compilation.result()
@@ -214,14 +215,20 @@ class CompiledUpdates:
         arguments = self._tensors, self._here(self._coefficients), index, source
         function = CompiledFunction(self._update, arguments, self._precision)
         self._log(f"Compiled the update of {name} in {time.perf_counter() - began:.1f} s")
-        if self._precision == "bfloat16" and not self._plain.on_cpu:
+        self._judge_precision()
+        return _Graph(function, self._update.notes)
+
+    def _judge_precision(self) -> None:
+        """Logs, at the first graph, where bfloat16 is not the faster one."""
+        if self._precision == "float32" or self._made:
+            return
+        if not self._plain.on_cpu:
             self._log("Products keep float32: Learner.precision = 'bfloat16' has no effect on a GPU")
-        elif self._precision == "bfloat16" and matmul.bfloat16_cost() > SLOWER:
+        elif matmul.bfloat16_cost() > SLOWER:
             self._log(
                 f"On this processor a large product takes {matmul.bfloat16_cost():.1f} times as long in bfloat16 as in "
                 "float32; Learner.precision = 'float32' is faster"
             )
-        return _Graph(function, self._update.notes)
 
     def _compare(self, graph: "_Graph", batch: Batch, at: list[torch.Tensor]) -> torch.Tensor:
         """Returns the graph's `total`; raises NotCompilable if its losses differ from those of the plain update.

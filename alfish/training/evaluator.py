@@ -292,9 +292,13 @@ class Evaluator:
 
     def _report_cut(self, count: int, num_episodes: int) -> None:
         if not self.num_cut:
+            remedy = ""
+            if self.environment.lacks_limit:
+                limit = "make_environment.env_kwargs = {'max_episode_steps': 1000}"
+                remedy = f"; {self.environment.name} has no time limit, and {limit} sets one"
             self.log(
                 f"An episode was cut at {self.max_length:,} steps and counts as truncated; others may follow "
-                "(Trainer.max_evaluation_length)"
+                f"(Trainer.max_evaluation_length){remedy}"
             )
         self.num_cut += count
 

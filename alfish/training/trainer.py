@@ -166,7 +166,7 @@ class Trainer:
         untrained.check_budget(self)
         self.directory.begin()
         self._notifier.start(self)
-        _announce(self, self._environments.max_evaluation_length)
+        _announce(self)
 
     def stop(self, reason: str) -> None:
         """Finishes the run with the iteration under way, as if its budget was spent. The first call counts.
@@ -382,12 +382,12 @@ def _warn_of_settings(trainer: Trainer) -> None:
         )
 
 
-def _announce(trainer: Trainer, max_evaluation_length: int) -> None:
+def _announce(trainer: Trainer) -> None:
     """Logs the algorithm, the environment, the size and the budget of the run."""
     environment, budget, parameters = trainer.environment, trainer.clock.budget, trainer.algorithm.parameters()
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     num_envs = trainer.unroller.num_envs * replicas.size()
-    stepping = f" {environment.stepping}" if environment.stepping else ""
+    stepping = f" {trainer.unroller.stepping}" if trainer.unroller.stepping else ""
     acting = f"{counted(num_envs, 'environment')}{stepping}, " if trainer.batches.acts else ""
     learners = f"{counted(replicas.size(), 'learner')}, " if replicas.is_joined() else ""
     trainer.log(
@@ -398,9 +398,3 @@ def _announce(trainer: Trainer, max_evaluation_length: int) -> None:
         trainer.log(line)
     if environment.remark and trainer.batches.acts:
         trainer.log(environment.remark)
-    if environment.lacks_limit:
-        trainer.log(
-            f"{environment.name} has no time limit, so an episode may never end, and evaluation cuts it at "
-            f"{max_evaluation_length:,} steps (Trainer.max_evaluation_length); "
-            "make_environment.env_kwargs = {'max_episode_steps': 1000} sets a limit"
-        )

@@ -49,6 +49,7 @@ class Unroller(abc.ABC):
     Attributes:
       num_envs: number of environments.
       num_columns: B of the experience that `unroll` returns.
+      stepping: how environments are stepped, in words that follow their number; '' if there is nothing to say.
       records: of the last unroll, for metrics, `num_envs` columns.
       log: receives lines for the user.
       check_signals: called during waits for other processes; raises if a signal asks to stop.
@@ -78,6 +79,10 @@ class Unroller(abc.ABC):
         device, encode = self._algorithm.progress.device, self._transforms.encode
         spec = self._transforms.stored_observation_spec
         return EncodedEnvironment(environment, lambda rows: encode(nest.tensors(rows, device)), spec)
+
+    @property
+    def stepping(self) -> str:
+        return self.environment.stepping
 
     def bind(self, make_environment: Callable[..., Environment], unroll_length: float, seed: int) -> None:
         """Receives what building environments elsewhere needs. Called once, before all other methods.

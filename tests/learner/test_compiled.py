@@ -842,11 +842,13 @@ def test_it_is_said_where_bfloat16_is_the_slower_one(interpreted, monkeypatch, p
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_it_is_said_that_a_gpu_does_not_use_bfloat16(interpreted, monkeypatch, precision):
+def test_it_is_said_once_that_a_gpu_does_not_use_bfloat16(interpreted, monkeypatch, precision):
     learner, lines = Learner(make("ppo"), compile=True, precision=precision), []
     learner.log = lines.append
     monkeypatch.setattr(learner._plain, "on_cpu", False)
     learner.train(chunks_of("ppo", 10))
+    learner.train(chunks_of("ppo", 10, size=8))
+    assert sum(line.startswith("Compiled the update") for line in lines) == 2
     says = [line for line in lines if "Learner.precision = 'bfloat16' has no effect on a GPU" in line]
     assert len(says) == (precision == "bfloat16")
 

@@ -52,8 +52,14 @@ def test_without_the_extra_the_command_is_named(monkeypatch):
 @needs_ray
 @pytest.mark.parametrize("count, nearest", [(7, "4 or 8"), (3, "4")])
 def test_workers_that_hosts_do_not_divide_are_refused_with_the_nearest(count, nearest):
-    with pytest.raises(UsageError, match=rf"num_workers is {count}, .*per_host = 4 does not divide; .* is {nearest}\s"):
+    with pytest.raises(UsageError, match=rf"num_workers is {count}, .*per_host = 4 does not divide; .* is {nearest}$"):
         RayWorkers(count)
+
+
+@needs_ray
+def test_it_is_said_that_hosts_step_the_environments():
+    here, there = (unroller_of(ALIKE, num_workers=4, workers=one) for one in (Workers, RayWorkers))
+    assert here.stepping == "in 4 workers on this machine" and there.stepping == "in 4 workers on a Ray cluster"
 
 
 @needs_ray

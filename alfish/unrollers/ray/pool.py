@@ -65,6 +65,8 @@ class RayWorkers(Transport):
       host_timeout: see above.
     """
 
+    place = "on a Ray cluster"
+
     # Set by `start`.
     _slots: int  # of each worker
     _plan: Any  # Ray's reference to the `HostPlan`

@@ -21,6 +21,7 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Experience, StepType
 from alfish.environments import Environment
 from alfish.errors import RunError, UsageError
+from alfish.formatting import counted
 from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, checked
 from alfish.processes.messages import (
     Died,
@@ -152,6 +153,10 @@ class AsyncUnroller(Unroller):
                 f"{self._workers.shrinks} takes AsyncUnroller.mode = 'free': lockstep waits for each worker"
             )
 
+    @property
+    def stepping(self) -> str:
+        return f"in {counted(len(self._workers.all) * replicas.size(), 'worker')} {self._workers.place}"
+
     def bind(self, make_environment: Callable[..., Environment], unroll_length: float, seed: int) -> None:
         stores_states = self._algorithm.replay_needs.recurrent_state  # in replay, at the beginnings of segments
         at_least = 1 if self._algorithm.on_policy or stores_states else OFF_POLICY_LENGTH
@@ -232,8 +237,7 @@ class AsyncUnroller(Unroller):
     def _start(self) -> None:
         self._running, self._workers.log = True, self.log
         self.environment.close()
-        networks = self._algorithm, self._transforms
-        size = self._envs_per_worker, self._length
+        networks, size = (self._algorithm, self._transforms), (self._envs_per_worker, self._length)
         forms, structure = slot_of(self.environment, *networks, *size, self.shown, self.stores_states)
         plan = self._plan(
             first_generation=self._first_generation,
@@ -244,8 +248,6 @@ class AsyncUnroller(Unroller):
         )
         self._workers.start(plan, forms, structure, state_tensors(*networks), self.policy_version)
 
-    # Segments.
-
     @property
     def _envs_per_worker(self) -> int:
         return self.num_envs // len(self._workers.all)
@@ -253,9 +255,8 @@ class AsyncUnroller(Unroller):
     @property
     def _num_needed(self) -> int:
         """Number of ready segments that an unroll waits for."""
-        if self._lockstep or self._algorithm.on_policy:
-            return self.num_columns // self._envs_per_worker
-        return 1
+        has_columns = self._lockstep or self._algorithm.on_policy
+        return self.num_columns // self._envs_per_worker if has_columns else 1
 
     def _grant(self) -> None:
         """Grants workers the slots that they may fill now: all free slots; in lockstep one slot each."""
@@ -301,8 +302,6 @@ class AsyncUnroller(Unroller):
         step_type = experience.time_step.step_type.copy()  # what a transport returned must not change
         step_type[:, old] = StepType.PAD
         return experience._replace(time_step=experience.time_step._replace(step_type=step_type))
-
-    # Messages.
 
     def _wait_for_enough(self) -> None:
         began = warned = time.monotonic()

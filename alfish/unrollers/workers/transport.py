@@ -23,6 +23,7 @@ class Transport(abc.ABC):
         present one.
       num_left: number of workers that run or will be restarted.
       num_restarts: number of restarts.
+      place: where the workers run, in words that follow their number.
       shrinks: setting that lets the run continue without some of the workers; empty: it needs all of them.
       newest: number of the newest publication of weights, see `Grant.publication`.
       log: receives lines for the user.
@@ -30,6 +31,7 @@ class Transport(abc.ABC):
 
     all: Sequence[Any]
     num_restarts = 0
+    place = "on this machine"
     shrinks = ""
 
     def __init__(self) -> None:
