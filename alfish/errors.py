@@ -35,9 +35,11 @@ def is_command() -> bool:
     return _IS_COMMAND.get()
 
 
-def argument(name: str, value: Any) -> str:
+def argument(name: str, value: Any = None) -> str:
     """Returns an argument as the user writes it: `--root_dir=runs/ppo`, or `root_dir='runs/ppo'` in Python."""
-    return f"--{name}={value}" if is_command() else f"{name}={str(value)!r}"
+    if is_command():
+        return f"--{name}" if value is None else f"--{name}={value}"
+    return name if value is None else f"{name}={str(value)!r}"
 
 
 def first_line(error: BaseException) -> str:

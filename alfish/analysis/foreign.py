@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from alfish.analysis.series import Series
-from alfish.errors import UsageError, is_command
+from alfish.errors import UsageError, argument
 from alfish.runs import contents
 
 MONITOR = "monitor.csv"  # at the end of the names of stable-baselines3's monitor files
@@ -62,7 +62,7 @@ class TableSource:
             lacks = "value, such as 'mean'," if clocks else "clock, such as 'env_steps',"
             raise UsageError(
                 f"{self._path} has no column of a {lacks} among {', '.join(self._columns)}; rename one"
-                + f" or name it with {'--metric' if is_command() else 'metric='}" * bool(clocks)
+                + f" or name it with {argument('metric')}" * bool(clocks)
             )
         filled = [k for k, cell in enumerate(self._columns[value]) if cell]
         if not filled:

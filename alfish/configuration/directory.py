@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from alfish.configuration import locating, reading
-from alfish.errors import UsageError, argument
+from alfish.errors import UsageError, argument, is_command
 from alfish.parameters import description, differences
 from alfish.parameters.kinds import shown
 
@@ -65,6 +65,6 @@ def is_to_change(saved: Path, choice: str) -> bool:
         return False
     raise UsageError(
         f"{saved.parent} is a run with another configuration (- then, + now):\n{changes}\n"
-        f"choose another root_dir, or go on with {argument('on_config_change', 'old')} or "
-        f"{argument('on_config_change', 'new')}"
+        f"choose another {argument('root_dir')}, or go on with {argument('on_config_change', 'old')} or "
+        + ("=new" if is_command() else "'new'")
     )

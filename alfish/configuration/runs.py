@@ -83,14 +83,14 @@ def configured_run(
             found = stack.enter_context(reading.saved(saved, allow_import))
         try:
             trainer = configured_trainer(root_dir, found, objects)
+            trainer.directory.accepts_config_change = on_config_change == "new"
+            with messages.complete(found):
+                yield trainer
         except Exception:  # constructors of the user's parts may raise anything
             if is_new:
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError):  # it is not empty
                     root_dir.rmdir()
             raise
-        trainer.directory.accepts_config_change = on_config_change == "new"
-        with messages.complete(found):
-            yield trainer
 
 
 @checked

@@ -31,7 +31,8 @@ class Evaluate(Listener):
     """Evaluates the policy on the same episodes each time, in environments of its own, and writes them to `eval/`.
 
     File names, summaries and the log have the nominal clock of an evaluation: the multiple of the period, or the budget
-    of environment steps, at which it was due. The iteration itself ends a little later, which depends on the seed.
+    of environment steps, at which it was due. The iteration itself ends a little later, which depends on the seed. If
+    it ends at twice the budget or more, they have its own clock.
 
     Args:
       period: clock steps between evaluations; 0: only at the end.
@@ -132,7 +133,8 @@ class Evaluate(Listener):
     def _nominal_clock(self, run: Run, report: Report) -> int:
         name, budget, _ = run.clock.budget
         is_first = self._last is None or self._last[0] < budget  # a budget may be lowered below what was evaluated
-        if name == "num_env_steps" and report.env_steps >= budget and is_first:
+        # A run of one long iteration has more steps than a multiple of its budget.
+        if name == "num_env_steps" and budget <= report.env_steps < 2 * budget and is_first:
             return int(budget)
         # A period may change in mid-run: `_next` is when this evaluation was due.
         return report.clock if run.clock.finished else max(report.clock // self.period * self.period, self._next)
@@ -243,14 +245,13 @@ class Progress(Listener):
         name, budget, _ = run.clock.budget
         unit = name.removeprefix("num_").replace("_", " ").replace("wall seconds", "seconds")
         self._console = ConsoleProgress(budget, unit, sys.stderr, self._period_seconds)
-        self._console.update(run.clock.progress * budget, run.clock.value, run.clock.wall_seconds, {})
+        self._console.update(run.clock.spent, run.clock.value, run.clock.wall_seconds, {})
 
     def after_iteration(self, run: Run, report: Report) -> None:
         shown = {"return": "metrics/average_return", "loss": "train/loss", "lag": "unroller/lag_mean"}
         self._values |= {name: report.scalars[key] for name, key in shown.items() if key in report.scalars}
         assert self._console is not None
-        done = report.progress * run.clock.budget.size
-        self._console.update(done, report.clock, report.wall_seconds, self._values)
+        self._console.update(run.clock.spent, report.clock, report.wall_seconds, self._values)
 
     def show(self, line: str) -> bool:
         if self._console is not None:

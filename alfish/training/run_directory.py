@@ -1,5 +1,6 @@
 """A run's directory: its lock, log, configuration, identity and checkpoints."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -58,7 +59,8 @@ class RunDirectory:
         self._described: dict[str, str] | None = None
         self._log = RunLog(self.path / "log.txt")
         self._unlock: Callable[[], Any] = lambda: None
-        self.is_open = False
+        self.is_open = self._is_refused = False
+        self._was_empty = self._is_own = False  # before `open`; whether that made the directory
 
     def open(self) -> None:
         """Creates and locks the directory, and starts its log.
@@ -66,13 +68,14 @@ class RunDirectory:
         Raises:
           UsageError: another run writes here, or a path of the run has another kind of file.
         """
+        self._is_own = not self.path.exists()
         files.make_directory(self.path)
         unlock = files.lock(self.path, self)
         if unlock is None:
             raise UsageError(
                 f"{self.path} is being trained in already, by this program or another; choose another directory"
             )
-        self._unlock = unlock
+        self._unlock, self._was_empty = unlock, not any(self.path.iterdir())
         files.check_places(self.path, (*FILES, *self.config), DIRECTORIES)
         self._log.open()
         weakref.finalize(self, self._log.close)
@@ -81,7 +84,19 @@ class RunDirectory:
     def close(self) -> None:
         """Stops the recording of warnings, and unlocks the directory."""
         self._log.close()
+        if self._is_refused and self._was_empty:
+            self._remove_all()
         self._unlock()
+
+    def _remove_all(self) -> None:
+        """Removes what this process has written, and the directory if `open` has made it."""
+        with contextlib.suppress(OSError):
+            for name in (*FILES, CONFIG_FILE, *self.config):
+                (self.path / name).unlink(missing_ok=True)
+            for name in DIRECTORIES:
+                shutil.rmtree(self.path / name, ignore_errors=True)
+            if self._is_own:
+                self.path.rmdir()
 
     def log(self, text: str) -> str | None:
         """Writes a line to `log.txt`, once the directory is open.
@@ -95,8 +110,14 @@ class RunDirectory:
             return f"{text} [{error}]"
         return text
 
-    def log_error(self, error: BaseException) -> None:
-        """Writes an error to `log.txt`: a sentence as it will be shown, other errors with their traceback."""
+    def log_error(self, error: BaseException, is_first: bool) -> None:
+        """Writes an error that ends the run to `log.txt`: a sentence as it will be shown, other errors with their traceback.
+
+        Args:
+          error: the error. If it is a UsageError, and the run a new one, `close` removes what the run has written.
+          is_first: whether it came before the end of the first iteration.
+        """
+        self._is_refused = is_first and isinstance(error, UsageError)
         is_sentence = isinstance(error, (UsageError, RunError)) and not isinstance(error, CodeError)
         self._log.copy(f"{error}" if is_sentence else "".join(traceback.format_exception(error)).rstrip())
 

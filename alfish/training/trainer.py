@@ -229,7 +229,7 @@ class Trainer:
         except (Exception, SystemExit) as error:
             self.signals.breakable = False
             ending = in_words(error) if isinstance(error, SystemExit) else error
-            self.directory.log_error(ending)
+            self.directory.log_error(ending, not self.clock.iterations)
             if report is not None:  # else there was no iteration, and an existing checkpoint is newer
                 self._save_what_is_whole()
             if ending is not error:
@@ -394,6 +394,12 @@ def _announce(trainer: Trainer) -> None:
         f"{type(trainer.algorithm).__name__} on {environment.name}: {learners}{acting}{trained:,} parameters on "
         f"{trainer.device}, Trainer.{budget.name} = {budget.size:,}"
     )
+    rows = trainer.unroller.unroll_length * trainer.unroller.num_columns * replicas.size()
+    if budget.name == "num_env_steps" and rows > budget.size:
+        trainer.log(
+            f"An iteration takes {rows:,.0f} steps, more than Trainer.num_env_steps = {budget.size:,}, and a run makes "
+            "at least one; for a shorter run lower Trainer.unroll_length or make_environment.num_envs"
+        )
     if line := trainer.batches.few_rows:
         trainer.log(line)
     if environment.remark and trainer.batches.acts:

@@ -19,7 +19,7 @@ from alfish.environments import make_environment
 from alfish.errors import RunError, UsageError
 from alfish.runs.checkpoints import Checkpoints
 from alfish.training.listener import Listener
-from alfish.training.listeners import CheckpointSaver
+from alfish.training.listeners import CheckpointSaver, Evaluate
 from alfish.training.trainer import Trainer
 
 REPOSITORY = Path(alfish.__file__).parents[1]
@@ -104,6 +104,39 @@ def test_a_run_that_is_killed_in_its_warm_up_and_begun_again_ends_with_updates(t
     assert saved.load("latest")[1]["learner"]["updates"] == 0
     assert subprocess.run(command, env=environment, timeout=200, stderr=subprocess.DEVNULL).returncode == 0
     assert saved.load("latest")[1]["learner"]["updates"] > 0
+
+
+def test_a_refused_budget_leaves_nothing_behind(tmp_path):
+    options = {"conf": "dqn_cartpole", "num_env_steps": 50, "ReplayBatches.warmup_env_steps": 400}
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "metrics.csv").write_text("of another\n")
+    for name in ("new", "full"):
+        with pytest.raises(UsageError, match="which ends the run before its first update"):
+            alfish.train(root_dir=tmp_path / name, **options)
+    assert not (tmp_path / "new").exists() and (tmp_path / "full" / "metrics.csv").read_text() == "of another\n"
+
+
+def test_a_trainer_of_python_that_is_refused_leaves_nothing_behind(tmp_path):
+    def train(root_dir):
+        parts = {"algorithm": PPO, "environment": functools.partial(make_environment, "CartPole-v1")}
+        listeners = [Evaluate(num_episodes=1), Evaluate(num_episodes=1)]
+        with pytest.raises(UsageError, match="2 Evaluate listeners are called 'evaluation'"):
+            Trainer(root_dir, **parts, listeners=listeners, num_iterations=1, device="cpu").train()
+
+    (tmp_path / "mine").mkdir()
+    train(tmp_path / "new"), train(tmp_path / "mine")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
+
+
+def test_a_budget_below_one_iteration_shows_what_was_done(tmp_path, capsys):
+    parts = {"Evaluate.num_episodes": 1, "EpochBatches.num_epochs": 1, "EpochBatches.minibatch_size": None}
+    alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", num_env_steps=50, **parts)
+    said = capsys.readouterr().err
+    done = Checkpoints(tmp_path / "run" / "checkpoints").steps()[-1]
+    assert 1900 < done < 2048
+    assert "An iteration takes 2,048 steps, more than Trainer.num_env_steps = 50, and a run makes at least one;" in said
+    assert f"Evaluation at {done:,} steps" in said and f"{done:,} / 50 env steps".replace(",", " ") in said
+    assert (tmp_path / "run" / "eval" / f"evaluation-{done:012d}.csv").exists()
 
 
 # What is unlikely to train well.
