@@ -111,7 +111,7 @@ class RunDirectory:
         return text
 
     def log_error(self, error: BaseException, is_first: bool) -> None:
-        """Writes an error that ends the run to `log.txt`: a sentence as it will be shown, other errors with their traceback.
+        """Writes an error that ends the run to `log.txt`: a sentence as it is shown, others with their traceback.
 
         Args:
           error: the error. If it is a UsageError, and the run a new one, `close` removes what the run has written.
