@@ -35,6 +35,7 @@ from alfish.environments import Environment, make_environment
 from alfish.errors import UsageError, first_line
 from alfish.parameters import imports
 from alfish.parameters.literals import literal
+from alfish.runs import random_state
 from alfish.user_code import CodeError, calling
 
 LONGEST_SECONDS = 4.0  # of random steps
@@ -195,7 +196,7 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
     elif any(not torch.equal(a, b) for a, b in zip(*map(nest.leaves, observations))):
         yield "two resets with the same seed give different observations, so evaluations cannot be repeated"
     batched_space = batch_space(env.single_observation_space, env.num_envs)
-    torch.manual_seed(0)  # of the actions
+    random_state.seed_torch(0)  # of the actions
     observation = nest.arrays(observations[1])
     said_outside = False
     for _ in range(num_steps):
@@ -203,7 +204,7 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
             break
         action = random_action(observation)
         observed.begin()
-        with calling(f"{environment.name}.step"):
+        with random_state.apart(), calling(f"{environment.name}.step"):
             results = env.step(action)
         observed.end()
         observation, reward, terminated, truncated = (nest.map(_on_host, part) for part in results[:4])
@@ -217,7 +218,8 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
         done = terminated | truncated
         observed.add(observation, reward, terminated, truncated)
         if done.any() and environment.resets_rows:  # else it resets by itself
-            observation = environment.reset([None, None], done).observation
+            with random_state.apart():
+                observation = environment.reset([None, None], done).observation
     if not observed.lengths:
         yield f"no episode ended in {num_steps} random steps; without an end there are no returns to report"
 

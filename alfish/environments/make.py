@@ -128,7 +128,7 @@ def make_environment(
     mode = AutoresetMode.DISABLED if evaluation else AutoresetMode.NEXT_STEP
     try:
         if vectorization == "async" and not evaluation:
-            env = gymnasium.vector.AsyncVectorEnv([InProcess(single)] * num_envs, autoreset_mode=mode)
+            env = gymnasium.vector.AsyncVectorEnv([InProcess(single, one) for one in seeds], autoreset_mode=mode)
         else:
             env = SequentialVectorEnv([single] * num_envs, mode)
     except (Exception, SystemExit) as error:

@@ -10,6 +10,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from alfish.environments.saved_states import Generator, from_json, to_json
 from alfish.environments.sequential import SequentialVectorEnv
+from alfish.runs import random_state
 
 # Vector environments whose members take one seed each.
 ONE_BY_ONE = SyncVectorEnv, AsyncVectorEnv, SequentialVectorEnv
@@ -90,8 +91,10 @@ class Members:
     def seeds_of_restart(self) -> list[int] | None:
         """Returns seeds for the reset after a resume; None: restored generators determine the next episodes.
 
-        They come from numpy's global generator, which the run restores; else each resume would begin as the run did.
+        They are drawn from a generator that the run restores; else each resume would begin as the run did.
         """
+        if isinstance(self._inner, AsyncVectorEnv):
+            self._inner.set_attr("process_seed", self._new_seeds())
         if self._generators():
             return None
         return self._new_seeds()
@@ -116,7 +119,7 @@ class Members:
             self._one_here.close()
 
     def _new_seeds(self) -> list[int]:
-        return [int(seed) for seed in np.random.randint(2**31, size=self._inner.num_envs)]
+        return random_state.draw_seeds(self._inner.num_envs)
 
     def _generators(self) -> list[Generator]:
         """Returns one generator per member, or the only one of a vector class of its own.

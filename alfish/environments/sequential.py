@@ -15,6 +15,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from alfish.environments.joint_steps import joint_steps
 from alfish.environments.objectives import declared
 from alfish.errors import UsageError, first_line
+from alfish.runs.random_state import draw_seeds
 
 # Code that calls single environments and reads their results. An error raised here, and not in the environment's own
 # code, shows that the environment breaks gymnasium's interface.
@@ -211,13 +212,13 @@ class SequentialVectorEnv(VectorEnv):
     def _rebuild(self, i: int) -> tuple[Any, dict[str, Any]]:
         with contextlib.suppress(Exception):  # a broken environment may also fail to close
             self.envs[i].close()
+        (seed,) = draw_seeds(1)  # the environment may seed torch's generator
         env = self._env_fns[i]()
         self.envs = [*self.envs[:i], env, *self.envs[i + 1 :]]
         self.joint = joint_steps(self.envs)
         if self.progress is not None and env.has_wrapper_attr("set_progress"):
             env.get_wrapper_attr("set_progress")(self.progress)
-        # numpy's global generator is seeded where the process starts.
-        return env.reset(seed=int(np.random.randint(2**31)))
+        return env.reset(seed=seed)
 
     def _batch(self, observations: list[Any]) -> Any:
         if self._form is None:

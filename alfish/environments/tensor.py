@@ -16,6 +16,7 @@ from alfish.environments.saved_states import check_state, state_of
 from alfish.environments.vector import autoreset_mode
 from alfish.errors import UsageError
 from alfish.nest import Nest
+from alfish.runs import random_state
 from alfish.specs import ActionUnits, ObservationUnits
 from alfish.specs.units import HAS_DEVICE
 from alfish.user_code import calling, refuse
@@ -80,8 +81,8 @@ class TensorEnvironment(Environment):
 
     def step(self, action: Nest) -> TimeStep:
         if self._restart:
-            # From numpy's global generator, which the run restores: else each resume would begin as the run did.
-            return self.reset([int(np.random.randint(2**31))])
+            # Drawn from a generator that the run restores: else each resume would begin as the run did.
+            return self.reset(random_state.draw_seeds(1))
         executed = self._units.executed(action)
         handed = nest.map(_apart, self._units.stretch(executed), executed)
         try:

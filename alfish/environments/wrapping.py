@@ -16,6 +16,7 @@ from alfish.environments.finding import name_of
 from alfish.environments.sequential import check_ends, refuse_breach, refuse_vector
 from alfish.errors import UsageError, first_line
 from alfish.parameters import Range, checked, imports
+from alfish.runs import random_state
 from alfish.user_code import calling, refuse
 
 # A callable, its name, or either with keyword arguments.
@@ -87,17 +88,22 @@ class StickyAction(gymnasium.wrappers.StickyAction):
 class InProcess:
     """Constructor of environments for gymnasium's async vector environment.
 
-    gymnasium calls it once in this process for the spaces, and once in each environment's process, which leaves signals
-    to the trainer.
+    gymnasium calls it once in this process for the spaces, and once in the environment's process, which leaves signals
+    to the trainer and has global random generators of its own: a forked process begins with those of its parent.
+
+    Args:
+      make: makes the environment.
+      seed: of the generators.
     """
 
-    def __init__(self, make: Callable[[], gymnasium.Env]):
-        self._make, self._home = make, os.getpid()
+    def __init__(self, make: Callable[[], gymnasium.Env], seed: int):
+        self._make, self._seed, self._home = make, seed, os.getpid()
 
     def __call__(self) -> gymnasium.Env:
         if os.getpid() != self._home:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is sent to all processes of a terminal
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # gymnasium ends processes by SIGTERM
+            random_state.seed_all(self._seed)
         with calling("the constructor of an environment"):
             return ScalarReward(self._make())
 
@@ -108,6 +114,15 @@ class ScalarReward(gymnasium.Wrapper):
     A call of sys.exit becomes an error, as for environments in the trainer's process. Breaches of gymnasium's interface
     raise here, because gymnasium would wait for ever for a step whose infos it cannot read.
     """
+
+    @property
+    def process_seed(self) -> int:
+        """The seed that the process's random generators were given last. Assigning one seeds them."""
+        return random_state.seed_of_torch()
+
+    @process_seed.setter
+    def process_seed(self, seed: int) -> None:
+        random_state.seed_all(seed)
 
     def reset(self, **arguments: Any) -> Any:
         with self._named_errors("reset"):

@@ -1,14 +1,86 @@
-"""State of the global random generators: saved, restored and preserved."""
+"""The global random generators: seeded, saved, restored, preserved, and kept apart from code that seeds them.
+
+alfish draws from torch's generators only; numpy's and Python's are left to the environments. An environment that seeds
+torch's own, perhaps at each reset, must not make warm-up, noise and minibatches begin again (`apart`).
+"""
 
 import contextlib
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from absl import logging
+
+# The highest bits of the seeds of alfish's own draws. A CPU's generator uses the lowest 32 bits only.
+_OWN = 0x5A << 56
+
+seed_of_torch: Callable[[], int] = torch.default_generator.initial_seed  # the seed that its generator was given
+
+
+def seed_all(seed: int) -> None:
+    """Seeds all global generators: of `random`, of numpy, and of torch on the CPU and each GPU."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    seed_torch(seed)
+
+
+def seed_torch(seed: int, count: int = 0) -> None:
+    """Seeds torch's generators as `torch.manual_seed`, and marks the seed as alfish's own.
+
+    Args:
+      seed: at least 0.
+      count: number of times, modulo 2^24, that other code has seeded the generators; see `recover`.
+    """
+    torch.manual_seed(seed)  # GPUs use all bits of it
+    torch.default_generator.manual_seed(_OWN | count << 32 | seed % 2**32)
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Keeps torch's generators apart from code of others, which may seed them."""
+    before = seed_of_torch()
+    try:
+        yield
+    finally:
+        recover(before)
+
+
+def called_apart(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that runs `apart`, for calls that take microseconds."""
+
+    def call(*arguments: Any) -> Any:
+        before = seed_of_torch()
+        result = function(*arguments)
+        if seed_of_torch() != before:
+            recover(before)
+        return result
+
+    return call
+
+
+def recover(before: int) -> None:
+    """Seeds torch's generators anew if other code has seeded them, so that their numbers do not repeat.
+
+    Args:
+      before: `seed_of_torch()` before the other code ran. The new seed follows from it, so that a run stays
+        reproducible; it differs from all earlier ones, because it counts them.
+    """
+    now = seed_of_torch()
+    if now != before and not _is_own(now):
+        count = (before >> 32) + 1 & 0xFFFFFF if _is_own(before) else 1
+        seed_torch(int(np.random.SeedSequence(before).generate_state(1)[0]), count)
+
+
+def draw_seeds(count: int) -> list[int]:
+    """Returns random 31-bit seeds for environments, from torch's generator, which the run restores."""
+    return torch.randint(2**31, (count,)).tolist()
+
+
+def _is_own(seed: int) -> bool:
+    return seed >> 56 == _OWN >> 56
 
 
 @contextlib.contextmanager

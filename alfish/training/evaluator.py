@@ -201,14 +201,14 @@ class Evaluator:
             # Between two episodes the caller has its own random state and grad mode.
             with self._acting(seed, sample):
                 if generators is not None:
-                    random_state.set_torch_state(self._device, generators)
+                    random_state.set_rng_state(generators)
                 while k not in whole:
                     episode, time_step, _ = next(rows)
                     kept.add(nest.arrays(time_step), np.flatnonzero(episode >= 0).tolist())
                     ended = nest.as_array(time_step.step_type) == StepType.LAST
                     for lane in np.flatnonzero(ended & (episode >= 0)).tolist():
                         whole[int(episode[lane])] = _episode(int(episode[lane]), kept.take(lane), self.environment)
-                generators = random_state.torch_state(self._device)
+                generators = random_state.rng_state()
             yield whole.pop(k)
 
     def close(self) -> None:
@@ -234,13 +234,12 @@ class Evaluator:
 
     @contextlib.contextmanager
     def _acting(self, seed: int, sample: bool) -> Iterator[None]:
-        """Acts without gradient, in eval mode, with generators seeded by `seed`; restores all of it.
+        """Acts without gradient, in eval mode, with all generators seeded by `seed`; restores all of it.
 
         With `sample`, modules that explore do so, as in rollouts.
         """
-        cuda = [self._device] if self._device.type == "cuda" else []
-        with torch.no_grad(), in_eval_mode(self._algorithm, sample), torch.random.fork_rng(devices=cuda):
-            torch.manual_seed(seed)
+        with torch.no_grad(), in_eval_mode(self._algorithm, sample), random_state.preserved():
+            random_state.seed_all(seed)
             yield
 
     def _rows(self, num_episodes: int, seed: int, sample: bool) -> Iterator[tuple[np.ndarray, TimeStep, bool]]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from alfish.runs import random_state
 from alfish.runs.stop_signals import Interrupted
 from alfish.training.listener import Listener, Report, Run
 from alfish.user_code import calling
@@ -23,7 +24,7 @@ class Notifier:
     def start(self, run: Run) -> None:
         """Starts each listener."""
         for listener in self._listeners:
-            with _calling(listener, "start"):
+            with random_state.apart(), _calling(listener, "start"):
                 listener.start(run)
             self._started.append(listener)
 
@@ -43,7 +44,7 @@ class Notifier:
         """Passes the report of an iteration to each listener; a signal may interrupt one of them."""
         for listener in self._listeners:
             try:
-                with _calling(listener, "after_iteration"):
+                with random_state.apart(), _calling(listener, "after_iteration"):
                     listener.after_iteration(run, report)
             except Interrupted:  # the next report has `finished` set
                 run.log(f"{type(listener).__name__} was broken off by {run.signals.name}")

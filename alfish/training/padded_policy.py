@@ -51,7 +51,7 @@ class PaddedPolicy:
     def begin(self, episode: int, seed: int) -> None:
         """Seeds the generator of an episode."""
         if self._sample:
-            torch.manual_seed(seed)
+            random_state.seed_torch(seed)
             self._generators[episode] = random_state.torch_state(self._device)
 
     def act(self, time_step: TimeStep, episode: np.ndarray) -> Nest:

@@ -2,11 +2,9 @@
 
 import contextlib
 import math
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 
 from alfish import replicas
@@ -23,6 +21,7 @@ from alfish.parameters import exclusive
 from alfish.parameters.devices import device_named
 from alfish.parameters.parts import build
 from alfish.processes import heap
+from alfish.runs import random_state
 from alfish.runs.subnormals import flush_subnormals
 from alfish.specs import reward_names
 from alfish.training.calibration import Calibration
@@ -96,6 +95,7 @@ class Environments:
         self._make_for_evaluation = make_for_evaluation
         self._made: Environment | None = None  # the last one to train in
 
+    @random_state.apart()
     def new(self) -> Environment:
         """Returns an environment to train in."""
         self._made = build(self.make, Environment, "Trainer.environment", seed=replicas.seed_of(self.seed))
@@ -111,6 +111,7 @@ class Environments:
                 self._made.close()
             raise
 
+    @random_state.apart()
     def part_of(self, environment: Environment) -> Environment:
         """Returns this learner's part of the environments that it steps itself, in place of all of them.
 
@@ -130,6 +131,7 @@ class Environments:
             )
         return part
 
+    @random_state.preserved()
     def evaluator(
         self, parts: Parts, num_episodes: int, num_envs: int, max_length: int | None, **environment_arguments: Any
     ) -> Evaluator:
@@ -171,7 +173,7 @@ def _make_parts(
     Raises:
       UsageError: a factory makes something else than it should, or parts do not fit one another.
     """
-    _seed_all(environments.seed)
+    random_state.seed_all(environments.seed)
     environment = environments.new()
     specs = environment.observation_spec, environment.action_spec, environment.reward_spec
     networks = make_networks(algorithm, transforms, *specs, device)
@@ -204,8 +206,8 @@ def _make_parts(
         collector.ignore_infos()
     iterations = _iterations(budget, collector, source)
     trained.plan(iterations * source.updates_per_iteration, source.rows_per_update)
-    if replicas.rank():
-        _seed_all(replicas.seed_of(environments.seed))  # from here on; before, all learners made equal parameters
+    if replicas.rank():  # from here on; before, all learners made equal parameters
+        random_state.seed_all(replicas.seed_of(environments.seed))
     loaded = InitialParts(initial_parts or {}, *networks)
     calibrated = Calibration(calibration if networks[1].keep_statistics else None, num_env_steps)
     return Parts(environment, *networks, source, collector, trained, measured, loaded, calibrated)
@@ -283,9 +285,3 @@ def _iterations(budget: Budget, unroller: Unroller, batches: Batches) -> float:
     if budget.name == "wall_seconds":
         return math.inf if budget.size >= LONG_RUN_SECONDS else 0.0
     return budget.size
-
-
-def _seed_all(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)

@@ -17,6 +17,7 @@ from alfish.errors import UsageError
 from alfish.metrics.rows import own_info
 from alfish.nest import Nest, as_array
 from alfish.parameters import NonNegativeInt, Rate, checked
+from alfish.runs.random_state import called_apart
 from alfish.runs.timer import Timer
 from alfish.transforms import Transforms
 from alfish.unrollers import aligned_rollout
@@ -73,7 +74,7 @@ class SyncUnroller(Unroller):
         self._state = self._initial_state
         self._transform_state = nest.to(transforms.initial_state(environment.num_envs), self._device)
         self._actor = PolicyRunner(algorithm, transforms, self._initial_state, numpy_policy)
-        self._policy, self._step = self._actor.__call__, _step_of(self)  # see `time`
+        self._policy, self._step = self._actor.__call__, called_apart(_step_of(self))  # see `time`
 
     @property
     def start_state(self) -> tuple[Nest, Nest]:
@@ -314,7 +315,7 @@ class SyncUnroller(Unroller):
             self.environment.set_progress(float(self._algorithm.progress))
 
     def _reset(self) -> TimeStep:
-        return _first_rows(self.environment)
+        return called_apart(_first_rows)(self.environment)
 
     def _check(self, time_step: TimeStep) -> None:
         self._check_finite(time_step)

@@ -5,6 +5,7 @@ import functools
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import OrderEnforcing, RecordEpisodeStatistics, TimeLimit
@@ -97,7 +98,7 @@ def test_an_environment_is_rebuilt_and_broken_off_in_joint_steps():
     for method in ("replace", "break_off"):
         firsts = []
         for env in envs:
-            np.random.seed(0)  # seeds of rebuilt environments
+            torch.manual_seed(0)  # seeds of rebuilt environments
             firsts.append(getattr(env, method)(np.array([False, True, False])))
         assert_identical(*firsts)
         envs[1].joint = None

@@ -204,7 +204,7 @@ def test_without_a_saved_state_every_episode_starts_again():
 def test_without_a_saved_state_each_resume_begins_other_episodes():
     starts = []
     for resume in range(3):
-        np.random.seed(resume)  # as the run restores it
+        torch.manual_seed(resume)  # as the run restores it
         environment = TensorEnvironment(Stateless(2), seed=1)
         starts.append(environment.reset().observation[:, 0].tolist())
         environment.load_state_dict({})

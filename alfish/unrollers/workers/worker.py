@@ -8,7 +8,6 @@ import faulthandler
 import itertools
 import os
 import pickle
-import random
 import signal
 import socket
 import sys
@@ -44,6 +43,7 @@ from alfish.processes.messages import (
 )
 from alfish.processes.pickling import from_bytes
 from alfish.processes.shared_memory import SharedMemory
+from alfish.runs.random_state import apart, seed_all
 from alfish.runs.subnormals import flush_subnormals
 from alfish.unrollers.nonfinite import nonfinite_rows
 from alfish.unrollers.sync import SyncUnroller
@@ -194,16 +194,15 @@ def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: cont
         os.sched_setaffinity(0, {setup.cpu})
     flush_subnormals()  # as the trainer does
     torch.set_num_threads(1)
-    random.seed(setup.seed)
-    np.random.seed(setup.seed % 2**32)
-    torch.manual_seed(setup.seed)
+    seed_all(setup.seed)
     plan, stepping = setup.plan, setup.plan.stepping
     algorithm, transforms, forms = from_bytes(plan.modules)
     ModeSwitch(algorithm).switch(training=False)
     maker: EnvironmentMaker = from_bytes(plan.make_environment)
     make_environment = maker()
     arguments: dict[str, Any] = {} if stepping.num_envs is None else {"num_envs": stepping.num_envs}
-    environment = build(make_environment, Environment, "Trainer.environment", seed=setup.seed, **arguments)
+    with apart():
+        environment = build(make_environment, Environment, "Trainer.environment", seed=setup.seed, **arguments)
     environments.callback(_close, environment)
     environment.env_id += setup.first_env_id
 
