@@ -19,7 +19,7 @@ from alfish.environments.objectives import VectorRewards, declared
 from alfish.environments.sequential import SequentialVectorEnv, refuse_breach
 from alfish.environments.tensor import TensorEnvironment
 from alfish.environments.vector import VectorEnvironment
-from alfish.environments.wrapping import InProcess, Wrapper, wrap
+from alfish.environments.wrapping import InProcess, Wrapper, own, refuse_statistics, wrap
 from alfish.errors import UsageError
 from alfish.parameters import NonNegativeInt, PositiveInt, checked
 from alfish.parameters.parts import parameter_names
@@ -53,7 +53,8 @@ def make_environment(
       vectorization: 'sync' steps in this process, in one loop where that gives the same numbers (CartPole), else one by
         one; 'async' steps the same episodes in a process each (pays above about 50 us per step); 'vector_entry_point'
         takes the id's own vector class and 'envpool' EnvPool's, which draw other random numbers.
-      env_kwargs: arguments of the constructor.
+      env_kwargs: arguments of the constructor; each environment receives a deep copy of those that can be copied. So do
+        the arguments of wrappers and of a functools.partial.
       wrappers: wrappers of each single environment, the first one innermost. An entry is a callable, its name such as
         `gymnasium.wrappers:FlattenObservation`, or a list of either and its keyword arguments.
       training_wrappers: further wrappers outside `wrappers`, which evaluation leaves out.
@@ -85,12 +86,12 @@ def make_environment(
     names = _names(rewards) if is_vector or vectorization in ("vector_entry_point", "envpool") else None
     if callable(env_id) and is_vector:
         with calling(f"the constructor of {name_of(env_id)}"), named_kwargs(env_id, kwargs):
-            env = env_id(num_envs=num_envs, **kwargs)
+            env = own(env_id)(num_envs=num_envs, **own(kwargs))
         return _adapt(env, seeds, evaluation, env_id, None, action_mask, names)
     if vectorization == "envpool" and not evaluation:
-        return make_envpool(env_id, num_envs, seeds, kwargs, action_mask, names)
+        return make_envpool(env_id, num_envs, seeds, own(kwargs), action_mask, names)
     if vectorization == "vector_entry_point" and not evaluation:
-        env = make_vector_class(env_id, num_envs, kwargs)
+        env = make_vector_class(env_id, num_envs, own(kwargs))
         return _adapt(env, seeds, False, env_id, None, action_mask, names)
     if vectorization == "envpool" and env_id not in gymnasium.registry:
         raise UsageError(
@@ -104,7 +105,7 @@ def make_environment(
     def single() -> gymnasium.Env:
         nonlocal env_spec
         with named_kwargs(env_id, kwargs):
-            env = env_id(**kwargs) if callable(env_id) else make_single(env_id, kwargs)
+            env = own(env_id)(**own(kwargs)) if callable(env_id) else make_single(env_id, own(kwargs))
         if not isinstance(env, gymnasium.Env):
             raise UsageError(
                 f"make_environment.env_id: {name_of(env_id)} makes a {type(env).__name__}, no gymnasium.Env"
@@ -114,6 +115,7 @@ def make_environment(
         env_spec = getattr(env, "spec", None)  # training wrappers do not change the task
         for wrapper in () if evaluation else training_wrappers:
             env = wrap(env, wrapper)
+        refuse_statistics(env)
         specs.check_learnable(env.observation_space, "observation")  # before gymnasium makes batches of them
         specs.check_learnable(env.action_space, "action")
         if rewards is not None or declared(env) is not None:
@@ -153,6 +155,7 @@ def _adapt(
     rewards: Sequence[str] | None = None,
 ) -> Environment:
     """Returns an environment of a vector environment; `action_mask` if its observations are not marked yet."""
+    refuse_statistics(env)
     returns_tensors = isinstance(getattr(env, "device", None), (torch.device, str))
     environment: Environment
     if returns_tensors:

@@ -1,9 +1,11 @@
 """Wrappers of single environments: the user's, by name or as callables, and those that processes need."""
 
 import contextlib
+import copy
 import functools
 import inspect
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
@@ -11,6 +13,7 @@ from typing import Annotated, Any
 import gin
 import gymnasium
 import numpy as np
+from gymnasium.vector import VectorEnv
 
 from alfish.environments.finding import name_of
 from alfish.environments.sequential import check_ends, refuse_breach, refuse_vector
@@ -23,9 +26,48 @@ from alfish.user_code import calling, refuse
 Wrapper = Callable[..., gymnasium.Env] | str | Sequence[Any]
 
 
+def own(arguments: Any) -> Any:
+    """Returns arguments for one environment: a deep copy, as the environment may write to them.
+
+    Args:
+      arguments: keyword arguments, or a callable. Of a functools.partial the arguments are copied, of any other
+        callable nothing. What cannot be copied is shared.
+    """
+    if isinstance(arguments, functools.partial):
+        keywords = own(arguments.keywords)
+        return functools.partial(own(arguments.func), *map(_copied, arguments.args), **keywords)
+    return arguments if callable(arguments) else {name: _copied(value) for name, value in arguments.items()}
+
+
+def _copied(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # objects of any kind may raise anything
+        return {key: _copied(part) for key, part in value.items()} if isinstance(value, dict) else value
+
+
+def refuse_statistics(env: gymnasium.Env | VectorEnv) -> None:
+    """Raises UsageError if an environment or a wrapper in it has running statistics, as `NormalizeObservation`.
+
+    Each environment would have its own, and evaluation, checkpoints and exported policies none of those in training.
+    """
+    inside: Any = env
+    while isinstance(inside, gymnasium.Env | VectorEnv):
+        kinds = {type(value).__name__ for value in vars(inside).values()}
+        if any(re.match("Running(Mean|Stat)", kind) for kind in kinds) and getattr(inside, "update_running_mean", True):
+            name = type(inside).__name__
+            transform = "RewardNormalizer" if "eward" in name else "ObservationNormalizer"
+            raise UsageError(
+                f"{name} has running statistics, and each environment would have its own: evaluation, checkpoints and "
+                f"exported policies would lack those of training; leave it out, and use Trainer.transforms = "
+                f"[@{transform}]"
+            )
+        inside = vars(inside).get("env")
+
+
 def wrap(env: gymnasium.Env, wrapper: Wrapper) -> gymnasium.Env:
     """Returns an environment inside a wrapper, an entry of `make_environment.wrappers`."""
-    wrapper = _wrapper(wrapper)
+    wrapper = own(_wrapper(wrapper))
     try:
         wrapped = wrapper(env)
     except TypeError as error:

@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import os
 import sys
+import threading
 
 import gin
 import gymnasium
@@ -578,3 +579,105 @@ def test_a_breach_in_another_process_ends_at_once():
             environment.step(np.zeros(1, np.int64))
     finally:
         environment.close()
+
+
+class Popping(Stamped):
+    """Takes its settings out of the dict that it receives, and writes to a list."""
+
+    def __init__(self, config, **options):
+        super().__init__()
+        self.limit = config.pop("limit")
+        config["seen"].append(self.limit)
+        self.seen = config["seen"]
+
+
+class Settings(gymnasium.Wrapper):
+    def __init__(self, env, config):
+        super().__init__(env)
+        self.limit = config.pop("limit")
+
+
+def popping_vector(num_envs, config):
+    limit = config.pop("limit")
+    return SequentialVectorEnv([Stamped] * (num_envs + limit - 3), AutoresetMode.NEXT_STEP)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_each_environment_has_its_own_copy_of_the_arguments(vectorization):
+    config = {"limit": 3, "seen": []}
+    partial = functools.partial(functools.partial(Popping, config), unused=config)
+    wrapper = ["tests.environments.test_make:Settings", {"config": {"limit": 4}}]
+    of_partial = functools.partial(Settings, config={"limit": 5})
+    for env_id, env_kwargs in [(Popping, {"config": config}), (partial, {})]:
+        options = {"env_kwargs": env_kwargs, "wrappers": [wrapper, of_partial], "vectorization": vectorization}
+        for evaluation in (False, True):
+            environment = make_environment(env_id, num_envs=3, evaluation=evaluation, **options)
+            environment.reset()
+            if vectorization == "sync":
+                assert [env.unwrapped.seen for env in environment.env.envs] == [[3]] * 3
+            environment.close()
+    assert config == {"limit": 3, "seen": []}
+
+
+def test_a_vector_class_does_not_write_to_the_arguments_either():
+    config = {"limit": 3}
+    for evaluation in (False, True):
+        assert make_environment(popping_vector, num_envs=2, env_kwargs={"config": config}, evaluation=evaluation)
+    assert config == {"limit": 3}
+
+
+def test_what_cannot_be_copied_is_shared():
+    config = {"limit": 3, "seen": [], "lock": threading.Lock()}
+    environment = make_environment(Popping, num_envs=2, env_kwargs={"config": config, "lock": config["lock"]})
+    assert environment.num_envs == 2
+    assert set(config) == {"limit", "seen", "lock"}
+
+
+class OwnStatistics(gymnasium.Wrapper):
+    """Normalizes with gymnasium's statistics, in a wrapper of its own."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.statistics = gymnasium.wrappers.utils.RunningMeanStd()
+
+
+def normalized_pendulum():
+    return gymnasium.wrappers.TimeLimit(gymnasium.wrappers.NormalizeObservation(gymnasium.make("Pendulum-v1")), 20)
+
+
+def normalized_vector(num_envs):
+    return gymnasium.wrappers.vector.NormalizeObservation(gymnasium.make_vec("Pendulum-v1", num_envs))
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "names"),
+    [
+        (
+            "Pendulum-v1",
+            {"wrappers": ["gymnasium.wrappers:NormalizeObservation"]},
+            "NormalizeObservation .*@Observation",
+        ),
+        ("Pendulum-v1", {"wrappers": [gymnasium.wrappers.NormalizeReward]}, "NormalizeReward .*@RewardNormalizer"),
+        ("Pendulum-v1", {"training_wrappers": [gymnasium.wrappers.NormalizeReward]}, "NormalizeReward "),
+        ("Pendulum-v1", {"wrappers": [OwnStatistics]}, "OwnStatistics .*@ObservationNormalizer"),
+        (normalized_pendulum, {}, "NormalizeObservation "),
+        (normalized_vector, {}, "NormalizeObservation "),
+    ],
+)
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_wrappers_whose_statistics_outlive_episodes_are_refused(env_id, options, names, vectorization):
+    for evaluation in (False, True):
+        if evaluation and "training_wrappers" in options:
+            continue
+        with pytest.raises(UsageError, match=names):
+            make_environment(env_id, num_envs=2, vectorization=vectorization, evaluation=evaluation, **options)
+
+
+def frozen(env):
+    env = gymnasium.wrappers.NormalizeObservation(env)
+    env.update_running_mean = False
+    return env
+
+
+def test_statistics_that_stand_still_pass():
+    assert make_environment("Pendulum-v1", wrappers=[frozen]).num_envs == 1
