@@ -143,7 +143,7 @@ def test_what_it_costs_stays_below_its_ceiling_and_not_far_below(tmp_path, recip
 
 
 # Of a step of eight environments in an evaluation.
-EVALUATION_CEILINGS = {"ppo": (19, 8448, 503), "dqn": (18, 8352, 491), "sac": (21, 8320, 449)}
+EVALUATION_CEILINGS = {"ppo": (22, 10688, 514), "dqn": (21, 10592, 499), "sac": (24, 10592, 490)}
 
 
 @pytest.mark.parametrize("recipe", EVALUATION_CEILINGS)

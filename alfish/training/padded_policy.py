@@ -5,6 +5,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 from alfish import nest
 from alfish.algorithms.acting import reset_state
@@ -26,6 +28,23 @@ class HasStateValue(Protocol):
 
 # Float results depend on the batch size, so the policy is always called with this number of rows, padded.
 POLICY_BATCH_SIZE = 8
+
+
+# Outputs of a linear layer below which kernels round a row by its place in the batch: of 2 or 3 outputs, MKL computes
+# the first rows and the last ones in another order.
+NUM_OUTPUTS = 8
+
+
+class _EqualPlaces(TorchFunctionMode):
+    """Gives linear layers at least `NUM_OUTPUTS` outputs, so that a row's result does not depend on its place."""
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        if function is not F.linear or arguments[1].shape[0] >= NUM_OUTPUTS:
+            return function(*arguments, **(keywords or {}))
+        x, weight, bias = (*arguments, None)[:3] if keywords is None else (*arguments[:2], keywords.get("bias"))
+        lacking = NUM_OUTPUTS - len(weight)
+        bias = None if bias is None else F.pad(bias, (0, lacking))
+        return F.linear(x, F.pad(weight, (0, 0, 0, lacking)), bias)[..., : len(weight)]
 
 
 class PaddedPolicy:
@@ -103,7 +122,8 @@ class PaddedPolicy:
         """Returns actions and next states of `POLICY_BATCH_SIZE` rows, of which the first have episodes."""
         seen, state, transform_state = self._seen(time_step, before)
         if not self._sample:
-            step = self._algorithm.predict_step(seen, state)
+            with _EqualPlaces():
+                step = self._algorithm.predict_step(seen, state)
             if not self._has_looked:
                 self._has_looked = True
                 spec = self._algorithm.action_spec
