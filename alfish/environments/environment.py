@@ -168,6 +168,19 @@ class Environment(abc.ABC):
         """
         return time_step
 
+    @property
+    def can_rest(self) -> bool:
+        """True if `rest` is implemented."""
+        return False
+
+    def rest(self, rows: np.ndarray) -> None:
+        """Leaves environments alone until `reset` names them: they are not stepped, and their rows mean nothing.
+
+        Args:
+          rows: `[B]` bool; environments that rest already go on.
+        """
+        raise NotImplementedError
+
     def take_resets(self) -> tuple[Array, TimeStep] | None:
         """Returns the FIRST rows that follow this step's LAST rows: a mask `[B]` bool and rows `[B]`.
 

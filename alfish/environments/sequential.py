@@ -28,8 +28,6 @@ _CALLERS |= {
 
 _IN_NUMPY = {kind: np.dtype(kind).type for kind in (bool, int, float)}
 
-NO_RESET = "step after an end without a reset"
-
 
 class SequentialVectorEnv(VectorEnv):
     """Steps environments in this process, in half the time of gymnasium's `SyncVectorEnv` or less.
@@ -38,7 +36,8 @@ class SequentialVectorEnv(VectorEnv):
 
     Args:
       env_fns: constructors of environments with equal spaces.
-      autoreset_mode: NEXT_STEP or DISABLED.
+      autoreset_mode: NEXT_STEP or DISABLED: environments rest from an end, or `break_off`, to their reset; steps do not
+        reach them and return their last observations, rewards of 0 and no ends.
 
     Attributes:
       envs: the environments.
@@ -85,6 +84,10 @@ class SequentialVectorEnv(VectorEnv):
         self._no_ends.flags.writeable = False
         self.joint = joint_steps(self.envs)
 
+    @property
+    def _rests(self) -> bool:
+        return self.metadata["autoreset_mode"] == AutoresetMode.DISABLED
+
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Resets all environments, or those of `options["reset_mask"]` (`[B]` bool).
 
@@ -99,8 +102,10 @@ class SequentialVectorEnv(VectorEnv):
         infos: list[dict[str, Any]] = [{} for _ in self.envs]
         for i in np.flatnonzero(rows).tolist():
             own_seed = None if seed is None else seed[i]
-            self._observations[i], infos[i] = self.envs[i].reset(seed=own_seed, options=options)
+            self._observations[i], infos[i] = self.envs[i].reset(seed=own_seed, options=options or None)
         self._waits = self._waits & ~rows
+        some = self._observations[int(np.argmax(rows))]  # stands for those of environments that were never reset
+        self._observations = [some if one is None else one for one in self._observations]
         return self._batch(self._observations), gathered(infos)
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -111,17 +116,17 @@ class SequentialVectorEnv(VectorEnv):
         was_quiet = not self.something_ended and True not in all_begins
         if self.replaced:
             self.replaced = []
-        if self.joint is None:
+        if self.joint is None or (True in all_begins and self._rests):
             batch, rewards, terminations, truncations, infos = self._step_each(actions, all_begins)
         else:
-            assert self.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP or True not in all_begins, NO_RESET
             observations, rewards, terminations, truncations = map(list, self.joint.step(actions, all_begins))
             batch, infos = self._batch(observations), []
             self._observations = list(batch)
         self.something_ended = any(terminations) or any(truncations)
         if not was_quiet or self.something_ended:  # else no environment waits for a reset
             check_ends(terminations, truncations)
-            self._waits = np.array(terminations, bool) | np.array(truncations, bool)
+            resting = self._waits if self._rests else False
+            self._waits = np.array(terminations, bool) | np.array(truncations, bool) | resting
         ends = self._no_ends, self._no_ends
         if self.something_ended:
             ends = np.array(terminations, bool), np.array(truncations, bool)
@@ -140,8 +145,7 @@ class SequentialVectorEnv(VectorEnv):
         for env, begins, action in zip(self.envs, all_begins, actions):
             try:
                 if begins:
-                    assert self.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP, NO_RESET
-                    observation, info = env.reset()
+                    observation, info = (self._observations[len(rows)], {}) if self._rests else env.reset()
                     reward, terminated, truncated = no_reward, False, False
                 else:
                     observation, reward, terminated, truncated, info = env.step(action)
@@ -185,7 +189,7 @@ class SequentialVectorEnv(VectorEnv):
         return self._batch(self._observations)
 
     def break_off(self, rows: np.ndarray) -> None:
-        """Makes the next step reset the environments of these rows (`[B]` bool)."""
+        """Makes the next step reset the environments of these rows (`[B]` bool); under DISABLED they rest."""
         self._waits = self._waits | rows
 
     def _replace(self, i: int, error: BaseException) -> tuple[Any, dict[str, Any]]:

@@ -210,6 +210,14 @@ class VectorEnvironment(Environment):
         self._nothing_began = not self._was_done.any()
         return time_step._replace(step_type=np.where(rows, np.int32(StepType.LAST), time_step.step_type))
 
+    @property
+    def can_rest(self) -> bool:
+        return self._sequential is not None and self.resets_rows
+
+    def rest(self, rows: np.ndarray) -> None:
+        assert self._sequential is not None
+        self._sequential.break_off(rows)
+
     def take_resets(self) -> tuple[np.ndarray, TimeStep] | None:
         resets, self._resets = self._resets, None
         return resets

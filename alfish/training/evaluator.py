@@ -255,8 +255,12 @@ class Evaluator:
         self.num_cut = 0
         length = np.zeros(num_envs, np.int64)  # of the episodes under way
         pace = _Pace(self.log, num_episodes)
+        # An environment that walks through a test set skips a part of it with each reset.
+        rows = (episode >= 0,) if environment.can_rest else ()
         with calling(f"{environment.name}.reset"):
-            time_step = nest.tensors(environment.reset(_seeds(episode, seed)))
+            time_step = nest.tensors(environment.reset(_seeds(episode, seed), *rows))
+        if environment.can_rest:
+            environment.rest(episode < 0)
         stepping = calling(f"{environment.name}.step")
         policy = self._policy = PaddedPolicy(self._algorithm, self._transforms, num_envs, sample)
         for k in range(started):
@@ -302,7 +306,12 @@ class Evaluator:
         self.num_cut += count
 
     def _after_end(self, time_step: TimeStep, finished: np.ndarray, episode: np.ndarray, seed: int) -> TimeStep:
-        """Returns the rows to act from after some episodes have ended; environments without an episode stay idle."""
+        """Returns the rows to act from after some episodes have ended; environments without an episode rest."""
+        if self.environment.can_rest:
+            self.environment.rest(episode < 0)
+            finished = finished & (episode >= 0)
+            if not finished.any():
+                return time_step
         if self.environment.resets_rows:
             with calling(f"{self.environment.name}.reset"):
                 first = nest.tensors(self.environment.reset(_seeds(episode, seed), finished))

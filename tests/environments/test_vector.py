@@ -706,12 +706,17 @@ def test_an_end_is_told_of_once():
     assert not env.step(np.zeros(2, np.int64))[2].any()
 
 
-def test_a_step_of_an_environment_that_ended_and_was_not_reset_is_an_error():
-    env = SequentialVectorEnv([Both], AutoresetMode.DISABLED)
+def test_an_environment_that_ended_rests_until_it_is_reset():
+    env = SequentialVectorEnv([Both, Both], AutoresetMode.DISABLED)
     env.reset()
-    env.step(np.array([0]))
-    with pytest.raises(AssertionError, match="without a reset"):
-        env.step(np.array([0]))
+    observation, *_ = env.step(np.array([0, 0]))
+    env.envs[0].step = env.envs[0].reset = None  # is not called
+    env.reset(options={"reset_mask": np.array([False, True])})
+    for _ in range(3):
+        again, reward, terminated, truncated, _ = env.step(np.array([0, 0]))
+        assert (again[0] == observation[0]).all()
+        assert reward[0] == 0 and not terminated[0] and not truncated[0]
+        env.reset(options={"reset_mask": np.array([False, True])})
 
 
 class Says(gymnasium.Env):

@@ -111,6 +111,53 @@ def test_lengths_that_differ_change_nothing_either():
         assert len(set(results[0].lengths)) > 3
 
 
+class TestSet(gymnasium.Env):
+    """Each reset takes the next sample of all environments; lengths of episodes differ."""
+
+    observation_space, action_space = spaces.Box(0, np.inf, (1,)), spaces.Discrete(2)
+    taken, options = [], []
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.taken.append(seed)
+        self.options.append(options)
+        self.left, self.has_ended = 1 + seed % 4, False
+        return np.array([seed], np.float32), {}
+
+    def step(self, action):
+        assert not self.has_ended
+        self.left -= 1
+        self.has_ended = self.left == 0
+        return np.array([self.left], np.float32), 1.0, self.has_ended, False, {}
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("num_envs", [1, 3, 8])
+def test_no_environment_is_reset_without_an_episode(num_envs, sample):
+    evaluator = make_evaluator(*parts_of(TestSet), 11, num_envs)
+    for seed, count in [(0, 11), (100, 2), (200, 1), (300, 3), (400, 9)]:
+        TestSet.taken.clear()
+        evaluation = evaluator.evaluate(count, seed=seed, sample=sample)
+        assert sorted(TestSet.taken) == list(range(seed, seed + count))
+        assert evaluation.lengths == tuple(1 + k % 4 for k in TestSet.taken) or num_envs > 1
+        assert sorted(evaluation.lengths) == sorted(1 + k % 4 for k in TestSet.taken)
+        assert evaluation.returns == tuple(map(float, evaluation.lengths))
+        TestSet.taken.clear()
+        assert [episode.length for episode in evaluator.test_episodes(count, seed)] == list(evaluation.lengths)
+        assert len(TestSet.taken) == count
+    assert set(map(str, TestSet.options)) == {"None"}  # as the caller gave none
+    evaluator.close()
+
+
+def test_cart_poles_of_one_loop_rest_too():
+    parts = parts_of("CartPole-v1")
+    evaluator = make_evaluator(*parts, 9, 4)
+    expected = [evaluate(parts, count, 1, seed=3) for count in (9, 2)]
+    assert evaluator.environment.env.joint is not None
+    assert [evaluator.evaluate(count, seed=3) for count in (9, 2, 9)] == [*expected, expected[0]]
+    evaluator.close()
+
+
 def test_all_episodes_that_start_are_counted():
     """The first to finish would be the short ones: 8 environments of 10 or 500 steps would report 138."""
     parts = parts_of(TwoLengths, make_algorithm=Zero)
