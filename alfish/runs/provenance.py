@@ -14,7 +14,6 @@ import torch
 
 from alfish.errors import UsageError
 from alfish.runs import contents
-from alfish.runs.files import write_atomically
 
 PACKAGES = ("alfish", "torch", "gymnasium", "numpy", "mujoco", "ale-py", "Box2D", "envpool")
 
@@ -33,18 +32,19 @@ def provenance(device: torch.device, seed: int, num_threads: int | str) -> dict[
     }
 
 
-def append(path: Path, entry: dict[str, Any]) -> None:
-    """Appends an entry to a file with a JSON list, which has one entry for each start of the run.
+def with_entry(directory: Path, entry: dict[str, Any]) -> str:
+    """Returns the text of a run's `provenance.json`, a JSON list with an entry for each start, with one entry more.
 
     Raises:
       UsageError: the file has another content.
     """
-    entries = contents.json_value(path.parent, path.name) or []
+    path = directory / "provenance.json"
+    entries = contents.json_value(directory, path.name) or []
     if isinstance(entries, dict):  # older versions wrote a single entry
         entries = [entries]
     if not isinstance(entries, list):
         raise UsageError(f"{path} is not a list of how the run came about; move it away")
-    write_atomically(path, json.dumps([*entries, entry], indent=2) + "\n")
+    return json.dumps([*entries, entry], indent=2) + "\n"
 
 
 @functools.cache

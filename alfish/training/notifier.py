@@ -42,6 +42,7 @@ class Notifier:
 
     def after_iteration(self, run: Run, report: Report) -> None:
         """Passes the report of an iteration to each listener; a signal may interrupt one of them."""
+        run.directory.restore()  # before anything is written
         for listener in self._listeners:
             try:
                 with random_state.apart(), _calling(listener, "after_iteration"):

@@ -20,7 +20,7 @@ from alfish.runs import contents, files, trust
 from alfish.runs.checkpoint_file import BrokenCheckpoint
 from alfish.runs.checkpoints import RUN_FILE, SUPERSEDED, Checkpoints, Origin, new_run_id, run_id
 from alfish.runs.files import DiskError, write_atomically
-from alfish.runs.provenance import append
+from alfish.runs.provenance import with_entry
 from alfish.runs.run_log import RunLog
 from alfish.training.clock import Clock
 from alfish.user_code import CodeError
@@ -40,6 +40,7 @@ class RunDirectory:
     Attributes:
       path: the argument.
       is_open: whether `open` was called, so that this process writes here.
+      is_whole: False once the directory was deleted or moved while it was open.
       checkpoints: the state of the run, without the rows of replay.
       replay_checkpoints: the rows of replay.
       config: texts to save with the run, by file name; the command line stores the gin configuration here.
@@ -59,8 +60,12 @@ class RunDirectory:
         self._described: dict[str, str] | None = None
         self._log = RunLog(self.path / "log.txt")
         self._unlock: Callable[[], Any] = lambda: None
-        self.is_open = self._is_refused = False
+        self._is_refused = False
         self._was_empty = self._is_own = False  # before `open`; whether that made the directory
+        self._written: dict[str, str] = {}  # by name: texts that a deleted directory gets again
+        self._identity: tuple[int, int] | None = None
+        self._is_taken = False  # by another run
+        self.is_open, self.is_whole = False, True
 
     def open(self) -> None:
         """Creates and locks the directory, and starts its log.
@@ -69,13 +74,8 @@ class RunDirectory:
           UsageError: another run writes here, or a path of the run has another kind of file.
         """
         self._is_own = not self.path.exists()
-        files.make_directory(self.path)
-        unlock = files.lock(self.path, self)
-        if unlock is None:
-            raise UsageError(
-                f"{self.path} is being trained in already, by this program or another; choose another directory"
-            )
-        self._unlock, self._was_empty = unlock, not any(self.path.iterdir())
+        self._lock()
+        self._was_empty = not any(self.path.iterdir())
         files.check_places(self.path, (*FILES, *self.config), DIRECTORIES)
         self._log.open()
         weakref.finalize(self, self._log.close)
@@ -84,7 +84,7 @@ class RunDirectory:
     def close(self) -> None:
         """Stops the recording of warnings, and unlocks the directory."""
         self._log.close()
-        if self._is_refused and self._was_empty:
+        if self._is_refused and self._was_empty and self.is_whole:
             self._remove_all()
         self._unlock()
 
@@ -97,6 +97,55 @@ class RunDirectory:
                 shutil.rmtree(self.path / name, ignore_errors=True)
             if self._is_own:
                 self.path.rmdir()
+
+    def _lock(self) -> None:
+        files.make_directory(self.path)
+        unlock = files.lock(self.path, self)
+        if unlock is None:
+            raise UsageError(
+                f"{self.path} is being trained in already, by this program or another; choose another directory"
+            )
+        self._unlock()
+        self._unlock, self._identity = unlock, _identity(self.path)
+
+    def restore(self) -> None:
+        """Writes texts of the run again that were deleted or moved while it is open, and says so.
+
+        Raises:
+          UsageError: another run writes at this place now.
+        """
+        if not self.is_open:
+            return
+        is_gone = _identity(self.path) != self._identity
+        missing = [name for name in self._written if is_gone or not os.path.lexists(self.path / name)]
+        if is_gone:
+            self.is_whole = False
+            try:
+                self._lock()
+            except UsageError:
+                self._log.close()
+                self._log = RunLog(self.path / "log.txt")  # keeps its lines in memory
+                self._is_taken = True
+                raise
+        for name in missing:
+            write_atomically(self.path / name, self._written[name])
+        if is_gone:
+            logging.error(
+                "%s WAS DELETED OR MOVED while the run goes on: what it held is missing, unless you bring it back; "
+                "%s are written again, and so is all that follows",
+                self.path,
+                ", ".join(missing) or "no files",
+            )
+        elif missing:
+            logging.error(
+                "%s of %s WAS DELETED OR MOVED while the run goes on, and is written again",
+                ", ".join(missing),
+                self.path,
+            )
+
+    def _write(self, name: str, text: str) -> None:
+        write_atomically(self.path / name, text)
+        self._written[name] = text
 
     def log(self, text: str) -> str | None:
         """Writes a line to `log.txt`, once the directory is open.
@@ -129,9 +178,9 @@ class RunDirectory:
 
     def write_config(self, provenance: Mapping[str, Any]) -> None:
         """Adds an entry to `provenance.json`, and writes the configuration, which is then this user's own."""
-        append(self.path / "provenance.json", dict(provenance))
+        self._write("provenance.json", with_entry(self.path, dict(provenance)))
         for name, text in self.saved_config().items():
-            write_atomically(self.path / name, text)
+            self._write(name, text)
         trust.record(self.saved_config().get(CONFIG_FILE, ""))
 
     def save(self, clock: int, state: Nest, rows: Nest | None, best: bool) -> Path:
@@ -143,6 +192,8 @@ class RunDirectory:
           rows: of replay; None: not to be saved.
           best: whether the checkpoint is of the best policy so far.
         """
+        if self._is_taken:
+            raise DiskError(f"another run writes in {self.path} now")
         if rows is not None:
             # First, and without pruning the rows of the newest checkpoint that has any: it is never without its rows.
             self.replay_checkpoints.save(clock, rows, keep=self.with_rows()[-1:])
@@ -197,7 +248,8 @@ class RunDirectory:
         """Writes the id of a new run, and removes the file `done`."""
         if run_id(self.path) is None:
             self._set_origin(self.checkpoints.origin.run or new_run_id())
-            write_atomically(self.path / RUN_FILE, f"{self.checkpoints.origin.run}\n")
+        if self.checkpoints.origin.run is not None:
+            self._write(RUN_FILE, f"{self.checkpoints.origin.run}\n")
         (self.path / "done").unlink(missing_ok=True)
 
     def mark_done(self, clock: Clock) -> None:
@@ -227,3 +279,12 @@ class RunDirectory:
 
     def _set_origin(self, run: str | None) -> None:
         self.checkpoints.origin = self.replay_checkpoints.origin = Origin(run, self.config_hash)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Returns what a directory keeps while it is not replaced by another; None: there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -27,8 +27,13 @@ def check_budget(trainer: "Trainer") -> None:
 
 
 def check_trained(trainer: "Trainer") -> None:
-    """Raises RunError if a finished run has made no update."""
+    """Raises RunError if a finished run has made no update, or its directory is not whole."""
     clock = trainer.clock
+    if not trainer.directory.is_whole:
+        raise RunError(
+            f"{trainer.directory.path} was deleted or moved while the run trained, so it is not whole: it lacks what "
+            "was written before, such as evaluations and checkpoints"
+        )
     if clock.updates:
         return
     name, budget, _ = clock.budget

@@ -1,10 +1,14 @@
 """The table of scalars of a run, `metrics.csv`."""
 
+import contextlib
 import csv
 import errno
 import io
 import os
+import stat
 from pathlib import Path
+
+from absl import logging
 
 from alfish.errors import UsageError
 from alfish.runs.files import make_directory, open_regular, write_atomically, writing
@@ -42,6 +46,7 @@ class CSVWriter(Writer):
     ) -> None:
         if clash := values.keys() & set(COUNTERS):
             raise ValueError(f"The names {sorted(clash)} are taken by the counters.")
+        self._restore()
         if new := [name for name in values if name not in self._columns]:
             self._file.close()
             _, *rows = self._read()
@@ -58,6 +63,28 @@ class CSVWriter(Writer):
 
     def close(self) -> None:
         self._file.close()
+
+    def _restore(self) -> None:
+        """Writes the table again if it was deleted or moved; the open file still has its rows."""
+        own = os.fstat(self._file.fileno())
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            there = os.stat(self._path)
+            if (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino) or not stat.S_ISREG(own.st_mode):
+                return
+        self._file.seek(0)
+        content = self._file.read()
+        self._file.close()
+        logging.error(
+            "%s WAS DELETED OR MOVED while the run goes on, and is written again with all its rows", self._path
+        )
+        make_directory(self._path.parent)
+        write_atomically(self._path, content)
+        self._open()
+
+    def _open(self) -> None:
+        # Unbuffered, because `close` would write a buffer again after the disk has failed.
+        with writing(self._path):
+            self._file = open(self._path, "a+b", buffering=0)  # noqa: SIM115, closed by `close`
 
     def _read(self) -> list[list[str]]:
         """Returns the header and the rows, without an incomplete last line."""
@@ -82,6 +109,4 @@ class CSVWriter(Writer):
         writer.writerow(self._columns)
         writer.writerows(row + [""] * (len(self._columns) - len(row)) for row in rows)
         write_atomically(self._path, content.getvalue())
-        # Unbuffered, because `close` would write a buffer again after the disk has failed.
-        with writing(self._path):
-            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115, closed by `close`
+        self._open()

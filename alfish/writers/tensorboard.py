@@ -41,15 +41,8 @@ class TensorBoardWriter(Writer):
         except ImportError as error:
             raise UsageError("TensorBoard is not installed; pip install tensorboard.") from error
         self._event, self._summary, self._path = event_pb2.Event, summary_pb2.Summary, Path(directory)
-        self._histogram = summary_pb2.HistogramProto
-        # Not through torch's SummaryWriter, whose thread ends with a traceback where the disk fails.
-        self._file: Any = None
-        with self._unless_the_disk_fails():
-            self._path.mkdir(parents=True, exist_ok=True)
-            name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
-            self._file = open(self._path / name, "ab", buffering=0)  # noqa: SIM115, closed by `close`
-        self._records = RecordWriter(self._file)
-        self._write(step=purge_step, file_version="brain.Event:2")
+        self._histogram, self._record_writer = summary_pb2.HistogramProto, RecordWriter
+        self._open(purge_step)
         if purge_step is not None:
             self._write(step=purge_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
 
@@ -91,7 +84,20 @@ class TensorBoardWriter(Writer):
             self._file.close()
             self._file = None
 
+    def _open(self, step: int | None) -> None:
+        # Not through torch's SummaryWriter, whose thread ends with a traceback where the disk fails.
+        self._file: Any = None
+        with self._unless_the_disk_fails():
+            self._path.mkdir(parents=True, exist_ok=True)
+            name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+            self._file = open(self._path / name, "ab", buffering=0)  # noqa: SIM115, closed by `close`
+        self._records = self._record_writer(self._file)
+        self._write(step=step, file_version="brain.Event:2")
+
     def _write(self, **fields: Any) -> None:
+        if self._file is not None and not os.path.lexists(self._file.name):  # deleted or moved, which the run says
+            self._file.close()
+            self._open(None)
         if self._file is not None:
             with self._unless_the_disk_fails():
                 self._records.write(self._event(wall_time=time.time(), **fields).SerializeToString())

@@ -1324,7 +1324,7 @@ def test_what_stands_in_the_place_of_a_runs_own_files_is_named_before_anything_i
 def test_a_directory_in_the_place_of_a_checkpoint_is_named(tmp_path):
     (tmp_path / "checkpoints" / "checkpoint-000000000016.pt").mkdir(parents=True)
     trainer = make(tmp_path, OneState, {"length": 100}, num_iterations=1, listeners=[CheckpointSaver()])
-    with pytest.raises(UsageError, match="None of the 1 checkpoints .*Is a directory"):
+    with pytest.raises(UsageError, match="None of the 1 checkpoints .*it is not a regular file"):
         trainer.train()
     trainer = make(tmp_path / "new", OneState, {"length": 100}, num_iterations=1, listeners=[CheckpointSaver()])
     trainer.start()
@@ -1383,7 +1383,9 @@ def test_each_start_of_a_run_is_added_to_its_provenance(tmp_path):
     make(tmp_path, OneState, num_iterations=3, listeners=[CheckpointSaver()]).train()
     assert json.loads(path.read_text())[0] == second and len(json.loads(path.read_text())) == 2
     path.write_text("[")
-    with pytest.raises(UsageError, match="provenance.json is not a list of how the run came about .*; move it away"):
+    with pytest.raises(
+        UsageError, match="provenance.json is not (JSON|a list of how the run came about).*; .*move it away"
+    ):
         make(tmp_path, OneState, num_iterations=4, listeners=[CheckpointSaver()]).train()
 
 
