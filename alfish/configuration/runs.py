@@ -81,13 +81,14 @@ def configured_run(
         saved = root_dir / CONFIG_FILE
         if saved.is_file() and not is_to_change(saved, on_config_change):
             found = stack.enter_context(reading.saved(saved, allow_import))
+        trainer = None
         try:
             trainer = configured_trainer(root_dir, found, objects)
             trainer.directory.accepts_config_change = on_config_change == "new"
             with messages.complete(found):
                 yield trainer
         except Exception:  # constructors of the user's parts may raise anything
-            if is_new:
+            if is_new and (trainer is None or trainer.directory.is_whole):  # else another run may have taken its place
                 with contextlib.suppress(OSError):  # it is not empty
                     root_dir.rmdir()
             raise

@@ -67,21 +67,21 @@ def refuse_statistics(env: gymnasium.Env | VectorEnv) -> None:
 
 def wrap(env: gymnasium.Env, wrapper: Wrapper) -> gymnasium.Env:
     """Returns an environment inside a wrapper, an entry of `make_environment.wrappers`."""
-    wrapper = own(_wrapper(wrapper))
+    make = own(_wrapper(wrapper))
     try:
-        wrapped = wrapper(env)
+        wrapped = make(env)
     except TypeError as error:
         words = "required positional argument", "takes no arguments", "unexpected keyword argument"
         if not any(one in str(error) for one in words):
             raise
         raise UsageError(
-            f"make_environment.wrappers: {name_of(wrapper)} cannot be called with an environment "
+            f"make_environment.wrappers: {name_of(make)} cannot be called with an environment "
             f"and the arguments that are set: {first_line(error)}; set them in gin, by functools.partial, or as "
             "['module:Name', {'argument': value}]"
         ) from error
     if not isinstance(wrapped, gymnasium.Env):
         raise UsageError(
-            f"make_environment.wrappers: {name_of(wrapper)} made a {type(wrapped).__name__}, no gymnasium.Env"
+            f"make_environment.wrappers: {name_of(make)} made a {type(wrapped).__name__}, no gymnasium.Env"
         )
     return wrapped
 

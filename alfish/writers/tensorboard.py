@@ -86,7 +86,7 @@ class TensorBoardWriter(Writer):
 
     def _open(self, step: int | None) -> None:
         # Not through torch's SummaryWriter, whose thread ends with a traceback where the disk fails.
-        self._file: Any = None
+        self._file = None
         with self._unless_the_disk_fails():
             self._path.mkdir(parents=True, exist_ok=True)
             name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
