@@ -14,6 +14,7 @@ from alfish import specs
 from alfish.environments import rendering
 from alfish.environments.environment import Environment
 from alfish.environments.finding import make_envpool, make_single, make_vector_class, name_of, named_kwargs, resolved
+from alfish.environments.left_out import LeftOut
 from alfish.environments.masks import MaskedObservation
 from alfish.environments.objectives import VectorRewards, declared
 from alfish.environments.sequential import SequentialVectorEnv, refuse_breach
@@ -38,6 +39,7 @@ def make_environment(
     env_kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[Wrapper] = (),
     training_wrappers: Sequence[Wrapper] = (),
+    leave_out: Sequence[str] = (),
     seed: NonNegativeInt = 0,
     evaluation: bool = False,
     render_mode: str | None = None,
@@ -58,6 +60,7 @@ def make_environment(
       wrappers: wrappers of each single environment, the first one innermost. An entry is a callable, its name such as
         `gymnasium.wrappers:FlattenObservation`, or a list of either and its keyword arguments.
       training_wrappers: further wrappers outside `wrappers`, which evaluation leaves out.
+      leave_out: names of parts of a Dict observation that are left out, as 'mission', or 'goal.text' in a nested Dict.
       seed: seed of the run, which a Trainer passes; environment i receives the i-th child of its SeedSequence.
       evaluation: builds single environments in this process, whatever `vectorization` is, which the evaluator resets. A
         VectorEnv of the user stays as it is.
@@ -81,8 +84,11 @@ def make_environment(
         env_id = resolved(env_id, kwargs)
     seeds = spawn_seeds(seed, num_envs)
     is_vector = callable(env_id) and "num_envs" in parameter_names(env_id)
-    if (wrappers or training_wrappers) and (is_vector or vectorization in ("vector_entry_point", "envpool")):
-        raise UsageError("make_environment.wrappers apply to single environments, and a vector class has none")
+    if (wrappers or training_wrappers or leave_out) and (
+        is_vector or vectorization in ("vector_entry_point", "envpool")
+    ):
+        setting = "wrappers" if wrappers or training_wrappers else "leave_out"
+        raise UsageError(f"make_environment.{setting} apply to single environments, and a vector class has none")
     names = _names(rewards) if is_vector or vectorization in ("vector_entry_point", "envpool") else None
     if callable(env_id) and is_vector:
         with calling(f"the constructor of {name_of(env_id)}"), named_kwargs(env_id, kwargs):
@@ -116,6 +122,7 @@ def make_environment(
         for wrapper in () if evaluation else training_wrappers:
             env = wrap(env, wrapper)
         refuse_statistics(env)
+        env = LeftOut(env, leave_out) if leave_out else env
         specs.check_learnable(env.observation_space, "observation")  # before gymnasium makes batches of them
         specs.check_learnable(env.action_space, "action")
         if rewards is not None or declared(env) is not None:

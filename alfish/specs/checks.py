@@ -34,9 +34,13 @@ def check_learnable(space: Any, name: str) -> None:
             given = f"the class {leaf.__name__}" if isinstance(leaf, type) else repr(leaf)
             raise UsageError(f"the space of {path} is {given}; make it an object, as gymnasium.spaces.Box(-1, 1, (3,))")
         if not isinstance(leaf, LEAF_SPACES):
+            has_index = any(part.isdigit() for part in path.split("."))  # of a Tuple
+            inside = path.partition(".")[2] if name == "observation" and not has_index else ""
+            out = f"leave it out by make_environment.leave_out = [{inside!r}], or " if inside else ""
             raise UsageError(
-                f"{path} is a {type(leaf).__name__} space, which alfish cannot learn from; wrap the environment so "
-                "that it is a Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of these"
+                f"{path} is a {type(leaf).__name__} space, which alfish cannot learn from; {out}wrap the environment "
+                f"(gymnasium.wrappers.Transform{name.capitalize()}) so that it is a Box, Discrete, MultiDiscrete or "
+                "MultiBinary, or a Dict or Tuple of these"
             )
         if isinstance(leaf, spaces.Box) and (np.isnan(leaf.low).any() or np.isnan(leaf.high).any()):
             raise UsageError(f"the space of {path} has bounds that are nan; where there is none, it is -inf or inf")
