@@ -33,11 +33,13 @@ class Base(NamedTuple):
       algorithm: class of the algorithm; its configuration has this name in small letters.
       budget: environment steps of a first run on vector observations, after which a return should have risen.
       for_speed: bindings with which a short run has the costs of a long one.
+      virtue: why it is chosen, in words.
     """
 
     algorithm: str
     budget: int
     for_speed: tuple[str, ...]
+    virtue: str
 
     @property
     def file(self) -> str:
@@ -48,10 +50,10 @@ REPLAY = "ReplayBatches.warmup_env_steps = 64", "ReplayBatches.capacity = 10_000
 BASES = {
     base.algorithm: base
     for base in (
-        Base("PPO", 100_000, ("Trainer.unroll_length = 64", "Trainer.calibration = 0.0")),
-        Base("SAC", 20_000, REPLAY),
-        Base("TD3", 20_000, REPLAY),
-        Base("DQN", 50_000, REPLAY),
+        Base("PPO", 100_000, ("Trainer.unroll_length = 64", "Trainer.calibration = 0.0"), "it needs the least time"),
+        Base("SAC", 20_000, REPLAY, "it needs the fewest steps where actions are continuous"),
+        Base("TD3", 20_000, REPLAY, "it needs few steps"),
+        Base("DQN", 50_000, REPLAY, "it learns from each step many times"),
     )
 }
 SLOW = 500.0  # steps per second of an environment below which a step costs more than an update
@@ -109,28 +111,34 @@ def suggestions(
     if not task.files and (python := _python(base.algorithm, task.bindings, budget, root_dir)):
         yield "Python", python
     yield from _expected(task, base, budget, steps_per_second)
+    instead = [BASES[name] for name in ("PPO", _replaying(environment)) if name != base.algorithm]
+    if instead[0] in fitting and not has_image:
+        yield from _instead(task, instead[0], steps_per_second)
 
 
 def _choice(fitting: Sequence[Base], environment: Environment, steps_per_second: float) -> tuple[Base, str]:
     """Returns the base configuration to begin with, and why."""
     by_name = {base.algorithm: base for base in fitting}
-    has_box = any(isinstance(leaf, spaces.Box) for leaf in nest.leaves(environment.action_spec))
     has_image = any(is_image(leaf) for leaf in nest.leaves(environment.observation_spec))
     if "PPO" in by_name and has_image:
         return by_name["PPO"], "it keeps no images in a replay buffer, and its updates are few"
-    if "SAC" in by_name and has_box:
-        return by_name["SAC"], "it needs the fewest steps where actions are continuous, and explores by itself"
-    if "DQN" in by_name and steps_per_second < SLOW:
-        return by_name["DQN"], "it learns from each step many times, and steps are slow here"
+    replays = _replaying(environment)
+    if replays in by_name and steps_per_second < SLOW:
+        return by_name[replays], f"{by_name[replays].virtue}, and steps are slow here"
     if "PPO" in by_name:
-        return by_name["PPO"], "it needs the least tuning, and steps are fast here"
+        return by_name["PPO"], f"{by_name['PPO'].virtue} and tuning"
     return fitting[0], "it takes these spaces"
+
+
+def _replaying(environment: Environment) -> str:
+    """Returns the algorithm with replay that a first run takes for the actions of an environment."""
+    return "SAC" if any(isinstance(leaf, spaces.Box) for leaf in nest.leaves(environment.action_spec)) else "DQN"
 
 
 def _expected(task: Task, base: Base | None, budget: int, steps_per_second: float) -> Iterator[tuple[str, str]]:
     """Yields a line about the time of training with a base configuration, or with that of the task."""
     try:
-        rate = training_speed(task, base) if steps_per_second > VERY_SLOW else steps_per_second
+        rate = _rate(task, base, steps_per_second)
     except (UsageError, RunError) as error:
         yield "note", f"its training could not be tried: {first_line(error)}"
         return
@@ -143,6 +151,18 @@ def _expected(task: Task, base: Base | None, budget: int, steps_per_second: floa
         return
     length = f"about {_duration(budget / rate)} for {budget:,} steps"
     yield "time", f"{said}: {length}, a first budget; raise it while the return rises"
+
+
+def _instead(task: Task, base: Base, steps_per_second: float) -> Iterator[tuple[str, str]]:
+    """Yields a line about another base configuration, and its time."""
+    with contextlib.suppress(UsageError, RunError):
+        length = f"about {_duration(base.budget / _rate(task, base, steps_per_second))} for {base.budget:,} steps"
+        yield "or", f"{base.algorithm} ({base.file}): {length}; {base.virtue}"
+
+
+def _rate(task: Task, base: Base | None, steps_per_second: float) -> float:
+    """Returns steps per second of training, for a slow environment those of the environment; see `training_speed`."""
+    return training_speed(task, base) if steps_per_second > VERY_SLOW else steps_per_second
 
 
 def training_speed(task: Task, base: Base | None) -> float:

@@ -111,7 +111,7 @@ def test_check_env_suggests_a_first_run_that_trains(hard, tmp_path, monkeypatch)
     wrapper = "gymnasium.wrappers:FlattenObservation"
     out = hard("hard_envs:Uneven", f"--wrappers={wrapper}", "--gin_param=Trainer.seed = 3")
     said = {line.partition(" ")[0]: line.partition(" ")[2].strip() for line in out.splitlines()}
-    choice = "Begin with PPO: it needs the least tuning, and steps are fast here"
+    choice = "Begin with PPO: it needs the least time and tuning"
     assert said["next"] == f"base configurations that fit: PPO (ppo.gin). {choice}"
     assert said["time"] == (
         "training makes about 200 steps/s on this machine, tried for 2 s: about 8 minutes for 100,000 steps, a first "
@@ -127,16 +127,25 @@ def test_check_env_suggests_a_first_run_that_trains(hard, tmp_path, monkeypatch)
 
 
 def test_check_env_suggests_by_the_actions_and_by_the_speed(hard, monkeypatch):
-    assert "Begin with SAC: it needs the fewest steps" in hard("Pendulum-v1", "--num_steps=200")
+    out = hard("Pendulum-v1", "--num_steps=200")
+    assert "Begin with PPO: it needs the least time and tuning" in out and "about 8 minutes for 100,000 steps" in out
+    assert (
+        "or           SAC (sac.gin): about 2 minutes for 20,000 steps; it needs the fewest steps where actions are "
+        "continuous" in out
+    )
     assert "Begin with PPO: it keeps no images" in hard("hard_envs:Picture")
     assert "1,000,000 steps" in hard("hard_envs:Picture")
-    assert "Begin with PPO: it needs the least tuning" in hard("CartPole-v1")
+    assert "or    " not in hard("hard_envs:Picture")
+    out = hard("CartPole-v1")
+    assert "Begin with PPO: it needs the least time" in out and "or           DQN (dqn.gin): about 4 minutes" in out
     monkeypatch.setattr("alfish.bin.observed.Observed.steps_per_second", 20.0)
     out = hard("CartPole-v1")
     assert (
-        "Begin with DQN" in out
+        "Begin with DQN: it learns from each step many times, and steps are slow here" in out
         and "about 20 steps/s on this machine, at most, as the environment is slow: about 42 min" in out
     )
+    out = hard("Pendulum-v1", "--num_steps=200")
+    assert "Begin with SAC" in out and "or           PPO (ppo.gin): about 83 minutes for 100,000 steps" in out
 
 
 def test_check_env_repeats_the_gin_file_that_has_an_algorithm(hard, monkeypatch):
