@@ -107,10 +107,13 @@ def admit(module: str, where: str) -> None:
       where: the file or parameter that names it.
 
     Raises:
-      UsageError: the policy in force forbids the import. The message names `where`, and the flag that allows it.
+      UsageError: the policy in force forbids the import. The message names `where`, and the flag that allows it, or
+        that the module does not exist here.
     """
     policy = _POLICY.get()
     if policy is not None and module not in sys.modules and not policy.admits(module, ["alfish"]):
+        if not _is_found(module):
+            raise _absent(module, where)
         raise _refusal(module, where, "imports")
     # Appended, so that a file in it never replaces an installed module; and only if the configuration names the module.
     if _lies_here(module) and os.getcwd() not in sys.path:
@@ -142,7 +145,7 @@ def import_named(module: str, where: str) -> ModuleType:
     except Exception as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and _is_in(module, (missing,)):
-            raise UsageError(f"{where} imports {module!r}, which is not installed or not on PYTHONPATH") from error
+            raise _absent(module, where) from None
         raise UsageError(
             f"{where} imports {module!r}, and that raises {type(error).__name__}: {first_line(error)}; "
             f"`python -c 'import {module}'` shows where"
@@ -173,6 +176,21 @@ def import_part(module: str, name: str, where: str) -> None:
 def _is_installed(file: str) -> bool:
     """Returns True if a module's file belongs to Python or to an installed package."""
     return any(Path(file).is_relative_to(root) for root in set(sysconfig.get_paths().values()))
+
+
+def _absent(module: str, where: str) -> UsageError:
+    return UsageError(
+        f"{where} imports {module!r}, which is not installed or not on PYTHONPATH; install it, or start in the "
+        "directory that has it"
+    )
+
+
+def _is_found(module: str) -> bool:
+    """Returns True if the package of a module can be imported; imports nothing."""
+    package = module.partition(".")[0]
+    with contextlib.suppress(ImportError, ValueError):
+        return _lies_here(module) or importlib.util.find_spec(package) is not None
+    return True
 
 
 def _refusal(module: str, where: str, verb: str) -> UsageError:

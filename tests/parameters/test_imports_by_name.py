@@ -94,12 +94,25 @@ def test_what_the_user_allows_or_has_imported_may_be_named(here, capsys):
         alfish.load(root_dir)
     with imports.restricted(["my_lab_of_tests"]):
         imports.admit("my_lab_of_tests.deep.inside", "here")
-        with pytest.raises(UsageError, match="'my_lab_of_tests_and_more', which is not part of alfish"):
+        with pytest.raises(UsageError, match="'my_lab_of_tests_and_more', which is not installed"):
             imports.admit("my_lab_of_tests_and_more", "here")
-    with imports.restricted("my_lab_of_tests"), pytest.raises(UsageError, match="'m', which is not part of alfish"):
+    with imports.restricted("my_lab_of_tests"), pytest.raises(UsageError, match="'m', which is not installed"):
         imports.admit("my_lab_of_tests.inside", "here")  # one name is one module, and not its letters
         imports.admit("m", "here")
     imports.admit("my_lab_of_tests_and_more", "here")  # in what the user has written
+
+
+def test_a_module_that_is_not_here_is_said_before_permission_is_asked_for(here, capsys, monkeypatch):
+    root_dir = stranger(here, ALGORITHM + "make_environment.env_id = 'my_lab_of_tests:My-v0'\n")
+    assert main(["evaluate", f"--root_dir={root_dir}"]) == 2 and "--allow_import" in capsys.readouterr().err
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    assert main(["evaluate", f"--root_dir={root_dir}"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "'my_lab_of_tests', which is not installed or not on PYTHONPATH; install it, or start in the directory" in said
+    )
+    assert "--allow_import" not in said and not (here / "executed").exists()
 
 
 def test_the_policy_ends_with_the_run_that_was_opened(here):
