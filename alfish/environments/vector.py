@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from alfish import nest, specs
 from alfish.data import StepType, TimeStep
+from alfish.environments import precision
 from alfish.environments.environment import Environment
 from alfish.environments.masks import marked
 from alfish.environments.members import Members
@@ -63,7 +64,8 @@ class VectorEnvironment(Environment):
         self._units = ActionUnits(env.single_action_space)
         self._observed = ObservationUnits(self.observation_space)
         copies = self._sequential is None  # a sequential environment makes a new batch at each step
-        self._read_step = ObservationUnits(self.observation_space, copies=copies).from_environment
+        read = ObservationUnits(self.observation_space, copies=copies).from_environment
+        self._read_step = precision.watched(read, self) if autoreset else read
         self._reads_executed = False
         self._was_done = np.zeros(self.num_envs, bool)  # NEXT_STEP: these reset in the next step
         self._resets: tuple[np.ndarray, TimeStep] | None = None
