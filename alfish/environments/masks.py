@@ -15,6 +15,7 @@ from gymnasium import spaces
 from alfish import specs
 from alfish.errors import UsageError
 from alfish.specs import ActionMask, ActionUnits, MaskLayout
+from alfish.specs.masks import check_entries
 
 LEAF = "action_mask"  # of the masks that an info or a method returns
 KINDS = ("observation", "info", "method")
@@ -107,7 +108,8 @@ class MaskedObservation(gymnasium.Wrapper):
     def _fitted(self, given: Any) -> np.ndarray:
         """Returns a mask in the leaf's form, a copy, `[1, n]`. A list has one mask for each entry of the action."""
         flat = np.hstack(given) if isinstance(given, (list, tuple)) else np.asarray(given)
-        mask = (flat.reshape(1, -1) != 0).astype(np.int8)
+        check_entries(flat, self._name)
+        mask = flat.reshape(1, -1).astype(np.int8)
         if mask.shape != self._mask.shape:
             mask = MaskLayout(self._action_spec, mask.size, self._name).whole(mask).astype(np.int8)
         return mask

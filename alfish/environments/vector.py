@@ -119,8 +119,10 @@ class VectorEnvironment(Environment):
             # Where flags are numbers, a number would be taken for the index of a row.
             terminated, truncated = terminated.astype(bool, copy=False), truncated.astype(bool, copy=False)
             something_ended = bool((terminated | truncated).any())
-        time_step = self._read_step(observation)
         if self._masks is not None and self._sequential is None:  # whose members check their own
+            self._observed.check_masks(observation, self.name)
+        time_step = self._read_step(observation)
+        if self._masks is not None and self._sequential is None:
             ends = False if self._mode == AutoresetMode.SAME_STEP else terminated | truncated
             self._check_masks(time_step, ends)
         if self.broken is not None:

@@ -30,6 +30,14 @@ class ActionMask(spaces.MultiBinary):
         return f"ActionMask({self.n})"
 
 
+def check_entries(mask: Any, name: str) -> None:
+    """Raises UsageError unless all entries of a mask, as an environment returns it, are 0 and 1 or bools."""
+    entries = nest.as_array(mask)
+    if entries.dtype.kind not in "biuf" or not ((entries == 0) | (entries == 1)).all():
+        shown = np.array2string(entries, threshold=20).replace("\n", "")
+        raise UsageError(f"{name} returned the action mask {shown}; its entries must be 1 (allowed) or 0 (forbidden)")
+
+
 class MaskLayout:
     """Places of the choices in a mask.
 

@@ -13,7 +13,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.specs.checks import check_learnable
 from alfish.specs.leaves import observation_leaf
-from alfish.specs.masks import ActionMask
+from alfish.specs.masks import ActionMask, check_entries
 from alfish.specs.spaces import as_float32, map_space, shape_of, torch_dtype, without_vast_bounds
 
 HAS_DEVICE = "its attribute `device` says that it returns tensors: return them, or rename the attribute"
@@ -61,6 +61,16 @@ class ObservationUnits:
                     f"{name}.reset returned observations of dtype {dtype}, which would be cut to integers: their space "
                     f"{leaf} has {leaf.dtype}; give the space the dtype of the observations, or cast them"
                 )
+
+        map_space(check, self._space, observation)
+        self.check_masks(observation, name)
+
+    def check_masks(self, observation: Any, name: str) -> None:
+        """Raises UsageError where an entry of an action mask is neither 0 nor 1; arguments as for `check_kinds`."""
+
+        def check(leaf: spaces.Space, value: Any) -> None:
+            if isinstance(leaf, ActionMask):
+                check_entries(value, name)
 
         map_space(check, self._space, observation)
 

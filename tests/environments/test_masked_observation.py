@@ -283,3 +283,73 @@ def test_a_vector_class_has_its_mask_in_the_observation():
         environment = make_environment(at_the_end, 2, action_mask="observation:legal")
         environment.reset()
         assert [environment.step(np.array([k, k])).step_type[0] for k in range(3)][-1] == StepType.LAST
+
+
+class Wrong(Game):
+    """Returns `mask` in place of its own."""
+
+    def __init__(self, mask):
+        super().__init__()
+        self._wrong = mask
+
+    def action_masks(self):
+        return self._wrong
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        ["yes", "no", "no", "no"],
+        np.full(4, np.nan),
+        [0, -np.inf, 0, -np.inf],  # added to logits
+        [1.0, 0.5, 0, 0],
+        [0, 0, 2, -1],
+        np.array([1, None, 0, 0]),
+    ],
+)
+def test_a_mask_has_entries_0_and_1(mask):
+    environment = make_environment(functools.partial(Wrong, mask), action_mask="method:action_masks")
+    with pytest.raises(UsageError, match=r"action_masks' returned the action mask .*must be 1 \(allowed\) or 0"):
+        environment.reset()
+
+
+@pytest.mark.parametrize("mask", [[True, False, True, False], [1, 0, 1, 0], np.array([1.0, 0, 1, 0]), torch.eye(4)[0]])
+def test_bools_and_numbers_of_any_dtype_are_masks(mask):
+    environment = make_environment(functools.partial(Wrong, mask), action_mask="method:action_masks")
+    assert environment.reset().observation["action_mask"].tolist() == [[int(one) for one in mask]]
+
+
+class Masked(gymnasium.Env):
+    """Its mask is none after `at_step` steps."""
+
+    observation_space = spaces.Dict(x=spaces.Box(0, 9, (1,)), legal=spaces.Box(0, 1, (3,)))
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, at_step):
+        self._at_step = at_step
+
+    def _observe(self):
+        legal = np.full(3, np.nan if self._count == self._at_step else 1, np.float32)
+        return {"x": np.zeros(1, np.float32), "legal": legal}
+
+    def reset(self, *, seed=None, options=None):
+        self._count = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self._count += 1
+        return self._observe(), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("at_step", [0, 2])
+def test_a_vector_class_is_told_of_a_mask_that_is_none(at_step):
+    def games(num_envs):
+        return SyncVectorEnv([functools.partial(Masked, -1), functools.partial(Masked, at_step)][:num_envs])
+
+    environment = make_environment(games, num_envs=2, action_mask="observation:legal")
+    with pytest.raises(UsageError, match="games returned the action mask .*entries must be 1"):
+        environment.reset()
+        assert at_step > 0
+        for _ in range(2):
+            environment.step(np.zeros(2, np.int64))
+    assert environment.env.envs[1]._count == at_step
