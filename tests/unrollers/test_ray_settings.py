@@ -90,6 +90,25 @@ def test_an_address_without_a_cluster_is_refused(monkeypatch, address, sentence)
     unroller.close()
 
 
+@needs_ray
+def test_a_cluster_that_asks_for_another_token_is_refused(monkeypatch):
+    import ray
+
+    class AuthenticationError(ray.exceptions.RayError):
+        """As Ray 2.60 raises it."""
+
+    def init(*_, **__):
+        raise AuthenticationError("Token authentication is enabled but no authentication token was found")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(cluster, "_check_address", lambda *_: None)
+    words = (
+        "asks for a token that this machine does not have .Token authentication.*copy ~/.ray/auth_token from the head"
+    )
+    with pytest.raises(UsageError, match=words):
+        cluster.Cluster("head:6379", "same").connect()
+
+
 def test_a_machine_without_alfish_is_named():
     text = (
         "The actor died because of an error raised in its creation task, ray::Host.__init__() (pid=7, ip=10.0.0.9, x)\n"

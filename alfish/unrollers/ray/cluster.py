@@ -44,7 +44,7 @@ class Cluster:
         """Connects the process, unless it is connected already.
 
         Raises:
-          UsageError: there is no such cluster, its versions of Python or Ray differ, or modules can no longer be sent.
+          UsageError: there is no such cluster, its token, Python or Ray is another, or modules can no longer be sent.
         """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
@@ -77,6 +77,14 @@ class Cluster:
                     f"in RAY_ADDRESS{here}"
                 ) from error
             raise UsageError(f"Ray cannot be used at {self._setting} = {address!r}: {error}") from error
+        except ray.exceptions.RayError as error:
+            if type(error).__name__ != "AuthenticationError":  # which older versions of Ray do not have
+                raise
+            raise UsageError(
+                f"the Ray cluster at {self._setting} = {address!r} asks for a token that this machine does not have "
+                f"({first_line(error)}); copy ~/.ray/auth_token from the head to each machine, or name a copy in "
+                "RAY_AUTH_TOKEN_PATH"
+            ) from error
         _USERS.add(self)
 
     def check_room(self, num_hosts: int, cpus: float) -> None:
