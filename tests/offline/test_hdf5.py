@@ -380,3 +380,22 @@ def test_one_library_for_another_is_recognised(tmp_path):
     name = d4rl(tmp_path / "c", record(), timeouts=None, episode_terminals=np.zeros(41))
     with pytest.raises(UsageError, match="has episode_terminals, so it is d3rlpy's; write d3rlpy:"):
         open_source(name)
+
+
+@pytest.mark.parametrize("scheme", ["d4rl", "d3rlpy"])
+@pytest.mark.parametrize(
+    "names, words",
+    [
+        (["data/demo_0/actions", "data/demo_0/obs/state", "mask/train"], "; robomimic's HDF5 files are not read"),
+        (
+            ["obs", "act", "rew", "done", "obs_next"],
+            "; Tianshou's HDF5 buffers are not read by alfish; docs",
+        ),
+    ],
+)
+def test_files_of_other_libraries_are_named(tmp_path, scheme, names, words):
+    with h5py.File(tmp_path / "a.hdf5", "w") as file:
+        for name in names:
+            file[name] = np.zeros(3)
+    with pytest.raises(UsageError, match=words):
+        open_source(f"{scheme}:{tmp_path}/a.hdf5")

@@ -334,6 +334,14 @@ def test_pipes_are_named_and_not_read(tmp_path):
         open_source(name)
 
 
+def test_a_clone_without_git_lfs_is_named(tmp_path):
+    name = written(tmp_path / "set", record())
+    for path in (tmp_path / "set/data").glob("*/*.parquet"):
+        path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 1\n")
+    with pytest.raises(UsageError, match="file-000.parquet is a Git LFS pointer"):
+        open_source(name)
+
+
 def test_what_is_missing_is_named(tmp_path):
     name = written(tmp_path / "set", record())
     for path in (tmp_path / "set").glob("data/**/*.parquet"):

@@ -399,6 +399,16 @@ def test_spaces_survive_json(space):
         ("data/mine.npz", "has no scheme; if it is what its name says, write npz:data/mine.npz"),
         ("hopper", "'hopper' has no scheme.* minari:mujoco/hopper/expert-v0"),
         ("npz:", "a scheme without a path; an example is npz:mine.npz"),
+        ("hopper", "docs/offline.md, 'Another format', shows how to read other data"),
+        ("robomimic:lift.hdf5", "robomimic's HDF5 files are not read by alfish; docs/offline.md.* npz:FILE with h5py"),
+        ("rlds:bridge", r"RLDS data sets \(TFRecord\) are not read .* with tensorflow_datasets"),
+        ("data/bridge.tfrecord-00000-of-00512", r"RLDS data sets \(TFRecord\) are not read"),
+        ("torchrl:dir", "TorchRL's memory-mapped data sets are not read .* with tensordict"),
+        ("tianshou:b.hdf5", "Tianshou's HDF5 buffers are not read"),
+        ("rllib:out.json", "RLlib's JSON files are not read .* with ray"),
+        ("data/output-0.json", "RLlib's JSON files are not read"),
+        ("parquet:rows", "tables of rows are not read .* with pandas"),
+        ("rows.csv", "tables of rows are not read"),
     ],
 )
 def test_a_source_that_does_not_exist_is_answered_with_what_does(name, words):
@@ -410,6 +420,35 @@ def test_a_directory_of_ours_without_its_scheme_is_recognised(tmp_path):
     written(tmp_path / "set", record())
     with pytest.raises(UsageError, match=f"write alfish:{tmp_path}/set"):
         open_source(f"{tmp_path}/set")
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "is a Git LFS pointer.* `git lfs pull`"),
+        (b"<!DOCTYPE html>\n<html>", "is an HTML page, which a server sent in place of the file; check its address"),
+        (b"\n <HTML><head>", "is an HTML page"),
+        (b"\x1f\x8b\x08\x00", "is compressed with gzip; unpack it with `gunzip`"),
+        (b"BZh91AY", "is compressed with bzip2; unpack it with `bunzip2`"),
+        (b"\xfd7zXZ\x00", "is compressed with xz; unpack it with `unxz`"),
+        (b"\x28\xb5\x2f\xfd\x00", "is compressed with zstd; unpack it with `unzstd`"),
+    ],
+)
+def test_what_stands_in_the_place_of_data_is_named(tmp_path, content, words):
+    (tmp_path / "file").write_bytes(content)
+    for scheme in FILES:
+        with pytest.raises(UsageError, match=f"^{tmp_path}/file {words}"):
+            open_source(f"{scheme}:{tmp_path}/file")
+
+
+def test_a_directory_that_another_scheme_reads_is_named(tmp_path):
+    written(tmp_path / "set", record())
+    with pytest.raises(UsageError, match=f"is one file; it is alfish's own; write alfish:{tmp_path}/set"):
+        open_source(f"npz:{tmp_path}/set")
+    (tmp_path / "rlds").mkdir()
+    (tmp_path / "rlds/bridge-train.tfrecord-00000-of-00002").touch()
+    with pytest.raises(UsageError, match=r"is one file; RLDS data sets \(TFRecord\) are not read"):
+        open_source(f"d4rl:{tmp_path}/rlds")
 
 
 FILES = ("npz", "ogbench", "d4rl", "d3rlpy", "sb3", "alf")

@@ -27,6 +27,7 @@ from alfish.offline.sources.files import (
     said,
 )
 from alfish.offline.sources.limits import NotEnoughMemory, check_memory
+from alfish.offline.sources.recognition import foreign_hdf5
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 COLUMNS = ("observations", "actions", "rewards", "terminated")
@@ -52,7 +53,8 @@ class D3rlpySource(EpisodeSource):
             self._is_old = "num_episodes" not in file
             lacking = missing(file, OLD_COLUMNS) if self._is_old else missing(_columns(file), COLUMNS)
             if lacking:
-                raise UsageError(f"{where} has no {' and no '.join(lacking)}, so it is not a d3rlpy data set")
+                has = f"; {foreign}" if (foreign := foreign_hdf5(file)) else ""
+                raise UsageError(f"{where} has no {' and no '.join(lacking)}, so it is not a d3rlpy data set{has}")
             of_d4rl = [name for name in ("timeouts", "next_observations") if name in file]
             if self._is_old and of_d4rl:
                 raise UsageError(f"{where} has {' and '.join(of_d4rl)}, so it is D4RL's; write d4rl:{where}")

@@ -9,6 +9,7 @@ from alfish.errors import UsageError
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
 from alfish.offline.sources import flat
 from alfish.offline.sources.files import damage_named, existing_file, hdf5_nest, missing, open_hdf5
+from alfish.offline.sources.recognition import foreign_hdf5
 from alfish.offline.spaces import NO_SPACES, Spaces
 
 NEEDED = ("observations", "actions", "rewards", "terminals")
@@ -32,9 +33,9 @@ class D4RLSource(EpisodeSource):
             lacking = missing(file, NEEDED)
             if lacking:
                 hint = " (it looks like d3rlpy's: d3rlpy:FILE)" if "num_episodes" in file else ""
+                has = foreign_hdf5(file) or f"it has {', '.join(sorted(file)) or 'nothing'}"
                 raise UsageError(
-                    f"{where} has no {' and no '.join(lacking)}, so it is not a D4RL data set{hint}; it has "
-                    f"{', '.join(sorted(file)) or 'nothing'}"
+                    f"{where} has no {' and no '.join(lacking)}, so it is not a D4RL data set{hint}; {has}"
                 )
             if "episode_terminals" in file and "timeouts" not in file:
                 raise UsageError(f"{where} has episode_terminals, so it is d3rlpy's; write d3rlpy:{where}")

@@ -17,7 +17,7 @@ from alfish import nest
 from alfish.errors import UsageError, printable
 from alfish.nest import Nest
 from alfish.offline.sources.limits import check_expansion, check_memory
-from alfish.offline.sources.recognition import check_beginning
+from alfish.offline.sources.recognition import check_beginning, said_of_directory
 
 BLOCK_ROWS, BLOCK_BYTES = 65_536, 2**25  # read at a time: rows, and bytes of their observations
 HDF5_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # what h5py raises, depending on the place
@@ -45,9 +45,7 @@ def existing_file(path: str, what: str) -> Path:
     """
     found = Path(path).expanduser()
     if found.is_dir():
-        inside = sorted(entry.name for entry in found.iterdir() if entry.is_file())
-        hint = f"; it holds {', '.join(inside[:5])}" if inside else ", and it holds no file"
-        raise UsageError(f"{path} is a directory, and {what} is one file{hint}")
+        raise UsageError(f"{path} is a directory, and {what} is one file; {said_of_directory(found)}")
     if not found.exists():
         raise UsageError(f"there is no file {path}; check the path of {what}{_beside(found)}")
     check_regular(found)
