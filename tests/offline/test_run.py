@@ -112,7 +112,7 @@ def test_observations_are_given_back_their_spaces_start_however_deep():
 
 
 def test_a_run_without_rows_or_spaces_says_what_is_missing(tmp_path):
-    (tmp_path / "run").mkdir()
+    (tmp_path / "run/checkpoints").mkdir(parents=True)
     with pytest.raises(UsageError, match="has no replay/checkpoint"):
         open_source(f"run:{tmp_path}/run", SPACES)
     name = trained(tmp_path, TOY + STAMPED.format(truncates=False, steps=40))

@@ -7,6 +7,7 @@ import os
 import pickle
 import sys
 import types
+import zipfile
 
 import numpy as np
 import pytest
@@ -162,6 +163,13 @@ def test_the_user_says_what_dones_mean(tmp_path, buffer_class):
     assert_rows(of_cleanrl, record())
     for read in (truncated, everything, of_cleanrl):
         assert "dones" not in read.report.sentences("warning", 9)
+
+
+def test_a_model_in_the_place_of_its_buffer_is_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
+        archive.writestr("policy.pth", b"weights")
+    with pytest.raises(UsageError, match="is a zip file, as `model.save` writes; the replay buffer is in"):
+        open_source(f"sb3:{tmp_path}/model.zip")
 
 
 def test_resets_that_leave_no_trace_are_told(tmp_path, buffer_class):

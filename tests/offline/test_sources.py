@@ -441,6 +441,24 @@ def test_what_stands_in_the_place_of_data_is_named(tmp_path, content, words):
             open_source(f"{scheme}:{tmp_path}/file")
 
 
+def test_a_file_of_another_library_is_named_by_its_suffix(tmp_path):
+    for scheme in FILES:
+        for name, words in (("rows.parquet", "tables of rows"), ("a.tfrecord-0", "RLDS"), ("out.json", "RLlib")):
+            (tmp_path / name).write_bytes(b"PAR1")
+            with pytest.raises(UsageError, match=f"{name} is not .*: {words}.* are not read by alfish"):
+                open_source(f"{scheme}:{tmp_path}/{name}")
+
+
+def test_a_directory_that_is_no_run_is_named(tmp_path):
+    (tmp_path / "set/meta").mkdir(parents=True)
+    with pytest.raises(UsageError, match="is not a run of `alfish train`; it holds meta"):
+        open_source(f"run:{tmp_path}/set")
+    (tmp_path / "set/meta/info.json").touch()
+    for scheme in ("run", "alfish"):
+        with pytest.raises(UsageError, match=f"; it is a LeRobot data set; write lerobot:{tmp_path}/set"):
+            open_source(f"{scheme}:{tmp_path}/set")
+
+
 def test_a_directory_that_another_scheme_reads_is_named(tmp_path):
     written(tmp_path / "set", record())
     with pytest.raises(UsageError, match=f"is one file; it is alfish's own; write alfish:{tmp_path}/set"):

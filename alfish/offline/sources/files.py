@@ -17,7 +17,7 @@ from alfish import nest
 from alfish.errors import UsageError, printable
 from alfish.nest import Nest
 from alfish.offline.sources.limits import check_expansion, check_memory
-from alfish.offline.sources.recognition import check_beginning, said_of_directory
+from alfish.offline.sources.recognition import check_beginning, foreign_file, said_of_directory
 
 BLOCK_ROWS, BLOCK_BYTES = 65_536, 2**25  # read at a time: rows, and bytes of their observations
 HDF5_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # what h5py raises, depending on the place
@@ -40,8 +40,8 @@ def existing_file(path: str, what: str) -> Path:
     """Returns the path of a file.
 
     Raises:
-      UsageError: it does not exist, is empty, is a directory (names the files in it), or holds no data, see
-        `check_beginning`.
+      UsageError: it does not exist, is empty, is a directory (says what is in it), is of another library, or holds no
+        data, see `check_beginning`.
     """
     found = Path(path).expanduser()
     if found.is_dir():
@@ -53,6 +53,8 @@ def existing_file(path: str, what: str) -> Path:
         raise UsageError(f"you have no permission to read {path}; change its permissions")
     if found.stat().st_size == 0:
         raise UsageError(f"{path} is an empty file, not {what}; fetch it again")
+    if (foreign := foreign_file(path)) is not None:
+        raise UsageError(f"{path} is not {what}: {foreign}")
     check_beginning(found)
     return found
 

@@ -7,6 +7,7 @@ from alfish.errors import UsageError
 from alfish.offline.data_set import EPISODES_DIRECTORY, FORMAT_VERSION, INDEX_FILE, unpacked_episodes
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
 from alfish.offline.sources.files import existing_directory, read_json, said
+from alfish.offline.sources.recognition import said_of_directory
 from alfish.offline.spaces import NO_SPACES, Spaces, from_json
 from alfish.runs.checkpoints import Checkpoints
 
@@ -26,7 +27,9 @@ class OwnSource(EpisodeSource):
         directory = existing_directory(where, "what `alfish import` writes")
         path = directory / INDEX_FILE
         if not path.exists():
-            raise UsageError(f"{where} has no {INDEX_FILE}, so it is not what `alfish import` writes")
+            raise UsageError(
+                f"{where} has no {INDEX_FILE}, so it is not what `alfish import` writes; {said_of_directory(directory)}"
+            )
         try:
             index = read_json(path)
             version = index["format"]

@@ -62,6 +62,7 @@ def said_of_directory(path: Path) -> str:
     """Returns a clause that says what a directory seems to be, or names what is in it."""
     for inside, what in (
         ("data_set.json", f"it is alfish's own; write alfish:{path}"),
+        ("meta/info.json", f"it is a LeRobot data set; write lerobot:{path}"),
         ("replay", f"it is a run of alfish; write run:{path}"),
         ("data/metadata.json", "it is a Minari data set; write minari: and its name below MINARI_DATASETS_PATH"),
     ):

@@ -19,7 +19,9 @@ from alfish.offline import rows
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
 from alfish.offline.sources.files import check_tensor, existing_directory
 from alfish.offline.sources.limits import check_memory, check_nest
+from alfish.offline.sources.recognition import said_of_directory
 from alfish.offline.spaces import NO_SPACES, Spaces, spaces_of_checkpoint
+from alfish.parameters.description import CONFIG_FILE
 from alfish.replay import RingBuffer
 from alfish.runs.checkpoints import Checkpoints
 from alfish.specs import ActionUnits, ObservationUnits, observation_spec
@@ -39,6 +41,8 @@ class RunSource(EpisodeSource):
     def __init__(self, where: str, environment: Spaces = NO_SPACES):
         root_dir = existing_directory(where, "a run of `alfish train`")
         replay = root_dir / "replay"
+        if not (root_dir / CONFIG_FILE).exists() and not (root_dir / "checkpoints").exists():
+            raise UsageError(f"{where} is not a run of `alfish train`; {said_of_directory(root_dir)}")
         if not Checkpoints(replay).steps():
             raise UsageError(
                 f"{where} has no replay/checkpoint-*.pt: an on-policy run keeps no rows, and with ReplayBatches.save = "

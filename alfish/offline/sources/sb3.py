@@ -73,6 +73,13 @@ class SB3Source(EpisodeSource):
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES, dones: str | None = None):
         path = existing_file(where, "a replay buffer of Stable-Baselines3")
+        with open(path, "rb") as file:
+            is_zip = file.read(4) == b"PK\3\4"
+        if is_zip:
+            raise UsageError(
+                f"{where} is a zip file, as `model.save` writes; the replay buffer is in the file that "
+                "`model.save_replay_buffer` writes"
+            )
         buffer = load(path, "a replay buffer of Stable-Baselines3", INERT)
         fields = buffer.attributes if isinstance(buffer, Inert) else {}
         lacking = [name for name in NEEDED if name not in fields]
