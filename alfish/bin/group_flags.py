@@ -76,10 +76,10 @@ def train_group(
     names = [field.name for field in dataclasses.fields(specification) if field.name in flag_values]
     given = {name: flag_values[name].value for name in names}
     with locked(directory), StopSignals(lambda: None) as signals:
-        whole = specification.open(
-            directory, flag_values.gin_file, flag_values.gin_param, given, flag_values.allow_import
-        )
-        with processes(flag_values) as jobs:
+        with processes(flag_values) as jobs:  # first: without a cluster nothing is written
+            whole = specification.open(
+                directory, flag_values.gin_file, flag_values.gin_param, given, flag_values.allow_import
+            )
             group(directory, whole, jobs, signals, log).run()
         if signals.number is not None:
             log(f"{signals.name}: stopped; the same command continues")

@@ -31,6 +31,13 @@ LARGEST_BYTES = 1 << 30  # of the whole cache; a graph takes less than 1 MB
 def directory() -> Path:
     """Returns the directory for this version of torch and this processor, which exists."""
     if GIVEN:
+        try:
+            Path(GIVEN).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"compiled graphs cannot be kept in {VARIABLE}={GIVEN} ({error.strerror}); set it to a directory that "
+                "can be written, or unset it"
+            ) from error
         return Path(GIVEN)
     return _own_directory(str(_root()))
 

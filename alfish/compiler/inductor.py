@@ -78,6 +78,7 @@ class CompiledFunction:
     def __init__(self, function: Callable[[Nest], Nest], arguments: Nest, precision: str = "float32"):
         if precision not in matmul.PRECISIONS:
             raise UsageError(f"the precision is {precision!r}; it must be one of {matmul.PRECISIONS}")
+        cache.directory()  # first, because torch makes it while it traces, and its error names no remedy
         leaves, structure = nest.flatten(arguments)
         # Torch's cache on disk requires a ShapeEnv, although the graph has no symbolic shapes.
         symbols = torch_internals.ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import alfish
 from alfish.errors import UsageError
+from alfish.runs import contents
 
 
 def confs_directory() -> Path:
@@ -35,16 +36,9 @@ def text_of(path: Path) -> str:
     """Returns the text of a gin file.
 
     Raises:
-      UsageError: it is not UTF-8; names the place.
+      UsageError: as `contents.content`; or it is not UTF-8.
     """
-    try:
-        return path.read_text("utf-8")
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise UsageError(
-            f"{path} is not text in UTF-8: line {line} has the byte 0x{error.object[error.start]:02x}; save it as "
-            "UTF-8, or restore it from a copy"
-        ) from error
+    return contents.decoded(path, contents.content_of(path, contents.MAX_TEXT))
 
 
 def find_include(file: str, named: Sequence[Path]) -> Path | None:

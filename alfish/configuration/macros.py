@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import gin
+
 from alfish.configuration.bindings import MACRO, Binding, Reading, macros
 from alfish.configuration.messages import close_names, parameter_meant
 from alfish.errors import UsageError
-from alfish.parameters import gin_internals
+from alfish.parameters import differences, gin_internals
 
 
 def refuse_unused(reading: Reading) -> None:
@@ -16,6 +18,12 @@ def refuse_unused(reading: Reading) -> None:
             raise UsageError(
                 f"{one.layer} sets {one.name}, and nothing refers to it as %{one.name}{parameter_meant(one.name)}"
             )
+
+
+def refuse_endless(reading: Reading) -> None:
+    """Raises UsageError if the values of macros are too long, as those of 40 macros with two references each."""
+    if any(one.key[1] == MACRO for one in reading.bindings):
+        differences.check_macros(gin.config_str())
 
 
 def without_macros(value: Any, binding: Binding, within: tuple[str, ...] = ()) -> Any:

@@ -39,6 +39,7 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> Reading:
             reader.reading.saved.add(str(path))
     for binding in bindings:
         reader.read_parameter(binding)
+    macros.refuse_endless(reader.reading)
     _refuse_dynamic_references()
     macros.refuse_unused(reader.reading)
     refuse_wrong_kinds(reader.reading)
@@ -76,6 +77,7 @@ def saved(path: Path, allow_import: Sequence[str] = (), may_lack: Collection[Lac
         with gin_internals.preferring("alfish"):  # gin wrote names as short as they were unique then
             reader.read_file(path)
         reader.reading.saved.add(str(path))
+        macros.refuse_endless(reader.reading)
         _refuse_dynamic_references()
         refuse_wrong_kinds(reader.reading)
         yield reader.reading

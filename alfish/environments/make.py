@@ -75,6 +75,11 @@ def make_environment(
       UsageError: the id does not exist (the message says what to write instead), an extra is missing, or a space cannot
         be learned from.
     """
+    if rewards is not None and not rewards:
+        raise UsageError(
+            f"make_environment.rewards is {rewards!r}; it names the entries of a vector reward: name at least one, or "
+            "leave it out"
+        )
     if render_mode:
         rendering.prepare()
     if not all(isinstance(name, str) for name in env_kwargs or ()):

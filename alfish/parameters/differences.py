@@ -38,6 +38,11 @@ def values(config: str, where: str = "the configuration") -> dict[str, str]:
         raise UsageError(f"{where}: {error}") from error
 
 
+def check_macros(config: str) -> None:
+    """Raises UsageError if the macros of a text that gin has written have values that are too long, as in `values`."""
+    _without_macros(_lines(config))
+
+
 def _lines(config: str) -> list[str]:
     """Returns the lines of a text that gin has written, in which a long value continues on indented lines."""
     return re.sub(r"\\?\n[ \t]+", " ", config).splitlines()

@@ -9,6 +9,7 @@ import functools
 import importlib
 import inspect
 import itertools
+import os
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -229,13 +230,15 @@ def parsing(
         return delegate.configurable_reference(self, known or name, evaluate)
 
     own = type("Delegate", (delegate,), {"configurable_reference": refer})
-    names = "parse_config_file", "bind_parameter", "ParserDelegate"
-    for name, value in zip(names, (parse_included, bind_and_note, own)):
+    readers = _name_of("_FILE_READERS")
+    names = "parse_config_file", "bind_parameter", "ParserDelegate", "_FILE_READERS"
+    in_utf8 = [(functools.partial(open, encoding="utf-8"), os.path.isfile)]  # whatever the locale is
+    for name, value in zip(names, (parse_included, bind_and_note, own, in_utf8)):
         setattr(config, name, value)
     try:
         yield
     finally:
-        for name, value in zip(names, (parse_file, bind, delegate)):
+        for name, value in zip(names, (parse_file, bind, delegate, readers)):
             setattr(config, name, value)
 
 

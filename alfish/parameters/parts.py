@@ -13,6 +13,7 @@ from alfish.parameters import checking
 from alfish.user_code import refuse
 
 T = TypeVar("T")
+MAX_DEPTH = 50  # of networks that build each other
 
 # Files through which a call of a factory passes. A TypeError raised in them is about the call, not about its code.
 _CALLERS = (__file__, checking.__file__, os.path.join("gin", "config.py"))
@@ -38,6 +39,9 @@ def build(factory: Callable[..., T], kind: type, name: str, *arguments: Any, **k
     return part
 
 
+_depth = 0  # of the networks that are being built
+
+
 def build_network(
     factory: Callable[..., Any],
     name: str,
@@ -60,7 +64,14 @@ def build_network(
     """
     from torch import nn
 
-    network = _call(factory, name, "as the shipped network is", *arguments, **keywords)
+    global _depth
+    if _depth >= MAX_DEPTH:
+        raise UsageError(f"{name} makes a network that makes itself without end; name another class there")
+    _depth += 1
+    try:
+        network = _call(factory, name, "as the shipped network is", *arguments, **keywords)
+    finally:
+        _depth -= 1
     has = has if takes is None else ("forward", *has)
     # Each module has a `forward`; that of its base class raises an error.
     lacks_forward = getattr(getattr(network, "forward", None), "__func__", None) is nn.Module.forward

@@ -104,7 +104,11 @@ def decoded(path: Path, found: bytes) -> str:
     try:
         return io.StringIO(found.decode(), newline=None).read()
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text ({error}); restore it, or move it away") from error
+        line = found.count(b"\n", 0, error.start) + 1
+        raise UsageError(
+            f"{path} is not text in UTF-8: line {line} has the byte 0x{found[error.start]:02x}; save it as UTF-8, or "
+            "restore it from a copy"
+        ) from error
 
 
 def last_text(directory: Path, name: str, max_size: int = 2**24) -> str:

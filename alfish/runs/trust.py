@@ -53,7 +53,7 @@ def restricted(config: Path, allow_import: Sequence[str]) -> Iterator[None]:
       allow_import: as for `imports.restricted`.
     """
     try:
-        text = config.read_text()
+        text = config.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):  # its reader says so
         text = ""
     modules = _modules(text)

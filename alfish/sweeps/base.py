@@ -13,10 +13,11 @@ from alfish.analysis.run_source import EVALUATION
 from alfish.configuration import reading
 from alfish.configuration.opening import process_preserved
 from alfish.configuration.runs import configured_run
+from alfish.environments.finding import resolved
 from alfish.errors import UsageError
 from alfish.parameters import differences
 from alfish.parameters.description import CONFIG_FILE
-from alfish.runs import trust
+from alfish.runs import contents, trust
 from alfish.runs.files import make_directory, write_atomically
 from alfish.training.clock import Budget
 from alfish.training.listeners import Evaluate
@@ -58,6 +59,7 @@ class Base(NamedTuple):
         with reading.preserved(), process_preserved():
             for variant in variants:
                 reading.read(gin_files, [*bindings, *variant])
+                _check_environment()
             # On the CPU, because this process would keep its share of a GPU's memory as long as it runs.
             built = [*bindings, *variants[0], "Trainer.device='cpu'"]
             with (
@@ -97,4 +99,12 @@ class Base(NamedTuple):
 
     def difference(self, directory: Path) -> str:
         """Returns the lines by which the copy in a directory differs, budgets included; '' if there are none."""
-        return differences.difference((directory / BASE / CONFIG_FILE).read_text(), self.text, with_budget=True)
+        return differences.difference(contents.text(directory / BASE, CONFIG_FILE) or "", self.text, with_budget=True)
+
+
+def _check_environment() -> None:
+    """Raises UsageError if the environment that the configuration names does not exist."""
+    bound = {"env_kwargs": None, "vectorization": "sync"}
+    bound |= reading.bound("make_environment", "env_id", "env_kwargs", "vectorization")
+    if isinstance(env_id := bound.get("env_id"), str) and bound["vectorization"] != "envpool":
+        resolved(env_id, bound["env_kwargs"] or {})

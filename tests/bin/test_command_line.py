@@ -1326,3 +1326,57 @@ def test_a_flag_that_is_nan_is_refused(refused, run, tmp_path):
         assert words == f"alfish {command}: --{flag} is nan; it must be a number\n"
     for flag in ("--threshold=nan", "--score_range=nan,1", "--score_range=0,inf"):
         assert "cannot be read" in refused("compare", run, flag)
+
+
+@pytest.mark.parametrize(
+    "setting, words",
+    [
+        ("make_environment.rewards={}", "make_environment.rewards is {}; it names the entries of a vector reward"),
+        ("make_environment.rewards=[]", "make_environment.rewards is []; it names the entries of a vector reward"),
+        ("Encoder.vector=@Encoder", "makes a network that makes itself without end; name another class there"),
+    ],
+)
+def test_settings_without_an_end_or_a_content_are_refused(refused, tmp_path, setting, words):
+    assert words in refused(*train(tmp_path / "run", setting))
+
+
+def test_macros_without_an_end_are_refused_and_files_are_utf_8(refused, tmp_path):
+    path = tmp_path / "mine.gin"
+    double = "".join(f"m{k} = [%m{k + 1}, %m{k + 1}]\n" for k in range(40))
+    path.write_text(f"include 'ppo_cartpole.gin'\n{double}m40 = 1\nMLP.layers = %m0\n")
+    assert "macros have values of more than 4,194,304 letters" in refused(*train(tmp_path / "run", conf=str(path)))
+    path.write_bytes(b"# \xff\n")
+    assert f"{path} is not text in UTF-8: line " in refused(*train(tmp_path / "run", conf=str(path)))
+
+
+def test_a_gin_file_is_read_as_utf_8_whatever_the_locale_is(tmp_path, monkeypatch):
+    (tmp_path / "mine.gin").write_text("include 'ppo_cartpole.gin'\nEvaluate.name = 'é'\n", encoding="utf-8")
+    with monkeypatch.context() as context:
+        context.setattr("io.text_encoding", lambda encoding, level=2: encoding or "latin-1")
+        context.setattr("builtins.open", functools.partial(_opened, open))
+        with reading.preserved():
+            reading.read([str(tmp_path / "mine.gin")], [])
+            assert "é" in reading.text()
+
+
+def _opened(builtin, file, mode="r", buffering=-1, encoding=None, *rest, **keywords):
+    """Opens a file as Python does where the locale is Latin-1."""
+    is_text = "b" not in mode
+    return builtin(file, mode, buffering, encoding or ("latin-1" if is_text else None), *rest, **keywords)
+
+
+def test_a_sweep_is_refused_before_it_writes_anything(refused, tmp_path):
+    flags = ["--gin_file=ppo_cartpole.gin", f"--root_dir={tmp_path / 's'}", "--trials=1"]
+    values = "--search=make_environment.env_id=grid('CartPole-v1', 'Nope-v1')"
+    assert "there is no environment 'Nope-v1'" in refused("sweep", *flags, values)
+    assert not (tmp_path / "s").exists()
+
+
+def test_without_a_cluster_a_sweep_writes_nothing(refused, tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise UsageError("--ray finds no Ray cluster")
+
+    monkeypatch.setattr("alfish.sweeps.ray_jobs.RayJobs.__init__", fail)
+    flags = ["--gin_file=ppo_cartpole.gin", f"--root_dir={tmp_path / 's'}", "--ray"]
+    assert "no Ray cluster" in refused("sweep", *flags, "--search=PPO.gamma=grid(0.9, 0.99)")
+    assert not (tmp_path / "s").exists()

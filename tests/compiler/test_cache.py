@@ -171,3 +171,12 @@ def test_a_disk_that_fails_leaves_updates_plain(monkeypatch, tmp_path):
     monkeypatch.setattr(cache, "lock", full)
     with pytest.raises(NotCompilable, match="compiled code cannot be kept: .*No space left"):
         CompiledFunction(lambda x: x + 1, torch.zeros(2))
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(cache, "GIVEN", str(tmp_path / "file" / "graphs"))
+    with pytest.raises(UsageError, match=r"kept in TORCHINDUCTOR_CACHE_DIR=.*graphs \(Not a directory\)"):
+        cache.directory()
+    monkeypatch.setattr(cache, "GIVEN", str(tmp_path / "new" / "graphs"))
+    assert cache.directory().is_dir()

@@ -1383,9 +1383,7 @@ def test_each_start_of_a_run_is_added_to_its_provenance(tmp_path):
     make(tmp_path, OneState, num_iterations=3, listeners=[CheckpointSaver()]).train()
     assert json.loads(path.read_text())[0] == second and len(json.loads(path.read_text())) == 2
     path.write_text("[")
-    with pytest.raises(
-        UsageError, match="provenance.json is not (JSON|a list of how the run came about).*; .*move it away"
-    ):
+    with pytest.raises(UsageError, match="provenance.json is not JSON .*move it away"):
         make(tmp_path, OneState, num_iterations=4, listeners=[CheckpointSaver()]).train()
 
 

@@ -1211,3 +1211,10 @@ def test_metrics_count_every_step_once(root):
     assert results["environment_steps"] == trainer.clock.env_steps
     assert results["average_episode_length"] == pytest.approx((3 + 5 + 1 + 8) / 4, abs=0.5)
     assert results["average_return"] == pytest.approx((6 + 15 + 1 + 36) / 4, abs=3)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system pins no processes")
+def test_a_core_that_is_not_there_is_named():
+    pool = Workers(1, cpus=[999])
+    with pytest.raises(UsageError, match="Workers.cpus names the core 999, and .* may run on the cores .* only"):
+        pool.start(None, [], None, [], 0)

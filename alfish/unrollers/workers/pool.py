@@ -1,5 +1,6 @@
 """Worker processes of this machine, with which the trainer shares segments and weights as tensors."""
 
+import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -7,6 +8,7 @@ import gin
 import torch
 
 from alfish.data import Experience
+from alfish.errors import UsageError
 from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
 from alfish.processes.messages import Plan, Segment
 from alfish.processes.pool import Limits, Pool
@@ -61,6 +63,13 @@ class Workers(Pool, Transport):
     def start(
         self, plan: Plan, forms: list[Form], structure: Any, tensors: Sequence[torch.Tensor], version: int
     ) -> None:
+        cpus = self.limits.cpus or ()
+        here = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(cpus)
+        if away := sorted(set(cpus) - here):
+            raise UsageError(
+                f"Workers.cpus names the core {away[0]}, and this process may run on the cores {sorted(here)} only; "
+                "name those, or leave it out"
+            )
         self._slots, self._weights = Slots(forms, plan.num_slots, structure), SharedWeights(tensors)
         self.publish(version)
         header, weights = self._weights.fds
