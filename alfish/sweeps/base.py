@@ -7,7 +7,7 @@ import math
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from alfish.analysis.run_source import EVALUATION
 from alfish.configuration import reading
@@ -104,7 +104,7 @@ class Base(NamedTuple):
 
 def _check_environment() -> None:
     """Raises UsageError if the environment that the configuration names does not exist."""
-    bound = {"env_kwargs": None, "vectorization": "sync"}
+    bound: dict[str, Any] = {"env_kwargs": None, "vectorization": "sync"}
     bound |= reading.bound("make_environment", "env_id", "env_kwargs", "vectorization")
     if isinstance(env_id := bound.get("env_id"), str) and bound["vectorization"] != "envpool":
         resolved(env_id, bound["env_kwargs"] or {})

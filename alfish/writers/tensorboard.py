@@ -42,6 +42,7 @@ class TensorBoardWriter(Writer):
             raise UsageError("TensorBoard is not installed; pip install tensorboard.") from error
         self._event, self._summary, self._path = event_pb2.Event, summary_pb2.Summary, Path(directory)
         self._histogram, self._record_writer = summary_pb2.HistogramProto, RecordWriter
+        self._file: Any = None
         self._open(purge_step)
         if purge_step is not None:
             self._write(step=purge_step, session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START))
