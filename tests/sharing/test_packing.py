@@ -163,3 +163,31 @@ def test_the_configuration_of_a_packed_run_is_not_trusted(run, tmp_path, capsys)
     assert "antigravity" not in sys.modules
     assert main(["evaluate", f"--root_dir={tmp_path / 'run.zip'}"]) == 2
     assert "antigravity" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_is_not_packed_and_an_older_one_takes_its_place(run, tmp_path):
+    root_dir = shutil.copytree(run, tmp_path / "run")
+    checkpoints = Checkpoints(root_dir / "checkpoints")
+    (root_dir / "checkpoints" / "best.json").unlink(missing_ok=True)
+    *_, older, newest = checkpoints.steps()
+    checkpoints.path(newest).write_bytes(checkpoints.path(newest).read_bytes()[:-100])
+    manifest = pack(root_dir, tmp_path / "run.zip")
+    assert manifest.about["checkpoints"] == [older]
+    assert f"checkpoints/{checkpoints.path(newest).name}" not in manifest.files
+    for step in checkpoints.steps():
+        checkpoints.path(step).write_bytes(b"damaged")
+    with pytest.raises(UsageError, match="None of the .* checkpoints in .*run/checkpoints is readable"):
+        pack(root_dir, tmp_path / "other.zip")
+    assert not (tmp_path / "other.zip").exists()
+
+
+def test_a_link_that_leads_out_of_the_run_is_neither_packed_nor_shown(run, tmp_path, capsys):
+    root_dir = shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "secret").write_bytes(b"the key of somebody")
+    (root_dir / "films" / "a.mp4").symlink_to(tmp_path / "secret")
+    assert main(["report", f"--root_dir={root_dir}", f"--output={tmp_path / 'x.html'}"]) == 0
+    page = (tmp_path / "x.html").read_text()
+    assert "dGhlIGtleSBvZiBzb21lYm9keQ" not in page and "a.mp4 is a link that leads out of the run" in page
+    with pytest.raises(UsageError, match="films/a.mp4 is a link that leads out of the run, to .*secret; put the file"):
+        pack(root_dir, tmp_path / "run.zip")
+    assert not (tmp_path / "run.zip").exists()
