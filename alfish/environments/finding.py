@@ -5,6 +5,7 @@ import difflib
 import importlib
 import importlib.util
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -143,11 +144,26 @@ def resolved(env_id: str, kwargs: Mapping[str, Any]) -> str | Callable[..., Any]
             return made
         sentence = f"make_environment.env_id: there is no environment {name!r}"
         if imported is None:
+            if found := _classes_of_module(name):
+                raise UsageError(f"{sentence}, and {name} is a module; write {' or '.join(found)}") from None
             raise UsageError(f"{sentence}{suites.cure(name, gymnasium.registry)}") from None
         raise UsageError(
             f"{sentence} after the import of {module}, nor a class or function of that name in it"
             f"{suites.close_ids(name, gymnasium.registry)}"
         ) from None
+
+
+def _classes_of_module(name: str) -> list[str]:
+    """Returns what names the environments of a module, as "'crane:Crane'"; [] if there is no such module."""
+    if imports.is_restricted() or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", name):
+        return []
+    try:
+        module = imports.import_named(name, "make_environment.env_id")
+    except UsageError:
+        return []
+    own = [kind for kind in vars(module).values() if inspect.isclass(kind) and kind.__module__.startswith(name)]
+    made = [kind for kind in own if hasattr(kind, "reset") and hasattr(kind, "step")]
+    return [f"'{name}:{kind.__name__}'" for kind in made if not issubclass(kind, gymnasium.Wrapper)][:3]
 
 
 def _missing_extra(env_id: str, error: Exception) -> UsageError:

@@ -48,6 +48,13 @@ SUITES = (
     Suite(r"\w+Bullet(Env)?-", "pybullet_envs_gymnasium", "pybullet-envs-gymnasium"),
     Suite("tetris_gymnasium/", "tetris_gymnasium.envs", "tetris-gymnasium"),
     Suite("(stocks|forex)-", "gym_anytrading", "gym-anytrading"),
+    Suite("gym_pusht/", "gym_pusht", "gym-pusht"),
+    Suite("gym_aloha/", "gym_aloha", "gym-aloha"),
+    Suite("gym_xarm/", "gym_xarm", "gym-xarm"),
+    Suite("miniwob/", "miniwob", "miniwob"),
+    Suite("popgym-", "popgym", "popgym"),
+    Suite("Eplus-", "sinergym", "sinergym"),
+    Suite("myo[A-Z]", "myosuite", "myosuite"),
     Suite("mo-", "mo_gymnasium", "'alfish[mo]'"),
 )
 # Games by their ids of old gym, from which the ids of gymnasium took the name only.

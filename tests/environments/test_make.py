@@ -209,6 +209,8 @@ def test_a_configuration_of_another_person_names_no_function_as_an_environment()
         ("Docking-v0", "'Docking-v0'; if your module registers it, write 'my_module:Docking-v0'"),
         ("HalfCheetah-v9", "'HalfCheetah-v9'; close ones are HalfCheetah-v5, HalfCheetah-v4; if your module"),
         ("MiniGrid-Empty-5x5-v0", r"write 'minigrid:MiniGrid-Empty-5x5-v0' \(pip install minigrid\)"),
+        ("FetchReach-v4", r"write 'gymnasium_robotics:FetchReach-v4' \(pip install gymnasium-robotics\)"),
+        ("gym_pusht/PushT-v0", r"write 'gym_pusht:gym_pusht/PushT-v0' \(pip install gym-pusht\)"),
         ("VizdoomBasic-v1", r"write 'vizdoom.gymnasium_wrapper:VizdoomBasic-v1' \(pip install vizdoom\)"),
         ("PongNoFrameskip-v4", "this game is now 'ALE/Pong-v5'"),
         ("SpaceInvaders-v0", "this game is now 'ALE/SpaceInvaders-v5'"),
@@ -226,6 +228,21 @@ def test_an_unknown_id_is_answered_with_what_to_write(monkeypatch, env_id, words
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in absent else found(name, *rest))
     with pytest.raises(UsageError, match=words):
         make_environment(env_id)
+
+
+def test_a_module_in_place_of_an_id_is_answered_with_its_environments(tmp_path, monkeypatch):
+    (tmp_path / "crane_of_tests.py").write_text(
+        "import gymnasium\nfrom gymnasium import Env\n\n\nclass Crane(Env):\n    pass\n\n\n"
+        "class Older:\n    def reset(self): ...\n    def step(self, action): ...\n\n\n"
+        "class Slow(gymnasium.Wrapper):\n    pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    words = "crane_of_tests is a module; write 'crane_of_tests:Crane' or 'crane_of_tests:Older'$"
+    with pytest.raises(UsageError, match=words):
+        make_environment("crane_of_tests")
+    with imports.restricted(["crane_of_tests"]), pytest.raises(UsageError, match="if your module registers it"):
+        make_environment("crane_of_tests")  # of another person, whose configuration imports nothing without a colon
 
 
 def test_an_id_that_resembles_nothing_is_refused_without_close_ones():
