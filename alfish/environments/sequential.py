@@ -245,8 +245,8 @@ def gathered(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     A key's value is an array `[B, ...]`, with 0 or None for environments that did not report it. `_key` is the mask
     `[B]` bool of those that did. Numbers of different types are converted to one type by numpy's rules, for example
-    int and float to float64. Other values, and arrays of different shapes, are kept as objects. Nested infos are merged
-    in the same way.
+    int and float to float64. Other values, as integers beyond 64 bits, and arrays of different shapes, are kept as
+    objects. A key `_key` beside `key` is left out. Nested infos are merged in the same way.
     """
     result: dict[str, Any] = {}
     for i, info in enumerate(infos):
@@ -260,8 +260,8 @@ def _gather(result: dict[str, Any], info: dict[str, Any], i: int, num_envs: int)
         column = result.get(key)
         if isinstance(value, dict) and (column is None or isinstance(column, dict)):
             _gather(result.setdefault(key, {}), value, i, num_envs)
-        elif isinstance(column, dict):
-            continue  # others report a dict here, which has no place for this value
+        elif isinstance(column, dict) or is_mask(key, info) or is_mask(key, result):
+            continue  # others report a dict here, which has no place for this value; or it would take a mask's place
         else:
             if column is None:
                 column = result[key] = _empty_column(value, num_envs)
@@ -269,9 +269,19 @@ def _gather(result: dict[str, Any], info: dict[str, Any], i: int, num_envs: int)
                 column = result[key] = _widened(column, result[f"_{key}"], value)
             column[i] = value
         mask = f"_{key}"
-        if mask not in result:
+        if mask not in result or f"_{mask}" in result:  # or another environment has taken its place
+            result.pop(f"_{mask}", None)
             result[mask] = np.zeros(num_envs, bool)
         result[mask][i] = True
+
+
+def is_mask(key: Any, info: dict[str, Any]) -> bool:
+    """Returns whether a key is that of the mask of another key."""
+    return isinstance(key, str) and key[:1] == "_" and key[1:] in info
+
+
+def is_beyond_int64(value: Any) -> bool:
+    return type(value) is int and not -(2**63) <= value < 2**63
 
 
 def _empty_column(value: Any, num_envs: int) -> np.ndarray:
@@ -279,7 +289,7 @@ def _empty_column(value: Any, num_envs: int) -> np.ndarray:
     if isinstance(value, np.ndarray):
         return np.zeros((num_envs, *value.shape), value.dtype)
     kind = type(value)
-    if kind in (int, float, bool) or issubclass(kind, np.number):
+    if (kind in (int, float, bool) or issubclass(kind, np.number)) and not is_beyond_int64(value):
         return np.zeros(num_envs, kind)
     return np.full(num_envs, None, object)
 
@@ -291,7 +301,7 @@ def _fits(value: Any, column: np.ndarray) -> bool:
     if isinstance(value, np.ndarray):
         return value.shape == column.shape[1:] and np.can_cast(value.dtype, column.dtype)
     kind = type(value)
-    if column.ndim > 1:
+    if column.ndim > 1 or is_beyond_int64(value):
         return False
     return kind is column.dtype.type or _IN_NUMPY.get(kind) is column.dtype.type
 

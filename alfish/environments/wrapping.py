@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from alfish.environments.finding import name_of
-from alfish.environments.sequential import check_ends, refuse_breach, refuse_vector
+from alfish.environments.sequential import check_ends, is_beyond_int64, is_mask, refuse_breach, refuse_vector
 from alfish.errors import UsageError, first_line
 from alfish.parameters import Range, checked, imports
 from alfish.runs import random_state
@@ -169,13 +169,13 @@ class ScalarReward(gymnasium.Wrapper):
     def reset(self, **arguments: Any) -> Any:
         with self._named_errors("reset"):
             observation, info = self.env.reset(**arguments)
-            _check_info(info)
+            info = _checked_info(info)
         return observation, info
 
     def step(self, action: Any) -> Any:
         with self._named_errors("step"):
             observation, reward, terminated, truncated, info = self.env.step(action)
-            _check_info(info)
+            info = _checked_info(info)
         check_ends([terminated], [truncated])
         try:
             number = float(reward.item() if isinstance(reward, np.ndarray) else reward)
@@ -195,6 +195,8 @@ class ScalarReward(gymnasium.Wrapper):
             raise
 
 
-def _check_info(info: Any) -> None:
+def _checked_info(info: Any) -> dict[str, Any]:
+    """Returns an info without what gymnasium cannot merge."""
     if not isinstance(info, dict):
         raise TypeError(f"its info is {info!r}, which is no dict")
+    return {key: value for key, value in info.items() if not (is_beyond_int64(value) or is_mask(key, info))}

@@ -1002,3 +1002,37 @@ def test_the_others_are_closed_in_peace_after_one_has_raised(tmp_path):
     environment.abandon()
     environment.close()
     assert (tmp_path / str(processes[0].pid)).exists() and not any(process.is_alive() for process in processes)
+
+
+class Informing(gymnasium.Env):
+    """Reports infos that have no place in gymnasium's format for vector environments."""
+
+    observation_space, action_space = spaces.Box(0, 1, (1,)), spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {"step": 3, "_step": 4, "hash": 2**70, "_alone": 5, "late": 1}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 1.0, False, False, {"_step": 4, "step": 3, "hash": 2**70, "late": -(2**80)}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_infos_without_a_place_do_not_end_the_run(vectorization):
+    environment = make_environment(Informing, num_envs=2, vectorization=vectorization)
+    environment.reset()
+    first = environment.infos
+    environment.step(np.zeros(2, np.int64))
+    for infos in (first, environment.infos):
+        assert infos["step"].tolist() == [3, 3] and infos["_step"].tolist() == [True, True]
+        assert "__step" not in infos
+        assert vectorization == "async" or infos["hash"].tolist() == [2**70] * 2
+    environment.close()
+
+
+def test_the_mask_of_a_key_is_no_value_of_another_environment():
+    for infos in ([{"_a": 7}, {"a": 2}], [{"a": 2}, {"_a": 7}]):
+        found = gathered(infos)
+        assert found["_a"].dtype == bool and found["_a"].tolist() == ["a" in info for info in infos]
+    found = gathered([{"n": 1}, {"n": 2**70}, {"n": 2.5}])
+    assert found["n"].tolist() == [1, 2**70, 2.5]
