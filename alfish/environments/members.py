@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from alfish.environments.saved_states import Generator, from_json, to_json
-from alfish.environments.sequential import SequentialVectorEnv
+from alfish.environments.sequential import SequentialVectorEnv, close
 from alfish.runs import random_state
 
 # Vector environments whose members take one seed each.
@@ -106,7 +106,7 @@ class Members:
     def close(self) -> None:
         """Closes the vector environment, also during a step."""
         if not isinstance(self._inner, AsyncVectorEnv):
-            self._env.close()
+            close(self._env)
         elif self._is_pending:
             _end_processes(self._inner)  # gymnasium would wait for the end of the call
         else:
@@ -116,7 +116,7 @@ class Members:
                 _end_processes(self._inner)
                 raise
         if self._one_here is not None:
-            self._one_here.close()
+            close(self._one_here)
 
     def _new_seeds(self) -> list[int]:
         return random_state.draw_seeds(self._inner.num_envs)

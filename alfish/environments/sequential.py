@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from absl import logging
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
@@ -16,6 +17,7 @@ from alfish.environments.joint_steps import joint_steps
 from alfish.environments.objectives import declared
 from alfish.errors import UsageError, first_line
 from alfish.runs.random_state import draw_seeds
+from alfish.user_code import in_words
 
 # Code that calls single environments and reads their results. An error raised here, and not in the environment's own
 # code, shows that the environment breaks gymnasium's interface.
@@ -175,7 +177,7 @@ class SequentialVectorEnv(VectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         for env in self.envs:
-            env.close()
+            close(env)
 
     def replace(self, rows: np.ndarray) -> Any:
         """Rebuilds the environments of these rows (`[B]` bool).
@@ -238,6 +240,14 @@ class SequentialVectorEnv(VectorEnv):
                 f"shape {shape}"
             )
         return batch
+
+
+def close(env: Any) -> None:
+    """Closes a single or vector environment. An error is logged, since it must not take a finished run with it."""
+    try:
+        env.close()
+    except (Exception, SystemExit) as error:
+        logging.warning("%s", in_words(error, f"{type(env.unwrapped).__name__}.close"))
 
 
 def gathered(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:

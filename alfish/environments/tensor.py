@@ -13,6 +13,7 @@ from alfish.environments.environment import Environment
 from alfish.environments.masks import marked
 from alfish.environments.objectives import declared, named
 from alfish.environments.saved_states import check_state, state_of
+from alfish.environments.sequential import close
 from alfish.environments.vector import autoreset_mode
 from alfish.errors import UsageError
 from alfish.nest import Nest
@@ -146,7 +147,7 @@ class TensorEnvironment(Environment):
 
     def close(self) -> None:
         with calling(f"{self.name}.close"):
-            self.env.close()
+            close(self.env)
 
     def _first(self, observation: Nest) -> TimeStep:
         reward_shape = self.reward_spec.shape

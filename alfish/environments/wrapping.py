@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from alfish.environments.finding import name_of
-from alfish.environments.sequential import check_ends, is_beyond_int64, is_mask, refuse_breach, refuse_vector
+from alfish.environments.sequential import check_ends, close, is_beyond_int64, is_mask, refuse_breach, refuse_vector
 from alfish.errors import UsageError, first_line
 from alfish.parameters import Range, checked, imports
 from alfish.runs import random_state
@@ -156,6 +156,9 @@ class ScalarReward(gymnasium.Wrapper):
     A call of sys.exit becomes an error, as for environments in the trainer's process. Breaches of gymnasium's interface
     raise here, because gymnasium would wait for ever for a step whose infos it cannot read.
     """
+
+    def close(self) -> None:
+        close(self.env)
 
     @property
     def process_seed(self) -> int:

@@ -698,3 +698,26 @@ def frozen(env):
 
 def test_statistics_that_stand_still_pass():
     assert make_environment("Pendulum-v1", wrappers=[frozen]).num_envs == 1
+
+
+class FailsToClose(Stamped):
+    def close(self):
+        raise ValueError("no display")
+
+
+class TensorFailsToClose(TensorPointMass):
+    def close(self):
+        raise ValueError("no display")
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+@pytest.mark.parametrize(
+    ("env_id", "vectorization"), [(FailsToClose, "sync"), (FailsToClose, "async"), (TensorFailsToClose, "sync")]
+)
+def test_an_environment_that_fails_to_close_is_logged(env_id, vectorization, evaluation, caplog):
+    environment = make_environment(env_id, num_envs=2, vectorization=vectorization, evaluation=evaluation)
+    environment.reset()
+    environment.close()
+    if vectorization == "sync":  # else another process says it
+        assert all(f"{env_id.__name__}.close raised ValueError: no display" in text for text in caplog.messages)
+        assert len(caplog.messages) == (1 if env_id is TensorFailsToClose else 2)  # each one is closed
