@@ -446,7 +446,7 @@ def test_macros_and_includes_that_lead_nowhere_are_named(refused, tmp_path):
         ("include 'other.gin'\n", "mine.gin includes itself: mine.gin -> other.gin -> mine.gin; remove one"),
         (f"MLP.layers = {'[' * 500}{']' * 500}\n", "its values are nested too deeply"),
         ("PPO.gamma = 0.9\x00\n", "{file}: "),
-        ("PPO.gamma = 0.\xff\n", "{file}: "),
+        ("PPO.gamma = 0.\xff\n", "{file} is not text in UTF-8: line 2 "),
     ):
         (tmp_path / "other.gin").write_text("include 'mine.gin'\n")
         mine = tmp_path / "mine.gin"
