@@ -39,6 +39,7 @@ from alfish.runs import random_state
 from alfish.user_code import CodeError, calling
 
 LONGEST_SECONDS = 4.0  # of random steps
+NUM_COMPARED = 64  # steps of episodes of two seeds
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string(
@@ -73,6 +74,11 @@ def main(flag_values: flags.FlagValues) -> int:
     observed = Observed(environment)
     complaints = list(_examined(environment, flag_values.num_steps, observed))
     environment.close()
+    if not complaints and not environment.seeds_rows and _ignores_seeds(task, found):
+        observed.remarks.append(
+            "two seeds give the same episodes: nothing in them is random, or reset(seed=) has no effect; if the class "
+            "is seeded in its constructor, give it an argument `seed`, which it then receives"
+        )
     for complaint in complaints:
         print(f"problem      {complaint}")
     for warning in observed.warnings():
@@ -111,12 +117,31 @@ def _named_task(flag_values: flags.FlagValues) -> tuple[Task, bool]:
     return Task(flag_values.gin_file, bindings), bool(env_id)
 
 
-def _make(task: Task, is_flag: bool) -> Environment:
+def _make(task: Task, is_flag: bool, seed: int = 0) -> Environment:
     """Returns the environments, built for evaluation."""
     with reading.preserved(), _named_by_flag(is_flag):
         found = reading.read(task.files, task.bindings)
         with messages.complete(found):
-            return make_environment(num_envs=2, evaluation=True)
+            return make_environment(num_envs=2, evaluation=True, seed=seed)
+
+
+def _ignores_seeds(task: Task, is_flag: bool) -> bool:
+    """Returns whether vector environments of two seeds return the same, for the same random actions."""
+    environments = [_make(task, is_flag, seed) for seed in (0, 1)]
+    spec = environments[0].action_spec
+    try:
+        rows = [environment.reset() for environment in environments]
+        for _ in range(NUM_COMPARED):
+            if not all(map(torch.equal, *(nest.leaves(nest.tensors((row.observation, row.reward))) for row in rows))):
+                return False
+            actions = nest.arrays(specs.sample(spec, environments[0].num_envs))
+            rows = [environment.step(environment.convert(actions)) for environment in environments]
+        return True
+    except UsageError:  # an action that a mask forbids
+        return False
+    finally:
+        for environment in environments:
+            environment.close()
 
 
 @contextlib.contextmanager
@@ -194,7 +219,11 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
     if any(not torch.isfinite(leaf.float()).all() for leaf in nest.leaves(observations[0])):
         yield "a reset returns an observation that is not finite"
     elif any(not torch.equal(a, b) for a, b in zip(*map(nest.leaves, observations))):
-        yield "two resets with the same seed give different observations, so evaluations cannot be repeated"
+        words = "two resets with the same seed give different observations, so evaluations cannot be repeated"
+        if environment.seeds_rows:
+            yield words
+        else:
+            observed.remarks.append(f"{words}; {environment.name} does not seed its episodes by reset(seed=)")
     batched_space = batch_space(env.single_observation_space, env.num_envs)
     random_state.seed_torch(0)  # of the actions
     observation = nest.arrays(observations[1])

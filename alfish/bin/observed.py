@@ -87,10 +87,12 @@ class Observed:
 
     Attributes:
       lengths: lengths of the episodes that ended.
+      remarks: further sentences of `warnings`.
     """
 
     def __init__(self, environment: Environment):
         self.lengths: list[int] = []
+        self.remarks: list[str] = []
         self._truncates = False  # whether an episode ended by a time limit, the environment's own or another
         self._environment = environment
         spaces_of_leaves = specs.map_space(lambda leaf: leaf, environment.observation_space)
@@ -131,6 +133,7 @@ class Observed:
 
     def warnings(self) -> Iterator[str]:
         """Yields a sentence for each thing that makes learning hard."""
+        yield from self.remarks
         for leaf in self._leaves:
             yield from leaf.warnings()
         yield from self._of_rewards()

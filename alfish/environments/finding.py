@@ -1,21 +1,17 @@
-"""Environments by their id: gymnasium's registry, vector classes, EnvPool, and the extras that they need."""
+"""Environments by their id: gymnasium's registry, vector classes, and the extras that they need."""
 
 import contextlib
-import difflib
 import importlib
 import importlib.util
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gymnasium
-import numpy as np
 from gymnasium.vector import VectorEnv
 
 from alfish.environments import suites
-from alfish.environments.environment import Environment
-from alfish.environments.vector import VectorEnvironment
 from alfish.errors import UsageError
 from alfish.parameters import imports
 from alfish.user_code import calling
@@ -50,37 +46,6 @@ def make_vector_class(env_id: Any, num_envs: int, kwargs: Mapping[str, Any]) -> 
         raise UsageError(f"{env_id} has no class of its own for vectorization 'vector_entry_point'; take 'sync'")
     with calling(f"the constructor of {env_id}"), named_kwargs(env_id, kwargs):
         return gymnasium.make_vec(env_id, num_envs, vectorization_mode="vector_entry_point", **kwargs)
-
-
-def make_envpool(
-    env_id: Any,
-    num_envs: int,
-    seeds: Sequence[int],
-    kwargs: Mapping[str, Any],
-    action_mask: str | None,
-    rewards: Sequence[str] | None,
-) -> Environment:
-    """Returns environments of EnvPool."""
-    try:
-        import envpool
-    except ImportError as error:
-        raise UsageError("vectorization 'envpool' needs the extra 'envpool': pip install 'alfish[envpool]'") from error
-    if env_id not in envpool.list_all_envs():
-        close = difflib.get_close_matches(str(env_id), envpool.list_all_envs(), 3, 0.5)
-        raise UsageError(f"EnvPool has no environment {env_id!r}; close ones are {', '.join(close) or 'none'}")
-    with calling(f"the constructor of {env_id}"), named_kwargs(env_id, kwargs):
-        env: Any = envpool.make_gymnasium(env_id, num_envs=num_envs, seed=list(seeds), **kwargs)
-    environment = EnvPoolEnvironment(env, seeds, action_mask=action_mask, rewards=rewards)
-    environment.name, environment.stepping = env_id, "in EnvPool"
-    return environment
-
-
-class EnvPoolEnvironment(VectorEnvironment):
-    """EnvPool's environments, which take their seeds in the constructor."""
-
-    def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None):
-        self._members.first_seeds = None
-        return super().reset(None, rows)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from alfish import specs
 from alfish.environments import rendering
 from alfish.environments.environment import Environment
-from alfish.environments.finding import make_envpool, make_single, make_vector_class, name_of, named_kwargs, resolved
+from alfish.environments.envpools import SinglePool, make_envpool
+from alfish.environments.finding import make_single, make_vector_class, name_of, named_kwargs, resolved
 from alfish.environments.left_out import LeftOut
 from alfish.environments.masks import MaskedObservation
 from alfish.environments.objectives import VectorRewards, declared
@@ -45,8 +46,13 @@ def make_environment(
     render_mode: str | None = None,
     action_mask: str | None = None,
     rewards: Sequence[str] | Mapping[str, str] | None = None,
+    device: str | None = None,
+    index: NonNegativeInt = 0,
 ) -> Environment:
     """Builds environments that step together.
+
+    A callable that makes a VectorEnv receives what it has arguments for: `num_envs`, `seed` (another number in each
+    run, worker and evaluation), `device`, `evaluation` and `index`. `env_kwargs` take precedence.
 
     Args:
       env_id: a gymnasium id (`CartPole-v1`, `my_module:MyEnv-v0`), or a callable or its name (`my_module:MyEnv`) that
@@ -62,14 +68,16 @@ def make_environment(
       training_wrappers: further wrappers outside `wrappers`, which evaluation leaves out.
       leave_out: names of parts of a Dict observation that are left out, as 'mission', or 'goal.text' in a nested Dict.
       seed: seed of the run, which a Trainer passes; environment i receives the i-th child of its SeedSequence.
-      evaluation: builds single environments in this process, whatever `vectorization` is, which the evaluator resets. A
-        VectorEnv of the user stays as it is.
+      evaluation: builds single environments in this process, whatever `vectorization` is, which the evaluator resets;
+        with 'envpool' they are EnvPool's. A VectorEnv of the user stays as it is.
       render_mode: gymnasium's render mode.
       action_mask: where the environment has the mask of the actions that it accepts: 'observation:LEAF', 'info:KEY' or
         'method:NAME'; vector classes: 'observation:LEAF'. It becomes a leaf of the observation, see
         `environments.masks`. None: there is no mask.
       rewards: names of the entries of a vector reward, or where each entry is: {'speed': 'info:reward_forward'}, see
         `environments.objectives`; vector classes: names. None: the environment's own reward, a number or a vector.
+      device: device of the run, which a Trainer passes; None: a callable's own default.
+      index: number of the worker that makes the environments, which `AsyncUnroller` passes.
 
     Raises:
       UsageError: the id does not exist (the message says what to write instead), an extra is missing, or a space cannot
@@ -96,27 +104,27 @@ def make_environment(
         raise UsageError(f"make_environment.{setting} apply to single environments, and a vector class has none")
     names = _names(rewards) if is_vector or vectorization in ("vector_entry_point", "envpool") else None
     if callable(env_id) and is_vector:
+        seeds = spawn_seeds((seed, 1), num_envs) if evaluation else seeds  # apart from those of the run of this seed
+        known = {"seed": seeds[0], "device": device, "evaluation": evaluation, "index": index}
         with calling(f"the constructor of {name_of(env_id)}"), named_kwargs(env_id, kwargs):
-            env = own(env_id)(num_envs=num_envs, **own(kwargs))
+            env = own(env_id)(num_envs=num_envs, **_asked(env_id, known, kwargs), **own(kwargs))
         return _adapt(env, seeds, evaluation, env_id, None, action_mask, names)
     if vectorization == "envpool" and not evaluation:
         return make_envpool(env_id, num_envs, seeds, own(kwargs), action_mask, names)
     if vectorization == "vector_entry_point" and not evaluation:
         env = make_vector_class(env_id, num_envs, own(kwargs))
         return _adapt(env, seeds, False, env_id, None, action_mask, names)
-    if vectorization == "envpool" and env_id not in gymnasium.registry:
-        raise UsageError(
-            f"make_environment.env_id: only EnvPool has {env_id!r}, and evaluation uses gymnasium's environments; "
-            "bind Trainer.evaluation_environment = @evaluation/make_environment, evaluation/make_environment.env_id to "
-            "the same task there, and its vectorization to 'sync'"
-        )
 
     env_spec: EnvSpec | None = None
 
     def single() -> gymnasium.Env:
         nonlocal env_spec
         with named_kwargs(env_id, kwargs):
-            env = own(env_id)(**own(kwargs)) if callable(env_id) else make_single(env_id, own(kwargs))
+            if callable(env_id):
+                env = own(env_id)(**own(kwargs))
+            else:
+                make = SinglePool if vectorization == "envpool" else make_single
+                env = make(env_id, own(kwargs))
         if not isinstance(env, gymnasium.Env):
             raise UsageError(
                 f"make_environment.env_id: {name_of(env_id)} makes a {type(env).__name__}, no gymnasium.Env"
@@ -152,9 +160,15 @@ def make_environment(
     return _adapt(env, seeds, evaluation, env_id, env_spec)
 
 
-def spawn_seeds(seed: int, count: int) -> list[int]:
+def spawn_seeds(seed: int | Sequence[int], count: int) -> list[int]:
     """Returns independent 31-bit seeds. With `seed + i`, run 1's environment 1 would equal run 2's environment 0."""
     return [int(child.generate_state(1)[0] >> 1) for child in np.random.SeedSequence(seed).spawn(count)]
+
+
+def _asked(make: Callable[..., Any], known: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what is known of a run and has an argument of a callable that nothing has set."""
+    free = parameter_names(make) - {*kwargs, *getattr(make, "keywords", ())}
+    return {name: value for name, value in known.items() if name in free and value is not None}
 
 
 def _adapt(

@@ -19,7 +19,7 @@ from alfish.learner.learner import Learner
 from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
 from alfish.parameters import exclusive
 from alfish.parameters.devices import device_named
-from alfish.parameters.parts import build
+from alfish.parameters.parts import build, parameter_names
 from alfish.processes import heap
 from alfish.runs import random_state
 from alfish.runs.subnormals import flush_subnormals
@@ -89,17 +89,26 @@ class Environments:
         make: Callable[..., Environment],
         make_for_evaluation: Callable[..., Environment] | None,
         seed: int,
+        device: torch.device,
         max_evaluation_length: int,
     ):
         self.make, self.seed, self.max_evaluation_length = make, seed, max_evaluation_length
+        self._device = str(device)
         self._make_for_evaluation = make_for_evaluation
         self._made: Environment | None = None  # the last one to train in
 
     @random_state.apart()
     def new(self) -> Environment:
         """Returns an environment to train in."""
-        self._made = build(self.make, Environment, "Trainer.environment", seed=replicas.seed_of(self.seed))
+        self._made = self._make()
         return self._made
+
+    def _make(self, **arguments: int) -> Environment:
+        arguments["seed"] = replicas.seed_of(self.seed)
+        return build(self.make, Environment, "Trainer.environment", **arguments, **self._of_run(self.make))
+
+    def _of_run(self, factory: Callable[..., Environment]) -> dict[str, str]:
+        return {"device": self._device} if "device" in parameter_names(factory) else {}
 
     @contextlib.contextmanager
     def closed_on_error(self) -> Iterator[None]:
@@ -122,8 +131,7 @@ class Environments:
             return environment
         num_envs = replicas.fraction(environment.num_envs, "the number of environments (make_environment.num_envs)")
         environment.close()
-        seed = replicas.seed_of(self.seed)
-        self._made = part = build(self.make, Environment, "Trainer.environment", seed=seed, num_envs=num_envs)
+        self._made = part = self._make(num_envs=num_envs)
         if part.num_envs != num_envs:
             raise UsageError(
                 f"Trainer.environment made {part.num_envs} environments, and each of {replicas.size()} learners asked "
@@ -144,7 +152,8 @@ class Environments:
         factory = self._make_for_evaluation or self.make
         limit = self.max_evaluation_length if max_length is None else max_length
         networks = parts.algorithm, parts.transforms
-        return make_evaluator(factory, *networks, num_episodes, num_envs, limit, **environment_arguments)
+        arguments = {**self._of_run(factory), **environment_arguments}
+        return make_evaluator(factory, *networks, num_episodes, num_envs, limit, **arguments)
 
 
 def make_parts(environments: Environments, *arguments: Any) -> Parts:

@@ -128,7 +128,7 @@ class Trainer:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "root_dir")}
         self.clock, self.timer, self.signals = Clock.of(arguments), Timer(), StopSignals(self._rescue)
         self.device, self.seed = use_device(device, num_threads), seed
-        self._environments = Environments(environment, evaluation_environment, seed, max_evaluation_length)
+        self._environments = Environments(environment, evaluation_environment, seed, self.device, max_evaluation_length)
         given = algorithm, transforms, calibration, batches, unroller, learner, metrics, extra_metrics, unroll_length
         parts = self._parts = make_parts(self._environments, self.clock.budget, self.device, *given, initial_parts)
         self.environment, self.algorithm, self.transforms, self.batches, self.unroller, self.learner = parts[:6]

@@ -943,6 +943,34 @@ def test_check_env_says_yes_to_a_good_environment(capsys):
     assert any(line.split() == ["A2C", "yes"] for line in words.splitlines())
 
 
+def test_check_env_says_when_two_seeds_give_the_same_episodes(tmp_path, monkeypatch, capsys):
+    (tmp_path / "seeded.py").write_text(
+        textwrap.dedent("""
+            from alfish.environments.toy import TensorPointMass
+
+            class Deaf(TensorPointMass):
+                def reset(self, *, seed=None, options=None):
+                    return super().reset(seed=4)
+
+            class InConstructor(TensorPointMass):
+                def __init__(self, num_envs, seed):
+                    super().__init__(num_envs)
+                    self._generator.manual_seed(seed)
+
+                def reset(self, *, seed=None, options=None):
+                    return super().reset()
+        """)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    same, differ = "two seeds give the same episodes", "two resets with the same seed give different observations"
+    assert main(["check-env", "--env_id=seeded:Deaf", "--num_steps=50"]) == 0
+    shown = capsys.readouterr().out
+    assert f"warning      {same}" in shown and differ not in shown
+    assert main(["check-env", "--env_id=seeded:InConstructor", "--num_steps=50"]) == 0
+    shown = capsys.readouterr().out
+    assert same not in shown and f"warning      {differ}" in shown and "InConstructor does not seed its ep" in shown
+
+
 def test_check_env_examines_classes_of_tensors(capsys):
     assert main(["check-env", "--env_id=@alfish.environments.toy.TensorPointMass", "--num_steps=250"]) == 0
     assert "problem" not in capsys.readouterr().out

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import sys
 import threading
+from typing import ClassVar
 
 import gin
 import gymnasium
@@ -15,6 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
+from alfish.algorithms.ppo import PPO
 from alfish.environments import TensorEnvironment, VectorEnvironment, make_environment
 from alfish.environments.make import spawn_seeds
 from alfish.environments.sequential import SequentialVectorEnv
@@ -22,6 +24,7 @@ from alfish.environments.toy import OneState, Stamped, TensorPointMass
 from alfish.environments.wrapping import ScalarReward
 from alfish.errors import UsageError
 from alfish.parameters import imports
+from alfish.training.trainer import Trainer
 from alfish.user_code import CodeError
 
 
@@ -341,11 +344,6 @@ def test_a_misspelt_envpool_id_shows_close_ones():
     pytest.importorskip("envpool")
     with pytest.raises(UsageError, match="EnvPool has no environment 'CartPol-v1'; close ones are .*CartPole-v1"):
         make_environment("CartPol-v1", vectorization="envpool")
-
-
-def test_what_only_envpool_has_says_how_to_evaluate():
-    with pytest.raises(UsageError, match="only EnvPool has 'Pong-v5'.*bind Trainer.evaluation_environment = @"):
-        make_environment("Pong-v5", vectorization="envpool", evaluation=True)
 
 
 def test_an_unknown_vectorization_shows_the_known_ones():
@@ -721,3 +719,48 @@ def test_an_environment_that_fails_to_close_is_logged(env_id, vectorization, eva
     if vectorization == "sync":  # else another process says it
         assert all(f"{env_id.__name__}.close raised ValueError: no display" in text for text in caplog.messages)
         assert len(caplog.messages) == (1 if env_id is TensorFailsToClose else 2)  # each one is closed
+
+
+class Told(TensorPointMass):
+    """Notes what it is told of its run."""
+
+    notes: ClassVar[list] = []
+
+    def __init__(self, num_envs, seed, device="cpu", evaluation=False, index=None, length=3):
+        super().__init__(num_envs, length, device)
+        self.notes.append((seed, device, evaluation, index))
+        self._generator.manual_seed(seed)
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset()  # as libraries that take their seed in the constructor
+
+
+def test_a_vector_callable_is_told_of_its_run():
+    Told.notes.clear()
+    for seed in (0, 1):
+        make_environment(Told, num_envs=2, seed=seed)
+        make_environment(Told, num_envs=2, seed=seed, evaluation=True)
+    make_environment(Told, num_envs=2, device="cpu:0", index=3, env_kwargs={"evaluation": True})
+    make_environment(functools.partial(Told, seed=5), num_envs=2)
+    assert [note[1:] for note in Told.notes] == [
+        *[("cpu", evaluation, 0) for evaluation in (False, True)] * 2,
+        ("cpu:0", True, 3),
+        ("cpu", False, 0),
+    ]
+    seeds = [note[0] for note in Told.notes]
+    assert len(set(seeds[:4])) == 4 and seeds[4] == seeds[0] and seeds[5] == 5
+
+
+def test_each_seed_of_a_run_and_its_evaluation_play_other_episodes_where_only_the_constructor_is_seeded():
+    environments = [make_environment(Told, num_envs=2, seed=seed, evaluation=of) for seed in (0, 1) for of in (0, 1)]
+    starts = {tuple(environment.reset().observation[:, 0].tolist()) for environment in environments}
+    assert len(starts) == 4
+
+
+def test_a_trainer_tells_its_device(tmp_path):
+    Told.notes.clear()
+    factory = functools.partial(make_environment, Told, num_envs=2)
+    trainer = Trainer(tmp_path, algorithm=PPO, environment=factory, unroll_length=8, num_iterations=1, listeners=[])
+    trainer.evaluator(1).close()
+    trainer.close()
+    assert {note[1] for note in Told.notes} == {str(trainer.device)}

@@ -26,7 +26,7 @@ from alfish.data import TimeStep
 from alfish.environments import Environment
 from alfish.errors import RunError, UsageError, first_line
 from alfish.nest import Nest
-from alfish.parameters.parts import build
+from alfish.parameters.parts import build, parameter_names
 from alfish.processes.channel import Channel
 from alfish.processes.heartbeat import DUMP_SIGNAL, Heartbeat
 from alfish.processes.messages import (
@@ -201,6 +201,8 @@ def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: cont
     maker: EnvironmentMaker = from_bytes(plan.make_environment)
     make_environment = maker()
     arguments: dict[str, Any] = {} if stepping.num_envs is None else {"num_envs": stepping.num_envs}
+    if "index" in parameter_names(make_environment):
+        arguments["index"] = setup.first_env_id // setup.plan.envs_per_worker
     with apart():
         environment = build(make_environment, Environment, "Trainer.environment", seed=setup.seed, **arguments)
     environments.callback(_close, environment)

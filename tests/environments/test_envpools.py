@@ -1,0 +1,100 @@
+"""EnvPool's environments in training and in evaluation, with seeds that they take in the constructor."""
+
+import functools
+import sys
+
+import numpy as np
+import pytest
+
+from alfish.__main__ import main
+from alfish.algorithms.ppo import PPO
+from alfish.batches import EpochBatches
+from alfish.environments import make_environment
+from alfish.training.trainer import Trainer
+
+pytest.importorskip("envpool")
+pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting:UserWarning")
+ONLY_POOLS = "MiniGrid-Empty-5x5-v0"  # gymnasium has it only after the import of minigrid
+
+
+def made(env_id=ONLY_POOLS, **arguments):
+    return make_environment(env_id, vectorization="envpool", **arguments)
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", ONLY_POOLS, "FetchReach-v4"])
+def test_evaluations_build_environments_of_envpool_with_its_spaces(env_id):
+    assert "minigrid" not in sys.modules
+    trained, evaluated = made(env_id, num_envs=2), made(env_id, num_envs=3, evaluation=True)
+    assert trained.observation_space == evaluated.observation_space
+    assert trained.action_space == evaluated.action_space
+    assert evaluated.seeds_rows and evaluated.num_envs == 3
+    trained.close()
+    evaluated.close()
+
+
+def episode(environment, row, seed, count=20):
+    """The observations of an environment, seeded alone, under fixed actions."""
+    mask = np.arange(environment.num_envs) == row
+    environment.reset([7] * environment.num_envs)
+    first = environment.reset([seed if chosen else None for chosen in mask], mask)
+    actions = np.random.default_rng(0).integers(2, size=count)
+    steps = [environment.step(np.full(environment.num_envs, action)) for action in actions]
+    return np.stack([step.observation[row] for step in (first, *steps)])
+
+
+def test_an_episode_of_a_seed_is_the_same_in_each_row_and_as_in_a_pool_of_that_seed():
+    environment = made("CartPole-v1", num_envs=3, evaluation=True)
+    one, other = (episode(environment, row, 11, 8) for row in (0, 2))
+    np.testing.assert_array_equal(one, other)
+    assert not np.array_equal(one, episode(environment, 0, 12, 8))
+    import envpool
+
+    pool = envpool.make_gymnasium("CartPole-v1", num_envs=1, seed=[11])
+    np.testing.assert_array_equal(one[0], pool.reset()[0][0])
+
+
+def test_an_episode_without_a_seed_is_another_one():
+    environment = made("CartPole-v1", num_envs=1, evaluation=True)
+    first = environment.reset([3]).observation
+    assert not np.array_equal(environment.reset([None], np.array([True])).observation, first)
+
+
+def test_rows_of_a_step_are_not_written_by_the_next_one():
+    environment = made("CartPole-v1", num_envs=1, evaluation=True)
+    kept = environment.reset([3]).observation
+    before = kept.copy()
+    environment.step(np.zeros(1, np.int64))
+    np.testing.assert_array_equal(kept, before)
+
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_a_run_trains_and_evaluates_where_gymnasium_has_no_such_id(tmp_path, num_envs):
+    trainer = Trainer(
+        tmp_path,
+        algorithm=PPO,
+        environment=functools.partial(made, num_envs=2),
+        batches=functools.partial(EpochBatches, num_epochs=1),
+        listeners=[],
+        unroll_length=16,
+        num_iterations=2,
+        device="cpu",
+    )
+    assert trainer.train().updates > 0
+    evaluator = trainer.evaluator(num_episodes=3, num_envs=num_envs)
+    lengths = evaluator.evaluate(3, seed=5).lengths
+    evaluator.close()
+    assert lengths == (100, 100, 100) or len(set(lengths)) > 1
+
+
+def test_check_env_steps_what_only_envpool_has(capsys):
+    arguments = [f"--env_id={ONLY_POOLS}", "--gin_param=make_environment.vectorization = 'envpool'"]
+    assert main(["check-env", *arguments, "--num_steps=300"]) == 0
+    shown = capsys.readouterr().out
+    assert "same seed" not in shown and "PPO          yes" in shown
+
+
+def test_envpools_environments_are_filmed():
+    environment = made("CartPole-v1", num_envs=2, evaluation=True, render_mode="rgb_array")
+    environment.reset([1, 2])
+    frame = environment.env.envs[1].render()
+    assert frame.ndim == 3 and frame.shape[2] == 3 and frame.dtype == np.uint8
