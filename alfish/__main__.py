@@ -5,6 +5,8 @@ import difflib
 import errno
 import importlib
 import math
+import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -58,6 +60,8 @@ def _command(arguments: list[str]) -> int:
     if any(argument in ("-h", "--help") for argument in rest):
         show(f"{(module.__doc__ or name).strip()}\n\nFlags:\n{_flag_help(module.FLAGS)}")
         return 0
+    # A shell expands `--root_dir ~/runs`, and not `--root_dir=~/runs`.
+    rest = [re.sub(r"(?<==)~[^=]*$", lambda path: os.path.expanduser(path[0]), one, count=1) for one in rest]
     return _run(name, module, rest)
 
 

@@ -19,6 +19,7 @@ from alfish.offline import OfflineBuffer
 from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, Range, UnitInterval, checked
 from alfish.parameters.devices import device_named
 from alfish.replay import HindsightReplay, RingBuffer, Sampler, Uniform
+from alfish.runs.files import absolute
 from alfish.transforms import Transforms
 
 MOST_ROWS = 1_000_000  # of the default capacity
@@ -153,7 +154,7 @@ class ReplayBatches(SequenceBatches):
                 f"ReplayBatches.directory stores rows in files, and ReplayBatches.device is {self._device!r}; leave "
                 "one of the two out"
             )
-        directory = None if self._directory is None else replicas.own_directory(self._directory)
+        directory = None if self._directory is None else replicas.own_directory(absolute(self._directory))
         try:
             self.buffer = RingBuffer(
                 num_stored,

@@ -10,13 +10,14 @@ from alfish.parameters.kinds import shown
 
 
 def run_directory(name: str | Path) -> Path:
-    """Returns the path of a run's directory.
+    """Returns the path of a run's directory, with the home directory for `~`.
 
     Raises:
       UsageError: no directory can have this name.
     """
+    path = Path(os.path.expanduser(name))
     try:
-        os.stat(name)
+        os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         pass
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
@@ -24,7 +25,7 @@ def run_directory(name: str | Path) -> Path:
         raise UsageError(
             f"{argument('root_dir', shown(str(name)))} is no directory: {reason}; name another one"
         ) from error
-    return Path(name)
+    return path
 
 
 def make_directory(root_dir: Path) -> None:

@@ -25,6 +25,19 @@ class DiskError(RunError):
     """Error of the disk while a file is written: full, over its quota, read-only or broken."""
 
 
+def absolute(path: str | Path) -> Path:
+    """Returns a path that means the same after a change of the working directory, with the home directory for `~`."""
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError:  # there is no such user, so it is a name
+        return Path(path).absolute()
+
+
+def nearest(path: Path) -> Path:
+    """Returns a path for messages: relative to the working directory if it lies there."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 @contextlib.contextmanager
 def writing(path: str | os.PathLike) -> Iterator[None]:
     """Turns an OSError of the context, which writes `path`, into one sentence.

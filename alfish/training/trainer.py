@@ -19,7 +19,7 @@ from alfish.learner.learner import Learner
 from alfish.metrics import Metric
 from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, Range, UnitInterval, checked, exclusive
 from alfish.runs.checkpoint_file import check_loadable
-from alfish.runs.files import DiskError
+from alfish.runs.files import DiskError, absolute
 from alfish.runs.loading import check_like
 from alfish.runs.provenance import provenance
 from alfish.runs.stop_signals import Interrupted, StopSignals
@@ -127,7 +127,7 @@ class Trainer:
     ):
         arguments = {name: value for name, value in locals().items() if name not in ("self", "root_dir")}
         self.clock, self.timer, self.signals = Clock.of(arguments), Timer(), StopSignals(self._rescue)
-        self.device, self.seed = use_device(device, num_threads), seed
+        self.device, self.seed, root_dir = use_device(device, num_threads), seed, absolute(root_dir)
         self._environments = Environments(environment, evaluation_environment, seed, self.device, max_evaluation_length)
         given = algorithm, transforms, calibration, batches, unroller, learner, metrics, extra_metrics, unroll_length
         parts = self._parts = make_parts(self._environments, self.clock.budget, self.device, *given, initial_parts)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from alfish import replicas
 from alfish.errors import RunError, UsageError
+from alfish.runs.files import nearest
 from alfish.runs.loading import nonfinite
 
 if TYPE_CHECKING:
@@ -38,13 +39,13 @@ def check_trained(trainer: "Trainer") -> None:
         return
     name, budget, _ = clock.budget
     if clock.stop_reason is not None:
-        end = f"stopped ({clock.stop_reason}); remove {trainer.directory.path / 'done'} to go on"
+        end = f"stopped ({clock.stop_reason}); remove {nearest(trainer.directory.path) / 'done'} to go on"
     else:
         is_spent = clock.spent >= budget
         end = f"spent Trainer.{name if is_spent else 'wall_seconds'}; raise it"
     raise RunError(
-        f"{trainer.directory.path} is finished after {clock.value:,} steps without an update, so its policy is "
-        f"untrained: the run has {end}{_remedy(trainer)}"
+        f"{nearest(trainer.directory.path)} is finished after {clock.value:,} steps without an update, so its policy "
+        f"is untrained: the run has {end}{_remedy(trainer)}"
     )
 
 
@@ -63,12 +64,12 @@ def end_of(trainer: "Trainer") -> str:
     """Returns a sentence about a run that was finished before: why, and how to continue it."""
     name, budget, _ = trainer.clock.budget
     if trainer.clock.stop_reason is not None:
-        why = f"{trainer.clock.stop_reason}; remove {trainer.directory.path / 'done'} to go on"
+        why = f"{trainer.clock.stop_reason}; remove {nearest(trainer.directory.path) / 'done'} to go on"
     elif trainer.clock.progress < 1:
         why = f"Trainer.wall_seconds is spent before Trainer.{name} = {budget:,}; raise it to go on"
     else:
         why = f"Trainer.{name} = {budget:,} is spent; raise it to go on"
-    return f"{trainer.directory.path} is done: {why}"
+    return f"{nearest(trainer.directory.path)} is done: {why}"
 
 
 def _remedy(trainer: "Trainer") -> str:

@@ -22,6 +22,8 @@ from absl import logging
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+import alfish
+from alfish.__main__ import main
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.acting import ModeSwitch
 from alfish.algorithms.appo import APPO
@@ -1426,3 +1428,53 @@ def test_what_a_checkpoint_cannot_hold_is_named_after_the_first_iteration(tmp_pa
         make(tmp_path / "saving", OneState, num_iterations=3, listeners=listeners).train()
     assert recorder.reports == []
     make(tmp_path / "not", OneState, num_iterations=3, listeners=[Unsavable()]).train()  # saves nothing
+
+
+class ChangesDirectory(OneState):
+    """Works in a directory of its own, from its constructor or its first reset on."""
+
+    def __init__(self, place, in_reset):
+        super().__init__()
+        self._place, self._in_reset = place, in_reset
+        if not in_reset:
+            os.chdir(place)
+
+    def reset(self, **arguments):
+        os.chdir(self._place)
+        return super().reset(**arguments)
+
+
+@pytest.mark.parametrize("in_reset", [True, False])
+def test_an_environment_that_changes_the_working_directory_leaves_the_run_whole(tmp_path, monkeypatch, in_reset):
+    (tmp_path / "place").mkdir()
+    monkeypatch.chdir(tmp_path)
+    kwargs = {"place": str(tmp_path / "place"), "in_reset": in_reset}
+    alfish.train(
+        "PPO",
+        functools.partial(ChangesDirectory, **kwargs),
+        num_env_steps=4000,
+        root_dir="runs/a",
+    )
+    assert not list((tmp_path / "place").iterdir())
+    names = {path.name for path in (tmp_path / "runs" / "a").iterdir()}
+    assert {"checkpoints", "config.gin", "done", "log.txt", "metrics.csv", "eval"} <= names
+
+
+def test_the_home_directory_may_be_written_as_a_tilde(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    alfish.train("PPO", "CartPole-v1", num_env_steps=2500, root_dir="~/runs/a")
+    assert (tmp_path / "home" / "runs" / "a" / "done").exists()
+    assert main(["evaluate", "--root_dir=~/runs/a", "--num_episodes=1"]) == 0
+    assert main(["pack", "--root_dir=~/runs/a", "--output=~/a.zip"]) == 0
+    assert (tmp_path / "home" / "a.zip").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home"]
+
+
+def test_a_trainers_directory_stays_where_it_was(tmp_path, monkeypatch):
+    (tmp_path / "place").mkdir()
+    monkeypatch.chdir(tmp_path)
+    make = functools.partial(ChangesDirectory, str(tmp_path / "place"), False)
+    environment = functools.partial(make_environment, make)
+    Trainer("runs/a", algorithm=PPO, environment=environment, num_env_steps=300).train()
+    assert (tmp_path / "runs" / "a" / "done").exists() and not list((tmp_path / "place").iterdir())
