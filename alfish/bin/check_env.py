@@ -186,14 +186,20 @@ def _examined(environment: Any, num_steps: int, observed: Observed) -> Iterator[
     except UsageError:  # alfish's own sentence
         raise
     except CodeError as error:
-        traceback.print_exception(error)  # for the author of the environment
+        _trace(error)
         yield str(error)
     except Exception as error:
-        traceback.print_exception(error)  # for the author of the environment
+        _trace(error)
         yield (
             f"{type(error).__name__}: {first_line(error)}; reset returns (observation, info), and step (observation, "
-            "reward, terminated, truncated, info), with every part of the observation as its space says"
+            "reward, terminated, truncated, info), with every part of the observation as its space says; --verbosity=1 "
+            "shows where"
         )
+
+
+def _trace(error: Exception) -> None:
+    if FLAGS.verbosity:
+        traceback.print_exception(error)
 
 
 def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[str]:

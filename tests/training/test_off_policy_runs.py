@@ -386,7 +386,7 @@ class Failing(Listener):
 
 def test_after_an_error_the_rows_are_saved_with_the_weights(tmp_path):
     trainer = make(tmp_path, "sac_saved_state", listeners=[Failing()])
-    with pytest.raises(OSError, match="the disk is full"):
+    with pytest.raises(RunError, match="Failing.after_iteration raised OSError: the disk is full"):
         trainer.train()
     resumed = make(tmp_path, "sac_saved_state", listeners=[])
     resumed.start()

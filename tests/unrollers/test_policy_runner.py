@@ -4,6 +4,7 @@ import copy
 import functools
 import io
 import logging
+import pickle
 
 import gymnasium
 import numpy as np
@@ -188,10 +189,10 @@ class Resumable(SequentialVectorEnv):
     """Gives and takes all that it is."""
 
     def get_state(self):
-        return copy.deepcopy((self.envs, self._waits))
+        return pickle.dumps((self.envs, self._waits)).hex()
 
     def set_state(self, state):
-        self.envs, self._waits = copy.deepcopy(state)
+        self.envs, self._waits = pickle.loads(bytes.fromhex(state))
 
 
 MEMORIES = {
