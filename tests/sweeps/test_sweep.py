@@ -405,8 +405,8 @@ def test_a_sweep_of_another_person_is_not_trusted(toy, tmp_path):
     directory, copy = tmp_path / "s", tmp_path / "s" / "base" / "config.gin"
     opened(directory, toy)
     mine = copy.read_text()
-    copy.write_text("import wave\n" + mine)
-    with pytest.raises(UsageError, match="wave.*allow"):
+    copy.write_text("import zipapp\n" + mine)
+    with pytest.raises(UsageError, match="zipapp.*allow"):
         opened(directory, None, search=[])
     copy.write_text("# part: some_module\n" + mine)
     opened(directory, toy)
