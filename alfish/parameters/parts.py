@@ -110,8 +110,11 @@ build_memory = functools.partial(build_network, has=("output_size", "initial_sta
 
 def parameter_names(factory: Callable[..., Any]) -> set[str]:
     """Returns the parameter names of a function or class, also of an `__init__` hidden by gin's metaclass."""
-    found = set(inspect.signature(factory).parameters)
     made = getattr(factory, "func", factory)  # of a partial
+    try:
+        found = set(inspect.signature(factory).parameters)
+    except ValueError:  # a partial with arguments that its function does not take, which the call will say
+        found = set(inspect.signature(made).parameters)
     return found | set(inspect.signature(made.__init__).parameters) if inspect.isclass(made) else found
 
 

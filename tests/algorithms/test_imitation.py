@@ -236,7 +236,7 @@ def test_what_cannot_label_is_refused_as_an_expert():
             UsageError, match=rf"^{cls.__name__}.expert made a OfflineBuffer, which cannot label new rows"
         ):
             make(cls, data)
-    with pytest.raises(UsageError, match="DAgger.expert is 'runs/x'; it must be a reference"):
+    with pytest.raises(UsageError, match="DAgger.expert is 'runs/x'; it must be a class or function"):
         make(DAgger, "runs/x")
 
 
