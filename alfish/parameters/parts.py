@@ -109,12 +109,15 @@ build_memory = functools.partial(build_network, has=("output_size", "initial_sta
 
 
 def parameter_names(factory: Callable[..., Any]) -> set[str]:
-    """Returns the parameter names of a function or class, also of an `__init__` hidden by gin's metaclass."""
+    """Returns the parameter names of a function or class, also of an `__init__` hidden by gin's metaclass.
+
+    There are none without a signature: of a builtin type, or a partial with arguments that its function does not take.
+    """
     made = getattr(factory, "func", factory)  # of a partial
     try:
         found = set(inspect.signature(factory).parameters)
-    except ValueError:  # a partial with arguments that its function does not take, which the call will say
-        found = set(inspect.signature(made).parameters)
+    except ValueError:
+        return set()
     return found | set(inspect.signature(made.__init__).parameters) if inspect.isclass(made) else found
 
 

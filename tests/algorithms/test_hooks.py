@@ -17,6 +17,7 @@ from alfish.errors import UsageError
 from alfish.training.listeners import Listener
 from alfish.training.trainer import Trainer
 from alfish.transforms import Transform
+from alfish.user_code import CodeError
 
 B = 4
 
@@ -163,11 +164,11 @@ def test_parts_of_another_kind_are_refused_by_the_name_of_their_parameter(tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-def test_a_type_error_of_a_parts_own_keeps_its_traceback(tmp_path):
+def test_a_type_error_of_a_parts_own_names_its_place(tmp_path):
     def breaks(*specs):
         return len(3)
 
-    with pytest.raises(TypeError, match="object of type 'int' has no len"):
+    with pytest.raises(CodeError, match="Trainer.algorithm raised TypeError: object of type 'int'.*in breaks"):
         train(tmp_path, breaks)
 
 
