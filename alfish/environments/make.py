@@ -1,5 +1,6 @@
 """Environments from an id or a constructor: `make_environment`."""
 
+import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -147,6 +148,11 @@ def make_environment(
                 )
         return env if action_mask is None else MaskedObservation(env, action_mask)
 
+    if vectorization == "async" and not evaluation and multiprocessing.current_process().daemon:
+        raise UsageError(
+            "make_environment.vectorization is 'async', and this process is daemonic, as those of multiprocessing.Pool "
+            "are: it cannot start processes; take 'sync', or start it by concurrent.futures.ProcessPoolExecutor"
+        )
     mode = AutoresetMode.DISABLED if evaluation else AutoresetMode.NEXT_STEP
     try:
         if vectorization == "async" and not evaluation:

@@ -359,10 +359,10 @@ def refuse_breach(error: BaseException, name: str, method: str) -> None:
       name: name of the environments.
       method: 'step', 'reset' or 'construction'.
     """
-    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    own = [file for file in files if _NUMPY not in file.parents]
-    is_relayed = own[-1].name == "async_vector_env.py"  # raised in another process
-    if isinstance(error, UsageError) or is_relayed or not {own[-1], *own[-1].parents} & _CALLERS:
+    places = [(Path(frame.filename), frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+    own, function = [place for place in places if _NUMPY not in place[0].parents][-1]
+    is_relayed = function == "_raise_if_errors"  # raised in another process
+    if isinstance(error, UsageError) or is_relayed or not {own, *own.parents} & _CALLERS:
         return
     asked = (
         "reset(seed=, options=) returns (observation, info), and step (observation, reward, terminated, truncated, "

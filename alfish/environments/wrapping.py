@@ -179,12 +179,12 @@ class ScalarReward(gymnasium.Wrapper):
         with self._named_errors("step"):
             observation, reward, terminated, truncated, info = self.env.step(action)
             info = _checked_info(info)
+            try:
+                number = float(reward.item() if isinstance(reward, np.ndarray) else reward)
+            except (TypeError, ValueError):
+                refuse_vector(reward)
+                raise
         check_ends([terminated], [truncated])
-        try:
-            number = float(reward.item() if isinstance(reward, np.ndarray) else reward)
-        except (TypeError, ValueError):
-            refuse_vector(reward)
-            raise
         return observation, number, terminated, truncated, info
 
     @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import multiprocessing
 import os
 import sys
 import threading
@@ -594,6 +595,37 @@ def test_a_breach_in_another_process_ends_at_once():
             environment.step(np.zeros(1, np.int64))
     finally:
         environment.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*(ERROR|WARN):")  # gymnasium's own words
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+@pytest.mark.parametrize(("reward", "kind"), [([0.5], "list"), (None, "NoneType")])
+def test_a_reward_that_is_not_a_number_is_a_breach(vectorization, reward, kind):
+    made = returning(step=lambda row: (row[0], reward, *row[2:]))
+    environment = make_environment(made, vectorization=vectorization)
+    try:
+        environment.reset()
+        with pytest.raises(
+            UsageError, match=f"breaks gymnasium's interface: step ended in TypeError: .* not '{kind}'; "
+        ):
+            environment.step(np.zeros(1, np.int64))
+    finally:
+        environment.close()
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_metadata_that_are_none_are_a_breach(vectorization):
+    class Bare(OneState):
+        metadata = None
+
+    with pytest.raises(UsageError, match="Bare breaks gymnasium's interface: construction ended in TypeError: "):
+        make_environment(Bare, vectorization=vectorization)
+
+
+def test_a_process_that_cannot_have_children_is_told_so(monkeypatch):
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
+    with pytest.raises(UsageError, match="vectorization is 'async', and this process is daemonic, .* take 'sync', or"):
+        make_environment(OneState, vectorization="async")
 
 
 class Popping(Stamped):
