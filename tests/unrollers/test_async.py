@@ -13,6 +13,7 @@ import time
 import traceback
 from pathlib import Path
 
+import gin
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,7 @@ from worker_parts import Curriculum, Failing, Faulty, Informing, NotCorrecting, 
 from alfish import nest
 from alfish.algorithms.rl_algorithm import ReplayNeeds
 from alfish.batches import EpochBatches, ReplayBatches
+from alfish.configuration import reading
 from alfish.data import Experience, TimeStep
 from alfish.environments import make_environment
 from alfish.environments.toy import OneState, Stamped, TensorPointMass
@@ -37,6 +39,7 @@ from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer
 from alfish.transforms import RewardNormalizer, Transforms
 from alfish.unrollers import AsyncUnroller, SyncUnroller, Workers
+from alfish.unrollers.workers.environment_maker import EnvironmentMaker
 
 QUICK = functools.partial(Workers, close_timeout=2.0)
 # For tests of workers that end by themselves, which a busy machine delays.
@@ -996,6 +999,16 @@ def test_what_a_worker_cannot_import_is_refused_with_the_remedy(tmp_path, capsys
 def test_a_lambda_is_refused_with_the_remedy():
     with pytest.raises(UsageError, match="cannot be sent to a worker process .* without lambdas"):
         unroller_of(environment=lambda seed: make_environment(Stamped, seed=seed))
+
+
+def test_a_lambda_in_the_environments_settings_is_named():
+    with reading.preserved():
+        reading.read(["ppo_cartpole.gin"], [])
+        gin.bind_parameter("make_environment.env_id", lambda: Stamped())
+        with pytest.raises(
+            UsageError, match=r"^make_environment\.env_id needs .*<lambda>, which is defined in the prog"
+        ):
+            EnvironmentMaker(gin.get_bindings("alfish.Trainer")["environment"])
 
 
 @pytest.mark.parametrize(

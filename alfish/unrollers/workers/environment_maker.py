@@ -40,6 +40,8 @@ class EnvironmentMaker:
         bound = _bound()
         if bound is None or _origin(bound.configurable.wrapped) is not _origin(factory):
             self._pickled = to_bytes(factory, "Trainer.environment")
+        else:
+            _check_written(bound.configurable.selector)
 
     def __call__(self) -> Callable[..., Environment]:
         """Returns the factory. Called in the worker."""
@@ -61,6 +63,15 @@ def _modules_of(config: str) -> list[str]:
         if module != "__main__" and module.partition(".")[0] != "gin":
             modules.add(module)
     return sorted(modules)
+
+
+def _check_written(own: str) -> None:
+    """Raises UsageError if a parameter of a configurable has a value that the text of the configuration leaves out."""
+    for (_, selector), values in gin_internals.bindings().items():
+        for parameter, value in values.items():
+            if selector == own and not gin_internals.is_writable(value):
+                name = f"{selector.rpartition('.')[2]}.{parameter}"
+                raise UsageError(NOT_IMPORTABLE.format(name=name, thing=getattr(value, "__qualname__", repr(value))))
 
 
 def _bound() -> Any:
