@@ -20,7 +20,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.parameters import PositiveInt, UnitInterval, checked
 from alfish.replay.ring_buffer import RingBuffer
-from alfish.user_code import calling
+from alfish.user_code import calling, in_words
 
 TOLERANCE = 1e-5  # absolute and relative, of a stored reward compared with reward_fn's
 
@@ -150,7 +150,15 @@ class HindsightReplay:
         def of_rows(*goals: torch.Tensor) -> torch.Tensor:
             rows = [one.to_environment(goal.cpu().numpy()) for one, goal in zip(units, goals)]
             rows = [np.asarray(row, leaf.dtype) for row, leaf in zip(rows, own)]
-            result = np.array(method(*rows, [{} for _ in rows[0]]))
+            try:
+                result = np.array(method(*rows, [{} for _ in rows[0]]))
+            except Exception as error:
+                shapes = " and ".join(str(list(row.shape)) for row in rows)
+                call = f"HindsightReplay.{setting}: {name}, called with goals {shapes} and {len(rows[0])} infos {{}},"
+                raise UsageError(
+                    f"{in_words(error, call)}; let it take one pair or many and return one value a row, or bind a "
+                    "function of (achieved goals, goals)"
+                ) from error
             if result.shape[:1] != (len(rows[0]),):
                 raise UsageError(
                     f"HindsightReplay.{setting}: {name} of the environment received {len(rows[0])} rows of goals and "

@@ -558,6 +558,12 @@ class Scalar(Reaching):
         return bool(np.linalg.norm(achieved_goal - desired_goal) < 1)
 
 
+class OfOnePair(Reaching):
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        assert len(achieved_goal) == 1, "one pair"
+        return super().compute_reward(achieved_goal, desired_goal, info)
+
+
 class Still(RLAlgorithm):
     on_policy = False
 
@@ -634,3 +640,12 @@ def test_a_missing_method_of_the_environment_is_one_sentence(make, settings, sen
         else:
             HindsightReplay(**settings).start(make_environment(make))
     assert str(error.value) == sentence
+
+
+def test_a_reward_function_of_one_pair_is_told_what_it_receives():
+    words = (
+        r"compute_reward, called with goals \[36, 2\] and \[36, 2\] and 36 infos \{\}, raised AssertionError: one pair "
+        r"\(.*, in compute_reward\); let it take one pair or many and return one value a row, or bind a function of"
+    )
+    with pytest.raises(UsageError, match=words):
+        named(make_environment(OfOnePair, num_envs=2))
