@@ -16,6 +16,7 @@ from alfish import specs
 from alfish.errors import UsageError
 from alfish.specs import ActionMask, ActionUnits, MaskLayout
 from alfish.specs.masks import check_entries
+from alfish.user_code import calling
 
 LEAF = "action_mask"  # of the masks that an info or a method returns
 KINDS = ("observation", "info", "method")
@@ -47,8 +48,15 @@ class MaskedObservation(gymnasium.Wrapper):
             self.observation_space = marked(env.observation_space, source)
         else:
             self.observation_space = self._extended(env.observation_space)
-        if self._kind == "method" and not env.has_wrapper_attr(self._where):
-            raise UsageError(f"{self._name}, and {type(env.unwrapped).__name__} has no method {self._where}")
+        if self._kind == "method":
+            method = env.get_wrapper_attr(self._where) if env.has_wrapper_attr(self._where) else None
+            if not callable(method):
+                owner = type(env.unwrapped).__name__
+                found = "" if method is None else f": {owner}.{self._where} is {method!r}"
+                raise UsageError(
+                    f"{self._name}, and {owner} has no method {self._where}{found}; name a method without arguments "
+                    "that returns the mask"
+                )
         self._path = self._where.split(".") if self._kind == "observation" else [LEAF]
         size = at(self.observation_space, self._path).n
         self._layout = MaskLayout(self._action_spec, size, self._name)
@@ -103,7 +111,10 @@ class MaskedObservation(gymnasium.Wrapper):
         """Returns the environment's own mask; None if it is missing."""
         if self._kind == "observation":
             return at(observation, self._path)
-        return info.get(self._where) if self._kind == "info" else self.env.get_wrapper_attr(self._where)()
+        if self._kind == "info":
+            return info.get(self._where)
+        with calling(f"{self._name}: {type(self.env.unwrapped).__name__}.{self._where}()"):
+            return self.env.get_wrapper_attr(self._where)()
 
     def _fitted(self, given: Any) -> np.ndarray:
         """Returns a mask in the leaf's form, a copy, `[1, n]`. A list has one mask for each entry of the action."""

@@ -147,7 +147,12 @@ def test_a_forbidden_action_is_refused(evaluation):
         ("mask:x", None, "it must be 'observation:LEAF', 'info:KEY' or 'method:NAME'"),
         ("observation:game.x", None, "the observation has no such leaf"),
         ("observation:game", None, "that leaf is Dict.*, no array of 0 and 1"),
-        ("method:legal", None, "and Game has no method legal"),
+        ("method:legal", None, "and Game has no method legal; name a method without arguments that returns the mask"),
+        (
+            "method:action_space",
+            None,
+            r"Game has no method action_space: Game.action_space is .*; name a method without",
+        ),
         ("observation:game.legal", spaces.Discrete(3), "an action mask of 4 entries, and the action .* has 3 choices"),
         ("info:mask", spaces.Box(-1, 1, (2,)), "has no choices; leave it out"),
     ],
