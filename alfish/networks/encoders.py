@@ -57,21 +57,22 @@ class Encoder(nn.Module):
         if unknown:
             raise UsageError(f"Encoder.leaves names {unknown[0]!r}; the observation's leaves are {sorted(paths)}")
 
-        def choose(path: str, spec: spaces.Space) -> LeafEncoder | None:
+        def choose(path: str, spec: spaces.Space) -> tuple[str, LeafEncoder | None]:
             if path in overrides or (isinstance(spec, ActionMask) and not sees_mask):
-                return overrides.get(path)
+                return f"Encoder.leaves[{path!r}]", overrides.get(path)
             if isinstance(spec, (spaces.Discrete, spaces.MultiDiscrete)):
-                return discrete or OneHot
-            return (image or encoder_by_size(spec) or Flat) if is_image(spec) else (vector or Flat)
+                return "Encoder.discrete", discrete or OneHot
+            if is_image(spec):
+                return "Encoder.image", image or encoder_by_size(spec) or Flat
+            return "Encoder.vector", vector or Flat
 
         chosen = [choose(path, spec) for path, spec in zip(paths, specs)]
-        self._sees = [make is not None for make in chosen]
+        self._sees = [make is not None for _, make in chosen]
         if not any(self._sees):
             if overrides:
                 raise UsageError(f"Encoder.leaves drops every leaf of the observation, {sorted(paths)}; keep one")
             raise UsageError("the observation has an action mask and nothing else; set Encoder.sees_mask = True")
-        made = zip(chosen, paths, specs)
-        encoders = [build_network(make, f"the encoder of {path or 'all'}", spec) for make, path, spec in made if make]
+        encoders = [build_network(make, name, spec) for (name, make), spec in zip(chosen, specs) if make]
         self.encoders = nn.ModuleList(encoders)
         self.output_size: int = sum(encoder.output_size for encoder in encoders)
 

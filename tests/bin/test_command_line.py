@@ -1361,7 +1361,10 @@ def test_a_flag_that_is_nan_is_refused(refused, run, tmp_path):
     [
         ("make_environment.rewards={}", "make_environment.rewards is {}; it names the entries of a vector reward"),
         ("make_environment.rewards=[]", "make_environment.rewards is []; it names the entries of a vector reward"),
-        ("Encoder.vector=@Encoder", "makes a network that makes itself without end; name another class there"),
+        (
+            "Encoder.vector=@Encoder",
+            "Encoder.vector makes a network that makes itself without end; name another class there",
+        ),
     ],
 )
 def test_settings_without_an_end_or_a_content_are_refused(refused, tmp_path, setting, words):

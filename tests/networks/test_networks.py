@@ -534,7 +534,7 @@ def test_a_noisy_network_without_biases_or_with_unit_rows_is_refused(setting):
 
 def test_what_cannot_stand_for_an_encoder_or_a_head_is_refused():
     box = spaces.Box(-1, 1, (3,), np.float32)
-    with pytest.raises(UsageError, match="the encoder of x made an int, which has no forward"):
+    with pytest.raises(UsageError, match=r"Encoder.leaves\['x'\] made an int, which has no forward"):
         Encoder({"x": box}, leaves={"x": lambda spec: 3})
     with pytest.raises(UsageError, match="SquashedNormalHead.min_log_std is 2; it must be below -2"):
         SquashedNormalHead(3, 1, min_log_std=2.0, max_log_std=-2.0)
