@@ -37,8 +37,7 @@ class Encoder(nn.Module):
       image: encoder of image leaves; None: chosen by their size.
       vector: encoder of every other Box and MultiBinary leaf.
       discrete: encoder of Discrete and MultiDiscrete leaves.
-      leaves: encoders of single leaves by path (`{'camera.left': @ImpalaCNN}`); these override the rules. None drops
-        the leaf: features do not depend on it.
+      leaves: encoders of single leaves by path (`{'camera.left': @ImpalaCNN}`), before these rules; None drops a leaf.
       sees_mask: whether an action mask is encoded like other leaves. False: it is left out.
     """
 
