@@ -27,7 +27,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def drawable(values: Any) -> np.ndarray:
-    """Returns values as an array, with nan in place of those that matplotlib cannot place on an axis."""
+    """Returns values as an array, with nan for values that matplotlib cannot draw."""
     array = np.asarray(values, float)
     return np.where(np.abs(array) < LARGEST, array, np.nan)
 

@@ -167,7 +167,7 @@ class MetricsTable:
         return self._numbers[name]
 
     def clocks(self, kept: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the clocks of some rows, by axis, without those that are 0 everywhere."""
+        """Returns the clocks of some rows, by axis; clocks that are 0 everywhere are left out."""
         columns = {name: self.numbers(name)[kept] for name in COUNTERS if name != "iterations"}
         # Evaluations have the nominal clock at which they were due as their `steps`, which is equal for all seeds.
         columns["env_steps"] = np.minimum(columns.pop("steps"), columns["env_steps"])

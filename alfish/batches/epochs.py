@@ -32,7 +32,7 @@ class EpochBatches(Batches):
         algorithm accepts no other number.
       minibatch_size: rows of a gradient step, a divisor of the unroll's rows (unroll length x environments). With
         memory, whole sequences are drawn, and it is also a multiple of their length. 'auto': of such numbers the one
-        that is nearest to 64, as a ratio. None: all rows.
+        that is nearest to 64, as a ratio. None means all rows.
       sequence_length: rows of the sequences that a memory trains on, a divisor of the unroll length. Each begins with
         the state that the rollout had there; gradients do not reach earlier rows. None: the unroll length.
     """

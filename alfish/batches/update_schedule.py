@@ -15,7 +15,7 @@ class UpdateSchedule:
 
     Args:
       ratio: updates for each environment step; positive, may be below 1.
-      warmup_env_steps: environment steps for which no update is due; None: `plan` chooses their number.
+      warmup_env_steps: environment steps for which no update is due; None means that `plan` chooses.
       offline_updates: made before the first environment step; the clock counts them as steps.
 
     Attributes:
@@ -84,8 +84,8 @@ class UpdateSchedule:
           clock: of the run.
 
         Returns:
-          Number of environment steps to collect: those that are left of the warm-up, or as many as it has if that is at
-          most a tenth of what is left of the budget; in any case those of a batch.
+          Number of environment steps to collect, the largest of three: the rest of the warm-up; a tenth of the
+          remaining budget, but at most a whole warm-up; the steps of a batch.
         """
         self.can_draw = False
         if self.num_offline_due:

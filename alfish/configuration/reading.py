@@ -199,7 +199,7 @@ class _Reader:
 def _import_names(content: str, origin: str, may_lack: Collection[Lacking] = ()) -> dict[str, UsageError]:
     """Imports the modules that a gin text names, and registers the parts that the description of a Trainer names.
 
-    Returns the errors of those that `may_lack` allows to be absent, by the name of the module or part.
+    Returns the errors of absent modules and parts that `may_lack` allows, by their names.
     """
     absent: dict[str, UsageError] = {}
     for statement in gin_internals.statements(content):

@@ -42,7 +42,7 @@ class EnvPoolEnvironment(VectorEnvironment):
 
 
 class SinglePool(gymnasium.Env):
-    """One environment of EnvPool with gymnasium's interface, for evaluations; a seed builds it anew.
+    """One environment of EnvPool with gymnasium's interface, for evaluations; a reset with a seed builds it again.
 
     Args:
       env_id: id of EnvPool.

@@ -77,7 +77,7 @@ def make_environment(
         `environments.masks`. None: there is no mask.
       rewards: names of the entries of a vector reward, or where each entry is: {'speed': 'info:reward_forward'}, see
         `environments.objectives`; vector classes: names. None: the environment's own reward, a number or a vector.
-      device: device of the run, which a Trainer passes; None: a callable's own default.
+      device: device of the run, which a Trainer passes; None means a callable's own default.
       index: number of the worker that makes the environments, which `AsyncUnroller` passes.
 
     Raises:
