@@ -166,6 +166,14 @@ def test_an_episode_whose_index_is_damaged_is_left_out(tmp_path, row, value, wor
     assert_rows(buffer, without_final(truncated(kept)))
 
 
+@pytest.mark.parametrize("line", ["{", "1", '{"length": 3}', '{"episode_index": 0, "length": null}'])
+def test_damaged_lengths_of_episodes_are_named(tmp_path, line):
+    name = written(tmp_path / "set", record())
+    (tmp_path / "set/meta/episodes.jsonl").write_text(f"{line}\n")
+    with pytest.raises(UsageError, match="set/meta does not give the length of each episode"):
+        OfflineBuffer([name], spaces=SPACES)
+
+
 def test_counts_that_meta_declares_are_compared(tmp_path):
     name = written(tmp_path / "set", record())
     declare(name, total_episodes=12, total_frames=50)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from alfish import nest
-from alfish.errors import UsageError
+from alfish.errors import UsageError, first_line
 from alfish.formatting import counted
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable, without_final_observation
@@ -142,7 +142,15 @@ class LeRobotSource(EpisodeSource):
         index = np.concatenate(found).astype(np.float64)
         places = Counter(int(value) for value in index[_begins(index)].tolist() if _is_index(value))
         counts = Counter(index.tolist())
-        declared, by = self._lengths()
+        try:
+            declared, by = self._lengths()
+        except UsageError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, NotImplementedError) as error:
+            raise UsageError(
+                f"{self._root}/meta does not give the length of each episode ({type(error).__name__}: "
+                f"{first_line(error)}); fetch the data set again"
+            ) from error
         total = len(declared) if self._total is None else self._total
         if total > 2 * len(index) + 100:  # some may be lost
             raise UsageError(
