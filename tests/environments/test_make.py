@@ -102,6 +102,8 @@ def test_what_we_build_resets_in_the_next_step(vectorization, kind):
 
 @pytest.mark.parametrize("vectorization", ["sync", "async", "vector_entry_point", "envpool"])
 def test_evaluation_is_always_single_environments_whose_resets_the_caller_owns(vectorization):
+    if vectorization == "envpool":
+        pytest.importorskip("envpool")
     environment = make_environment("CartPole-v1", num_envs=2, vectorization=vectorization, evaluation=True)
     assert isinstance(environment.env, SequentialVectorEnv)
     assert environment.env.metadata["autoreset_mode"] == AutoresetMode.DISABLED
