@@ -63,6 +63,7 @@ class FilmFile:
         """Completes the film, which replaces `path`."""
         with self._named_errors():
             self._writer.close()
+            self._check_whole()
             os.replace(self._unfinished, path)
 
     def abandon(self) -> None:
@@ -70,6 +71,19 @@ class FilmFile:
         with contextlib.suppress(OSError):  # an exception that ended the film is being raised
             self._writer.close()
         self._unfinished.unlink(missing_ok=True)
+
+    def _check_whole(self) -> None:
+        """Raises OSError if the file lacks frames, because ffmpeg, in a process of its own, could not write them."""
+        if self._unfinished.suffix == ".gif":
+            return
+        import imageio_ffmpeg
+
+        try:
+            found, _ = imageio_ffmpeg.count_frames_and_secs(str(self._unfinished))
+        except RuntimeError:  # its index, which is written last, is missing
+            found = 0
+        if found < self.num_frames:
+            raise OSError(f"its file has {found} of {self.num_frames} frames; is the disk full?")
 
     @contextlib.contextmanager
     def _named_errors(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,12 +18,12 @@ import alfish
 from alfish.__main__ import main
 from alfish.environments import make_environment
 from alfish.environments.toy import OneState
-from alfish.errors import UsageError
+from alfish.errors import RunError, UsageError
 from alfish.films import Recorder, Row
 from alfish.films.camera import Camera
 from alfish.films.caption import captioned
 from alfish.films.recorder import grid
-from alfish.runs.film_file import as_gif
+from alfish.runs.film_file import FilmFile, as_gif
 from alfish.training.listeners import Evaluate
 
 ffmpeg = pytest.importorskip("imageio_ffmpeg")
@@ -340,3 +341,19 @@ def test_a_film_becomes_a_small_gif(run):
     content = as_gif(film)
     image = pytest.importorskip("PIL.Image").open(io.BytesIO(content))
     assert content[:4] == b"GIF8" and image.size == (320, 213) and image.n_frames > 1
+
+
+def test_a_film_whose_file_lacks_frames_is_refused(tmp_path, monkeypatch):
+    film = FilmFile(tmp_path, ".mp4", 30, "--video=film.mp4")
+    for _ in range(5):
+        film.append(np.zeros((16, 16, 3), np.uint8))
+    close = film._writer.close
+
+    def cut():  # ffmpeg, in a process of its own, cannot write to a full disk
+        close()
+        os.truncate(film._unfinished, 100)
+
+    monkeypatch.setattr(film._writer, "close", cut)
+    with pytest.raises(RunError, match="--video=film.mp4 cannot be written: its file has 0 of 5 frames"):
+        film.finish(tmp_path / "film.mp4")
+    assert not (tmp_path / "film.mp4").exists()
