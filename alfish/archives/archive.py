@@ -111,12 +111,13 @@ def _unpack(path: Path, file: BinaryIO, directory: Path) -> Manifest:
             digest, left = hashlib.sha256(), entry.size + 1
             with writing(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
-            with archive.open(members[name]) as member, open(target, "xb") as output:
+            # The file is closed within `writing`, because a full disk may show only then.
+            with archive.open(members[name]) as member, writing(target), open(target, "xb") as output:
                 while left > 0 and (block := member.read(min(left, _BLOCK))):
                     digest.update(block)
                     left -= len(block)
-                    with writing(target):
-                        output.write(block)
+                    output.write(block)
             manifest.check(name, entry.size + 1 - left, digest.hexdigest(), str(path))
-        (directory / MANIFEST).write_text(manifest.to_json())
+        with writing(directory / MANIFEST):
+            (directory / MANIFEST).write_text(manifest.to_json())
         return manifest

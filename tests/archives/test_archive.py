@@ -1,6 +1,8 @@
 """Packed runs are read without trust: nothing leaves the directory, nothing is larger than it says, nothing changed."""
 
+import errno
 import hashlib
+import io
 import json
 import re
 import sys
@@ -12,6 +14,7 @@ import pytest
 from alfish.archives import archive, hub, opening
 from alfish.archives.manifest import MANIFEST, parse
 from alfish.errors import RunError, UsageError
+from alfish.runs.files import DiskError
 
 FILES = {
     "config.gin": b"Trainer.seed = 1\n",
@@ -207,3 +210,14 @@ def test_only_names_of_the_hub_reach_it(fake_hub, packed):
         with opening.as_directory(name):
             pass
     assert fake_hub[1] == []
+
+
+def test_a_disk_that_is_full_when_a_file_is_closed_is_not_blamed_on_the_archive(packed, tmp_path, monkeypatch):
+    class Full(io.BytesIO):
+        def close(self):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(archive, "open", lambda *arguments: Full(), raising=False)
+    with pytest.raises(DiskError, match="cannot be written to: No space left on device"):
+        archive.unpack(packed, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
