@@ -1,6 +1,7 @@
 """A trained policy, ready to act."""
 
 import functools
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -192,6 +193,8 @@ class Policy:
                 hint = "" if batched else "; batched=True takes one observation a row"
                 raise UsageError(f"{name} has shape {found}, and {wanted} is expected{hint}")
             _check_range(name, rows, spec)
+            if rows.dtype.kind == "f" and not math.isfinite(np.add.reduce(rows, axis=None, dtype=np.float64)):
+                raise UsageError(f"{name} has a value that is not finite; the action would be of no use")
             leaves.append(rows)
         return nest.unflatten(self._structure, leaves)
 

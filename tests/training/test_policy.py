@@ -481,3 +481,11 @@ def test_a_copy_of_a_policy_goes_on_alone():
 def test_an_observation_of_another_shape_is_refused(observation, batched, words):
     with pytest.raises(UsageError, match=words):
         policy_of("Pendulum-v1").act(observation, batched)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_an_observation_that_is_not_finite_is_refused(value):
+    policy = policy_of("Pendulum-v1")
+    with pytest.raises(UsageError, match="^observation has a value that is not finite"):
+        policy.act(np.array([0, value, 0], np.float32))
+    assert np.isfinite(policy.act(np.array([0, 3e38, 3e38], np.float32))).all()
