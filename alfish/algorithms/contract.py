@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from gymnasium import spaces
+from torch import nn
 
 from alfish import nest, specs
 from alfish.data import AlgStep, LossInfo
@@ -64,6 +65,44 @@ def check_initial_state(algorithm: Any) -> None:
                 f"initial_state of {type(algorithm).__name__} returned as {name} {kind_of(leaf)} for batch_size 2; it "
                 "must be a tensor that begins with [2]"
             )
+
+
+def check_registered(algorithm: nn.Module) -> None:
+    """Checks that torch knows all parameters of an algorithm's modules, because others are neither trained nor saved.
+
+    Raises:
+      UsageError: a module that is not alfish's or torch's has an attribute with other parameters.
+    """
+    known = {id(one) for one in (*algorithm.modules(), *algorithm.parameters())}
+    for path, module in algorithm.named_modules():
+        if type(module).__module__.partition(".")[0] in ("alfish", "torch"):
+            continue
+        for name, value in vars(module).items():
+            # Module and Parameter have dicts of torch, whose contents are known.
+            hidden = [one for one in _parts(value) if id(one) not in known and _is_trainable(one)]
+            if hidden:
+                where = f"{type(algorithm).__name__}.{path}.{name}" if path else f"{type(algorithm).__name__}.{name}"
+                raise UsageError(
+                    f"{where} has {_kind(hidden[0])}, which torch does not find there: it would be neither trained nor "
+                    "saved; keep modules in torch.nn.ModuleList or ModuleDict, and tensors in torch.nn.Parameter"
+                )
+
+
+def _parts(value: Any) -> list[Any]:
+    """Returns a value, or the entries of a list, tuple or dict."""
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    return list(value.values()) if isinstance(value, dict) else [value]
+
+
+def _is_trainable(value: Any) -> bool:
+    if isinstance(value, nn.Module):
+        return any(parameter.requires_grad for parameter in value.parameters())
+    return _is_tensor(value) and value.requires_grad and value.is_leaf
+
+
+def _kind(value: Any) -> str:
+    return f"a module ({type(value).__name__})" if isinstance(value, nn.Module) else kind_of(value)
 
 
 def check_loss_info(loss_info: LossInfo, owner: object) -> None:

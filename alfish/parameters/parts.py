@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from alfish.errors import UsageError, first_line
 from alfish.parameters import checking
-from alfish.user_code import refuse
+from alfish.user_code import calling, refuse
 
 T = TypeVar("T")
 MAX_DEPTH = 50  # of networks that build each other
@@ -32,6 +32,8 @@ def build(factory: Callable[..., T], kind: type, name: str, *arguments: Any, **k
       UsageError: the factory does not take these arguments, or returns an object of another type.
     """
     part: T = _call(factory, name, f"as {_article(kind)} is", *arguments, **keywords)
+    if hasattr(part, "named_modules") and "_modules" not in vars(part):
+        raise UsageError(f"the constructor of {type(part).__name__} does not call super().__init__; call it first")
     if not isinstance(part, kind):
         raise UsageError(
             f"{name} made {_described(part)}; it must be a class, or a function that makes {_article(kind)}"
@@ -81,7 +83,34 @@ def build_network(
         raise UsageError(f"{name} made {_described(network)}, {lacks}")
     if takes is not None:
         check_forward(network, name, takes)
+    if takes == 1 and [*map(type, arguments)] == [int] and "output_size" in has:
+        _check_features(network, name, arguments[0])
     return network
+
+
+def _check_features(network: Any, name: str, size: int) -> None:
+    """Raises UsageError if a network of features does not return what its `output_size` says.
+
+    Lazy layers receive their sizes by this call. Modules are in eval mode, and random generators stay as they were.
+    """
+    import torch
+
+    modes = {module: module.training for module in network.modules()}
+    network.eval()
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), calling(f"the forward of {name}"):
+        made = network(torch.zeros(2, size))
+    for module, mode in modes.items():
+        module.training = mode
+    wanted = [2, network.output_size]
+    found = _described(made)
+    if isinstance(made, torch.Tensor):
+        if list(made.shape) == wanted and made.dtype == torch.float32:
+            return
+        found = f"{str(made.dtype).removeprefix('torch.')} {list(made.shape)}"
+    raise UsageError(
+        f"{name} made {_described(network)}, whose forward returned {found} for float32 {[2, size]}; it must return "
+        f"float32 {wanted}, as its output_size says"
+    )
 
 
 def check_forward(network: Any, name: str, takes: int, *keywords: str) -> None:
@@ -163,7 +192,8 @@ def _call(factory: Callable[..., Any], name: str, how: str, *arguments: Any, **k
         inner = re.match(r"(\w+)\.__init__\(\) missing .* arguments?: '(\w+)'", str(error))
         if inner is not None and inner[1] != getattr(factory, "__name__", inner[1]):  # an argument, as `@Linear()`
             raise UsageError(f"{inner[1]}.{inner[2]} has no value; bind it, because @{inner[1]}() is bound") from error
-        raise UsageError(f"{refusal}: {first_line(error)}") from error
+        hint = "" if arguments or inspect.isclass(factory) else "; give a class, or a function that makes the part"
+        raise UsageError(f"{refusal}: {first_line(error)}{hint}") from error
     except (Exception, SystemExit) as error:
         refuse(error, name)
         raise

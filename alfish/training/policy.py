@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from alfish import nest, specs
 from alfish.algorithms.acting import in_eval_mode
-from alfish.algorithms.contract import check_initial_state
+from alfish.algorithms.contract import check_initial_state, check_registered
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import StepType, TimeStep
 from alfish.errors import UsageError, first_line
@@ -51,6 +51,7 @@ def make_networks(
     chain = Transforms(transforms, observation_spec, reward_spec, action_spec).to(device)
     specs = chain.observation_spec, action_spec, chain.reward_spec
     made = build(algorithm, RLAlgorithm, "Trainer.algorithm", *specs).to(device)
+    check_registered(made)
     check_initial_state(made)
     return made, chain
 
