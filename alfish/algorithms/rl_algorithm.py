@@ -66,7 +66,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
 
     def __init__(self, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box):
         super().__init__()
-        if not hasattr(self, "on_policy"):
+        if not isinstance(getattr(self, "on_policy", None), bool):
             raise UsageError(
                 f"the class {type(self).__name__} has no on_policy; set it to True to train on unrolls, or to False to "
                 "train from replay"

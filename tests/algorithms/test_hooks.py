@@ -123,8 +123,9 @@ def test_a_class_says_whether_it_is_on_policy(tmp_path):
     class Silent(RLAlgorithm):
         rollout_step, train_step, calc_loss = Right.rollout_step, Right.train_step, Right.calc_loss
 
-    with pytest.raises(UsageError, match="the class Silent has no on_policy; set it to True to train on unrolls"):
-        train(tmp_path, Silent)
+    for kind in (Silent, type("Silent", (Silent,), {"on_policy": "yes"})):
+        with pytest.raises(UsageError, match="the class Silent has no on_policy; set it to True to train on unrolls"):
+            train(tmp_path, kind)
 
 
 def test_parts_of_another_kind_are_refused_by_the_name_of_their_parameter(tmp_path):
