@@ -1,4 +1,4 @@
-"""Search for values that are not finite in the rows of an unroll or of one step.
+"""Search for values that cannot be learned from in the rows of an unroll or of one step: not finite, or no choice.
 
 A finite sum shows that all values are finite, since any nan or infinity remains in the sum. A sum of finite values may
 overflow, so after a sum that is not finite the values themselves are tested.
@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 
 from alfish import nest
 from alfish.data import TimeStep
 from alfish.errors import RunError
-from alfish.nest import as_tensor
+from alfish.nest import Nest, as_tensor
 
 
 def check_finite(time_step: TimeStep) -> None:
@@ -45,8 +46,47 @@ def check_finite(time_step: TimeStep) -> None:
                     )
             raise RunError(
                 f"environment {env_id} returned {name} that is not finite in row {row} of the unroll: "
-                f"{leaf[row, column].cpu().numpy()}; fix the environment, since such rows cannot train"
+                f"{leaf[row, column].cpu().numpy()} as float32; fix the environment, since such rows cannot train"
             )
+
+
+class RowCheck:
+    """Tests an unroll: values are finite, and those of leaves that are read as indices are in their space.
+
+    Args:
+      observation_spec: of the rows; a leaf that is missing in it is tested for finite values only.
+    """
+
+    def __init__(self, observation_spec: Nest):
+        finite = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+        named = enumerate(nest.named_leaves(observation_spec, "observation"))
+        self._leaves = [(i, name, _sizes(spec), spec) for i, (name, spec) in named if isinstance(spec, finite)]
+
+    def __call__(self, time_step: TimeStep) -> None:
+        """Tests leaves `[T, B, ...]`, arrays or tensors.
+
+        Raises:
+          RunError: names the environment, the row and the leaf of the first wrong value.
+        """
+        check_finite(time_step)
+        leaves = nest.leaves(time_step.observation) if self._leaves else []
+        for i, name, sizes, spec in self._leaves:
+            leaf = as_tensor(leaves[i])
+            wrong = (leaf < 0) | (leaf >= sizes.to(leaf.device))
+            if wrong.any():
+                row, column, *_ = (int(index) for index in wrong.nonzero()[0])
+                raise RunError(
+                    f"environment {int(time_step.env_id[row, column])} returned as {name} {leaf[row, column].tolist()} "
+                    f"in row {row} of the unroll (its lowest value counted as 0), and its space is {spec}; make the "
+                    "space as large as its values, `alfish check-env` tests it"
+                )
+
+
+def _sizes(spec: spaces.Space) -> torch.Tensor:
+    """Returns the number of values of each entry of a leaf."""
+    if isinstance(spec, spaces.MultiBinary):
+        return torch.tensor(2)
+    return torch.as_tensor(spec.n if isinstance(spec, spaces.Discrete) else spec.nvec)  # type: ignore[attr-defined]
 
 
 def nonfinite_rows(time_step: TimeStep) -> np.ndarray | None:

@@ -22,7 +22,7 @@ from alfish.runs.timer import Timer
 from alfish.transforms import Transforms
 from alfish.unrollers import aligned_rollout
 from alfish.unrollers.collector import run_episodes
-from alfish.unrollers.nonfinite import check_finite
+from alfish.unrollers.nonfinite import RowCheck
 from alfish.unrollers.policy_runner import PolicyRunner
 from alfish.unrollers.stragglers import StragglerCut
 from alfish.unrollers.uneven_rollout import UnevenRollout
@@ -66,7 +66,7 @@ class SyncUnroller(Unroller):
         self._steps: Callable[[int], Iterable[int]] = range if self._cut is None else self._cut.steps
         self._device = algorithm.progress.device
         self._ones = np.ones(environment.num_envs, np.int64)
-        self._check_finite = quiet(check_finite)
+        self._check_rows = quiet(RowCheck(() if transforms.encoders else environment.observation_spec))
         self.time_step: Any = None  # a TimeStep `[B]`; None before the first reset
         self._initial_state = nest.to(algorithm.initial_state(environment.num_envs), self._device)
         self._reads_infos = True
@@ -318,7 +318,7 @@ class SyncUnroller(Unroller):
         return called_apart(_first_rows)(self.environment)
 
     def _check(self, time_step: TimeStep) -> None:
-        self._check_finite(time_step)
+        self._check_rows(time_step)
 
     def _executed(self, action: Nest) -> Nest:
         """Returns the executed actions; where the step was a reset, the policy's."""

@@ -1,16 +1,18 @@
 """Values that are not finite are found wherever they are, and large ones are none of them."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from alfish import nest
 from alfish.compiler.numpy_program import quiet
 from alfish.data import TimeStep
 from alfish.errors import RunError
-from alfish.unrollers.nonfinite import check_finite, nonfinite_rows
+from alfish.unrollers.nonfinite import RowCheck, check_finite, nonfinite_rows
 
 
 def rows(*shape):
@@ -59,3 +61,31 @@ def test_in_one_step_too_values_may_cancel_out_and_sums_overflow():
     step = arrays(rows(3))
     step.observation["a"][:] = step.reward[:] = 3e38
     assert quiet(nonfinite_rows)(step) is None
+
+
+@pytest.mark.parametrize("kind", [nest.detach, arrays])
+@pytest.mark.parametrize(
+    "name, space, value",
+    [
+        ("count", spaces.Discrete(3), 3),
+        ("count", spaces.Discrete(3), -1),
+        ("many", spaces.MultiDiscrete([2, 4]), [2, 0]),
+        ("bits", spaces.MultiBinary(2), [0, 5]),
+    ],
+)
+def test_a_choice_outside_its_space_is_named(kind, name, space, value):
+    zeros = torch.zeros(2, 3, *space.shape, dtype=torch.int64)
+    unroll = rows(2, 3)._replace(observation={"a": torch.zeros(2, 3, 1), name: zeros})
+    check = quiet(RowCheck({"a": spaces.Box(-1, 1, (1,)), name: space}))
+    check(kind(unroll))
+    zeros[1, 2] = torch.as_tensor(value)
+    words = rf"environment 2 returned as observation.{name} {re.escape(str(value))} in row 1 of the unroll"
+    with pytest.raises(RunError, match=words):
+        check(kind(unroll))
+
+
+def test_choices_are_tested_and_so_are_finite_values():
+    unroll = rows(2, 3)
+    unroll.reward[1, 2] = math.nan
+    with pytest.raises(RunError, match="a reward that is not finite"):
+        RowCheck(())(unroll)

@@ -341,6 +341,20 @@ def test_a_value_that_is_not_finite_is_named(where, leaf, value):
         unroll(unroller, 8)
 
 
+class Misplaced(Breaking):
+    """Shows a digit that its space lacks."""
+
+    def _observation(self):
+        digit = self.observation_space["digit"]
+        return {**super()._observation(), "digit": digit.start + digit.n}
+
+
+def test_a_choice_outside_its_space_is_named():
+    env = SyncVectorEnv([lambda: Misplaced("", 0)], autoreset_mode=NEXT_STEP)
+    with pytest.raises(RunError, match="environment 0 returned as observation.digit .* in row 0 .* is Discrete"):
+        unroll(unroller_of(VectorEnvironment(env, [0]), Still), 8)
+
+
 class Raising(Stamped):
     """Raises in step 2 of its first episode."""
 
