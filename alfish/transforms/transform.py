@@ -239,7 +239,13 @@ def _check_fits(time_step: TimeStep, transform: Transform) -> None:
         found, wanted = (", ".join(nest.paths(each)) or "one" for each in (observation, spec))
         raise UsageError(f"{name} returned the observations {found}, and its observation_spec has {wanted}; {remedy}")
     for path, leaf, space in zip(nest.paths(spec), nest.leaves(observation), nest.leaves(spec)):
-        shape, dtype = tuple(leaf.shape[time_step.step_type.ndim :]), str(leaf.dtype).removeprefix("torch.")
+        rows = tuple(time_step.step_type.shape)
+        if tuple(leaf.shape[: len(rows)]) != rows:
+            raise UsageError(
+                f"{name} returned observations{f' {path}' if path else ''} of shape {tuple(leaf.shape)} for rows of "
+                f"shape {rows}; return one for each row"
+            )
+        shape, dtype = tuple(leaf.shape[len(rows) :]), str(leaf.dtype).removeprefix("torch.")
         if shape != space.shape or dtype != str(specs.torch_dtype(space)).removeprefix("torch."):
             raise UsageError(
                 f"{name} returned observations{f' {path}' if path else ''} of shape {shape} and {dtype}, and its "

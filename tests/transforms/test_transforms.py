@@ -561,6 +561,12 @@ def test_observations_that_do_not_fit_the_spec_of_their_transform_are_refused(ch
     Transforms([_changing(lambda x: x + 1)], VECTOR, SCALAR).transform(rows, (None,))
 
 
+def test_observations_of_fewer_rows_are_refused():
+    rows = _rows(reward=torch.ones(3, 2))
+    with pytest.raises(UsageError, match=r"Changes returned .* for rows of shape \(3, 2\); return one for each row"):
+        Transforms([_changing(lambda x: x[:1])], VECTOR, SCALAR).transform(rows, (None,))
+
+
 def test_a_transform_that_returns_no_time_step_is_named():
     class Forgets(Transform):
         def transform(self, time_step, state):
