@@ -160,9 +160,12 @@ class Updates:
         """Raises RunError if the last `limit` of `num_updates` updates were not finite; waits for the device."""
         num_skipped = int(self._consecutive_skips)
         if num_skipped >= limit:
+            remedy = "lower Learner.learning_rate, set Learner.max_grad_norm, or scale the rewards"
+            if num_skipped >= num_updates:  # the parameters are the initial ones
+                remedy = "that is all of them, so look at what networks, transforms and losses of your own return"
             raise RunError(
-                f"loss or gradient was not finite in {num_skipped} consecutive updates, up to update "
-                f"{num_updates}; lower Learner.learning_rate, set Learner.max_grad_norm, or scale the rewards"
+                f"loss or gradient was not finite in {num_skipped} consecutive updates, up to update {num_updates}; "
+                f"{remedy}"
             )
 
     def means(self, batch: Batch) -> tuple[Means, LossInfo]:

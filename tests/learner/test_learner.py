@@ -343,7 +343,11 @@ class TestNonFinite:
     def test_so_many_in_a_row_end_the_run(self):
         learner = Learner(self._poisoned(set(range(10))), max_nonfinite_updates=3)
         learner.train([_chunk([1])] * 2)
-        with pytest.raises(RunError, match=r"not finite in 3 consecutive updates.*learning_rate"):
+        with pytest.raises(RunError, match=r"not finite in 3 consecutive updates.*that is all of them, so look at"):
+            learner.train([_chunk([1])])
+        learner = Learner(self._poisoned({1, 2, 3}), max_nonfinite_updates=3)
+        learner.train([_chunk([1])] * 3)
+        with pytest.raises(RunError, match=r"in 3 consecutive updates, up to update 4; lower.*learning_rate"):
             learner.train([_chunk([1])])
 
     def test_on_a_gpu_the_next_call_or_a_summary_ends_the_run(self):
