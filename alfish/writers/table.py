@@ -45,7 +45,7 @@ class CSVWriter(Writer):
         self, values: dict[str, float], steps: int, env_steps: int, iterations: int, updates: int, wall_seconds: float
     ) -> None:
         if clash := values.keys() & set(COUNTERS):
-            raise ValueError(f"The names {sorted(clash)} are taken by the counters.")
+            raise UsageError(f"a scalar is called {sorted(clash)[0]!r}, as a counter of the run; give it another name")
         self._restore()
         if new := [name for name in values if name not in self._columns]:
             self._file.close()

@@ -95,7 +95,7 @@ def test_csv_does_not_change_files_of_others(tmp_path):
 
 def test_csv_refuses_a_value_named_as_a_counter(tmp_path):
     writer = CSVWriter(tmp_path / "metrics.csv")
-    with pytest.raises(ValueError, match="updates"):
+    with pytest.raises(UsageError, match="^a scalar is called 'updates', as a counter of the run"):
         writer.scalars({"updates": 1.0}, 8, 8, 1, 4, 0.5)
     writer.close()
 
