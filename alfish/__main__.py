@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from alfish import replicas
 from alfish.bin import SUBCOMMANDS, end_output, module_of, prepare_process, show
-from alfish.errors import RepeatedError, RunError, UsageError, phrased_for_command, printable
-from alfish.user_code import CodeError, in_words
+from alfish.errors import RepeatedError, RunError, UsageError, first_line, phrased_for_command, printable
+from alfish.user_code import CodeError, calling, in_words
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,7 +84,8 @@ def _run(name: str, module, rest: list[str]) -> int:
             try:
                 left = module.FLAGS([f"alfish {name}", *rest])[1:]
             except flags.Error as error:
-                raise UsageError(f"{error}; `alfish {name} --help` lists the flags") from error
+                words = re.sub(r"\('(.*)', '.*'\)$", r"\1", str(error))  # of a flag that is True or False
+                raise UsageError(f"{words}; `alfish {name} --help` lists the flags") from error
             if left and not getattr(module, "TAKES_WORDS", False):
                 flag = f"--gin_file={left[0]}" if left[0].endswith(".gin") else "--root_dir=runs/ppo"
                 raise UsageError(f"{left[0]!r} is not a flag; flags look like {flag}")
@@ -93,7 +94,8 @@ def _run(name: str, module, rest: list[str]) -> int:
                     raise UsageError(f"--{flag} is nan; it must be a number")
             if module.FLAGS.verbosity:
                 logging.set_verbosity(logging.DEBUG)
-            return module.main(module.FLAGS, *left)
+            with calling():
+                return module.main(module.FLAGS, *left)
     except RepeatedError:
         return 2
     except (UsageError, RunError) as error:
@@ -109,6 +111,11 @@ def _run(name: str, module, rest: list[str]) -> int:
             raise
         print(f"alfish {name}: no file can be named {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
+    except (MemoryError, RuntimeError) as error:
+        if not (isinstance(error, MemoryError) or "can't allocate memory" in str(error)):  # torch's
+            raise
+        print(f"alfish {name}: the memory is too small: {first_line(error)}; ask for less", file=sys.stderr)
+        return 1
     except SystemExit as error:  # an environment's, or that of another part of the user's
         print(f"alfish {name}: {in_words(error)}", file=sys.stderr)
         return 1

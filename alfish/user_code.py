@@ -8,6 +8,7 @@ import contextlib
 import os
 import traceback
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 from alfish.errors import RunError, UsageError, first_line
@@ -34,10 +35,10 @@ class calling(contextlib.AbstractContextManager):
     """Turns an error of code outside alfish into `CodeError`.
 
     Args:
-      call: the class or id, and the method, as 'MyEnv.render'.
+      call: the class or id, and the method, as 'MyEnv.render'; '' means the outermost function outside alfish.
     """
 
-    def __init__(self, call: str):
+    def __init__(self, call: str = ""):
         self._call = call
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -62,9 +63,10 @@ def refuse(error: BaseException, call: str) -> None:
     is_at_call = not any(rank != 1 for rank in ranks)  # as where the arguments are wrong
     is_own = type(error).__module__.startswith("alfish.")
     is_own |= isinstance(error, AssertionError) and ranks[-1:] == [0]
-    if not is_own and (is_at_call or max(ranks) > 1):
+    if not is_own and (is_at_call and call or max(ranks, default=0) > 1):
         # Not `from error`, since gin keeps the traceback of an error that passes through it, and drops its cause.
-        raise in_words(error, call).with_traceback(error.__traceback__) from error.__cause__ or error.__context__
+        called = call or next(place.name for place in places if place.rank > 1)
+        raise in_words(error, called).with_traceback(error.__traceback__) from error.__cause__ or error.__context__
 
 
 def in_words(error: BaseException, call: str = "") -> CodeError:
@@ -94,18 +96,29 @@ def relayed(sentence: str, trace: str) -> CodeError:
 
 
 class _Place(NamedTuple):
-    """A frame of a traceback. rank: see `_rank`."""
+    """A frame of a traceback. rank: see `_rank`; name: of the function, after that of its class."""
 
     rank: int
     function: str
+    name: str
     file: str
     line: int
 
 
 def _places(error: BaseException) -> list[_Place]:
     """Returns the frames below the one that caught the error, the innermost one last."""
-    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)][1:]
-    return [_Place(_rank(code.co_filename), code.co_name, code.co_filename, line) for code, line in frames]
+    return [
+        _Place(_rank(frame.f_code.co_filename), frame.f_code.co_name, _name(frame), frame.f_code.co_filename, line)
+        for frame, line in [*traceback.walk_tb(error.__traceback__)][1:]
+    ]
+
+
+def _name(frame: FrameType) -> str:
+    """Returns the name of a running function, of a method as 'MyPPO.calc_loss'."""
+    name = frame.f_code.co_name
+    first = frame.f_code.co_varnames[:1]
+    owner = type(frame.f_locals.get(first[0])) if first == ("self",) else None
+    return name if owner is None else f"{owner.__name__}.{name}"
 
 
 def _place(error: BaseException) -> _Place | None:

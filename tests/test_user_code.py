@@ -18,6 +18,7 @@ from alfish.errors import RunError, UsageError
 from alfish.networks import MLP, ActorCritic, Torso
 from alfish.training.listener import Listener
 from alfish.training.trainer import Trainer
+from alfish.transforms import Transform
 from alfish.user_code import CodeError, calling, refuse
 
 
@@ -145,14 +146,16 @@ def test_a_handler_costs_nothing_and_says_the_same():
 
 
 def ppo(**arguments):
-    network = functools.partial(ActorCritic, actor_torso=small, critic_torso=small)
     batches = functools.partial(EpochBatches, num_epochs=1)
-    parts = {"algorithm": functools.partial(PPO, network=network), "batches": batches, "listeners": []}
+    parts = {"algorithm": functools.partial(PPO, network=NETWORK), "batches": batches, "listeners": []}
     return Trainer(**{**parts, "num_env_steps": 300, "unroll_length": 8, **arguments})
 
 
 def small(spec):
     return Torso(spec, mlp=functools.partial(MLP, layers=(4,)))
+
+
+NETWORK = functools.partial(ActorCritic, actor_torso=small, critic_torso=small)
 
 
 one_state = functools.partial(make_environment, OneState)
@@ -202,6 +205,43 @@ class Game(Environment):
         self._inner.close()
 
 
+class Careless(PPO):
+    def calc_loss(self, experience, info):
+        raise KeyError("no loss")
+
+
+class Forgetful(Transform):
+    def transform(self, time_step, state):
+        return time_step
+
+    def observe(self, time_step):
+        raise IndexError("no statistics")
+
+
+class Behind(Listener):
+    def is_behind(self, run):
+        raise KeyError("clock")
+
+
+class Puts(Listener):
+    def __init__(self, name, value):
+        self.name, self.value = name, value
+
+    def after_iteration(self, run, report):
+        report.scalars[self.name] = self.value
+
+
+class Result(Measure):
+    def __init__(self, result):
+        self._result = result
+
+    def update(self, rows):
+        pass
+
+    def result(self):
+        return self._result
+
+
 def torso(spec):
     raise NotImplementedError("no torso yet")
 
@@ -211,6 +251,21 @@ def torso(spec):
     [
         ({"listeners": [Counting()]}, "Counting.after_iteration raised KeyError: 'steps'"),
         ({"metrics": [Measure()]}, "Measure.update raised IndexError: no rows"),
+        ({"algorithm": functools.partial(Careless, network=NETWORK)}, "Careless.calc_loss raised KeyError: 'no loss'"),
+        ({"transforms": [Forgetful]}, "Forgetful.observe raised IndexError: no statistics"),
+        ({"listeners": [Behind()]}, "Behind.is_behind raised KeyError: 'clock'"),
+        ({"listeners": [Puts("speed", "fast")]}, "Report.scalars after Puts.after_iteration has 'fast' as 'speed'; it"),
+        ({"listeners": [Puts("speed", torch.zeros(2))]}, "Report.scalars after Puts.after_iteration has tensor("),
+        ({"listeners": [Puts(5, 1.0)]}, "Report.scalars after Puts.after_iteration has 1.0 as 5; it must be a dict"),
+        ({"listeners": [Puts("speed", 10**400)]}, "Report.scalars after Puts.after_iteration has 1000"),
+        (
+            {"metrics": [Result(None)], "summary_period": 1},
+            "the result of Result is None; it must be a dict",
+        ),
+        (
+            {"metrics": [Result({"a": "b"})], "summary_period": 1},
+            "the result of Result has 'b' as 'a'; it must",
+        ),
         ({"environment": Game}, "Game.step raised LookupError: no such move"),
         ({"environment": functools.partial(Game, fails="reset")}, "Game.reset raised LookupError: no board"),
         ({"environment": functools.partial(Game, fails=1 / 3, board=8)}, "Trainer.environment cannot be called as"),

@@ -6,9 +6,11 @@ import inspect
 import re
 import tokenize
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import gin
 
+import alfish
 from alfish import errors
 from alfish.configuration.bindings import Reading
 from alfish.errors import UsageError
@@ -20,6 +22,8 @@ REMEDIES = {"OfflineBuffer.sources": "name the data, as in OfflineBuffer.sources
 NAMES_ELSEWHERE = {
     "activation_fn": "activation",
     "batchsize": "batch_size",
+    "callback": "extra_listeners",
+    "callbacks": "extra_listeners",
     "buffer_size": "capacity",
     "clip_coef": "clip_range",
     "clip_param": "clip_range",
@@ -30,9 +34,12 @@ NAMES_ELSEWHERE = {
     "epochs": "num_epochs",
     "exploration_noise": "noise_std",
     "gae_lambda": "lambda_",
+    "grad_clip": "max_grad_norm",
     "gradient_steps": "updates_per_env_step",
+    "hidden_size": "layers",
     "hidden_sizes": "layers",
     "learning_starts": "warmup_env_steps",
+    "log_interval": "summary_period",
     "log_std_init": "initial_log_std",
     "lr": "learning_rate",
     "n_envs": "num_envs",
@@ -40,11 +47,14 @@ NAMES_ELSEWHERE = {
     "n_steps": "unroll_length",
     "net_arch": "layers",
     "noise_clip": "smoothing_clip",
+    "norm_adv": "normalize_advantage",
     "num_minibatches": "minibatch_size",
     "num_sgd_iter": "num_epochs",
     "num_steps": "unroll_length",
+    "num_timesteps": "num_env_steps",
     "policy_delay": "actor_period",
     "policy_frequency": "actor_period",
+    "policy_kwargs": "layers",
     "policy_noise": "smoothing_std",
     "repeat_per_collect": "num_epochs",
     "rollout_fragment_length": "unroll_length",
@@ -141,7 +151,8 @@ def given(binding: str) -> str:
 
 def close_names(name: str, names: Iterable[str]) -> str:
     """Returns '; did you mean ...?' with close matches, or ''."""
-    close = difflib.get_close_matches(name, dict.fromkeys(names), 3)
+    plain = {one.lower(): one for one in names}
+    close = [plain[one] for one in difflib.get_close_matches(name.lower(), plain, 3)]
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
@@ -191,11 +202,22 @@ def _all_parameters(selector: str) -> list[str]:
     return [name for base in bases for name in inspect.signature(base).parameters]
 
 
+def _module_of(name: str) -> str:
+    """Returns alfish's module with a class or function of this name that gin configures; '' if there is none."""
+    package = Path(alfish.__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        if re.search(rf"^@gin\.configurable.*\n(@.*\n)*(class|def) {re.escape(name)}\b", path.read_text("utf-8"), re.M):
+            return ".".join(path.relative_to(package.parent).with_suffix("").parts)
+    return ""
+
+
 def _first_sentence(error: Exception) -> str:
-    token = re.search(r"Failed to parse token '(\w+)'", str(error))
+    token = re.search(r"Failed to parse token '-?(\w+)'", str(error))
     if isinstance(error, SyntaxError) and token:
         found = re.search(rf"=.*?(\b{token[1]}\b[^\s,()\[\]{{}}#]*)", error.text or "")
         word = (found[1] if found else token[1]).rstrip(":")  # a key of a dict
+        if word.lower() in ("inf", "infinity", "nan"):
+            return f"line {error.lineno} has {word}, and numbers are finite: write one"
         if word.capitalize() in ("True", "False", "None"):
             return f"line {error.lineno} has {word}, which is written {word.capitalize()}"
         return (
@@ -220,8 +242,10 @@ def _suggestion(error: Exception) -> str:
     """Returns close matches of a name or parameter that gin does not know."""
     unknown = re.search(r"No configurable matching (?:reference )?'@?([\w./]+)", str(error))
     if unknown:
-        names = sorted({selector.rpartition(".")[2] for selector in gin_internals.configurables()})
-        return close_names(unknown[1].rpartition(".")[2], names) + (
+        names, name = sorted({one.rpartition(".")[2] for one in gin_internals.configurables()}), unknown[1]
+        if module := _module_of(name.rpartition(".")[2]):
+            return f"; {name} is in {module}, which nothing imports: import it in a conf, or leave {name} out"
+        return close_names(name.rpartition(".")[2], names) + (
             "; a conf imports what it configures, as in `import alfish.algorithms.ppo`"
         )
     parameter = UNKNOWN_PARAMETER.search(str(error))
@@ -229,5 +253,6 @@ def _suggestion(error: Exception) -> str:
         others = (inspect.signature(one).parameters for one in gin_internals.configurables().values())
         if parameter[2] in NAMES_ELSEWHERE or any(parameter[2] in names for names in others):
             return parameter_meant(parameter[2])
-        return close_names(parameter[2], list(inspect.signature(gin.get_configurable(parameter[1])).parameters))
+        close = close_names(parameter[2], list(inspect.signature(gin.get_configurable(parameter[1])).parameters))
+        return close or f"; `alfish params {parameter[1].rpartition('.')[2]}` lists those it has"
     return ""

@@ -1,7 +1,7 @@
 """The protocol of metrics, the moving window, and the container that passes rows to metrics."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ from alfish import nest
 from alfish.errors import UsageError
 from alfish.metrics.rows import InfoRow, StepBatch, own_info
 from alfish.nest import Nest
+from alfish.parameters.kinds import shown
 from alfish.user_code import calling
 
 
@@ -37,6 +38,20 @@ class Metric(Protocol):
 
     @abc.abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def check_scalars(scalars: Any, what: str) -> None:
+    """Raises UsageError, which begins with `what`, if these are not numbers by name, as summaries write them."""
+    asked = "it must be a dict from names to numbers"
+    if not isinstance(scalars, Mapping):
+        raise UsageError(f"{what} is {shown(scalars)}; {asked}")
+    for name, value in scalars.items():
+        try:
+            is_number = not isinstance(value, str) and isinstance(float(value), float)
+        except (TypeError, ValueError, OverflowError):
+            is_number = False
+        if not (is_number and isinstance(name, str)):
+            raise UsageError(f"{what} has {shown(value)} as {name!r}; {asked}")
 
 
 class MovingWindow:
@@ -170,7 +185,9 @@ class Metrics:
         found: dict[str, float] = {}
         for metric in self._metrics.values():
             with calling(f"{type(metric).__name__}.result"):
-                found |= metric.result()
+                result = metric.result()
+            check_scalars(result, f"the result of {type(metric).__name__}")
+            found |= result
         return found
 
     def state_dict(self) -> dict[str, Any]:

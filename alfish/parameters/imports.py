@@ -179,6 +179,12 @@ def _is_installed(file: str) -> bool:
 
 
 def _absent(module: str, where: str) -> UsageError:
+    if module.endswith(".py"):
+        name = os.path.basename(module).removesuffix(".py")
+        return UsageError(
+            f"{where} imports {module!r}, which is a file and no module; write {name!r} before the colon, and start in "
+            "the directory that has it"
+        )
     return UsageError(
         f"{where} imports {module!r}, which is not installed or not on PYTHONPATH; install it, or start in the "
         "directory that has it"

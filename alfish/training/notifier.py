@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from alfish.metrics.metric import check_scalars
 from alfish.runs import random_state
 from alfish.runs.stop_signals import Interrupted
 from alfish.training.listener import Listener, Report, Run
@@ -30,7 +31,11 @@ class Notifier:
 
     def is_behind(self, run: Run) -> bool:
         """Returns whether a signal has prevented a listener's work."""
-        return any(listener.is_behind(run) for listener in self._listeners)
+        for listener in self._listeners:
+            with _calling(listener, "is_behind"):
+                if listener.is_behind(run):
+                    return True
+        return False
 
     def missed_report(self, run: Run) -> Iterator[Report]:
         """Yields a report of a resumed run before its first iteration, if a signal prevented a listener's work on it.
@@ -47,6 +52,7 @@ class Notifier:
             try:
                 with random_state.apart(), _calling(listener, "after_iteration"):
                     listener.after_iteration(run, report)
+                check_scalars(report.scalars, f"Report.scalars after {type(listener).__name__}.after_iteration")
             except Interrupted:  # the next report has `finished` set
                 run.log(f"{type(listener).__name__} was broken off by {run.signals.name}")
 

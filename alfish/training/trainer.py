@@ -350,11 +350,12 @@ def _checked(trainer: Trainer) -> Iterator[Report]:
       UsageError: a part of the run, such as a listener or a metric, has a state that a checkpoint cannot hold.
     """
     is_checked = not any(isinstance(listener, CheckpointSaver) for listener in trainer.listeners)
-    for report in trainer.iterate():
-        if not is_checked:
-            check_loadable(trainer.state_dict())
-            is_checked = True
-        yield report
+    with calling():  # hooks of the algorithm, networks and transforms
+        for report in trainer.iterate():
+            if not is_checked:
+                check_loadable(trainer.state_dict())
+                is_checked = True
+            yield report
 
 
 def _close(part: Listener | Batches | Unroller, trainer: Trainer) -> None:

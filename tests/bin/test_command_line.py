@@ -67,6 +67,21 @@ def refused(capsys):
     return refused
 
 
+def broken(flags):
+    raise KeyError("no such joint")
+
+
+def test_an_error_of_the_users_code_in_a_command_is_one_sentence(refused, monkeypatch):
+    monkeypatch.setattr("alfish.bin.confs.main", broken)
+    words = refused("confs", status=1)
+    assert words.startswith(f"alfish confs: broken raised KeyError: 'no such joint' ({__file__}:")
+
+
+def test_a_size_that_no_memory_holds_is_one_sentence(refused, run):
+    words = refused("evaluate", f"--root_dir={run}", f"--num_episodes={10**15}", status=1)
+    assert words.startswith("alfish evaluate: the memory is too small: Unable to allocate ") and words.count("\n") == 1
+
+
 # Mistakes in a configuration.
 
 
@@ -86,6 +101,35 @@ def test_a_name_whose_module_was_not_imported_says_what_to_import(refused, tmp_p
 def test_a_misspelt_parameter_is_named_with_close_ones(refused, tmp_path):
     words = refused(*train(tmp_path / "run", "PPO.gama=0.9"))
     assert "'gama'" in words and "did you mean gamma" in words and words.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "parameter, words",
+    [
+        ("ppo.gamma=0.9", "did you mean PPO"),
+        ("PPO.GAMMA=0.9", "PPO has no parameter named 'GAMMA'; did you mean gamma?"),
+        ("Trainer.verbose=1", "Trainer has no parameter named 'verbose'; `alfish params Trainer` lists those it has"),
+        ("Trainer.policy_kwargs={}", "did you mean MLP.layers"),
+        ("PPO.gamma=-inf", "line 1 has inf, and numbers are finite: write one\n"),
+        ("PPO.gamma=nan", "line 1 has nan, and numbers are finite: write one\n"),
+        ("make_environment.env_id='mine/lift.py:Lift'", "which is a file and no module; write 'lift' before the colon"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_to_write(refused, tmp_path, parameter, words):
+    said = refused(*train(tmp_path / "run", parameter))
+    assert words in said and said.count("\n") == 1
+
+
+def test_a_class_that_nothing_imports_is_answered_with_its_module():
+    words = 'import gin, alfish.configuration.messages as m\nwith m.named("it"): gin.parse_config("SAC.gamma = 1")'
+    ran = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
+    said = "UsageError: it: No configurable matching 'SAC'; SAC is in alfish.algorithms.sac, which nothing imports: "
+    assert ran.stderr.splitlines()[-1] == f"alfish.errors.{said}import it in a conf, or leave SAC out"
+
+
+def test_a_flag_that_is_true_or_false_is_refused_without_pythons_brackets(refused, run):
+    words = refused("evaluate", f"--root_dir={run}", "--sample=maybe")
+    assert "flag --sample=maybe: Non-boolean argument to boolean flag; `alfish" in words
 
 
 def test_a_mistake_in_a_file_names_the_file(refused, tmp_path):

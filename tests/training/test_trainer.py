@@ -721,7 +721,7 @@ def test_a_broken_update_is_not_saved(tmp_path):
             if self.progress > 0:
                 raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(CodeError, match="^Breaks.after_update raised ZeroDivisionError"):
         make(tmp_path, algorithm=functools.partial(Breaks, network=network), listeners=[CheckpointSaver(0)]).train()
     assert Checkpoints(tmp_path / "checkpoints").steps() == []
 
