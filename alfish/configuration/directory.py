@@ -15,6 +15,8 @@ def run_directory(name: str | Path) -> Path:
     Raises:
       UsageError: no directory can have this name.
     """
+    if not str(name).strip():
+        raise UsageError(f"{argument('root_dir')} is empty; name a directory for the run")
     path = Path(os.path.expanduser(name))
     try:
         os.stat(path)

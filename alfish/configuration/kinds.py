@@ -5,6 +5,7 @@
 
 import collections.abc
 import inspect
+import re
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from alfish.errors import UsageError
 from alfish.parameters import checking, gin_internals, kinds
 from alfish.parameters.kinds import SEQUENCES, bare, elements, is_ours, members, values_of
 
+UNNAMED = "undescribed", "Class"  # stands for what a text cannot name, such as a lambda
 PLAIN = (int, float, str, bool, NoneType, Path)
 
 
@@ -26,7 +28,7 @@ def refuse_wrong_kinds(reading: Reading) -> None:
     for one in reading.last():
         words = mistake(one.key[1], one.parameter, without_macros(one.value, one))
         if words:
-            raise UsageError(f"{one.name} is {one.value!r}, bound in {one.layer}; {words}")
+            raise UsageError(f"{one.name} is {_written(one.value)}, bound in {one.layer}; {words}")
 
 
 def takes_parts(selector: str, parameter: str | None = None) -> bool:
@@ -121,12 +123,26 @@ def _reference_instead(value: Any, taken: list[Any]) -> str | None:
     if not names or not (takes_classes or any(map(is_ours, parts))):
         return None
     noun = "classes or functions" if takes_classes else "objects"
-    if takes_classes and not errors.is_command():
-        return f"it takes {noun if sequence else 'a class or function'}: give {' and '.join(names)} without quotes"
-    written = ", ".join(f"@{name}" + "()" * (not takes_classes) for name in names)
+    sign = "@"
+    if not errors.is_command():
+        if takes_classes and not any(gin_internals.is_reference(one) for one in (value, *_entries(value))):
+            return f"it takes {noun if sequence else 'a class or function'}: give {' and '.join(names)} without quotes"
+        sign, names = "", [name.rpartition(".")[2].replace(*UNNAMED) for name in names]
+    written = ", ".join(f"{sign}{name}" + "()" * (not takes_classes) for name in names)
     if sequence:
         return f"it takes {noun}: write [{written}]"
     return f"it takes {'a class or function' if takes_classes else 'an object'}: write {written}"
+
+
+def _written(value: Any) -> str:
+    """Returns a bound value as the user wrote it: in Python without gin's scopes and modules."""
+    if errors.is_command():
+        return repr(value)
+    return re.sub(r"@(?:[\w.]+/)*(?:\w+\.)*(\w+)", r"\1", repr(value)).replace(*UNNAMED)
+
+
+def _entries(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (list, tuple)) else ()
 
 
 def _names(value: Any, takes_classes: bool) -> Iterator[str]:

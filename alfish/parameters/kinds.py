@@ -50,10 +50,10 @@ def takes_schedule(kinds: list[Any]) -> bool:
 
 
 def _schedule_mistake(schedule: Callable[..., Any], kinds: list[Any]) -> str | None:
-    """Returns a sentence if the first or the last value of a schedule is outside the parameter's range, else None."""
+    """Returns a sentence if one of 11 values of a schedule is outside the parameter's range, else None."""
     for kind in kinds:
         for one in ranges_of(kind):
-            for progress in (0.0, 1.0):
+            for progress in (0.0, 1.0, *(tenths / 10 for tenths in range(1, 10))):
                 try:
                     value = schedule(progress)
                 except TypeError:
@@ -76,7 +76,8 @@ def wanted(value: Any, kinds: list[Any], refers: Refers) -> str:
     parts = elements(sequence)
     if any(_fits(value, part, refers) for part in parts):
         return f"it must be a list: write [{value!r}]"
-    return f"it must be {_list_words(sequence)}"
+    words = _list_words(sequence)
+    return f"it must be {words}" + " of objects" * (words == "a list" and isinstance(value, (list, tuple)))
 
 
 def words_of(annotation: Any) -> str:

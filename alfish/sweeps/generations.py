@@ -49,7 +49,7 @@ class Perturbed(Parameter):
         said = f"--perturb={argument}"
         match = re.fullmatch(rf"\s*([\w./]+)\s*=\s*({NUMBER})\s*\.\.\s*({NUMBER})\s*", argument)
         if match is None:
-            raise UsageError(f"{said} is not NAME=LOW..HIGH, as in --perturb=PPO.clip=0.1..0.3")
+            raise UsageError(f"{said} is not NAME=LOW..HIGH, as in --perturb=Learner.learning_rate=1e-5..1e-2")
         name, *items = match.groups()
         low, high = map(float, items)
         check_range(low, high, said, f"{items[1]}..{items[0]}")

@@ -378,6 +378,17 @@ def test_train_does_not_swallow_a_signal_that_comes_at_the_end(tmp_path):
             "^nothing reads .* in this call: .*; leave it out",
         ),
         (("PPO", "CartPole-v1"), {"unroller": "AsyncUnroller"}, "function: give AsyncUnroller without quotes"),
+        (
+            ("PPO", "CartPole-v1"),
+            {"extra_listeners": [print]},
+            r"^Trainer.extra_listeners is \[Class\], .*: write \[Class\(\)\]$",
+        ),
+        (("PPO", "CartPole-v1"), {"extra_listeners": ["Evaluate"]}, "it must be a list of objects$"),
+        (
+            ("PPO", "CartPole-v1"),
+            {"make_environment.wrappers": gymnasium.wrappers.FlattenObservation},
+            r"^make_environment.wrappers is FlattenObservation, .* write \[FlattenObservation\]$",
+        ),
         (("PPO", "CartPole-v1"), {"unroller": 3}, "it must be a class or function$"),
         (("PPO",), {}, r"env_id; give it, as in alfish.train\(environment=...\)"),
         (("PPO", "CartPol-v1"), {}, "close ones are CartPole"),
@@ -397,6 +408,8 @@ def test_another_configuration_and_directory_are_refused_in_the_language_of_the_
     alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", **few)
     with pytest.raises(UsageError, match="another root_dir, or go on with on_config_change='old' or 'new'$"):
         alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", **few | {"PPO.gamma": 0.5})
+    with pytest.raises(UsageError, match="^root_dir is empty; name a directory for the run$"):
+        alfish.train("PPO", "CartPole-v1", root_dir=" ", **few)
     with pytest.raises(UsageError, match=f"^root_dir='{tmp_path}/run/config.gin' cannot be created: it is a file"):
         alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run" / "config.gin", **few)
 

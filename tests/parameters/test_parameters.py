@@ -129,6 +129,10 @@ def test_a_plain_call_says_what_a_parameter_takes():
         ),
         (lambda: PPO(*SPECS, clip_range=Linear), "it takes an object: write Linear(...)"),
         (lambda: PPO(*SPECS, clip_range=lambda: 0.2), "it must be a positive number, or a function of progress"),
+        (
+            lambda: PPO(*SPECS, clip_range=lambda progress: 0.2 if progress in (0, 1) else None),
+            "0.1 it is None, and",
+        ),
         (lambda: PPO(*SPECS, clip_range=Linear(-0.1)), "PPO.clip_range is Linear(-0.1 -> 0.0); at progress 0 it"),
         (lambda: PPO(*SPECS, clip_range=Linear(0.1, -0.2)), "PPO.clip_range is Linear(0.1 -> -0.2); at progress 1 it"),
         (lambda: alfish.Learner(PPO(*SPECS), learning_rate=1e400), "Learner.learning_rate is inf; it must be a number"),
