@@ -407,6 +407,9 @@ def test_a_space_without_content_is_refused(space, words):
         ([0, 2], spaces.MultiBinary(2), "x[1] is 2, outside [0, 1]"),
         ({"a": (0, 9)}, spaces.Dict(a=spaces.Tuple([spaces.Discrete(2)] * 2)), "x.a.1 is 9, outside [0, 1]"),
         ([0, 1], spaces.MultiBinary(2), None),
+        (np.float64([1 + 2e-16, -1e-9]), spaces.Box(0, 1, (2,), np.float64), None),
+        ([-1e4 - 2e-3, 0], spaces.Box(-1e4, np.inf, (2,)), None),
+        (np.float64([1 + 1e-5, 0]), spaces.Box(0, 1, (2,), np.float64), "x[0] is 1.00001, outside [0.0, 1.0]"),
     ],
 )
 def test_values_outside_their_space_are_named(value, space, words):

@@ -11,11 +11,14 @@ from alfish.nest import Nest
 from alfish.specs.spaces import (
     LEAF_SPACES,
     is_bounded,
+    is_float,
     map_space,
     missing_bounds,
     shape_of,
     without_vast_bounds,
 )
+
+ROUNDING = 1e-6  # of a bound, or of 1 for smaller bounds: by how much sums and products of floats may exceed it
 
 
 def check_learnable(space: Any, name: str) -> None:
@@ -117,6 +120,8 @@ def check_hybrid_action(name: str, action_spec: Nest) -> None:
 def outside(value: Any, space: spaces.Space, name: str) -> str | None:
     """Returns a sentence that names the first part of a value outside its space; None if the value is in the space.
 
+    Floats may exceed their bounds by `ROUNDING`.
+
     Args:
       value: one element.
       space: of any leaves.
@@ -133,13 +138,21 @@ def outside(value: Any, space: spaces.Space, name: str) -> str | None:
     return next((fault for part in parts if (fault := outside(*part))), None)
 
 
-def _fault(value: np.ndarray, space: spaces.Space, name: str) -> str:
+def _fault(value: np.ndarray, space: spaces.Space, name: str) -> str | None:
     if value.shape != shape_of(space):
         return f"{name} has the shape {value.shape}, and its space {shape_of(space)}"
     low, high = _bounds(space)
-    wrong = np.argwhere(~((value >= low) & (value <= high)))  # nan included
-    if not len(wrong):
+    is_inside = (value >= low) & (value <= high)  # False for nan
+    if is_inside.all():
         return f"{name} is of dtype {value.dtype}, and its space of {space.dtype}"
+    if is_float(space):
+        least, most = (
+            bound + sign * ROUNDING * np.maximum(1.0, np.abs(bound)) for bound, sign in ((low, -1), (high, 1))
+        )
+        is_inside = (value >= least) & (value <= most)
+    wrong = np.argwhere(~is_inside)
+    if not len(wrong):
+        return None
     index = tuple(int(i) for i in wrong[0])
     at = f"{name}[{', '.join(map(str, index))}]" if index else name
     bounds = f"[{np.broadcast_to(low, value.shape)[index]}, {np.broadcast_to(high, value.shape)[index]}]"
