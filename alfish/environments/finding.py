@@ -14,7 +14,7 @@ from gymnasium.vector import VectorEnv
 from alfish.environments import suites
 from alfish.errors import UsageError
 from alfish.parameters import imports
-from alfish.user_code import calling
+from alfish.user_code import CodeError, calling, in_words
 
 # The extra that installs a missing module.
 EXTRA_OF_MODULE = {
@@ -31,8 +31,13 @@ def make_single(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
     """Returns a registered environment, whose module `resolved` has imported."""
     try:
         return gymnasium.make(env_id, disable_env_checker=True, **kwargs)
-    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError, ImportError) as error:
-        raise _missing_extra(env_id, error) from error
+    except Exception as error:  # a package raises anything with an engine that is too new for it
+        if cure := suites.conflict(env_id):
+            raised = in_words(error, f"the constructor of {env_id}")
+            raise CodeError(f"{raised}{cure}").with_traceback(error.__traceback__) from error.__cause__
+        if isinstance(error, (gymnasium.error.DependencyNotInstalled, ImportError)):
+            raise _missing_extra(env_id, error) from error
+        raise
 
 
 def make_vector_class(env_id: Any, num_envs: int, kwargs: Mapping[str, Any]) -> VectorEnv:

@@ -1,10 +1,12 @@
 """Ids of other packages: the modules that register them, and what to write for an id that gymnasium does not have."""
 
+import contextlib
 import difflib
+import importlib.metadata
 import importlib.util
 import re
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from alfish.errors import UsageError
 
@@ -16,11 +18,19 @@ class Suite(NamedTuple):
       ids: regular expression of the beginning of its ids.
       module: name of the module that registers them.
       package: what pip installs.
+      engine: an engine of which pip installs a release too new for the package, and its limit, as 'mujoco<4'; '' if
+        there is none.
     """
 
     ids: str
     module: str
     package: str
+    engine: str = ""
+
+    @property
+    def install(self) -> str:
+        """The command that installs the package."""
+        return f"pip install {self.package}" + f" '{self.engine}'" * bool(self.engine)
 
 
 SUITES = (
@@ -29,6 +39,7 @@ SUITES = (
         "(Fetch|HandReach|HandManipulate|AntMaze_|PointMaze_|AdroitHand|FrankaKitchen)",
         "gymnasium_robotics",
         "gymnasium-robotics",
+        engine="mujoco<3.12",  # of gymnasium-robotics 1.4.2, whose robots raise AssertionErrors with newer ones
     ),
     Suite(
         "(highway|merge|roundabout|parking|intersection|racetrack|two-way|u-turn|exit|lane-keeping)-",
@@ -42,7 +53,7 @@ SUITES = (
     Suite("FlappyBird", "flappy_bird_gymnasium", "flappy-bird-gymnasium"),
     Suite("PyFlyt/", "PyFlyt.gym_envs", "PyFlyt"),
     Suite("Meta-World/", "metaworld", "metaworld"),
-    Suite("dm_control/", "shimmy", "'shimmy[dm-control]'"),
+    Suite("dm_control/", "shimmy", "'shimmy[dm-control]'", engine="mujoco<4"),  # of dm_control 1.0.50
     Suite("bsuite/", "shimmy", "'shimmy[bsuite]'"),
     Suite("Panda(Reach|Push|Slide|PickAndPlace|Stack|Flip)", "panda_gym", "panda-gym"),
     Suite(r"\w+Bullet(Env)?-", "pybullet_envs_gymnasium", "pybullet-envs-gymnasium"),
@@ -74,7 +85,7 @@ def check_installed(module: str, written: str) -> None:
     """
     for suite in SUITES:
         if suite.module == module and not _is_installed(module):
-            raise UsageError(f"{written} needs {_package(module)}: pip install {suite.package}")
+            raise UsageError(f"{written} needs {_package(module)}: {suite.install}")
 
 
 def cure(env_id: str, registered: Iterable[str]) -> str:
@@ -86,7 +97,7 @@ def cure(env_id: str, registered: Iterable[str]) -> str:
     """
     for suite in SUITES:
         if re.match(suite.ids, env_id):
-            install = "" if _is_installed(suite.module) else f" (pip install {suite.package})"
+            install = "" if _is_installed(suite.module) else f" ({suite.install})"
             return f"; write '{suite.module}:{env_id}'{install}"
     if game := OLD_ATARI.fullmatch(env_id):
         return f"; this game is now 'ALE/{game[1] or game[2]}-v5'"
@@ -95,6 +106,23 @@ def cure(env_id: str, registered: Iterable[str]) -> str:
     if named := re.fullmatch(r"([A-Za-z_][\w.]*)\.([A-Za-z_]\w*)", env_id):
         return f"; a class or function of a module is written '{named[1]}:{named[2]}'"
     return f"{close_ids(env_id, registered)}; if your module registers it, write 'my_module:{env_id}'"
+
+
+def conflict(env_id: str | Callable[..., Any]) -> str:
+    """Returns which engine is too new for the package of an id, and the cure, as the end of a sentence; '' if none is.
+
+    Args:
+      env_id: an id with its module, whose environment raised an error.
+    """
+    module, _, name = env_id.rpartition(":") if isinstance(env_id, str) else ("", "", "")
+    for suite in SUITES:
+        if suite.engine and suite.module == module and re.match(suite.ids, name):
+            engine, _, limit = suite.engine.partition("<")
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                installed = importlib.metadata.version(engine)
+                if _numbers(installed) >= _numbers(limit):
+                    return f"; {engine} {installed} is too new for {suite.package}: pip install '{suite.engine}'"
+    return ""
 
 
 def close_ids(env_id: str, registered: Iterable[str]) -> str:
@@ -110,6 +138,10 @@ def close_ids(env_id: str, registered: Iterable[str]) -> str:
 def _name(env_id: str) -> str:
     """Returns an id in small letters, without its version."""
     return re.sub(r"-v\d+$", "", env_id).lower()
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def _is_installed(module: str) -> bool:

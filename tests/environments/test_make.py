@@ -1,11 +1,14 @@
 """`make_environment`: ids, constructors, wrappers and seeds; and a clear sentence for every mistake."""
 
 import functools
+import importlib.machinery
+import importlib.metadata
 import importlib.util
 import multiprocessing
 import os
 import sys
 import threading
+import types
 from typing import ClassVar
 
 import gin
@@ -14,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
@@ -215,7 +219,7 @@ def test_a_configuration_of_another_person_names_no_function_as_an_environment()
         ("Docking-v0", "'Docking-v0'; if your module registers it, write 'my_module:Docking-v0'"),
         ("HalfCheetah-v9", "'HalfCheetah-v9'; close ones are HalfCheetah-v5, HalfCheetah-v4; if your module"),
         ("MiniGrid-Empty-5x5-v0", r"write 'minigrid:MiniGrid-Empty-5x5-v0' \(pip install minigrid\)"),
-        ("FetchReach-v4", r"write 'gymnasium_robotics:FetchReach-v4' \(pip install gymnasium-robotics\)"),
+        ("FetchReach-v4", r"'gymnasium_robotics:FetchReach-v4' \(pip install gymnasium-robotics 'mujoco<3.12'\)"),
         ("gym_pusht/PushT-v0", r"write 'gym_pusht:gym_pusht/PushT-v0' \(pip install gym-pusht\)"),
         ("VizdoomBasic-v1", r"write 'vizdoom.gymnasium_wrapper:VizdoomBasic-v1' \(pip install vizdoom\)"),
         ("PongNoFrameskip-v4", "this game is now 'ALE/Pong-v5'"),
@@ -234,6 +238,25 @@ def test_an_unknown_id_is_answered_with_what_to_write(monkeypatch, env_id, words
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in absent else found(name, *rest))
     with pytest.raises(UsageError, match=words):
         make_environment(env_id)
+
+
+@pytest.mark.parametrize("installed, words", [("3.11.0", ""), ("3.12.0", "3.12"), ("4.0.0", "4.0"), ("10.1", "10.1")])
+def test_an_engine_that_is_too_new_for_a_package_is_named(monkeypatch, installed, words):
+    """pip installs the newest engine, because the package declares no limit."""
+
+    class Fetch(gymnasium.Env):
+        def __init__(self):
+            raise AssertionError
+
+    robotics = types.ModuleType("gymnasium_robotics")
+    robotics.__spec__ = importlib.machinery.ModuleSpec("gymnasium_robotics", None)
+    monkeypatch.setitem(sys.modules, "gymnasium_robotics", robotics)
+    monkeypatch.setitem(gymnasium.registry, "FetchLift-v0", EnvSpec("FetchLift-v0", entry_point=Fetch))
+    monkeypatch.setattr(importlib.metadata, "version", {"mujoco": installed}.__getitem__)
+    with pytest.raises(CodeError, match="the constructor of .* raised AssertionError") as error:
+        make_environment("gymnasium_robotics:FetchLift-v0")
+    cure = "is too new for gymnasium-robotics: pip install 'mujoco<3.12'"
+    assert str(error.value).endswith(f"; mujoco {installed} {cure}") == bool(words)
 
 
 def test_a_module_in_place_of_an_id_is_answered_with_its_environments(tmp_path, monkeypatch):
