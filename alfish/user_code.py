@@ -6,6 +6,7 @@ handler calls `refuse`.
 
 import contextlib
 import os
+import sys
 import traceback
 from pathlib import Path
 from types import FrameType
@@ -22,6 +23,17 @@ _RANK_OF_LIBRARY |= dict.fromkeys(("gymnasium", "pettingzoo", "envpool"), 2)
 
 class CodeError(RunError):
     """An error of code outside alfish, in one sentence; it has the traceback of the error itself."""
+
+
+def package_of(env: Any) -> str:
+    """Returns the name of the installed package that has the class of an environment; '' if it is the user's own.
+
+    Args:
+      env: a vector environment; of single environments the first one counts.
+    """
+    inner = getattr(env, "envs", [env])[0].unwrapped
+    file = getattr(sys.modules.get(type(inner).__module__), "__file__", None) or ""
+    return type(inner).__module__.partition(".")[0] if _rank(file) in (2, 3) else ""
 
 
 class Elsewhere(Exception):

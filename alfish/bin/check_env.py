@@ -36,9 +36,10 @@ from alfish.errors import UsageError, first_line
 from alfish.parameters import imports
 from alfish.parameters.literals import literal
 from alfish.runs import random_state
-from alfish.user_code import CodeError, calling
+from alfish.user_code import CodeError, calling, package_of
 
 LONGEST_SECONDS = 4.0  # of random steps
+MORE_STEPS = 10  # times --num_steps, until an episode ends
 NUM_COMPARED = 64  # steps of episodes of two seeds
 
 FLAGS = flags.FlagValues()
@@ -61,14 +62,16 @@ flags.DEFINE_multi_string(
     "gin_file", [], "Gin file whose make_environment is used; the other flags override it.", flag_values=FLAGS
 )
 flags.DEFINE_multi_string("gin_param", [], "One binding, as for `alfish train`; repeatable.", flag_values=FLAGS)
-flags.DEFINE_integer("num_steps", 1000, "Number of random steps.", 1, flag_values=FLAGS)
+flags.DEFINE_integer(
+    "num_steps", 1000, "Number of random steps; up to ten times as many until an episode ends.", 1, flag_values=FLAGS
+)
 
 
 def main(flag_values: flags.FlagValues) -> int:
     if not (flag_values.env_id or flag_values.gin_file or flag_values.gin_param):
         raise UsageError("--env_id is missing: name an environment, as in --env_id=CartPole-v1")
     task, found = _named_task(flag_values)
-    environment = _make(task, found)
+    environment: Any = _make(task, found)
     print(f"observation  {specs.describe(environment.observation_spec)}")
     print(f"action       {specs.describe(environment.action_spec)}  (the algorithm's units)")
     observed = Observed(environment)
@@ -92,8 +95,17 @@ def main(flag_values: flags.FlagValues) -> int:
         except UsageError as error:
             print(f"{algorithm.__name__:<12} no: {error}")
     if able and complaints:
-        print(f"next         mend the problem{'s' * (len(complaints) > 1)}, and check again")
-    elif able:
+        problems, be = ("problem", "is") if len(complaints) == 1 else ("problems", "are")
+        package = package_of(environment.env)
+        if package and observed.lengths:
+            print(
+                f"note         the {problems} {be} in the installed package {package}: mend it, tell its authors, or "
+                "correct it by a wrapper (--wrappers=my_module:MyWrapper); training may work in spite of that"
+            )
+        else:
+            print(f"next         mend the {problems}, and check again")
+            able = []
+    if able:
         for head, words in suggestions(task, environment, able, observed.steps_per_second):
             print(f"{head:<12} {words}", flush=True)
     return 0 if able and not complaints else 1
@@ -209,7 +221,7 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
 
     Args:
       environment: two environments.
-      num_steps: number of steps of both.
+      num_steps: number of steps of both; up to `MORE_STEPS` times as many until an episode ends.
       observed: receives what the steps return.
     """
     env, space = environment.env, environment.observation_space
@@ -234,8 +246,10 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
     random_state.seed_torch(0)  # of the actions
     observation = nest.arrays(observations[1])
     said_outside = False
-    for _ in range(num_steps):
-        if observed.lengths and observed.seconds > LONGEST_SECONDS:
+    for number in range(MORE_STEPS * num_steps):
+        if (observed.lengths or number >= num_steps) and observed.seconds > LONGEST_SECONDS:
+            break
+        if observed.lengths and number >= num_steps:
             break
         action = random_action(observation)
         observed.begin()
@@ -256,7 +270,11 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
             with random_state.apart():
                 observation = environment.reset([None, None], done).observation
     if not observed.lengths:
-        yield f"no episode ended in {num_steps} random steps; without an end there are no returns to report"
+        yield (
+            f"no episode ended in {observed.num_steps:,} random steps, and without an end there are no returns to "
+            f"report; look further by --num_steps={MORE_STEPS * num_steps} if episodes are longer, else set a time "
+            "limit by make_environment.wrappers = [['gymnasium.wrappers:TimeLimit', {'max_episode_steps': 1000}]]"
+        )
 
 
 def _on_host(leaf: Any) -> np.ndarray:

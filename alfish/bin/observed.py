@@ -88,6 +88,7 @@ class Observed:
     Attributes:
       lengths: lengths of the episodes that ended.
       remarks: further sentences of `warnings`.
+      num_steps: number of steps, each of all environments.
     """
 
     def __init__(self, environment: Environment):
@@ -99,7 +100,7 @@ class Observed:
         self._leaves = [Leaf(name, leaf) for name, leaf in nest.named_leaves(spaces_of_leaves, "observation")]
         self._rewards: list[np.ndarray] = []
         self._length = np.zeros(environment.num_envs, np.int64)
-        self._seconds, self._num_steps = 0.0, 0
+        self._seconds, self.num_steps = 0.0, 0
 
     def begin(self) -> None:
         """Starts the clock, before a step."""
@@ -108,7 +109,7 @@ class Observed:
     def end(self) -> None:
         """Stops the clock, after a step."""
         self._seconds += time.perf_counter()
-        self._num_steps += 1
+        self.num_steps += 1
 
     def add(self, observation: Nest, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> None:
         """Adds what a step returned; leaves `[B, ...]`."""
@@ -129,7 +130,7 @@ class Observed:
     @property
     def steps_per_second(self) -> float:
         """Steps of one environment per second, while no other computation runs."""
-        return self._num_steps * self._environment.num_envs / max(self._seconds, 1e-9)
+        return self.num_steps * self._environment.num_envs / max(self._seconds, 1e-9)
 
     def warnings(self) -> Iterator[str]:
         """Yields a sentence for each thing that makes learning hard."""
@@ -142,8 +143,8 @@ class Observed:
             yield "every episode ended after one step; if that is not the task, look at when it returns terminated"
         if self._environment.lacks_limit and not self._truncates:
             yield (
-                "it has no time limit, so an episode may never end: set one, as "
-                "make_environment.env_kwargs = {'max_episode_steps': 1000}"
+                "it is registered without a time limit, and no episode was truncated: if one may never end, set a "
+                "limit, as make_environment.env_kwargs = {'max_episode_steps': 1000}"
             )
         limit = getattr(self._environment.env_spec, "max_episode_steps", None) or 0
         if limit > LONGEST_EPISODE:

@@ -298,7 +298,7 @@ class Evaluator:
             remedy = ""
             if self.environment.lacks_limit:
                 limit = "make_environment.env_kwargs = {'max_episode_steps': 1000}"
-                remedy = f"; {self.environment.name} has no time limit, and {limit} sets one"
+                remedy = f"; {self.environment.name} is registered without a time limit, and {limit} sets one"
             self.log(
                 f"An episode was cut at {self.max_length:,} steps and counts as truncated; others may follow "
                 f"(Trainer.max_evaluation_length){remedy}"

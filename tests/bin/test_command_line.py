@@ -863,7 +863,8 @@ def endless(tmp_path_factory):
 def test_episodes_without_an_end_are_cut_wherever_a_policy_is_shown(endless, tmp_path, capsys):
     log = (endless / "log.txt").read_text()
     note = "An episode was cut at {} steps and counts as truncated; others may follow (Trainer.max_evaluation_length)"
-    remedy = "CliffWalking-v1 has no time limit, and make_environment.env_kwargs = {'max_episode_steps': 1000} sets one"
+    limit = "make_environment.env_kwargs = {'max_episode_steps': 1000}"
+    remedy = f"CliffWalking-v1 is registered without a time limit, and {limit} sets one"
     assert log.count(f"{note.format(30)}; {remedy}") == log.count("time limit") == 1
     root_dir = f"--root_dir={endless}"
     before = (endless / "log.txt").read_text()
@@ -1084,7 +1085,7 @@ for fault in ("none", "vector", "seed", "outside", "reward", "endless", "wide", 
         ("seed", "two resets with the same seed give different observations"),
         ("outside", "is outside its space: observation[0] is 3.0, outside [-1.0, 1.0] (and 1 more)"),
         ("reward", "a reward is not finite"),
-        ("endless", "no episode ended in 50 random steps"),
+        ("endless", "no episode ended in 500 random steps"),
         ("wide", "every part of the observation as its space says"),
         ("short", "and step (observation, reward, terminated, truncated, info)"),
     ],
@@ -1150,10 +1151,35 @@ def test_check_env_sees_a_time_limit_of_the_environments_own(capsys, monkeypatch
 
 def test_check_env_notes_that_a_task_has_no_time_limit(capsys):
     assert main(["check-env", "--env_id=Blackjack-v1", "--num_steps=100"]) == 0
-    assert "warning      it has no time limit, so an episode may never end: set one" in capsys.readouterr().out
+    words = (
+        "warning      it is registered without a time limit, and no episode was truncated: if one may never end, set a"
+    )
+    assert words in capsys.readouterr().out
     limited = "--env_kwargs={'max_episode_steps': 100}"
     assert main(["check-env", "--env_id=Blackjack-v1", "--num_steps=100", limited]) == 0
     assert "time limit" not in capsys.readouterr().out
+
+
+def test_check_env_looks_further_for_the_end_of_an_episode(capsys):
+    arguments = ["check-env", "--env_id=alfish.environments.toy:MaskedIdentity", "--num_steps=30"]
+    assert main([*arguments, "--env_kwargs={'length': 200}"]) == 0
+    assert main([*arguments, "--env_kwargs={'length': 400}"]) == 1
+    [problem] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem")]
+    assert "no episode ended in 300 random steps" in problem and "look further by --num_steps=300 if" in problem
+
+
+def test_check_env_suggests_a_run_in_spite_of_a_problem_of_an_installed_package(tmp_path, monkeypatch, capsys):
+    """Its user cannot mend it, and values outside their bounds do training no harm."""
+    folder = tmp_path / "site-packages" / "crane_suite"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(BAD.replace("Bad-", "Crane-"))
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    assert main(["check-env", "--env_id=crane_suite:Task", "--num_steps=50"]) == 1
+    words = capsys.readouterr().out
+    assert "note         the problem is in the installed package crane_suite: mend it, tell its authors, or" in words
+    assert "command      alfish train --gin_file=ppo.gin" in words and "next         mend" not in words
+    assert main(["check-env", "--env_id=crane_suite:Crane-endless-v0", "--num_steps=50"]) == 1
+    assert capsys.readouterr().out.endswith("next         mend the problem, and check again\n")
 
 
 def test_check_env_has_nothing_to_say_of_the_same_one_without_its_faults(tmp_path, monkeypatch, capsys):
