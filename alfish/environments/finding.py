@@ -5,10 +5,11 @@ import importlib
 import importlib.util
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import VectorEnv
 
 from alfish.environments import suites
@@ -37,7 +38,20 @@ def make_single(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
             raise CodeError(f"{raised}{cure}").with_traceback(error.__traceback__) from error.__cause__
         if isinstance(error, (gymnasium.error.DependencyNotInstalled, ImportError)):
             raise _missing_extra(env_id, error) from error
+        mode, modes = kwargs.get("render_mode"), _render_modes(env_id)
+        if mode and modes and mode not in modes:
+            needs = f"its render modes are {', '.join(modes)}, and a film needs {mode}"
+            raise UsageError(f"{env_id} cannot be filmed: {needs}") from error
         raise
+
+
+def _render_modes(env_id: str) -> Sequence[str]:
+    """Returns the render modes that an environment's class declares; [] if they are not known."""
+    entry_point: Any = gymnasium.spec(env_id.rpartition(":")[2]).entry_point
+    with contextlib.suppress(Exception):  # the import of a package may raise anything, and metadata may be anything
+        made: Any = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+        return [str(mode) for mode in made.metadata["render_modes"]]
+    return []
 
 
 def make_vector_class(env_id: Any, num_envs: int, kwargs: Mapping[str, Any]) -> VectorEnv:
@@ -119,7 +133,7 @@ def resolved(env_id: str, kwargs: Mapping[str, Any]) -> str | Callable[..., Any]
             raise UsageError(f"{sentence}{suites.cure(name, gymnasium.registry)}") from None
         raise UsageError(
             f"{sentence} after the import of {module}, nor a class or function of that name in it"
-            f"{suites.close_ids(name, gymnasium.registry)}"
+            f"{suites.old_gym(name) or suites.close_ids(name, gymnasium.registry)}"
         ) from None
 
 

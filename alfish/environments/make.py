@@ -12,7 +12,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from alfish import specs
-from alfish.environments import rendering
+from alfish.environments import rendering, suites
 from alfish.environments.environment import Environment
 from alfish.environments.envpools import SinglePool, make_envpool
 from alfish.environments.finding import make_single, make_vector_class, name_of, named_kwargs, resolved
@@ -129,6 +129,7 @@ def make_environment(
         if not isinstance(env, gymnasium.Env):
             raise UsageError(
                 f"make_environment.env_id: {name_of(env_id)} makes a {type(env).__name__}, no gymnasium.Env"
+                f"{suites.old_gym(env)}"
             )
         for wrapper in wrappers:
             env = wrap(env, wrapper)

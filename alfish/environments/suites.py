@@ -5,6 +5,7 @@ import difflib
 import importlib.metadata
 import importlib.util
 import re
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -66,7 +67,14 @@ SUITES = (
     Suite("popgym-", "popgym", "popgym"),
     Suite("Eplus-", "sinergym", "sinergym"),
     Suite("myo[A-Z]", "myosuite", "myosuite"),
-    Suite("mo-", "mo_gymnasium", "'alfish[mo]'"),
+    Suite(
+        "(mo-|deep-sea-treasure|resource-gathering|four-room|minecart|fruit-tree|water-reservoir|breakable-bottles|fishwood)",
+        "mo_gymnasium",
+        "'alfish[mo]'",
+    ),
+    Suite("gymnasium_2048/", "gymnasium_2048", "gymnasium-2048"),
+    Suite("MemoryMaze-", "memory_maze", "memory-maze"),
+    Suite("Crafter", "crafter", "crafter"),
 )
 # Games by their ids of old gym, from which the ids of gymnasium took the name only.
 OLD_ATARI = re.compile(
@@ -105,7 +113,26 @@ def cure(env_id: str, registered: Iterable[str]) -> str:
         return "; procgen knows only the old gym, and EnvPool has its games: https://envpool.readthedocs.io"
     if named := re.fullmatch(r"([A-Za-z_][\w.]*)\.([A-Za-z_]\w*)", env_id):
         return f"; a class or function of a module is written '{named[1]}:{named[2]}'"
+    namespace, _, name = env_id.rpartition("/")
+    if re.fullmatch(r"\w+", namespace) and name and _is_installed(namespace):
+        return f"; write '{namespace}:{env_id}'"
     return f"{close_ids(env_id, registered)}; if your module registers it, write 'my_module:{env_id}'"
+
+
+def old_gym(made: Any) -> str:
+    """Returns that an id or an object is of the old gym, as the end of a sentence; '' if it is not.
+
+    Args:
+      made: id without a module, after the import of its module, or an environment.
+    """
+    gym = sys.modules.get("gym")  # an environment of its own interface may have been made without it
+    if isinstance(made, str):
+        registry = getattr(getattr(gym, "envs", None), "registry", {})
+        is_old = made in getattr(registry, "env_specs", registry)
+    else:
+        is_old = gym is not None and isinstance(made, gym.Env)
+    what = "one of the old gym, whose reset and step return other values; write a gymnasium.Env around it"
+    return f"; it is {what} (docs/environments.md, Environments of the old gym)" if is_old else ""
 
 
 def conflict(env_id: str | Callable[..., Any]) -> str:

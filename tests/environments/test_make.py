@@ -222,6 +222,8 @@ def test_a_configuration_of_another_person_names_no_function_as_an_environment()
         ("FetchReach-v4", r"'gymnasium_robotics:FetchReach-v4' \(pip install gymnasium-robotics 'mujoco<3.12'\)"),
         ("gym_pusht/PushT-v0", r"write 'gym_pusht:gym_pusht/PushT-v0' \(pip install gym-pusht\)"),
         ("VizdoomBasic-v1", r"write 'vizdoom.gymnasium_wrapper:VizdoomBasic-v1' \(pip install vizdoom\)"),
+        ("json/Docking-v0", "write 'json:json/Docking-v0'$"),  # a module that is there
+        ("no_such_lab/Docking-v0", "if your module registers it, write 'my_module:no_such_lab/Docking-v0'"),
         ("PongNoFrameskip-v4", "this game is now 'ALE/Pong-v5'"),
         ("SpaceInvaders-v0", "this game is now 'ALE/SpaceInvaders-v5'"),
         ("procgen:procgen-coinrun-v0", "imports 'procgen', which is not installed"),
@@ -257,6 +259,39 @@ def test_an_engine_that_is_too_new_for_a_package_is_named(monkeypatch, installed
         make_environment("gymnasium_robotics:FetchLift-v0")
     cure = "is too new for gymnasium-robotics: pip install 'mujoco<3.12'"
     assert str(error.value).endswith(f"; mujoco {installed} {cure}") == bool(words)
+
+
+def test_an_environment_of_the_old_gym_is_named(tmp_path, monkeypatch):
+    class Older:
+        observation_space = action_space = spaces.Discrete(2)
+
+    gym = types.ModuleType("gym")
+    gym.Env, gym.envs = Older, types.SimpleNamespace(registry={"Older-v0": None})
+    monkeypatch.setitem(sys.modules, "gym", gym)
+    (tmp_path / "older_of_tests.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    words = "; it is one of the old gym, whose reset and step return other values; write a gymnasium.Env around it"
+    with pytest.raises(UsageError, match=f"Older makes a Older, no gymnasium.Env{words}"):
+        make_environment(Older)
+    with pytest.raises(UsageError, match=f"nor a class or function of that name in it{words}"):
+        make_environment("older_of_tests:Older-v0")
+    with pytest.raises(UsageError, match="nor a class or function of that name in it$"):
+        make_environment("older_of_tests:Qqqqqqqqqqqq-v0")
+
+
+def test_an_environment_that_refuses_the_render_mode_of_films_is_named(monkeypatch):
+    class OnScreen(OneState):
+        metadata: ClassVar = {"render_modes": ["human", "ansi"]}
+
+        def __init__(self, render_mode=None):
+            super().__init__()
+            assert render_mode in (None, "human")
+
+    monkeypatch.setitem(gymnasium.registry, "OnScreen-v0", EnvSpec("OnScreen-v0", entry_point=OnScreen))
+    words = "OnScreen-v0 cannot be filmed: its render modes are human, ansi, and a film needs rgb_array$"
+    with pytest.warns(UserWarning, match="not in the possible"), pytest.raises(UsageError, match=words):
+        make_environment("OnScreen-v0", render_mode="rgb_array")
+    make_environment("OnScreen-v0", evaluation=True).close()
 
 
 def test_a_module_in_place_of_an_id_is_answered_with_its_environments(tmp_path, monkeypatch):
