@@ -5,6 +5,8 @@ handler calls `refuse`.
 """
 
 import contextlib
+import difflib
+import inspect
 import os
 import sys
 import traceback
@@ -15,6 +17,7 @@ from typing import Any, NamedTuple
 from alfish.errors import RunError, UsageError, first_line
 
 _ALFISH, _STANDARD = (str(Path(file).parent) + os.sep for file in (__file__, os.__file__))
+_CLOSE = 0.85  # similarity of a misspelt name; 1: the same
 _INSTALLED = ("site-packages", "dist-packages")
 # Libraries that alfish itself calls. An error in them is the user's only if the user's code stands between.
 _RANK_OF_LIBRARY = {"gin": 0, **dict.fromkeys(("numpy", "torch", "optree", "absl"), 1)}
@@ -105,6 +108,38 @@ def relayed(sentence: str, trace: str) -> CodeError:
     error = CodeError(sentence)
     error.__cause__ = Elsewhere(trace)
     return error
+
+
+def check_methods(part: object, base: type) -> None:
+    """Raises UsageError if a method that alfish calls takes other arguments, or has its name misspelt.
+
+    Args:
+      part: object of a class that may be the user's.
+      base: its base class; the public methods are those that alfish calls.
+    """
+    called = {name: method for name, method in vars(base).items() if name[0] != "_" and inspect.isfunction(method)}
+    for name, method in called.items():
+        given = list(inspect.signature(method).parameters)[1:]
+        taken = inspect.signature(getattr(part, name))
+        try:
+            taken.bind(*given)
+        except TypeError:
+            raise UsageError(
+                f"{name} of {type(part).__name__} takes ({', '.join(taken.parameters)}), and is called with "
+                f"({', '.join(given)})"
+            ) from None
+    for kind in type(part).__mro__:
+        if kind is base:
+            break
+        for name in vars(kind):
+            if kind.__module__.startswith("alfish.") or name[0] == "_" or hasattr(base, name):
+                continue
+            close = difflib.get_close_matches(name, called, 1, _CLOSE)
+            if close and close[0] not in vars(kind):
+                raise UsageError(
+                    f"{kind.__name__} has a method {name!r}, which alfish never calls; did you mean {close[0]}? "
+                    f"If not, call it _{name}"
+                )
 
 
 class _Place(NamedTuple):

@@ -17,6 +17,7 @@ from alfish.environments.toy import OneState
 from alfish.errors import RunError, UsageError
 from alfish.networks import MLP, ActorCritic, Torso
 from alfish.training.listener import Listener
+from alfish.training.listeners import checked_listeners
 from alfish.training.trainer import Trainer
 from alfish.transforms import Transform
 from alfish.user_code import CodeError, calling, refuse
@@ -292,3 +293,25 @@ def test_an_evaluation_names_the_environment_whose_step_failed(tmp_path):
     trainer = ppo(root_dir=tmp_path, environment=one_state, evaluation_environment=Game)
     with pytest.raises(CodeError, match=r"^Game.step raised LookupError: no such move \("):
         trainer.evaluator(num_episodes=1, num_envs=1).evaluate(1)
+
+
+class TakesNoRun(Listener):
+    def after_iteration(self, report):
+        pass
+
+
+class Misspelt(Listener):
+    def after_iterations(self, run, report):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("listener", "words"),
+    [
+        (TakesNoRun, r"after_iteration of TakesNoRun takes \(report\), and is called with \(run, report\)"),
+        (Misspelt, "Misspelt has a method 'after_iterations', which alfish never calls; did you mean after_iteration?"),
+    ],
+)
+def test_a_method_of_a_listener_that_cannot_be_called_is_named_before_training(listener, words):
+    with pytest.raises(UsageError, match=words):
+        checked_listeners([listener()], [])

@@ -19,6 +19,7 @@ from alfish.training.evaluations.evaluation import Evaluation, scalar_names
 from alfish.training.evaluator import Evaluator
 from alfish.training.listener import Listener, Report, Run
 from alfish.training.summaries import Summaries
+from alfish.user_code import check_methods
 from alfish.writers.console import ConsoleProgress
 
 # Prefixes of the trainer's own scalars.
@@ -364,7 +365,7 @@ def checked_listeners(listeners: Sequence[Listener] | None, extra: Sequence[List
       extra: come after the others of their kind.
 
     Raises:
-      UsageError: one is not a Listener.
+      UsageError: one is not a Listener, or has a method that takes other arguments or whose name is misspelt.
     """
     if listeners is None:
         listeners = [Evaluate(), CheckpointSaver(), Summaries(), Progress()]
@@ -372,6 +373,7 @@ def checked_listeners(listeners: Sequence[Listener] | None, extra: Sequence[List
     for listener in together:
         if not isinstance(listener, Listener):
             raise UsageError(f"Trainer.listeners has {shown(listener)}, which is no Listener; make its class one")
+        check_methods(listener, Listener)
     everywhere = [each.changes_algorithm or isinstance(each, CheckpointSaver) for each in together]
     here = [listener for listener, is_needed in zip(together, everywhere) if is_needed or replicas.rank() == 0]
 

@@ -23,6 +23,7 @@ from alfish.runs.loading import load_model
 from alfish.specs import ActionMask, ActionUnits, ObservationUnits
 from alfish.transforms import Transforms
 from alfish.unrollers.policy_runner import PolicyRunner
+from alfish.user_code import check_methods
 
 # Calls through torch before a policy acts through numpy on another number of rows than at first. Translation takes as
 # long as some tens of calls, and a caller may change the number with each one.
@@ -52,6 +53,7 @@ def make_networks(
     specs = chain.observation_spec, action_spec, chain.reward_spec
     made = build(algorithm, RLAlgorithm, "Trainer.algorithm", *specs).to(device)
     check_registered(made)
+    check_methods(made, RLAlgorithm)
     check_initial_state(made)
     return made, chain
 
