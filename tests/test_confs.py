@@ -56,6 +56,7 @@ TINY_WHERE = {
         "ReplayBatches.batch_size=8",
         "ReplayBatches.capacity=64",
     ],
+    "ReplayBatches.offline_updates": ["ReplayBatches.offline_updates=2"],
     "@OfflineBatches": ["OfflineBatches.batch_size=8", "OfflineBatches.updates_per_iteration=2"],
     # A window of stacks reaches further back.
     "dqn_atari.gin": ["ReplayBatches.warmup_env_steps=10"],
@@ -113,6 +114,8 @@ def tiny(path, tmp_path):
     """What makes a run of this conf short."""
     text = "".join(one.read_text() for one in with_included(path))
     chosen = [one for where, more in TINY_WHERE.items() if where in text for one in more]
+    if "@ReplayBatches" in text:  # also where an included file has OfflineBatches
+        chosen = [one for one in chosen if not one.startswith("OfflineBatches.")]
     env_id = next(iter(re.findall(r"make_environment.env_id = '([^']+)'", text)), "")
     if "@saved_policy" in text:
         chosen.append(f"saved_policy.root_dir='{trained(env_id, tmp_path / 'expert')}'")

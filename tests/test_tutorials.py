@@ -1,19 +1,25 @@
 """The tutorials of docs/ show the files of examples/ as they are, and their commands run."""
 
+import csv
 import re
 
+import numpy as np
 import pytest
+import torch
 import yaml
+from gymnasium import spaces
 from test_examples import PROJECT
 
 import alfish
+from alfish import specs
 from alfish.__main__ import main
-from examples import swing_up
+from alfish.data import TimeStep
+from examples import awac, swing_up
 
 PAGES = PROJECT / "docs" / "tutorials"
 SHOWN = {
     "environment": ["reach.py", "reach.gin"],
-    "algorithm": ["reinforce.py"],
+    "algorithm": ["reinforce.py", "awac.py", "awac_pendulum.gin"],
     "network": ["residual.py", "residual_cartpole.gin"],
     "data": ["swing_up.py"],
 }
@@ -57,6 +63,32 @@ def test_data_of_a_controller_are_imported_and_cloned(tmp_path, monkeypatch, cap
     assert "8 episodes read, 8 kept" in capsys.readouterr().out
     few = ("OfflineBuffer.sources=['alfish:data/pendulum']", "Trainer.num_updates=20", "Evaluate.num_episodes=2")
     assert train(tmp_path, "bc_pendulum.gin", *few) == 0
+
+
+def test_a_variant_of_a_shipped_algorithm_learns_from_data_and_then_acts(tmp_path, monkeypatch):
+    swing_up.record(tmp_path / "pendulum.npz", 4)
+    monkeypatch.chdir(PROJECT)
+    data = f"OfflineBuffer.sources=['npz:{tmp_path / 'pendulum.npz'}']"
+    few = ("ReplayBatches.offline_updates=5", "ReplayBatches.warmup_env_steps=256", "Trainer.num_env_steps=300")
+    named = ("OfflineBuffer.env_id='Pendulum-v1'", "Learner.compile=False", "Evaluate.num_episodes=1")
+    assert train(tmp_path, "examples/awac_pendulum.gin", data, *few, *named) == 0
+    with open(tmp_path / "run" / "metrics.csv") as file:
+        last = list(csv.DictReader(file))[-1]
+    assert int(last["env_steps"]) == 300 and int(last["updates"]) == 5 + 300 - 256
+
+
+def test_the_state_value_of_awac_is_of_the_policys_own_actions():
+    observation, action = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32)
+    algorithm = awac.AWAC(observation, action, specs.reward_spec(), num_samples=2)
+    assert set(algorithm.parameter_groups()) == {"critic", "actor"}
+    step = TimeStep(*[None] * 3, torch.rand(5, 3), None, None)
+    values = []
+    torch.manual_seed(0)
+    for _ in range(2):
+        q = algorithm.action_values(algorithm.target_critic.network, step, algorithm.policy(step).sample().clamp(-1, 1))
+        values.append(q.amin(0))
+    torch.manual_seed(0)
+    torch.testing.assert_close(algorithm.state_value(step, None), (values[0] + values[1]) / 2)
 
 
 def test_recorded_episodes_have_their_final_observation(tmp_path):

@@ -105,6 +105,17 @@ def _kind(value: Any) -> str:
     return f"a module ({type(value).__name__})" if isinstance(value, nn.Module) else kind_of(value)
 
 
+def check_detached(algorithm: nn.Module) -> None:
+    """Raises UsageError if an attribute keeps a tensor together with the graph that computed it."""
+    for module in algorithm.modules():
+        for name, value in vars(module).items():
+            if any(_is_tensor(one) and one.grad_fn is not None for one in _parts(value)):
+                raise UsageError(
+                    f"{type(module).__name__}.{name} keeps a tensor with the graph that computed it, so each update "
+                    "would take longer than the one before; detach() it"
+                )
+
+
 def check_loss_info(loss_info: LossInfo, owner: object) -> None:
     """Raises UsageError if a field of `LossInfo` that `calc_loss` returned has the wrong kind.
 

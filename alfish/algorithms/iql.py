@@ -121,27 +121,41 @@ class IQL(RLAlgorithm):
         }
 
     def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
-        return AlgStep(self._within_bounds(self._policy(time_step.observation).sample()), state)
+        return AlgStep(self._within_bounds(self.policy(time_step).sample()), state)
 
     def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
-        return AlgStep(self._within_bounds(self._policy(time_step.observation).mode()), state)
+        return AlgStep(self._within_bounds(self.policy(time_step).mode()), state)
+
+    def policy(self, time_step: TimeStep) -> Distribution:
+        """Returns the policy at rows `[...]`."""
+        features = self.actor_mlp(self.actor_encoder(time_step.observation))
+        return policy_of(self.policy_head, features, self.action_masks, time_step.observation)
 
     def state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
-        """Returns the values `[B]` of rows `[B]`."""
-        return self._value(time_step)
+        """Returns the values `[...]` of rows `[...]`."""
+        return self.value(self.value.features(time_step, None)[0])[0]
+
+    def action_values(self, critic: nn.Module, time_step: TimeStep, action: Nest) -> torch.Tensor:
+        """Returns the values `[E, ...]` of actions at rows `[...]`.
+
+        Args:
+          critic: `self.critic` or `self.target_critic.network`, an ensemble of E.
+          time_step: the rows.
+          action: in the algorithm's units.
+        """
+        codes = torch.cat([code(leaf) for code, leaf in zip(self.action_codes, nest.leaves(action))], -1)
+        return critic(critic.features(time_step, None)[0], codes)  # type: ignore[operator]
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
         experience = transitions(experience, self._lambda)
         now, later = nest.split(experience.time_step, 1)
         action = nest.at(experience.action, slice(0, 1))
-        codes = torch.cat([code(leaf) for code, leaf in zip(self.action_codes, nest.leaves(action))], -1)
-        q = self.critic(self.critic.features(now, None)[0], codes)
+        q = self.action_values(self.critic, now, action)
         with torch.no_grad():
-            target = self.target_critic.network
-            target_q = self.values.least(target(target.features(now, None)[0], codes))
-            next_value = self._value(later)
-        log_prob = self._policy(now.observation).log_prob(action)
-        return AlgStep(info=IQLTrain(q, target_q, self._value(now), next_value, log_prob))
+            target_q = self.values.least(self.action_values(self.target_critic.network, now, action))
+            next_value = self.state_value(later, None)
+        log_prob = self.policy(now).log_prob(action)
+        return AlgStep(info=IQLTrain(q, target_q, self.state_value(now, None), next_value, log_prob))
 
     def calc_loss(self, experience: Experience, info: IQLTrain) -> LossInfo:
         target = self.values.target(experience, NextValues(info.next_value), self._lambda)[:1]
@@ -165,13 +179,6 @@ class IQL(RLAlgorithm):
 
     def after_update(self) -> None:
         self.target_critic.update(self.critic)
-
-    def _policy(self, observation: Nest) -> Distribution:
-        features = self.actor_mlp(self.actor_encoder(observation))
-        return policy_of(self.policy_head, features, self.action_masks, observation)
-
-    def _value(self, time_step: TimeStep) -> torch.Tensor:
-        return self.value(self.value.features(time_step, None)[0])[0]
 
     def _within_bounds(self, action: Nest) -> Nest:
         """Returns the action with Box leaves clipped to [-1, 1], so that the critics value what is executed."""

@@ -13,6 +13,7 @@ from alfish.analysis.run_source import METRICS_FILE, RunSource, is_run
 from alfish.analysis.series import Series, Source
 from alfish.errors import UsageError
 
+TRIALS = "trials.csv"  # of a sweep, see `sweeps.table`: a row for each trial, not a curve
 RUN_ID = "run_id"  # written when a run starts
 Note = Callable[[str], Any]  # takes a sentence for the user
 
@@ -83,7 +84,7 @@ def _expanded(pattern: str) -> Sequence[Path]:
     found = sorted(Path(one) for one in glob.glob(pattern, recursive=True))
     if not found:
         raise UsageError(f"there is no run {pattern!r}")
-    return [one for one in found if one.is_dir() or one.suffix == ".csv"]
+    return [one for one in found if one.is_dir() or (one.suffix == ".csv" and one.name != TRIALS)]
 
 
 def _runs(path: Path) -> list[Path]:

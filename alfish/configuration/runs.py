@@ -117,7 +117,8 @@ def train(
         for `Trainer.algorithm`.
       environment: as for `make_environment.env_id`: an id of gymnasium, a class, or its name (`my_module:MyEnv`).
       root_dir: of the run; created if needed. An existing run is continued.
-      conf: a gin file, or the name of a shipped conf, instead of the name of an algorithm.
+      conf: a gin file, or the name of a shipped conf, instead of the name of an algorithm. Beside it `algorithm` may be
+        a class of your own, which takes the place of the conf's (`alfish.train(MySAC, conf="sac_pendulum")`).
       on_config_change: action if the run in `root_dir` has another configuration: 'stop' raises; 'old' and 'new'
         continue with the configuration of the run, or with this one.
       **settings: parameters of the Trainer by name (`seed=1`), and of other classes with the name of the class
@@ -134,8 +135,11 @@ def train(
     """
     if on_config_change not in ("stop", "old", "new"):
         raise UsageError(f"on_config_change is {on_config_change!r}; it must be 'stop', 'old' or 'new'")
-    if (conf is None) == (algorithm is None) or (conf is not None and isinstance(algorithm, str)):
-        raise UsageError('alfish.train takes an algorithm, as in alfish.train("PPO", "CartPole-v1", ...), or a conf')
+    if conf is algorithm is None or (conf is not None and isinstance(algorithm, str)):
+        raise UsageError(
+            'alfish.train takes an algorithm, as in alfish.train("PPO", "CartPole-v1", ...), or a conf; beside a conf, '
+            "the algorithm is a class of your own, not a name"
+        )
     if not (environment is None or isinstance(environment, str) or callable(environment)):
         raise UsageError(
             f"alfish.train was given {shown(environment)}; it takes what makes environments: an id, a class, or a "

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from alfish import nest, replicas
-from alfish.algorithms.contract import check_loss_info, losses_error, return_error
+from alfish.algorithms.contract import check_detached, check_loss_info, losses_error, return_error
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Minibatches, take
 from alfish.data import AlgStep, Batch, LossInfo
@@ -26,6 +26,8 @@ from alfish.nest import Nest
 from alfish.networks.bodies.batch_norm import check_batch_norms
 
 OWN_SCALARS = ("loss", "grad_norm", "learning_rate", "nonfinite_updates")  # of the learner; also as 'loss/GROUP'
+
+EARLY = 10  # updates in which each group has a loss, unless graph_key says that updates differ
 
 # A window's priority mixes the largest priority of its rows with their mean; this is the weight of the largest
 # (Kapturowski et al., 2019, section 2.3).
@@ -88,6 +90,7 @@ class Updates:
             name: optimizer(group.flat[vectors]) for group in self.groups.values() for name, vectors in group.parts
         }
         check_batch_norms(algorithm)
+        self._is_first, self._without_loss, self._num_early = True, set(self.groups), 0
         self._unit_rows = unit_rows_of(algorithm, self.groups)
         self._max_grad_norm = max_grad_norm
         device = algorithm.progress.device
@@ -143,6 +146,11 @@ class Updates:
         except Exception:  # of fields of another kind; a check then names the mistake
             check_loss_info(loss_info, self.algorithm)
             raise
+        if self._without_loss:
+            self._check_groups(means.losses)
+        if self._is_first:
+            self._is_first = False
+            check_detached(self.algorithm)
         return UpdateStats(list(means.losses), gradients.total, extra, priority)
 
     def project(self, names: Iterable[str]) -> None:
@@ -262,6 +270,17 @@ class Updates:
             counted.append(mask)
         num_rows = torch.stack([mask.sum() for mask in counted]) if replicas.is_joined() else None
         return Means(losses, stop, num_rows)
+
+    def _check_groups(self, losses: Collection[str]) -> None:
+        """Raises UsageError if a group has had no loss in `EARLY` updates, and no `graph_key` says that they differ."""
+        self._without_loss.difference_update(losses)
+        self._num_early += 1
+        if self._without_loss and self._num_early == EARLY and self.algorithm.graph_key() is None:
+            raise UsageError(
+                f"calc_loss of {type(self.algorithm).__name__} returned no loss for the group "
+                f"{min(self._without_loss)!r} in {EARLY} updates, so it does not train; return one, or let graph_key "
+                "tell the updates in which it trains from the others"
+            )
 
     def _only_group(self) -> str:
         if len(self.groups) > 1:

@@ -180,7 +180,12 @@ class Metrics:
             self._flush()
 
     def results(self) -> dict[str, float]:
-        """Returns the scalars of all metrics over all rows so far."""
+        """Returns the scalars of all metrics over all rows so far.
+
+        Raises:
+          CodeError: a metric raised an error.
+          UsageError: a metric returned something else than a dict of numbers.
+        """
         self._flush()
         found: dict[str, float] = {}
         for metric in self._metrics.values():

@@ -26,6 +26,9 @@ LISTENERS = "evaluation, checkpoints, summaries"  # the part of a run, see `Time
 class Report:
     """Result of one iteration. Listeners receive it in order, and may add entries for later listeners.
 
+    `Trainer.extra_listeners` come after `Summaries`, which has then written `scalars`; a metric or
+    `Summaries.custom_summary` shows numbers of your own.
+
     Attributes:
       clock: see `Clock.value`.
       env_steps, iterations, updates, wall_seconds: the other counters of `Clock`.
@@ -38,7 +41,8 @@ class Report:
         belongs at the multiple of its period at which it was due, so that evaluations of several seeds have equal
         clocks.
       films: mp4 files of the run's directory, by the name that writers show them under (`evaluation/film`).
-      evaluation: None if there was none.
+      evaluation: returns and lengths of its episodes; None if there was none. Its means are in `scalars`, as
+        `scalars["evaluation/mean_return"]`.
     """
 
     clock: int

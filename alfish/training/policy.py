@@ -196,8 +196,6 @@ class Policy:
                 hint = "" if batched else "; batched=True takes one observation a row"
                 raise UsageError(f"{name} has shape {found}, and {wanted} is expected{hint}")
             _check_range(name, rows, spec)
-            if rows.dtype.kind == "f" and not math.isfinite(np.add.reduce(rows, axis=None, dtype=np.float64)):
-                raise UsageError(f"{name} has a value that is not finite; the action would be of no use")
             leaves.append(rows)
         return nest.unflatten(self._structure, leaves)
 
@@ -301,7 +299,12 @@ def _check_held(name: str, rows: np.ndarray, spec: spaces.Space) -> None:
 
 
 def _check_range(name: str, rows: np.ndarray, spec: spaces.Space) -> None:
-    """Raises UsageError if a Discrete or MultiDiscrete leaf, counted from 0, is outside its space."""
+    """Raises UsageError if a float is not finite, or a (Multi)Discrete leaf, counted from 0, is outside its space."""
+    if rows.dtype.kind == "f":
+        # One call of Python looks at all entries.
+        if not -math.inf < np.add.reduce(rows, axis=None, dtype=np.float64) < math.inf:
+            raise UsageError(f"{name} has a value that is not finite; the action would be of no use")
+        return
     if not isinstance(spec, (spaces.Discrete, spaces.MultiDiscrete)):
         return
     sizes = spec.n if isinstance(spec, spaces.Discrete) else spec.nvec

@@ -14,6 +14,7 @@ from alfish.batches import EpochBatches
 from alfish.data import AlgStep, LossInfo
 from alfish.environments import make_environment
 from alfish.errors import UsageError
+from alfish.learner.updates import EARLY
 from alfish.training.listeners import Listener
 from alfish.training.trainer import Trainer
 from alfish.transforms import Transform
@@ -41,10 +42,10 @@ class Right(RLAlgorithm):
         return LossInfo(info, extra={"value": info})
 
 
-def train(tmp_path, algorithm, transforms=()):
+def train(tmp_path, algorithm, transforms=(), num_iterations=2):
     environment = functools.partial(make_environment, "CartPole-v1", num_envs=B)
     options = {
-        "num_iterations": 2,
+        "num_iterations": num_iterations,
         "unroll_length": 8,
         "listeners": [],
         "summary_period": 1,
@@ -237,3 +238,105 @@ def test_a_state_has_the_dtype_of_the_initial_state():
     check_step(step, None, "rollout_step", spec, B, torch.zeros(B, 1))
     with pytest.raises(UsageError, match=r"a state of state \[4, 1\] float32, and initial_state one of .* int64; make"):
         check_step(step, None, "rollout_step", spec, B, torch.zeros(B, 1).long())
+
+
+class TwoGroups(Right):
+    """Has a second group, `critic`, and a loss for each."""
+
+    def __init__(self, *specs):
+        super().__init__(*specs)
+        self.critic = torch.nn.Linear(4, 1)
+
+    def parameter_groups(self):
+        return {"actor": self.linear.parameters(), "critic": self.critic.parameters()}
+
+    def train_step(self, experience, state):
+        value = self.critic(experience.time_step.observation)[..., 0]
+        return AlgStep(info={"actor": super().train_step(experience, state).info, "critic": value})
+
+    def calc_loss(self, experience, info):
+        return LossInfo(info)
+
+
+class ForgetsTheCritic(TwoGroups):
+    def calc_loss(self, experience, info):
+        return LossInfo({"actor": info["actor"]})
+
+
+class DelaysTheCritic(ForgetsTheCritic):
+    def graph_key(self):
+        return False  # the critic does not train in this update
+
+
+@pytest.mark.parametrize("algorithm", [TwoGroups, DelaysTheCritic])
+def test_a_group_may_have_no_loss_in_updates_of_their_own_graph_key(tmp_path, algorithm):
+    train(tmp_path, algorithm, num_iterations=EARLY + 2)
+
+
+def test_a_group_that_never_has_a_loss_is_refused(tmp_path):
+    with pytest.raises(
+        UsageError, match="calc_loss of ForgetsTheCritic returned no loss for the group 'critic' in 10 updates"
+    ):
+        train(tmp_path, ForgetsTheCritic, num_iterations=EARLY)
+
+
+class Holds(Right):
+    """Keeps something as an attribute."""
+
+    def __init__(self, *specs, held):
+        super().__init__(*specs)
+        self.held = held
+
+
+def test_frozen_modules_in_a_list_are_accepted(tmp_path):
+    train(tmp_path, functools.partial(Holds, held=[torch.nn.Linear(4, 2).requires_grad_(False), torch.zeros(3)]))
+
+
+class KeepsAGraph(TwoGroups):
+    """Writes an attribute in a hook, and forgets to detach it."""
+
+    def __init__(self, *specs):
+        super().__init__(*specs)
+        self.average = torch.zeros(())
+
+    def calc_loss(self, experience, info):
+        self.average = 0.9 * self.average + 0.1 * info["actor"].mean()
+        return LossInfo({**info, "actor": info["actor"] + self.average})
+
+
+class KeepsADetachedTensor(KeepsAGraph):
+    def calc_loss(self, experience, info):
+        loss_info = super().calc_loss(experience, info)
+        self.average = self.average.detach()
+        return loss_info
+
+
+def test_a_graph_that_outlives_its_update_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="KeepsAGraph.average keeps a tensor with the graph .* detach"):
+        train(tmp_path, KeepsAGraph)
+
+
+def test_an_attribute_may_keep_a_detached_tensor(tmp_path):
+    train(tmp_path, KeepsADetachedTensor)
+
+
+def test_a_hook_with_other_arguments_is_refused(tmp_path):
+    wrong = type("Wrong", (Right,), {"after_update": lambda self, experience: None})
+    with pytest.raises(UsageError, match=r"after_update of Wrong takes \(experience\), and is called with \(\)"):
+        train(tmp_path, wrong)
+
+
+def test_a_misspelt_hook_is_refused(tmp_path):
+    wrong = type("Wrong", (Right,), {"preprocess_experiance": lambda self, experience: experience})
+    with pytest.raises(UsageError, match="method 'preprocess_experiance', .* did you mean preprocess_experience?"):
+        train(tmp_path, wrong)
+
+
+@pytest.mark.parametrize("name", ["_preprocess_experiance", "calc_losses", "state_value"])
+def test_methods_of_other_names_are_accepted(tmp_path, name):
+    train(tmp_path, type("Named", (Right,), {name: lambda self: None, "calc_loss": Right.calc_loss}))
+
+
+def test_a_constructor_that_does_not_call_that_of_its_base_class_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"the constructor of Wrong does not call super\(\).__init__; call it first"):
+        train(tmp_path, type("Wrong", (Right,), {"__init__": lambda self, *specs: None}))

@@ -150,6 +150,7 @@ def test_words_are_directories_globs_and_labels(make_run, tmp_path):
     for seed in range(3):
         make_run(f"runs/ppo-{seed}", seed=seed)
     names = [str(tmp_path / "runs" / f"ppo-{seed}") for seed in range(3)]
+    (tmp_path / "runs" / "trials.csv").write_text("trial,steps,mean\n0,100,1.5\n")  # as in a sweep
     for words in ([tmp_path / "runs"], [f"{tmp_path}/runs/*"], names, [f"{tmp_path}/r*/ppo-[0-2]", names[0]]):
         assert [source.name for source in find(words)] == names
     (tmp_path / "runs" / "base").mkdir()

@@ -770,6 +770,8 @@ def test_confs_lists_those_with_all_words_and_shows_the_text_of_one(refused, cap
     assert main(["confs", "ppo.gin"]) == 0  # without .gin, a word
     path = locating.confs_directory() / "ppo.gin"
     assert capsys.readouterr().out == f"{path}\n\n{path.read_text()}"
+    assert main(["confs", "offline"]) == 0  # a word of no task, so the file
+    assert "offline.gin\n\n# Trains on recorded data only" in capsys.readouterr().out
     assert refused("confs", "cartpole", "iql") == (
         "alfish confs: no shipped configuration has cartpole and iql; `alfish confs` lists all of them\n"
     )

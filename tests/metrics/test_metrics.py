@@ -441,3 +441,11 @@ def test_a_metric_needs_no_base_class():
     del Duck.load_state_dict
     with pytest.raises(UsageError, match="Duck is not a metric; it has no load_state_dict"):
         Metrics([Duck()], 1)
+
+
+def test_a_result_may_have_numbers_of_numpy_and_torch():
+    class Own(AverageReturn):
+        def result(self):
+            return {"a": np.float32(0.5), "b": torch.tensor(2)}
+
+    assert Metrics([Own()], 1).results() == {"a": 0.5, "b": 2.0}

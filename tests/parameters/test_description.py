@@ -350,6 +350,16 @@ def test_train_does_not_swallow_a_signal_that_comes_at_the_end(tmp_path):
     assert (tmp_path / "run" / "done").exists()
 
 
+class OwnPPO(PPO):
+    pass
+
+
+def test_a_class_takes_the_place_of_the_algorithm_of_a_conf(tmp_path):
+    alfish.train(OwnPPO, conf="ppo_cartpole", root_dir=tmp_path, **SMALL)
+    assert "Trainer.num_env_steps" in (tmp_path / "config.gin").read_text()
+    assert type(alfish.load(tmp_path).algorithm) is OwnPPO
+
+
 @pytest.mark.parametrize(
     "arguments, settings, words",
     [
