@@ -78,7 +78,7 @@ def _of_file(file: Path, policy: Any, steps: Sequence[Step]) -> float:
         made = module.Policy()
         return _microseconds(lambda step: made.act(step.observation, bool(step.first), step.reward), steps)
     program = PolicyGraph(policy)
-    inputs = comparison.inputs_of(program, steps)
+    inputs = comparison.inputs_of(program, steps, comparison.results_of(policy, program, steps, sample=False))
     state = {leaf.name: leaf.example.numpy() for leaf in program.state}
     call: Callable[[dict[str, Any]], Sequence[Any]]
     if file.suffix == ".onnx":

@@ -1,4 +1,8 @@
-"""Comparison of an exported policy with the policy itself, on recorded observations."""
+"""Comparison of an exported policy with the policy itself, on recorded observations.
+
+Both take each step from the same state, the policy's own. A policy that reads its last action would otherwise carry
+differences of the last digits from step to step, and may enlarge them until they say nothing.
+"""
 
 import subprocess
 import sys
@@ -19,31 +23,36 @@ from alfish.exporting.recording import Step
 from alfish.runs import random_state
 from alfish.training.policy import Policy
 
-Inputs = dict[str, np.ndarray]  # of one step, by name: leaves of the observation, `first`, `reward` and noise
-Actions = list[np.ndarray]  # `[N, ...]` each, in the order of the action's leaves
+Inputs = dict[str, np.ndarray]  # of one step, by name: leaves of the observation, `first`, `reward`, state and noise
+Results = list[np.ndarray]  # `[N, ...]` each: leaves of the action, then of the next state that the program carries
 
 
-def actions_of(policy: Policy, steps: Sequence[Step], sample: bool) -> Actions:
-    """Returns the actions of `Policy.act`; step t draws from torch's generator after `manual_seed(t)`."""
+def results_of(policy: Policy, program: PolicyGraph, steps: Sequence[Step], sample: bool) -> Results:
+    """Returns the results of `Policy.act`; step t draws from torch's generator after `manual_seed(t)`."""
     policy.reset()
+    carried = [leaf.name for leaf in program.state]
     found = []
     with random_state.preserved(), WithoutChecks():
         for t, step in enumerate(steps):
             torch.manual_seed(t)
             action = policy.act(step.observation, sample=sample, first=step.first, reward=step.reward)
-            found.append(nest.leaves(nest.map(np.asarray, action)))
+            after = dict(nest.named_leaves(policy.state, "state"))
+            # Copies, because the policy may write its state again in the next step.
+            found.append([np.array(leaf) for leaf in (*nest.leaves(action), *(after[name][0] for name in carried))])
     return [np.stack(column) for column in zip(*found)]
 
 
-def inputs_of(program: PolicyGraph, steps: Sequence[Step]) -> list[Inputs]:
-    """Returns the inputs of each step, with the random numbers that `actions_of` draws."""
+def inputs_of(program: PolicyGraph, steps: Sequence[Step], results: Results) -> list[Inputs]:
+    """Returns the inputs of each step, with the state and the random numbers of `results_of`."""
     examples = {leaf.name: leaf.example.numpy() for leaf in program.inputs}
+    states = {leaf.name: leaf.example.numpy() for leaf in program.state}
     found = []
     with random_state.preserved():
         for t, step in enumerate(steps):
             leaves = dict(nest.named_leaves(step.observation, "observation"))
             row = {name: np.asarray(leaf, examples[name].dtype) for name, leaf in leaves.items() if name in examples}
-            row |= {"first": np.array(step.first), "reward": step.reward}
+            row |= {"first": np.array(step.first), "reward": step.reward, **states}
+            states = dict(zip(states, (np.array(column[t]) for column in results[len(program.actions) :])))
             torch.manual_seed(t)
             drawn = [(noise, noise.draw().numpy()) for noise in program.noise]
             row |= {noise.leaf.name: numbers for noise, numbers in drawn if noise.is_read}
@@ -51,26 +60,26 @@ def inputs_of(program: PolicyGraph, steps: Sequence[Step]) -> list[Inputs]:
     return found
 
 
-def difference(found: Actions, expected: Actions) -> float:
-    """Returns the largest absolute difference of two actions, relative to actions larger than 1."""
+def difference(found: Results, expected: Results) -> float:
+    """Returns the largest absolute difference of two results, relative to results larger than 1."""
     pairs = [(a.astype(np.float64), b.astype(np.float64)) for a, b in zip(found, expected, strict=True)]
     largest = [(np.abs(a - b) / np.maximum(1, np.abs(b))).max(initial=0) for a, b in pairs]
     return float(np.max(largest))  # nan if one is, unlike `max`
 
 
-def run_onnx(program: PolicyGraph, path: Path, inputs: Sequence[Inputs]) -> Actions:
-    """Returns the actions of an ONNX file; onnxruntime computes them."""
+def run_onnx(program: PolicyGraph, path: Path, inputs: Sequence[Inputs]) -> Results:
+    """Returns the results of an ONNX file; onnxruntime computes them."""
     try:
         import onnxruntime
     except ImportError as error:
         raise UsageError("an .onnx file is checked with the extra 'onnx': pip install 'alfish[onnx]'") from error
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     names = [one.name for one in session.get_inputs()]
-    return _rolled_out(program, inputs, lambda row: session.run(None, {name: row[name] for name in names}))
+    return _stacked(inputs, lambda row: session.run(None, {name: row[name] for name in names}))
 
 
-def run_torch(program: PolicyGraph, path: Path, inputs: Sequence[Inputs]) -> Actions:
-    """Returns the actions of a `.pt2` file."""
+def run_torch(program: PolicyGraph, path: Path, inputs: Sequence[Inputs]) -> Results:
+    """Returns the results of a `.pt2` file."""
     module = torch_file.load(path)
     names = [leaf.name for leaf in (*program.inputs, *(noise.leaf for noise in program.read_noise))]
 
@@ -78,11 +87,11 @@ def run_torch(program: PolicyGraph, path: Path, inputs: Sequence[Inputs]) -> Act
         results = module(*(torch.from_numpy(np.array(row[name])) for name in names))
         return [leaf.detach().numpy() for leaf in results]
 
-    return _rolled_out(program, inputs, act)
+    return _stacked(inputs, act)
 
 
-def run_numpy(program: PolicyGraph, path: Path, inputs: Sequence[Inputs]) -> Actions:
-    """Returns the actions of a numpy file, computed in a process without torch and alfish.
+def run_numpy(program: PolicyGraph, path: Path, inputs: Sequence[Inputs]) -> Results:
+    """Returns the results of a numpy file, computed in a process without torch and alfish.
 
     Raises:
       RunError: the process failed.
@@ -97,27 +106,19 @@ def run_numpy(program: PolicyGraph, path: Path, inputs: Sequence[Inputs]) -> Act
             words = ended.stderr.strip().splitlines() or [f"it ended with status {ended.returncode}"]
             raise RunError(f"the exported file fails without alfish: {words[-1]}")
         with np.load(found, allow_pickle=False) as outputs:
-            return [outputs[f"action_{k}"] for k in range(len(program.actions))]
+            return [outputs[f"result_{k}"] for k in range(len(program.results))]
 
 
-def run_numpy_here(program: PolicyGraph, inputs: Sequence[Inputs]) -> Actions:
-    """Returns the actions of the numpy program inside this process, with the policy's own weights."""
+def run_numpy_here(program: PolicyGraph, inputs: Sequence[Inputs]) -> Results:
+    """Returns the results of the numpy program inside this process, with the policy's own weights."""
     first, rest = compiled(numpy_file.translate(program))
     prepared = first(*(value.numpy() for value in program.constants.values()))
     names = [leaf.name for leaf in (*program.inputs, *(noise.leaf for noise in program.read_noise))]
-    return _rolled_out(program, inputs, lambda row: rest(*prepared, *(row[name] for name in names)))
+    return _stacked(inputs, lambda row: rest(*prepared, *(row[name] for name in names)))
 
 
-def _rolled_out(
-    program: PolicyGraph, inputs: Sequence[Inputs], act: Callable[[Inputs], Sequence[Any]]
-) -> list[np.ndarray]:
-    """Returns the actions over all steps; `act` returns actions and next state."""
-    state = {leaf.name: leaf.example.numpy() for leaf in program.state}
-    found = []
-    for row in inputs:
-        results = act({**row, **state})
-        count = len(program.actions)
-        # Copies, because a program may write its results again in the next step.
-        found.append([np.array(leaf) for leaf in results[:count]])
-        state = dict(zip(state, (np.array(leaf) for leaf in results[count:])))
+def _stacked(inputs: Sequence[Inputs], act: Callable[[Inputs], Sequence[Any]]) -> Results:
+    """Returns the results of all steps; `act` returns the leaves of the action and of the next state."""
+    # Copies, because a program may write its results again in the next step.
+    found = [[np.array(leaf) for leaf in act(row)] for row in inputs]
     return [np.stack(column) for column in zip(*found)]

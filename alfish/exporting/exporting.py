@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from alfish.errors import RunError
 from alfish.exporting import comparison, numpy_file, onnx_file, torch_file
 from alfish.exporting.graph import PolicyGraph
@@ -20,7 +22,7 @@ class Exported(NamedTuple):
 
     Attributes:
       files: that were written.
-      difference: the largest one from `Policy.act`, see `comparison.difference`.
+      difference: the largest one of an action or a next state from `Policy.act`, see `comparison.difference`.
       from_program: the largest one of a numpy file from the same program inside alfish; None for other formats.
     """
 
@@ -31,7 +33,7 @@ class Exported(NamedTuple):
 
 class Format(NamedTuple):
     write: Callable[..., list[Path]]  # (program, path, text, noise_is_input)
-    run: Callable[[PolicyGraph, Path, Sequence[comparison.Inputs]], comparison.Actions]
+    run: Callable[[PolicyGraph, Path, Sequence[comparison.Inputs]], comparison.Results]
 
 
 FORMATS = {
@@ -61,17 +63,20 @@ def export(policy: Policy, output: Path, steps: Sequence[Step], sample: bool = F
     with tempfile.TemporaryDirectory(prefix="alfish-") as directory:
         trial = Path(directory) / f"policy{output.suffix}"
         form.write(program, trial, text, True)
-        inputs = comparison.inputs_of(program, steps)
+        expected = comparison.results_of(policy, program, steps, sample)
+        inputs = comparison.inputs_of(program, steps, expected)
         found = form.run(program, trial, inputs)
-    largest = comparison.difference(found, comparison.actions_of(policy, steps, sample))
+    largest = comparison.difference(found, expected)
     from_program = None
     if output.suffix == ".py":
         from_program = comparison.difference(found, comparison.run_numpy_here(program, inputs))
     if not largest <= LIMIT or from_program not in (None, 0.0):
+        again = comparison.results_of(policy, program, steps, sample)
+        changes = not all(map(np.array_equal, expected, again))
+        reason = "depends on a value that changes from call to call" if changes else "enlarges rounding errors"
         raise RunError(
             f"the exported policy acts differently from the policy on {len(steps):,} observations, by up to "
-            f"{max(largest, from_program or 0):.2g} (limit {LIMIT:g}), so {output} is not written; its step probably "
-            "depends on a value that changes from call to call"
+            f"{max(largest, from_program or 0):.2g} (limit {LIMIT:g}), so {output} is not written; its step {reason}"
         )
     return Exported(form.write(program, output, text, False), largest, from_program)
 

@@ -33,16 +33,17 @@ def main(policy_file, inputs_file, outputs_file):
     for name in ("torch", "alfish", "gymnasium"):
         sys.modules[name] = None  # type: ignore[assignment]  # makes its import fail
     policy = runpy.run_path(policy_file)["Policy"]()
-    state, results = policy.initial_state(), []
+    results = []
     with np.load(inputs_file, allow_pickle=False) as inputs:
         columns = {name: inputs[name] for name in inputs.files}
     noise = [column for name, column in columns.items() if name.startswith("noise.")]
     for t in range(len(columns["first"])):
         leaves = {name: column[t] for name, column in columns.items()}
         drawn = [column[t] for column in noise]
-        action, state = policy.step(nested(leaves, policy), state, leaves["first"], leaves["reward"], drawn)
-        results.append(flat(action))
-    outputs = {f"action_{k}": np.stack(column) for k, column in enumerate(zip(*results))}
+        state = {name: np.array(leaves[name]) for name in policy.states} if t else policy.initial_state()
+        action, after = policy.step(nested(leaves, policy), state, leaves["first"], leaves["reward"], drawn)
+        results.append([np.array(leaf) for leaf in (*flat(action), *after.values())])
+    outputs = {f"result_{k}": np.stack(column) for k, column in enumerate(zip(*results))}
     np.savez(outputs_file, **outputs)  # type: ignore[arg-type]
 
 

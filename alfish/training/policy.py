@@ -127,6 +127,11 @@ class Policy:
         """Clears the policy's memory; in the next `act` every row begins an episode."""
         self._state = self._transform_state = self._prev_action = None
 
+    @property
+    def state(self) -> Nest:
+        """What the next `act` reads besides its arguments, `[B, ...]`; None in each part after `reset`."""
+        return {"prev_action": self._prev_action, "transforms": self._transform_state, "memory": self._state}
+
     def act(
         self, observation: Any, batched: bool = False, sample: bool = False, first: Any = None, reward: Any = None
     ) -> Any:

@@ -130,6 +130,38 @@ def test_any_spaces_with_memory_and_the_previous_step_act_alike(suffix, sample, 
     assert [leaf.name for leaf in program.state if "prev_action" in leaf.name]
 
 
+@pytest.mark.parametrize("suffix", [".py", ".onnx", pytest.param(".pt2", marks=pytest.mark.slow)])
+def test_a_memory_that_enlarges_differences_of_its_last_action_is_compared_step_by_step(suffix, tmp_path):
+    torch.manual_seed(0)
+    action = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    policy = of_spaces(spaces.Box(-1, 1, (3,), np.float32), action, [PreviousStep], memory=GRU)
+    with torch.no_grad():
+        for parameter in policy.algorithm.parameters():
+            parameter.mul_(3)
+    steps = [
+        step._replace(first=t == 0, reward=np.zeros((), np.float32)) for t, step in enumerate(sampled(policy, 300))
+    ]
+    assert exporting.export(policy, tmp_path / f"policy{suffix}", steps).difference <= exporting.LIMIT
+
+
+@pytest.mark.parametrize("leaf", ["state.memory.actor", "state.prev_action"])
+def test_a_state_that_differs_is_a_difference(leaf, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    action = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    policy = of_spaces(spaces.Box(-1, 1, (3,), np.float32), action, [PreviousStep], memory=GRU)
+    run = exporting.comparison.run_onnx
+
+    def changed(program, path, inputs):
+        names = [one.name for one in (*program.actions, *program.state)]
+        results = run(program, path, inputs)
+        results[names.index(leaf)][2] += 1e-3
+        return results
+
+    monkeypatch.setitem(exporting.FORMATS, ".onnx", exporting.FORMATS[".onnx"]._replace(run=changed))
+    with pytest.raises(RunError, match=r"by up to 0.001 .*its step enlarges"):
+        exporting.export(policy, tmp_path / "policy.onnx", sampled(policy, 5))
+
+
 @pytest.fixture
 def policy():
     torch.manual_seed(0)
@@ -215,7 +247,7 @@ def test_layers_of_users_act_alike(suffix, tmp_path):
     observation, action = spaces.Box(0, 255, (8, 8, 3), np.uint8), spaces.Box(-1, 1, (3,), np.float32)
     policy = of_spaces(observation, action, encoder=encoder)
     assert exporting.export(policy, tmp_path / f"policy{suffix}", sampled(policy, 20)).difference < 1e-6
-    actions = exporting.comparison.actions_of(policy, sampled(policy, 20), sample=False)[0]
+    actions = exporting.comparison.results_of(policy, PolicyGraph(policy), sampled(policy, 20), sample=False)[0]
     assert actions.std(0).min() > 1e-4  # else nothing was compared
 
 
@@ -314,7 +346,7 @@ def test_a_policy_that_would_act_differently_is_not_written(suffix, tmp_path):
         spaces.Box(-1, 1, (2,), np.float32),
         encoder=lambda spec: Encoder(spec, leaves={"": Counts}),
     )
-    with pytest.raises(RunError, match=r"acts differently.*by up to .*limit 1e-05"):
+    with pytest.raises(RunError, match=r"acts differently.*by up to .*limit 1e-05.* a value that changes from call"):
         exporting.export(policy, tmp_path / f"policy{suffix}", sampled(policy, 9))
     assert not list(tmp_path.iterdir())
 
@@ -343,7 +375,9 @@ def test_the_numpy_file_is_checked_without_torch_and_alfish(policy, tmp_path):
     path = tmp_path / "policy.py"
     numpy_file.write(program, path, "mine")
     path.write_text(path.read_text() + "\nimport torch\n")
-    inputs = exporting.comparison.inputs_of(program, sampled(policy, 2))
+    steps = sampled(policy, 2)
+    results = exporting.comparison.results_of(policy, program, steps, sample=False)
+    inputs = exporting.comparison.inputs_of(program, steps, results)
     with pytest.raises(RunError, match="torch"):
         exporting.comparison.run_numpy(program, path, inputs)
 
