@@ -32,6 +32,7 @@ from alfish.errors import RunError, UsageError
 from alfish.processes import pool
 from alfish.processes.heartbeat import Heartbeat
 from alfish.processes.messages import Died, Plan, Seconds, Segment, Stepping
+from alfish.processes.pickling import from_bytes, to_bytes
 from alfish.replay import RingBuffer
 from alfish.runs import stop_signals
 from alfish.runs.checkpoints import Checkpoints
@@ -1009,6 +1010,21 @@ def test_a_lambda_in_the_environments_settings_is_named():
             UsageError, match=r"^make_environment\.env_id needs .*<lambda>, which is defined in the prog"
         ):
             EnvironmentMaker(gin.get_bindings("alfish.Trainer")["environment"])
+
+
+def test_a_lambda_of_another_class_is_named_where_an_environment_in_a_worker_reads_it():
+    with reading.preserved():
+        reading.read(["ppo_cartpole.gin"], ["make_environment.env_id=@Bandit"])
+        gin.bind_parameter("Bandit.length", lambda: 3)
+        gin.bind_parameter("Trainer.listeners", [lambda: 3])  # which no environment reads
+        maker = from_bytes(to_bytes(EnvironmentMaker(gin.get_bindings("alfish.Trainer")["environment"]), "maker"))
+    with reading.preserved():
+        gin.clear_config()
+        factory = maker()
+        with pytest.raises(UsageError, match=r"^Bandit\.length needs .*<lambda>, which is defined in the program"):
+            factory()
+        gin.bind_parameter("Bandit.length", 3)
+        factory().close()
 
 
 @pytest.mark.parametrize(

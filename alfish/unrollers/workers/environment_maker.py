@@ -1,11 +1,13 @@
 """The environment factory with its gin configuration, on its way to workers.
 
-A worker parses the configuration itself, because it shares no state with the trainer.
+A worker parses the configuration itself, because it shares no state with the trainer. The text of the configuration
+leaves out what no text can express, as a lambda; the worker refuses where an environment reads it.
 """
 
 import copy
 import importlib
 import re
+import reprlib
 from collections.abc import Callable
 from typing import Any
 
@@ -32,16 +34,21 @@ class EnvironmentMaker:
 
     def __init__(self, factory: Callable[..., Environment]):
         self._config, self._pickled = gin_internals.config_text(), b""
+        self._left_out = _left_out()
+        is_configured = bool(self._config or self._left_out)
         # Without a configuration a worker needs neither the modules that gin knows nor the parts of earlier runs.
-        self._modules = _modules_of(self._config) if self._config else []
-        parts = description.registered() if self._config else []
+        self._modules = _modules_of(self._config) if is_configured else []
+        parts = description.registered() if is_configured else []
         self._parts = [(module, name) for module, name in parts if module != "__main__"]
         # gin wraps a reference with a scope again at each access; the wrapped object stays the same.
         bound = _bound()
         if bound is None or _origin(bound.configurable.wrapped) is not _origin(factory):
             self._pickled = to_bytes(factory, "Trainer.environment")
         else:
-            _check_written(bound.configurable.selector)
+            own = bound.configurable.selector  # what it reads needs no worker to be found
+            for name, sentence in self._left_out.items():
+                if name.rpartition("/")[2].rpartition(".")[0] == own:
+                    raise UsageError(sentence)
 
     def __call__(self) -> Callable[..., Environment]:
         """Returns the factory. Called in the worker."""
@@ -50,6 +57,8 @@ class EnvironmentMaker:
         for part in self._parts:
             description.register(*part)
         gin.parse_config(self._config)
+        for name, sentence in self._left_out.items():
+            gin.bind_parameter(name, _LeftOut(sentence))
         return from_bytes(self._pickled) if self._pickled else copy.deepcopy(_bound())  # which is how gin resolves it
 
 
@@ -65,13 +74,30 @@ def _modules_of(config: str) -> list[str]:
     return sorted(modules)
 
 
-def _check_written(own: str) -> None:
-    """Raises UsageError if a parameter of a configurable has a value that the text of the configuration leaves out."""
-    for (_, selector), values in gin_internals.bindings().items():
+class _LeftOut:
+    """Stands in a worker for a value that no text can express; raises a sentence when it is read."""
+
+    def __init__(self, sentence: str):
+        self._sentence = sentence
+
+    def __deepcopy__(self, memo: Any) -> Any:  # gin copies a bound value where it passes it to a call
+        raise UsageError(self._sentence)
+
+
+def _left_out() -> dict[str, str]:
+    """Returns a sentence for each bound value that the text of the configuration leaves out, by scope/name.parameter.
+
+    Configurables of the program are missing: a worker does not know them, and cannot call them.
+    """
+    classes, found = gin_internals.configurables(), {}
+    for (scope, selector), values in gin_internals.bindings().items():
         for parameter, value in values.items():
-            if selector == own and not gin_internals.is_writable(value):
+            if not gin_internals.is_writable(value) and classes[selector].__module__ != "__main__":
                 name = f"{selector.rpartition('.')[2]}.{parameter}"
-                raise UsageError(NOT_IMPORTABLE.format(name=name, thing=getattr(value, "__qualname__", repr(value))))
+                thing = getattr(value, "__qualname__", reprlib.repr(value))
+                key = f"{scope}/{selector}.{parameter}" if scope else f"{selector}.{parameter}"
+                found[key] = NOT_IMPORTABLE.format(name=name, thing=thing)
+    return found
 
 
 def _bound() -> Any:
