@@ -7,6 +7,7 @@ import inspect
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from alfish.environments.sequential import check_ends, close, is_beyond_int64, i
 from alfish.errors import UsageError, first_line
 from alfish.parameters import Range, checked, imports
 from alfish.runs import random_state
+from alfish.runs.processes import follow
 from alfish.user_code import calling, refuse
 
 # A callable, its name, or either with keyword arguments.
@@ -140,10 +142,13 @@ class InProcess:
 
     def __init__(self, make: Callable[[], gymnasium.Env], seed: int):
         self._make, self._seed, self._home = make, seed, os.getpid()
+        is_main = threading.current_thread() is threading.main_thread()
+        self._followed = self._home if is_main else 0  # see `follow`
 
     def __call__(self) -> gymnasium.Env:
         if os.getpid() != self._home:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is sent to all processes of a terminal
+            # The process may be of a server. Ctrl-C is sent to all processes of a terminal.
+            follow(self._followed if os.getppid() == self._followed else 0)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # gymnasium ends processes by SIGTERM
             random_state.seed_all(self._seed)
         with calling("the constructor of an environment"):
