@@ -57,6 +57,13 @@ class _Messages(io.FileIO):
             return len(content)
 
 
+class _Text(io.TextIOWrapper):
+    """A stream of the process that no other code can close; an environment may call `sys.stdout.close()`."""
+
+    def close(self) -> None:
+        self.flush()
+
+
 def module_of(name: str) -> str:
     """Returns the module of a subcommand; a keyword of Python gets an underscore at its end."""
     return f"alfish.bin.{name.replace('-', '_')}" + "_" * keyword.iskeyword(name)
@@ -78,7 +85,7 @@ def prepare_process() -> None:
                 os.close(opened)
     encoding = getattr(sys.stdout, "encoding", None)
     sys.stdout, sys.stderr = (
-        io.TextIOWrapper(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=True)
+        _Text(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=True)
         for raw in (_Output(1, "w", closefd=False), _Messages(2, "w", closefd=False))
     )
     try:

@@ -54,7 +54,7 @@ class ConsoleProgress:
     ):
         self._budget = budget
         self._unit = unit
-        self._stream = sys.stderr if stream is None else stream
+        self._stream = sys.stderr if stream is None else stream  # None where the program has none
         self._window_seconds = window_seconds
         self._clock = clock
         self._moments: deque[_Moment] = deque()  # the first is about a window old
@@ -63,7 +63,7 @@ class ConsoleProgress:
         self._unshown: tuple[_Moment, dict[str, float]] | None = None
         self._bar = None
         self._period_seconds = period_seconds
-        if self._stream.isatty():
+        if self._is_open and self._stream.isatty():
             self._period_seconds = self.REDRAW_SECONDS
             bar_format = "{percentage:3.0f}%|{bar}| {desc}"
             self._bar = _Bar(total=budget, file=self._stream, bar_format=bar_format, dynamic_ncols=True)
@@ -88,8 +88,15 @@ class ConsoleProgress:
         if now - self._last_shown >= self._period_seconds:
             self._show()
 
+    @property
+    def _is_open(self) -> bool:
+        """False once other code, as an environment, has closed the stream; log.txt has the lines."""
+        return self._stream is not None and not self._stream.closed
+
     def line(self, text: str) -> None:
         """Prints a line above the bar."""
+        if not self._is_open:
+            return
         if self._bar is None:
             print(text, file=self._stream, flush=True)
         else:
@@ -98,11 +105,11 @@ class ConsoleProgress:
     def close(self) -> None:
         """Shows the last state, if it was not shown yet, and closes the bar."""
         self._show()
-        if self._bar is not None:
+        if self._bar is not None and self._is_open:
             self._bar.close()
 
     def _show(self) -> None:
-        if self._unshown is None:
+        if self._unshown is None or not self._is_open:
             return
         moment, values = self._unshown
         self._unshown = None

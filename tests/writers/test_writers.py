@@ -360,3 +360,30 @@ def test_tensorboard_shows_histograms_and_images(tmp_path):
     assert (picture.width, picture.height) == (4, 2)
     pixels = imageio.imread(picture.encoded_image_string)
     assert pixels.tolist() == np.arange(24).reshape(2, 4, 3).tolist()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_progress_goes_on_where_an_environment_has_closed_the_stream(kind, when):
+    stream = kind()
+    if when == "before":
+        stream.close()
+    progress = ConsoleProgress(10, unit="iterations", stream=stream, period_seconds=0)
+    progress.update(1, 1, 1.0, {})
+    stream.close()
+    progress.update(2, 2, 2.0, {})
+    progress.line("a line")
+    progress.close()
+
+
+def test_progress_goes_on_where_a_program_has_no_standard_error(monkeypatch):
+    monkeypatch.setattr("sys.stderr", None)
+    progress = ConsoleProgress(10, unit="iterations")
+    progress.update(1, 1, 1.0, {})
+    progress.line("a line")
+    progress.close()
