@@ -84,6 +84,26 @@ def refuse(error: BaseException, call: str) -> None:
         raise in_words(error, called).with_traceback(error.__traceback__) from error.__cause__ or error.__context__
 
 
+def refuse_default_dtype(call: str) -> None:
+    """Sets torch's default dtype to float32, and raises UsageError if code outside alfish has set another one.
+
+    Else new tensors of alfish would not have the dtype of those that there are, and a part that changed nothing would
+    get the blame.
+
+    Args:
+      call: what ran since the last check, as 'MyEnv.reset'.
+    """
+    import torch  # here, because a host of workers imports this module, and no torch
+
+    found = torch.get_default_dtype()
+    if found is not torch.float32:
+        torch.set_default_dtype(torch.float32)
+        raise UsageError(
+            f"{call} has called torch.set_default_dtype({found}), which holds for the whole process, and alfish "
+            f"computes in float32; name the dtype where tensors are made, as torch.zeros(3, dtype={found})"
+        )
+
+
 def in_words(error: BaseException, call: str = "") -> CodeError:
     """Returns an error of code outside alfish as one sentence.
 

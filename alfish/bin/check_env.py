@@ -36,7 +36,7 @@ from alfish.errors import UsageError, first_line
 from alfish.parameters import imports
 from alfish.parameters.literals import literal
 from alfish.runs import random_state
-from alfish.user_code import CodeError, calling, package_of
+from alfish.user_code import CodeError, calling, package_of, refuse_default_dtype
 
 LONGEST_SECONDS = 4.0  # of random steps
 MORE_STEPS = 10  # times --num_steps, until an episode ends
@@ -134,7 +134,9 @@ def _make(task: Task, is_flag: bool, seed: int = 0) -> Environment:
     with reading.preserved(), _named_by_flag(is_flag):
         found = reading.read(task.files, task.bindings)
         with messages.complete(found):
-            return make_environment(num_envs=2, evaluation=True, seed=seed)
+            made = make_environment(num_envs=2, evaluation=True, seed=seed)
+    refuse_default_dtype(f"the constructor of {made.name}")
+    return made
 
 
 def _ignores_seeds(task: Task, is_flag: bool) -> bool:
@@ -269,10 +271,11 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
         if done.any() and environment.resets_rows:  # else it resets by itself
             with random_state.apart():
                 observation = environment.reset([None, None], done).observation
+    refuse_default_dtype(f"{environment.name}.reset or step")
     if not observed.lengths:
         yield (
             f"no episode ended in {observed.num_steps:,} random steps, and without an end there are no returns to "
-            f"report; look further by --num_steps={MORE_STEPS * num_steps} if episodes are longer, else set a time "
+            f"report; look further by --num_steps={MORE_STEPS * observed.num_steps} if episodes are longer, else set a time "
             "limit by make_environment.wrappers = [['gymnasium.wrappers:TimeLimit', {'max_episode_steps': 1000}]]"
         )
 

@@ -28,7 +28,7 @@ from alfish.training.padded_policy import POLICY_BATCH_SIZE, PaddedPolicy
 from alfish.training.policy import completed
 from alfish.transforms import Transforms
 from alfish.unrollers.episodes import EpisodeAccumulator
-from alfish.user_code import calling
+from alfish.user_code import calling, refuse_default_dtype
 
 # Actions after which an episode is truncated; the longest episode of a shipped task, an Atari game, has 27,000.
 MAX_EPISODE_LENGTH = 100_000
@@ -55,7 +55,9 @@ def make_evaluator(
 
     def made(count: int) -> Environment:
         name = "the factory of the environment for evaluation"
-        return build(make_environment, Environment, name, num_envs=count, evaluation=True, **environment_arguments)
+        made = build(make_environment, Environment, name, num_envs=count, evaluation=True, **environment_arguments)
+        refuse_default_dtype(f"the constructor of {made.name}")
+        return made
 
     exclusive.check()  # else the configuration of a run in another thread would hold for these environments
     environment = made(min(num_envs, num_episodes))
@@ -102,7 +104,7 @@ class Evaluator:
         _check_spaces(environment, algorithm, transforms)
         self.environment, self._algorithm, self._transforms = environment, algorithm, transforms
         self.max_length, self.num_cut = max_length, 0
-        self.log: Callable[[str], Any] = _print_to_stderr
+        self.log: Callable[[str], Any] = print_to_stderr
         self._device = algorithm.progress.device
         trained_spec = transforms.raw_observation_spec
         lacks_leaves = nest.paths(environment.observation_spec) != nest.paths(trained_spec)
@@ -367,8 +369,10 @@ def _truncated(time_step: TimeStep, rows: np.ndarray) -> TimeStep:
     return time_step._replace(step_type=time_step.step_type.masked_fill(mask, StepType.LAST))
 
 
-def _print_to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def print_to_stderr(line: str) -> None:
+    """Prints a line, unless other code, as an environment, has closed the stream."""
+    with contextlib.suppress(ValueError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def _episode(k: int, rows: TimeStep, environment: Environment) -> Episode:

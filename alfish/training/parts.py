@@ -31,6 +31,7 @@ from alfish.training.policy import make_networks
 from alfish.transfer import InitialParts
 from alfish.transforms import Transforms
 from alfish.unrollers import SyncUnroller, Unroller
+from alfish.user_code import refuse_default_dtype
 
 # torch ends the process where it is asked for very many threads.
 MAX_THREADS = 1024
@@ -100,12 +101,14 @@ class Environments:
     @random_state.apart()
     def new(self) -> Environment:
         """Returns an environment to train in."""
-        self._made = self._make()
-        return self._made
+        return self._make()
 
     def _make(self, **arguments: int) -> Environment:
         arguments["seed"] = replicas.seed_of(self.seed)
-        return build(self.make, Environment, "Trainer.environment", **arguments, **self._of_run(self.make))
+        refuse_default_dtype("the program")
+        self._made = build(self.make, Environment, "Trainer.environment", **arguments, **self._of_run(self.make))
+        refuse_default_dtype(f"the constructor of {self._made.name}")
+        return self._made
 
     def _of_run(self, factory: Callable[..., Environment]) -> dict[str, str]:
         return {"device": self._device} if "device" in parameter_names(factory) else {}
@@ -131,7 +134,7 @@ class Environments:
             return environment
         num_envs = replicas.fraction(environment.num_envs, "the number of environments (make_environment.num_envs)")
         environment.close()
-        self._made = part = self._make(num_envs=num_envs)
+        part = self._make(num_envs=num_envs)
         if part.num_envs != num_envs:
             raise UsageError(
                 f"Trainer.environment made {part.num_envs} environments, and each of {replicas.size()} learners asked "

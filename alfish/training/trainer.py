@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,7 +25,7 @@ from alfish.runs.stop_signals import Interrupted, StopSignals
 from alfish.runs.timer import LOOP, Timer
 from alfish.training import untrained
 from alfish.training.clock import Clock
-from alfish.training.evaluator import MAX_EPISODE_LENGTH, Evaluator
+from alfish.training.evaluator import MAX_EPISODE_LENGTH, Evaluator, print_to_stderr
 from alfish.training.listener import LISTENERS, Listener, Report
 from alfish.training.listeners import CheckpointSaver, checked_listeners
 from alfish.training.loop import Loop
@@ -35,7 +34,7 @@ from alfish.training.parts import MAX_THREADS, Environments, make_parts, start_e
 from alfish.training.policy import Policy, load_networks
 from alfish.training.shared_directory import own_directory
 from alfish.unrollers import SyncUnroller, Unroller
-from alfish.user_code import calling, in_words
+from alfish.user_code import calling, in_words, refuse_default_dtype
 
 # The entries of a trainer's state whose kinds are the same in every checkpoint.
 PLAIN_STATE = ("learner", "batches", "metrics", "listeners", "counters", "num_threads", "config")
@@ -320,7 +319,7 @@ class Trainer:
         """Prints a line above the progress bar, and writes it to `log.txt` once the run has started."""
         line = self.directory.log(text)
         if line is not None and not self._notifier.show(line):
-            print(line, file=sys.stderr, flush=True)
+            print_to_stderr(line)
 
     def _rescue(self) -> None:
         """Saves the last iteration from another thread, because the main thread does not return."""
@@ -347,11 +346,14 @@ def _checked(trainer: Trainer) -> Iterator[Report]:
     """Yields the reports of a trainer. After the first iteration, because the first checkpoint may be due after hours:
 
     Raises:
-      UsageError: a part of the run, such as a listener or a metric, has a state that a checkpoint cannot hold.
+      UsageError: a part of the run, such as a listener or a metric, has a state that a checkpoint cannot hold; or one
+        has changed torch's default dtype.
     """
     is_checked = not any(isinstance(listener, CheckpointSaver) for listener in trainer.listeners)
     with calling():  # hooks of the algorithm, networks and transforms
         for report in trainer.iterate():
+            if report.is_summary:  # a check of each step would cost time
+                refuse_default_dtype(f"{trainer.environment.name}.step or another part")
             if not is_checked:
                 check_loadable(trainer.state_dict())
                 is_checked = True

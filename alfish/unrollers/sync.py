@@ -27,7 +27,7 @@ from alfish.unrollers.policy_runner import PolicyRunner
 from alfish.unrollers.stragglers import StragglerCut
 from alfish.unrollers.uneven_rollout import UnevenRollout
 from alfish.unrollers.unroller import ENVIRONMENT, POLICY, Unroller
-from alfish.user_code import calling, refuse
+from alfish.user_code import calling, refuse, refuse_default_dtype
 
 
 @gin.configurable(module="alfish.unrollers")
@@ -334,7 +334,9 @@ class SyncUnroller(Unroller):
 
 def _first_rows(environment: Environment) -> TimeStep:
     with calling(f"{environment.name}.reset"):
-        return environment.reset()
+        time_step = environment.reset()
+    refuse_default_dtype(f"{environment.name}.reset")
+    return time_step
 
 
 def _step_of(unroller: SyncUnroller) -> Callable[[Nest], TimeStep]:

@@ -50,7 +50,7 @@ from alfish.unrollers.sync import SyncUnroller
 from alfish.unrollers.workers.environment_maker import EnvironmentMaker
 from alfish.unrollers.workers.shared_tensors import SharedWeights, state_tensors
 from alfish.unrollers.workers.slots import Slots
-from alfish.user_code import CodeError, in_words
+from alfish.user_code import CodeError, in_words, refuse_default_dtype
 
 GRACE_SECONDS = 5.0  # for closing environments after the trainer has ended
 
@@ -206,6 +206,7 @@ def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: cont
     with apart():
         environment = build(make_environment, Environment, "Trainer.environment", seed=setup.seed, **arguments)
     environments.callback(_close, environment)
+    refuse_default_dtype(f"the constructor of {environment.name}")
     environment.env_id += setup.first_env_id
 
     def tolerate(env_id: int, sentence: str, trace: str) -> None:
