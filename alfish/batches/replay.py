@@ -1,5 +1,6 @@
 """Off-policy batches: windows of a replay, optionally mixed with windows of recorded data."""
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
@@ -101,6 +102,7 @@ class ReplayBatches(SequenceBatches):
         self._offline, self._offline_sampler = offline, offline_sampler
         self._max_chunk_size, self._device, self._directory, self._saves = max_chunk_size, device, directory, save
         self._recorded: SequenceSampler | None = None  # see `start`
+        self._files = contextlib.ExitStack()  # of the buffer
 
     @property
     def warmup_env_steps(self) -> int:  # type: ignore[override]
@@ -170,6 +172,7 @@ class ReplayBatches(SequenceBatches):
             raise UsageError(
                 f"ReplayBatches.capacity is {num_stored:,}, more rows than there is memory for ({error}); lower it"
             ) from error
+        self._files.callback(self.buffer.close)
         self._collected = SequenceSampler(self.buffer, self._sampler, self._hindsight, algorithm, transforms, num_rows)
 
     def start(self, environment: Environment) -> None:
@@ -235,7 +238,7 @@ class ReplayBatches(SequenceBatches):
             self._recorded.load_state_dict(state["offline"])
 
     def close(self) -> None:
-        self.buffer.close()
+        self._files.close()
 
     def stored(self) -> dict[str, Any] | None:
         return {**self.buffer.state_dict(), "sampler": self._collected.sampler.state_dict()} if self._saves else None

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from alfish import replicas
-from alfish.algorithms.imitation.external import External
+from alfish.algorithms.imitation.external import External, is_opened_to_act
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.batches import Batches, EpochBatches, ReplayBatches
 from alfish.compiler import kernels
@@ -100,8 +100,8 @@ class Environments:
 
     @random_state.apart()
     def new(self) -> Environment:
-        """Returns an environment to train in."""
-        return self._make()
+        """Returns an environment to train in; where the policy only acts, a single one, for its spaces."""
+        return self._make(num_envs=1) if is_opened_to_act() else self._make()
 
     def _make(self, **arguments: int) -> Environment:
         arguments["seed"] = replicas.seed_of(self.seed)
@@ -200,9 +200,11 @@ def _make_parts(
     if not collector.unroll_length:
         raise UsageError("Trainer.unroll_length is 0; it must be positive, 0 is for AsyncUnroller")
     num_env_steps = _planned_env_steps(budget, collector)
-    source.plan(num_env_steps)
-    source.bind(*networks, collector.unroll_length, collector.num_columns)
-    collector.stores_states = source.stores_states
+    trains = not is_opened_to_act()  # else batches would be fitted to a single environment, and take memory
+    if trains:
+        source.plan(num_env_steps)
+        source.bind(*networks, collector.unroll_length, collector.num_columns)
+        collector.stores_states = source.stores_states
     trained = build(learner, Learner, "Trainer.learner", networks[0])
     metrics = [metric() for metric in DEFAULT_METRICS] if metrics is None else metrics
     names = reward_names(environment.reward_spec)
@@ -216,8 +218,9 @@ def _make_parts(
         )
     if not measured.reads_infos:
         collector.ignore_infos()
-    iterations = _iterations(budget, collector, source)
-    trained.plan(iterations * source.updates_per_iteration, source.rows_per_update)
+    if trains:
+        iterations = _iterations(budget, collector, source)
+        trained.plan(iterations * source.updates_per_iteration, source.rows_per_update)
     if replicas.rank():  # from here on; before, all learners made equal parameters
         random_state.seed_all(replicas.seed_of(environments.seed))
     loaded = InitialParts(initial_parts or {}, *networks)

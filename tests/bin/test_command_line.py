@@ -469,6 +469,15 @@ def test_a_reader_who_has_seen_enough_is_no_error(arguments):
     assert command.returncode == 0 and words == b""
 
 
+def test_an_environment_that_closes_the_streams_does_not_close_those_of_a_command(tmp_path):
+    closing = COUNTED.replace("Counted.count += 1", "import sys; sys.stdout.close(); sys.stderr.close()")
+    (tmp_path / "my_closing.py").write_text(closing)
+    command = [sys.executable, "-m", "alfish", "check-env", "--env_id=my_closing:Counted", "--num_steps=10"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert ran.returncode == 0 and "Counted" in ran.stdout, ran.stderr
+
+
 def test_a_run_that_failed_before_its_first_checkpoint_may_be_configured_anew(refused, run, tmp_path):
     (tmp_path / "config.gin").write_text((run / "config.gin").read_text().replace("PPO.gamma = 0.98", "PPO.gamma = 0"))
     assert main(train(tmp_path, *TINY)) == 0
@@ -1264,6 +1273,45 @@ class Simulator(gymnasium.Env):
 
 gymnasium.register("Simulator-v0", Simulator)
 """
+
+
+COUNTED = """
+import gymnasium, numpy
+from gymnasium import spaces
+
+class Counted(gymnasium.Env):
+    observation_space, action_space, count = spaces.Box(-1, 1, (2,)), spaces.Discrete(2), 0
+    def __init__(self, render_mode=None):
+        Counted.count += 1
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return numpy.zeros(2, numpy.float32), {}
+    def step(self, action):
+        return numpy.zeros(2, numpy.float32), 1.0, False, True, {}
+"""
+
+
+@pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
+def test_a_run_of_many_environments_is_opened_with_those_that_an_evaluation_needs(
+    tmp_path, monkeypatch, capsys, algorithm
+):
+    (tmp_path / "my_counted.py").write_text(COUNTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    run = tmp_path / "run"
+    settings = {"MLP.layers": (8,), "num_env_steps": 512, "Evaluate.num_episodes": 1, "make_environment.num_envs": 4}
+    settings |= {"EpochBatches.minibatch_size": 64, "unroll_length": 32} if algorithm == "PPO" else {}
+    alfish.train(algorithm, "my_counted:Counted", root_dir=run, **settings)
+    config = run / "config.gin"
+    many = config.read_text().replace("make_environment.num_envs = 4", "make_environment.num_envs = 1000000")
+    assert "1000000" in many
+    config.write_text(many)
+    counted = sys.modules["my_counted"].Counted
+    for command in (["evaluate", "--json"], ["record", f"--output={tmp_path / 'data'}"], ["play"],
+                    ["export-policy", f"--output={tmp_path / 'policy.py'}", "--num_steps=5"]):  # fmt: skip
+        counted.count = 0
+        episodes = [] if command[0] == "export-policy" else ["--num_episodes=3"]
+        assert main([*command, f"--root_dir={run}", *episodes]) == 0, capsys.readouterr().err
+        assert counted.count <= 10
 
 
 def test_load_needs_no_environment(tmp_path, monkeypatch):
