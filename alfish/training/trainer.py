@@ -1,6 +1,7 @@
 """The trainer: composes the parts of a run, and tells listeners what its iterations did."""
 
 import contextlib
+import copy
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -346,8 +347,9 @@ def _checked(trainer: Trainer) -> Iterator[Report]:
     """Yields the reports of a trainer. After the first iteration, because the first checkpoint may be due after hours:
 
     Raises:
-      UsageError: a part of the run, such as a listener or a metric, has a state that a checkpoint cannot hold; or one
+      UsageError: a part of the run, such as a listener or a sampler, has a state that a checkpoint cannot hold; or one
         has changed torch's default dtype.
+      RunError: a transform or a network cannot load its own state.
     """
     is_checked = not any(isinstance(listener, CheckpointSaver) for listener in trainer.listeners)
     with calling():  # hooks of the algorithm, networks and transforms
@@ -355,9 +357,20 @@ def _checked(trainer: Trainer) -> Iterator[Report]:
             if report.is_summary:  # a check of each step would cost time
                 refuse_default_dtype(f"{trainer.environment.name}.step or another part")
             if not is_checked:
-                check_loadable(trainer.state_dict())
+                _check_state(trainer)
                 is_checked = True
             yield report
+
+
+def _check_state(trainer: Trainer) -> None:
+    """Checks that a checkpoint can hold the state of a run, and that transforms and networks can load theirs."""
+    state = trainer.state_dict()
+    check_loadable(state)
+    if trainer.clock.iterations == 1:  # else there may be many rows, and they were loaded
+        check_loadable(trainer.batches.stored(), "replay")
+    for name, part in (("transforms", trainer.transforms), ("algorithm", trainer.algorithm)):
+        with calling(f"load_state_dict of the {name}"):
+            part.load_state_dict(copy.deepcopy(state[name]))  # a copy, which it may keep, as of a file
 
 
 def _close(part: Listener | Batches | Unroller, trainer: Trainer) -> None:

@@ -142,6 +142,11 @@ class Transforms(nn.Module):
                 )
             if transform.look_back and self.others:
                 raise UsageError(f"{name} reads stored rows, which are raw; put it first in Trainer.transforms")
+            if type(transform).load_state_dict is not nn.Module.load_state_dict:
+                raise UsageError(
+                    f"{name} defines load_state_dict, which torch does not call for a part of a module, so a resumed "
+                    "run would not have its state; keep it in buffers, or define get_extra_state and set_extra_state"
+                )
             self._chain.append(transform)
             (self.encoders if transform.encodes else self.others).append(transform)
             self.observation_spec, self.reward_spec = transform.observation_spec, transform.reward_spec
