@@ -769,3 +769,15 @@ def test_a_file_of_ours_is_a_plain_checkpoint(tmp_path):
     written(tmp_path / "set", record(2))
     state = torch.load(next((tmp_path / "set" / "episodes").iterdir()), weights_only=True)
     assert state["ids"] == ["0", "1"] and state["length"].tolist() == [3, 5]
+
+
+def test_a_missing_part_of_a_data_set_is_named(tmp_path):
+    with pytest.raises(UsageError, match="there is no file .*main_data.hdf5, which the data set needs; fetch"):
+        files.check_regular(tmp_path / "main_data.hdf5")
+
+
+def test_an_index_with_a_byte_order_mark_is_read(tmp_path):
+    name = written(tmp_path / "set", record())
+    index = tmp_path / "set" / "data_set.json"
+    index.write_bytes(b"\xef\xbb\xbf" + index.read_bytes())
+    assert len(list(open_source(name).episodes())) == len(record())

@@ -65,6 +65,8 @@ def check_regular(path: Path) -> None:
     Raises:
       UsageError: it is not; says what it is.
     """
+    if not os.path.lexists(path):
+        raise UsageError(f"there is no file {path}, which the data set needs; fetch the data set again")
     kind = next((word for word, is_one in SPECIAL.items() if is_one(path)), None)
     if kind is not None or not path.is_file():
         target = f", which leads to {path.resolve()}," if path.is_symlink() else ""
@@ -96,7 +98,7 @@ def read_json(path: Path) -> Any:
     """
     check_regular(path)
     check_memory(JSON_EXPANSION * path.stat().st_size, str(path))
-    return json.loads(path.read_text())
+    return json.loads(path.read_bytes())
 
 
 def extra(module: str, name: str, what: str) -> Any:
