@@ -102,7 +102,7 @@ def decoded(path: Path, found: bytes) -> str:
       UsageError: it is not UTF-8.
     """
     try:
-        return io.StringIO(found.decode(), newline=None).read()
+        return io.StringIO(found.decode("utf-8-sig"), newline=None).read()
     except UnicodeDecodeError as error:
         line = found.count(b"\n", 0, error.start) + 1
         raise UsageError(
@@ -202,7 +202,8 @@ def rows_of(path: Path, found: bytes) -> tuple[list[str], list[list[str]]]:
       UsageError: it has no header, or a row of another length, or is not UTF-8.
     """
     try:
-        header, *rows = [row for row in csv.reader(io.StringIO(found.decode(), newline="")) if row] or [[]]
+        lines = csv.reader(io.StringIO(found.decode("utf-8-sig"), newline=""), strict=True)
+        header, *rows = [row for row in lines if row] or [[]]
     except (ValueError, csv.Error) as error:
         raise UsageError(f"{path} is not a table: {printable(str(error))}; restore it, or move it away") from error
     if not header:

@@ -11,8 +11,11 @@ from pathlib import Path
 from absl import logging
 
 from alfish.errors import UsageError
-from alfish.runs.files import make_directory, open_regular, write_atomically, writing
+from alfish.runs import contents
+from alfish.runs.files import make_directory, write_atomically, writing
 from alfish.writers.writer import COUNTERS, Writer
+
+MAX_DIGITS = 18  # of steps
 
 
 class CSVWriter(Writer):
@@ -88,19 +91,19 @@ class CSVWriter(Writer):
 
     def _read(self) -> list[list[str]]:
         """Returns the header and the rows, without an incomplete last line."""
-        try:
-            with open_regular(self._path) as file:
-                content = file.read()
-            whole = content[: content.rfind(b"\n") + 1]
-            table = list(csv.reader(io.StringIO(whole.decode(), newline="")))
-        except (OSError, ValueError, csv.Error) as error:
-            raise UsageError(f"{self._path} is no table of metrics ({error}); move it away.") from error
-        if table and tuple(table[0][: len(COUNTERS)]) != COUNTERS:
-            raise UsageError(f"{self._path} is no table of metrics (its columns are {table[0]}); move it away.")
-        for number, row in enumerate(table[1:], start=2):
-            if not row or not (row[0].isascii() and row[0].isdigit()):
-                raise UsageError(f"{self._path}, row {number}, does not start with its steps; mend or move the file.")
-        return table
+        content = contents.content_of(self._path)
+        whole = content[: content.rfind(b"\n") + 1]
+        if not whole:
+            return []
+        header, rows = contents.rows_of(self._path, whole)
+        if tuple(header[: len(COUNTERS)]) != COUNTERS:
+            raise UsageError(
+                f"{self._path} is not a table of metrics: its first columns are not {', '.join(COUNTERS)}; move it away"
+            )
+        for number, row in enumerate(rows, start=1):
+            if not (row[0].isascii() and row[0].isdigit() and len(row[0]) <= MAX_DIGITS):
+                raise UsageError(f"{self._path}, row {number}, does not start with its steps; mend or move the file")
+        return [header, *rows]
 
     def _rewrite(self, rows: list[list[str]]) -> None:
         """Replaces the file by the columns and rows, and opens it; rows may lack the newest columns."""

@@ -85,11 +85,11 @@ def test_csv_starts_again_when_its_header_is_incomplete(tmp_path):
 def test_csv_does_not_change_files_of_others(tmp_path):
     path = tmp_path / "metrics.csv"
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(UsageError, match="no table of metrics"):
+    with pytest.raises(UsageError, match="not a table of metrics: its first columns are not steps, env_steps"):
         CSVWriter(path)
     assert path.read_text() == "a,b\n1,2\n"
     path.write_text(f"{HEADER}\nnonsense\n")
-    with pytest.raises(UsageError, match="row 2"):
+    with pytest.raises(UsageError, match="row 1"):
         CSVWriter(path)
 
 
@@ -306,9 +306,32 @@ def test_a_row_that_does_not_fit_on_the_disk_is_an_error_once(tmp_path):
 @pytest.mark.parametrize("content", [b"\xff\xfe\n", b"steps,env_steps\n", b"a" * 200_000 + b"\n"])
 def test_a_file_that_is_no_table_is_named(tmp_path, content):
     (tmp_path / "metrics.csv").write_bytes(content)
-    with pytest.raises(UsageError, match="metrics.csv is no table of metrics .*; move it away"):
+    with pytest.raises(UsageError, match="metrics.csv is not a table.*; .*move it away"):
         CSVWriter(tmp_path / "metrics.csv")
     assert (tmp_path / "metrics.csv").read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "rows, words",
+    [
+        ("9" * 5000 + ",7,0,0,0.0,0.8", "row 1, does not start with its steps"),
+        ("8,7,0,0,0.0,0.8,9\n9,7,0,0,0.0,0.8", "row 1, has 7 cells and not 6"),
+        ("8,7,0\n9,7,0,0,0.0,0.8", "row 1, has 3 cells and not 6"),
+        ('8,7,0,0,0.0,"0.8\n9,7,0,0,0.0,0.8', "is not a table: unexpected end of data"),
+    ],
+)
+def test_a_table_with_a_damaged_row_is_not_continued(tmp_path, rows, words):
+    path = tmp_path / "metrics.csv"
+    path.write_text(before := f"{HEADER},loss\n{rows}\n")
+    with pytest.raises(UsageError, match=f"metrics.csv.*{words}"):
+        CSVWriter(path, resume_steps=16)
+    assert path.read_text() == before
+
+
+def test_a_table_that_a_spreadsheet_has_saved_is_continued(tmp_path):
+    (tmp_path / "metrics.csv").write_bytes(f"\ufeff{HEADER},loss\r\n8,7,0,0,0.0,0.8\r\n".encode())
+    CSVWriter(tmp_path / "metrics.csv", resume_steps=8).close()
+    assert _lines(tmp_path / "metrics.csv") == [HEADER + ",loss", "8,7,0,0,0.0,0.8"]
 
 
 def test_a_histogram_has_a_bin_for_each_whole_number():
