@@ -19,6 +19,7 @@ from pathlib import Path
 from alfish.errors import first_line
 from alfish.parameters import gin_internals, imports
 from alfish.parameters.description import PART
+from alfish.runs.files import temporary_of
 
 # Text as 'my_lab.tasks:Reach-v0' and 'my_lab.tasks', which may name modules.
 NAMED_IN_TEXT = re.compile(r"""['"]([A-Za-z_][\w.]*:|[A-Za-z_]\w*(?:\.\w+)+['"])""")
@@ -38,7 +39,7 @@ def record(text: str) -> None:
         if path.is_file():
             return
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary = temporary_of(path)
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
             file.write("".join(f"{module}\n" for module in modules))  # for a person who looks
         os.replace(temporary, path)

@@ -13,7 +13,7 @@ from absl import logging
 
 from alfish.errors import UsageError, first_line
 from alfish.runs import contents
-from alfish.runs.files import make_directory
+from alfish.runs.files import make_directory, temporary_of
 from alfish.writers.values import Histogram, Image
 from alfish.writers.writer import COUNTERS, RunOrigin, Writer
 
@@ -186,7 +186,7 @@ class Record:
     def save(self) -> None:
         """Writes the file. It need not outlive a power cut, so that nothing waits for the disk."""
         make_directory(self._path.parent)
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+        temporary = Path(f"{temporary_of(self._path)}.{secrets.token_hex(4)}")
         try:
             temporary.write_text(json.dumps({"id": self.id, "sent": self._sent}) + "\n")
             os.replace(temporary, self._path)

@@ -5,12 +5,14 @@ import json
 import os
 import struct
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from alfish.errors import UsageError
+from alfish.runs import files
 from alfish.writers import Histogram, Image, MlflowWriter, RunOrigin, TrackioWriter, WandbWriter, tracker
 from alfish.writers.tracker import Tracker
 
@@ -311,3 +313,12 @@ def test_a_full_disk_does_not_end_training_and_leaves_no_temporary_file(server, 
     [warning] = warned(caplog)
     assert warning.startswith("Fake tracker failed, and receives nothing more") and "No space left" in warning
     assert [path.name for path in (tmp_path / "trackers").iterdir() if path.name.endswith(".tmp")] == []
+
+
+def test_what_a_killed_process_has_left_of_a_record_is_removed(tmp_path):
+    path = tmp_path / "fake.json"
+    dead = str(files.temporary_of(path)).replace(f".{os.getpid()}-", ".4194305-")  # more than a process may have
+    left = Path(f"{dead}.0a1b2c3d")
+    left.write_text("{")
+    tracker.Record(path).save()
+    assert [one.name for one in tmp_path.iterdir()] == ["fake.json"]
