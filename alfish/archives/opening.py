@@ -8,6 +8,7 @@ from pathlib import Path
 
 from alfish.archives import archive, hub
 from alfish.archives.manifest import CARD, MANIFEST, Manifest, check_directory
+from alfish.errors import UsageError
 from alfish.runs.files import writing
 
 SUFFIX = ".zip"
@@ -32,7 +33,11 @@ def as_directory(name: str | Path) -> Iterator[Path]:
             directory = Path(temporary) / (Path(name).stem.strip(".") or "run")
             directory.mkdir()
             archive.unpack_into(Path(name), directory)
-            yield directory
+            try:
+                yield directory
+            except UsageError as error:  # the user knows the archive, not the directory
+                error.args = (str(error).replace(str(directory), str(name)),)
+                raise
     else:
         yield Path(name)
 

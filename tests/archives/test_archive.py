@@ -156,6 +156,11 @@ def test_a_temporary_directory_is_removed_after_reading(packed):
     with opening.as_directory(packed) as directory:
         assert (directory / "config.gin").read_bytes() == FILES["config.gin"]
     assert not directory.exists()
+    with (
+        pytest.raises(UsageError, match=f"^{packed}/done is damaged$"),
+        opening.as_directory(packed) as directory,
+    ):
+        raise UsageError(f"{directory}/done is damaged")
     with opening.as_directory("runs/x") as directory:
         assert str(directory) == "runs/x"
 
