@@ -212,3 +212,11 @@ def test_a_damaged_file_of_a_group_is_named(groups, tmp_path, ends, name, file, 
     status, words = ends(*command(name, root_dir, tmp_path / "out"))
     said = [line for line in words.splitlines() if line.startswith(f"alfish {name}: ")]
     assert status in (1, 2) and len(said) == 1 and f"/{name}/{file}" in said[0], words
+
+
+def test_a_file_in_the_place_of_tensorboards_directory_is_named(run, tmp_path, ends):
+    root_dir = shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(root_dir / "tensorboard")
+    (root_dir / "tensorboard").write_text("mine")
+    status, words = ends("watch", f"--root_dir={root_dir}", "--idle_seconds=0", "--name=other")
+    assert status == 2 and f"{root_dir}/tensorboard is not a directory" in words

@@ -118,6 +118,7 @@ class Results:
 
     def add(self, result: Result) -> None:
         """Writes a result, and what is derived from it."""
+        make_directory(self._events)
         self._events_of(result.steps).unlink(missing_ok=True)  # of another policy with these steps
         make_directory(self.directory)
         write_atomically(self._path(result.steps), result.to_json())
