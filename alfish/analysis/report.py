@@ -14,7 +14,7 @@ from alfish.analysis.grouping import ALGORITHM
 from alfish.analysis.run_source import RunSource, read_evaluations
 from alfish.analysis.series import AXIS_WORDS
 from alfish.configuration import locating, reading
-from alfish.errors import UsageError
+from alfish.errors import UsageError, printable
 from alfish.formatting import counted, significant
 from alfish.parameters import differences
 from alfish.parameters.description import CONFIG_FILE
@@ -173,15 +173,16 @@ def _films(directory: Path) -> Iterator[str]:
     left, left_out = MAX_FILMS, []
     for path in sorted(found, key=lambda path: (path.stat().st_mtime, path.name), reverse=True):
         name = str(path.relative_to(directory))
+        shown = printable(name)  # a name may have bytes that are not UTF-8
         try:
             content = contents.content(directory, name, left) or b""
         except UsageError as error:  # it is too large, or elsewhere
-            left_out.append(str(error) if path.is_symlink() else name)
+            left_out.append(printable(str(error)) if path.is_symlink() else shown)
             continue
         left -= len(content)
         source = f"data:{FILMS[path.suffix]};base64,{base64.b64encode(content).decode()}"
         tag = f'<video controls src="{source}"></video>' if path.suffix == ".mp4" else f'<img alt="" src="{source}">'
-        yield f"<figure>{tag}<figcaption>{escape(name)}</figcaption></figure>"
+        yield f"<figure>{tag}<figcaption>{escape(shown)}</figcaption></figure>"
     if left_out:
         limit = f"{MAX_FILMS / 2**20:.0f} MiB"
         yield f"<p>Not on this page, which has {limit} of films at most: {escape(', '.join(left_out))}</p>"

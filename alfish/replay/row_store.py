@@ -102,7 +102,8 @@ class RowStore:
           experience: leaves `[T, B, ...]`, arrays or tensors.
 
         Raises:
-          UsageError: T is more than `length`, there is not enough memory, or another store uses the directory.
+          UsageError: T is more than `length`, there is not enough memory, another store uses the directory, or the
+            rows that were loaded have other shapes or dtypes.
         """
         rows, step_type = Row.of(experience), nest.as_array(experience.time_step.step_type)
         if not self._on_cpu or step_type is not experience.time_step.step_type:
@@ -115,6 +116,8 @@ class RowStore:
         if not self._knows_structure:
             if self.rows is None:
                 self._allocate(nest.map(lambda leaf: nest.as_tensor(leaf[0]), rows))
+            else:
+                _check_like(self.rows, rows)
             self._set_rows(nest.like(rows, self.rows))
             self._knows_structure = True
         if not self._has_all_env_ids:
@@ -331,6 +334,21 @@ class RowStore:
 
     def _set_rows(self, rows: Row) -> None:
         self.rows, self._structure = rows, nest.flatten(rows)[1]
+
+
+def _check_like(own: Row, rows: Row) -> None:
+    """Raises UsageError if new rows `[T, B, ...]` have other leaves than the stored ones, `[N, ...]`."""
+    stored = dict(nest.named_leaves(nest.plain(own), "row"))
+    for name, leaf in nest.named_leaves(nest.plain(rows), "row"):
+        one = nest.as_tensor(leaf)
+        like = stored.pop(name, None)
+        if like is None or (like.shape[1:], like.dtype) != (one.shape[2:], one.dtype):
+            there = "missing" if like is None else f"{list(like.shape[1:])} {like.dtype}"
+            raise UsageError(
+                f"the rows of the saved replay do not fit: {name.partition('.')[2]} is {there} there, and "
+                f"{list(one.shape[2:])} {one.dtype} here; move the run's directory replay/ away, and the run "
+                "collects its rows anew"
+            )
 
 
 def copy_entries(source: torch.Tensor, target: torch.Tensor, low: np.ndarray, high: np.ndarray) -> None:
