@@ -16,7 +16,7 @@ from torch import nn
 from alfish.errors import UsageError
 from alfish.formatting import counted
 from alfish.networks import TargetNetwork
-from alfish.runs.checkpoints import Checkpoints, run_id
+from alfish.runs.checkpoints import checkpoints_of, run_id
 from alfish.runs.files import sha256
 from alfish.runs.loading import names_below
 from alfish.transforms import Transforms
@@ -123,7 +123,7 @@ class _Part(NamedTuple):
     @classmethod
     def read(cls, place: str, source: Source, tensors: Mapping[str, torch.Tensor]) -> "_Part":
         """Reads a part of a run, and checks that it fits the tensors at its place."""
-        checkpoints = Checkpoints(source.run / "checkpoints")
+        checkpoints = checkpoints_of(source.run)
         if not checkpoints.steps():
             near = sorted(str(found.parent) for found in source.run.parent.glob("*/checkpoints"))
             hint = f"; there are {', '.join(near[:3])}" if near else ""

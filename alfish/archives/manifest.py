@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,13 +81,9 @@ def of_files(files: Mapping[str, Path | bytes], about: dict[str, Any]) -> Manife
     Raises:
       UsageError: `parse` would refuse it, because of a file's name or of the number of files.
     """
+    check_names(files)
     entries = {}
     for name, source in files.items():
-        if not _NAME.fullmatch(name):
-            raise UsageError(
-                f"{name!r} cannot be packed: names have ASCII letters, digits, spaces and -_.+=,() and do not begin "
-                "with a dot; rename the file"
-            )
         if isinstance(source, bytes):
             entries[name] = Entry(len(source), hashlib.sha256(source).hexdigest())
         else:
@@ -96,6 +92,16 @@ def of_files(files: Mapping[str, Path | bytes], about: dict[str, Any]) -> Manife
     if len(manifest.to_json()) > MAX_MANIFEST:
         raise UsageError(f"{len(entries):,} files are too many to pack; remove old evaluations from eval/")
     return manifest
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raises UsageError if `parse` would refuse the name of a file."""
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise UsageError(
+                f"{name!r} cannot be packed: names have ASCII letters, digits, spaces and -_.+=,() and do not begin "
+                "with a dot; rename the file"
+            )
 
 
 def check_directory(directory: Path, where: str) -> Manifest:

@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from alfish.parameters import checked
 from alfish.parameters.description import CONFIG_FILE
 from alfish.parameters.devices import device_named
 from alfish.runs import random_state, subnormals
-from alfish.runs.checkpoints import Checkpoints
+from alfish.runs.checkpoints import Checkpoints, checkpoints_of
 from alfish.specs import action_spec, observation_spec
 from alfish.training.policy import Policy, load_networks, make_networks
 from alfish.training.trainer import Trainer
@@ -60,12 +61,13 @@ def _configured_as(
 ) -> Iterator[None]:
     """Gives gin the configuration of a run within the context; see `open_run`, `reading.saved` and `exclusive.held`."""
     path = root_dir / CONFIG_FILE
-    if not path.is_file() and Checkpoints(root_dir / "checkpoints").steps():
+    is_there = os.path.lexists(path)  # its reader says what else than a file it is
+    if not is_there and Checkpoints(root_dir / "checkpoints").steps():
         raise UsageError(
             f"{root_dir} is a run without {CONFIG_FILE}: build its Trainer again in Python, with this "
             "root_dir, and call load_policy"
         )
-    if not path.is_file():
+    if not is_there:
         runs = [
             str(found.parent)
             for directory in (root_dir, root_dir.parent)
@@ -125,7 +127,7 @@ def load(
         as_directory(root_dir) as directory,
         _configured_as(run_directory(directory), allow_import, may_lack, brief=True),
     ):
-        checkpoints = Checkpoints(directory / "checkpoints")
+        checkpoints = checkpoints_of(directory)
         steps, state = checkpoints.load(checkpoint, spaces_of_checkpoint)
         spaces = spaces_of_checkpoint(state)
         if spaces is None:

@@ -256,6 +256,9 @@ class Learner:
             )
         for name, optimizer in self._plain.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
+        for name in ("num_applied", "consecutive_skips"):
+            if not state[name].isfinite():
+                raise ValueError(f"{name} is {state[name]}")
         self._plain.num_applied.copy_(state["num_applied"])
         self._plain.consecutive_skips.copy_(state["consecutive_skips"])
         self.updates = state["updates"]

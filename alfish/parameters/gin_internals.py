@@ -232,7 +232,7 @@ def parsing(
     own = type("Delegate", (delegate,), {"configurable_reference": refer})
     readers = _name_of("_FILE_READERS")
     names = "parse_config_file", "bind_parameter", "ParserDelegate", "_FILE_READERS"
-    in_utf8 = [(functools.partial(open, encoding="utf-8"), os.path.isfile)]  # whatever the locale is
+    in_utf8 = [(functools.partial(open, encoding="utf-8-sig"), os.path.isfile)]  # whatever the locale is
     for name, value in zip(names, (parse_included, bind_and_note, own, in_utf8)):
         setattr(config, name, value)
     try:

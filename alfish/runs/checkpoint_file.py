@@ -157,18 +157,24 @@ def _header(path: Path, step: int, file: BinaryIO) -> Header:
         if not isinstance(version, str) or type(schema) is not int:
             raise ValueError(f"alfish {version!r} of schema {schema!r}")
         for words in (version, fields.get("run"), fields.get("config")):
-            if words is not None and not (isinstance(words, str) and words.isprintable() and len(words) <= 100):
+            if words is not None and not is_short_text(words):
                 raise ValueError("what it says of itself is no short text")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BrokenCheckpoint(f"Checkpoint {path} has a damaged header ({first_line(error)})") from error
     if schema > SCHEMA:
         raise BrokenCheckpoint(
-            f"Checkpoint {path} was written by alfish {version}, which this one ({alfish.__version__}) cannot read"
+            f"Checkpoint {path} was written by a newer alfish ({version} with schema {schema}, and this one, "
+            f"{alfish.__version__}, reads schema {SCHEMA}): update alfish"
         )
     header = Header(version, schema, fields.get("run"), fields.get("config"), fields.get("steps"))
     if header.steps != step:
         raise BrokenCheckpoint(f"Checkpoint {path} was saved at {header.steps} steps and has been renamed")
     return header
+
+
+def is_short_text(value: Any) -> bool:
+    """Returns whether a value is text as alfish writes for versions and ids."""
+    return isinstance(value, str) and value.isprintable() and len(value) <= 100
 
 
 def other_content(path: Path, error: Exception) -> "BrokenCheckpoint":

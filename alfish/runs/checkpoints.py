@@ -25,12 +25,13 @@ from alfish.runs.checkpoint_file import (
     BrokenCheckpoint,
     Header,
     check_loadable,
+    is_short_text,
     other_content,
     read_file,
     read_header,
     write_file,
 )
-from alfish.runs.files import make_directory, open_regular, write_atomically, writing
+from alfish.runs.files import make_directory, write_atomically, writing
 
 RUN_FILE = "run_id"
 SUPERSEDED = ".superseded"
@@ -171,6 +172,10 @@ class Checkpoints:
             step = self.best()
             if step is None:
                 raise UsageError(f"No checkpoint in {self.directory} is marked as the best; load 'latest' instead.")
+            if step not in self.steps():
+                raise UsageError(
+                    f"{self._best_path} names the checkpoint at {step} steps, which is missing; load 'latest' instead"
+                )
         elif isinstance(which, str):
             raise UsageError(f"Which checkpoint is {which!r}? Say 'latest', 'best' or its steps.")
         else:
@@ -227,7 +232,10 @@ class Checkpoints:
         if into is not None:
             try:
                 into(state)
-            except (UsageError, RunError, MemoryError, torch.OutOfMemoryError):
+            except UsageError as error:
+                error.args = (f"{path}: {error}",)
+                raise
+            except (RunError, MemoryError, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # `load_state_dict` of the user's parts may raise anything for other content
                 raise other_content(path, error) from error
@@ -293,17 +301,22 @@ def run_id(root_dir: str | os.PathLike) -> str | None:
     Raises:
       UsageError: the file of the id cannot be read.
     """
-    path = Path(root_dir) / RUN_FILE
-    try:
-        with open_regular(path) as file:
-            return file.read(MAX_NOTE_SIZE).decode().strip() or None
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:
+    found = (contents.text(Path(root_dir), RUN_FILE) or "").strip()
+    if not is_short_text(found):
         raise UsageError(
-            f"{path}, which holds the run's id, cannot be read ({error}); remove it, and the id is taken from the "
+            f"{Path(root_dir) / RUN_FILE} does not hold the id of a run; remove it, and the id is taken from the "
             "checkpoints"
-        ) from error
+        )
+    return found or None
+
+
+def checkpoints_of(root_dir: str | os.PathLike, name: str = "checkpoints") -> Checkpoints:
+    """Returns the checkpoints of a run, or with the name 'replay' its rows of replay; files of other runs are refused.
+
+    Raises:
+      UsageError: the file of the run's id cannot be read.
+    """
+    return Checkpoints(Path(root_dir) / name, origin=Origin(run_id(root_dir)))
 
 
 def new_run_id() -> str:

@@ -46,15 +46,16 @@ def load_model(module: nn.Module, state_dict: dict[str, Any], name: str) -> None
       name: of the module, for the message.
 
     Raises:
-      UsageError: names the first entries that are missing, unexpected or of another shape; or one that is not finite.
+      UsageError: names the first entries that are missing, unexpected, or of another shape or dtype; or one that is
+        not finite.
     """
     here = module.state_dict()
     wrong = [f"missing {key}" for key in here if key not in state_dict]
     wrong += [f"unexpected {key}" for key in state_dict if key not in here]
     for key, value in here.items():
         there = state_dict.get(key)
-        if isinstance(value, torch.Tensor) and isinstance(there, torch.Tensor) and value.shape != there.shape:
-            wrong.append(f"{key} is {list(there.shape)} there and {list(value.shape)} here")
+        if key in state_dict and isinstance(value, torch.Tensor) and _form(there) != _form(value):
+            wrong.append(f"{key} is {_form(there)} there and {_form(value)} here")
     if wrong:
         shown = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
         raise UsageError(
@@ -66,6 +67,13 @@ def load_model(module: nn.Module, state_dict: dict[str, Any], name: str) -> None
             f"The checkpoint of {name} is of no use: {found[0]} has values that are not finite; load an earlier one"
         )
     module.load_state_dict(state_dict)
+
+
+def _form(value: Any) -> str:
+    """Returns shape and dtype of a tensor; of another value its type."""
+    if not isinstance(value, torch.Tensor):
+        return f"a {type(value).__name__}"
+    return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
 
 
 def nonfinite(module: nn.Module, state_dict: Mapping[str, Any]) -> list[str]:

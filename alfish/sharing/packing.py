@@ -8,11 +8,11 @@ from pathlib import Path
 
 import alfish
 from alfish.archives import archive
-from alfish.archives.manifest import CARD, Manifest
+from alfish.archives.manifest import CARD, Manifest, check_names
 from alfish.errors import RunError, UsageError
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
 from alfish.runs import contents
-from alfish.runs.checkpoints import RUN_FILE, Checkpoints
+from alfish.runs.checkpoints import RUN_FILE, Checkpoints, checkpoints_of
 from alfish.sharing.card import card
 
 # Beside checkpoints, replay buffer, evaluations and films. The log and TensorBoard's files stay behind.
@@ -33,7 +33,7 @@ def pack(root_dir: Path, output: Path, replay: bool = False) -> Manifest:
     Raises:
       UsageError: the directory is no run, or a run without checkpoint, or without the replay buffer that is asked for.
     """
-    if not (root_dir / CONFIG_FILE).is_file():
+    if not os.path.lexists(root_dir / CONFIG_FILE):
         raise UsageError(f"{root_dir} is not a run of `alfish train`: it has no {CONFIG_FILE}")
     if not Checkpoints(root_dir / "checkpoints").steps():
         raise UsageError(f"{root_dir} has no checkpoint yet; pack it after the first one is saved")
@@ -45,6 +45,7 @@ def pack(root_dir: Path, output: Path, replay: bool = False) -> Manifest:
     is_whole = replay or not _with_rows(root_dir)
     try:
         names = [path.relative_to(root_dir).as_posix() for path in _files(root_dir, replay)]
+        check_names(names)
         films = [name for name in names if name.startswith("films/")]
         files: dict[str, Path | bytes] = {name: _source(root_dir, name) for name in names}
         previews = [root_dir / name for name in films if name.endswith(".mp4")]
@@ -65,7 +66,7 @@ def pack(root_dir: Path, output: Path, replay: bool = False) -> Manifest:
 def _files(root_dir: Path, replay: bool) -> Iterator[Path]:
     """Yields the files of a run to pack, and of its further learners."""
     yield from (root_dir / name for name in FILES if os.path.lexists(root_dir / name))
-    checkpoints, replays = Checkpoints(root_dir / "checkpoints"), Checkpoints(root_dir / "replay")
+    checkpoints, replays = checkpoints_of(root_dir), checkpoints_of(root_dir, "replay")
     rows = _with_rows(root_dir)[-1:] if replay else []
     # Each is read before it is packed, so that a damaged one is noticed here, where others may be left.
     steps = {checkpoints.load("latest", mmap=True)[0], *(checkpoints.load(step, mmap=True)[0] for step in rows)}
@@ -75,6 +76,7 @@ def _files(root_dir: Path, replay: bool) -> Iterator[Path]:
     yield from (checkpoints.path(step) for step in sorted(steps))
     yield from (replays.path(replays.load(step, mmap=True)[0]) for step in rows)
     yield from sorted((root_dir / "eval").glob("*.csv"))
+    contents.check_inside(root_dir, "films")  # all files of another place are not searched
     films = (root_dir / "films").rglob("[!.]*")  # a name that begins with a dot is that of an unfinished film
     yield from sorted(path for path in films if path.suffix in FILMS and path.is_file())
     for learner in sorted(root_dir.glob("ranks/rank-???")):

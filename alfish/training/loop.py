@@ -1,6 +1,7 @@
 """The training loop: collect rows, store them, update, count."""
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from alfish.runs.timer import LOOP, Timer
 from alfish.training.agreement import Agreement, Ended, SharedAgreement
 from alfish.training.clock import Clock
 from alfish.training.listener import Report
-from alfish.training.parts import Parts
+from alfish.training.parts import MAX_THREADS, Parts
 from alfish.training.policy import load_networks
 from alfish.training.run_directory import RunDirectory
 
@@ -212,6 +213,7 @@ class Loop:
         parts.learner.load_state_dict(state["learner"])
         parts.batches.load_state_dict(state["batches"])
         counters, unroller = state["counters"], state["unroller"]
+        _check_counts({**counters, "num_threads": state["num_threads"]})
         self._is_of_others = counters.get("num_learners", 1) != replicas.size()
         if not self._is_of_others:
             parts.metrics.load_state_dict(state["metrics"])
@@ -329,6 +331,14 @@ class Loop:
     def _totals(self) -> tuple[float, ...]:
         """Counters and seconds from which rates are computed."""
         return self._clock.env_steps, self._clock.iterations, self._clock.wall_seconds, self._collect_seconds
+
+
+def _check_counts(counts: dict[str, float]) -> None:
+    """Raises ValueError if a saved count is out of range."""
+    for name, count in counts.items():
+        low, high = (1, MAX_THREADS) if name == "num_threads" else (0, sys.float_info.max)
+        if not low <= count <= high:  # nan too
+            raise ValueError(f"{name} is {count}")
 
 
 def _check_acting_may_end(parts: Parts, clock: Clock) -> None:

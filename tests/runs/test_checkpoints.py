@@ -274,7 +274,10 @@ def _forge_a_directory(path):
 # What is done to the file at 20 steps, and the words about it.
 FORGED = {
     "renamed": (lambda path: path.replace(path.with_name("checkpoint-000000000030.pt")), "saved at 20 steps.*renamed"),
-    "newer": (lambda path: _with_header(path, schema=99, alfish="7.1"), "written by alfish 7.1, which this one"),
+    "newer": (
+        lambda path: _with_header(path, schema=99, alfish="7.1"),
+        "by a newer alfish .7.1 with",
+    ),
     "header": (lambda path: _with_header(path, schema="one"), "damaged header"),
     "terminal": (lambda path: _with_header(path, schema=99, alfish="\x1b[2J"), "damaged header"),
     "long run": (lambda path: _with_header(path, run="x" * 1000), "damaged header"),
@@ -478,7 +481,7 @@ def test_a_checkpoint_of_another_architecture_is_refused_whole_and_by_name():
     message = str(caught.value)
     assert "does not fit PPO" in message
     assert "unexpected 2.weight" in message
-    assert "1.weight is [3, 8] there and [2, 8] here" in message
+    assert "1.weight is [3, 8] float32 there and [2, 8] float32 here" in message
     assert "\n" not in message
     for name, value in module.state_dict().items():
         assert torch.equal(value, before[name])  # the first layer fits, and was not loaded all the same

@@ -1,5 +1,6 @@
 """A packed run is evaluated, loaded and continued as the run itself."""
 
+import os
 import shutil
 import sys
 
@@ -191,3 +192,20 @@ def test_a_link_that_leads_out_of_the_run_is_neither_packed_nor_shown(run, tmp_p
     with pytest.raises(UsageError, match="films/a.mp4 is a link that leads out of the run, to .*secret; put the file"):
         pack(root_dir, tmp_path / "run.zip")
     assert not (tmp_path / "run.zip").exists()
+
+
+def test_a_film_whose_name_is_not_text_is_shown_and_named(run, tmp_path):
+    root_dir = shutil.copytree(run, tmp_path / "run")
+    with open(os.fsencode(root_dir / "films") + b"/\xff.mp4", "wb") as file:
+        file.write(b"film")
+    assert main(["report", f"--root_dir={root_dir}", f"--output={tmp_path / 'x.html'}"]) == 0
+    with pytest.raises(UsageError, match=r"'films/\\udcff.mp4' cannot be packed"):
+        pack(root_dir, tmp_path / "run.zip")
+
+
+def test_films_of_another_place_are_not_searched(run, tmp_path):
+    root_dir = shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(root_dir / "films")
+    (root_dir / "films").symlink_to("/")
+    with pytest.raises(UsageError, match="run/films is a link that leads out of the run, to /; put"):
+        pack(root_dir, tmp_path / "run.zip")

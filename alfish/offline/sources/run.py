@@ -23,7 +23,7 @@ from alfish.offline.sources.recognition import said_of_directory
 from alfish.offline.spaces import NO_SPACES, Spaces, spaces_of_checkpoint
 from alfish.parameters.description import CONFIG_FILE
 from alfish.replay import RingBuffer
-from alfish.runs.checkpoints import Checkpoints
+from alfish.runs.checkpoints import checkpoints_of
 from alfish.specs import ActionUnits, ObservationUnits, observation_spec
 
 
@@ -40,15 +40,15 @@ class RunSource(EpisodeSource):
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES):
         root_dir = existing_directory(where, "a run of `alfish train`")
-        replay = root_dir / "replay"
         if not (root_dir / CONFIG_FILE).exists() and not (root_dir / "checkpoints").exists():
             raise UsageError(f"{where} is not a run of `alfish train`; {said_of_directory(root_dir)}")
-        if not Checkpoints(replay).steps():
+        self._replay = checkpoints_of(root_dir, "replay")
+        if not self._replay.steps():
             raise UsageError(
                 f"{where} has no replay/checkpoint-*.pt: an on-policy run keeps no rows, and with ReplayBatches.save = "
                 "False none are saved"
             )
-        checkpoints = Checkpoints(root_dir / "checkpoints")
+        checkpoints = checkpoints_of(root_dir)
         _, state = checkpoints.load("latest", spaces_of_checkpoint) if checkpoints.steps() else (0, {})
         stored = spaces_of_checkpoint(state)
         spaces = environment if stored is None else Spaces(stored.observation, stored.action)
@@ -58,12 +58,11 @@ class RunSource(EpisodeSource):
                 "that it was trained in (--env_id, or OfflineBuffer.env_id)"
             )
         super().__init__(f"run:{where}", spaces)
-        self._replay = replay
         if others := list(root_dir.glob("ranks/rank-???/replay")):
             self.warn(f"the rows of {len(others)} other learners, in {where}/ranks, are not read")
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
-        _, state = Checkpoints(self._replay).load("latest", _check_state)
+        _, state = self._replay.load("latest", _check_state)
         sizes = (state["pos"] - state["start"]).clamp(max=state["length"]).tolist()
         ring = RingBuffer(state["length"] * len(sizes), len(sizes), state_period=state.get("state_period"))
         ring.load_state_dict(state)
