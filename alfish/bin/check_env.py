@@ -275,8 +275,8 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
     if not observed.lengths:
         yield (
             f"no episode ended in {observed.num_steps:,} random steps, and without an end there are no returns to "
-            f"report; look further by --num_steps={MORE_STEPS * observed.num_steps} if episodes are longer, else set a time "
-            "limit by make_environment.wrappers = [['gymnasium.wrappers:TimeLimit', {'max_episode_steps': 1000}]]"
+            f"report; look further by --num_steps={MORE_STEPS * observed.num_steps} if episodes are longer, else set a "
+            "time limit by make_environment.wrappers = [['gymnasium.wrappers:TimeLimit', {'max_episode_steps': 1000}]]"
         )
 
 
