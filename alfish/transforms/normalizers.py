@@ -19,6 +19,7 @@ from alfish.returns import reverse_scan
 from alfish.transforms.transform import Transform
 
 EVERY_LEAF = ("*",)
+RESOLUTION = 1e-6  # of float32, with a margin; smaller relative deviations are rounding errors
 
 
 class RunningMoments(nn.Module):
@@ -137,7 +138,8 @@ class ObservationRescaler(ObservationNormalizer):
     """Shifts and scales entries of unusual size to mean 0 and deviation 1, and leaves all others as they are.
 
     The size of an entry is its root mean square over all observed rows. Networks learn from entries of usual size as
-    they are, and keep their resolution where a few observed rows are far away.
+    they are, and keep their resolution where a few observed rows are far away. An entry of unusual size that is the
+    same in all observed rows is shifted and not scaled.
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
@@ -161,10 +163,13 @@ class ObservationRescaler(ObservationNormalizer):
     def observe(self, time_step: TimeStep) -> None:
         super().observe(time_step)
         for moments in filter(None, self._moments):
-            size = (moments.mean.square() + moments.squares / moments.count.clamp(min=1)).sqrt()
+            variance = moments.squares / moments.count.clamp(min=1)
+            size = (moments.mean.square() + variance).sqrt()
             is_usual = (size >= self._smallest) & (size <= self._largest)
             moments.shift.masked_fill_(is_usual, 0.0)
-            moments.scale.masked_fill_(is_usual, 1.0)
+            # How far an entry will go that has not changed yet is unknown: a flag must not become 1 / sqrt(epsilon).
+            is_constant = variance <= (RESOLUTION * moments.mean).square()
+            moments.scale.masked_fill_(is_usual | is_constant, 1.0)
 
 
 @gin.configurable(module="alfish.transforms")

@@ -232,6 +232,12 @@ class TestObservationRescaler:
         torch.testing.assert_close(changed.std(0), torch.ones(2), atol=2e-2, rtol=0)
         assert out[..., 4].eq(0).all()
 
+    @pytest.mark.parametrize("value", [0.0, 0.01, 1e-3, 1e4])
+    def test_an_entry_that_was_constant_keeps_its_scale(self, value):
+        """A contact that never closed among the observed rows must not become 10,000 when it closes."""
+        rescaler = self.observed(torch.full((200, 3, 5), value))
+        torch.testing.assert_close(rescaler.normalize(torch.full((5,), value + 1.0)), torch.ones(5), atol=1e-3, rtol=0)
+
     def test_its_range_is_a_setting_and_nothing_is_clipped(self):
         rows = torch.full((20, 3, 5), 3.0) + torch.arange(60.0).view(20, 3, 1) % 2
         assert torch.equal(self.observed(rows).normalize(100 * rows), 100 * rows)
