@@ -116,9 +116,9 @@ class RowStore:
         if not self._knows_structure:
             if self.rows is None:
                 self._allocate(nest.map(lambda leaf: nest.as_tensor(leaf[0]), rows))
-            else:
-                _check_like(self.rows, rows)
-            self._set_rows(nest.like(rows, self.rows))
+            own = nest.like(rows, self.rows)
+            _check_like(own, rows)
+            self._set_rows(own)
             self._knows_structure = True
         if not self._has_all_env_ids:
             # A column without new rows has PAD in row 0.
@@ -337,17 +337,14 @@ class RowStore:
 
 
 def _check_like(own: Row, rows: Row) -> None:
-    """Raises UsageError if new rows `[T, B, ...]` have other leaves than the stored ones, `[N, ...]`."""
-    stored = dict(nest.named_leaves(nest.plain(own), "row"))
-    for name, leaf in nest.named_leaves(nest.plain(rows), "row"):
+    """Raises UsageError if new rows `[T, B, ...]` have leaves of another form than the stored ones, `[N, ...]`."""
+    for (name, like), leaf in zip(nest.named_leaves(own, "row"), nest.leaves(rows)):
         one = nest.as_tensor(leaf)
-        like = stored.pop(name, None)
-        if like is None or (like.shape[1:], like.dtype) != (one.shape[2:], one.dtype):
-            there = "missing" if like is None else f"{list(like.shape[1:])} {like.dtype}"
+        if (like.shape[1:], like.dtype) != (one.shape[2:], one.dtype):
             raise UsageError(
-                f"the rows of the saved replay do not fit: {name.partition('.')[2]} is {there} there, and "
-                f"{list(one.shape[2:])} {one.dtype} here; move the run's directory replay/ away, and the run "
-                "collects its rows anew"
+                f"the rows of the saved replay do not fit: {name.partition('.')[2]} is {list(like.shape[1:])} "
+                f"{like.dtype} there, and {list(one.shape[2:])} {one.dtype} here; move the run's directory replay/ "
+                "away, and the run collects its rows again"
             )
 
 

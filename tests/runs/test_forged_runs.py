@@ -121,12 +121,16 @@ def test_a_count_that_no_run_has_is_named(run, capsys, words):
 
 
 def test_saved_rows_of_another_form_are_named(run, capsys):
-    forge(run, lambda state: state | {"rows": nest.map(lambda leaf: leaf.double(), state["rows"])}, "replay")
+    def change(state):
+        return state | {"rows": nest.map(lambda x: x.double() if x.is_floating_point() else x, state["rows"])}
+
+    forge(run, change, "replay")
     capsys.readouterr()
     assert main(["train", f"--root_dir={run}", "--gin_param=Trainer.num_env_steps=60"]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("alfish train: the rows of the saved replay do not fit: ")
-    assert "torch.float64 there, and " in last and "move the run's directory replay/ away" in last
+    assert last.startswith(
+        "alfish train: the rows of the saved replay do not fit: reward is [] torch.float64 there, and"
+    )
 
 
 def test_checkpoints_of_another_run_are_read_by_no_command(run, capsys):
