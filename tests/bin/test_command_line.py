@@ -1176,7 +1176,7 @@ def test_check_env_looks_further_for_the_end_of_an_episode(capsys):
     assert main([*arguments, "--env_kwargs={'length': 200}"]) == 0
     assert main([*arguments, "--env_kwargs={'length': 400}"]) == 1
     [problem] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem")]
-    assert "no episode ended in 300 random steps" in problem and "look further by --num_steps=300 if" in problem
+    assert "no episode ended in 300 random steps" in problem and "look further by --num_steps=3000 if" in problem
 
 
 def test_check_env_suggests_a_run_in_spite_of_a_problem_of_an_installed_package(tmp_path, monkeypatch, capsys):

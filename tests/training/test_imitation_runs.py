@@ -165,7 +165,7 @@ def test_a_run_does_not_continue_when_the_newest_checkpoint_of_its_expert_is_ano
     alfish.train(root_dir=there, algorithm="PPO", environment="Pendulum-v1", on_config_change="new",
                  **{**EXPERT, "num_env_steps": 128}, **{"Torso.memory": GRU, "GRU.size": 6},
                  transforms=[ObservationNormalizer])  # fmt: skip
-    with pytest.raises(UsageError, match=f"^{there} is not what this run was saved with: .*put the content back"):
+    with pytest.raises(UsageError, match=f"{there} is not what this run was saved with: .*put the content back"):
         make(tmp_path / "run", there).train()
     fixed = functools.partial(saved_policy, root_dir=str(there), checkpoint=64)
     make(tmp_path / "run", there, algorithm=functools.partial(DAgger, expert=fixed, beta=0.5, torso=TORSO), batches=(
