@@ -1,15 +1,20 @@
-"""Applies each mutation of `tests/mutations` to a copy of the tree, and names the test that fails.
+"""Makes each mutation of `tests/mutations` in a copy of the tree, and names the test that fails.
 
-    make mutants                        # all of them
-    python tests/mutants.py replay-07   # those whose name begins so
+    make mutants                          # all of them
+    python tests/mutants.py replay        # those of a room
+    python tests/mutants.py 'end of its'  # those whose description contains a text
 
-A mutation is a patch that breaks one contract. The lines before its first `---` are a header:
+A mutation breaks one contract. `tests/mutations` has a table for each room:
 
-    Breaks: a return crosses the end of its episode.
-    Test: tests/test_returns.py::test_a_return_stops_at_the_end_of_its_episode
+    [[mutations]]
+    breaks = "a return crosses the end of its episode."
+    test = "tests/test_returns.py::test_a_return_stops_at_the_end_of_its_episode"
+    file = "alfish/returns.py"
+    old = 'not_done * following'
+    new = 'following'
 
-`Test` holds arguments of pytest: files, tests, options. The exit status is 1 unless each mutation makes one of its
-tests fail. That the same tests pass without the mutation is what `make test` says.
+`old` occurs once in the file; `test` has arguments of pytest: files, tests, options. The exit status is 1 unless each
+mutation makes one of its tests fail. That the same tests pass without the mutation is what `make test` says.
 """
 
 import concurrent.futures
@@ -24,6 +29,11 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pytest brings it
+
 ROOT = Path(__file__).parents[1]
 MUTATIONS = Path(__file__).parent / "mutations"
 COPIED = (
@@ -35,10 +45,22 @@ SECONDS = 300  # of one mutation; a test that hangs counts as failing
 
 
 class Mutation(NamedTuple):
-    name: str
-    path: Path
+    room: str  # name of its table
     breaks: str
     test: str
+    file: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.room}: {self.breaks}"
+
+    def problem(self, tree: Path) -> str | None:
+        """Returns why the mutation cannot be made in `tree`; None if it can."""
+        if not (tree / self.file).is_file():
+            return f"there is no {self.file}"
+        count = (tree / self.file).read_text().count(self.old)
+        return None if count == 1 else f"`old` occurs {count} times in {self.file}"
 
 
 class Outcome(NamedTuple):
@@ -48,73 +70,48 @@ class Outcome(NamedTuple):
     seconds: float
 
 
-def read(path: Path) -> Mutation:
-    """Returns the mutation of a patch file.
+def mutations(texts: tuple[str, ...] = ()) -> list[Mutation]:
+    """Returns the mutations of the rooms that are named, and those whose description has one of the texts.
 
-    Raises:
-      ValueError: the header is incomplete.
+    Args:
+      texts: names of rooms, and parts of descriptions; empty means all mutations.
     """
-    header, _, _ = path.read_text().partition("\n--- ")
-    fields = dict(re.findall(r"^(Breaks|Test): (.+)$", header, re.MULTILINE))
-    if len(fields) != 2:
-        raise ValueError(f"{path.name} begins with neither 'Breaks: ...' and 'Test: ...'")
-    return Mutation(path.stem, path, fields["Breaks"], fields["Test"])
-
-
-def mutations(prefixes: tuple[str, ...] = ("",)) -> list[Mutation]:
-    """Returns the mutations whose names begin with one of the prefixes, by name."""
-    return [read(path) for path in sorted(MUTATIONS.glob("*.patch")) if path.stem.startswith(prefixes)]
-
-
-def apply(patch: Path, tree: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Runs `git apply` in a tree; one line of context on each side must match."""
-    command = ["git", "apply", "-C1", "--recount", *options, str(patch)]
-    return subprocess.run(command, cwd=tree, capture_output=True, text=True)
+    tables = {path.stem: tomllib.loads(path.read_text())["mutations"] for path in sorted(MUTATIONS.glob("*.toml"))}
+    every = [Mutation(room, **row) for room, rows in tables.items() for row in rows]
+    return [m for m in every if not texts or any(text == m.room or text in m.breaks for text in texts)]
 
 
 def run(mutation: Mutation, tree: Path) -> Outcome:
-    """Applies one mutation to `tree`, runs its tests there, and takes the mutation out again."""
+    """Makes one mutation in `tree`, runs its tests there, and takes the mutation out again."""
+    problem = mutation.problem(tree)
+    if problem:
+        return Outcome(mutation, None, problem, 0.0)
     began = time.monotonic()
-    applied = apply(mutation.path, tree)
-    if applied.returncode:
-        return Outcome(mutation, None, f"does not apply: {applied.stderr.strip()}", 0.0)
+    path = tree / mutation.file
+    original = path.read_text()
+    path.write_text(original.replace(mutation.old, mutation.new))
+    # -B: a mutation of equal length within the same second would leave the old bytecode valid.
+    command = [sys.executable, "-B", "-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", "", "--tb=no", "-rfE"]
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    options = {"cwd": tree, "env": environment, "capture_output": True, "text": True, "timeout": SECONDS}
     try:
-        # -B: a mutation of equal length within the same second would leave the old bytecode valid.
-        tests = [
-            "-B",
-            "-m",
-            "pytest",
-            "-x",
-            "-p",
-            "no:cacheprovider",
-            "-m",
-            "",
-            "--tb=no",
-            "-rfE",
-            *mutation.test.split(),
-        ]
-        environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-        try:
-            ran = subprocess.run(
-                [sys.executable, *tests], cwd=tree, env=environment, capture_output=True, text=True, timeout=SECONDS
-            )
-        except subprocess.TimeoutExpired:
-            return Outcome(mutation, f"no end after {SECONDS} s", None, time.monotonic() - began)
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", ran.stdout, re.MULTILINE)
-        seconds = time.monotonic() - began
-        if ran.returncode in (1, 2) and failed:
-            return Outcome(mutation, failed[1], None, seconds)
-        if ran.returncode == 0:
-            return Outcome(mutation, None, None, seconds)
-        return Outcome(
-            mutation, None, f"pytest ended with {ran.returncode}: {ran.stdout[-500:]}{ran.stderr[-500:]}", seconds
-        )
+        ran = subprocess.run([*command, *mutation.test.split()], **options)
+    except subprocess.TimeoutExpired:
+        return Outcome(mutation, f"no end after {SECONDS} s", None, time.monotonic() - began)
     finally:
-        apply(mutation.path, tree, "--reverse")
+        path.write_text(original)
+    seconds = time.monotonic() - began
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", ran.stdout, re.MULTILINE)
+    if ran.returncode in (1, 2) and failed:
+        return Outcome(mutation, failed[1], None, seconds)
+    if ran.returncode == 0:
+        return Outcome(mutation, None, None, seconds)
+    said = f"pytest ended with {ran.returncode}: {ran.stdout[-500:]}{ran.stderr[-500:]}"
+    return Outcome(mutation, None, said, seconds)
 
 
 def copy_to(tree: Path) -> Path:
-    """Copies what tests need; a copy has no `.git`, so `git apply` treats it as a plain directory."""
+    """Copies what tests need."""
     tree.mkdir()
     for name in COPIED:
         source = ROOT / name
@@ -125,10 +122,10 @@ def copy_to(tree: Path) -> Path:
     return tree
 
 
-def main(prefixes: list[str]) -> int:
-    chosen = mutations(tuple(prefixes) or ("",))
+def main(texts: list[str]) -> int:
+    chosen = mutations(tuple(texts))
     if not chosen:
-        print(f"no mutation begins with {' or '.join(prefixes)}", file=sys.stderr)
+        print(f"no room is named {' or '.join(texts)}, and no description has it", file=sys.stderr)
         return 2
     local = threading.local()
     with tempfile.TemporaryDirectory() as directory, concurrent.futures.ThreadPoolExecutor(NUM_COPIES) as pool:
@@ -142,7 +139,7 @@ def main(prefixes: list[str]) -> int:
         for outcome in pool.map(one, chosen):
             answer = outcome.problem or outcome.failed or "NO TEST FAILED"
             missed += outcome.failed is None
-            print(f"{outcome.mutation.name:<16} {outcome.seconds:5.1f} s  {answer}", flush=True)
+            print(f"{outcome.seconds:5.1f} s  {outcome.mutation}  {answer}", flush=True)
     print(f"{len(chosen) - missed} of {len(chosen)} mutations were caught")
     return 1 if missed else 0
 
