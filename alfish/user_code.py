@@ -87,8 +87,8 @@ def refuse(error: BaseException, call: str) -> None:
 def refuse_default_dtype(call: str) -> None:
     """Sets torch's default dtype to float32, and raises UsageError if code outside alfish has set another one.
 
-    Else new tensors of alfish would not have the dtype of those that there are, and a part that changed nothing would
-    get the blame.
+    Without this check, later tensors of alfish would be float64 beside existing float32 ones, and the error would name
+    a part that is not at fault.
 
     Args:
       call: what ran since the last check, as 'MyEnv.reset'.
@@ -131,11 +131,11 @@ def relayed(sentence: str, trace: str) -> CodeError:
 
 
 def check_methods(part: object, base: type) -> None:
-    """Raises UsageError if a method that alfish calls takes other arguments, or has its name misspelt.
+    """Raises UsageError if a method of a part takes other arguments than its base class says, or has a misspelt name.
 
     Args:
       part: object of a class that may be the user's.
-      base: its base class; the public methods are those that alfish calls.
+      base: base class of the part. alfish calls its public methods.
     """
     called = {name: method for name, method in vars(base).items() if name[0] != "_" and inspect.isfunction(method)}
     for name, method in called.items():

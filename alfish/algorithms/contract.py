@@ -68,17 +68,16 @@ def check_initial_state(algorithm: Any) -> None:
 
 
 def check_registered(algorithm: nn.Module) -> None:
-    """Checks that torch knows all parameters of an algorithm's modules, because others are neither trained nor saved.
+    """Checks that torch has registered all parameters of an algorithm, because others are neither trained nor saved.
 
     Raises:
-      UsageError: a module that is not alfish's or torch's has an attribute with other parameters.
+      UsageError: an attribute of a user-defined module has parameters that are not registered.
     """
     known = {id(one) for one in (*algorithm.modules(), *algorithm.parameters())}
     for path, module in algorithm.named_modules():
         if type(module).__module__.partition(".")[0] in ("alfish", "torch"):
             continue
         for name, value in vars(module).items():
-            # Module and Parameter have dicts of torch, whose contents are known.
             hidden = [one for one in _parts(value) if id(one) not in known and _is_trainable(one)]
             if hidden:
                 where = f"{type(algorithm).__name__}.{path}.{name}" if path else f"{type(algorithm).__name__}.{name}"

@@ -129,7 +129,7 @@ class Policy:
 
     @property
     def state(self) -> Nest:
-        """What the next `act` reads besides its arguments, `[B, ...]`; None in each part after `reset`."""
+        """What `act` keeps for its next call, arrays and tensors `[B, ...]`; each part is None after `reset`."""
         return {"prev_action": self._prev_action, "transforms": self._transform_state, "memory": self._state}
 
     def act(

@@ -1,4 +1,4 @@
-"""Search for values that cannot be learned from in the rows of an unroll or of one step: not finite, or no choice.
+"""Checks of the rows of an unroll or of one step: values are finite, and choices are inside their spaces.
 
 A finite sum shows that all values are finite, since any nan or infinity remains in the sum. A sum of finite values may
 overflow, so after a sum that is not finite the values themselves are tested.
@@ -51,10 +51,10 @@ def check_finite(time_step: TimeStep) -> None:
 
 
 class RowCheck:
-    """Tests an unroll: values are finite, and those of leaves that are read as indices are in their space.
+    """Tests that values of an unroll are finite, and that those of Discrete and Multi* leaves are inside their spaces.
 
     Args:
-      observation_spec: of the rows; a leaf that is missing in it is tested for finite values only.
+      observation_spec: spec of the observations; leaves that it lacks are tested for finite values only.
     """
 
     def __init__(self, observation_spec: Nest):
