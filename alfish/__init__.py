@@ -16,7 +16,7 @@ if sys.platform == "win32":
 
 __version__ = "0.2.0"
 
-# Imported when first used: `import alfish` alone should not wait for torch.
+# Modules to import when a name is first used, because `import alfish` alone should not wait for torch.
 _HOME = {
     "AlgStep": "alfish.data",
     "Evaluator": "alfish.training.evaluator",
@@ -70,6 +70,58 @@ if TYPE_CHECKING:
     from alfish.training.trainer import Trainer as Trainer
     from alfish.transforms import Transforms as Transforms
     from alfish.unrollers import SyncUnroller as SyncUnroller
+
+
+# Modules that have moved, by their old names. Programs, gin files and saved runs that import them still work.
+_MOVED = {
+    "alfish.batches": "alfish.learner.batches",
+    "alfish.composition": "alfish.algorithms.composition",
+    "alfish.corrections": "alfish.functional.corrections",
+    "alfish.distributions": "alfish.functional.distributions",
+    "alfish.losses": "alfish.functional.losses",
+    "alfish.metrics.rows": "alfish.metrics.step_batch",
+    "alfish.policy_losses": "alfish.functional.losses",
+    "alfish.replicas": "alfish.processes.replicas",
+    "alfish.returns": "alfish.functional.returns",
+    "alfish.schedules": "alfish.parameters.schedules",
+    "alfish.targets": "alfish.functional.targets",
+    "alfish.transfer": "alfish.training.initial_parts",
+    "alfish.values": "alfish.functional.values",
+    "alfish.weighting": "alfish.training.reward_weights",
+    "alfish.writers": "alfish.runs.writers",
+}
+
+
+class _MovedModules:
+    """Finds a module by its old name, as the very module of the new name, not as a copy."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        old = next((old for old in _MOVED if name == old or name.startswith(old + ".")), None)
+        if old is None:
+            return None
+        import importlib.machinery
+
+        loader: Any = _MovedLoader(_MOVED[old] + name[len(old) :])
+        return importlib.machinery.ModuleSpec(name, loader)
+
+
+class _MovedLoader:
+    def __init__(self, name: str):
+        self._name = name
+
+    def create_module(self, spec: Any) -> Any:
+        import importlib
+
+        module = importlib.import_module(self._name)
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: Any) -> None:
+        module.__spec__ = self._spec  # `import` has replaced it by a spec of the old name
+
+
+sys.meta_path.insert(0, _MovedModules)
 
 
 def __getattr__(name: str) -> Any:

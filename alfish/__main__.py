@@ -11,17 +11,18 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from alfish import replicas
 from alfish.bin import SUBCOMMANDS, end_output, module_of, prepare_process, show
 from alfish.errors import RepeatedError, RunError, UsageError, first_line, phrased_for_command, printable
-from alfish.user_code import CodeError, calling, in_words
+from alfish.errors.user_code import CodeError, calling, in_words
+from alfish.processes import replicas
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a subcommand, and returns its exit status: 2 for a mistake of the user, 1 for a run that failed.
 
     Args:
-      arguments: of the command. None takes those of the process, and checks its standard streams and working directory.
+      arguments: arguments of the command. None means the arguments of the process, and also checks the process's
+        standard streams and working directory.
     """
     if arguments is not None:
         with phrased_for_command():
@@ -60,7 +61,7 @@ def _command(arguments: list[str]) -> int:
     if any(argument in ("-h", "--help") for argument in rest):
         show(f"{(module.__doc__ or name).strip()}\n\nFlags:\n{_flag_help(module.FLAGS)}")
         return 0
-    # A shell expands `--root_dir ~/runs`, and not `--root_dir=~/runs`.
+    # A shell expands `~` in `--root_dir ~/runs`, but not in `--root_dir=~/runs`.
     rest = [re.sub(r"(?<==)~[^=]*$", lambda path: os.path.expanduser(path[0]), one, count=1) for one in rest]
     return _run(name, module, rest)
 
@@ -78,13 +79,13 @@ def _run(name: str, module, rest: list[str]) -> int:
     from absl import flags, logging
 
     for flag in module.FLAGS:
-        module.FLAGS[flag].unparse()  # of an earlier call in this process
+        module.FLAGS[flag].unparse()  # flags of an earlier call in this process
     try:
         with replicas.joined() if getattr(module, "HAS_LEARNERS", False) else contextlib.nullcontext():
             try:
                 left = module.FLAGS([f"alfish {name}", *rest])[1:]
             except flags.Error as error:
-                words = re.sub(r"\('(.*)', '.*'\)$", r"\1", str(error))  # of a flag that is True or False
+                words = re.sub(r"\('(.*)', '.*'\)$", r"\1", str(error))  # names of a flag that is True or False
                 raise UsageError(f"{words}; `alfish {name} --help` lists the flags") from error
             if left and not getattr(module, "TAKES_WORDS", False):
                 flag = f"--gin_file={left[0]}" if left[0].endswith(".gin") else "--root_dir=runs/ppo"
@@ -112,11 +113,11 @@ def _run(name: str, module, rest: list[str]) -> int:
         print(f"alfish {name}: no file can be named {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     except (MemoryError, RuntimeError) as error:
-        if not (isinstance(error, MemoryError) or "can't allocate memory" in str(error)):  # torch's
+        if not (isinstance(error, MemoryError) or "can't allocate memory" in str(error)):  # torch's message
             raise
         print(f"alfish {name}: the memory is too small: {first_line(error)}; ask for less", file=sys.stderr)
         return 1
-    except SystemExit as error:  # an environment's, or that of another part of the user's
+    except SystemExit as error:  # raised by an environment, or by other code of the user
         print(f"alfish {name}: {in_words(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -142,7 +143,7 @@ def _flag_help(flag_values) -> str:
     lines = []
     for name in sorted(flag_values):
         flag = flag_values[name]
-        words = flag.help.partition(";\n")[0]  # absl adds how to repeat a flag, whose own text says that it can be
+        words = flag.help.partition(";\n")[0]  # without absl's remark on repetition, which the text has
         lines.append(f"  --{name}: {words}")
         if flag.default not in (None, []):
             lines.append(f"      default: {flag.default}")

@@ -1,10 +1,10 @@
 """The stream of time steps, and the records that packages exchange.
 
-A row's reward and discount belong to the action taken BEFORE it, so an episode of k actions has k + 1 rows: FIRST, MID,
-..., LAST. LAST with discount 0 is termination. LAST with discount 1 is truncation: its observation is the true final
-one, and values are bootstrapped from it. The row after LAST is FIRST; the action at LAST is never trained.
+A row's reward and discount belong to the action taken BEFORE the row, so an episode of k actions has k + 1 rows: FIRST,
+MID, ..., LAST. A LAST row with discount 0 is a termination. A LAST row with discount 1 is a truncation: it has the true
+final observation, and returns bootstrap from its value. After LAST comes FIRST; the action at LAST is never trained.
 
-Dims: T time, B environments, N samples; time comes first.
+Dimensions: T time, B environments, N samples; time comes first.
 """
 
 from typing import Any, NamedTuple
@@ -24,68 +24,68 @@ class StepType:
     PAD = 3  # padding at the end of a column with fewer rows than its neighbours
 
 
-IS_STEP = np.array([False, True, True, False])  # by step type: whether the row is the result of an environment step
+IS_STEP = np.array([False, True, True, False])  # for each step type, whether the row results from an environment step
 
 
 class TimeStep(NamedTuple):
-    """A row of the environment's output, `[B]` while acting and `[T, B]` while training."""
+    """A row of the environment's output: `[B]` while acting, `[T, B]` while training."""
 
     step_type: Array  # [B] int32
     reward: Array  # [B] float32, or [B, R]; 0 at FIRST
     discount: Array  # [B] float32 in [0, 1]; 0 where the environment terminated
-    observation: Nest  # [B, ...] each leaf in its space's dtype, float64 as float32
-    prev_action: Nest  # [B, ...] the action that was executed, in the algorithm's units; zeros at FIRST
-    env_id: Array  # [B] int32
+    observation: Nest  # [B, ...] leaves in the dtypes of their spaces, with float32 in place of float64
+    prev_action: Nest  # [B, ...] the action executed before the row, in the algorithm's units; zeros at FIRST
+    env_id: Array  # [B] int32, global id of each environment
 
 
 class AlgStep(NamedTuple):
-    """The result of `rollout_step`, `predict_step` and `train_step`."""
+    """The result of the hooks `rollout_step`, `predict_step` and `train_step`."""
 
-    output: Nest = None  # the action, in the algorithm's units: Box actions in [-1, 1]
-    state: Nest = None  # carried to the next step; None without memory
+    output: Nest = None  # the action, in the algorithm's units: Box actions are in [-1, 1]
+    state: Nest = None  # state for the next step; None without memory
     info: Nest = None  # data for training
 
 
 class Experience(NamedTuple):
-    """Consecutive rows of B environments; every leaf `[T, B, ...]` except `state`."""
+    """Consecutive rows of B environments; leaves are `[T, B, ...]` unless a comment gives another shape."""
 
     time_step: TimeStep
-    action: Nest  # as sampled, before it is clipped
-    info: Nest  # of rollout_step; preprocess_experience may replace it
-    state: Nest  # [B, ...] the policy's state at row 0, reset where row 0 is FIRST; None without memory
-    policy_version: Array | None = None  # [B] int64, number of weight publications before the rows
+    action: Nest  # action as sampled, before clipping
+    info: Nest  # info of rollout_step; preprocess_experience may replace it
+    state: Nest  # [B, ...] policy state at row 0, already reset where row 0 is FIRST; None without memory
+    policy_version: Array | None = None  # [B] int64, number of times that weights were published before the rows
     transform_state: Nest = None  # [B, ...] state of the transforms before row 0
-    # [K, B] rows before row 0 that warm a memory up and do not train; `state` then belongs to the first of them
+    # [K, B] rows before row 0 that only warm up a memory; `state` then belongs to the first of these rows
     burn_in: TimeStep | None = None
-    # [T, B] float32, discounted sum of the rewards after each row, if replay keeps it; nan: the episode has not ended
+    # [T, B] float32, discounted sum of the rewards after each row, if replay keeps it; nan in an unfinished episode
     return_to_go: torch.Tensor | None = None
 
 
 class Batch(NamedTuple):
-    """A minibatch: experience, and a mask of the rows that train. From replay, also the place of each window."""
+    """A minibatch: experience, a mask of the rows that train, and from replay the place of each window."""
 
     experience: Experience
-    mask: torch.Tensor  # [T', N] bool, the rows that train
-    env_id: torch.Tensor | None = None  # [N]
-    position: torch.Tensor | None = None  # [N] int64, of row 0
+    mask: torch.Tensor  # [T', N] bool, True for rows that train
+    env_id: torch.Tensor | None = None  # [N] environment of the window
+    position: torch.Tensor | None = None  # [N] int64, position of the window's row 0 in replay
     weight: torch.Tensor | None = None  # [N] float32, importance weight of the window
 
 
 class LossInfo(NamedTuple):
-    """The result of `calc_loss`. The learner masks, weighs and averages it."""
+    """The result of `calc_loss`; the learner masks, weighs and averages the losses."""
 
-    loss: torch.Tensor | dict[str, torch.Tensor]  # [T', N] for each parameter group; a tensor if there is one group
-    scalar: dict[str, torch.Tensor] | None = None  # additional 0-d loss of a parameter group
-    # For summaries: [T', N] (averaged over rows that train) or 0-d. The learner detaches these, and the priority.
+    loss: torch.Tensor | dict[str, torch.Tensor]  # [T', N] loss of each parameter group; a tensor for a single group
+    scalar: dict[str, torch.Tensor] | None = None  # additional 0-d losses, by parameter group
+    # For summaries: [T', N] (averaged over rows that train) or 0-d. The learner detaches `extra` and `priority`.
     extra: dict[str, torch.Tensor] | None = None
-    priority: torch.Tensor | None = None  # [T', N], priority of drawing a row again: |TD error|
-    # [T', N]: skip this update and the rest of the iteration, if the mean over the rows that train is positive
+    priority: torch.Tensor | None = None  # [T', N] priority of drawing a row again, such as |TD error|
+    # [T', N] If the mean over the rows that train is positive, this update and the rest of the iteration are skipped.
     stop: torch.Tensor | None = None
-    buffers: dict[torch.Tensor, torch.Tensor] | None = None  # new values, written unless the update is skipped
+    buffers: dict[torch.Tensor, torch.Tensor] | None = None  # new values of buffers, unless the update is skipped
 
 
 def trainable(step_type: Any) -> Any:
-    """Returns the mask of rows that train: row t is FIRST or MID, and row t + 1 is MID or LAST.
+    """Returns the mask of rows that train: row t trains if it is FIRST or MID and row t + 1 is MID or LAST.
 
     The learner, the returns, and replay's starts and priorities all use this mask.
 
@@ -93,7 +93,7 @@ def trainable(step_type: Any) -> Any:
       step_type: `[T, B]` int32, a tensor or a numpy array.
 
     Returns:
-      `[T-1, B]` bool, of the same kind.
+      `[T-1, B]` bool, a tensor or a numpy array like `step_type`.
     """
     here, arrival = step_type[:-1], step_type[1:]
     return (here <= StepType.MID) & ((arrival == StepType.MID) | (arrival == StepType.LAST))

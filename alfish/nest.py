@@ -10,10 +10,10 @@ import numpy as np
 import optree
 import torch
 
-Nest: TypeAlias = Any  # NamedTuple, dict or tuple of leaves, however deep; a leaf alone; or None
+Nest: TypeAlias = Any  # NamedTuple, dict or tuple of leaves, of any depth; a single leaf; or None
 
-# A numpy array on the host while rows are collected, a torch tensor from the batches on. Environments that compute in
-# torch give tensors throughout.
+# A leaf: a numpy array on the host while rows are collected, a torch tensor in batches and later. Environments that
+# compute in torch give tensors throughout.
 Array: TypeAlias = Any
 
 flatten: Callable[..., tuple[list[Any], Any]] = optree.tree_flatten
@@ -21,18 +21,18 @@ unflatten: Callable[..., Nest] = optree.tree_unflatten
 
 
 def add_kind(kind: type, flatten: Callable[[Any], tuple[Any, Any]], unflatten: Callable[[Any, Any], Any]) -> None:
-    """Makes the objects of a class nests.
+    """Registers a class, so that its objects are nests.
 
     Args:
-      kind: the class.
-      flatten: takes an object; returns its children, and what else it holds.
-      unflatten: takes these in reverse order; returns the object.
+      kind: class to add.
+      flatten: function from an object to its children and its remaining data.
+      unflatten: function from the remaining data and the children to the object.
     """
     optree.register_pytree_node(kind, flatten, unflatten, namespace=optree.registry.__GLOBAL_NAMESPACE)
 
 
 def leaves(nest: Nest, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
-    """Returns the leaves from left to right; those of a dict in the order of its sorted keys."""
+    """Returns the leaves from left to right; leaves of a dict in the order of its sorted keys."""
     if type(nest) is torch.Tensor or type(nest) is np.ndarray:
         return [nest]
     if is_leaf is not None or not isinstance(nest, tuple):
@@ -55,7 +55,7 @@ def map(function: Callable[..., Any], nest: Nest, *others: Nest, is_leaf: Callab
 
 
 def paths(nest: Nest, is_leaf: Callable[[Any], bool] | None = None) -> list[str]:
-    """Returns the names of the leaves in the order of `leaves`, as `observation.camera.0`; a bare leaf's is ''."""
+    """Returns the names of the leaves in the order of `leaves`, as `observation.camera.0`; '' names a bare leaf."""
     accessors, _, _ = optree.tree_flatten_with_accessor(nest, is_leaf=is_leaf)
     return [".".join(str(getattr(entry, "field", entry.entry)) for entry in accessor) for accessor in accessors]
 
@@ -78,7 +78,7 @@ def stack(nests: list[Nest], dim: int = 0) -> Nest:
 def host_view(tensor: torch.Tensor) -> Any:
     """Returns a numpy view of a tensor's memory, which is faster to read and to write.
 
-    Returns the tensor itself if numpy cannot view it: off the CPU, and in bfloat16.
+    Returns the tensor itself if numpy cannot view it, because it is not on the CPU or is bfloat16.
     """
     if tensor.device.type != "cpu" or tensor.dtype == torch.bfloat16:
         return tensor
@@ -86,7 +86,7 @@ def host_view(tensor: torch.Tensor) -> Any:
 
 
 def as_array(leaf: Any) -> Any:
-    """A leaf as an array on the host, which shares the memory of a tensor there; a bfloat16 tensor stays a tensor."""
+    """A leaf as an array on the host, which shares the memory of a host tensor; a bfloat16 tensor stays a tensor."""
     if type(leaf) is np.ndarray:
         return leaf
     return leaf.cpu() if leaf.dtype == torch.bfloat16 else leaf.detach().cpu().numpy()
@@ -96,7 +96,7 @@ def as_tensor(leaf: Any) -> torch.Tensor:
     """A leaf as a tensor, which shares the memory of an array."""
     if type(leaf) is not np.ndarray:
         return leaf
-    return torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy())  # a broadcast one is not
+    return torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy())  # a broadcast array is not writable
 
 
 def arrays(nest: Nest) -> Nest:
@@ -105,7 +105,7 @@ def arrays(nest: Nest) -> Nest:
 
 
 def tensors(nest: Nest, device: torch.device | None = None) -> Nest:
-    """Leaves as tensors on a device, see `as_tensor`; None: each where it is."""
+    """Leaves as tensors on a device, see `as_tensor`; None means that leaves keep their devices."""
     if device is None:
         return map(as_tensor, nest)
     is_gpu = _is_gpu(device)
@@ -113,7 +113,7 @@ def tensors(nest: Nest, device: torch.device | None = None) -> Nest:
 
 
 def arange(count: int, like: Any) -> Any:
-    """`[count]` int64, 0 ... count - 1: an array or a tensor, as `like` is."""
+    """Returns `[count]` int64, 0 ... count - 1, as a tensor or an array, whichever `like` is."""
     return np.arange(count) if type(like) is np.ndarray else torch.arange(count, device=like.device)
 
 
@@ -136,7 +136,7 @@ def detach(nest: Nest) -> Nest:
 
 def to(nest: Nest, device: torch.device | str) -> Nest:
     """Moves each leaf to a device."""
-    # CUDA has read pageable memory of the host when the call returns, in any case. A copy that blocks would also wait
+    # In any case, CUDA has read pageable memory of the host when the call returns. A copy that blocks would also wait
     # until the GPU has done all of its work.
     is_gpu = _is_gpu(device)
     return map(lambda tensor: tensor.to(device, non_blocking=is_gpu), nest)
@@ -152,7 +152,7 @@ def at(nest: Nest, index: Any) -> Nest:
 
 
 def split(nest: Nest, num_rows: int) -> tuple[Nest, Nest]:
-    """Splits leaves of equally many rows into the first `num_rows` rows and the other ones."""
+    """Splits leaves of equally many rows into the first `num_rows` rows and the other rows."""
     tensors, structure = flatten(nest)
     sizes = [num_rows, tensors[0].shape[0] - num_rows]  # a tensor's `len` is five Python calls
     heads, others = zip(*[tensor.split_with_sizes(sizes) for tensor in tensors])
@@ -165,9 +165,9 @@ def merge_leading(nest: Nest) -> Nest:
 
 
 def where(condition: Any, chosen: Nest, other: Nest) -> Nest:
-    """Per row: `chosen` where `condition` (`[B]` bool), else `other`; leaves are `[B, ...]`.
+    """Selects for each row: `chosen` where `condition` (`[B]` bool), else `other`; leaves are `[B, ...]`.
 
-    All are tensors, or all are arrays.
+    The leaves are all tensors, or all arrays.
     """
     choose: Any = np.where if type(condition) is np.ndarray else torch.where
     return map(lambda a, b: choose(widened(condition, a), a, b), chosen, other)

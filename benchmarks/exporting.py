@@ -26,10 +26,10 @@ import torch
 import alfish
 from alfish.configuration.locating import confs_directory
 from alfish.configuration.opening import open_run
-from alfish.exporting import comparison, torch_file
+from alfish.exporting import torch_file, verification
 from alfish.exporting.exporting import FORMATS, export
 from alfish.exporting.graph import PolicyGraph
-from alfish.exporting.recording import Step, from_environment
+from alfish.exporting.verification import Step, from_environment
 from benchmarks import PROJECT, tables
 from benchmarks.fingerprints import settings
 from benchmarks.timing import seconds_a_call
@@ -78,7 +78,7 @@ def _of_file(file: Path, policy: Any, steps: Sequence[Step]) -> float:
         made = module.Policy()
         return _microseconds(lambda step: made.act(step.observation, bool(step.first), step.reward), steps)
     program = PolicyGraph(policy)
-    inputs = comparison.inputs_of(program, steps, comparison.results_of(policy, program, steps, sample=False))
+    inputs = verification.inputs_of(program, steps, verification.results_of(policy, program, steps, sample=False))
     state = {leaf.name: leaf.example.numpy() for leaf in program.state}
     call: Callable[[dict[str, Any]], Sequence[Any]]
     if file.suffix == ".onnx":

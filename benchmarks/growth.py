@@ -37,9 +37,9 @@ from alfish import nest, specs
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.algorithms.sac import SAC
-from alfish.batches import EpochBatches, Minibatches
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.environments import make_environment
+from alfish.learner.batches import EpochBatches, Minibatches
 from alfish.learner.learner import Learner
 from alfish.networks import MLP, ActorCritic, CriticEnsemble, Torso
 from alfish.replay import RingBuffer

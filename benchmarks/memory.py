@@ -20,8 +20,8 @@ from gymnasium import spaces
 
 from alfish import nest
 from alfish.algorithms.dqn import DQN
-from alfish.batches import Minibatches
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
+from alfish.learner.batches import Minibatches
 from alfish.learner.learner import Learner
 from alfish.networks import GRU, LSTM, QNetwork, Torso
 from alfish.networks.memory import cut

@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
 
-from alfish.values import Bins
+from alfish.functional.return_distributions import Bins
 from benchmarks import PROJECT, tables
 
 DOCS = PROJECT / "docs"

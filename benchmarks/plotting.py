@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from alfish.writers import CSVWriter
+from alfish.runs.writers import Counters, CSVWriter
 from benchmarks import PROJECT, tables
 
 PATH = PROJECT / "docs" / "results" / "plotting.csv"
@@ -51,7 +51,7 @@ def write_run(directory: Path, gamma: float, seed: int, num_env_steps: int) -> N
             row |= {"evaluation/mean_return": float(returns.mean()), "evaluation/mean_length": 200.0}
             lines = ["episode,seed,return,length", *(f"{k},{k},{value},200" for k, value in enumerate(returns))]
             (directory / "eval" / f"evaluation-{clock:012d}.csv").write_text("\n".join(lines) + "\n")
-        writer.scalars(row, clock, *counters)
+        writer.scalars(row, Counters(clock, *counters))
     writer.close()
 
 

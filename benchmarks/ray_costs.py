@@ -29,7 +29,7 @@ from alfish.environments import make_environment
 from alfish.processes.messages import Seconds, Segment
 from alfish.transforms import Transforms
 from alfish.unrollers import AsyncUnroller
-from alfish.unrollers.ray.values import ReceivedSegments
+from alfish.unrollers.ray.object_store import ReceivedSegments
 from alfish.unrollers.workers.segments import records_in_columns, side_by_side
 from alfish.unrollers.workers.slots import slot_of
 from benchmarks import PROJECT, processes, tables

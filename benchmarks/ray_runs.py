@@ -13,10 +13,10 @@ import numpy as np
 from alfish import nest
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.batches import EpochBatches
 from alfish.configuration.runs import configured_run
 from alfish.data import AlgStep, Experience, LossInfo, StepType, TimeStep
 from alfish.environments import make_environment
+from alfish.learner.batches import EpochBatches
 from alfish.learner.learner import Learner
 from alfish.networks import ActorCritic
 from alfish.training.trainer import Trainer

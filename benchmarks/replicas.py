@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from gymnasium import spaces
 
-from alfish import nest, replicas, specs
+from alfish import nest, specs
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.bc import BC
@@ -39,11 +39,12 @@ from alfish.algorithms.recurrent_sac import RecurrentSAC
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
-from alfish.batches import EpochBatches, Minibatches
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
+from alfish.learner.batches import EpochBatches, Minibatches
 from alfish.learner.learner import Learner
 from alfish.learner.optimizers import Adam
 from alfish.nest import Nest
+from alfish.processes import replicas
 from alfish.transforms import Transforms
 from benchmarks import PROJECT
 from benchmarks.tables import header, line, read_rows, replace_rows

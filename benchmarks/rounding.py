@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from alfish.batches import take
 from alfish.compiler import matmul
 from alfish.configuration import reading
 from alfish.configuration.runs import configured_trainer
+from alfish.learner.batches import take
 
 
 class Rounded(TorchDispatchMode):

@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 
 from alfish.configuration import catalogue
-from alfish.configuration.catalogue import Entry
+from alfish.configuration.catalogue import Setting
 from benchmarks import PROJECT
 
 DOCS = PROJECT / "docs"
@@ -36,7 +36,7 @@ def pages() -> list[Path]:
     return [page for page in sorted(DOCS.rglob("*.md")) if TABLE.search(page.read_text())]
 
 
-def filled(text: str, entries: list[Entry]) -> str:
+def filled(text: str, entries: list[Setting]) -> str:
     """Returns the text of a page with each table written anew.
 
     Raises:
@@ -45,7 +45,7 @@ def filled(text: str, entries: list[Entry]) -> str:
     return TABLE.sub(lambda found: found[1] + table(found[2].split(), entries) + found[4], text)
 
 
-def table(patterns: list[str], entries: list[Entry]) -> str:
+def table(patterns: list[str], entries: list[Setting]) -> str:
     """Returns a Markdown table of the parameters that match, in the order of the patterns and of the code."""
     rows = []
     for pattern in patterns:
@@ -56,7 +56,7 @@ def table(patterns: list[str], entries: list[Entry]) -> str:
     return "\n".join(["| setting | default | meaning |", "|---|---|---|", *dict.fromkeys(rows), ""])
 
 
-def _row(entry: Entry) -> str:
+def _row(entry: Setting) -> str:
     default = "must be bound" if entry.default is None else f"`{entry.default}`"
     cells = (f"`{entry.name}`", default, f"{entry.help} ({entry.kind})")
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

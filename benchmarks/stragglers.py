@@ -15,11 +15,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from alfish import replicas
 from alfish.algorithms.ppo import PPO
-from alfish.batches import EpochBatches
 from alfish.environments import make_environment
+from alfish.learner.batches import EpochBatches
 from alfish.learner.learner import Learner
+from alfish.processes import replicas
 from alfish.training.trainer import Trainer
 from alfish.unrollers import SyncUnroller
 from benchmarks import PROJECT, processes

@@ -1,8 +1,8 @@
 """Adds to the site the files of the repository that pages link to, and the API pages.
 
-A link such as `../alfish/returns.py` works where a code host shows `docs/`. The site has its own copy of the file: text
-as a page with highlighted code, other files as they are. A link to a file that does not exist stays, and mkdocs refuses
-it.
+A link such as `../alfish/functional/returns.py` works where a code host shows `docs/`. The site has its own copy of
+the file: text as a page with highlighted code, other files as they are. A link to a file that does not exist stays,
+and mkdocs refuses it.
 
 API pages are made from the code: one for each package, and an index of `alfish.__all__` and of the names for gin files.
 """

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from alfish.data import TimeStep
 from alfish.metrics import Metric
-from alfish.metrics.rows import StepBatch
+from alfish.metrics.step_batch import StepBatch
 from alfish.nest import Nest
 from alfish.training.listener import Listener, Report, Run
 from alfish.transforms import Transform

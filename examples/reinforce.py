@@ -8,8 +8,9 @@ from typing import NamedTuple
 import gin
 import torch
 
-from alfish import AlgStep, LossInfo, RLAlgorithm, returns
-from alfish.losses import huber
+from alfish import AlgStep, LossInfo, RLAlgorithm
+from alfish.functional import returns
+from alfish.functional.losses import huber
 from alfish.networks import ActorCritic
 
 

@@ -15,6 +15,7 @@ import torch
 
 import alfish
 from alfish import nest, specs
+from alfish.algorithms.acting import Actor
 from alfish.data import StepType, TimeStep
 from alfish.errors import UsageError
 from alfish.parameters import checked
@@ -132,4 +133,4 @@ def _checkpoints(directory: str) -> list[int]:
 def _loaded(directory: str, step: int) -> tuple[Policy, PolicyRunner]:
     policy = alfish.load(directory, step)
     policy.algorithm.train(False)
-    return policy, PolicyRunner(policy.algorithm, policy.transforms, policy.algorithm.initial_state(1), 0)
+    return policy, PolicyRunner(Actor(policy.algorithm, policy.transforms), policy.algorithm.initial_state(1), 0)

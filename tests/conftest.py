@@ -5,6 +5,8 @@ import gc
 import gin
 import pytest
 
+from alfish.__main__ import main
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
@@ -39,9 +41,30 @@ def own_state(tmp_path_factory):
 
 
 @pytest.fixture
+def untried_training(monkeypatch):
+    """`alfish check-env` names a speed of training, without the seconds in which it tries one."""
+    monkeypatch.setattr("alfish.bin.first_run.training_speed", lambda task, base: 200.0)
+
+
+@pytest.fixture
 def interpreted():
     """Runs graphs operation by operation in place of compiling them."""
     import plain_graphs  # imports torch, which not every test needs
 
     with plain_graphs.interpreted():
         yield
+
+
+@pytest.fixture
+def refused(capsys):
+    """Asserts that a command fails with one sentence; returns it."""
+
+    def refused(*arguments, status=2, printed=False):
+        capsys.readouterr()
+        assert main([str(argument) for argument in arguments]) == status
+        captured = capsys.readouterr()
+        assert bool(captured.out) == printed and "Traceback" not in captured.err
+        assert captured.err.startswith("alfish") and "In call to configurable" not in captured.err
+        return captured.err
+
+    return refused

@@ -8,8 +8,8 @@ A mutation breaks one contract. `tests/mutations` has a table for each room:
 
     [[mutations]]
     breaks = "a return crosses the end of its episode."
-    test = "tests/test_returns.py::test_a_return_stops_at_the_end_of_its_episode"
-    file = "alfish/returns.py"
+    test = "tests/functional/test_returns.py::test_a_return_stops_at_the_end_of_its_episode"
+    file = "alfish/functional/returns.py"
     old = 'not_done * following'
     new = 'following'
 

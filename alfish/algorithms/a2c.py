@@ -13,19 +13,19 @@ import gin
 import torch
 from gymnasium import spaces
 
-from alfish import losses
 from alfish.algorithms.actor_critic import ActorCriticAlgorithm
 from alfish.data import Experience, LossInfo
+from alfish.functional import losses
+from alfish.functional.values import Discount, RewardWeights
 from alfish.nest import Nest
 from alfish.networks import ActorCritic, PolicyValue
 from alfish.parameters import FiniteFloat, NonNegativeFloat, UnitInterval, checked
-from alfish.schedules import Schedule
-from alfish.values import Discount, RewardWeights
+from alfish.parameters.schedules import Schedule
 
 
 class A2CTarget(NamedTuple):
     advantage: torch.Tensor  # [T, B], scalarized
-    target: torch.Tensor  # [T, B] of the value, or [T, B, R] for vector rewards
+    target: torch.Tensor  # [T, B] targets of the value, or [T, B, R] for vector rewards
 
 
 @gin.configurable(module="alfish.algorithms")
@@ -34,13 +34,14 @@ class A2C(ActorCriticAlgorithm):
     """Advantage actor-critic; the module's docstring has the paper and the differences from it.
 
     Args:
-      network: takes the three specs; has `policy`, `value`, `forward` for both, and `initial_state`.
-      gamma: discount per environment step; a list: one for each entry of a vector reward.
-      lambda_: of the return; 1 bootstraps at the end of the unroll only.
+      network: class or factory of the networks, takes the three specs; the networks have `policy`, `value`, `forward`
+        for policy and value together, and `initial_state`.
+      gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
+      lambda_: weight of longer returns, in [0, 1]; 1 bootstraps at the end of the unroll only.
       value_coef: weight of the value loss, which is half a squared error.
-      entropy_coef: weight of the entropy (nats); number or schedule.
+      entropy_coef: weight of the entropy (nats); a number or a schedule of progress.
       normalize_advantage: whether advantages get mean 0 and standard deviation 1 over the unroll.
-      reward_weights: of the entries of a vector reward; the buffer `values.weights` begins with them. None: 1.
+      reward_weights: initial weight of each reward entry, kept in the buffer `values.weights`; None means 1 for all.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Calls of the hooks that act: in evaluation mode, from a state that is reset where an episode begins."""
+"""Acting: transforms, the policy's state, the hooks, and the mode of modules while hooks run."""
 
 import contextlib
 from collections.abc import Collection, Iterator
@@ -8,20 +8,22 @@ import torch
 from torch import nn
 
 from alfish import nest
+from alfish.algorithms.contract import check_step
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.data import Experience, StepType
+from alfish.data import AlgStep, Experience, StepType, TimeStep
 from alfish.nest import Nest
+from alfish.transforms import Transforms
 
 
 class StatefulInfo(NamedTuple):
-    """Info of a row, and the state before it, not yet reset where the row is FIRST; see `Unroller.stores_states`."""
+    """Info of a row, and the state before the row, not yet reset at FIRST rows; see `Unroller.stores_states`."""
 
     info: Nest
     state: Nest  # [B, ...], in unrolls [T, B, ...]
 
 
 def without_states(experience: Experience) -> Experience:
-    """Returns the experience with plain infos in place of `StatefulInfo`; others are returned as they are."""
+    """Returns the experience with plain infos in place of `StatefulInfo`; plain infos stay as they are."""
     info = experience.info
     return experience._replace(info=info.info) if isinstance(info, StatefulInfo) else experience
 
@@ -29,16 +31,75 @@ def without_states(experience: Experience) -> Experience:
 def reset_state(state: Nest, initial_state: Nest, step_type: torch.Tensor) -> Nest:
     """Returns the policy state to act from: `initial_state` where a row is FIRST, else `state`.
 
-    Callers of `rollout_step` and `predict_step` reset the state first. Memories reset it inside a sequence of rows.
+    Callers of `rollout_step` and `predict_step` reset the state first. Within a sequence of rows, memories reset it.
 
     Args:
       state: nest of `[B, ...]`, or None.
-      initial_state: the same nest.
-      step_type: `[B]` int32.
+      initial_state: initial state with the same structure; None means that there is no state, or that `state` is
+        already reset.
+      step_type: step types of the rows, `[B]` int32.
     """
-    if state is None:
-        return None
+    if initial_state is None:
+        return state
     return nest.where(step_type == StepType.FIRST, initial_state, state)
+
+
+class Actor:
+    """Computes actions from rows: applies transforms, resets the policy's state at FIRST rows, and calls the hook.
+
+    Args:
+      algorithm, transforms: modules that act; they are not changed.
+      samples: True acts by `rollout_step`, False by `predict_step`.
+      sets_mode: whether `step` puts the algorithm into evaluation mode for each call; otherwise callers must.
+    """
+
+    def __init__(self, algorithm: RLAlgorithm, transforms: Transforms, samples: bool = True, sets_mode: bool = False):
+        self.algorithm, self.transforms, self.samples, self._sets_mode = algorithm, transforms, samples, sets_mode
+
+    @property
+    def device(self) -> torch.device:
+        return self.algorithm.progress.device
+
+    @property
+    def hook(self) -> str:
+        return "rollout_step" if self.samples else "predict_step"
+
+    def first_state(self, batch_size: int) -> tuple[Nest, Nest]:
+        """Returns the transforms' state and the policy's state at the start of an episode, `[B, ...]` each."""
+        parts = self.transforms, self.algorithm
+        return nest.to(tuple(part.initial_state(batch_size) for part in parts), self.device)
+
+    def see(
+        self, time_step: TimeStep, transform_state: Nest, state: Nest, initial_state: Nest = None
+    ) -> tuple[TimeStep, Nest, Nest]:
+        """Returns transformed rows for the hook, the transforms' next state, and the policy's state for the hook.
+
+        Args:
+          time_step: `[B]` rows as they are stored, see `Transforms.encode`; tensors on the algorithm's device.
+          transform_state: state of the transforms before these rows, `[B, ...]`.
+          state, initial_state: see `reset_state`.
+        """
+        seen, transform_state = self.transforms(time_step, transform_state)
+        return seen, transform_state, reset_state(state, initial_state, seen.step_type)
+
+    def step(self, seen: TimeStep, state: Nest) -> AlgStep:
+        """Calls the hook with rows and a state that `see` returned, and returns the hook's result."""
+        act = self.algorithm.rollout_step if self.samples else self.algorithm.predict_step
+        if not self._sets_mode:
+            return act(seen, state)
+        with in_eval_mode(self.algorithm, explores=self.samples):
+            return act(seen, state)
+
+    def act(
+        self, time_step: TimeStep, transform_state: Nest, state: Nest, initial_state: Nest = None
+    ) -> tuple[AlgStep, Nest]:
+        """Calls `see` and `step`; returns the hook's result and the transforms' next state."""
+        seen, transform_state, state = self.see(time_step, transform_state, state, initial_state)
+        return self.step(seen, state), transform_state
+
+    def check(self, step: AlgStep, initial_state: Nest, batch_size: int) -> None:
+        """Raises UsageError if the hook's result for `batch_size` rows is wrong, see `check_step`."""
+        check_step(step, self.algorithm, self.hook, self.algorithm.action_spec, batch_size, initial_state)
 
 
 @contextlib.contextmanager
@@ -46,10 +107,10 @@ def in_eval_mode(algorithm: RLAlgorithm, explores: bool = False) -> Iterator[Non
     """Puts the algorithm into evaluation mode, and restores the mode of each of its modules on exit.
 
     Args:
-      algorithm: with the modules.
-      explores: whether modules that explore stay as they are, see `explorers`; for `rollout_step`.
+      algorithm: algorithm with the modules.
+      explores: whether modules that explore keep their mode, see `explorers`; True for `rollout_step`.
     """
-    training = [module for module in algorithm.modules() if module.training]  # frozen parts are not
+    training = [module for module in algorithm.modules() if module.training]  # frozen parts are in evaluation mode
     kept = explorers(algorithm) if explores else []
     algorithm.eval()
     for module in kept:
@@ -62,7 +123,7 @@ def in_eval_mode(algorithm: RLAlgorithm, explores: bool = False) -> Iterator[Non
 
 
 def explorers(algorithm: nn.Module) -> list[nn.Module]:
-    """Returns the modules whose noise explores: they are in training mode in rollouts too (`NoisyLinear`)."""
+    """Returns the modules whose noise explores (`NoisyLinear`), and which stay in training mode in rollouts."""
     return [module for module in algorithm.modules() if getattr(module, "explores", False)]
 
 
@@ -72,8 +133,8 @@ class ModeSwitch:
     Modules that explore stay in training mode, see `explorers`.
 
     Args:
-      algorithm: to switch.
-      frozen: modules of it that stay in evaluation mode.
+      algorithm: algorithm to switch.
+      frozen: modules of the algorithm that stay in evaluation mode.
     """
 
     def __init__(self, algorithm: nn.Module, frozen: Collection[nn.Module] = ()):

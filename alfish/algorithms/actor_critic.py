@@ -6,21 +6,21 @@ from typing import Any
 import torch
 from gymnasium import spaces
 
-from alfish import returns
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep, trainable
-from alfish.distributions import Distribution
+from alfish.functional import returns
+from alfish.functional.distributions import Distribution
+from alfish.functional.values import Discount, RewardWeights, values_of
 from alfish.nest import Nest
 from alfish.networks import PolicyValue
 from alfish.parameters.parts import build_policy_value
-from alfish.schedules import Schedule, as_schedule
-from alfish.values import Discount, RewardWeights, values_of
+from alfish.parameters.schedules import Schedule, as_schedule
 
 
 class ActorCriticAlgorithm(RLAlgorithm):
     """An on-policy algorithm with one network; a subclass adds `preprocess_experience` and `calc_loss`.
 
-    The subclasses describe the arguments, because they have the defaults.
+    Each subclass describes the arguments, because the defaults are in the subclass.
     """
 
     on_policy = True
@@ -71,11 +71,11 @@ class ActorCriticAlgorithm(RLAlgorithm):
         """Returns generalised advantages `[T, B]`, and values `[T+1, B]`; `[..., R]` for vector rewards."""
         step = experience.time_step  # [T+1, B]
         value = self.network.value(step, experience.state)
-        advantage = returns.gae(*self.values.rows(step), value, step.step_type, self._lambda)
+        advantage = returns.gae(*self.values.reward_and_discount(step), value, step.step_type, self._lambda)
         return advantage, value
 
     def policy_advantage(self, advantage: torch.Tensor, step_type: torch.Tensor) -> torch.Tensor:
-        """Returns the `[T, B]` advantages of the policy loss: scalarized, and then normalized if that is set."""
+        """Returns the `[T, B]` advantages of the policy loss: scalarized, then normalized if the setting is on."""
         advantage = self.values.scalarized(advantage)
         if self._normalize_advantage:
             advantage = returns.standardize(advantage, trainable(step_type))

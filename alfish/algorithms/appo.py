@@ -5,12 +5,12 @@ IMPALA's (Espeholt et al., 2018, https://arxiv.org/abs/1802.01561), as in Sample
 https://arxiv.org/abs/2006.11751).
 
 Each ratio pi / mu is exact, because rows hold the distribution of the behaviour policy mu. The surrogate therefore
-takes q - V without a second weight rho, and without lag the first update is PPO's. IMPACT (Luo et al., 2020) has the
-policy of a target network in the denominator instead, and needs another clipped weight between that policy and mu.
+takes q - V without a second weight rho, and without lag the first update equals PPO's. IMPACT (Luo et al., 2020)
+divides by the policy of a target network instead, and needs another clipped weight between that policy and mu.
 
 With lag, the first ratio differs from 1. A row whose ratio already lies beyond clip_range, in the direction of its
 advantage, trains the value only. V-trace corrects for the lag at the start of the iteration. The updates within the
-iteration add to the lag; recompute_advantage corrects for these before each epoch.
+iteration add further lag; recompute_advantage corrects for this further lag before each epoch.
 
 Differences from the papers: a truncated episode bootstraps from its true final observation; advantages are normalized
 over the trained rows of the unroll.
@@ -22,10 +22,10 @@ import gin
 import torch
 from gymnasium import spaces
 
-from alfish import corrections
 from alfish.algorithms.ppo import PPO, PPOTarget
 from alfish.data import Experience
 from alfish.errors import UsageError
+from alfish.functional import corrections
 from alfish.nest import Nest
 from alfish.parameters import PositiveFloat, checked
 
@@ -36,11 +36,11 @@ class APPO(PPO):
     """Asynchronous PPO; the module's docstring has the papers and the differences from them.
 
     Args:
-      rho_bar: upper limit of the weight of a step's own error, and of the gradient's weight with `loss` 'impala'.
-      c_bar: upper limit of the weight of later errors; at most rho_bar (Espeholt et al., 2018, section 4.1).
-      loss: of the policy: 'clipped', PPO's surrogate; 'impala', -rho log pi (q - V), for a single epoch.
-      ppo_arguments: as PPO's. lambda_ is V-trace's; target_kl limits KL(behaviour policy, policy), so that rows that
-        are too old do not train; recompute_advantage also recomputes ratios.
+      rho_bar: upper limit of the weight of each step's TD error, and with `loss` 'impala' of the gradient's weight.
+      c_bar: upper limit of the weight of later TD errors; at most rho_bar (Espeholt et al., 2018, section 4.1).
+      loss: loss of the policy: 'clipped' is PPO's surrogate; 'impala' is -rho log pi (q - V), for a single epoch.
+      ppo_arguments: settings of `PPO`. lambda_ is V-trace's lambda; target_kl limits KL(behaviour policy, policy), so
+        that rows of too old policies do not train; recompute_advantage also recomputes ratios.
     """
 
     def __init__(
@@ -65,15 +65,14 @@ class APPO(PPO):
         step, behaviour = experience.time_step, experience.info.policy  # [T+1, B]
         (policy, value), _ = self.network(step, experience.state)
         ratio = (policy.log_prob(experience.action) - behaviour.log_prob(experience.action)).exp()
-        target, advantage = corrections.vtrace(
-            *self.values.rows(step), value, step.step_type, ratio, self._lambda, self._rho_bar, self._c_bar,
-        )  # fmt: skip
-        # Without lag the ratio is 1 up to float error, which does not count as clipping.
+        rows = *self.values.reward_and_discount(step), value, step.step_type, ratio
+        target, advantage = corrections.vtrace(*rows, self._lambda, self._rho_bar, self._c_bar)
+        # Without lag the ratio is 1 up to rounding errors, which do not count as clipping.
         rho_clipped = (ratio > 1.001 * self._rho_bar).to(ratio.dtype)
         return self.with_target(experience, advantage, target, value, rho_clipped=rho_clipped)
 
-    def policy_loss(self, log_prob: torch.Tensor, rollout: PPOTarget) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def policy_loss(self, log_prob: torch.Tensor, stored: PPOTarget) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         if self._loss == "clipped":
-            return super().policy_loss(log_prob, rollout)
-        rho = (log_prob.detach() - rollout.log_prob).exp()  # a weight (Espeholt et al., 2018, section 4.2)
-        return -rho.clamp(max=self._rho_bar) * log_prob * rollout.advantage, {}
+            return super().policy_loss(log_prob, stored)
+        rho = (log_prob.detach() - stored.log_prob).exp()  # weight of the gradient (Espeholt et al., 2018, section 4.2)
+        return -rho.clamp(max=self._rho_bar) * log_prob * stored.advantage, {}

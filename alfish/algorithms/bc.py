@@ -3,11 +3,12 @@
 Pomerleau, 1991, https://doi.org/10.1162/neco.1991.3.1.88, with one distribution for each leaf of the action.
 
 Box actions have a normal distribution that is not squashed, because data often lie at the bounds, where the density of
-a squashed one is infinite. Samples beyond the bounds are clipped when they are executed. The standard deviation does
-not depend on the observation. It has a lower bound: without one, the likelihood of constant actions is unbounded.
+a squashed normal is infinite. Samples beyond the bounds are clipped when they are executed. The standard deviation does
+not depend on the observation. The deviation has a lower bound: otherwise the likelihood of constant actions would be
+unbounded.
 `PolicyHead.learn_std = False` makes this a regression with squared error.
 
-Rewards are not read. Row 0 of a window trains; with memory, every row but the last.
+Rewards are not read. Row 0 of a window trains; with memory, every row but the last trains.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from gymnasium import spaces
 from alfish import nest
 from alfish.algorithms.rl_algorithm import ReplayNeeds, RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
-from alfish.distributions import Distribution
+from alfish.functional.distributions import Distribution
 from alfish.nest import Nest
 from alfish.networks import FLOORED_HEAD, Torso, Window, head_masks, policy_of
 from alfish.parameters import checked
@@ -30,8 +31,8 @@ from alfish.parameters.parts import build_network, build_torso
 class BCTrain(NamedTuple):
     """Outputs of the rows that train; T' is 1, or L - 1 with memory."""
 
-    policy: Distribution  # [T', N]
-    action: Nest  # [T', N, ...] to clone
+    policy: Distribution  # [T', N] policy in training
+    action: Nest  # [T', N, ...] action to clone
 
 
 @gin.configurable(module="alfish.algorithms")
@@ -40,8 +41,8 @@ class BC(RLAlgorithm):
     """Behavioural cloning; see the module's docstring.
 
     Args:
-      torso: takes the observation spec; may have memory.
-      policy_head: takes the torso's output size and the action spec.
+      torso: class or factory of the torso, takes the observation spec; the torso may have memory.
+      policy_head: class or factory of the head, takes the torso's output size and the action spec.
     """
 
     on_policy = False
@@ -82,7 +83,7 @@ class BC(RLAlgorithm):
         return AlgStep(info=BCTrain(self._policy(features, step), action))
 
     def cloned_action(self, experience: Experience) -> Nest:
-        """Returns the actions `[L, N, ...]` whose likelihood is maximized. Default: the executed ones."""
+        """Returns the actions `[L, N, ...]` whose likelihood is maximized. Default: the executed actions."""
         return experience.action
 
     def calc_loss(self, experience: Experience, info: BCTrain) -> LossInfo:

@@ -1,4 +1,4 @@
-"""Checks of what hooks of an algorithm return; errors name the hook and what it must return. See `RLAlgorithm`."""
+"""Checks of what the hooks of `RLAlgorithm` return; an error names the hook and the right result."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -27,11 +27,11 @@ def check_step(step: Any, owner: object, hook: str, action_spec: Nest, batch_siz
     """Checks what `rollout_step` or `predict_step` returned for `batch_size` environments.
 
     Args:
-      step: what the hook returned.
-      owner, hook: for the message.
+      step: step that the hook returned.
+      owner, hook: names of the algorithm and its method, for the message.
       action_spec: canonical action nest.
-      batch_size: B.
-      initial_state: of the algorithm, `[B, ...]`; a state has its structure, shapes and dtypes.
+      batch_size: number of rows, B.
+      initial_state: initial state of the algorithm, `[B, ...]`; each later state has its structure, shapes and dtypes.
 
     Raises:
       UsageError: a part of `step` is wrong; the message says what it must be.
@@ -68,7 +68,7 @@ def check_initial_state(algorithm: Any) -> None:
 
 
 def check_registered(algorithm: nn.Module) -> None:
-    """Checks that torch has registered all parameters of an algorithm, because others are neither trained nor saved.
+    """Checks that torch has registered all parameters of an algorithm; other parameters are neither trained nor saved.
 
     Raises:
       UsageError: an attribute of a user-defined module has parameters that are not registered.
@@ -88,7 +88,7 @@ def check_registered(algorithm: nn.Module) -> None:
 
 
 def _parts(value: Any) -> list[Any]:
-    """Returns a value, or the entries of a list, tuple or dict."""
+    """Returns the entries of a list, tuple or dict; for any other value, a list with the value."""
     if isinstance(value, (list, tuple)):
         return list(value)
     return list(value.values()) if isinstance(value, dict) else [value]
@@ -105,7 +105,7 @@ def _kind(value: Any) -> str:
 
 
 def check_detached(algorithm: nn.Module) -> None:
-    """Raises UsageError if an attribute keeps a tensor together with the graph that computed it."""
+    """Raises UsageError if an attribute holds a tensor that still has its autograd graph."""
     for module in algorithm.modules():
         for name, value in vars(module).items():
             if any(_is_tensor(one) and one.grad_fn is not None for one in _parts(value)):
@@ -118,7 +118,7 @@ def check_detached(algorithm: nn.Module) -> None:
 def check_loss_info(loss_info: LossInfo, owner: object) -> None:
     """Raises UsageError if a field of `LossInfo` that `calc_loss` returned has the wrong kind.
 
-    It does not check the number of rows.
+    The number of rows is not checked.
     """
     hook = f"calc_loss of {type(owner).__name__} returned as LossInfo"
     scalar, stop = loss_info.scalar, loss_info.stop
@@ -150,10 +150,10 @@ def check_action(action: Nest, owner: object, hook: str, action_spec: Nest, batc
     """Checks the action that a hook of `owner` returned for `batch_size` environments.
 
     Args:
-      action: what the hook returned.
-      owner, hook: for the message.
+      action: action that the hook returned.
+      owner, hook: names of the algorithm and its method, for the message.
       action_spec: canonical action nest.
-      batch_size: B.
+      batch_size: number of rows, B.
 
     Raises:
       UsageError: the action is wrong; the message says what it must be.

@@ -1,4 +1,4 @@
-"""Deep deterministic policy gradients, off-policy, for Box actions; the base of TD3 too.
+"""Deep deterministic policy gradients, off-policy, for Box actions; also the base class of TD3.
 
 Lillicrap et al., 2016, https://arxiv.org/abs/1509.02971.
 
@@ -17,23 +17,23 @@ from gymnasium import spaces
 from alfish import nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
+from alfish.functional.targets import NextValues
+from alfish.functional.values import Discount, RewardWeights, values_of
 from alfish.nest import Nest
-from alfish.networks import ONE_CRITIC, DeterministicActor, Features, TargetNetwork, transitions
+from alfish.networks import ONE_CRITIC, DeterministicActor, Features, TargetNetwork, first_and_bootstrap_rows
 from alfish.parameters import NonNegativeFloat, Range, Rate, checked
 from alfish.parameters.parts import build_network, check_forward
-from alfish.schedules import Schedule, as_schedule
-from alfish.targets import NextValues
-from alfish.values import Discount, RewardWeights, values_of
+from alfish.parameters.schedules import Schedule, as_schedule
 
 
 class DDPGTrain(NamedTuple):
-    """Outputs of the rows that train, T' of them: row 0, and with memory all but the last."""
+    """Outputs of the T' rows that train: row 0, or with memory all rows but the last."""
 
-    q: torch.Tensor  # [E, T', N] or [E, T', N, R] of the taken action
-    next_value: torch.Tensor  # [L-1, N] or [L-1, N, R] of rows 1 to L-1, or of `transitions`
-    policy_q: torch.Tensor | None  # [T', N] of the actor's action; None: the actor does not train
-    policy_action: torch.Tensor | None  # [T', N, A], the actor's action; None: the actor does not train
-    action: torch.Tensor  # [T', N, A] taken
+    q: torch.Tensor  # [E, T', N] or [E, T', N, R] values of the taken action
+    next_value: torch.Tensor  # [L-1, N] or [L-1, N, R] values of rows 1 to L-1, or of the bootstrap row
+    policy_q: torch.Tensor | None  # [T', N] value of the actor's action; None if the actor does not train
+    policy_action: torch.Tensor | None  # [T', N, A] the actor's action; None if the actor does not train
+    action: torch.Tensor  # [T', N, A] the taken action
 
 
 @gin.configurable(module="alfish.algorithms")
@@ -42,19 +42,21 @@ class DDPG(RLAlgorithm):
     """Deep deterministic policy gradients; the module's docstring has the papers and the differences from them.
 
     Args:
-      actor: takes (observation_spec, action_size).
-      critic: takes (observation_spec, action_size); an ensemble of one or more. Its minimum is the target; its first
-        critic (`num_members=1`) trains the actor.
-      gamma: discount per environment step; a list: one for each entry of a vector reward.
-      target_rate: of the update of both target networks, after each update of the actor.
-      noise_std: of exploration noise, in units of half the action's range; number or schedule.
-      noise_correlation: between the noise of consecutive steps, in [0, 1); 0 is white noise. Noise is policy state.
-      reward_weights: of the entries of a vector reward; the buffer `values.weights` begins with them. None: 1.
+      actor: class or factory of the actor, takes (observation_spec, action_size).
+      critic: class or factory of an ensemble of one or more critics, takes (observation_spec, action_size). The
+        minimum of the ensemble is the target; the first critic (`num_members=1`) trains the actor.
+      gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
+      target_rate: step size of the updates of both target networks, in (0, 1]; these follow each update of the actor.
+      noise_std: standard deviation of exploration noise, in units of half the action's range; a number or a schedule
+        of progress.
+      noise_correlation: correlation between the noise of consecutive steps, in [0, 1); 0 is white noise. The noise is
+        part of the policy's state.
+      reward_weights: initial weight of each reward entry, kept in the buffer `values.weights`; None means 1 for all.
     """
 
     on_policy = False
     weighted_losses: tuple[str, ...] | None = ("critic",)
-    lambda_: ClassVar[float] = 1.0  # of the return within a window: 1 bootstraps at the last row, 0 is one step
+    lambda_: ClassVar[float] = 1.0  # weight of longer returns: 1 bootstraps at a window's last row, 0 after one step
 
     def __init__(
         self,
@@ -79,7 +81,7 @@ class DDPG(RLAlgorithm):
         self._noise_std, self._noise_correlation = as_schedule(noise_std), noise_correlation
 
     def make_networks(self, actor: Callable[..., Any], critic: Callable[..., Any], action_size: int) -> None:
-        """Makes actor and critics; their order decides which weights a seed gives."""
+        """Makes actor and critics in a fixed order, because the order decides which initial weights a seed gives."""
         self.actor = build_network(actor, f"{type(self).__name__}.actor", self.observation_spec, action_size, has=())
         self.critic = build_network(
             critic, f"{type(self).__name__}.critic", self.observation_spec, action_size, has=("features",), takes=2
@@ -120,12 +122,8 @@ class DDPG(RLAlgorithm):
         return self.values.scalarized(self.values.least(q))
 
     def target_action(self, seen: Nest) -> torch.Tensor:
-        """Returns the action of the target policy for its input, `[..., A]`; TD3 adds noise to it."""
+        """Returns the target actor's action `[..., A]` for its input `seen`; TD3 adds noise to the action."""
         return self.target_actor(seen)
-
-    def trains_actor(self) -> bool:
-        """Returns True if the next update trains the actor, which TD3 delays."""
-        return True
 
     def actor_loss(self, policy_q: torch.Tensor, policy_action: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
         """Returns the loss `[T', N]`; T' is the number of rows that train, 1 without memory.
@@ -137,11 +135,17 @@ class DDPG(RLAlgorithm):
         """
         return -policy_q
 
-    def graph_key(self) -> bool:
-        return self.trains_actor()
+    def next_value(self, features: Features, experience: Experience) -> torch.Tensor:
+        """Returns the values of rows 1 to L-1 for the target, `[L-1, N]`: the minimum of the target critics.
+
+        Args:
+          features: inputs of the networks.
+          experience: rows `[L, N]`.
+        """
+        return self.values.least(self.target_critic(features.next_critic, self.target_action(features.next_actor)))
 
     def window_features(self, experience: Experience) -> Features:
-        """Returns the inputs of the networks for a window `[L, N]`; those of rows 1 to L-1 take no gradient."""
+        """Returns the inputs of the networks for a window `[L, N]`; inputs of rows 1 to L-1 take no gradient."""
         now, later = nest.split(experience.time_step, 1)
         critic, _ = self.critic.features(now, None)
         with torch.no_grad():
@@ -150,15 +154,14 @@ class DDPG(RLAlgorithm):
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
         if not self.replay_needs.recurrent_state:
-            experience = transitions(experience, self.lambda_)
+            experience = first_and_bootstrap_rows(experience, self.lambda_)
         features = self.window_features(experience)
         action = torch.cat(nest.leaves(nest.at(experience.action, slice(0, len(features.critic)))), -1)
         q = self.critic(features.critic, action)
         with torch.no_grad():
-            next_q = self.target_critic(features.next_critic, self.target_action(features.next_actor))
-            next_value = self.values.least(next_q)
+            next_value = self.next_value(features, experience)
         policy_q = policy_action = None
-        if self.trains_actor():  # by the first critic, as in TD3's algorithm 1
+        if self.trains("actor"):  # the first critic trains it, as in TD3's algorithm 1
             policy_action = self.actor(features.actor)
             policy_q = self.values.scalarized(self.critic(features.critic, policy_action, num_members=1)[0])
         return AlgStep(info=DDPGTrain(q, next_value, policy_q, policy_action, action))

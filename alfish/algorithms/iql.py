@@ -1,8 +1,9 @@
-"""Implicit Q-learning: from recorded data, whose actions are the only ones that the critics value.
+"""Implicit Q-learning from recorded data: the critics value recorded actions only.
 
 Kostrikov et al., 2022, https://arxiv.org/abs/2110.06169. V is an upper expectile of Q over recorded actions. Q is
-regressed to r + gamma V. The policy clones recorded actions, weighted by the exponential of their advantage. Actions
-are of any space with bounds, and acting may add to the data. Windows of L rows give (L-1)-step returns, uncorrected.
+regressed to r + gamma V. The policy clones recorded actions, weighted by the exponential of their advantage. The action
+space may be any space with bounds, and collecting may add to the data. Windows of L rows give (L-1)-step returns,
+uncorrected.
 
 Differences from the paper: all losses are computed before any parameter is updated, where the authors' code updates V
 first; the mean of a normal policy is not squashed, but clipped when it acts; a truncated episode bootstraps from its
@@ -17,10 +18,13 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from alfish import losses, nest, specs
+from alfish import nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
-from alfish.distributions import Distribution
+from alfish.functional import losses
+from alfish.functional.distributions import Distribution
+from alfish.functional.targets import NextValues
+from alfish.functional.values import Scalar
 from alfish.nest import Nest
 from alfish.networks import (
     FLOORED_HEAD,
@@ -29,25 +33,23 @@ from alfish.networks import (
     CriticEnsemble,
     Encoder,
     TargetNetwork,
+    first_and_bootstrap_rows,
     head_masks,
     policy_of,
-    transitions,
 )
 from alfish.networks.encoders import Flat, OneHot
 from alfish.parameters import NonNegativeFloat, OpenUnitInterval, PositiveFloat, Rate, UnitInterval, checked
 from alfish.parameters.parts import build_network
-from alfish.targets import NextValues
-from alfish.values import Scalar
 
 
 class IQLTrain(NamedTuple):
-    """Outputs at row 0, and the values of later rows."""
+    """Outputs at row 0 of a window, and the values of later rows."""
 
-    q: torch.Tensor  # [E, 1, N] of the taken action
-    target_q: torch.Tensor  # [1, N] of the taken action, minimum of the target critics
-    value: torch.Tensor  # [1, N]
-    next_value: torch.Tensor  # [L-1, N] of rows 1 to L-1, or of `transitions`
-    log_prob: torch.Tensor  # [1, N] of the taken action
+    q: torch.Tensor  # [E, 1, N] values of the taken action
+    target_q: torch.Tensor  # [1, N] minimum of the target critics' values of the taken action
+    value: torch.Tensor  # [1, N] V at row 0
+    next_value: torch.Tensor  # [L-1, N] values of rows 1 to L-1, or of `first_and_bootstrap_rows`
+    log_prob: torch.Tensor  # [1, N] log-probability of the taken action
 
 
 @gin.configurable(module="alfish.algorithms")
@@ -56,21 +58,23 @@ class IQL(RLAlgorithm):
     """Implicit Q-learning; the module's docstring has the paper and the differences from it.
 
     Args:
-      actor_encoder: takes the observation spec.
-      actor_mlp: takes the encoder's output size.
-      policy_head: takes the MLP's output size and the action spec.
-      critic: takes (observation_spec, action_size), an ensemble; Discrete leaves are one-hot inputs.
-      value: takes (observation_spec, 0), an ensemble of one.
+      actor_encoder: class or factory of the actor's encoder, takes the observation spec.
+      actor_mlp: class or factory of the actor's MLP, takes the encoder's output size.
+      policy_head: class or factory of the head, takes the MLP's output size and the action spec.
+      critic: class or factory of the critic ensemble, takes (observation_spec, action_size); Discrete leaves are
+        one-hot inputs.
+      value: class or factory of V, an ensemble of one, takes (observation_spec, 0).
       gamma: discount per environment step.
-      lambda_: of the return within a window; 1 bootstraps at the last row only, 0 is the one-step return.
-      target_rate: of the target critics' update, after each update.
-      expectile: in (0, 1), V's expectile of Q over recorded actions; towards 1 it becomes the maximum.
-      beta: factor of the advantage in the exponential, in 1 / units of return; 0 is behavioural cloning.
+      lambda_: mixing factor of the return within a window, in [0, 1]; 1 bootstraps at the last row only, 0 is the
+        one-step return.
+      target_rate: step size of the target critics' updates, in (0, 1]; they are updated after each gradient step.
+      expectile: expectile of Q over recorded actions that V learns, in (0, 1); near 1 V learns the maximum.
+      beta: factor of the advantage in the exponential, in 1 / units of return; 0 means behavioural cloning.
       max_weight: upper limit of the exponential.
     """
 
     on_policy = False
-    weighted_losses = None  # all: each loss depends on how often an action is drawn
+    weighted_losses = None  # all groups: each loss depends on how often an action is drawn
 
     def __init__(
         self,
@@ -140,14 +144,14 @@ class IQL(RLAlgorithm):
 
         Args:
           critic: `self.critic` or `self.target_critic.network`, an ensemble of E.
-          time_step: the rows.
-          action: in the algorithm's units.
+          time_step: rows to evaluate.
+          action: actions in the algorithm's units.
         """
         codes = torch.cat([code(leaf) for code, leaf in zip(self.action_codes, nest.leaves(action))], -1)
         return critic(critic.features(time_step, None)[0], codes)  # type: ignore[operator]
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
-        experience = transitions(experience, self._lambda)
+        experience = first_and_bootstrap_rows(experience, self._lambda)
         now, later = nest.split(experience.time_step, 1)
         action = nest.at(experience.action, slice(0, 1))
         q = self.action_values(self.critic, now, action)
@@ -181,7 +185,7 @@ class IQL(RLAlgorithm):
         self.target_critic.update(self.critic)
 
     def _within_bounds(self, action: Nest) -> Nest:
-        """Returns the action with Box leaves clipped to [-1, 1], so that the critics value what is executed."""
+        """Returns the action with Box leaves clipped to [-1, 1], so that critics receive the executed action."""
 
         def clip(leaf: torch.Tensor, spec: spaces.Space) -> torch.Tensor:
             return leaf.clamp(-1, 1) if isinstance(spec, spaces.Box) else leaf
@@ -192,12 +196,12 @@ class IQL(RLAlgorithm):
 def expectile_loss(error: torch.Tensor, fraction: float) -> torch.Tensor:
     """Returns half the squared error, times `fraction` where the error is positive and times 1 - `fraction` elsewhere.
 
-    The value that minimizes the mean loss of the errors `target - value` is an expectile of the targets: their mean at
-    0.5, and their maximum in the limit 1.
+    The value that minimizes the mean loss of the errors `target - value` is an expectile of the targets: with
+    `fraction` 0.5 the mean of the targets, and near 1 their maximum.
 
     Args:
-      error: `[...]`.
-      fraction: in (0, 1).
+      error: errors `[...]`.
+      fraction: the expectile, in (0, 1).
 
     Source: Kostrikov et al., 2022, eq. 3.
     """

@@ -2,6 +2,13 @@
 
 Schulman et al., 2017, https://arxiv.org/abs/1707.06347, with generalised advantages (Schulman et al., 2016).
 
+    loss = -min(rho A, clip(rho, 1 - c, 1 + c) A),   rho = pi(a | s) / pi_old(a | s)
+
+`preprocess_experience` computes the advantages A of a whole unroll without gradient, by `actor_critic` and
+`returns.gae`. `EpochBatches` cuts off the unroll's last row and draws minibatches of single rows (`[1, N]`), or with
+memory of sequences (`[T, N]`). The learner (`updates`) takes the mean of the loss that `calc_loss` returns for each
+row.
+
 Differences from the paper: a truncated episode bootstraps from its true final observation; advantages are normalized
 over the trained rows of the unroll, not per minibatch; the critic has a torso of its own by default.
 """
@@ -13,31 +20,32 @@ import gin
 import torch
 from gymnasium import spaces
 
-from alfish import losses, policy_losses, specs
+from alfish import specs
 from alfish.algorithms.actor_critic import ActorCriticAlgorithm
 from alfish.algorithms.rl_algorithm import UnrollUse
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
-from alfish.distributions import Distribution, uniform_kl
+from alfish.functional import losses
+from alfish.functional.distributions import Distribution, uniform_kl
+from alfish.functional.values import Discount, RewardWeights
 from alfish.nest import Nest
 from alfish.networks import ActorCritic, PolicyValue
 from alfish.parameters import FiniteFloat, NonNegativeFloat, PositiveFloat, UnitInterval, checked
-from alfish.schedules import Schedule, as_schedule
-from alfish.values import Discount, RewardWeights
+from alfish.parameters.schedules import Schedule, as_schedule
 
 
 class PPORollout(NamedTuple):
-    policy: Distribution  # [B], which drew the action
+    policy: Distribution  # [B] policy that drew the action
 
 
 class PPOTarget(NamedTuple):
-    """Inputs of the loss: `[T, B]`, or T + 1 rows, the last of which is cut off; values `[..., R]` with R rewards."""
+    """Inputs of the loss: T rows, or T + 1 rows of which `EpochBatches` cuts off the last; `[..., R]` for R rewards."""
 
-    log_prob: torch.Tensor  # of the action, under the policy that drew it
-    advantage: torch.Tensor  # scalarized
-    target: torch.Tensor  # of the value
-    value: torch.Tensor | None  # when the target was computed; for value_clip_range
-    policy: Distribution | None  # which drew the action; for target_kl
-    extra: dict[str, torch.Tensor]  # for summaries
+    log_prob: torch.Tensor  # [T + 1, B] log-probability of the action under the policy that drew it
+    advantage: torch.Tensor  # [T, B], scalarized
+    target: torch.Tensor  # [T, B] target of the value
+    value: torch.Tensor | None  # [T + 1, B] value at the time when the target was computed; for value_clip_range
+    policy: Distribution | None  # [T + 1, B] policy that drew the action; for target_kl
+    extra: dict[str, torch.Tensor]  # numbers for summaries
 
 
 @gin.configurable(module="alfish.algorithms")
@@ -46,20 +54,23 @@ class PPO(ActorCriticAlgorithm):
     """Proximal policy optimization; the module's docstring has the paper and the differences from it.
 
     Args:
-      network: takes the three specs; has `policy`, `value`, `forward` for both, and `initial_state`.
-      gamma: discount per environment step; a list: one for each entry of a vector reward.
-      lambda_: of the generalised advantage; 1 is the Monte-Carlo return.
+      network: class or factory of the networks, takes the three specs; the networks have `policy`, `value`, `forward`
+        for policy and value together, and `initial_state`.
+      gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
+      lambda_: weight of longer returns in the generalised advantage, in [0, 1]; 1 is the Monte-Carlo return.
       clip_range: largest change of an action's probability ratio that lowers the loss.
-      reciprocal_clip: whether the ratio's lower end is 1 / (1 + clip_range) (Sample Factory) instead of 1 - clip_range.
-      value_clip_range: largest change of a value that lowers its loss, in units of return; None: not clipped.
+      reciprocal_clip: whether the ratio is clipped below at 1 / (1 + clip_range), as in Sample Factory, instead of
+        1 - clip_range.
+      value_clip_range: largest change of a value that lowers the value's loss, in units of return; None means no limit.
       value_coef: weight of the value loss, which is half a squared error.
       entropy_coef: weight of the entropy (nats).
-      uniform_kl_coef: weight of the symmetric KL between policy and uniform distribution (nats), a loss that keeps
-        exploring where the entropy's gradient vanishes; actions without Box leaves.
-      target_kl: the iteration ends when KL(rollout policy, policy) exceeds 1.5 times this, in nats; None: no limit.
+      uniform_kl_coef: weight of the symmetric KL between policy and uniform distribution (nats), a loss that keeps the
+        policy exploring where the entropy's gradient vanishes; for actions without Box leaves.
+      target_kl: limit of KL(rollout policy, policy) in nats; the iteration ends where the KL exceeds 1.5 times this
+        limit. None means no limit.
       normalize_advantage: whether advantages get mean 0 and standard deviation 1 over the unroll.
       recompute_advantage: whether each epoch recomputes advantages (Andrychowicz et al., 2021, section 3.5).
-      reward_weights: of the entries of a vector reward; the buffer `values.weights` begins with them. None: 1.
+      reward_weights: initial weight of each reward entry, kept in the buffer `values.weights`; None means 1 for all.
 
     clip_range, value_clip_range, entropy_coef and uniform_kl_coef may be schedules of progress.
     """
@@ -121,28 +132,30 @@ class PPO(ActorCriticAlgorithm):
         return experience._replace(info=info)
 
     def calc_loss(self, experience: Experience, info: PolicyValue) -> LossInfo:
-        rollout = experience.info
+        stored = experience.info  # a PPOTarget
         log_prob = info.policy.log_prob(experience.action)
-        policy_loss, extra = self.policy_loss(log_prob, rollout)
-        value_loss = losses.squared(info.value - rollout.target)
-        if self._value_clip_range is not None:
+        policy_loss, extra = self.policy_loss(log_prob, stored)
+        if self._value_clip_range is None:
+            value_loss = losses.squared(info.value - stored.target)
+        else:
             value_clip_range = self._value_clip_range(self.progress)
-            value_loss = policy_losses.clipped_value_loss(info.value, rollout.value, rollout.target, value_clip_range)
+            value_loss = losses.clipped_value_loss(info.value, stored.value, stored.target, value_clip_range)
         with torch.no_grad():
-            log_ratio = log_prob - rollout.log_prob
+            log_ratio = log_prob - stored.log_prob
             kl = log_ratio.exp() - 1 - log_ratio  # unbiased and never negative (Schulman, 2020)
             stop = None
-            if self._target_kl is not None:
-                stop = rollout.policy.kl(info.policy) - 1.5 * self._target_kl
+            if self._target_kl is not None:  # the learner stops where the mean of this is positive
+                stop = stored.policy.kl(info.policy) - 1.5 * self._target_kl
         total = self.total_loss(policy_loss, value_loss, info.policy)
         if self._uniform_kl_coef is not None:
-            extra["uniform_kl"] = uniform_kl(info.policy)
-            total = total._replace(loss=total.loss + self._uniform_kl_coef(self.progress) * extra["uniform_kl"])
-        return total._replace(extra={**(total.extra or {}), **extra, **rollout.extra, "kl": kl}, stop=stop)
+            kl_to_uniform = extra["uniform_kl"] = uniform_kl(info.policy)
+            total = total._replace(loss=total.loss + self._uniform_kl_coef(self.progress) * kl_to_uniform)
+        return total._replace(extra={**(total.extra or {}), **extra, **stored.extra, "kl": kl}, stop=stop)
 
-    def policy_loss(self, log_prob: torch.Tensor, rollout: PPOTarget) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Returns the clipped surrogate `[T, N]`, and what summaries show of it."""
+    def policy_loss(self, log_prob: torch.Tensor, stored: PPOTarget) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Returns the clipped surrogate `[T, N]`, and numbers of it for summaries."""
         clip_range = self._clip_range(self.progress)
-        lowest, highest = 1 / (1 + clip_range) if self._reciprocal_clip else 1 - clip_range, 1 + clip_range
-        loss, ratio = policy_losses.clipped_surrogate(log_prob, rollout.log_prob, rollout.advantage, lowest, highest)
+        highest = 1 + clip_range
+        lowest = 1 / highest if self._reciprocal_clip else 1 - clip_range
+        loss, ratio = losses.clipped_surrogate(log_prob, stored.log_prob, stored.advantage, lowest, highest)
         return loss, {"clip_fraction": ((ratio < lowest) | (ratio > highest)).to(loss.dtype)}

@@ -1,7 +1,7 @@
 """Parallelised Q-network: on-policy Q-learning without replay and without a target network, for one Discrete action.
 
-Gallici et al., 2025, https://arxiv.org/abs/2407.04811. Layer norm in the network keeps it stable, and many environments
-make its rows independent.
+Gallici et al., 2025, https://arxiv.org/abs/2407.04811. Layer norm in the network keeps learning stable, and many
+parallel environments make the rows of a minibatch nearly independent.
 
 Differences from the authors' code: a truncated episode bootstraps from its true final observation, where the code
 treats it as the end; sequences for a memory begin with the stored state, without rows of burn-in.
@@ -18,20 +18,20 @@ from alfish import nest
 from alfish.algorithms.q_learning import QLearning, greedy_choice
 from alfish.algorithms.rl_algorithm import UnrollUse
 from alfish.data import AlgStep, Experience, LossInfo
+from alfish.functional.targets import NextValues
+from alfish.functional.values import Discount, RewardWeights, values_of
 from alfish.nest import Nest
 from alfish.networks import QNetwork
 from alfish.parameters import UnitInterval, checked
-from alfish.schedules import Schedule
-from alfish.targets import NextValues
-from alfish.values import Discount, RewardWeights, values_of
+from alfish.parameters.schedules import Schedule
 
 
 class PQNTarget(NamedTuple):
-    target: torch.Tensor  # [T, B] or [T, B, R] of the action's value
+    target: torch.Tensor  # [T, B] or [T, B, R] target of the action's value
 
 
 class PQNTrain(NamedTuple):
-    q: torch.Tensor  # [T, N] or [T, N, R] of the taken action
+    q: torch.Tensor  # [T, N] or [T, N, R] value of the taken action
 
 
 @gin.configurable(module="alfish.algorithms")
@@ -40,14 +40,15 @@ class PQN(QLearning):
     """Parallelised Q-network; the module's docstring has the paper and the differences from it.
 
     Targets are lambda-returns of the greedy values of the network that acted (Peng's Q(lambda): exploratory actions do
-    not end a return). They are computed once an unroll.
+    not end a return). The targets are computed once for each unroll.
 
     Args:
-      q_network: takes (observation_spec, number of actions).
-      gamma: discount per environment step; a list: one for each entry of a vector reward.
-      lambda_: of the returns; 1 bootstraps at the end of the unroll only, 0 is the one-step return.
-      epsilon: probability of a uniform action in rollout; number or schedule of progress.
-      reward_weights: of the entries of a vector reward; the buffer `values.weights` begins with them. None: 1.
+      q_network: class or factory of the Q network, takes (observation_spec, number of actions).
+      gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
+      lambda_: weight of longer returns, in [0, 1]; 1 bootstraps at the end of the unroll only, 0 is the one-step
+        return.
+      epsilon: probability of a uniform action in rollout, in [0, 1]; number or schedule of progress.
+      reward_weights: initial weight of each reward entry, kept in the buffer `values.weights`; None means 1 for all.
     """
 
     on_policy = True

@@ -1,4 +1,4 @@
-"""The base of Q-learning for one Discrete action: epsilon-greedy actions of a network of action values."""
+"""The base of Q-learning for one Discrete action: a network of action values that acts epsilon-greedily."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,15 +10,15 @@ from alfish import nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, TimeStep
 from alfish.errors import UsageError
+from alfish.functional.values import Scalar
 from alfish.nest import Nest
 from alfish.parameters import UnitInterval
 from alfish.parameters.parts import build_network
-from alfish.schedules import Schedule, as_schedule
-from alfish.values import Scalar
+from alfish.parameters.schedules import Schedule, as_schedule
 
 
 class QLearning(RLAlgorithm):
-    """Acts by a network of action values, which subclasses train. Their constructors call `make_network`.
+    """Acts by a network of action values. Subclasses train the network; their constructors call `make_network`.
 
     Attributes:
       values: the kind of values that the network predicts.
@@ -60,12 +60,12 @@ class QLearning(RLAlgorithm):
         return AlgStep(self._nested(greedy_choice(self.values.scalarized(q), self.mask(time_step))), state)
 
     def state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
-        """Returns the values `[B]` of rows `[B]`: those of the greedy actions."""
+        """Returns the values `[B]` of the greedy actions at rows `[B]`."""
         q = self.values.scalarized(self.q_network(time_step, state)[0])
         return allowed_q(q, self.mask(time_step)).amax(-1)
 
     def mask(self, time_step: TimeStep) -> torch.Tensor | None:
-        """Returns the allowed actions, `[..., A]` bool; None: all."""
+        """Returns the allowed actions, `[..., A]` bool; None means all."""
         return None if self.action_masks is None else self.action_masks(time_step.observation)[0]
 
     def _nested(self, action: torch.Tensor) -> Nest:
@@ -73,13 +73,13 @@ class QLearning(RLAlgorithm):
 
 
 def allowed_q(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Returns q with -inf for actions that `mask` forbids; if it allows none, q itself. All are `[..., A]`."""
+    """Returns q `[..., A]` with -inf for actions that `mask` forbids; where `mask` allows no action, q itself."""
     if mask is None:
         return q
-    allows_none = mask.amax(-1, keepdim=True).logical_not()  # at the end of an episode
+    allows_none = mask.amax(-1, keepdim=True).logical_not()  # occurs at the end of an episode
     return torch.where(mask | allows_none, q, -torch.inf)
 
 
 def greedy_choice(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Returns the best action that `mask` allows, `[...]` int64; if it allows none, the best of all."""
+    """Returns the best action that `mask` allows, `[...]` int64; where `mask` allows no action, the best of all."""
     return allowed_q(q, mask).argmax(-1)

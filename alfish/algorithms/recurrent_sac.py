@@ -1,7 +1,8 @@
-"""Soft actor-critic with memory, see `sac`: all rows of a window but the last train.
+"""Soft actor-critic (`sac`) with memory: all rows of a window but the last train.
 
-Ni et al., 2022, https://arxiv.org/abs/2110.05038. The memory stands on the critics' encoder, and the critics' loss
-trains it. The actor takes the critics' features without a gradient to them.
+Ni et al., 2022, https://arxiv.org/abs/2110.05038. The memory takes the outputs of the critics' encoder, and the
+critics' loss trains the memory. The actor takes the memory's outputs, the critics' features, without a gradient to
+the critics.
 
 Difference from the paper: the actor has no memory of its own.
 """
@@ -29,14 +30,13 @@ class RecurrentSAC(SAC):
     """SAC whose critics and actor share a memory.
 
     Args:
-      memory: takes the output size of the critics' encoder (`@GRU`, `@LSTM`).
-      sac_arguments: of SAC. `critic` also takes `memory`; `actor_mlp` takes the size of the critics' features;
-        `actor_encoder` is refused, because the actor stands on the critics' features; `lambda_` is 0 by default without
-        Retrace.
+      memory: class or factory of the memory, takes the output size of the critics' encoder (`@GRU`, `@LSTM`).
+      sac_arguments: settings of `SAC`. `critic` also takes `memory`; `actor_mlp` takes the size of the critics'
+        features; `actor_encoder` is refused, because the actor takes the critics' features; `lambda_` is 0 by default.
     """
 
     default_lambda: ClassVar[float] = 0.0
-    updates_batch_norms: ClassVar[tuple[str, ...]] = ()
+    needs_every_row: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -55,8 +55,6 @@ class RecurrentSAC(SAC):
     def make_networks(
         self, actor_encoder: Callable[[Nest], Any], actor_mlp: Callable[[int], Any], critic: Callable[..., Any]
     ) -> None:
-        if self.noise is not None:
-            raise UsageError("RecurrentSAC.noise is set, and its state is that of the memory alone; set it to None")
         if actor_encoder is not Encoder:
             raise UsageError(
                 "RecurrentSAC.actor_encoder is set, and its actor has no encoder: it stands on the critics' features, "

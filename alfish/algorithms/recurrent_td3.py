@@ -1,8 +1,8 @@
-"""TD3 with memory, see `td3`: all rows of a window but the last train.
+"""TD3 (`td3`) with memory: all rows of a window but the last train.
 
-Ni et al., 2022, https://arxiv.org/abs/2110.05038. As in RecurrentSAC, the memory stands on the critics' encoder, and
-the critics' loss trains it. The actor takes the critics' features without a gradient to them, the target actor those of
-the target critics. Targets are one-step returns.
+Ni et al., 2022, https://arxiv.org/abs/2110.05038. As in RecurrentSAC, the memory takes the outputs of the critics'
+encoder, and the critics' loss trains the memory. The actor takes the features of the critics, without a gradient to
+the critics; the target actor takes the features of the target critics. Targets are one-step returns.
 
 Differences from the paper: the actor has no memory of its own; exploration noise is white.
 """
@@ -31,8 +31,8 @@ class RecurrentTD3(TD3):
     """TD3 whose critics and actor share a memory.
 
     Args:
-      memory: takes the output size of the critics' encoder (`@GRU`, `@LSTM`).
-      td3_arguments: of TD3. `critic` also takes `memory`; `actor` is refused, because the actor is a
+      memory: class or factory of the memory, takes the output size of the critics' encoder (`@GRU`, `@LSTM`).
+      td3_arguments: settings of `TD3`. `critic` also takes `memory`; `actor` is refused, because the actor is a
         `DeterministicActor` on the critics' features; `noise_correlation` is 0.
     """
 

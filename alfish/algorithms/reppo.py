@@ -1,13 +1,13 @@
 """Relative entropy pathwise policy optimization: on-policy, with a critic of actions, for Box actions.
 
-Voelcker et al., 2025, https://arxiv.org/abs/2507.11019. The critic learns lambda-returns with entropies of the unroll,
-and the policy climbs its gradient as in SAC, inside a region around the policy that acted. No replay, no target
-network.
+Voelcker et al., 2025, https://arxiv.org/abs/2507.11019. The critic learns lambda-returns of the unroll, entropies
+included. As in SAC, the policy follows the critic's gradient, but stays within a KL region around the policy that
+acted. There is no replay and no target network.
 
-Differences from the authors' code: the KL divergence is exact, where the code takes the mean of 16 samples, because
-tanh cancels out of it; it is of the policy that acted, as it was computed for the rows of the unroll, so no copy of the
-network is kept; entropies do not count after a termination; actor and critic take their losses at the same parameters;
-linear layers have orthogonal initial weights.
+Differences from the authors' code: the KL divergence is exact, because tanh cancels out, while the code takes the mean
+of 16 samples; the distribution of the policy that acted is stored with the unroll, so no copy of the network is kept;
+entropies do not count after a termination; the losses of actor and critic are computed at the same parameters; linear
+layers have orthogonal initial weights.
 """
 
 import functools
@@ -23,14 +23,14 @@ from torch import nn
 from alfish import nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm, UnrollUse
 from alfish.data import AlgStep, Experience, LossInfo, TimeStep
-from alfish.distributions import SquashedNormal
+from alfish.functional.distributions import SquashedNormal
+from alfish.functional.return_distributions import Bins
+from alfish.functional.targets import NextValues, td_target
 from alfish.nest import Nest
 from alfish.networks import MLP, Encoder, HybridSpace, PredictiveCritic, SquashedNormalHead
 from alfish.networks.hybrid import HybridAction
 from alfish.parameters import FiniteFloat, NonNegativeFloat, PositiveFloat, UnitInterval, checked
 from alfish.parameters.parts import build, build_network
-from alfish.targets import NextValues, td_target
-from alfish.values import Bins
 
 HL_GAUSS = functools.partial(Bins, smoothing=0.75)
 
@@ -38,19 +38,19 @@ HL_GAUSS = functools.partial(Bins, smoothing=0.75)
 class REPPOTarget(NamedTuple):
     """Inputs of the losses that are computed once for an unroll, `[T, B]`."""
 
-    policy: SquashedNormal  # which acted
-    target: torch.Tensor  # of the value
-    next_features: torch.Tensor | None  # [T, B, F] of the next row, by the critic of the unroll; None: not predicted
+    policy: SquashedNormal  # policy that acted
+    target: torch.Tensor  # target of the value
+    next_features: torch.Tensor | None  # [T, B, F] features of the next row; None if they are not predicted
 
 
 class REPPOTrain(NamedTuple):
     """Outputs of the rows that train, `[T, N]`."""
 
-    q: torch.Tensor  # [T, N, K] of the taken action
-    prediction: torch.Tensor | None  # [T, N, F] of the next row's features
+    q: torch.Tensor  # [T, N, K] value of the taken action
+    prediction: torch.Tensor | None  # [T, N, F] predicted features of the next row
     policy: SquashedNormal
-    policy_q: torch.Tensor  # of an action of the policy
-    log_prob: torch.Tensor  # of that action
+    policy_q: torch.Tensor  # value of an action of the policy
+    log_prob: torch.Tensor  # log-probability of that action
 
 
 @gin.configurable(module="alfish.algorithms")
@@ -59,17 +59,20 @@ class REPPO(RLAlgorithm):
     """Relative entropy pathwise policy optimization; the module's docstring has the paper and the differences from it.
 
     Args:
-      actor_encoder: takes the observation spec.
-      actor_mlp: takes the encoder's output size.
-      critic: takes (observation_spec, action_size, initial, predicts); see `PredictiveCritic`.
-      values: takes gamma; the bins whose probabilities are a value.
+      actor_encoder: class or factory of the actor's encoder, takes the observation spec.
+      actor_mlp: class or factory of the actor's MLP, takes the encoder's output size.
+      critic: class or factory of the critic, takes (observation_spec, action_size, initial, predicts); see
+        `PredictiveCritic`.
+      values: class or factory of the kind of values, a distribution of the return over bins; takes gamma.
       gamma: discount per environment step.
-      lambda_: of the returns; 1 bootstraps at the end of the unroll only, 0 is the one-step return.
+      lambda_: weight of longer returns, in [0, 1]; 1 bootstraps at the end of the unroll only, 0 is the one-step
+        return.
       initial_alpha: temperature at the start.
-      entropy_fraction: the target entropy is minus this number of nats for each Box entry.
+      entropy_fraction: minus the target entropy for each Box entry, in nats.
       initial_beta: weight of the KL divergence at the start.
-      target_kl: KL divergence in nats from which a row's loss is the KL only, and to which its weight is adjusted.
-      prediction_coef: weight of the loss of predicted features; 0: the critic has no predictor.
+      target_kl: KL divergence in nats above which a row's loss is the KL only; the weight of the KL is adjusted to keep
+        the KL near this limit.
+      prediction_coef: weight of the loss of predicted features; 0 means that the critic has no predictor.
     """
 
     on_policy = True
@@ -128,7 +131,7 @@ class REPPO(RLAlgorithm):
         return AlgStep(self._nested(self.policy(time_step.observation).mode()), state)
 
     def state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
-        """Returns the values `[B]` of rows `[B]`: those of the policy's most likely actions."""
+        """Returns the values `[B]` of rows `[B]`: the values of the policy's most likely actions."""
         action = self.policy(time_step.observation).mode()
         return self.values.scalarized(self.critic(time_step.observation, action))
 
@@ -139,9 +142,9 @@ class REPPO(RLAlgorithm):
         action, log_prob = later.sample_with_log_prob()  # [T, B] of rows 1 to T
         features = self.critic.features(nest.at(step.observation, slice(1, None)), action)
         value = self.values.scalarized(self.critic.value(features))
-        reward, discount = self.values.rows(step)
+        reward, discount = self.values.reward_and_discount(step)
         following = NextValues(value, bonus=-discount[1:] * self.log_alpha.exp() * log_prob)
-        target = td_target(experience, reward, discount, following, self._lambda, lower_bound=False)
+        target = td_target(experience, reward, discount, following, self._lambda)
         return experience._replace(info=REPPOTarget(old, target, features if self._prediction_coef else None))
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
@@ -167,7 +170,7 @@ class REPPO(RLAlgorithm):
             extra["prediction_loss"] = (info.prediction - unroll.next_features).square().mean(-1)
             critic_loss = critic_loss + self._prediction_coef * extra["prediction_loss"]
         alpha, beta = self.log_alpha.exp(), self.log_beta.exp()
-        kl = unroll.policy.kl(info.policy)  # from the policy that acted to the present one
+        kl = unroll.policy.kl(info.policy)  # KL(policy that acted, current policy)
         is_near = kl < self._target_kl
         policy_loss = torch.where(is_near, alpha.detach() * info.log_prob - info.policy_q, beta.detach() * kl)
         excess_entropy = (-info.log_prob - self._target_entropy).detach()

@@ -1,22 +1,22 @@
-"""The base class of all algorithms: the hooks, in the order they run, and nothing else.
+"""The base class of all algorithms: the hooks, in the order in which they run, and nothing else.
 
-An algorithm owns parameters. It owns no environment, replay, optimizer, unroller, metric or configuration. A worker can
-therefore unpickle it, and a test can call it with tensors made by hand.
+An algorithm owns parameters, but no environment, replay, optimizer, unroller, metric or configuration. Therefore a
+worker can unpickle an algorithm, and a test can call its hooks with tensors made by hand.
 
     rollout_step           acts                                           [B], no gradient
     random_action          replaces the action while replay warms up      [B], no gradient
     preprocess_experience  computes advantages and returns                [T+1, B], no gradient
     train_step             runs the networks for the loss                 [T, N], with gradients
-    calc_loss              computes a loss for each row that trains       [T', N]
+    calc_loss              computes a loss for each row that trains       [T', N], with gradients
     after_update           updates target networks                        after each gradient step
     after_iteration        updates side modules                           after each iteration that collected rows
 
-All hooks but `after_update` and `after_iteration` are pure. They write no attribute, so the learner can compile a whole
+All hooks but `after_update` and `after_iteration` are pure: they write no attribute, so the learner can compile a whole
 update. Update buffers in place, and never write into a time step.
 """
 
 import abc
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -32,17 +32,17 @@ from alfish.nest import Nest
 class ReplayNeeds(NamedTuple):
     """Data that replay stores for an off-policy algorithm, in addition to rows."""
 
-    info: tuple[str, ...] = ()  # fields of rollout_step's info, a NamedTuple; Experience.info is then a dict of them
-    return_gamma: float | None = None  # discount of Experience.return_to_go; None: no returns
-    recurrent_state: bool = False  # states of the memory; windows then start at rows that have one
+    info: tuple[str, ...] = ()  # fields of rollout_step's info, a NamedTuple; Experience.info is then a dict of these
+    return_gamma: float | None = None  # discount of Experience.return_to_go; None means no returns
+    recurrent_state: bool = False  # whether to store states of the memory; windows then start at rows with a state
 
 
 class UnrollUse(NamedTuple):
     """Ways in which an on-policy algorithm may use an unroll."""
 
-    single_epoch: bool = True  # False: the loss is right after updates, too (a ratio, or no policy gradient)
+    single_epoch: bool = True  # False if the loss is also correct after updates (a ratio, or no policy gradient)
     preprocess_each_epoch: bool = False  # whether to call preprocess_experience again before each later epoch
-    handles_stale_policies: bool = False  # corrects for rows of an older policy; asynchronous unrollers require it
+    handles_stale_policies: bool = False  # whether it corrects for older policies; asynchronous unrollers require this
 
 
 class RLAlgorithm(nn.Module, abc.ABC):
@@ -50,17 +50,21 @@ class RLAlgorithm(nn.Module, abc.ABC):
 
     Args:
       observation_spec: nest of spaces, after transforms.
-      action_spec: canonical action nest: Box in [-1, 1], see `alfish.specs`.
+      action_spec: canonical action nest, with Box leaves in [-1, 1]; see `alfish.specs`.
       reward_spec: Box of shape (), or (R,) for vector rewards.
 
     Attributes:
-      action_masks: reader of the mask in observations; None: there is none. Hooks return actions that it allows.
+      action_masks: reader of the action mask in observations; None without a mask. Hooks return allowed actions only.
     """
 
-    on_policy: bool  # True: trains on the unroll itself; False: on batches from replay
-    weighted_losses: tuple[str, ...] | None = None  # groups whose loss gets replay's importance weights; None: all
-    replay_needs = ReplayNeeds()  # off-policy
-    unroll_use = UnrollUse()  # on-policy
+    on_policy: bool  # True trains on the unroll itself, False on batches from replay
+    weighted_losses: tuple[str, ...] | None = None  # groups whose loss gets replay's importance weights; None means all
+    replay_needs = ReplayNeeds()  # of off-policy algorithms
+    unroll_use = UnrollUse()  # of on-policy algorithms
+    update_periods: Mapping[str, int] = {}  # group -> n: every n-th update trains the group; 1 for other groups
+    updates_batch_norms: tuple[str, ...] = ()  # submodules that are called with `Moments`, see `networks.bodies`
+
+    num_updates = 0  # number of updates made; the learner writes it
 
     progress: torch.Tensor  # float64 0-d in [0, 1], published with the weights; schedules read it
 
@@ -78,10 +82,10 @@ class RLAlgorithm(nn.Module, abc.ABC):
 
     @classmethod
     def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:
-        """Raises UsageError, which names the leaf, if the algorithm cannot learn from these. Default: accepts all."""
+        """Raises UsageError, naming the leaf, if the algorithm does not support the specs. Default: does nothing."""
 
     def initial_state(self, batch_size: int) -> Nest:
-        """Returns the state at the start of an episode, `[B, ...]`: memory, noise. None: there is no state."""
+        """Returns the state at the start of an episode, `[B, ...]`, such as memory or noise; None means no state."""
         return None
 
     @abc.abstractmethod
@@ -89,13 +93,17 @@ class RLAlgorithm(nn.Module, abc.ABC):
         """Returns actions that explore. `time_step` is `[B]`; `state` is already reset where a row is FIRST."""
 
     def random_action(self, time_step: TimeStep) -> Nest:
-        """Returns uniformly random actions `[B, ...]` for the warm-up of replay; allowed ones if there is a mask."""
+        """Returns random actions `[B, ...]` for the warm-up of replay, uniform over all allowed actions."""
         masks = None if self.action_masks is None else self.action_masks(time_step.observation)
         return specs.sample(self.action_spec, len(time_step.step_type), masks)
 
     def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         """Returns the best actions: the mode, not a sample. Default: calls `rollout_step`."""
         return self.rollout_step(time_step, state)
+
+    def state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
+        """Returns estimates `[B]` of what the policy maximizes from rows `[B]` on, for films. Default: raises."""
+        raise NotImplementedError
 
     def preprocess_experience(self, experience: Experience) -> Experience:
         """Returns the experience with another `info`; on-policy `[T, ...]` for T + 1 rows. Default: unchanged."""
@@ -110,33 +118,42 @@ class RLAlgorithm(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def calc_loss(self, experience: Experience, info: Nest) -> LossInfo:
-        """Returns a loss for each row. The learner masks and averages it, and differentiates it for its own group."""
+        """Returns a loss for each row and parameter group; the learner averages a loss and trains its group by it."""
 
     def after_update(self) -> None:
         """Updates target networks, after every gradient step, under no_grad."""
 
     def after_iteration(self, experience: Experience) -> None:
-        """Updates side modules with the rows that an iteration collected, if any, after transforms; under no_grad."""
+        """Updates side modules with the transformed rows that an iteration collected, under no_grad."""
+
+    def trains(self, group: str) -> bool:
+        """Returns whether the next update trains a group of `update_periods`; only then the group needs a loss."""
+        return (self.num_updates + 1) % self.update_periods.get(group, 1) == 0
 
     def graph_key(self) -> Hashable:
-        """Returns a key of the next update's control flow, e.g. whether a delayed actor trains. Default: None.
+        """Returns a key of the next update's control flow. Default: the groups of `update_periods` that it trains.
 
-        One graph is compiled for each key; train_step and calc_loss may branch on no other state.
+        One graph is compiled for each key, so train_step and calc_loss must not branch on other state.
         """
-        return None
+        return tuple(map(self.trains, self.update_periods)) or None
 
     def parameter_groups(self) -> dict[str, Iterable[nn.Parameter]]:
-        """Returns the parameters that each loss trains. A trainable parameter in no group is an error at start."""
+        """Returns the parameters of each group, which its loss trains. Each trainable parameter must be in a group."""
         return {"all": self.parameters()}
 
     def overrides(self, hook: str) -> bool:
-        """Returns True if the named hook differs from its default, which does nothing, so that callers skip it."""
+        """Returns True if the named hook is overridden; callers skip a default, which does nothing."""
         return getattr(type(self), hook) is not getattr(RLAlgorithm, hook)
 
     @property
     def reward_weights(self) -> torch.Tensor | None:
-        """`[R]`, the buffer of the weights of a vector reward's entries; None: there is none."""
+        """The buffer `[R]` with the weights of a vector reward's entries; None if the algorithm has no such buffer."""
         return getattr(getattr(self, "values", None), "weights", None)
+
+    @property
+    def parts_with_statistics(self) -> Sequence[str]:
+        """Names of parts whose statistics need collected rows; `Composed` has such parts."""
+        return ()
 
     @property
     def has_state(self) -> bool:

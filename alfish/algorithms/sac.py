@@ -1,19 +1,28 @@
 """Soft actor-critic with learned temperatures: off-policy, for Box and Discrete actions.
 
+    y = r + gamma (min_k Q'_k(s', a') - alpha log pi(a' | s')),   a' ~ pi(. | s')
+    critics:       (Q_k(s, a) - y)^2 / 2
+    actor:         alpha log pi(a | s) - min_k Q_k(s, a),          a ~ pi(. | s)
+    temperature:   log alpha (-log pi(a | s) - target entropy),    differentiated for log alpha only
+
+`train_step` computes the target by `temperatures.soft` and `values.Scalar.target`, which calls `targets.td_target` and
+`returns.lambda_return`. The learner (`updates`) takes the mean of each loss over rows that train, and differentiates
+it for the parameter group of the same name only.
+
 Haarnoja et al., 2018, https://arxiv.org/abs/1812.05905. Discrete: Christodoulou, 2019, https://arxiv.org/abs/1910.07207.
-Retrace: Munos et al., 2016, https://arxiv.org/abs/1606.02647. Lower bounds: He et al., 2017,
-https://arxiv.org/abs/1611.01606.
 
-The action is a nest of Box leaves and at most one Discrete leaf (`networks.hybrid`). Box entries are inputs of
-the critics, which have one output for each Discrete choice. Each of the two kinds has its own temperature. REDQ (Chen
-et al., 2021), DroQ and RLPD are settings: ensemble size, target subset, layer norm, dropout. Row 0 of a window trains.
+The action has Box leaves and at most one Discrete leaf (`soft_actor`); each of the two kinds has a temperature. Row 0
+of a window trains, on a return of the window's length.
 
-Differences from the papers: a truncated episode bootstraps from its true final observation; `Temperatures.linear_in` is
-'log_alpha'; n-step returns without Retrace leave out the entropies of the rows in between.
+Variants override one hook each: `redq` with TQC, `retrace`, `recurrent_sac`, `crossq` with XQC, `flashsac`.
+
+Differences from the papers: a truncated episode bootstraps from its true final observation; the temperature's loss is
+linear in log alpha (`Temperatures.linear_in`); n-step returns leave out the entropies of the rows between the first
+and the last.
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import gin
 import torch
@@ -21,69 +30,58 @@ from gymnasium import spaces
 from torch import nn
 
 from alfish import nest
-from alfish.algorithms.delayed_actor import DelayedActor
-from alfish.algorithms.hybrid_acting import DrawnAction
-from alfish.algorithms.hybrid_actor import HybridActor
-from alfish.algorithms.joint_pass import critic_passes
 from alfish.algorithms.rl_algorithm import ReplayNeeds
-from alfish.corrections import behaviour_trace
+from alfish.algorithms.soft_actor import SoftActor
 from alfish.data import AlgStep, Experience, LossInfo
+from alfish.functional.targets import NextValues
+from alfish.functional.values import Discount, RewardWeights, values_of
 from alfish.nest import Nest
-from alfish.networks import MLP, CriticEnsemble, Encoder, transitions
-from alfish.networks.bodies.batch_norm import Moments
-from alfish.networks.hybrid import Temperatures
-from alfish.networks.no_target import target_of
+from alfish.networks import MLP, CriticEnsemble, Encoder, Features, first_and_bootstrap_rows
+from alfish.networks.hybrid import Choice, HybridPolicy, Temperatures
+from alfish.networks.target import target_of
 from alfish.parameters import FiniteFloat, PositiveFloat, PositiveInt, Rate, UnitInterval, checked
-from alfish.targets import NextValues
-from alfish.values import Discount, RewardWeights, values_of
 
 
 class SACTrain(NamedTuple):
-    """Outputs of the rows that train."""
+    """Outputs of the T' rows that train: row 0, or with memory all rows but the last."""
 
-    q: torch.Tensor  # [E, T', N] or [E, T', N, K] of the taken action
-    following: NextValues  # soft values of rows 1 to L-1 or of `transitions`, by the target critics
-    value: torch.Tensor | None  # [T', N] soft value of the present policy; None: the actor does not train
-    entropies: dict[str, torch.Tensor]  # [T', N] of the present policy; empty: the actor does not train
-    moments: Moments  # of batch norms
+    q: torch.Tensor  # [E, T', N] or [E, T', N, K] values of the taken action
+    following: NextValues  # soft values of rows 1 to L-1, or of the bootstrap row, by the target critics
+    value: torch.Tensor | None  # [T', N] soft value of the current policy; None if the actor does not train
+    entropies: dict[str, torch.Tensor]  # [T', N] of the current policy; empty if the actor does not train
 
 
 @gin.configurable(module="alfish.algorithms")
 @checked
-class SAC(DelayedActor, HybridActor):
+class SAC(SoftActor):
     """Soft actor-critic; the module's docstring has the papers and the differences from them.
 
     Args:
-      actor_encoder: takes the observation spec.
-      actor_mlp: takes the encoder's output size.
-      critic: takes (observation_spec, action_size, num_outputs); has an `ensemble_size`.
-      gamma: discount per environment step; a list: one for each entry of a vector reward.
-      lambda_: of the return within a window; 1 bootstraps at the last row only, 0 is the one-step return; None: 1.
-      target_rate, target_period: of the target critics' updates. A rate of None: the critics are their own targets.
-      target_subset: number of critics, drawn at random for each update, whose minimum is the target; None: all.
-      actor_uses_mean: the actor maximizes the critics' mean (REDQ) instead of their minimum.
+      actor_encoder: network that takes the observation spec.
+      actor_mlp: network that takes the encoder's output size.
+      critic: ensemble that takes (observation_spec, action_size, num_outputs); it has an `ensemble_size`.
+      gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
+      lambda_: weight of longer returns within a window, in [0, 1]; 1 bootstraps at the last row only, 0 is the one-step
+        return; None means 1 without memory and 0 with memory.
+      target_rate: step size of the target critics' updates, in (0, 1]; None means no target critics: the critics
+        themselves give the targets.
+      target_period: number of updates of the critics for each update of the target critics.
       initial_alpha: temperature at the start.
       learn_alpha: whether temperatures are learned.
-      box_target_entropy: in nats; None: minus the number of Box entries.
-      discrete_entropy_fraction: target entropy of the Discrete leaf, in [0, 1] of the maximum, log n; with a mask, n is
-        the number of choices that it allows at a row.
-      retrace: returns of several steps are corrected by min(1, pi / mu). They end at actions that the policy did not
-        draw, and where log_prob is nan.
-      lower_bound: targets are at least the return to the end of the episode. Correct only in deterministic environments
-        with entropies that are not negative and, for truncated episodes, with rewards that are not negative.
-      reward_weights: of the entries of a vector reward; the buffer `values.weights` begins with them. None: 1.
-      values: a distribution of the return as the value (`@Bins`, `@Quantiles`), for a scalar reward and Box actions;
-        takes gamma. None: the expected return.
-      actor_period: updates of the critics for each update of the actor and the temperatures.
-      actor_statistics_always: batch norms of the actor update their statistics also when it does not train (XQC).
-      joint_pass: critics take both rows of a transition in one pass, see `JointPass`; 'with_actor': the actor too.
-      noise: of exploration, takes the number of Box entries (`@HeldNoise`); None: new noise at each step.
+      box_target_entropy: target entropy of the Box leaves in nats; None means minus the number of their entries.
+      discrete_entropy_fraction: target entropy of the Discrete leaf, as a fraction in [0, 1] of the maximum log n for n
+        choices; with a mask, n is the number of choices that the mask allows at a row.
+      actor_period: number of updates of the critics for each update of the actor and the temperatures.
+      reward_weights: initial weight of each reward entry, kept in the buffer `values.weights`; None means 1 for all.
+      values: class or factory of the kind of values, takes gamma; for a scalar reward. It is a distribution of the
+        return (`@Bins`, `@Quantiles`; Box actions only), or expected returns with lower bounds (`@LowerBounded`). None
+        means expected returns.
     """
 
     on_policy = False
     weighted_losses = ("critic",)
-    updates_batch_norms: ClassVar[tuple[str, ...]] = ("actor_mlp", "critic.body", "target_critic")
-    default_lambda: ClassVar[float] = 1.0  # without Retrace
+    default_lambda: ClassVar[float] = 1.0
+    needs_every_row: ClassVar[bool] = False  # whether targets read all rows of a window, not only the first and last
 
     def __init__(
         self,
@@ -98,33 +96,25 @@ class SAC(DelayedActor, HybridActor):
         lambda_: UnitInterval | None = None,
         target_rate: Rate | None = 0.005,
         target_period: PositiveInt = 1,
-        target_subset: PositiveInt | None = None,
-        actor_uses_mean: bool = False,
         initial_alpha: PositiveFloat = 1.0,
         learn_alpha: bool = True,
         box_target_entropy: FiniteFloat | None = None,
         discrete_entropy_fraction: UnitInterval = 0.5,
-        retrace: bool = False,
-        lower_bound: bool = False,
+        actor_period: PositiveInt = 1,
         reward_weights: RewardWeights | None = None,
         values: Callable[..., Any] | None = None,
-        actor_period: PositiveInt = 1,
-        actor_statistics_always: bool = False,
-        joint_pass: bool | Literal["with_actor"] = False,
-        noise: Callable[[int], Any] | None = None,
     ):
-        super().__init__(observation_spec, action_spec, reward_spec, noise, records_probability=retrace)
-        self.values = values_of(self, reward_spec, gamma, reward_weights, has_bonus=True, distribution=values)
+        super().__init__(observation_spec, action_spec, reward_spec)
+        self.values = values_of(self, reward_spec, gamma, reward_weights, has_bonus=True, kind=values)
         self.make_networks(actor_encoder, actor_mlp, self.values.sized(critic))
         self.target_critic = target_of(self.critic, target_rate, target_period)
-        target_entropies = box_target_entropy, discrete_entropy_fraction
-        self.temperatures = Temperatures(self.action_space, initial_alpha, learn_alpha, *target_entropies)
-        self.replay_needs = ReplayNeeds(DrawnAction._fields if retrace else (), self.values.return_gamma(lower_bound))
-        self._lambda = (1.0 if retrace else self.default_lambda) if lambda_ is None else lambda_
-        self.values.check(self, self._lambda, retrace=retrace, discrete_actions=self.action_space.num_choices > 0)
-        self._passes = critic_passes(self, target_subset, joint_pass, retrace)
-        self._actor_uses_mean, self._lower_bound, self.actor_period = actor_uses_mean, lower_bound, actor_period
-        self._actor_statistics_always = actor_statistics_always
+        self.temperatures = Temperatures(
+            self.action_space, initial_alpha, learn_alpha, box_target_entropy, discrete_entropy_fraction
+        )
+        self.update_periods = {"actor": actor_period}  # the temperatures, too, have a loss in these updates only
+        self.replay_needs = ReplayNeeds(return_gamma=self.values.return_gamma)
+        self._lambda = self.default_lambda if lambda_ is None else lambda_
+        self.values.check(self, self._lambda, discrete_actions=self.action_space.num_choices > 0)
 
     def parameter_groups(self) -> dict:
         actor = nn.ModuleList([self.actor_encoder, self.actor_mlp, self.policy_head])
@@ -132,38 +122,53 @@ class SAC(DelayedActor, HybridActor):
         return {name: module.parameters() for name, module in groups.items()}
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
-        if not (self.records_probability or self.replay_needs.recurrent_state):
-            experience = transitions(experience, self._lambda)
-        features, mask, moments = self.window_features(experience), self.discrete_mask(experience.time_step), Moments()
-        split, num_rows = self.action_space.split, features.critic.shape[0]
-        taken = split(nest.at(experience.action, slice(0, num_rows)))
-        later = split(nest.at(experience.action, slice(1, None))) if self.records_probability else None
+        if not self.needs_every_row:  # from here L is 2 unless 0 < lambda < 1; `calc_loss` receives all rows
+            experience = first_and_bootstrap_rows(experience, self._lambda)
+        features, mask = self.window_features(experience), self.discrete_mask(experience.time_step)
+        num_rows = features.critic.shape[0]  # number of rows that train
+        taken = self.action_space.split(nest.at(experience.action, slice(0, num_rows)))
         with torch.no_grad():
-            policy = self.policy(features.next_actor, None if mask is None else mask[1:])
-            drawn = policy.choose()
-        raw_q, next_q = self._passes.online(experience, features, taken.box, drawn.box, moments)
-        q = self.values.each(taken.value, raw_q)  # [E, T', N] or [E, T', N, K]
-        # Neither the target critics nor the policy's next actions take a gradient.
-        boxes = [drawn.box] if later is None else [drawn.box, later.box]
-        least, *later_q = self._passes.following(experience, features, taken.box, boxes, next_q)
-        value = self.values.each(drawn.expectation, least)
-        following = NextValues(self.temperatures.soft(self.values, value, drawn.entropies()))
-        if later is not None:
-            trace = behaviour_trace(experience, policy.log_prob(later))
-            following = following._replace(q=self.values.each(later.value, *later_q), trace=trace)
-        if not self.trains_actor():
-            if self._actor_statistics_always:
-                self.trained_policy(features, mask, moments)  # collects its moments
-            return AlgStep(info=SACTrain(q, following, None, {}, moments))
-        choice = self.trained_policy(features, mask, moments).choose()
-        own_q, entropies = self.critic(features.critic.detach(), choice.box), choice.entropies()  # trains no encoder
-        joined_q = self.values.average(own_q) if self._actor_uses_mean else self.values.least(own_q)
-        value = self.temperatures.soft(self.values, self.values.each(choice.expectation, joined_q), entropies)
-        return AlgStep(info=SACTrain(q, following, self.values.scalarized(value), entropies, moments))
+            next_policy = self.policy(features.next_actor, None if mask is None else mask[1:])
+            drawn = next_policy.choose()
+        q = self.values.each(taken.select, self.critic(features.critic, taken.box))
+        following = self.next_values(experience, features, next_policy, drawn)
+        if not self.trains("actor"):
+            return AlgStep(info=SACTrain(q, following, None, {}))
+        choice = self.policy(features.actor, None if mask is None else mask[:num_rows]).choose()
+        # The actor's loss does not train the critics; detaching keeps their encoder out of the loss's graph.
+        policy_q, entropies = self.critic(features.critic.detach(), choice.box), choice.entropies()
+        value = self.values.scalarized(self.soft_value(self.actor_q(policy_q), choice, entropies))
+        return AlgStep(info=SACTrain(q, following, value, entropies))
+
+    def next_values(
+        self, experience: Experience, features: Features, policy: HybridPolicy, drawn: Choice
+    ) -> NextValues:
+        """Returns the values of rows 1 to L-1 for the target. Target critics and arguments take no gradient.
+
+        Args:
+          experience: rows `[L, N]`.
+          features: inputs of the networks at these rows.
+          policy: policy at rows 1 to L-1.
+          drawn: actions that this policy drew.
+        """
+        q = self.target_critic(features.next_critic, drawn.box)
+        return NextValues(self.soft_value(self.target_q(q), drawn, drawn.entropies()))
+
+    def soft_value(self, q: torch.Tensor, choice: Choice, entropies: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Returns soft values `[..., K]`: q, or the mean of q over Discrete choices, plus alpha times the entropy."""
+        return self.temperatures.soft(self.values, self.values.each(choice.expectation, q), entropies)
+
+    def target_q(self, q: torch.Tensor) -> torch.Tensor:
+        """Returns the values `[...]` for targets, from the values `[E, ...]` of the target critics."""
+        return self.values.least(q)
+
+    def actor_q(self, q: torch.Tensor) -> torch.Tensor:
+        """Returns the values `[...]` that the actor maximizes, from the values `[E, ...]` of the critics."""
+        return self.values.least(q)
 
     def calc_loss(self, experience: Experience, info: SACTrain) -> LossInfo:
         num_rows = info.q.shape[1]
-        target = self.values.target(experience, info.following, self._lambda, self._lower_bound)[:num_rows]
+        target = self.values.target(experience, info.following, self._lambda)[:num_rows]
         critic_loss, error = self.values.loss(info.q, target)  # [E, T', N]
         loss, error = {"critic": critic_loss.sum(0)}, error.mean(0)
         if info.value is not None:
@@ -171,10 +176,9 @@ class SAC(DelayedActor, HybridActor):
             if self.temperatures.learned:
                 mask = self.discrete_mask(experience.time_step)
                 loss["alpha"] = self.temperatures.loss(info.entropies, None if mask is None else mask[:num_rows])
-        extra = {name: each.mean(0) for name, each in self.values.shown(info.q, target).items()} | {"td_error": error}
-        extra |= self.temperatures.shown(info.entropies)
-        return LossInfo(loss, extra=extra, priority=error, buffers=info.moments)
+        shown = {name: each.mean(0) for name, each in self.values.shown(info.q, target).items()}
+        shown |= {"td_error": error} | self.temperatures.shown(info.entropies)
+        return LossInfo(loss, extra=shown, priority=error)
 
     def after_update(self) -> None:
-        super().after_update()
         self.target_critic.update(self.critic)

@@ -1,6 +1,6 @@
 """Twin delayed deterministic policy gradients: off-policy, for Box actions.
 
-Fujimoto et al., 2018, https://arxiv.org/abs/1802.09477. Differences from the paper: those of `ddpg`.
+Fujimoto et al., 2018, https://arxiv.org/abs/1802.09477. Differences from the paper: the same as in `ddpg`.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,6 @@ import torch
 from gymnasium import spaces
 
 from alfish.algorithms.ddpg import DDPG
-from alfish.algorithms.delayed_actor import DelayedActor
 from alfish.nest import Nest
 from alfish.networks import CriticEnsemble
 from alfish.parameters import NonNegativeFloat, PositiveInt, checked
@@ -19,13 +18,14 @@ from alfish.parameters import NonNegativeFloat, PositiveInt, checked
 
 @gin.configurable(module="alfish.algorithms")
 @checked
-class TD3(DelayedActor, DDPG):
+class TD3(DDPG):
     """DDPG with the minimum of two critics, noise on target actions, and delayed updates of the actor.
 
     Args:
-      critic: as in DDPG; two by default.
-      smoothing_std, smoothing_clip: of the noise on target actions, in units of half the action's range.
-      actor_period: updates of the critics for each update of the actor and of the target networks.
+      critic: class or factory of the critic ensemble, as in `DDPG`; by default an ensemble of two critics.
+      smoothing_std, smoothing_clip: standard deviation and largest absolute value of the noise on target actions, in
+        units of half the action's range.
+      actor_period: number of updates of the critics for each update of the actor and of the target networks.
     """
 
     def __init__(
@@ -41,7 +41,8 @@ class TD3(DelayedActor, DDPG):
         **ddpg_arguments,
     ):
         super().__init__(observation_spec, action_spec, reward_spec, critic=critic, **ddpg_arguments)
-        self._smoothing_std, self._smoothing_clip, self.actor_period = smoothing_std, smoothing_clip, actor_period
+        self._smoothing_std, self._smoothing_clip = smoothing_std, smoothing_clip
+        self.update_periods = {"actor": actor_period}
 
     def target_action(self, seen: Nest) -> torch.Tensor:
         action = self.target_actor(seen)
@@ -49,6 +50,5 @@ class TD3(DelayedActor, DDPG):
         return (action + noise).clamp(-1, 1)
 
     def after_update(self) -> None:
-        if self.trains_actor():
-            DDPG.after_update(self)
-        DelayedActor.after_update(self)
+        if self.trains("actor"):
+            super().after_update()

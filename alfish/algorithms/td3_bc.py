@@ -4,16 +4,16 @@ import gin
 import torch
 from gymnasium import spaces
 
-from alfish import replicas
 from alfish.algorithms.td3 import TD3
 from alfish.nest import Nest
 from alfish.parameters import NonNegativeFloat, checked
+from alfish.processes import replicas
 
 
 @gin.configurable(module="alfish.algorithms")
 @checked
 class TD3BC(TD3):
-    """TD3 whose actor stays close to the recorded actions, for data that are not added to.
+    """TD3 whose actor stays close to the recorded actions, for fixed data.
 
         loss = (pi(s) - a)^2 - alpha / mean |Q(s, pi(s))| Q(s, pi(s)),   the square averaged over the action's entries
 
@@ -24,7 +24,7 @@ class TD3BC(TD3):
       alpha: weight of Q, which is divided by its mean magnitude; 0 is behavioural cloning.
     """
 
-    weighted_losses = None  # also the actor's: it clones each action as often as it is drawn
+    weighted_losses = None  # all groups: the actor's loss, too, depends on how often an action is drawn
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
-"""Curves, comparisons and pages of runs: `alfish plot` and `alfish compare`. Reads run directories, and trains nothing.
+"""Curves, comparisons and pages of finished or running runs, read from their directories; nothing is trained.
 
     sources (files -> series) -> grouping (by configuration) -> curves and comparison (statistics) -> drawing, tables
 
-No module here imports torch, and matplotlib is imported where a figure is made.
+These modules do not import torch, and import matplotlib only where a figure is made.
 """

@@ -1,4 +1,4 @@
-"""Comparison of groups of runs at their end: aggregates, intervals, and the way to a threshold."""
+"""Comparison of groups of runs by final scores: aggregates, intervals, and time to a threshold."""
 
 import functools
 import itertools
@@ -11,22 +11,23 @@ import numpy as np
 
 from alfish.analysis import statistics
 from alfish.analysis.curves import axis_of
-from alfish.analysis.grouping import Group, by_environment, group, named, note_repeated_seeds
-from alfish.analysis.series import AXIS_WORDS, Series, Source
+from alfish.analysis.grouping import SeriesGroup, by_environment, group, named, note_repeated_seeds
+from alfish.analysis.series import AXIS_WORDS, Series, SeriesSource
 from alfish.analysis.sources import Note, read_all
 from alfish.analysis.statistics import Estimate
 from alfish.errors import UsageError
 
-ALL = "all"  # in place of an environment: all of them together
+ALL = "all"  # stands for all environments together in place of the name of one
 
 
 class Way(NamedTuple):
-    """The way of a group to a threshold.
+    """How fast and how often the runs of a group reach a threshold.
 
     Attributes:
-      clock: median over the runs of the env steps (or updates) at their first value that reaches it; inf: never.
-      seconds: median of the seconds of training until then; None: unknown.
-      num_reached: number of runs that reach it.
+      clock: median over the runs of the environment steps (or updates) until the threshold is first reached; inf means
+        that the median run never reaches it.
+      seconds: median over the runs of the seconds of training until the threshold is first reached; None means unknown.
+      num_reached: number of runs that reach the threshold.
     """
 
     clock: float
@@ -35,18 +36,20 @@ class Way(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
-    """One group in one environment, or in all of them.
+class ComparisonRow:
+    """The results of one group in one environment, or in all environments together.
 
     Attributes:
-      environment, label: of the group.
-      num_runs: in each environment.
-      scores: `[R, M]`: of each run at its end, in each of M environments.
-      iqm, mean, median: of the scores.
-      optimality_gap: below 1 for scores with a range, else below the threshold; None: neither is given.
-      way: to the threshold; None: there is none.
-      rate: median of clock steps per second of training; None: unknown.
-      improvement: probability that a run is better than one of the other group; None: there are not two groups.
+      environment: environment of the group, or `ALL`.
+      label: label of the group.
+      num_runs: number of runs in each environment.
+      scores: final scores `[R, M]` of R runs in each of M environments.
+      iqm, mean, median: aggregates of the scores.
+      optimality_gap: mean amount by which scores are below 1 if a score range is given, else below the threshold; None
+        means that neither is given.
+      way: speed and number of runs that reach the threshold; None means no threshold.
+      rate: median over the runs of clock steps per second of training; None means unknown.
+      improvement: probability that a run is better than a run of the other group; None unless there are two groups.
     """
 
     environment: str
@@ -67,15 +70,15 @@ class Comparison:
     """The table of `alfish compare`.
 
     Attributes:
-      rows: by environment, then all environments together.
-      metric: the compared metric.
-      last: number of values at the end of a run whose mean is its score.
-      axis: clock of the ways and rates.
-      thresholds: by environment.
-      ranges: by environment: scores that count as 0 and 1.
+      rows: rows of single environments, then of all environments together.
+      metric: name of the compared metric.
+      last: number of last values whose mean is the score of a run.
+      axis: name of the clock in which `Way.clock` and rates are measured.
+      thresholds: thresholds by environment.
+      ranges: pairs of scores that count as 0 and 1, by environment.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[ComparisonRow]
     metric: str
     last: int
     axis: str
@@ -83,24 +86,24 @@ class Comparison:
     ranges: Mapping[str, tuple[float, float]]
 
 
-@np.errstate(over="ignore", invalid="ignore")  # of scores that are not finite, which are noted
+@np.errstate(over="ignore", invalid="ignore")  # numpy's warnings; scores that are not finite are noted
 def compare(
-    sources: Sequence[Source],
+    sources: Sequence[SeriesSource],
     metric: str,
     note: Note,
     last: int = 1,
     thresholds: Iterable[float | str] = (),
     ranges: Iterable[str] = (),
 ) -> Comparison:
-    """Compares the groups of runs in each environment, and over all of them if each environment has a range of scores.
+    """Compares groups of runs in each environment, and over all environments if each of these has a score range.
 
     Args:
-      sources: the runs.
-      metric: as `alfish.plot` takes it.
-      note: takes sentences about runs.
-      last: number of values at the end of a run whose mean is its score.
-      thresholds: at most one for each environment, as 475 or 'CartPole-v1:475'.
-      ranges: scores that count as 0 and 1, as '0,500' or 'CartPole-v1:0,500'; scores are normalized by them.
+      sources: runs to compare.
+      metric: name of the metric, in the form that `alfish.plot` takes.
+      note: function that receives sentences about runs.
+      last: number of last values whose mean is the score of a run.
+      thresholds: texts of thresholds, at most one for each environment, such as '475' or 'CartPole-v1:475'.
+      ranges: texts of the scores that normalization maps to 0 and 1, such as '0,500' or 'CartPole-v1:0,500'.
 
     Raises:
       UsageError: no run has the metric, or a threshold or range cannot be read.
@@ -132,18 +135,20 @@ def compare(
 
 def _row(
     environment: str, label: str, scores: np.ndarray, target: float | None, way: Way | None, rate: float | None
-) -> Row:
-    """Returns the row of scores `[R, M]`; `target` is that of the optimality gap."""
+) -> ComparisonRow:
+    """Returns the row of a group from its scores `[R, M]`; `target` is the target of the optimality gap."""
     aggregates = statistics.interquartile_mean, statistics.mean, statistics.median
     iqm, mean, median = (statistics.estimate(scores, one) for one in aggregates)
     gap = None
     if target is not None:
         gap = statistics.estimate(scores, functools.partial(statistics.optimality_gap, target=target))
-    return Row(environment, label, len(scores), scores, iqm, mean, median, gap, way, rate, None)
+    return ComparisonRow(environment, label, len(scores), scores, iqm, mean, median, gap, way, rate, None)
 
 
-def _over_all(rows: Sequence[Row], environments: Sequence[str], normalized: bool, note: Note) -> list[Row]:
-    """Returns a row for each label over all environments: rliable's scores `[R, M]`."""
+def _over_all(
+    rows: Sequence[ComparisonRow], environments: Sequence[str], normalized: bool, note: Note
+) -> list[ComparisonRow]:
+    """Returns a row over all environments for each label, with scores `[R, M]` as rliable takes them."""
     if not normalized:
         note("scores of different environments are put together only with a --score_range for each of them")
         return []
@@ -159,8 +164,8 @@ def _over_all(rows: Sequence[Row], environments: Sequence[str], normalized: bool
     return found
 
 
-def _with_improvement(rows: Sequence[Row]) -> list[Row]:
-    """Returns the rows; where an environment has two groups, with the probability that each improves on the other."""
+def _with_improvement(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
+    """Adds to the rows of environments with two groups the probability that each group improves on the other."""
     found = []
     for _, members in itertools.groupby(rows, lambda row: row.environment):
         pair = list(members)
@@ -188,31 +193,31 @@ def _rate(series: Sequence[Series], axis: str) -> float | None:
     return float(np.median([clock / seconds for clock, seconds in ends])) if ends else None
 
 
-def _note_ends(groups: Sequence[Group], series: Mapping[Source, Series], axis: str, note: Note) -> None:
-    """Notes each run whose last value is earlier than the last value of another run in its environment."""
+def _note_ends(groups: Sequence[SeriesGroup], series: Mapping[SeriesSource, Series], axis: str, note: Note) -> None:
+    """Notes each run that ends clearly earlier than another run in the same environment."""
     for environment in dict.fromkeys(one.environment for one in groups):
         sources = [source for one in groups if one.environment == environment for source in one.sources]
         ends = [series[source].clocks[axis][-1] for source in sources]
         for source, end in zip(sources, ends):
-            if 1.01 * end < max(ends):  # iterations end a little apart
+            if 1.01 * end < max(ends):  # 1 % of tolerance, because iterations end at slightly different clocks
                 reached = f"{end:,.0f} of {max(ends):,.0f} {AXIS_WORDS[axis]}"
                 note(f"{source.name} has its last value at {reached}, and is taken there")
 
 
-def _note_undefined(one: Group, scores: np.ndarray, note: Note) -> None:
+def _note_undefined(one: SeriesGroup, scores: np.ndarray, note: Note) -> None:
     for source, score in zip(one.sources, scores):
         if not np.isfinite(score):
             note(f"{source.name} ends with the score {score}, so what depends on it is {score} too ({named(one)})")
 
 
-def _note_short(one: Group, series: Sequence[Series], last: int, note: Note) -> None:
+def _note_short(one: SeriesGroup, series: Sequence[Series], last: int, note: Note) -> None:
     counts = [len(each.values) for each in series]
     if min(counts) < last:
         note(f"{named(one)}: a run has {min(counts)} of the last {last} values, and its score is their mean")
 
 
 def _single(found: Mapping[str, list], noun: str) -> dict:
-    """Returns the one value of each environment that has any."""
+    """Returns the value of each environment that has one; raises UsageError if an environment has several values."""
     for environment, values in found.items():
         if len(values) > 1:
             raise UsageError(f"{environment} has {len(values)} values for its {noun}; give one")

@@ -1,4 +1,4 @@
-"""Curves of groups over their runs: aligned, aggregated, with bands."""
+"""Curves of groups of runs: aligned, aggregated over the runs, and with confidence bands."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -6,12 +6,11 @@ from typing import NamedTuple
 import numpy as np
 
 from alfish.analysis import statistics
-from alfish.analysis.grouping import Group
+from alfish.analysis.grouping import SeriesGroup
 from alfish.analysis.series import AXES, Series
-from alfish.errors import UsageError, argument
-from alfish.formatting import significant
+from alfish.errors import UsageError, argument, significant
 
-NUM_POINTS = 200  # of a curve whose runs have no points in common
+NUM_POINTS = 200  # number of points of a curve whose runs have no points in common
 
 
 def _median_of_runs(scores: np.ndarray) -> np.ndarray:
@@ -19,7 +18,7 @@ def _median_of_runs(scores: np.ndarray) -> np.ndarray:
     return np.median(scores, -2).mean(-1)
 
 
-# Aggregates over runs at a point of a curve, `[..., R, 1]` -> `[...]`.
+# Aggregates of R runs at a point of a curve, from `[..., R, 1]` to `[...]`.
 AGGREGATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "iqm": statistics.interquartile_mean,
     "mean": statistics.mean,
@@ -28,30 +27,31 @@ AGGREGATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 class Curve(NamedTuple):
-    """A metric of a group over its runs.
+    """A metric of a group, aggregated over the group's runs.
 
     Attributes:
-      group: of the runs.
-      clock: `[N]`, where all runs have values.
-      values: `[N]`: the aggregate of the runs.
-      band: `[2, N]`: its 95 % interval; None with one run.
-      series: of each run.
+      group: group of the runs.
+      clock: clock `[N]` of the points, at which all runs have values.
+      values: aggregate `[N]` of the runs.
+      band: 95 % interval `[2, N]` of the aggregate; None for a single run.
+      series: the metric of each run.
     """
 
-    group: Group
+    group: SeriesGroup
     clock: np.ndarray
     values: np.ndarray
     band: np.ndarray | None
     series: tuple[Series, ...]
 
 
-def curve(group: Group, series: Sequence[Series], axis: str, statistic: str) -> Curve:
+def curve(group: SeriesGroup, series: Sequence[Series], axis: str, statistic: str) -> Curve:
     """Returns the curve of a group.
 
     Args:
-      group, series: the runs, and the metric of each.
-      axis: one of `AXES`, which all series have.
-      statistic: one of `AGGREGATES`.
+      group: group of runs.
+      series: the metric of each run.
+      axis: name of the axis, one of `AXES`; all series have it.
+      statistic: name of the aggregate, one of `AGGREGATES`.
     """
     clock, values = aligned([one.clocks[axis] for one in series], [one.values for one in series])
     aggregate = AGGREGATES[statistic]
@@ -60,16 +60,17 @@ def curve(group: Group, series: Sequence[Series], axis: str, statistic: str) -> 
 
 
 def aligned(clocks: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns points of the clock that all runs have reached, and the values of each run there.
+    """Returns points of the clock that all runs have reached, and the values of each run at these points.
 
-    The runs' common points are used if they are at least half of the shortest run's points, as with evaluations.
-    Otherwise runs are interpolated linearly between the latest beginning and the earliest end.
+    If at least half of the shortest run's points are common to all runs, as with evaluations, the common points are
+    used. Otherwise runs are interpolated linearly between the latest beginning and the earliest end.
 
     Args:
-      clocks, values: `[N_r]` for each run; of equal clocks the last value counts.
+      clocks: clocks `[N_r]` of each run r.
+      values: values `[N_r]` of each run r; the last value counts if clocks are equal.
 
     Returns:
-      `[N]` and `[R, N]`.
+      Points `[N]`, and values `[R, N]`.
 
     Raises:
       UsageError: a run ends before another one begins.
@@ -94,10 +95,10 @@ def aligned(clocks: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> tuple
 
 
 def axis_of(series: Sequence[Series], names: Sequence[str], axis: str | None = None) -> str:
-    """Returns the axis to draw: the given one, or the first that all series have.
+    """Returns the axis to draw: the given axis, or the first axis that all series have.
 
     Raises:
-      UsageError: a series does not have it.
+      UsageError: a series does not have the axis.
     """
     for one in (axis,) if axis is not None else AXES:
         lacking = [name for name, of in zip(names, series) if one not in of.clocks]

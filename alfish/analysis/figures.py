@@ -1,4 +1,4 @@
-"""Figures of matplotlib without its global state, in one style; the only module that imports matplotlib."""
+"""Matplotlib figures in one style, made without pyplot's global state; no other module imports matplotlib."""
 
 import io
 from typing import Any
@@ -7,14 +7,14 @@ import numpy as np
 
 from alfish.errors import UsageError
 
-# Okabe and Ito's colours, which people with colour blindness tell apart; without yellow, which is pale on white.
+# Okabe and Ito's colours, which colour-blind people can distinguish, without yellow, which is pale on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
-LARGEST = 1e100  # absolute value that is drawn; the width of an axis, and its margins, must be finite
-STYLES = ("-", "--", ":", "-.")  # once all colours were used
+LARGEST = 1e100  # largest absolute value that is drawn, so that the range of an axis with margins is finite
+STYLES = ("-", "--", ":", "-.")  # the next style is taken after all colours were used
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Returns an empty figure, in inches.
+    """Returns an empty figure of a size in inches.
 
     Raises:
       UsageError: matplotlib is not installed.
@@ -33,13 +33,13 @@ def drawable(values: Any) -> np.ndarray:
 
 
 def tidy(axes: Any) -> None:
-    """Gives axes a light grid, and no frame above and to the right."""
+    """Adds a light grid to axes, and removes the frame at the top and on the right."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
 
 
 def engineering() -> Any:
-    """Returns the format of an axis with large numbers: 50k, 2M."""
+    """Returns a tick formatter for large numbers: 50k, 2M."""
     from matplotlib.ticker import EngFormatter
 
     return EngFormatter(sep="")

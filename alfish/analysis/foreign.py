@@ -1,4 +1,4 @@
-"""Curves that other programs have written: monitors of stable-baselines3, and tables with a step and a value column."""
+"""Curves that other programs wrote: monitor files of stable-baselines3, and tables with a step and a value column."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -9,9 +9,9 @@ from alfish.analysis.series import Series
 from alfish.errors import UsageError, argument
 from alfish.runs import contents
 
-MONITOR = "monitor.csv"  # at the end of the names of stable-baselines3's monitor files
-WINDOW = 100  # episodes in the moving mean of a monitor's returns, as in metrics/average_return
-# Names of columns, without regard to case and spaces; the first that a table has counts.
+MONITOR = "monitor.csv"  # ending of the names of stable-baselines3's monitor files
+WINDOW = 100  # number of episodes in the moving mean of returns, as in metrics/average_return
+# Accepted names of columns, regardless of case and spaces; the first name that a table has is used.
 CLOCKS = {
     "env_steps": (
         *("env_steps", "step", "steps", "global_step", "timesteps", "timestep", "total_timesteps", "num_timesteps"),
@@ -32,10 +32,10 @@ class TableSource:
     """One curve of a table; a `Source`.
 
     Args:
-      path: of the table.
-      columns: cells by the name of the column, in lower case.
-      label: that the user has given it.
-      seed, environment: of this curve.
+      path: path of the table.
+      columns: cells of each column, by the column's name in lower case.
+      label: label that the user has given to the table; None means no label.
+      seed, environment: seed and environment of this curve.
     """
 
     bindings: Mapping[str, str] = {}
@@ -55,7 +55,7 @@ class TableSource:
         self._path, self._columns = path, columns
 
     def series(self, metric: str) -> Series:
-        """Returns the column that is named as the metric or as its last part, or else the first of `VALUES`."""
+        """Returns the column with the metric's name or its last part; else the first column of `VALUES`."""
         value = _first((metric.lower(), metric.rpartition("/")[2].lower(), *VALUES), self._columns)
         clocks = {axis: name for axis, names in CLOCKS.items() if (name := _first(names, self._columns))}
         if value is None or not clocks:
@@ -74,9 +74,9 @@ class TableSource:
 
 
 class MonitorSource:
-    """The monitor files of one run of stable-baselines3, one for each of its environments; a `Source`.
+    """The monitor files of one run of stable-baselines3, one file for each environment; a `Source`.
 
-    The value is the mean return of the last 100 episodes that ended in any of them.
+    A value is the mean return of the last 100 episodes, over all environments.
     """
 
     bindings: Mapping[str, str] = {}
@@ -112,10 +112,10 @@ class MonitorSource:
 
 
 def read_table(path: Path, label: str | None = None) -> list[TableSource]:
-    """Returns the curves of a table: one, or one for each of its seeds and environments.
+    """Returns the curves of a table: one curve for each pair of seed and environment in the table.
 
     Raises:
-      UsageError: the file is no table.
+      UsageError: the file is not a table of curves.
     """
     columns = _columns(path, _content(path))
     by = [_first(names, columns) for names in (SEEDS, ENVIRONMENTS)]
@@ -134,7 +134,7 @@ def is_monitor(path: Path) -> bool:
 
 
 def _read_monitor(path: Path) -> tuple[dict, dict[str, list[str]]]:
-    """Returns the first line of a monitor, which is a comment with JSON, and its columns."""
+    """Returns the JSON in a monitor file's first line, which is a comment, and the columns of the file."""
     first, _, rest = _content(path).partition(b"\n")
     try:
         header = contents.parsed(path, first.removeprefix(b"#"))
@@ -167,7 +167,7 @@ def _first(names: Iterable[str], columns: Mapping[str, Sequence[str]]) -> str | 
 
 
 def _moving_mean(values: np.ndarray, window: int) -> np.ndarray:
-    """Returns at each place the mean of the last `window` values; of all so far, where there are fewer."""
+    """Returns, for each value, the mean of the last `window` values up to it, or of all values up to it if fewer."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(ends - window, 0)

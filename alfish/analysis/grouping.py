@@ -1,17 +1,17 @@
-"""Groups of runs with one configuration, found from the bindings in which the runs differ."""
+"""Groups of runs with equal configurations, found from the bindings in which the runs differ."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from alfish.analysis.series import Source
+from alfish.analysis.series import SeriesSource
 from alfish.errors import UsageError
 from alfish.parameters.differences import name_of, tail
 
 ALGORITHM, ENVIRONMENT = "Trainer.algorithm", "Trainer.environment"
-# Settings that cannot change what is learned, by name or by class: the seed, where and in which parts a run is trained,
-# and what it writes.
+# Settings that cannot change what is learned, by name or by class: the seed, the machine and the directory, the moments
+# at which a run stops, and what it writes.
 IGNORED = (
     *("Trainer.seed", "Trainer.stop_at", "Trainer.root_dir", "Trainer.device", "Trainer.num_threads"),
     *("Trainer.summary_period", "Trainer.metrics", "Trainer.extra_metrics"),
@@ -19,52 +19,55 @@ IGNORED = (
     *("Evaluate.video_captions", "ReplayBatches.save", "ReplayBatches.directory"),
 )
 IGNORED_CLASSES = ("CheckpointSaver", "Summaries", "Progress", "Profile")
-LISTENERS = ("Trainer.listeners", "Trainer.extra_listeners")  # ignored unless they have one of other classes
-MAX_SHOWN = 4  # bindings in a label
-MAX_LETTERS = 30  # of a value in a label
+# Settings that are ignored if they name only `Evaluate` and IGNORED_CLASSES.
+LISTENERS = ("Trainer.listeners", "Trainer.extra_listeners")
+MAX_SHOWN = 4  # largest number of bindings in a label
+MAX_LETTERS = 30  # largest number of characters of a value in a label
 REFERENCE = re.compile(r"[@%](?:[\w.]+/)*([\w.]+)")
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Group:
+class SeriesGroup:
     """Runs of one configuration in one environment.
 
     Attributes:
-      label: for the legend; equal in all environments.
-      environment: of the runs; '' if it is unknown.
-      sources: of the runs.
-      bindings: those in which the configuration differs from that of other groups with this algorithm.
+      label: name of the configuration in the legend, the same in all environments.
+      environment: environment of the runs; '' means unknown.
+      sources: sources of the runs.
+      bindings: settings in which the configuration differs from the other groups with the same algorithm.
     """
 
     label: str
     environment: str
-    sources: tuple[Source, ...]
+    sources: tuple[SeriesSource, ...]
     bindings: Mapping[str, str]
 
 
-def group(sources: Sequence[Source]) -> list[Group]:
-    """Returns the runs by environment and configuration, in the order in which they were named.
+def group(sources: Sequence[SeriesSource]) -> list[SeriesGroup]:
+    """Groups the runs by environment and configuration, in the order in which the user named the runs.
 
     Raises:
-      UsageError: the environment of a run is not known, while others have several.
+      UsageError: the environment of a run is unknown, and the other runs have several environments.
     """
     environments = _environments(sources)
-    found: list[Group] = []
+    found: list[SeriesGroup] = []
     for environment in dict.fromkeys(environments):
         own = [source for source, one in zip(sources, environments) if one == environment]
-        grouped: dict[str, list[Source]] = {}
+        grouped: dict[str, list[SeriesSource]] = {}
         differing: dict[str, Mapping[str, str]] = {}
         for label, members, bindings in _labelled(own):
             grouped.setdefault(label, []).extend(members)
             differing.setdefault(label, bindings)
-        found += [Group(label, environment, tuple(members), differing[label]) for label, members in grouped.items()]
+        found += [
+            SeriesGroup(label, environment, tuple(members), differing[label]) for label, members in grouped.items()
+        ]
     return found
 
 
-def note_repeated_seeds(groups: Iterable[Group], note: Callable[[str], None]) -> None:
-    """Notes runs of one group with the same seed, which intervals over seeds take for independent ones."""
+def note_repeated_seeds(groups: Iterable[SeriesGroup], note: Callable[[str], None]) -> None:
+    """Notes runs of one group with the same seed, because intervals over seeds would treat the runs as independent."""
     for one in groups:
         names: dict[str, list[str]] = {}
         for source in one.sources:
@@ -75,7 +78,7 @@ def note_repeated_seeds(groups: Iterable[Group], note: Callable[[str], None]) ->
                 note(f"{named(one)}: {' and '.join(same)} have seed {seed}, and count as {len(same)} seeds")
 
 
-def named(one: Group) -> str:
+def named(one: SeriesGroup) -> str:
     """Returns the label of a group and its environment, for messages."""
     return f"{one.label} in {one.environment}" if one.environment else one.label
 
@@ -83,16 +86,17 @@ def named(one: Group) -> str:
 def by_environment(
     texts: Iterable[object], environments: Sequence[str], parse: Callable[[str], T], noun: str, example: str
 ) -> dict[str, list[T]]:
-    """Returns what the user has said of each environment, in texts such as '475' and 'CartPole-v1:475'.
+    """Returns the user's value for each environment, from texts such as '475' and 'CartPole-v1:475'.
 
     Args:
-      texts: of the user.
-      environments: of the runs.
-      parse: reads what stands behind the colon; raises ValueError.
-      noun, example: for messages.
+      texts: texts from the user.
+      environments: environments of the runs.
+      parse: function that reads the text behind the colon; raises ValueError.
+      noun: what a text specifies, such as 'threshold', for messages.
+      example: a valid text, such as '475', for messages.
 
     Raises:
-      UsageError: a text cannot be read, or is not of one environment of the runs.
+      UsageError: a text cannot be read, or names an environment that the runs do not have.
     """
     found: dict[str, list[T]] = {environment: [] for environment in environments}
     for text in map(str, texts):
@@ -116,8 +120,8 @@ def by_environment(
     return found
 
 
-def _environments(sources: Sequence[Source]) -> list[str]:
-    """Returns the environment of each run; the only one of the others for a table that names none."""
+def _environments(sources: Sequence[SeriesSource]) -> list[str]:
+    """Returns the environment of each run. A table without an environment gets the one that all other runs share."""
     known = list(dict.fromkeys(source.environment for source in sources if source.environment))
     if len(known) > 1 and (without := next((one for one in sources if not one.environment), None)):
         raise UsageError(
@@ -127,9 +131,9 @@ def _environments(sources: Sequence[Source]) -> list[str]:
     return [source.environment or (known[0] if known else "") for source in sources]
 
 
-def _labelled(sources: Sequence[Source]) -> Iterable[tuple[str, list[Source], Mapping[str, str]]]:
-    """Yields label, runs and differing bindings of each configuration among runs of one environment."""
-    by_algorithm: dict[str | None, list[Source]] = {}
+def _labelled(sources: Sequence[SeriesSource]) -> Iterable[tuple[str, list[SeriesSource], Mapping[str, str]]]:
+    """Yields the label, the runs and the differing bindings of each configuration, for runs of one environment."""
+    by_algorithm: dict[str | None, list[SeriesSource]] = {}
     for source in sources:
         if source.label is None:
             by_algorithm.setdefault(name_of(source.bindings.get(ALGORITHM, "")) or None, []).append(source)
@@ -142,22 +146,22 @@ def _labelled(sources: Sequence[Source]) -> Iterable[tuple[str, list[Source], Ma
             needs_algorithm = not shown or (len(by_algorithm) > 1 and not says_algorithm)
             words = [algorithm or "run"] if needs_algorithm else []
             labels[id(source)] = ", ".join([*words, *shown[:MAX_SHOWN], *more]), bindings
-    together: dict[tuple[str, tuple], list[Source]] = {}
+    together: dict[tuple[str, tuple], list[SeriesSource]] = {}
     for source in sources:
         label, bindings = labels.get(id(source), (source.label or "", {}))
         together.setdefault((label, tuple(bindings.items())), []).append(source)
     names = [label for label, _ in together]
     for number, ((label, items), members) in enumerate(together.items()):
-        # Two configurations whose labels are cut to the same text stay two.
+        # Two configurations remain separate if cutting makes their labels equal.
         copies = names[:number].count(label)
         yield (f"{label} ({copies + 1})" if copies else label), members, dict(items)
 
 
 def differences(configurations: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Returns the bindings of each configuration that are not the same in all of them and may change what is learned.
+    """Returns, for each configuration, the bindings that differ between configurations and may change what is learned.
 
-    A binding that some of them do not have counts only if the others do not tell all configurations apart: where one
-    value chooses a part, the settings of this part say nothing more.
+    A binding that some configurations lack counts only if the other bindings do not distinguish all configurations.
+    For example, if a binding chooses different parts, the settings of these parts are not needed.
     """
     configurations = [{n: v for n, v in one.items() if not _is_ignored(n, v)} for one in configurations]
     names = list(dict.fromkeys(n for one in configurations for n in one))

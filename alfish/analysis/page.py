@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: styles and pictures are inside, so that they open without a network."""
+"""Self-contained HTML pages: a page contains its styles and pictures, so it opens without a network."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -6,7 +6,7 @@ from typing import Any
 
 from alfish.analysis import figures
 from alfish.analysis.curves import Curve
-from alfish.formatting import significant
+from alfish.errors import significant
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
@@ -20,7 +20,7 @@ summary { cursor: pointer; }
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """Returns a page; `title` is text, `parts` are HTML."""
+    """Returns a page from a title, which is text, and parts, which are HTML."""
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
         f'<link rel="icon" href="data:,">\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n'
@@ -30,26 +30,26 @@ def page(title: str, parts: Iterable[str]) -> str:
 
 
 def picture(figure: Any, description: str) -> str:
-    """Returns a figure of matplotlib as an SVG inside the page."""
+    """Returns a matplotlib figure as SVG code for a page."""
     svg = figures.encoded(figure, ".svg").decode()
     return svg[svg.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{escape(description)}"', 1)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a table of texts; cells that are numbers stand on the right."""
+    """Returns an HTML table of texts; numbers are right-aligned."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     body = "\n".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f"<table>\n<tr>{head}</tr>\n{body}\n</table>"
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:
-    """Returns a table of names and texts."""
+    """Returns an HTML table with a name and a text in each row."""
     lines = (f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in rows)
     return "\n".join(["<table>", *lines, "</table>"])
 
 
 def of_curves(curves: Sequence[Curve], figure: Any, metric: str, statistic: str, notes: Iterable[str]) -> str:
-    """Returns the page of `alfish plot`: the picture, what is behind each line, and the notes."""
+    """Returns the page of `alfish plot`: the picture, the runs and settings behind each line, and the notes."""
     words = {"iqm": "Interquartile mean", "mean": "Mean", "median": "Median"}[statistic]
     rows = [
         [

@@ -10,15 +10,14 @@ from absl import logging
 from alfish.analysis import figures
 from alfish.analysis.curves import Curve, axis_of, curve
 from alfish.analysis.grouping import by_environment, group, named, note_repeated_seeds
-from alfish.analysis.series import AXIS_WORDS, DEFAULT_METRIC, Source
+from alfish.analysis.series import AXIS_WORDS, DEFAULT_METRIC, SeriesSource
 from alfish.analysis.sources import Note, find, read_all
-from alfish.errors import UsageError
-from alfish.formatting import counted
+from alfish.errors import UsageError, counted
 from alfish.parameters import checked
 
-NUM_COLUMNS = 3  # of panels
-PANEL = (4.6, 3.4)  # inches
-LEGEND_LINE, LEGEND_LETTER, LEGEND_HANDLE = 0.22, 0.075, 0.8  # inches
+NUM_COLUMNS = 3  # number of panels side by side
+PANEL = (4.6, 3.4)  # width and height of a panel, in inches
+LEGEND_LINE, LEGEND_LETTER, LEGEND_HANDLE = 0.22, 0.075, 0.8  # sizes in inches
 
 Statistic = Literal["iqm", "mean", "median"]
 Axis = Literal["env_steps", "updates", "wall_seconds"]
@@ -39,19 +38,19 @@ def plot(
         figure = alfish.plot(["runs/ppo-*", "runs/sac-*"], threshold=475)
         figure.savefig("curves.png")
 
-    Each group has a line, the aggregate over its runs, and a pointwise 95 % bootstrap band. There is one panel for each
-    environment. What `alfish plot` says on standard error is logged.
+    Each group has a line, the aggregate over the group's runs, and a pointwise 95 % bootstrap band. There is one panel
+    for each environment. Notes that `alfish plot` prints to standard error are logged.
 
     Args:
-      runs: as `alfish plot` takes them: run directories, globs, CSVs, with or without a label (`"PPO=runs/ppo-*"`).
-      metric: a column of metrics.csv, or `NAME/COLUMN` for a column of the files `eval/NAME-*.csv`.
-      x: None: env_steps; updates, if a run has no env steps.
-      statistic: over the runs of a group; 'iqm' is the interquartile mean.
-      threshold: values for horizontal lines; `"CartPole-v1:475"` is drawn in the panel of this environment.
-      axes: to draw in, instead of a new figure; for one environment.
+      runs: run directories, globs or CSVs, each with or without a label (`"PPO=runs/ppo-*"`), as for `alfish plot`.
+      metric: name of a column of metrics.csv, or `NAME/COLUMN` for a column of the files `eval/NAME-*.csv`.
+      x: name of the horizontal axis; None means env_steps, or updates if a run has no env steps.
+      statistic: aggregate over the runs of a group; 'iqm' is the interquartile mean.
+      threshold: values of horizontal lines; `"CartPole-v1:475"` is drawn in the panel of this environment only.
+      axes: matplotlib axes to draw in, instead of a new figure; for runs of one environment.
 
     Raises:
-      UsageError: there is no such run or metric, or matplotlib is not installed.
+      UsageError: a run or the metric does not exist, or matplotlib is not installed.
     """
     words = [runs] if isinstance(runs, (str, Path)) else runs
     thresholds = [threshold] if isinstance(threshold, (str, float, int)) else threshold
@@ -59,9 +58,9 @@ def plot(
     return draw(curves, axis, metric, thresholds, axes)
 
 
-@np.errstate(over="ignore", invalid="ignore")  # of values that are not finite, which are noted
+@np.errstate(over="ignore", invalid="ignore")  # numpy's warnings; values that are not finite are noted
 def curves_of(
-    sources: Sequence[Source], metric: str, axis: str | None, statistic: str, note: Note
+    sources: Sequence[SeriesSource], metric: str, axis: str | None, statistic: str, note: Note
 ) -> tuple[list[Curve], str]:
     """Returns the curve of each group of runs, and the axis on which they are drawn.
 
@@ -91,10 +90,10 @@ def curves_of(
 def draw(
     curves: Sequence[Curve], axis: str, metric: str, thresholds: Iterable[float | str] = (), axes: Any = None
 ) -> Any:
-    """Returns the figure of curves.
+    """Returns a figure of curves.
 
     Raises:
-      UsageError: as `plot`.
+      UsageError: as for `plot`.
     """
     environments = list(dict.fromkeys(one.group.environment for one in curves))
     lines = by_environment(thresholds, environments, float, "threshold", "475")
@@ -122,7 +121,7 @@ def draw(
 
 
 def _panels(environments: Sequence[str], labels: Sequence[str]) -> tuple[Any, list[Any]]:
-    """Returns a figure with axes for each environment, and room for the legend."""
+    """Returns a figure with room for the legend, and axes for each environment."""
     num_columns = min(NUM_COLUMNS, len(environments))
     num_rows = -(-len(environments) // num_columns)
     width = max(num_columns * PANEL[0], 6.0)
@@ -135,7 +134,7 @@ def _panels(environments: Sequence[str], labels: Sequence[str]) -> tuple[Any, li
 
 
 def _legend_columns(labels: Sequence[str], width: float) -> int:
-    """Returns how many labels stand side by side in a legend of this width."""
+    """Returns the number of columns of labels in a legend of this width."""
     return max(1, int(width / (LEGEND_HANDLE + LEGEND_LETTER * max(map(len, labels)))))
 
 
@@ -150,7 +149,7 @@ def _draw_curve(panel: Any, one: Curve, axis: str, number: int) -> None:
 
 
 def _add_legend(owner: Any, panels: Sequence[Any], labels: Sequence[str]) -> None:
-    """Adds a legend below the panels, with the labels in their order; one label needs none."""
+    """Adds a legend below the panels, with the labels in the given order; adds none for a single label."""
     handles = {line.get_label(): line for panel in panels for line in panel.get_lines() if line.get_label() in labels}
     if len(labels) > 1:
         place: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The page of a run: what was trained, how it ended, its curves, evaluations, configuration and origin."""
+"""The page of a run: the task, how the run ended, its curves, evaluations, configuration and origin."""
 
 import base64
 import itertools
@@ -11,33 +11,32 @@ from typing import Any
 from alfish.analysis import figures, page
 from alfish.analysis.curves import axis_of
 from alfish.analysis.grouping import ALGORITHM
-from alfish.analysis.run_source import RunSource, read_evaluations
+from alfish.analysis.run_source import RunSeriesSource, read_evaluations
 from alfish.analysis.series import AXIS_WORDS
 from alfish.configuration import locating, reading
-from alfish.errors import UsageError, printable
-from alfish.formatting import counted, significant
+from alfish.errors import UsageError, counted, printable, significant
 from alfish.parameters import differences
 from alfish.parameters.description import CONFIG_FILE
 from alfish.runs import contents
 from alfish.runs.run_log import warnings_in
 from alfish.training.evaluations.evaluation import bootstrap_interval, mean, ranked
 
-NUM_PANELS = 15  # of metrics of training
+NUM_PANELS = 15  # largest number of plotted training metrics
 NUM_COLUMNS = 3
-MAX_FILMS = 32 * 2**20  # bytes of the films inside the page, together
-COUNTS = ("/n", "/environment_steps", "/episodes")  # at the end of names of metrics that only count
+MAX_FILMS = 32 * 2**20  # total bytes of the films inside the page
+COUNTS = ("/n", "/environment_steps", "/episodes")  # endings of the names of metrics that only count
 FILMS = {".mp4": "video/mp4", ".gif": "image/gif"}
 
 Evaluations = Mapping[int, Sequence[float]]
 
 
 def report(directory: Path) -> str:
-    """Returns the page of a run, which needs no other file.
+    """Returns the page of a run; the page needs no other file.
 
     Raises:
       UsageError: the directory is not a run, or its metrics.csv is damaged.
     """
-    run = RunSource(directory)
+    run = RunSeriesSource(directory)
     metrics = run.metrics
     returns, lengths = (read_evaluations(directory, column=column) for column in ("return", "length"))
     entries = provenance_of(directory)
@@ -58,7 +57,7 @@ def report(directory: Path) -> str:
     return page.page(f"{directory.resolve().name}", parts)
 
 
-def _identity(run: RunSource) -> Iterator[tuple[str, str]]:
+def _identity(run: RunSeriesSource) -> Iterator[tuple[str, str]]:
     yield "algorithm", differences.name_of(run.bindings.get(ALGORITHM, "unknown"))
     yield "environment", run.environment or "unknown"
     yield "seed", run.seed or "unknown"
@@ -83,7 +82,7 @@ def _results(returns: Evaluations) -> Iterator[tuple[str, str]]:
     yield "best evaluation", f"{_mean(returns[best])} at {best:,} steps"
 
 
-def _speed(run: RunSource, metrics: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _speed(run: RunSeriesSource, metrics: Sequence[str]) -> Iterator[tuple[str, str]]:
     if metrics:
         series = run.series(metrics[0])
         axis = axis_of([series], [run.name])
@@ -92,10 +91,10 @@ def _speed(run: RunSource, metrics: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def command_of(entries: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the command with which a run began, a flag a line; '' if it is unknown.
+    """Returns the command that started a run, with one flag on each line; '' if it is unknown.
 
     Args:
-      entries: of `provenance_of`.
+      entries: entries that `provenance_of` returned.
     """
     command = list(map(str, entries[0]["command"])) if entries else []
     if not command:
@@ -112,7 +111,7 @@ def _command(entries: Sequence[Mapping[str, Any]]) -> str:
     return f"<pre>{escape(command)}</pre>" if command else ""
 
 
-def _evaluation_curve(run: RunSource, returns: Evaluations) -> str:
+def _evaluation_curve(run: RunSeriesSource, returns: Evaluations) -> str:
     if not returns:
         return ""
     figure = figures.new_figure(8, 3.6)
@@ -144,8 +143,8 @@ def _evaluation_table(returns: Evaluations, lengths: Evaluations) -> str:
     return f"<details><summary>All episodes</summary>\n{page.table(header, rows)}\n</details>"
 
 
-def _training_curves(run: RunSource, metrics: Sequence[str]) -> str:
-    """Returns small pictures of what was measured during training; metrics that never change are left out."""
+def _training_curves(run: RunSeriesSource, metrics: Sequence[str]) -> str:
+    """Returns small pictures of training metrics; metrics that never change are left out."""
     series = {name: run.series(name) for name in metrics if name.startswith(("train/", "metrics/", "time/"))}
     changing = [name for name, one in series.items() if len(set(one.values)) > 1]
     shown = [name for name in changing if not name.endswith(COUNTS)][:NUM_PANELS]
@@ -168,15 +167,15 @@ def _training_curves(run: RunSource, metrics: Sequence[str]) -> str:
 
 
 def _films(directory: Path) -> Iterator[str]:
-    """Yields the films of a run, the newest first, until together they are as large as a page may be."""
+    """Yields the films of a run, the newest first, until their total size reaches `MAX_FILMS`."""
     found = [path for path in directory.rglob("[!.]*") if path.suffix in FILMS and path.is_file()]
     left, left_out = MAX_FILMS, []
     for path in sorted(found, key=lambda path: (path.stat().st_mtime, path.name), reverse=True):
         name = str(path.relative_to(directory))
-        shown = printable(name)  # a name may have bytes that are not UTF-8
+        shown = printable(name)  # a file name may have bytes that are not UTF-8
         try:
             content = contents.content(directory, name, left) or b""
-        except UsageError as error:  # it is too large, or elsewhere
+        except UsageError as error:  # the film is too large, or lies outside the run
             left_out.append(printable(str(error)) if path.is_symlink() else shown)
             continue
         left -= len(content)
@@ -198,25 +197,25 @@ def _configuration(directory: Path, entries: Sequence[Mapping[str, Any]]) -> str
             changes = differences.difference(reading.text(), given, with_budget=True)
         words = f"Compared with {' and '.join(shipped)} (- shipped, + this run):"
         parts.append(f"<p>{words}</p><pre>{escape(changes) or 'no difference'}</pre>")
-    operative = "".join(f"{name} = {value}\n" for name, value in RunSource(directory).bindings.items())
+    operative = "".join(f"{name} = {value}\n" for name, value in RunSeriesSource(directory).bindings.items())
     return "".join([*parts, _hidden("As it was given", given or ""), _hidden("With all defaults", operative)])
 
 
 def _shipped(command: Sequence[str]) -> list[str]:
-    """Returns the shipped confs among the gin files of a command; none, if it also reads other files."""
+    """Returns the gin files of a command if all of them are shipped confs; else an empty list."""
     files = [Path(word.partition("=")[2]).name for word in map(str, command) if word.startswith("--gin_file=")]
     return files if all((locating.confs_directory() / name).is_file() for name in files) else []
 
 
 def _origin(entries: Sequence[Mapping[str, Any]]) -> str:
-    """Returns versions, machine and revision of each start of the run."""
+    """Returns the software versions, machine and git revision of each start of the run."""
     shown = ("steps", "time", "versions", "git", "device", "machine", "num_threads")
     rows = [(name, _plain(entry[name])) for entry in entries for name in shown if entry.get(name) is not None]
     return page.facts(rows) if rows else ""
 
 
 def provenance_of(directory: Path) -> list[Mapping[str, Any]]:
-    """Returns an entry for each start of the run, with its command; none, if there is no file.
+    """Returns an entry with the command of each start of the run; empty if the run has no provenance file.
 
     Raises:
       UsageError: the file is damaged.
@@ -239,5 +238,5 @@ def _mean(values: Sequence[float]) -> str:
 
 
 def _hidden(title: str, text: str) -> str:
-    """Returns a text that is shown when its title is clicked on."""
+    """Returns HTML for a text that appears when its title is clicked."""
     return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>" if text else ""

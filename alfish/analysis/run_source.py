@@ -1,4 +1,4 @@
-"""Runs of `alfish train`: their configuration, metrics.csv and evaluations, read as text without gin and torch."""
+"""Runs of `alfish train`: configurations, metrics.csv and evaluations, read as text without gin and torch."""
 
 import difflib
 import re
@@ -13,20 +13,20 @@ from alfish.errors import UsageError, argument
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
 from alfish.parameters.differences import name_of, reference, tail, values
 from alfish.runs import contents
+from alfish.runs.writers.writer import COUNTERS
 from alfish.training.evaluations.evaluation import mean
 from alfish.training.evaluations.results import scalars_of
-from alfish.writers import COUNTERS
 
 METRICS_FILE = "metrics.csv"
-EVALUATION = "evaluation"  # name of the listener Evaluate, by default
+EVALUATION = "evaluation"  # default name of the listener Evaluate
 
 
-class RunSource:
+class RunSeriesSource:
     """A run directory; a `Source`.
 
     Args:
-      directory: of the run.
-      label: that the user has given it.
+      directory: directory of the run.
+      label: label that the user has given to the run; None means no label.
     """
 
     def __init__(self, directory: Path, label: str | None = None):
@@ -35,7 +35,7 @@ class RunSource:
 
     @cached_property
     def bindings(self) -> Mapping[str, str]:
-        """Each binding in force, defaults included; as it was given, if the run has saved no more."""
+        """All bindings in force, defaults included; or the user's bindings, if the run has not saved the defaults."""
         for file in (OPERATIVE_FILE, CONFIG_FILE):
             if (text := contents.text(self.directory, file)) is not None:
                 return values(text, str(self.directory / file))
@@ -47,7 +47,7 @@ class RunSource:
 
     @property
     def environment(self) -> str | None:
-        """The id of gymnasium, or the name of the class or function that makes the environment."""
+        """The environment's gymnasium id, or the name of the class or function that makes it; None means unknown."""
         default = "@make_environment" if "make_environment.env_id" in self.bindings else ""
         made = reference(self.bindings.get("Trainer.environment", default))
         names = [f"{name}.env_id" for name in (made, tail(made.rpartition("/")[2], 1))]
@@ -56,7 +56,7 @@ class RunSource:
 
     @property
     def metrics(self) -> list[str]:
-        """Names of the columns of metrics.csv that have a value, without its clocks."""
+        """Names of the columns of metrics.csv that have a value, without the clocks."""
         table = self._metrics
         return [name for name in table.header if name not in COUNTERS and table.is_filled(name).any()]
 
@@ -73,7 +73,7 @@ class RunSource:
 
     @cached_property
     def _metrics(self) -> "MetricsTable":
-        """The table of metrics.csv and of the results of `alfish watch`, in the order of their steps."""
+        """One table of metrics.csv and the results of `alfish watch`, sorted by steps."""
         path, watched = self.directory / METRICS_FILE, scalars_of(self.directory)
         content = contents.content(self.directory, METRICS_FILE, contents.MAX_TABLE)
         if content is None and not watched:
@@ -102,15 +102,15 @@ class RunSource:
 
     @property
     def clock_words(self) -> str:
-        """The unit of the step numbers in the names of evaluation files."""
+        """The unit of the numbers in the names of evaluation files, in words."""
         table = self._metrics
         steps, env_steps = (float(table.numbers(name)[-1]) if len(table) else 0.0 for name in ("steps", "env_steps"))
         if not env_steps:
             return AXIS_WORDS["updates"]
-        return AXIS_WORDS["env_steps"] if env_steps >= steps else "clock steps"  # also without acting
+        return AXIS_WORDS["env_steps"] if env_steps >= steps else "clock steps"  # some clock steps were without acting
 
     def _of_evaluations(self, name: str, evaluations: Mapping[int, tuple[float, ...]]) -> Series:
-        """Returns the means over the episodes of evaluations, at the clocks that metrics.csv has for them."""
+        """Returns each evaluation's mean over its episodes, at the clock that metrics.csv records for it."""
         table = self._metrics
         own = next((column for column in table.header if column.startswith(f"{name}/")), None)
         steps = [int(one) for one in table.numbers("steps")]
@@ -121,7 +121,7 @@ class RunSource:
         return Series(table.clocks(kept), np.array(means))
 
     def _missing(self, metric: str, header: list[str]) -> str:
-        """Returns why there is no such metric."""
+        """Returns the reason why the run does not have the metric, as a sentence."""
         prefix = metric.rpartition("/")[0]
         if prefix == EVALUATION and not any(name.startswith(f"{prefix}/") for name in header):
             if others := [name for name in header if name.endswith("/mean_return")]:
@@ -134,7 +134,7 @@ class RunSource:
 
 
 class MetricsTable:
-    """A table of metrics by columns, whose cells become numbers once, when they are first asked for.
+    """A table of metrics by columns; cells are converted to numbers when a column is first read.
 
     Args:
       path: file of the table, for messages.
@@ -152,11 +152,11 @@ class MetricsTable:
         return self._length
 
     def is_filled(self, name: str) -> np.ndarray:
-        """Returns `[N]` bool: the rows in which a column has a value."""
+        """Returns a mask `[N]` of the rows in which a column has a value."""
         return np.fromiter(map(bool, self._cells[name]), bool, self._length)
 
     def numbers(self, name: str) -> np.ndarray:
-        """Returns `[N]`: a column, nan where it has no value.
+        """Returns a column `[N]`, with nan for missing values.
 
         Raises:
           UsageError: a cell is not a number, or a counter is negative or not finite.
@@ -167,9 +167,9 @@ class MetricsTable:
         return self._numbers[name]
 
     def clocks(self, kept: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the clocks of some rows, by axis; clocks that are 0 everywhere are left out."""
+        """Returns the clocks of the rows `kept`, by axis; clocks that are 0 in all rows are left out."""
         columns = {name: self.numbers(name)[kept] for name in COUNTERS if name != "iterations"}
-        # Evaluations have the nominal clock at which they were due as their `steps`, which is equal for all seeds.
+        # The `steps` of an evaluation are the clock at which it was due, which is the same for all seeds.
         columns["env_steps"] = np.minimum(columns.pop("steps"), columns["env_steps"])
         return {name: column for name, column in columns.items() if column.any()}
 
@@ -179,15 +179,17 @@ def is_run(directory: Path) -> bool:
 
 
 def read_evaluations(directory: Path, name: str = EVALUATION, column: str = "return") -> dict[int, tuple[float, ...]]:
-    """Returns one column of the episodes of each evaluation of a run, by clock, ascending; empty if there is none.
+    """Returns one column of each evaluation's episodes, by the evaluation's clock, ascending.
+
+    The result is empty for a run without evaluations.
 
     Args:
-      directory: of the run.
-      name: of the listener Evaluate.
-      column: of the files in `eval/`.
+      directory: directory of the run.
+      name: name of the listener `Evaluate`.
+      column: name of the column in the files of `eval/`.
 
     Raises:
-      UsageError: a file is not whole.
+      UsageError: a file is incomplete.
     """
     found = {}
     for path in sorted((directory / "eval").glob(f"{name}-*.csv")) if name and "/" not in name else ():

@@ -1,4 +1,4 @@
-"""One metric of one run over its clocks, and where it comes from."""
+"""One metric of one run over the run's clocks, and the source of the metric."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
@@ -14,24 +14,24 @@ class Series(NamedTuple):
     """Values of a metric during a run.
 
     Attributes:
-      clocks: `[N]` for each of `AXES` that is known, not descending.
-      values: `[N]`.
+      clocks: for each of `AXES` that is known, the clock `[N]` of the values, not descending.
+      values: values of the metric, `[N]`.
     """
 
     clocks: Mapping[str, np.ndarray]
     values: np.ndarray
 
 
-class Source(Protocol):
-    """A run, or what stands for one.
+class SeriesSource(Protocol):
+    """A run, or a file with the curves of a run.
 
     Attributes:
-      name: path and place in it, for messages.
-      label: that the user has given it, or None.
-      environment: its name; None: unknown.
-      seed: as text; None: unknown.
-      bindings: of its configuration, by name; empty: unknown.
-      notes: sentences about the files, which grow as they are read.
+      name: path of the source, and place inside the file, for messages.
+      label: label that the user has given to the source; None means no label.
+      environment: name of the environment; None means unknown.
+      seed: seed as text; None means unknown.
+      bindings: bindings of the source's configuration, by name; empty if unknown.
+      notes: sentences about the files, for the user; reading a metric may add to the list.
     """
 
     name: str
@@ -47,8 +47,8 @@ class Source(Protocol):
     def bindings(self) -> Mapping[str, str]: ...
 
     def series(self, metric: str) -> Series:
-        """Returns a metric, with at least one value.
+        """Returns a metric as a series with at least one value.
 
         Raises:
-          UsageError: there is none.
+          UsageError: the metric has no value.
         """

@@ -1,4 +1,4 @@
-"""Words of the user -> runs: directories, globs, files, each with a label if the user gives one."""
+"""Finds the runs that the user's words name: directories, globs or files, each with or without a label."""
 
 import glob
 import re
@@ -9,26 +9,26 @@ from typing import Any
 from absl import logging
 
 from alfish.analysis.foreign import MONITOR, MonitorSource, is_monitor, read_table
-from alfish.analysis.run_source import METRICS_FILE, RunSource, is_run
-from alfish.analysis.series import Series, Source
+from alfish.analysis.run_source import METRICS_FILE, RunSeriesSource, is_run
+from alfish.analysis.series import Series, SeriesSource
 from alfish.errors import UsageError
 
-TRIALS = "trials.csv"  # of a sweep, see `sweeps.table`: a row for each trial, not a curve
-RUN_ID = "run_id"  # written when a run starts
-Note = Callable[[str], Any]  # takes a sentence for the user
+TRIALS = "trials.csv"  # file of a sweep with a row for each trial, so it is not a curve; see `sweeps.table`
+RUN_ID = "run_id"  # file that is written when a run starts
+Note = Callable[[str], Any]  # function that receives a sentence for the user
 
 
-def find(words: Iterable[str | Path], note: Note = logging.warning) -> list[Source]:
+def find(words: Iterable[str | Path], note: Note = logging.warning) -> list[SeriesSource]:
     """Returns the runs that the words name, each once.
 
-    A word is a run directory, a directory with runs in it, a directory with monitors of stable-baselines3 or one
-    monitor, another CSV, or a glob of these. `LABEL=WORD` gives them a label. Where other words name runs, a directory
-    without a run is left out, with a note.
+    A word is a run directory, a directory that contains runs, a directory of monitor files of stable-baselines3, a
+    single monitor file, another CSV, or a glob of these. `LABEL=WORD` labels the runs. If other words name runs, a
+    directory without a run is left out with a note.
 
     Raises:
-      UsageError: a word names no run.
+      UsageError: a word does not name a run.
     """
-    found: dict[Path, list[Source]] = {}
+    found: dict[Path, list[SeriesSource]] = {}
     others = []
     for word in map(str, words):
         try:
@@ -51,11 +51,11 @@ def find(words: Iterable[str | Path], note: Note = logging.warning) -> list[Sour
     return [source for sources in found.values() for source in sources]
 
 
-def read_all(sources: Sequence[Source], metric: str, note: Note) -> dict[Source, Series]:
-    """Returns the metric of each run that has it, and notes the others.
+def read_all(sources: Sequence[SeriesSource], metric: str, note: Note) -> dict[SeriesSource, Series]:
+    """Returns the metric of each run that has it, and notes the runs without it.
 
     Raises:
-      UsageError: no run has it.
+      UsageError: no run has the metric.
     """
     series, missing = {}, []
     for source in sources:
@@ -88,20 +88,20 @@ def _expanded(pattern: str) -> Sequence[Path]:
 
 
 def _runs(path: Path) -> list[Path]:
-    """Returns the runs that a path stands for."""
+    """Returns the run directories and files that a path names."""
     if not path.is_dir() or is_run(path) or _monitors(path):
         return [path]
     return [one for one in sorted(path.iterdir()) if _has_begun(one) or _monitors(one)]
 
 
 def _has_begun(path: Path) -> bool:
-    """Returns True for a run that was started; the base of a sweep has a configuration only."""
+    """Returns True if a run was started in the directory; the base of a sweep has a configuration only."""
     return any((path / name).is_file() for name in (METRICS_FILE, RUN_ID))
 
 
-def _read(path: Path, label: str | None) -> list[Source]:
+def _read(path: Path, label: str | None) -> list[SeriesSource]:
     if path.is_dir():
-        return [RunSource(path, label) if is_run(path) else MonitorSource(_monitors(path), label)]
+        return [RunSeriesSource(path, label) if is_run(path) else MonitorSource(_monitors(path), label)]
     if is_monitor(path):
         return [MonitorSource([path], label)]
     if path.suffix != ".csv":

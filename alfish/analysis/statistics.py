@@ -1,7 +1,7 @@
 """Aggregates of scores over runs and environments, and their bootstrap intervals, as rliable defines them.
 
-Scores are `[..., R, M]`: R runs (seeds) in each of M environments. Aggregates reduce the last two axes, so they take a
-whole bootstrap distribution at once.
+Scores are `[..., R, M]`: R runs (seeds) in each of M environments. Aggregates reduce the last two axes, so one call
+aggregates all draws of a bootstrap.
 
 Source: Agarwal et al., 2021, "Deep reinforcement learning at the edge of the statistical precipice".
 """
@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-NUM_DRAWS = 10_000  # of a bootstrap
-PERCENTILES = (2.5, 97.5)  # of the draws: a 95 % interval
-CHUNK = 2**22  # numbers that are resampled at a time: 32 MiB
+NUM_DRAWS = 10_000  # number of draws of a bootstrap
+PERCENTILES = (2.5, 97.5)  # percentiles of the draws that bound a 95 % interval
+CHUNK = 2**22  # largest number of values that are resampled at once, 32 MiB
 
 Aggregate = Callable[[np.ndarray], np.ndarray]
 
@@ -36,7 +36,7 @@ def median(scores: np.ndarray) -> np.ndarray:
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
-    """Returns the mean of all scores without the floor(N / 4) lowest and highest of the N = R M; nan if one is nan."""
+    """Returns the mean of the N = R M scores without the floor(N / 4) lowest and highest; nan if a score is nan."""
     together = scores.reshape(*scores.shape[:-2], -1)
     count = together.shape[-1]
     cut = count // 4
@@ -45,17 +45,18 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
 
 
 def optimality_gap(scores: np.ndarray, target: float = 1.0) -> np.ndarray:
-    """Returns the mean amount by which scores are below `target`; scores above it count as equal to it."""
+    """Returns the mean amount by which scores are below `target`; a score above `target` counts as equal to it."""
     return target - np.minimum(scores, target).mean((-2, -1))
 
 
 def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Returns the probability that a run of `x` is better than one of `y`, as the mean over environments.
+    """Returns the probability that a run of `x` is better than a run of `y`, as the mean over environments.
 
-    P(X > Y) + P(X = Y) / 2 over all pairs of runs, which is the Mann-Whitney U statistic divided by their number.
+    The probability is P(X > Y) + P(X = Y) / 2 over all pairs of runs: the Mann-Whitney U statistic divided by the
+    number of pairs.
 
     Args:
-      x, y: `[..., R, M]` and `[..., S, M]`.
+      x, y: scores `[..., R, M]` and `[..., S, M]`.
     """
     difference = x[..., :, None, :] - y[..., None, :, :]
     return ((np.sign(difference) + 1) / 2).mean((-3, -2)).mean(-1)
@@ -76,7 +77,7 @@ def estimate_improvement(x: np.ndarray, y: np.ndarray, num_draws: int = NUM_DRAW
     if min(len(x), len(y)) < 2:
         return Estimate(value, None)
     random = np.random.RandomState(seed)
-    rows = [[random.choice(len(one), one.shape) for one in (x, y)] for _ in range(num_draws)]  # by turns, as rliable
+    rows = [[random.choice(len(one), one.shape) for one in (x, y)] for _ in range(num_draws)]  # rliable alternates, too
     size = max(1, CHUNK // (len(x) * y.size))
     parts = [zip(*rows[start : start + size]) for start in range(0, num_draws, size)]
     drawn = ([np.take_along_axis(one[None], np.array(side), 1) for one, side in zip((x, y), part)] for part in parts)
@@ -86,11 +87,11 @@ def estimate_improvement(x: np.ndarray, y: np.ndarray, num_draws: int = NUM_DRAW
 def band(curves: np.ndarray, aggregate: Aggregate, num_draws: int = 2000, seed: int = 0) -> np.ndarray:
     """Returns the pointwise 95 % interval of an aggregate of curves.
 
-    A draw takes whole runs, so neighbouring points of the band come from the same ones.
+    Each draw resamples whole runs, so all points of a drawn curve come from the same runs.
 
     Args:
-      curves: `[R, N]` with R > 1: a value of each run at each of N points.
-      aggregate: of scores.
+      curves: values `[R, N]` of R > 1 runs at N points.
+      aggregate: function that aggregates scores.
 
     Returns:
       `[2, N]`: lower and upper end.
@@ -104,7 +105,7 @@ def band(curves: np.ndarray, aggregate: Aggregate, num_draws: int = 2000, seed: 
 
 def _draws(scores: np.ndarray, aggregate: Aggregate, num_draws: int, seed: int) -> np.ndarray:
     """Returns an aggregate of `num_draws` resampled score matrices."""
-    random = np.random.RandomState(seed)  # a part at a time gives the same numbers as all at once
+    random = np.random.RandomState(seed)  # drawing in parts gives the same numbers as drawing all at once
     size = max(1, CHUNK // scores.size)
     counts = [min(size, num_draws - start) for start in range(0, num_draws, size)]
     rows = (random.choice(len(scores), (count, *scores.shape)) for count in counts)

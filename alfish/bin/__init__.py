@@ -1,4 +1,4 @@
-"""The command line: one module a subcommand, each with `FLAGS`, a docstring that --help prints, and `main(flags)`."""
+"""The command line: one module per subcommand, with `FLAGS`, a docstring that --help prints, and `main(flags)`."""
 
 import io
 import keyword
@@ -31,9 +31,9 @@ SUBCOMMANDS = {
 
 
 class _Output(io.FileIO):
-    """Standard output. If it cannot be written to, the command fails, except when the reader is gone."""
+    """Standard output; if a write fails, the command fails, except when the reader has closed the pipe."""
 
-    has_failed = False  # after the failure was reported, the rest of the buffer is discarded
+    has_failed = False  # True once a failure was reported; later output is then discarded
 
     def write(self, content):  # type: ignore[override, no-untyped-def]
         if self.has_failed:
@@ -48,7 +48,7 @@ class _Output(io.FileIO):
 
 
 class _Messages(io.FileIO):
-    """Standard error. If it cannot be written to, the run continues, and log.txt has the lines."""
+    """Standard error; if a write fails, the run continues, and the lines are in log.txt only."""
 
     def write(self, content):  # type: ignore[override, no-untyped-def]
         try:
@@ -58,19 +58,19 @@ class _Messages(io.FileIO):
 
 
 class _Text(io.TextIOWrapper):
-    """A stream of the process that no other code can close; an environment may call `sys.stdout.close()`."""
+    """A standard stream that other code cannot close; an environment may call `sys.stdout.close()`."""
 
     def close(self) -> None:
         self.flush()
 
 
 def module_of(name: str) -> str:
-    """Returns the module of a subcommand; a keyword of Python gets an underscore at its end."""
+    """Returns the module name of a subcommand: for a keyword of Python, the name with an underscore at its end."""
     return f"alfish.bin.{name.replace('-', '_')}" + "_" * keyword.iskeyword(name)
 
 
 def prepare_process() -> None:
-    """Replaces the standard streams by ones that work when they are closed, full, or without a reader.
+    """Replaces the standard streams by streams that work even if the originals are closed, full or without a reader.
 
     Raises:
       RunError: the working directory has been deleted.
@@ -78,7 +78,7 @@ def prepare_process() -> None:
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
-        except OSError:  # closed: the next opened file would take its place, and receive messages
+        except OSError:  # the stream is closed: the next opened file would get its number, and receive messages
             opened = os.open(os.devnull, os.O_RDWR)
             if opened != descriptor:
                 os.dup2(opened, descriptor)
@@ -95,7 +95,7 @@ def prepare_process() -> None:
 
 
 def show(text: str) -> None:
-    """Prints a text. A reader that closes the pipe early (`| head`) is no error."""
+    """Prints a text. A reader that closes the pipe early (`| head`) is not an error."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -103,5 +103,5 @@ def show(text: str) -> None:
 
 
 def end_output() -> None:
-    """Discards what standard output did not take; otherwise Python reports an error at exit."""
+    """Discards output that could not be written, because Python would report an error at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

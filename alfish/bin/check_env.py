@@ -30,17 +30,17 @@ from alfish import nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.bin.first_run import Task, suggestions
 from alfish.bin.observed import Observed
-from alfish.configuration import messages, reading
+from alfish.configuration import reading, sentences
 from alfish.environments import Environment, make_environment
 from alfish.errors import UsageError, first_line
+from alfish.errors.user_code import CodeError, calling, package_of, refuse_default_dtype
 from alfish.parameters import imports
-from alfish.parameters.literals import literal
+from alfish.parameters.differences import literal
 from alfish.runs import random_state
-from alfish.user_code import CodeError, calling, package_of, refuse_default_dtype
 
-LONGEST_SECONDS = 4.0  # of random steps
-MORE_STEPS = 10  # times --num_steps, until an episode ends
-NUM_COMPARED = 64  # steps of episodes of two seeds
+LONGEST_SECONDS = 4.0  # seconds after which a slow environment takes no more random steps
+MORE_STEPS = 10  # factor of --num_steps: most steps that are taken until an episode ends
+NUM_COMPARED = 64  # number of steps for which environments of two seeds are compared
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string(
@@ -133,14 +133,14 @@ def _make(task: Task, is_flag: bool, seed: int = 0) -> Environment:
     """Returns the environments, built for evaluation."""
     with reading.preserved(), _named_by_flag(is_flag):
         found = reading.read(task.files, task.bindings)
-        with messages.complete(found):
+        with sentences.complete(found):
             made = make_environment(num_envs=2, evaluation=True, seed=seed)
     refuse_default_dtype(f"the constructor of {made.name}")
     return made
 
 
 def _ignores_seeds(task: Task, is_flag: bool) -> bool:
-    """Returns whether vector environments of two seeds return the same, for the same random actions."""
+    """Returns whether environments with two different seeds return equal results for the same random actions."""
     environments = [_make(task, is_flag, seed) for seed in (0, 1)]
     spec = environments[0].action_spec
     try:
@@ -151,7 +151,7 @@ def _ignores_seeds(task: Task, is_flag: bool) -> bool:
             actions = nest.arrays(specs.sample(spec, environments[0].num_envs))
             rows = [environment.step(environment.convert(actions)) for environment in environments]
         return True
-    except UsageError:  # an action that a mask forbids
+    except UsageError:  # a mask forbids an action
         return False
     finally:
         for environment in environments:
@@ -160,7 +160,7 @@ def _ignores_seeds(task: Task, is_flag: bool) -> bool:
 
 @contextlib.contextmanager
 def _named_by_flag(is_flag: bool) -> Iterator[None]:
-    """Names the flag in place of the parameter in messages, if the id is that of the flag."""
+    """Makes messages name the flag --env_id in place of the parameter, if the id comes from the flag."""
     try:
         yield
     except UsageError as error:
@@ -194,10 +194,10 @@ def _named(where: str, flag: str) -> Callable[..., Any]:
 
 
 def _examined(environment: Any, num_steps: int, observed: Observed) -> Iterator[str]:
-    """Yields what `examine` yields, and a sentence for any exception of the environment."""
+    """Yields the sentences of `examine`, and a sentence for any exception of the environment."""
     try:
         yield from examine(environment, num_steps, observed)
-    except UsageError:  # alfish's own sentence
+    except UsageError:  # already a sentence of alfish
         raise
     except CodeError as error:
         _trace(error)
@@ -217,14 +217,15 @@ def _trace(error: Exception) -> None:
 
 
 def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[str]:
-    """Acts at random in two environments built for evaluation, and yields each kind of fault once.
+    """Acts at random in two environments built for evaluation, and yields a sentence for each kind of fault.
 
-    With an action mask, only allowed actions are taken. A slow environment takes fewer steps once an episode has ended.
+    With an action mask, only allowed actions are taken. In a slow environment, stepping stops earlier once an episode
+    has ended.
 
     Args:
-      environment: two environments.
-      num_steps: number of steps of both; up to `MORE_STEPS` times as many until an episode ends.
-      observed: receives what the steps return.
+      environment: pair of environments.
+      num_steps: number of steps of both environments; up to `MORE_STEPS` times as many until an episode ends.
+      observed: object that collects statistics of the steps.
     """
     env, space = environment.env, environment.observation_space
     units = specs.ActionUnits(environment.action_space)
@@ -245,7 +246,7 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
         else:
             observed.remarks.append(f"{words}; {environment.name} does not seed its episodes by reset(seed=)")
     batched_space = batch_space(env.single_observation_space, env.num_envs)
-    random_state.seed_torch(0)  # of the actions
+    random_state.seed_torch(0)  # seed of the actions
     observation = nest.arrays(observations[1])
     said_outside = False
     for number in range(MORE_STEPS * num_steps):
@@ -268,7 +269,7 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
             return
         done = terminated | truncated
         observed.add(observation, reward, terminated, truncated)
-        if done.any() and environment.resets_rows:  # else it resets by itself
+        if done.any() and environment.resets_rows:  # other environments reset themselves
             with random_state.apart():
                 observation = environment.reset([None, None], done).observation
     refuse_default_dtype(f"{environment.name}.reset or step")
@@ -287,13 +288,14 @@ def _on_host(leaf: Any) -> np.ndarray:
 def algorithms() -> list[type[RLAlgorithm]]:
     """Returns all shipped algorithms, after importing their modules."""
     for module in pkgutil.iter_modules(alfish.algorithms.__path__):
-        importlib.import_module(f"alfish.algorithms.{module.name}")
-    found: set[type[RLAlgorithm]] = set()  # some have several bases
+        if not module.ispkg:  # the packages need more: imitation an expert, and composition an algorithm
+            importlib.import_module(f"alfish.algorithms.{module.name}")
+    found: set[type[RLAlgorithm]] = set()  # a set, because a class with several bases is found several times
     frontier: list[type[RLAlgorithm]] = [*RLAlgorithm.__subclasses__()]
     while frontier:
         algorithm = frontier.pop()
         frontier += algorithm.__subclasses__()
-        has_loss = algorithm.calc_loss is not RLAlgorithm.calc_loss  # else it is only a base of others
-        if has_loss and algorithm.__module__.startswith("alfish.algorithms."):
+        has_loss = algorithm.calc_loss is not RLAlgorithm.calc_loss  # a class without a loss is only a base class
+        if has_loss and algorithm.__module__.rpartition(".")[0] == "alfish.algorithms":
             found.add(algorithm)
     return sorted(found, key=lambda algorithm: algorithm.__name__)

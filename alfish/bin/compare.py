@@ -36,7 +36,7 @@ flags.DEFINE_enum("format", "text", ["text", "csv", "markdown"], "Form of the ta
 
 
 def main(flag_values: flags.FlagValues, *words: str) -> int:
-    from alfish.analysis import comparison_table, tables
+    from alfish.analysis import tables
     from alfish.analysis.comparison import compare
     from alfish.analysis.sources import find
 
@@ -46,9 +46,9 @@ def main(flag_values: flags.FlagValues, *words: str) -> int:
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if flag_values.format == "csv":
-        show(tables.as_csv(comparison_table.for_programs(comparison)).rstrip("\n"))
+        show(tables.as_csv(tables.for_programs(comparison)).rstrip("\n"))
         return 0
     form = tables.as_text if flag_values.format == "text" else tables.as_markdown
-    sentences = comparison_table.sentences(comparison)
-    show("\n\n".join([form(comparison_table.for_people(comparison)), "\n".join(f"{one}." for one in sentences)]))
+    sentences = tables.sentences(comparison)
+    show("\n\n".join([form(tables.for_people(comparison)), "\n".join(f"{one}." for one in sentences)]))
     return 0

@@ -23,13 +23,13 @@ from alfish.errors import UsageError
 
 FLAGS = flags.FlagValues()
 TAKES_WORDS = True
-WIDTH = 100  # of a line
-COLUMNS = (30, 23, 14)  # widths of file, task and algorithm; the result gets the rest
+WIDTH = 100  # largest number of characters of a line
+COLUMNS = (30, 23, 14)  # widths of the columns file, task and algorithm; the result has the rest of the line
 
 
 class Conf(NamedTuple):
     path: Path
-    task: str  # '' for a file that others include, or that is added to others
+    task: str  # '' for a file that other files include, or that is added to other files
     algorithm: str
     result: str
 
@@ -52,27 +52,27 @@ def main(flag_values: flags.FlagValues, *words: str) -> int:
 
 
 def read(path: Path) -> Conf:
-    """Returns a configuration as the opening comment of its file describes it."""
+    """Reads a configuration's description from the opening comment of its file."""
     opening = re.match(r"(#.*\n)*", path.read_text())
     fields = dict(re.findall(r"^# (\w+): (.*)$", opening[0] if opening else "", re.MULTILINE))
     return Conf(path, *(fields.get(name, "") for name in ("Task", "Algorithm", "Result")))
 
 
 def names(conf: Conf) -> tuple[str, ...]:
-    """Returns what names a configuration alone; `ppo`, without .gin, is a word of many."""
+    """Returns the words that name this configuration only; `ppo` without .gin occurs in many names."""
     return (conf.path.name, conf.path.stem) if conf.task else (conf.path.name,)
 
 
 def has(conf: Conf, words: Sequence[str]) -> bool:
-    """Returns True if each word is in the file's name, the task or the algorithm."""
+    """Returns True if each word occurs in the file's name, the task or the algorithm."""
     text = f"{conf.path.name} {conf.task} {conf.algorithm}".lower()
     return all(word.lower() in text for word in words)
 
 
 def line(conf: Conf) -> str:
-    """Returns one line of at most `WIDTH`; cells that are too long end in '..'.
+    """Returns one line of at most `WIDTH` characters; cells that are too long end in '..'.
 
-    An algorithm whose description ends with a name in parentheses is shown as this name.
+    If an algorithm's description ends with a name in parentheses, only this name is shown.
     """
     name = re.search(r"\((\S+)\)$", conf.algorithm)
     result = re.split(r", |; | \(", conf.result)[0]
@@ -83,7 +83,7 @@ def line(conf: Conf) -> str:
 
 
 def in_full(conf: Conf) -> str:
-    """Returns the path and the text of a file, and the command that trains with it if it has a task."""
+    """Returns the path and the text of a configuration, and the command that trains if there is a task."""
     command = f"\nalfish train --gin_file={conf.path.name} --root_dir=runs/{conf.path.stem}"
     return f"{conf.path}\n\n{conf.path.read_text()}{command if conf.task else ''}".rstrip()
 

@@ -19,7 +19,7 @@ import json
 from absl import flags
 
 from alfish.bin import shared_flags
-from alfish.formatting import counted, significant
+from alfish.errors import counted, significant
 
 FLAGS = flags.FlagValues()
 shared_flags.define_episodes(FLAGS, 20)
@@ -30,7 +30,8 @@ flags.DEFINE_boolean("json", False, "Print one JSON object and nothing else.", f
 
 def main(flag_values: flags.FlagValues) -> int:
     from alfish.configuration.opening import open_run
-    from alfish.films import Camera, Recorder
+    from alfish.training.camera import Camera
+    from alfish.training.films import Recorder
 
     shared_flags.check_root_dir(flag_values.root_dir)
     num_filmed = shared_flags.num_filmed(flag_values, flag_values.num_episodes)

@@ -26,13 +26,13 @@ def main(flag_values: flags.FlagValues) -> int:
     root_dir, output = flag_values.root_dir, flag_values.output
     check_arguments(root_dir, output)
     from alfish.configuration.opening import open_run
-    from alfish.offline import Reading, Spaces, open_writer
+    from alfish.offline import SourceReading, Spaces, open_writer
     from alfish.offline.outputs import rebuildable
 
     with open_run(root_dir, allow_import=flag_values.allow_import) as trainer:
         spaces = Spaces(trainer.environment.observation_space, trainer.environment.action_space)
         env_spec = rebuildable(trainer.environment.env_spec)
-        reading = Reading([f"run:{root_dir}"], spaces)
+        reading = SourceReading([f"run:{root_dir}"], spaces)
         about = origin(trainer, "latest")
     with open_writer(output, spaces, env_spec) as writer:
         for episode in reading:

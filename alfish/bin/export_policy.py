@@ -35,7 +35,7 @@ def main(flag_values: flags.FlagValues) -> int:
     shared_flags.check_root_dir(flag_values.root_dir)
     output = shared_flags.output_file(flag_values.output, ".onnx", ".py", ".pt2")
     which = shared_flags.checkpoint(flag_values.checkpoint)
-    from alfish.exporting.runs import export_run
+    from alfish.exporting.exporting import export_run
 
     exported, origin = export_run(
         flag_values.root_dir,

@@ -1,4 +1,4 @@
-"""Suggestion of a first run in a new environment: a base configuration that fits it, the command, and its duration."""
+"""Suggests a first run in a new environment: a base configuration that fits, the command, and the duration."""
 
 import contextlib
 import io
@@ -17,23 +17,22 @@ from alfish.configuration import reading
 from alfish.configuration.opening import process_preserved
 from alfish.configuration.runs import configured_run
 from alfish.environments import Environment
-from alfish.errors import RunError, UsageError, first_line
-from alfish.formatting import counted, significant
+from alfish.errors import RunError, UsageError, counted, first_line, significant
 from alfish.networks.images import is_image
-from alfish.parameters.literals import literal
+from alfish.parameters.differences import literal
 
 MEASURED_SECONDS = 2.0
-IMAGE_BUDGET = 1_000_000  # environment steps, whatever the algorithm
+IMAGE_BUDGET = 1_000_000  # environment steps of a first run on images, with any algorithm
 
 
-class Base(NamedTuple):
+class BaseConf(NamedTuple):
     """A shipped base configuration.
 
     Attributes:
-      algorithm: class of the algorithm; its configuration has this name in small letters.
-      budget: environment steps of a first run on vector observations, after which a return should have risen.
-      for_speed: bindings with which a short run has the costs of a long one.
-      virtue: why it is chosen, in words.
+      algorithm: name of the algorithm's class; the configuration file has this name in lower case.
+      budget: environment steps of a first run on vector observations, enough for the return to rise.
+      for_speed: bindings with which a short run is as fast per step as a long run.
+      virtue: reason to choose the algorithm, as a clause.
     """
 
     algorithm: str
@@ -50,22 +49,24 @@ REPLAY = "ReplayBatches.warmup_env_steps = 64", "ReplayBatches.capacity = 10_000
 BASES = {
     base.algorithm: base
     for base in (
-        Base("PPO", 100_000, ("Trainer.unroll_length = 64", "Trainer.calibration = 0.0"), "it needs the least time"),
-        Base("SAC", 20_000, REPLAY, "it needs the fewest steps where actions are continuous"),
-        Base("TD3", 20_000, REPLAY, "it needs few steps"),
-        Base("DQN", 50_000, REPLAY, "it learns from each step many times"),
+        BaseConf(
+            "PPO", 100_000, ("Trainer.unroll_length = 64", "Trainer.calibration = 0.0"), "it needs the least time"
+        ),
+        BaseConf("SAC", 20_000, REPLAY, "it needs the fewest steps where actions are continuous"),
+        BaseConf("TD3", 20_000, REPLAY, "it needs few steps"),
+        BaseConf("DQN", 50_000, REPLAY, "it learns from each step many times"),
     )
 }
-SLOW = 500.0  # steps per second of an environment below which a step costs more than an update
-VERY_SLOW = 100.0  # below this, trying to train would take too long, and the environment takes nearly all of the time
+SLOW = 500.0  # steps per second of an environment; below this speed, a step takes longer than an update
+VERY_SLOW = 100.0  # steps per second below which the environment takes nearly all time and a trial run is too long
 
 
 class Task(NamedTuple):
-    """The environment as the user named it.
+    """The environment as the user described it.
 
     Attributes:
-      files: gin files.
-      bindings: of gin.
+      files: gin files of the task.
+      bindings: gin bindings of the task.
     """
 
     files: Sequence[str]
@@ -81,13 +82,13 @@ class Task(NamedTuple):
 def suggestions(
     task: Task, environment: Environment, able: Sequence[str], steps_per_second: float
 ) -> Iterator[tuple[str, str]]:
-    """Yields lines about the first run, each with its head.
+    """Yields lines about the first run, each a pair of heading and text.
 
     Args:
-      task: the environment as the user named it.
-      environment: the environment.
-      able: names of algorithms that take its spaces.
-      steps_per_second: speed of the environment itself.
+      task: name of the environment, as given by the user.
+      environment: environment to train in.
+      able: names of algorithms that support the environment's spaces.
+      steps_per_second: speed of the environment without training.
     """
     yield "speed", f"about {_rounded(steps_per_second)} random steps/s in one environment, without training"
     name = re.sub(r"\W+", "_", environment.name.rpartition("/")[2]).lower()
@@ -116,8 +117,8 @@ def suggestions(
         yield from _instead(task, instead[0], steps_per_second)
 
 
-def _choice(fitting: Sequence[Base], environment: Environment, steps_per_second: float) -> tuple[Base, str]:
-    """Returns the base configuration to begin with, and why."""
+def _choice(fitting: Sequence[BaseConf], environment: Environment, steps_per_second: float) -> tuple[BaseConf, str]:
+    """Returns the base configuration to begin with, and the reason for it."""
     by_name = {base.algorithm: base for base in fitting}
     has_image = any(is_image(leaf) for leaf in nest.leaves(environment.observation_spec))
     if "PPO" in by_name and has_image:
@@ -131,12 +132,12 @@ def _choice(fitting: Sequence[Base], environment: Environment, steps_per_second:
 
 
 def _replaying(environment: Environment) -> str:
-    """Returns the algorithm with replay that a first run takes for the actions of an environment."""
+    """Returns the off-policy algorithm for a first run with the environment's actions."""
     return "SAC" if any(isinstance(leaf, spaces.Box) for leaf in nest.leaves(environment.action_spec)) else "DQN"
 
 
-def _expected(task: Task, base: Base | None, budget: int, steps_per_second: float) -> Iterator[tuple[str, str]]:
-    """Yields a line about the time of training with a base configuration, or with that of the task."""
+def _expected(task: Task, base: BaseConf | None, budget: int, steps_per_second: float) -> Iterator[tuple[str, str]]:
+    """Yields a line about the training time with a base configuration, or with the task's own if `base` is None."""
     try:
         rate = _rate(task, base, steps_per_second)
     except (UsageError, RunError) as error:
@@ -153,29 +154,29 @@ def _expected(task: Task, base: Base | None, budget: int, steps_per_second: floa
     yield "time", f"{said}: {length}, a first budget; raise it while the return rises"
 
 
-def _instead(task: Task, base: Base, steps_per_second: float) -> Iterator[tuple[str, str]]:
-    """Yields a line about another base configuration, and its time."""
+def _instead(task: Task, base: BaseConf, steps_per_second: float) -> Iterator[tuple[str, str]]:
+    """Yields a line about another base configuration and its training time."""
     with contextlib.suppress(UsageError, RunError):
         length = f"about {_duration(base.budget / _rate(task, base, steps_per_second))} for {base.budget:,} steps"
         yield "or", f"{base.algorithm} ({base.file}): {length}; {base.virtue}"
 
 
-def _rate(task: Task, base: Base | None, steps_per_second: float) -> float:
-    """Returns steps per second of training, for a slow environment those of the environment; see `training_speed`."""
+def _rate(task: Task, base: BaseConf | None, steps_per_second: float) -> float:
+    """Returns the steps per second of training; for a very slow environment, of the environment without training."""
     return training_speed(task, base) if steps_per_second > VERY_SLOW else steps_per_second
 
 
-def training_speed(task: Task, base: Base | None) -> float:
-    """Returns environment steps per second of training on this machine; files are written in a temporary directory.
+def training_speed(task: Task, base: BaseConf | None) -> float:
+    """Returns the environment steps per second of training on this machine, measured in a temporary directory.
 
     Raises:
-      UsageError, RunError: nothing can be trained so.
+      UsageError, RunError: training with this configuration fails.
     """
     files = [*([] if base is None else [base.file]), *task.files]
     budget = [] if base is None else ["Trainer.num_env_steps = 1_000_000_000", *base.for_speed]
     with (
         tempfile.TemporaryDirectory(prefix="alfish-") as directory,
-        contextlib.redirect_stderr(io.StringIO()),  # the lines of a run
+        contextlib.redirect_stderr(io.StringIO()),  # hides lines that the run prints
         reading.preserved(),
         process_preserved(),
         configured_run(Path(directory) / "run", files, [*task.bindings, *budget, "Trainer.listeners = []"]) as trainer,
@@ -187,7 +188,7 @@ def training_speed(task: Task, base: Base | None) -> float:
                 now = time.perf_counter()
                 if began and (now - began > MEASURED_SECONDS or report.finished):
                     return (trainer.clock.env_steps - first) / (now - began)
-                # The first updates are slow, and the warm-up of replay has none.
+                # Measuring begins after the first updates, which are slow, and after the warm-up of replay.
                 if not began and number and (trainer.clock.updates > 8 or now - started > MEASURED_SECONDS):
                     began, first = now, trainer.clock.env_steps
         finally:
@@ -200,7 +201,7 @@ def _files(files: Sequence[str]) -> list[str]:
 
 
 def _bound(bindings: Sequence[str]) -> list[str]:
-    """Returns flags, in quotes where a shell needs them."""
+    """Returns flags for bindings, quoted where a shell requires quotes."""
     flags = []
     for binding in bindings:
         text = re.sub(r"\s*=\s*", "=", binding, count=1)
@@ -216,7 +217,7 @@ def _command(arguments: Sequence[str], root_dir: str) -> str:
 
 
 def _python(algorithm: str, bindings: Sequence[str], budget: int, root_dir: str) -> str:
-    """Returns the call of `alfish.train`; '' if a binding is not plain."""
+    """Returns the call of `alfish.train`; '' if the value of a binding is not a plain value."""
     environment, others = "", {}
     for binding in bindings:
         name, _, value = (part.strip() for part in binding.partition("="))
@@ -233,7 +234,7 @@ def _python(algorithm: str, bindings: Sequence[str], budget: int, root_dir: str)
 
 
 def _rounded(rate: float) -> str:
-    """Returns a speed with two digits, since it is no more certain."""
+    """Returns a speed with two significant digits, because the measurement is not more precise."""
     return f"{float(f'{rate:.2g}'):,.0f}" if rate >= 10 else significant(rate, 2)
 
 

@@ -13,12 +13,12 @@ from alfish.bin import shared_flags
 from alfish.runs.stop_signals import StopSignals, exit_status
 
 if TYPE_CHECKING:
-    from alfish.sweeps.group import Group, Specification
+    from alfish.sweeps.group import RunGroup, Specification
     from alfish.sweeps.jobs import Jobs
 
 
 def define_group(flag_values: flags.FlagValues, group: str) -> None:
-    """Defines the flags that all of these commands have; `group` is the noun of the command."""
+    """Defines the flags of all commands for groups of runs; `group` is the group's noun, such as 'sweep'."""
     words = "Gin file; repeatable, later files override earlier ones."
     flags.DEFINE_multi_string("gin_file", [], words, flag_values=flag_values)
     words = "One binding of all runs, as 'PPO.gamma=0.98'; repeatable, overrides files."
@@ -38,7 +38,7 @@ def define_group(flag_values: flags.FlagValues, group: str) -> None:
 
 @contextlib.contextmanager
 def processes(flag_values: flags.FlagValues) -> Iterator["Jobs"]:
-    """Yields the processes of the runs. At the end, runs that are not over save a checkpoint and stop."""
+    """Yields the object that starts the runs' processes; at the end, unfinished runs save a checkpoint and stop."""
     from alfish.sweeps.jobs import LocalJobs, num_cores
 
     jobs: Jobs
@@ -57,7 +57,7 @@ def processes(flag_values: flags.FlagValues) -> Iterator["Jobs"]:
 
 
 def train_group(
-    group: "type[Group[Any]]",
+    group: "type[RunGroup[Any]]",
     specification: "type[Specification]",
     directory: Path,
     flag_values: flags.FlagValues,
@@ -66,17 +66,18 @@ def train_group(
     """Trains a group of runs, and returns the exit status of the command.
 
     Args:
-      group, specification: their classes.
-      directory: of the group.
-      flag_values: among them those of `define_group`, and one for each field of the specification.
-      report: is called with the directory and the specification when the group is whole.
+      group, specification: classes of the group and its specification.
+      directory: directory of the group.
+      flag_values: values of the flags; they include those of `define_group`, and one for each field of the
+        specification.
+      report: function that is called with the directory and the specification when the group is complete.
     """
     from alfish.sweeps.group import locked
 
     names = [field.name for field in dataclasses.fields(specification) if field.name in flag_values]
     given = {name: flag_values[name].value for name in names}
     with locked(directory), StopSignals(lambda: None) as signals:
-        with processes(flag_values) as jobs:  # first: without a cluster nothing is written
+        with processes(flag_values) as jobs:  # opened first, so that nothing is written if Ray's cluster is missing
             whole = specification.open(
                 directory, flag_values.gin_file, flag_values.gin_param, given, flag_values.allow_import
             )

@@ -47,11 +47,11 @@ def main(flag_values: flags.FlagValues) -> int:
         raise UsageError("--source is missing: name data to read, as in --source=npz:mine.npz")
     if re.match(r"\w\w+:", flag_values.output or ""):
         raise UsageError(f"--output={flag_values.output} names a scheme; name a directory alone")
-    from alfish.offline import DataSetWriter, Reading
-    from alfish.offline.spaces import NO_SPACES, spaces_of
+    from alfish.offline import DataSetWriter, SourceReading
+    from alfish.offline.recorded_spaces import NO_SPACES, spaces_of
 
     environment, reward = spaces_of(flag_values.env_id) if flag_values.env_id else (NO_SPACES, None)
-    reading = Reading(flag_values.source, environment, reward, flag_values.policy)
+    reading = SourceReading(flag_values.source, environment, reward, flag_values.policy)
     try:
         if flag_values.output is None:
             for _ in reading:

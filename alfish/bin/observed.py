@@ -1,4 +1,4 @@
-"""Statistics of random steps in an environment: its speed, and scales, bounds and limits that make learning hard."""
+"""Statistics of random steps in an environment: the speed, and scales, bounds and limits that make learning hard."""
 
 import time
 from collections.abc import Iterator
@@ -9,23 +9,23 @@ from gymnasium import spaces
 
 from alfish import nest, specs
 from alfish.environments import Environment
-from alfish.formatting import significant
+from alfish.errors import significant
 from alfish.nest import Nest
 from alfish.networks.images import is_image
 
-LARGE, SMALL = 100.0, 1e-2  # sizes of rewards, and of observations, between which networks learn with usual settings
-LARGEST_RATIO = 1e3  # of the entries of an observation
+LARGE, SMALL = 100.0, 1e-2  # largest and smallest size of rewards and observations that suit the usual settings
+LARGEST_RATIO = 1e3  # largest ratio of the sizes of an observation's entries
 LARGEST_ACTION = 1e4
 LONGEST_EPISODE = 10_000
-FLOAT32_STEPS = 2.0**24  # numbers in [x, 2 x] that float32 can tell apart
+FLOAT32_STEPS = 2.0**24  # number of float32 values between x and 2 x
 
 
-class Leaf:
-    """Extremes of one leaf of the observation, `[N]` entries over all environments and steps.
+class ObservedLeaf:
+    """Least and largest values of the N entries of an observation's leaf, over all environments and steps.
 
     Args:
-      name: path of the leaf, as `observation.speed`.
-      space: the environment's own space of the leaf.
+      name: path of the leaf, such as `observation.speed`.
+      space: space of the leaf in the environment's own observation space.
     """
 
     def __init__(self, name: str, space: spaces.Space):
@@ -34,7 +34,7 @@ class Leaf:
         self._last: np.ndarray | None = None
 
     def add(self, values: np.ndarray) -> None:
-        """Adds the values `[B, ...]` of a step."""
+        """Includes the values `[B, ...]` of a step in the statistics."""
         values = values.reshape(len(values), -1).astype(np.float64)
         if self._last is None:
             self._low = self._high = values[0]
@@ -48,7 +48,7 @@ class Leaf:
     def warnings(self) -> Iterator[str]:
         if not isinstance(self.space, spaces.Box) or not len(self._low):
             return
-        if not np.isfinite(self._high - self._low).all():  # which is reported as a problem
+        if not np.isfinite(self._high - self._low).all():  # `examine` reports this as a problem
             return
         sizes = np.maximum(abs(self._low), abs(self._high))
         if is_image(self.space):
@@ -83,21 +83,21 @@ class Observed:
     """Statistics of random steps.
 
     Args:
-      environment: environments that single steps are taken in.
+      environment: environments that are stepped.
 
     Attributes:
-      lengths: lengths of the episodes that ended.
-      remarks: further sentences of `warnings`.
-      num_steps: number of steps, each of all environments.
+      lengths: lengths of the finished episodes.
+      remarks: sentences that `warnings` yields in addition.
+      num_steps: number of steps of all environments together.
     """
 
     def __init__(self, environment: Environment):
         self.lengths: list[int] = []
         self.remarks: list[str] = []
-        self._truncates = False  # whether an episode ended by a time limit, the environment's own or another
+        self._truncates = False  # whether an episode was truncated, by the environment's time limit or otherwise
         self._environment = environment
         spaces_of_leaves = specs.map_space(lambda leaf: leaf, environment.observation_space)
-        self._leaves = [Leaf(name, leaf) for name, leaf in nest.named_leaves(spaces_of_leaves, "observation")]
+        self._leaves = [ObservedLeaf(name, leaf) for name, leaf in nest.named_leaves(spaces_of_leaves, "observation")]
         self._rewards: list[np.ndarray] = []
         self._length = np.zeros(environment.num_envs, np.int64)
         self._seconds, self.num_steps = 0.0, 0
@@ -112,7 +112,7 @@ class Observed:
         self.num_steps += 1
 
     def add(self, observation: Nest, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> None:
-        """Adds what a step returned; leaves `[B, ...]`."""
+        """Includes the results of a step, with leaves `[B, ...]`, in the statistics."""
         done = terminated | truncated
         self._truncates = self._truncates or bool(truncated.any())
         for leaf, values in zip(self._leaves, nest.leaves(observation)):
@@ -124,16 +124,16 @@ class Observed:
 
     @property
     def seconds(self) -> float:
-        """Seconds that the steps took."""
+        """Total seconds of all steps."""
         return self._seconds
 
     @property
     def steps_per_second(self) -> float:
-        """Steps of one environment per second, while no other computation runs."""
+        """Steps per second of one environment, without other computation."""
         return self.num_steps * self._environment.num_envs / max(self._seconds, 1e-9)
 
     def warnings(self) -> Iterator[str]:
-        """Yields a sentence for each thing that makes learning hard."""
+        """Yields a sentence for each property of the environment that makes learning hard."""
         yield from self.remarks
         for leaf in self._leaves:
             yield from leaf.warnings()

@@ -22,7 +22,7 @@ from alfish.bin import show
 from alfish.errors import UsageError
 
 if TYPE_CHECKING:
-    from alfish.configuration.catalogue import Entry
+    from alfish.configuration.catalogue import Setting
 
 FLAGS = flags.FlagValues()
 TAKES_WORDS = True
@@ -48,7 +48,7 @@ def main(flag_values: flags.FlagValues, *words: str) -> int:
 
 
 def _operative_text(files: list[str], bindings: list[str]) -> str:
-    """Returns the configuration with all defaults in force, of a Trainer that is built and thrown away."""
+    """Builds a Trainer, discards it, and returns its configuration with all defaults in force."""
     from alfish.configuration import reading
     from alfish.configuration.runs import configured_run
 
@@ -59,17 +59,17 @@ def _operative_text(files: list[str], bindings: list[str]) -> str:
 
 
 def _has(name: str, words: tuple[str, ...]) -> bool:
-    """Returns True if the name of a binding has each word, or matches it as a pattern."""
+    """Returns True if the name of a binding contains, or matches as a pattern, each of the words."""
     name = name.partition(" = ")[0].lower()
     return all(fnmatch.fnmatch(name, one.lower() if set("*?[") & set(one) else f"*{one.lower()}*") for one in words)
 
 
-def _by_default(entry: "Entry") -> str:
+def _by_default(entry: "Setting") -> str:
     value = "must be bound" if entry.default is None else f"= {entry.default}"
     return f"{entry.name} {value}  ({entry.kind})" + _help(entry)
 
 
-def _in_force(binding: str, entry: "Entry | None") -> str:
+def _in_force(binding: str, entry: "Setting | None") -> str:
     if entry is None:
         return binding
     value = binding.partition(" = ")[2]
@@ -77,5 +77,5 @@ def _in_force(binding: str, entry: "Entry | None") -> str:
     return f"{binding}  ({'' if is_default else f'default {entry.default}; '}{entry.kind})" + _help(entry)
 
 
-def _help(entry: "Entry") -> str:
+def _help(entry: "Setting") -> str:
     return f"\n    {entry.help}" if entry.help else ""

@@ -17,8 +17,7 @@ from pathlib import Path
 from absl import flags
 
 from alfish.bin import shared_flags
-from alfish.errors import UsageError
-from alfish.formatting import significant
+from alfish.errors import UsageError, significant
 
 FLAGS = flags.FlagValues()
 shared_flags.define_episodes(FLAGS, 1)
@@ -29,7 +28,8 @@ shared_flags.define_captions(FLAGS)
 
 def main(flag_values: flags.FlagValues) -> int:
     from alfish.configuration.opening import open_run
-    from alfish.films import Camera, Recorder
+    from alfish.training.camera import Camera
+    from alfish.training.films import Recorder
 
     shared_flags.check_root_dir(flag_values.root_dir)
     num_episodes, video = flag_values.num_episodes, flag_values.video
@@ -41,7 +41,7 @@ def main(flag_values: flags.FlagValues) -> int:
             open_run(flag_values.root_dir, flag_values.device, allow_import=flag_values.allow_import)
         )
         env_steps = trainer.load_policy(shared_flags.checkpoint(flag_values.checkpoint))
-        # In a film of one episode, one environment at a time, so that frames come in order.
+        # If each film shows one episode, only one environment runs at a time, so that frames come in order.
         arguments = {"render_mode": "rgb_array"} if video else {}
         evaluator = trainer.evaluator(num_episodes, num_tiles, flag_values.max_length, **arguments)
         stack.callback(evaluator.close)
@@ -70,12 +70,12 @@ def main(flag_values: flags.FlagValues) -> int:
 
 
 def _path(video: Path, episode: int | None) -> Path:
-    """Returns the file of a film; None: there is only one."""
+    """Returns the file of a film, whose name has the number of the episode unless `episode` is None."""
     return video if episode is None else video.with_name(f"{video.stem}-{episode}{video.suffix}")
 
 
 def _check(video: Path, num_films: int) -> None:
-    """Raises UsageError if no film can be written there, or the extra 'video' is missing."""
+    """Raises UsageError if the films cannot be written at `video`, or the extra 'video' is missing."""
     from alfish.environments import rendering
     from alfish.runs.film_file import SUFFIXES, check_extra
 

@@ -59,7 +59,7 @@ def main(flag_values: flags.FlagValues) -> int:
 
 
 def _report(directory: Path, specification: "PopulationSpecification") -> None:
-    """Names what was written."""
+    """Prints the names of the written files."""
     from alfish.sweeps.population import BEST, CSV
 
     log(f"written: {directory / CSV}; {directory / BEST} is the best member of the last generation")

@@ -25,8 +25,7 @@ from absl import flags
 import alfish
 from alfish.bin import shared_flags
 from alfish.configuration import reading
-from alfish.errors import RunError, UsageError
-from alfish.formatting import counted
+from alfish.errors import RunError, UsageError, counted
 from alfish.runs.files import sha256
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def main(flag_values: flags.FlagValues) -> int:
     which = shared_flags.checkpoint(flag_values.checkpoint)
     num_episodes, least = flag_values.num_episodes, flag_values.min_return
     from alfish.configuration.opening import open_run
-    from alfish.offline import Report, Spaces, Validator, open_writer
+    from alfish.offline import DataReport, Spaces, Validator, open_writer
     from alfish.offline.outputs import rebuildable
 
     with open_run(flag_values.root_dir, flag_values.device, flag_values.allow_import) as trainer:
@@ -60,7 +59,7 @@ def main(flag_values: flags.FlagValues) -> int:
             environment = evaluator.environment
             spaces = Spaces(environment.observation_space, environment.action_space)
             env_spec = rebuildable(environment.env_spec)
-            report = Report(f"{flag_values.root_dir} at {env_steps:,} env steps")
+            report = DataReport(f"{flag_values.root_dir} at {env_steps:,} env steps")
             validator = Validator(spaces, report=report)
             with open_writer(flag_values.output, spaces, env_spec) as writer:
                 returns, seeds = _record(evaluator, validator, writer, flag_values)
@@ -68,7 +67,7 @@ def main(flag_values: flags.FlagValues) -> int:
                 about |= {
                     "env_spec": as_json(env_spec),
                     "seed": flag_values.seed,
-                    "seeds": seeds if environment.seeds_rows else None,  # else one seed resets all environments
+                    "seeds": seeds if environment.seeds_rows else None,  # None if one seed resets all environments
                     "sample": flag_values.sample,
                     "min_return": least,
                     "num_cut": evaluator.num_cut,
@@ -91,7 +90,7 @@ def main(flag_values: flags.FlagValues) -> int:
 def _record(
     evaluator: "Evaluator", validator: "Validator", writer: Any, flag_values: flags.FlagValues
 ) -> tuple[list[float], list[int]]:
-    """Runs all episodes, writes those with enough return, and returns all returns and the seeds of the written ones."""
+    """Runs all episodes and writes those with enough return; returns all returns, and the written episodes' seeds."""
     least, report = flag_values.min_return, validator.report
     returns: list[float] = []
     seeds: list[int] = []
@@ -100,7 +99,7 @@ def _record(
         if least is not None and returns[-1] < least:
             continue
         for _ in validator.check(episode):
-            writer.add(episode)  # the executed actions bit for bit, not the mended ones
+            writer.add(episode)  # with the actions exactly as executed, without corrections
             seeds.append(flag_values.seed + int(episode.id))
         if report.num_bad:
             raise RunError(f"{report.sentences('error')}; mend the environment, nothing is written")
@@ -123,14 +122,14 @@ def check_arguments(root_dir: str | None, output: str | None) -> None:
 
 
 def origin(trainer: "Trainer", which: str | int) -> dict[str, Any]:
-    """Returns the description of a run for the data set made from it, in types of JSON.
+    """Returns the description of a run for a data set that is made from the run, in JSON's types.
 
     Args:
-      trainer: of the run.
-      which: its checkpoint: 'latest', 'best' or steps.
+      trainer: trainer of the run.
+      which: name of the run's checkpoint: 'latest', 'best' or steps.
 
     Raises:
-      UsageError: there is no such checkpoint, or its file has other content.
+      UsageError: the checkpoint does not exist, or the content of its file is not that of a checkpoint.
     """
     described: dict[str, Any] = {}
 

@@ -1,4 +1,4 @@
-"""Flags that several commands share: their texts, definitions and checks."""
+"""Texts, definitions and checks of flags that several commands share."""
 
 import os
 import re
@@ -16,7 +16,7 @@ ALLOW_IMPORT = (
 MAX_LENGTH = "Number of steps after which an episode is cut; default: Trainer.max_evaluation_length."
 
 NUM_ENVS = "Number of environments that run at the same time."
-LARGEST_SEED = 2**63 - 2**32 - 1  # of episode 0: the seeds of later episodes must fit 63 bits, too
+LARGEST_SEED = 2**63 - 2**32 - 1  # largest seed of episode 0, so that the seeds of later episodes fit 63 bits
 
 
 def define_episodes(flag_values: flags.FlagValues, num_episodes: int) -> None:
@@ -33,13 +33,13 @@ def define_episodes(flag_values: flags.FlagValues, num_episodes: int) -> None:
 
 
 def define_captions(flag_values: flags.FlagValues) -> None:
-    """Defines the flag of captions in films."""
+    """Defines the flag for captions in films."""
     words = "Show episode, return, reward, action, and value (unless the algorithm has none) in the film."
     flags.DEFINE_boolean("captions", False, words, flag_values=flag_values)
 
 
 def define_films(flag_values: flags.FlagValues) -> None:
-    """Defines the flags of films in a run's directory."""
+    """Defines the flags for films in a run's directory."""
     flags.DEFINE_boolean("video", False, "Film the first episodes into the run's films/.", flag_values=flag_values)
     words = "Number of episodes of a film, side by side."
     flags.DEFINE_integer("video_episodes", 1, words, 1, flag_values=flag_values)
@@ -47,10 +47,10 @@ def define_films(flag_values: flags.FlagValues) -> None:
 
 
 def num_filmed(flag_values: flags.FlagValues, num_episodes: int) -> int:
-    """Returns the number of episodes to film, and prepares for that.
+    """Returns the number of episodes to film, after preparing the rendering.
 
     Raises:
-      UsageError: the extra 'video' is missing, or there are fewer episodes.
+      UsageError: the extra 'video' is missing, or fewer episodes are run than filmed.
     """
     if not flag_values.video:
         return 0
@@ -65,10 +65,10 @@ def num_filmed(flag_values: flags.FlagValues, num_episodes: int) -> int:
 
 
 def checkpoint(name: str) -> str | int:
-    """Returns 'latest', 'best', or a number of steps.
+    """Returns the value of --checkpoint: 'latest', 'best', or a number of steps.
 
     Raises:
-      UsageError: it is none of these.
+      UsageError: the value has another form.
     """
     if name in ("latest", "best"):
         return name
@@ -84,12 +84,13 @@ def check_root_dir(root_dir: str | None) -> None:
 
 
 def check_writable_run(root_dir: str, flag: str) -> None:
-    """Raises UsageError if a run is packed, so that its directory is only a temporary copy.
+    """Raises UsageError if the run is packed, because its directory is then only a temporary copy.
 
     Args:
-      flag: what would write into the directory.
+      root_dir: run as the user named it.
+      flag: flag whose output would be written into the directory.
     """
-    from alfish.archives.opening import is_packed
+    from alfish.runs.packed.fetching import is_packed
 
     if is_packed(root_dir):
         raise UsageError(
@@ -98,10 +99,10 @@ def check_writable_run(root_dir: str, flag: str) -> None:
 
 
 def output_file(output: str | None, *suffixes: str) -> Path:
-    """Returns the path of --output, after a check that the file can be written.
+    """Returns the path of --output, after checking that the file can be written.
 
     Raises:
-      UsageError: it is missing, is a directory, stands below a file, may not be written, or has none of `suffixes`.
+      UsageError: the path is missing, is a directory, lies below a file, is not writable, or ends in no suffix given.
     """
     *others, last = suffixes
     choices = " or ".join(filter(None, (", ".join(others), last)))

@@ -67,9 +67,8 @@ def main(flag_values: flags.FlagValues) -> int:
 
 def _show(directory: Path, specification: "SweepSpecification") -> None:
     """Writes trials.csv and the picture, and prints the table."""
-    from alfish.sweeps.plot import PICTURE, write_picture
     from alfish.sweeps.sweep import trials_of
-    from alfish.sweeps.table import CSV, table, write_csv
+    from alfish.sweeps.table import CSV, PICTURE, table, write_csv, write_picture
 
     trials, parameters = trials_of(directory, specification).read(), specification.parameters
     names = [one.name for one in parameters]
@@ -79,6 +78,6 @@ def _show(directory: Path, specification: "SweepSpecification") -> None:
     try:
         write_picture(directory, parameters, trials)
         written.append(str(directory / PICTURE))
-    except UsageError as error:  # matplotlib is missing: the table is there all the same
+    except UsageError as error:  # matplotlib is missing, but the table has been written
         log(str(error))
     show(f"written: {' and '.join(written)}")

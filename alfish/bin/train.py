@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from alfish import replicas
 from alfish.bin import shared_flags
 from alfish.configuration.directory import run_directory
 from alfish.errors import RunError, UsageError
 from alfish.parameters.description import CONFIG_FILE
+from alfish.processes import replicas
 from alfish.runs import trust
 from alfish.runs.files import DiskError
 from alfish.runs.stop_signals import exit_status
@@ -36,7 +36,7 @@ from alfish.runs.stop_signals import exit_status
 if TYPE_CHECKING:
     from alfish.training.trainer import Trainer
 
-HAS_LEARNERS = True  # torchrun may start several processes of one run
+HAS_LEARNERS = True  # torchrun may start several processes of this command for one run
 FLAGS = flags.FlagValues()
 flags.DEFINE_multi_string("gin_file", [], "Gin file; repeatable, later files override earlier ones.", flag_values=FLAGS)
 flags.DEFINE_multi_string(
@@ -78,10 +78,10 @@ def main(flag_values: flags.FlagValues) -> int:
     bindings = list(flag_values.gin_param)
     if flag_values.device:
         bindings.append(f"Trainer.device = '{flag_values.device}'")
-    from alfish.configuration.runs import configured_run  # not at the top: --help should not wait for torch
+    from alfish.configuration.runs import configured_run  # imported here, so that --help does not wait for torch
 
     with contextlib.ExitStack() as stack:
-        if not flag_values.gin_file:  # else the user names what is trusted
+        if not flag_values.gin_file:  # a gin file that the user names is trusted
             stack.enter_context(trust.restricted(Path(files[0]), flag_values.allow_import))
         trainer = stack.enter_context(
             configured_run(
@@ -108,7 +108,7 @@ def main(flag_values: flags.FlagValues) -> int:
 
 
 def _train(trainer: "Trainer") -> int:
-    """Trains, and returns the exit status."""
+    """Trains, and returns the exit status of the command."""
     try:
         report = trainer.train()
     except DiskError as error:

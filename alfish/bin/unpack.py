@@ -26,8 +26,8 @@ def main(flag_values: flags.FlagValues) -> int:
         raise UsageError("--input is missing: name a file of `alfish pack`, or hf:org/name")
     if not flag_values.root_dir:
         raise UsageError("--root_dir is missing: name a directory to create")
-    from alfish.archives.opening import unpack
-    from alfish.formatting import counted, size
+    from alfish.errors import counted, size
+    from alfish.runs.packed.fetching import unpack
 
     manifest = unpack(flag_values.input, Path(flag_values.root_dir))
     show(f"unpacked: {flag_values.root_dir}, {counted(len(manifest.files), 'file')}, {size(manifest.size)}")

@@ -1,8 +1,8 @@
-"""Functions of tensors that another process compiles while this one goes on.
+"""Functions of tensors that another process compiles while this process continues.
 
-The other process is a new program, because a fork of a process with threads may hang. It receives the function without
-the values of the tensors in its arguments, traces and compiles it, and answers with the file of a shared library. To
-load that takes milliseconds and imports nothing of torch's compiler.
+The other process is a new program, because a fork of a process with threads may hang. That process receives the
+function and the layouts of its arguments, traces and compiles the function, and answers with the file of a shared
+library. Loading the library takes milliseconds and does not import torch's compiler.
 """
 
 import contextlib
@@ -31,26 +31,26 @@ from alfish.errors import first_line
 from alfish.nest import Nest
 from alfish.parameters import gin_internals
 from alfish.processes.channel import Channel
-from alfish.runs.processes import WITHOUT_WORKING_DIRECTORY, import_path
+from alfish.processes.inheritance import WITHOUT_WORKING_DIRECTORY, import_path
 
 PROGRAM = (
     f"{WITHOUT_WORKING_DIRECTORY}from alfish.compiler.compiling_process import main; "
     "main(int(sys.argv[1]), int(sys.argv[2]))"
 )
-LONGEST_SECONDS = 1800.0  # of a wait; torch waits 600 for another process that compiles the same
-LOOK_SECONDS = 0.5  # between two looks at whether the process has ended
-END_SECONDS = 5.0  # until a process that was asked to end is killed
+LONGEST_SECONDS = 1800.0  # longest wait in seconds; torch waits 600 for a process that compiles the same graph
+LOOK_SECONDS = 0.5  # seconds between two checks that the process is still running
+END_SECONDS = 5.0  # seconds after which a process that was asked to end is killed
 
 
 class NotSendable(Exception):
-    """The function cannot be sent to another process; the message says why."""
+    """Raised for a function that cannot be sent to another process; the message says why."""
 
 
 class Compiled(NamedTuple):
-    """A compiled function, and the `notes` of the function that it was made from.
+    """A compiled function, and the `notes` of the original function.
 
     Attributes:
-      seconds: time that the other process took.
+      seconds: seconds that compiling took.
     """
 
     function: CompiledFunction
@@ -59,25 +59,25 @@ class Compiled(NamedTuple):
 
 
 class Compilation:
-    """A function that is being compiled. Made by `BackgroundCompiler.request`."""
+    """A function that is being compiled; `BackgroundCompiler.request` returns it."""
 
     def __init__(self, compiler: "BackgroundCompiler", make: Callable[[], CompiledFunction], index: int):
         self._compiler, self._make, self._index = compiler, make, index
 
     @property
     def is_ready(self) -> bool:
-        """True if `result` returns without waiting for the other process."""
+        """True if `result` need not wait for the other process."""
         return self._compiler.answer(self._index, wait=False) is not None
 
     def wait(self) -> None:
-        """Waits until `is_ready`."""
+        """Waits until the function is compiled or has failed to compile."""
         self._compiler.answer(self._index)
 
     def result(self) -> Compiled:
-        """Returns the compiled function; waits for it.
+        """Waits for the compiled function and returns it.
 
         Raises:
-          NotCompilable: it could not be compiled; the message says why.
+          NotCompilable: the function could not be compiled; the message says why.
         """
         answer = self._compiler.answer(self._index)
         assert answer is not None
@@ -94,12 +94,12 @@ class Compilation:
 
 
 class BackgroundCompiler:
-    """A process that compiles functions, one after another, from the first request until `close`."""
+    """A process that compiles functions one after another, from the first request until `close`."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel
-        self._words: IO[bytes]  # file with what the process prints
+        self._words: IO[bytes]  # file with the output that the process prints
         self._answers: list[Answer] = []
         self._num_requests = 0
         self._end: Callable[[], Any]
@@ -108,13 +108,13 @@ class BackgroundCompiler:
         """Begins to compile a function.
 
         Args:
-          function: as of `CompiledFunction`, with an attribute `notes`: what it noted while it was traced.
-          arguments: examples; only their layout is used. Tensors inside `function` that are also arguments are sent
-            without their values.
-          precision: see `CompiledFunction`.
+          function: function as for `CompiledFunction`, with an attribute `notes` that tracing may change.
+          arguments: example arguments, of which only the layouts are used. Tensors inside `function` that are also
+            arguments are sent without values.
+          precision: precision of large products and convolutions, see `CompiledFunction`.
 
         Raises:
-          NotSendable: another process could not read the function, or cannot be started.
+          NotSendable: the function cannot be pickled, or the process cannot be started.
         """
         leaves = nest.leaves(arguments)
         layouts = nest.map(TensorLayout.of, arguments)
@@ -123,13 +123,13 @@ class BackgroundCompiler:
         data = _to_bytes(request, {storage_id(leaf) for leaf in leaves})
         if self._process is None:
             self._start()
-        with contextlib.suppress(OSError):  # it has ended, which `answer` finds
+        with contextlib.suppress(OSError):  # if the process has ended, `answer` reports this
             self._channel.send((data,))
         self._num_requests += 1
         return Compilation(self, lambda: CompiledFunction(function, layouts, precision), self._num_requests - 1)
 
     def answer(self, index: int, wait: bool = True) -> Answer | None:
-        """Returns the answer to request number `index`; None if it has not come and `wait` is False."""
+        """Returns the answer to request number `index`; None if the answer has not come and `wait` is False."""
         deadline = time.monotonic() + LONGEST_SECONDS
         while len(self._answers) <= index:
             messages, gone = self._channel.drain()
@@ -155,18 +155,18 @@ class BackgroundCompiler:
                     stdin=subprocess.DEVNULL,
                     stdout=self._words,
                     stderr=self._words,
-                    start_new_session=True,  # Ctrl-C is this process's to answer; and `_end` ends its compilers as well
+                    start_new_session=True,  # Ctrl-C should not reach the process, and `_end` ends its compilers too
                 )
-        except OSError as error:  # there are too many processes, or there is no memory for one
+        except OSError as error:  # there are too many processes, or too little memory
             end.close()
             self._words.close()
             raise NotSendable(f"a process cannot be started ({first_line(error)})") from error
         self._channel = Channel(end)
-        # Also at the end of the program, if nobody calls `close`.
+        # The process is also ended at the end of the program, if `close` was not called.
         self._end = weakref.finalize(self, _end, self._process, self._channel, self._words, os.getpid())
 
     def close(self) -> None:
-        """Ends the process; its compilations are lost. The next request starts another."""
+        """Ends the process, and loses unfinished compilations; the next request starts a new process."""
         if self._process is not None:
             self._end()
             self._process, self._answers, self._num_requests = None, [], 0
@@ -184,12 +184,12 @@ class BackgroundCompiler:
 
 
 def _end(process: "subprocess.Popen[bytes]", channel: Channel, words: IO[bytes], owner: int) -> None:
-    if os.getpid() != owner:  # a forked process, whose parent needs it
+    if os.getpid() != owner:  # this is a fork, and the parent still needs the process
         return
     channel.close()
     words.close()
     if process.poll() is None:
-        # C++ compilers remove what they have half written, which the cache would keep, at this signal only.
+        # Only this signal makes C++ compilers remove incomplete files, which the cache would keep.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         try:
@@ -209,10 +209,10 @@ def _to_bytes(request: Request, storages: set[int]) -> bytes:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors without their values where these are arguments of the function.
+    """A pickler that leaves out the values of tensors that are arguments of the function.
 
     Args:
-      storages: memory of the arguments.
+      storages: ids of the memory of the arguments.
     """
 
     def __init__(self, file: Any, storages: set[int]):

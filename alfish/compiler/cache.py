@@ -1,7 +1,7 @@
 """The directory in which compiled graphs are kept from one run to the next.
 
-It lies in the user's cache directory, with a subdirectory for each version of torch and each kind of processor. A
-directory that the user set for torch (TORCHINDUCTOR_CACHE_DIR) is used as it is, and is never trimmed.
+The directory lies in the user's cache directory, and has a subdirectory for each version of torch and each kind of
+processor. If the user has set torch's own directory (TORCHINDUCTOR_CACHE_DIR), that one is used, and never trimmed.
 """
 
 import contextlib
@@ -19,17 +19,17 @@ import torch
 from absl import logging
 
 from alfish.errors import UsageError, first_line
-from alfish.runs.processes import variable_set
+from alfish.processes.inheritance import variable_set
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-GIVEN = os.environ.get(VARIABLE)  # by the user, before torch's compiler writes its own default there
+GIVEN = os.environ.get(VARIABLE)  # the user's setting, read before torch's compiler writes its default here
 LOCKS = "alfish-locks"
-ROOM = 1 << 20  # bytes that must fit; more than a graph takes
-LARGEST_BYTES = 1 << 30  # of the whole cache; a graph takes less than 1 MB
+ROOM = 1 << 20  # required free space in bytes; more than a graph takes
+LARGEST_BYTES = 1 << 30  # largest size of the whole cache in bytes; a graph takes less than 1 MB
 
 
 def directory() -> Path:
-    """Returns the directory for this version of torch and this processor, which exists."""
+    """Returns the directory for this version of torch and this processor, after making it if needed."""
     if GIVEN:
         try:
             Path(GIVEN).mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def _own_directory(root: str) -> Path:
     except OSError as error:
         own = Path(tempfile.gettempdir(), f"alfish-{os.getuid()}")
         own.mkdir(mode=0o700, exist_ok=True)
-        if own.lstat().st_uid != os.getuid():  # whose code would be loaded
+        if own.lstat().st_uid != os.getuid():  # code of another user would be loaded
             raise UsageError(
                 f"compiled graphs can be kept neither in {root} ({first_line(error)}) nor in {own}, which belongs to "
                 "another user; set XDG_CACHE_HOME to a directory that can be written"
@@ -76,7 +76,7 @@ def _own_directory(root: str) -> Path:
 
 @functools.cache
 def versions() -> str:
-    """Returns a directory's name for the versions and the processor that compiled code depends on."""
+    """Returns a directory name that depends on the versions and the processor, like compiled code."""
     described = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     with contextlib.suppress(OSError):  # only Linux has this file
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -87,14 +87,14 @@ def versions() -> str:
 
 
 def environment() -> dict[str, str]:
-    """Returns the environment variables of another process that shall use the same cache."""
+    """Returns the environment variables with which another process uses the same cache."""
     own = {name: value for name, value in os.environ.items() if name != VARIABLE}
     return own | {VARIABLE: GIVEN} if GIVEN else own
 
 
 @contextlib.contextmanager
 def in_use() -> Iterator[Path]:
-    """Makes torch's compiler use the directory within the context, in the whole process."""
+    """Makes torch's compiler use the directory within the context, in all threads of the process."""
     path = directory()
     with variable_set(VARIABLE, str(path)):
         yield path
@@ -104,7 +104,7 @@ def in_use() -> Iterator[Path]:
 def lock(name: str) -> Iterator[None]:
     """Waits until no other process holds the lock of this name; a process that ends releases its locks.
 
-    A file system without locks grants all, so that two processes may make the same files.
+    On a file system without locks, there is no waiting, so two processes may make the same files.
     """
     path = directory() / LOCKS
     path.mkdir(parents=True, exist_ok=True)
@@ -117,16 +117,16 @@ def lock(name: str) -> Iterator[None]:
 
 
 def trim(largest: int = LARGEST_BYTES) -> None:
-    """Removes files until the cache is small enough, those first that were used the longest time ago.
+    """Removes files until the cache is small enough, the least recently used first.
 
-    A process that misses a removed file makes it again. Directories of other versions and processors take part. Locks
-    stay, because another process may hold them.
+    A process that needs a removed file makes it again. Files of other versions and processors are removed, too. Lock
+    files stay, because another process may hold a lock.
     """
     if GIVEN:
         return
     found = []
     for path in directory().parent.rglob("*"):
-        with contextlib.suppress(OSError):  # another process has removed it
+        with contextlib.suppress(OSError):  # another process has removed the file
             if path.is_file() and path.parent.name != LOCKS:
                 status = path.stat()
                 found.append((max(status.st_mtime, status.st_atime), status.st_size, path))

@@ -1,6 +1,6 @@
 """The process that compiles functions for a training process, one after another.
 
-It ends with the training process, together with the C++ compilers that it has started.
+The process ends with the training process, and so do the C++ compilers that it has started.
 """
 
 import os
@@ -11,18 +11,17 @@ import time
 from typing import Any, NamedTuple
 
 from alfish.errors import first_line
-from alfish.processes.channel import Channel
-from alfish.processes.pickling import from_bytes
+from alfish.processes.channel import Channel, from_bytes
 
-LOOK_SECONDS = 0.2  # between two looks at the training process
-NICENESS = 5  # training goes first where cores are few
+LOOK_SECONDS = 0.2  # seconds between two checks of the training process
+NICENESS = 5  # lower priority than training, where cores are few
 
 
 class Request(NamedTuple):
-    """A function to compile, and settings in the training process that a graph depends on."""
+    """A function to compile, and the training process's settings on which the graph depends."""
 
     function: Any
-    arguments: Any  # a nest of `TensorLayout`
+    arguments: Any  # nest of `TensorLayout`
     precision: str
     num_threads: int
     default_dtype: Any
@@ -34,12 +33,12 @@ class Answer(NamedTuple):
     """The result of a request.
 
     Attributes:
-      seconds: time that it took.
-      error: why there is no graph; empty: there is one.
-      library: file of the graph; None: torch's compiler finds it in the cache, and only it can load it.
+      seconds: seconds that compiling took.
+      error: reason why there is no graph; empty if there is a graph.
+      library: file of the graph; None means that only torch's compiler can load the graph, from the cache.
       kernels: file of alfish's own kernels, if the graph may use them.
-      structure: of the function's results.
-      notes: the function's attribute of that name.
+      structure: structure of the function's results.
+      notes: attribute `notes` of the function after tracing.
     """
 
     seconds: float
@@ -55,7 +54,7 @@ def main(parent: int, fd: int) -> None:
 
     Args:
       parent: id of the training process.
-      fd: socket, whose messages are pickled requests.
+      fd: file descriptor of a socket that receives pickled requests.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -76,10 +75,10 @@ def main(parent: int, fd: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Ends this process and all that it started when the parent ends, however that ends."""
+    """Ends this process and its child processes when the parent ends, however the parent ends."""
     while os.getppid() == parent:
         time.sleep(LOOK_SECONDS)
-    os.killpg(0, signal.SIGTERM)  # it leads its process group; compilers remove what they have half written
+    os.killpg(0, signal.SIGTERM)  # this process leads its process group; compilers remove incomplete files
 
 
 def _answer(data: bytes) -> Answer:
@@ -93,7 +92,7 @@ def _answer(data: bytes) -> Answer:
     torch.set_num_threads(request.num_threads)
     torch.set_default_dtype(request.default_dtype)
     torch.use_deterministic_algorithms(request.is_deterministic)
-    if request.configuration:  # of configurable functions that hooks call
+    if request.configuration:  # hooks may call configurable functions, which need their settings
         gin.parse_config(request.configuration, skip_unknown=True)
     function = CompiledFunction(request.function, request.arguments, request.precision)
     notes = request.function.notes

@@ -1,8 +1,8 @@
-"""A function of a GPU's tensors, recorded as a CUDA graph and launched in one call.
+"""A function of GPU tensors, recorded as a CUDA graph and launched in one call.
 
-A processor needs more time to launch the hundred kernels of a small network's update than the GPU needs to run them. A
-CUDA graph is a list of kernels and their memory addresses. Therefore each call copies its arguments to the addresses of
-the recorded call.
+A CPU needs more time to launch the hundred kernels of a small network's update than the GPU needs to run them. A CUDA
+graph, a list of kernels with fixed memory addresses, is launched in one call. Therefore each call first copies its
+arguments to the addresses of the recorded call.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,12 +17,12 @@ from alfish.nest import Nest
 class RecordedFunction:
     """A recorded `function(arguments)`.
 
-    Random numbers from the GPU's default generator are those of the plain call, in the same order.
+    Random numbers from the GPU's default generator equal those of the plain call, in the same order.
 
     Args:
-      function: maps tensors to a nest of tensors and was called several times before. It reads no value and does not
-        wait for the GPU. Other tensors that it reads or writes keep their memory.
-      arguments: examples with the shapes and dtypes of later calls; all on one GPU.
+      function: function that maps tensors to a nest of tensors, and was called several times before. The function must
+        not read a tensor's value or wait for the GPU. Other tensors that it reads or writes must keep their memory.
+      arguments: example arguments with the shapes and dtypes of later calls; all on one GPU.
 
     Raises:
       RunError: the function cannot be recorded, for example because it waits for the GPU.
@@ -37,7 +37,7 @@ class RecordedFunction:
         for own, argument in zip(self._arguments, arguments, strict=True):
             own.copy_(argument, non_blocking=True)
         self._launch()
-        # Copies, because the next launch overwrites the recorded results.
+        # The results are copied, because the next launch overwrites the recorded tensors.
         results = [torch.empty_like(result) for result in self._results]
         torch._foreach_copy_(results, self._results)
         return nest.unflatten(self._structure, results)

@@ -1,8 +1,8 @@
-"""Random numbers of a graph, drawn before it runs.
+"""Random numbers of a graph, drawn before the graph runs.
 
-Torch's compiler keeps two operations in order if one of them reads the other's result. Random operations do not, so it
-may exchange two of them, and each then draws the other's numbers. Here their results become arguments of the graph,
-drawn in the order of the trace.
+Torch's compiler keeps the order of two operations only if one reads the other's result. Random operations do not read
+each other's results, so the compiler may exchange two of them, and each would then draw the other's numbers. Therefore
+the results of random operations become arguments of the graph, which are drawn in the order of the trace.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,8 +22,8 @@ class Draw(NamedTuple):
     """A random operation outside its graph.
 
     Attributes:
-      examples: what it draws, as tensors without values.
-      draw: draws tensors with the layouts of `examples`.
+      examples: tensors without values, with the shapes and dtypes of the drawn tensors.
+      draw: function that draws tensors with the layouts of `examples`.
     """
 
     examples: Sequence[torch.Tensor]
@@ -31,12 +31,13 @@ class Draw(NamedTuple):
 
 
 def take_draws(graph: torch.fx.GraphModule) -> list[Draw]:
-    """Replaces the random operations of a graph by further arguments, and returns what draws them, in order.
+    """Replaces the random operations of a graph by further arguments; returns the draw of each argument, in order.
 
-    Changes nothing, and returns an empty list, if one of them reads a tensor's values, as `multinomial` does.
+    If a random operation reads a tensor's values, as `multinomial` does, the graph does not change, and the list is
+    empty.
 
     Args:
-      graph: of `make_fx`; each node has its value in `meta["val"]`.
+      graph: graph that `make_fx` made; each node's `meta["val"]` is its value.
     """
     nodes = [node for node in graph.graph.nodes if node.op == "call_function" and is_random(node)]
     draws = [_draw(node) for node in nodes]
@@ -57,7 +58,7 @@ def take_draws(graph: torch.fx.GraphModule) -> list[Draw]:
 
 
 def with_draws(function: Callable[[list[torch.Tensor]], Any], draws: Sequence[Draw]) -> Callable[..., Any]:
-    """Returns a function of a graph's own arguments, which draws the others; `function` itself without `draws`."""
+    """Returns a function of a graph's original arguments that draws the others; `function` if `draws` is empty."""
     if not draws:
         return function
 
@@ -71,7 +72,7 @@ def with_draws(function: Callable[[list[torch.Tensor]], Any], draws: Sequence[Dr
 
 
 def _draw(node: torch.fx.Node) -> Draw | None:
-    """Returns what draws the result of a random node; None: it reads values."""
+    """Returns the draw of a random node's result; None if the node reads values."""
     target: Any = node.target
     value, inputs, arguments, keywords = node.meta["val"], node.all_input_nodes, node.args, node.kwargs
     if not inputs:
@@ -94,11 +95,11 @@ def _draw(node: torch.fx.Node) -> Draw | None:
 
 
 def _replace(graph: torch.fx.Graph, node: torch.fx.Node, arguments: Sequence[torch.fx.Node]) -> None:
-    """Replaces the results of a random node by arguments of its graph."""
+    """Replaces the results of a random node by arguments of the graph."""
     inputs = node.all_input_nodes
     if node.target is aten.native_dropout.default:
-        scale, mask = arguments  # what it makes of ones
-        for part in list(node.users):  # `getitem`
+        scale, mask = arguments  # results of dropout for an input of ones
+        for part in list(node.users):  # users are calls of `getitem`
             replacement = mask
             if part.args[1] == 0:
                 with graph.inserting_before(part):

@@ -1,8 +1,8 @@
 """A function of tensors as one compiled graph: a call runs no Python, no dispatch and no autograd.
 
-The function is traced once with tensors that hold no values, so tracing changes nothing. Each operation is recorded,
-gradients and writes in place included. Python values are read at tracing only. Therefore hooks must be pure, and the
-learner compares the graph with the plain update from time to time.
+The function is traced once with tensors without values, so tracing has no side effects. All operations are recorded,
+including gradients and in-place writes. Python values are read only while tracing. Therefore hooks must be pure, and
+the learner compares the graph with the plain update from time to time.
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ from alfish.compiler.torch_internals import TorchChanged, storage_id
 from alfish.errors import UsageError, first_line
 from alfish.nest import Nest
 
-WRAPPER_FROM_TORCH = "2.13"  # the oldest with which a graph's kernels are called from C++ was tested
+WRAPPER_FROM_TORCH = "2.13"  # oldest release for which calling a graph's kernels from C++ was tested
 
 
 def is_checked(count: int) -> bool:
-    """Returns whether call number `count`, from 0, is compared with plain Python: the first 8, then powers of 2.
+    """Returns whether the call with index `count` is compared with plain Python: for the first 8, then powers of 2.
 
     With powers of 2 only, a difference in every third call would never be found.
     """
@@ -33,12 +33,12 @@ def is_checked(count: int) -> bool:
 
 
 class NotCompilable(Exception):
-    """The function does something that a graph cannot contain; the message names it and its line."""
+    """Raised for a function that cannot become a graph; the message names the reason and the line."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorLayout:
-    """All of a tensor but its values."""
+    """The properties of a tensor except its values."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -50,25 +50,26 @@ class TensorLayout:
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
 
     def stride(self) -> tuple[int, ...]:
-        """As of a tensor."""
+        """Returns the strides, like `torch.Tensor.stride`."""
         return self.strides
 
 
 class CompiledFunction:
     """A compiled `function(arguments)` for arguments of one layout.
 
-    Random numbers are those of the plain call, in the same order. Tensors that the function writes are written.
+    Random numbers are those of the plain call, in the same order. The function's writes to tensors take place.
 
     Args:
-      function: maps a nest of tensors to a nest of tensors.
-      arguments: examples with the structure, shapes, strides and dtypes of later calls, tensors or `TensorLayout`.
-      precision: of large products and convolutions on a CPU: 'float32', or 'bfloat16' with sums in float32.
+      function: function that maps a nest of tensors to a nest of tensors.
+      arguments: example arguments, tensors or instances of `TensorLayout`, with the structure, shapes, strides and
+        dtypes of later calls.
+      precision: precision of large products and convolutions on a CPU: 'float32', or 'bfloat16' with sums in float32.
 
     Attributes:
-      structure: of the results.
+      structure: structure of the results.
 
     Raises:
-      NotCompilable: the function reads a tensor's value, or calls something that cannot be traced.
+      NotCompilable: the function reads a tensor's value, or makes a call that cannot be traced.
       TorchChanged: a private name of torch is missing.
     """
 
@@ -78,13 +79,13 @@ class CompiledFunction:
     def __init__(self, function: Callable[[Nest], Nest], arguments: Nest, precision: str = "float32"):
         if precision not in matmul.PRECISIONS:
             raise UsageError(f"the precision is {precision!r}; it must be one of {matmul.PRECISIONS}")
-        cache.directory()  # first, because torch makes it while it traces, and its error names no remedy
+        cache.directory()  # made here, because torch would make it while tracing, with an error that names no remedy
         leaves, structure = nest.flatten(arguments)
         # Torch's cache on disk requires a ShapeEnv, although the graph has no symbolic shapes.
         symbols = torch_internals.ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         fake = torch_internals.FakeTensorMode(shape_env=symbols, static_shapes=True)
         with fake:
-            # New tensors, because one that occurs twice would be traced as one argument.
+            # Each leaf gets a new tensor, because a tensor that occurs twice would be traced as one argument.
             leaves = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in leaves]
 
         def flat(*leaves: torch.Tensor) -> list[torch.Tensor]:
@@ -92,7 +93,7 @@ class CompiledFunction:
             return _without_aliases(results, leaves)
 
         on_cpu = all(leaf.device.type == "cpu" for leaf in leaves)
-        has_kernel = on_cpu and matmul.expects_products()  # it is built while the graph is
+        has_kernel = on_cpu and matmul.expects_products()  # the library is built while the graph is being built
         self._call = _built(flat, leaves, fake, precision if on_cpu else None, has_kernel)
         if has_kernel and not matmul.has_products():
             self._call = _built(flat, leaves, fake, precision, has_kernel=False)
@@ -101,14 +102,14 @@ class CompiledFunction:
         return self.call_flat(nest.leaves(arguments))
 
     def call_flat(self, leaves: list[torch.Tensor]) -> Nest:
-        """Returns the function's result for the leaves of its arguments."""
+        """Returns the function's results for the leaves of its arguments."""
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return self.call_flat(leaves)
         return nest.unflatten(self.structure, self._call(list(leaves)))
 
     def library(self) -> str | None:
-        """Returns the file of the graph, from which `LoadedFunction` makes the function; None: it is not all of it."""
+        """The file of the graph, for `LoadedFunction`; None if the file does not contain the whole graph."""
         return torch_internals.library_of(self._call)
 
 
@@ -117,7 +118,7 @@ class LoadedFunction(CompiledFunction):
 
     Args:
       library: file of the graph, see `CompiledFunction.library`.
-      structure: of the results.
+      structure: structure of the results.
 
     Raises:
       ImportError: the file cannot be loaded.
@@ -137,10 +138,10 @@ def _built(
     """Returns the compiled graph of a function; see `_compile`.
 
     Args:
-      function: maps leaves to results; no result may share memory with another tensor.
-      leaves: tensors of the mode `fake`.
-      precision: of products on a CPU; None: products are left as they are.
-      has_kernel: see `rewrite_products`.
+      function: function that maps leaves to results; no result may share memory with another tensor.
+      leaves: example tensors of the mode `fake`.
+      precision: precision of products on a CPU; None means that products are not rewritten.
+      has_kernel: whether alfish's own kernel is available, see `rewrite_products`.
     """
     make_fx = torch_internals.make_fx
     try:
@@ -151,10 +152,10 @@ def _built(
     except Exception as error:
         raise NotCompilable(f"{_line_of(error)}: {first_line(error)}") from error
     name = hashlib.sha256(f"{graph.code} {[(x.shape, x.stride(), x.dtype) for x in leaves]}".encode()).hexdigest()
-    # Called from C++, on a CPU, graphs of all algorithms keep their random operations in order.
+    # On a CPU, random operations of all algorithms' graphs stay in order if the kernels are called from C++.
     taken = [] if _is_called_from_cpp(leaves) else draws.take_draws(graph)
     leaves = [*leaves, *(example for each in taken for example in each.examples)]
-    # Others that compile the same find it in the cache then.
+    # Processes that compile the same graph at the same time wait here, and then find the graph in the cache.
     try:
         with cache.in_use(), cache.lock(name[:2]):
             if precision is not None:
@@ -168,12 +169,12 @@ def _built(
 
 @functools.cache
 def _trim_cache() -> None:
-    """Trims the cache once in a process, after it has used what it needs."""
+    """Trims the cache once per process, after the process has used the files that it needs."""
     cache.trim()
 
 
 def _without_aliases(results: list[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns the results; one that shares memory with an input or an earlier result is copied."""
+    """Returns the results, with copies of results that share memory with an input or an earlier result."""
     taken = {storage_id(leaf) for leaf in leaves}
     own = []
     for result in results:
@@ -187,18 +188,19 @@ def _compile(graph: torch.fx.GraphModule, leaves: list[torch.Tensor], fake: Any)
     """Returns the compiled graph as a function of a list of leaves, which the function empties.
 
     Args:
-      graph: no result may share memory with another tensor.
-      leaves: tensors of the mode `fake`. For real tensors, torch's compiler would treat sizes as variables and generate
-        slower loops.
+      graph: graph to compile; no result may share memory with another tensor.
+      leaves: example tensors of the mode `fake`. With real tensors, torch's compiler would treat sizes as variables and
+        generate slower loops.
+      fake: torch's `FakeTensorMode`, whose tensors have no values.
     """
     compile_fx, compile_fx_inner = torch_internals.compile_fx, torch_internals.compile_fx_inner
     autograd_config = torch_internals.autograd_config
     wrapped = _is_called_from_cpp(leaves)
-    # Intermediate tensors share one pool, because an allocation takes as long as a small loop.
+    # Intermediate tensors share one pool of memory, because an allocation takes as long as a small loop.
     options = {"fallback_random": True, "size_asserts": False, "cpp_wrapper": wrapped, "memory_planning": wrapped}
     innermost: list[Callable[[list[torch.Tensor]], Any]] = []
     context = torch_internals.tracing(torch_internals.TracingContext(fake))
-    outer = autograd_config.patch(enable_autograd_cache=False)  # that cache hides the innermost callable
+    outer = autograd_config.patch(enable_autograd_cache=False)  # because this cache hides the innermost callable
     settings = torch_internals.build_settings(**options)
 
     def compile_inner(inner_graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
@@ -209,22 +211,22 @@ def _compile(graph: torch.fx.GraphModule, leaves: list[torch.Tensor], fake: Any)
 
     try:
         with torch.no_grad(), context, outer, settings, warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # advice about settings, from torch to its own users
+            warnings.simplefilter("ignore", UserWarning)  # torch's advice about settings is for its direct users
             outermost: Any = compile_fx(graph, leaves, inner_compile=compile_inner)
     except Exception as error:
         raise NotCompilable(f"torch's compiler failed: {first_line(error)}") from error
-    # Torch's wrapper of the graph handles inputs and results that share memory, which do not occur here. For each of
-    # some twenty tensors it takes as long as a kernel.
+    # Torch's wrapper of the graph is skipped: it handles inputs and results that share memory, which do not occur here,
+    # and takes as long as a kernel for each of some twenty tensors.
     return innermost[0] if len(innermost) == 1 else lambda leaves: outermost(*leaves)
 
 
 def _is_called_from_cpp(leaves: Sequence[torch.Tensor]) -> bool:
-    """Returns whether a graph's kernels are called from C++; calls from Python take longer than a small kernel."""
+    """Returns whether to call a graph's kernels from C++; a call from Python takes longer than a small kernel."""
     return torch.__version__ >= WRAPPER_FROM_TORCH and all(leaf.device.type == "cpu" for leaf in leaves)
 
 
 def _line_of(error: BaseException) -> str:
-    """Returns the innermost line of a traceback that is not torch's."""
+    """Returns the innermost line of an error's traceback that is outside torch."""
     frames = traceback.extract_tb(error.__traceback__)
     skipped = ("/torch/", "/optree/")
     own = [frame for frame in frames if not any(part in frame.filename for part in skipped)]

@@ -1,7 +1,7 @@
-"""The library of alfish's own kernels: how it is built, and the threads that help them.
+"""The library of alfish's own kernels: building and loading it, and the helper threads of its kernels.
 
-Helpers take part in a kernel's work while other processes leave cores for them (`thread_pool.h`). They change no
-result. They are used with one thread of torch only, because torch's own threads wait in loops.
+Helpers are threads that share a kernel's work while other processes leave cores free (`thread_pool.h`). Helpers do not
+change results. They are used only if torch has one thread, because torch's own threads wait in busy loops.
 """
 
 import ctypes
@@ -16,24 +16,25 @@ import torch
 
 from alfish.compiler import cache, torch_internals
 
-# One library, so that its kernels share one pool of threads. Each file needs those before it.
+# All kernels are in one library, so that they share one pool of threads. Each file needs the files before it.
 SOURCES = ("thread_pool.h", "matmul.cpp")
-QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of processor time in a period, or "max", and the period
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # has the microseconds of processor time per period, or "max", and the period
 
-_given: int | Literal["auto"] = "auto"  # by `set_num_threads`
-_wanted = (0, True)  # helpers, and whether they give way
-_file = ""  # of the library; empty: torch's compiler builds it
+_given: int | Literal["auto"] = "auto"  # argument of `set_num_threads`
+_wanted = (0, True)  # arguments of `use_helpers`
+_file = ""  # path of the library; empty if torch's compiler builds it
 
 
 class HelperCounts(NamedTuple):
     """Counts of helpers since the library was loaded.
 
     Attributes:
-      allowed: helpers that may work now.
-      calls: calls of kernels that had helpers.
-      tasks, helped: tasks of these calls, and those of them that helpers did.
-      waited: nanoseconds that calls waited for helpers.
-      pauses: number of times at which helpers were sent away because they did not make calls faster.
+      allowed: number of helpers that may work now.
+      calls: number of kernel calls that had helpers.
+      tasks: number of tasks of these calls.
+      helped: number of these tasks that helpers did.
+      waited: nanoseconds for which calls waited for helpers.
+      pauses: number of times that helpers paused because they did not make calls faster.
     """
 
     allowed: int = 0
@@ -46,11 +47,11 @@ class HelperCounts(NamedTuple):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Returns the library, whose operators torch then knows; builds it if torch's cache does not have it.
+    """Returns the library, after registering its operators in torch; builds it if torch's cache does not have it.
 
     Raises:
-      RuntimeError, OSError: it cannot be built.
-      TorchChanged: this release of torch cannot build it.
+      RuntimeError, OSError: the library cannot be built.
+      TorchChanged: this release of torch cannot build the library.
     """
     loaded: ctypes.CDLL = ctypes.CDLL(_file) if _file else _being_built()()
     loaded.alfish_configure_helpers(*_wanted)
@@ -58,14 +59,14 @@ def library() -> ctypes.CDLL:
 
 
 def begin_to_build() -> None:
-    """Builds the library in a thread, if it has to be built; raises what `library` raises."""
+    """Builds the library in a thread, if it is not built yet; raises the same errors as `library`."""
     if not _file:
         _being_built()
 
 
 @functools.cache
 def _being_built() -> Callable[[], ctypes.CDLL]:
-    """Returns a function that waits for the library and loads it."""
+    """Starts building the library if needed, and returns a function that waits for the library and loads it."""
     source = "".join(Path(__file__).with_name(name).read_text() for name in SOURCES)
     thread = ThreadPoolExecutor(1)
     with cache.in_use(), torch_internals.build_settings():
@@ -75,29 +76,29 @@ def _being_built() -> Callable[[], ctypes.CDLL]:
 
 
 def library_file() -> str | None:
-    """Returns the file of the library; None: it is not loaded."""
+    """Returns the file of the library; None if the library is not loaded."""
     return library()._name if library.cache_info().currsize else None
 
 
 def use_library(file: str) -> None:
-    """Loads a `library_file` of another process, unless the library is loaded.
+    """Loads the library from another process's `library_file`, unless a library is already loaded.
 
     Raises:
       OSError: the file cannot be loaded.
     """
     global _file
     if not library.cache_info().currsize:
-        ctypes.CDLL(file)  # if it fails, the library is still to be built
+        ctypes.CDLL(file)  # if loading fails, the library must still be built
         _file = file
         library()
 
 
 def use_helpers(number: int, adapts: bool = True) -> None:
-    """Sets the number of threads that help with large products, beside the calling one.
+    """Sets the number of threads that help the calling thread with large products.
 
     Args:
-      number: the largest number of helpers.
-      adapts: whether helpers give way to other processes; False is for measurements and tests.
+      number: largest number of helpers.
+      adapts: whether helpers pause while other processes need the cores; False is for measurements and tests.
     """
     global _wanted
     _wanted = number, adapts
@@ -106,7 +107,7 @@ def use_helpers(number: int, adapts: bool = True) -> None:
 
 
 def set_num_threads(number: int | Literal["auto"]) -> None:
-    """Sets torch's threads; 'auto' is one, and a helper for each other core."""
+    """Sets the number of torch's threads; 'auto' means one thread, and a helper on each other core."""
     global _given
     _given = number
     torch.set_num_threads(1 if number == "auto" else number)
@@ -114,19 +115,19 @@ def set_num_threads(number: int | Literal["auto"]) -> None:
 
 
 def keep_num_threads(saved: int) -> None:
-    """Sets torch's threads to those of a saved run, unless `set_num_threads` was given a number for this process."""
+    """Sets torch's threads to a saved run's number, unless `set_num_threads` was called with a number."""
     if _given == "auto":
         torch.set_num_threads(saved)
 
 
 def num_threads() -> int | Literal["auto"]:
-    """Returns torch's threads, or 'auto' if kernels have helpers."""
+    """Returns the number of torch's threads, or 'auto' if kernels have helpers."""
     count = torch.get_num_threads()
     return "auto" if count == 1 and _wanted[0] else count
 
 
 def helper_counts() -> HelperCounts:
-    """Returns what helpers did; zeros before the library is loaded."""
+    """Returns the counts of helpers; all are 0 before the library is loaded."""
     counts = (ctypes.c_int64 * len(HelperCounts._fields))()
     if library.cache_info().currsize:
         library().alfish_read_helpers(counts)

@@ -1,47 +1,52 @@
-"""Matrix products in a graph, each by the fastest method on a CPU.
+"""Matrix products and convolutions in a graph, each computed by the fastest method on a CPU.
 
 - A product with a vector becomes a multiplication and a sum, which the compiler fuses with the loops around it.
 - Other products in float32 use `matmul.cpp`, which needs no preparation and no copies of transposes.
-- Large products in bfloat16, on request, use the same kernel. They use oneDNN on a processor that does not multiply
-  pairs of bfloat16 (AVX512-BF16), or that has tiles for them (AMX).
-- Large convolutions in bfloat16, on request, use oneDNN (`convolutions.py`).
+- Large products in bfloat16, on request, use the same kernel. On a processor that does not multiply pairs of bfloat16
+  (AVX512-BF16), or that has tiles for bfloat16 (AMX), they use oneDNN instead.
+- Large convolutions in bfloat16, on request, use oneDNN, which sums in float32 and rounds each result to bfloat16.
+  Biases and their gradients are added in float32. Where oneDNN cannot convolve in bfloat16
+  (`torch_internals.has_bfloat16_convolutions`), convolutions stay in float32.
 
-`matmul.cpp` stays because an update takes up to twice the time with torch's own products. A rule that takes the faster
-of torch's two libraries for each shape saves a part of that only (docs/performance.md).
+`matmul.cpp` exists because an update takes up to twice the time with torch's own products. Choosing the faster of
+torch's two libraries for each shape would save only a part of that time (docs/performance.md).
 """
 
 import functools
+import math
+import operator
 import time
 from collections.abc import Callable
 
 import torch
 from absl import logging
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
-from alfish.compiler import convolutions, kernels, torch_internals
+from alfish.compiler import kernels, torch_internals
 from alfish.compiler.torch_internals import TorchChanged
 from alfish.errors import first_line
 
 PRECISIONS = ("float32", "bfloat16")
-# Multiply-adds of the smallest product for which bfloat16 is faster, conversions included.
+# Number of multiply-adds of the smallest product for which bfloat16 is faster, including the conversions.
 LARGE_PRODUCT = 1 << 23
-# A product with fewer rows, inner numbers or columns keeps float32. Those of first and last layers are as narrow, and
-# cost little. The logits of a categorical critic (`Bins`) need the precision: once they fit their targets, the gradient
-# is the small rest, which rounding this one layer changes by half (docs/performance.md).
+# A product with a smaller dimension keeps float32. Products of first and last layers are as narrow, and take little
+# time. The logits of a categorical critic (`Bins`) need the precision: once they fit their targets, the gradient is a
+# small difference, which rounding in this one layer would change by half (docs/performance.md).
 NARROW = 128
 # Vector instructions with which `matmul.cpp` was measured; with others torch's kernels may be faster.
 MEASURED: tuple[str, ...] = ("AVX2", "AVX512")
-OLDEST_TORCH = "2.10"  # the first with the stable C++ interface that `matmul.cpp` uses
+OLDEST_TORCH = "2.10"  # first release with the stable C++ interface that `matmul.cpp` uses
 
 CANNOT_BUILD = (RuntimeError, OSError, TorchChanged)
 
 aten = torch.ops.aten
+CONVOLUTION, CONVOLUTION_BACKWARD = aten.convolution.default, aten.convolution_backward.default
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
 # Operations that return the same numbers in another order.
 REARRANGED = {aten.t.default, aten.transpose.int, aten.permute.default, aten.expand.default}
 
 _LIBRARY = torch.library.Library("alfish", "FRAGMENT")
-# The kernels accept any strides, so torch's compiler need not copy arguments to the traced strides.
+# The kernels accept any strides, so torch's compiler need not copy an argument to restore its traced strides.
 _TAGS = (torch.Tag.flexible_layout,)
 _LIBRARY.define("product(Tensor a, Tensor b) -> Tensor", tags=_TAGS)
 _LIBRARY.define("bfloat16_product(Tensor a, Tensor b) -> Tensor", tags=_TAGS)
@@ -51,12 +56,12 @@ def rewrite_products(graph: GraphModule, precision: str, has_kernel: bool) -> No
     """Rewrites a graph's products in place; results differ by rounding only.
 
     Args:
-      graph: nodes have example values (`meta["val"]`).
-      precision: of large products and convolutions: 'float32', or 'bfloat16' with sums in float32.
-      has_kernel: whether `matmul.cpp` will be there when the graph is called.
+      graph: graph whose nodes have example values (`meta["val"]`).
+      precision: precision of large products and convolutions: 'float32', or 'bfloat16' with sums in float32.
+      has_kernel: whether `matmul.cpp` will be available when the graph is called.
     """
     call = graph.graph.call_function
-    low: dict[Node, Node] = {}  # from a node to its one cast to bfloat16
+    low: dict[Node, Node] = {}  # cast of each node to bfloat16
 
     def in_bfloat16(x: Node) -> Node:
         if x not in low:
@@ -91,13 +96,13 @@ def rewrite_products(graph: GraphModule, precision: str, has_kernel: bool) -> No
             low.clear()
         if node.target in PRODUCTS and not node.kwargs:
             _replace(graph, node, product)
-        elif precision == "bfloat16" and node.target in (convolutions.FORWARD, convolutions.BACKWARD):
-            convolutions.rewrite_convolution(graph.graph, node, LARGE_PRODUCT, in_bfloat16)
+        elif precision == "bfloat16" and node.target in (CONVOLUTION, CONVOLUTION_BACKWARD):
+            rewrite_convolution(graph.graph, node, LARGE_PRODUCT, in_bfloat16)
     graph.recompile()
 
 
 def _replace(graph: GraphModule, node: Node, product: Callable[[Node, Node], Node | None]) -> None:
-    """Replaces a product node by `product(a, b)`, plus the bias if there is one; does nothing where that is None."""
+    """Replaces a product node by `product(a, b)`, plus the bias if there is one, unless `product` returns None."""
     *bias, a, b = node.args
     with graph.graph.inserting_before(node):
         result = product(a, b)  # type: ignore[arg-type]
@@ -116,7 +121,7 @@ def suits_products() -> bool:
 
 
 def expects_products() -> bool:
-    """Begins to build `matmul.cpp`. Returns False if it is already known that `has_products()` is False."""
+    """Begins to build `matmul.cpp`; returns False if `has_products()` is already known to be False."""
     if not suits_products():
         return False
     if has_products.cache_info().currsize:
@@ -130,7 +135,7 @@ def expects_products() -> bool:
 
 @functools.cache
 def has_products() -> bool:
-    """Returns whether `matmul.cpp` can be used here, was compiled, and gives the right result of a small product.
+    """Returns whether `matmul.cpp` suits this processor, could be compiled, and computes a small product correctly.
 
     Torch's cache keeps the compiled library.
     """
@@ -172,7 +177,7 @@ def bfloat16_cost() -> float:
 
 
 def _seconds(function: Callable[[], object]) -> float:
-    """Returns the time of the quickest of ten calls, which other processes disturb least."""
+    """Returns the seconds of the fastest of ten calls, which other processes disturb least."""
 
     def once() -> float:
         began = time.perf_counter()
@@ -191,3 +196,58 @@ def _is_right(product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], dty
 @torch.library.register_fake("alfish::bfloat16_product", lib=_LIBRARY)
 def _(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a.new_empty(*a.shape[:-1], b.shape[-1], dtype=torch.float32)
+
+
+def rewrite_convolution(graph: Graph, node: Node, smallest: int, in_bfloat16: Callable[[Node], Node]) -> None:
+    """Replaces a convolution or its gradient by a convolution in bfloat16 with results in float32.
+
+    Args:
+      graph: graph of the node; its nodes have example values (`meta["val"]`).
+      node: call of `CONVOLUTION` or `CONVOLUTION_BACKWARD`.
+      smallest: number of multiply-adds of the smallest convolution to replace.
+      in_bfloat16: function that returns a node's cast to bfloat16.
+    """
+    forward = node.target is CONVOLUTION
+    # The image, the weights [out, in, height, width], and the resulting image.
+    image, weight = node.args[:2] if forward else node.args[1:3]
+    result = node if forward else node.args[0]
+    pixels = result.meta["val"]  # type: ignore[union-attr]
+    size = pixels.numel() * math.prod(weight.meta["val"].shape[1:])  # type: ignore[union-attr]
+    if node.kwargs or pixels.dtype != torch.float32 or size < smallest:
+        return
+    if not torch_internals.has_bfloat16_convolutions():
+        return
+    with graph.inserting_before(node):
+        low_image, low_weight = in_bfloat16(image), in_bfloat16(weight)  # type: ignore[arg-type]
+        if forward:
+            low = graph.call_function(CONVOLUTION, (low_image, low_weight, None, *node.args[3:]))
+            result = _in_float32(graph, low, pixels)
+            if node.args[2] is not None:
+                shape = [1, -1] + [1] * (pixels.ndim - 2)
+                bias = graph.call_function(aten.view.default, (node.args[2], shape))
+                result = graph.call_function(aten.add.Tensor, (result, bias))
+                result.meta["val"] = node.meta["val"]
+            node.replace_all_uses_with(result)
+            graph.erase_node(node)
+            return
+        gradient, mask = node.args[0], node.args[10]
+        settings = (None, *node.args[4:10], [*mask[:2], False])  # type: ignore[index,misc]
+        low = graph.call_function(CONVOLUTION_BACKWARD, (in_bfloat16(gradient), low_image, low_weight, *settings))  # type: ignore[arg-type]
+        for part in list(node.users):
+            k = part.args[1]
+            value = node.meta["val"][k]
+            if value is not None:  # None for the gradient of an image that is an input of the graph
+                if k == 2:
+                    new = graph.call_function(aten.sum.dim_IntList, (gradient, [0, *range(2, pixels.ndim)]))
+                    new.meta["val"] = value
+                else:
+                    new = _in_float32(graph, graph.call_function(operator.getitem, (low, k)), value)
+                part.replace_all_uses_with(new)
+            graph.erase_node(part)
+        graph.erase_node(node)
+
+
+def _in_float32(graph: Graph, low: Node, value: torch.Tensor) -> Node:
+    result = graph.call_function(aten._to_copy.default, (low,), {"dtype": torch.float32})
+    result.meta["val"] = value
+    return result

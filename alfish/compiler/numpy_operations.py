@@ -1,10 +1,10 @@
-"""Torch's operations in numpy.
+"""Translations of torch's operations to numpy.
 
 `translated` returns a function of arrays for a recorded operation. Torch still draws random numbers, and computes
-products that are too large for numpy to be faster.
+products for which numpy is not faster.
 
-All other functions are named ones of this module or of numpy, or `functools.partial` of these with plain values. So
-`alfish.exporting` can write them into a file that needs numpy only.
+All other operations are translated to named functions of this module or of numpy, or to a `functools.partial` of these
+with plain values, so that `alfish.exporting` can write them into a file that needs numpy only.
 """
 
 import functools
@@ -19,7 +19,8 @@ import torch
 
 from alfish.compiler.tracer import is_random
 
-# Multiply-adds up to which numpy's OpenBLAS uses one thread, of two matrices and of a vector; above, torch is as fast.
+# Most multiply-adds for which numpy's OpenBLAS uses one thread, in a product of two matrices and in a product with a
+# vector; for larger products, torch is as fast.
 SMALL_PRODUCT = 1 << 18
 SMALL_VECTOR_PRODUCT = 9000
 
@@ -27,20 +28,21 @@ aten = torch.ops.aten
 
 
 class NotTranslatable(Exception):
-    """The function does something that has no translation; the message names it."""
+    """Raised for a function with an operation that has no translation; the message names the operation."""
 
 
 def translated(node: torch.fx.Node, table: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any] | str:
     """Returns a function of arrays that does what a recorded operation does with tensors.
 
-    A string is the expression of such a function, with `{0}`, `{1}` ... for its arguments; it saves a call.
+    Instead of a function, the result may be a string: a Python expression with `{0}`, `{1}` ... for the arguments,
+    which saves a call.
 
     Args:
-      node: a call; its `meta["val"]` has the result's shape and dtype.
-      table: from an operation to a function of (node, shape) that returns what this function returns: `TABLE`, or more.
+      node: node of a call; its `meta["val"]` has the result's shape and dtype.
+      table: for each operation, a function of (node, shape) that returns the translation: `TABLE`, or an extension.
 
     Raises:
-      NotTranslatable: the operation is not in the table, or not with these options.
+      NotTranslatable: the table does not have the operation, or not with these options.
     """
     if node.target in OUTPUTS_OF_SEVERAL:
         return OUTPUTS_OF_SEVERAL[node.target]
@@ -60,17 +62,17 @@ def translated(node: torch.fx.Node, table: Mapping[Any, Callable[..., Any]]) -> 
     function = make(node, shape)
     inputs = {x.meta["val"].dtype for x in node.all_input_nodes if isinstance(x.meta.get("val"), torch.Tensor)}
     if node.target is aten.where.self:
-        inputs -= {torch.bool}  # of its condition
+        inputs -= {torch.bool}  # dtype of the condition
     if (inputs <= {value.dtype} and node.target not in CASTS) or node.target in OF_ONE_DTYPE or type(function) is str:
         return function
-    # numpy promotes 0-d arrays, and torch does not.
+    # numpy promotes dtypes for 0-d arrays, and torch does not.
     return functools.partial(_cast, function, dtype)
 
 
 def equalize_compared(graph: torch.fx.Graph) -> None:
     """Adds casts of compared values to their common dtype, because numpy's promotion rules differ from torch's.
 
-    As part of the graph, a cast of a fixed leaf is done in `prepare` only.
+    Because the cast is part of the graph, the cast of a fixed leaf is computed in `prepare` only.
     """
     for node in list(graph.nodes):
         if node.target not in COMPARISONS:
@@ -88,7 +90,7 @@ def equalize_compared(graph: torch.fx.Graph) -> None:
 def align_biases(graph: torch.fx.Graph) -> None:
     """Adds a dimension to the bias of a product of one row, because numpy adds equal shapes in half the time.
 
-    As part of the graph, this is done in `prepare` only.
+    Because the dimension is added in the graph, it is added to a fixed bias in `prepare` only.
     """
     for node in list(graph.nodes):
         if node.target is not aten.addmm.default:
@@ -102,16 +104,16 @@ def align_biases(graph: torch.fx.Graph) -> None:
 
 
 def operand(node: torch.fx.Node, argument: Any) -> Any:
-    """Returns an argument that is no tensor in the form that is fastest in numpy.
+    """Returns an argument that is not a tensor in the form that is fastest for numpy.
 
-    A number becomes an array of the operation's dtype, because numpy's search for that dtype takes as long as a small
+    A number becomes an array of the operation's dtype, because finding the dtype takes numpy as long as a small
     operation.
     """
     if node.target not in ARITHMETIC | SCALAR_COMPARISONS or not isinstance(argument, (int, float)):
         return argument
     typed = node.all_input_nodes if node.target in SCALAR_COMPARISONS else (node, *node.all_input_nodes)
     (dtype, *others) = {x.meta["val"].dtype for x in typed}
-    if node.target in SCALAR_COMPARISONS and not _fits(argument, dtype):  # torch wraps it, and numpy does not
+    if node.target in SCALAR_COMPARISONS and not _fits(argument, dtype):  # torch wraps the number, and numpy does not
         raise NotTranslatable(f"{node.target} of {dtype} and {argument}")
     return np.array(argument, numpy_dtype(dtype)) if dtype.is_floating_point and not others else argument
 
@@ -124,21 +126,21 @@ def _fits(number: int | float, dtype: torch.dtype) -> bool:
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype:
-    """Returns the dtype of a tensor's array."""
+    """Returns numpy's dtype for a dtype of torch."""
     try:
         return torch.empty(0, dtype=dtype).numpy().dtype
     except TypeError as error:
         raise NotTranslatable(f"numpy has no {dtype}") from error
 
 
-# Distributions of random operations.
+# Name of the distribution of each random operation.
 DISTRIBUTIONS: dict[Any, str] = {
     **dict.fromkeys((aten.rand.default, aten.rand_like.default), "uniform"),
     **dict.fromkeys((aten.randn.default, aten.randn_like.default), "normal"),
     aten.exponential.default: "exponential",
     aten.randint_like.default: "integers",
 }
-# Methods that fill a tensor with numbers of a distribution.
+# Methods that fill a tensor with random numbers, by distribution.
 DRAWS: dict[str, Callable[..., Any]] = {
     "uniform": torch.Tensor.uniform_,
     "normal": torch.Tensor.normal_,
@@ -156,9 +158,9 @@ def _random(node: torch.fx.Node, value: torch.Tensor) -> Callable[..., Any]:
     if distribution is None:
         raise NotTranslatable(f"{node.target} has no translation")
     fill, bounds = DRAWS[distribution], node.args[1:] if distribution == "integers" else ()
-    drawn = torch.empty(value.shape, dtype=value.dtype)  # reused, because a new one takes longer than the numbers
+    drawn = torch.empty(value.shape, dtype=value.dtype)  # reused, because making a tensor takes longer than drawing
     array = drawn.numpy()
-    may_stay = any(user.op == "output" or user.target in VIEWS for user in node.users)  # alive after the next draw
+    may_stay = any(user.op == "output" or user.target in VIEWS for user in node.users)  # if read after the next draw
 
     def numbers(*arguments: Any) -> np.ndarray:
         fill(drawn, *bounds)
@@ -213,12 +215,12 @@ def _product(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any] 
             return "{1}.dot({2}) + {0}"
         return lambda bias, a, b: torch.addmm(_tensor(bias), _tensor(a), _tensor(b)).numpy()
     if is_small:
-        return np.ndarray.dot  # equal to matmul, in half the time
+        return np.ndarray.dot  # the same result as matmul, in half the time
     return lambda a, b: torch.mm(_tensor(a), _tensor(b)).numpy()
 
 
 def convolution(node: Any, shape: tuple[int, ...], largest: float = SMALL_PRODUCT) -> Callable[..., Any]:
-    """Returns a convolution of images: in numpy up to `largest` multiply-adds, and torch's above."""
+    """Returns a convolution of images: numpy's for up to `largest` multiply-adds, torch's for more."""
     weight, dilation, transposed, groups = node.args[1].meta["val"], node.args[5], node.args[6], node.args[8]
     if weight.ndim != 4 or transposed or groups != 1 or set(dilation) != {1}:
         raise NotTranslatable("the convolution has groups or dilation, is transposed, or is not of images")
@@ -233,7 +235,7 @@ def _torch_convolution(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | Non
 def _convolution(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, stride: list[int], padding: list[int], *rest: Any
 ) -> np.ndarray:
-    images = x.transpose(0, 2, 3, 1)  # whose memory is mostly in this order
+    images = x.transpose(0, 2, 3, 1)  # the order in which images are mostly stored
     (down, right), (top, left) = stride, padding
     if top or left:
         rows, height, width, channels = images.shape
@@ -257,7 +259,7 @@ def _convolution(
 
 def _tensor(array: Any) -> torch.Tensor:
     array = np.asarray(array)
-    return torch.from_numpy(array if array.flags.writeable else array.copy())  # a broadcast array is not
+    return torch.from_numpy(array if array.flags.writeable else array.copy())  # a broadcast array is not writable
 
 
 def _slice(x: np.ndarray, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> np.ndarray:
@@ -289,7 +291,7 @@ def _arg_max(x: np.ndarray, dim: int | None = None, keepdim: bool = False) -> An
 
 
 def _relu(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
-    zero = np.zeros((), numpy_dtype(node.meta["val"].dtype))  # made once, because that takes as long as the maximum
+    zero = np.zeros((), numpy_dtype(node.meta["val"].dtype))  # made once, because making it takes as long as a maximum
     return functools.partial(_at_least, zero)
 
 
@@ -305,7 +307,7 @@ def _of_real(function: np.ufunc, node: torch.fx.Node, shape: tuple[int, ...]) ->
     (x,) = node.all_input_nodes
     if x.meta["val"].is_floating_point():
         return function
-    # numpy would compute with bools and integers of 8 bits in float16.
+    # numpy would compute in float16 for bools and 8-bit integers.
     return functools.partial(function, dtype=numpy_dtype(node.meta["val"].dtype).name)
 
 
@@ -314,7 +316,7 @@ def _over(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reduced(function: Callable[..., Any], x: np.ndarray, dim: Any = None, keepdim: bool = False) -> Any:
-    return function(x, axis=tuple(dim) if dim else None, keepdims=keepdim)  # no dimension means all of them
+    return function(x, axis=tuple(dim) if dim else None, keepdims=keepdim)  # an empty list means all dimensions
 
 
 def _log_softmax(x: np.ndarray, dim: int, half_to_float: bool) -> np.ndarray:
@@ -341,7 +343,7 @@ def _subtracted(x: Any, y: Any, alpha: float = 1) -> Any:
 
 def _softplus(x: np.ndarray, beta: float = 1.0, threshold: float = 20.0) -> np.ndarray:
     result = np.logaddexp(beta * x, 0) / beta
-    # From 20 on, it is x to the precision of float32.
+    # For x of 20 or more, the result is x to the precision of float32.
     return result if threshold >= 20 else np.where(beta * x > threshold, x, result)
 
 
@@ -354,7 +356,7 @@ def _where(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
 
 
 def _chosen(condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    result = b.copy()  # faster than np.where, which handles different dtypes
+    result = b.copy()  # faster than np.where, which also handles different dtypes
     np.copyto(result, a, where=condition)
     return result
 
@@ -369,7 +371,7 @@ def _constant(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]
     value = node.meta["val"]
     if value.device.type != "cpu":
         raise NotTranslatable(f"a constant is on {value.device}")
-    return value.detach().numpy().copy  # at every call, because a caller may write into a result
+    return value.detach().numpy().copy  # each call makes a copy, because the caller may write into a result
 
 
 def _filled(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
@@ -412,14 +414,14 @@ VIEWS = {
 CASTS = {aten._to_copy.default}
 COMPARISONS = {aten.lt.Tensor, aten.le.Tensor, aten.gt.Tensor, aten.ge.Tensor, aten.eq.Tensor, aten.ne.Tensor}
 SCALAR_COMPARISONS = {aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar, aten.eq.Scalar, aten.ne.Scalar}
-# Operations whose results have torch's dtype in numpy for arguments of any dtype.
+# Operations whose results in numpy have torch's dtype, whatever the dtypes of the arguments.
 OF_ONE_DTYPE = COMPARISONS | SCALAR_COMPARISONS | {aten.logical_not.default, aten.argmax.default}
-# Operations of tensors and numbers that compute in the tensors' dtype.
+# Operations that compute in the dtype of their tensors, also with numbers.
 ARITHMETIC = {
     aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.clamp.default, aten.clamp_min.default,
     aten.clamp_max.default,
 }  # fmt: skip
-# Keywords without effect on an operation that makes an array, because the recorded result has the dtype.
+# Keywords that an operation which makes an array may ignore, because the recorded result has the dtype.
 LAYOUT = {"dtype", "layout", "device", "pin_memory", "memory_format"}
 _PASSED, _COPIED = _ufunc(_same), _ufunc(_copied)
 MADE_LIKE = {_filled, _range, _PASSED, _COPIED}

@@ -1,8 +1,8 @@
 """A function of small CPU tensors as a Python function of numpy calls.
 
-A policy's step is many operations on few numbers, for which torch's dispatch takes longer than the computation. So the
-function is recorded once on tensors of zeros, and each operation becomes one numpy call, at a tenth of the cost. Arrays
-share the tensors' memory. Random numbers come from torch, in the same order.
+A policy's step consists of many operations on few numbers, for which torch's dispatch takes longer than the
+computation. Therefore the function is recorded once on tensors of zeros, and each operation becomes one numpy call, at
+a tenth of the cost. Arrays share the tensors' memory. Random numbers come from torch, in the same order.
 """
 
 import contextvars
@@ -29,12 +29,12 @@ from alfish.nest import Nest
 
 
 class NumpyProgram:
-    """A `function(arguments)` in numpy, for arguments of one layout, which it does not write.
+    """A numpy translation of `function` for arguments of one layout; the program does not modify its arguments.
 
     Args:
-      function: maps a nest of CPU tensors to a nest of tensors.
-      arguments: examples with the structure, shapes and dtypes of later calls.
-      num_fixed: number of leaves, from the first, whose values change only between calls of `prepare`.
+      function: function that maps a nest of CPU tensors to a nest of tensors.
+      arguments: example arguments with the structure, shapes and dtypes of later calls.
+      num_fixed: number of leaves at the beginning that are fixed: their values change only at calls of `prepare`.
 
     Raises:
       NotTranslatable: an operation is not in the table, or the function cannot be recorded.
@@ -49,8 +49,8 @@ class NumpyProgram:
         if any(leaf.device.type != "cpu" for leaf in leaves):
             raise NotTranslatable("a tensor is not on the CPU")
 
-        generator = torch.get_rng_state()  # recording draws random numbers too
-        # New tensors, because one that occurs twice would be recorded as one argument.
+        generator = torch.get_rng_state()  # restored below, because recording draws random numbers
+        # Each leaf gets a new tensor, because a tensor that occurs twice would be recorded as one argument.
         zeros = [torch.zeros_like(leaf) for leaf in leaves]
 
         def flat(leaves: list[torch.Tensor]) -> list[Any]:
@@ -73,11 +73,11 @@ class NumpyProgram:
         self._try(graph, [leaves[index] for index in self.used])
 
     def prepare(self, leaves: list[np.ndarray]) -> None:
-        """Computes everything that depends on fixed leaves only; `leaves` are the fixed ones that are used."""
+        """Computes everything that depends on fixed leaves only; `leaves` are the fixed leaves that are used."""
         self._prepared = self._first(*leaves)
 
     def __call__(self, leaves: list[np.ndarray]) -> Nest:
-        """Returns the function's nest, of arrays; `leaves` are the used ones that are not fixed."""
+        """Returns the function's results, a nest of arrays; `leaves` are the other leaves that are used."""
         return self._rest(*self._prepared, *leaves)
 
     def _try(self, graph: torch.fx.Graph, leaves: list[torch.Tensor]) -> None:
@@ -99,12 +99,12 @@ class NumpyProgram:
 
 
 class Written(NamedTuple):
-    """Source of a translated graph.
+    """Source code of a translated graph, which is split into two functions.
 
     Attributes:
-      first: lines of `def run(fixed leaves)`, which returns what the second function reads of them.
-      rest: lines of `def run(*what the first returned, *leaves)`, which returns the results.
-      constants: values of the names that both use: numpy's and other functions, and plain values.
+      first: code of the first function, which takes the fixed leaves and returns the values that the second reads.
+      rest: code of the second function, which takes these values and the other leaves, and returns the results.
+      constants: values of the names that the code uses: functions of numpy and others, and plain values.
     """
 
     first: list[str]
@@ -113,7 +113,7 @@ class Written(NamedTuple):
 
 
 def prepare_graph(graph: torch.fx.Graph) -> None:
-    """Adds the casts and dimensions with which numpy computes what torch does, in less time."""
+    """Adds casts and dimensions to a graph, so that numpy gives torch's results, and in less time."""
     equalize_compared(graph)
     align_biases(graph)
 
@@ -121,13 +121,13 @@ def prepare_graph(graph: torch.fx.Graph) -> None:
 def written(
     graph: torch.fx.Graph, num_fixed: int, structure: Any, table: Mapping[Any, Callable[..., Any]] = TABLE
 ) -> Written:
-    """Returns a graph as two functions of numpy calls: one of the fixed leaves only, and the rest.
+    """Returns a graph as two functions of numpy calls: one depends on the fixed leaves only, the other does the rest.
 
     Args:
-      graph: as `prepare_graph` leaves it.
-      num_fixed: number of placeholders with users, from the first, that are fixed.
-      structure: of the nest of results.
-      table: of operations, see `numpy_operations.translated`.
+      graph: graph that `prepare_graph` has changed.
+      num_fixed: number of fixed placeholders, which come first; placeholders without users do not count.
+      structure: structure of the nest of results.
+      table: translations of operations, see `numpy_operations.translated`.
 
     Raises:
       NotTranslatable: an operation is not in the table.
@@ -135,7 +135,7 @@ def written(
     constants: dict[str, Any] = {"asarray": np.asarray}
     fixed: list[torch.fx.Node] = []
     inputs: list[torch.fx.Node] = []
-    read: set[torch.fx.Node] = set()  # by the second function
+    read: set[torch.fx.Node] = set()  # nodes whose values the second function uses
     first: list[str] = []
     rest: list[str] = []
 
@@ -170,7 +170,7 @@ def written(
                 read.update(() if is_random(node) else node.all_input_nodes)
         elif node.users:
             (fixed if len(fixed) < num_fixed and not inputs else inputs).append(node)
-    # numpy returns scalars in place of arrays without dimensions.
+    # `asarray`, because numpy returns scalars in place of arrays without dimensions.
     made = [f"asarray({node.name})" if node.meta["val"].ndim == 0 else node.name for node in results]
     result = _nested(nest.unflatten(structure, made), constant)
     prepared = [node for node in fixed if node in read.union(results)]
@@ -182,7 +182,7 @@ def written(
 
 
 def _needed(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Returns nodes that the results depend on, and all random operations, because each advances the generator."""
+    """Returns nodes that results depend on, and all random nodes, because each of these advances the generator."""
     needed: set[torch.fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.op == "output" or node in needed or is_random(node):
@@ -196,11 +196,11 @@ def _names(nodes: list[torch.fx.Node]) -> str:
 
 
 def _nested(results: Nest, constant: Callable[[Any], str]) -> str:
-    """Returns a Python expression of a nest, because `nest.unflatten` takes as long as a product.
+    """Returns a Python expression for a nest; calling `nest.unflatten` would take as long as a matrix product.
 
     Args:
       results: nest of expressions.
-      constant: returns a name for a value.
+      constant: function that returns a name for a value.
     """
     if results is None or isinstance(results, str):
         return str(results)
@@ -217,7 +217,7 @@ def _lines(arguments: list[torch.fx.Node], lines: list[str], result: str) -> lis
 
 
 def compiled(source: Written) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Returns the two functions; a loop that interprets the lines would add half of their time."""
+    """Returns the two compiled functions; interpreting the lines in a loop would take half as long again."""
     functions = []
     for lines in (source.first, source.rest):
         names = dict(source.constants)
@@ -227,13 +227,13 @@ def compiled(source: Written) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function without numpy's warnings, because torch does not warn of log(0) either.
+    """Returns the function with numpy's warnings turned off, because torch does not warn of log(0) either.
 
-    The result may be called by one thread at a time.
+    Only one thread at a time may call the result.
     """
     context = contextvars.copy_context()
     with np.errstate():
         context.run(np.seterr, all="ignore")
-    if context.run(np.geterr)["divide"] == "ignore":  # numpy 2 keeps it in a context, entered at no cost
+    if context.run(np.geterr)["divide"] == "ignore":  # numpy 2 keeps the setting in a context, which costs no time
         return functools.partial(context.run, function)
     return np.errstate(all="ignore")(function)

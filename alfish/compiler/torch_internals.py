@@ -1,7 +1,7 @@
-"""The private names of torch that the compiler uses, each imported when it is first needed.
+"""Torch's private names that the compiler uses; each is imported when it is first needed.
 
-Any release of torch may move them. `TorchChanged` is raised where one is missing, and what needs it runs without it:
-updates and policies as they are written, products by torch's own kernels.
+Any release of torch may move a private name. If a name is missing, `TorchChanged` is raised, and callers do without it:
+updates and policies run uncompiled, and products use torch's own kernels.
 """
 
 import functools
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-# From the name here to `module:name`, or to a module.
+# Names in this module, each with the place `module:name` or the module that it stands for.
 HOMES = {
     "CppCodeCache": "torch._inductor.codecache:CppCodeCache",
     "FakeTensorMode": "torch._subclasses.fake_tensor:FakeTensorMode",
@@ -36,9 +36,10 @@ HOMES = {
 }
 
 
-# Settings for all that torch's compiler builds, of those that a release has. It would compile its headers first, which
-# takes longer than the one or two graphs that use them, compile a program to see which vector instructions the C++
-# compiler knows, although the flags of the processor say which to use, and add line numbers for debuggers.
+# Settings of torch's compiler for everything that it builds, as far as a release has these settings. By default, the
+# compiler would compile its headers first, which takes longer than compiling the one or two graphs that use them. It
+# would also compile a program to find out which vector instructions the C++ compiler knows, although the processor's
+# flags tell which to use, and it would add line numbers for debuggers.
 BUILD_SETTINGS = {
     "cpp_cache_precompile_headers": False,
     "cpp.vec_isa_ok": True,
@@ -47,7 +48,7 @@ BUILD_SETTINGS = {
 
 
 class TorchChanged(ImportError):
-    """This release of torch lacks a private name."""
+    """Raised if this release of torch lacks a private name."""
 
 
 def __getattr__(name: str) -> Any:
@@ -63,16 +64,16 @@ def __getattr__(name: str) -> Any:
 
 
 def has_bfloat16_convolutions() -> bool:
-    """Returns True if oneDNN convolves in bfloat16 on this processor; torch's own code sums gradients in bfloat16."""
+    """Returns True if oneDNN convolves in bfloat16 on this processor; torch would sum gradients in bfloat16."""
     is_supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return is_supported is not None and bool(is_supported())
 
 
 def build_settings(**settings: Any) -> Any:
-    """Returns a context with settings of torch's compiler, and `BUILD_SETTINGS`.
+    """Returns a context in which torch's compiler has these settings and `BUILD_SETTINGS`.
 
-    From the first call on, C++ compilers write as `_build_under_other_name` says, and are asked what they know as
-    `_ask_for_flags` says.
+    The first call also changes, for good, how torch calls C++ compilers: see `_build_under_other_name` and
+    `_ask_for_flags`.
     """
     _build_under_other_name(__getattr__("cpp_builder"))
     _ask_for_flags(__getattr__("cpu_vec_isa"))
@@ -82,11 +83,11 @@ def build_settings(**settings: Any) -> Any:
 
 @functools.cache
 def _build_under_other_name(builder: Any) -> None:
-    """Makes each C++ compiler that torch starts give its output the final name only when it is complete.
+    """Makes each C++ compiler that torch starts give its output the final name only when the output is complete.
 
-    A compiler that is killed leaves the beginning of its output in the cache, which torch would take for the whole.
+    Otherwise a compiler that is killed would leave incomplete output in the cache, which torch would take for complete.
     """
-    run = getattr(builder, "run_compile_cmd", None)  # since torch 2.5
+    run = getattr(builder, "run_compile_cmd", None)  # exists since torch 2.5
     if run is not None:
         builder.run_compile_cmd = functools.partial(_run_and_rename, run)
 
@@ -105,11 +106,12 @@ def _run_and_rename(run: Callable[[str, str], Any], command: str, cwd: str) -> A
 
 @functools.cache
 def _ask_for_flags(instructions: Any) -> None:
-    """Makes torch ask the C++ compiler whether it knows the flags of further vector instructions.
+    """Makes torch find out whether a C++ compiler supports vector instructions by asking for the compiler's flags.
 
-    Else it compiles a program for each of them, and has another process load it, even where its cache has the program.
+    Otherwise torch compiles a program for each kind of instructions, and loads the program in another process, even if
+    it is in the cache.
     """
-    if hasattr(instructions.VecISA, "check_build"):  # since torch 2.6
+    if hasattr(instructions.VecISA, "check_build"):  # exists since torch 2.6
         instructions.VecISA.check_build = _knows_flags
 
 
@@ -125,7 +127,7 @@ def dispatch_mode(receive: Callable[[Any, Any, Any], Any]) -> Any:
     class Mode(__getattr__("TorchDispatchMode")):  # type: ignore[misc]
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
-            return False  # else the first call imports all of it
+            return False  # avoids importing all of torch's compiler at the first call
 
         def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
             return receive(function, arguments, keywords or {})
@@ -139,23 +141,23 @@ def schema(operation: Any) -> Any:
 
 
 def functional_overload(operation: Any) -> Any:
-    """Returns the overload that makes a new tensor in place of writing one; None where there is none."""
+    """Returns the overload that makes a new tensor instead of writing into one; None if torch has no such overload."""
     name = operation._schema.name.removeprefix("aten::")
     packet = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
     return getattr(packet, operation._overloadname, None)
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """Returns one number for all tensors that share memory, those without values included."""
+    """Returns a number that is the same for all tensors that share memory; also for tensors without values."""
     return tensor.untyped_storage()._cdata
 
 
-# A graph's shared library is a Python module with this function, which takes and returns lists of tensors' addresses.
+# Name of the function in a graph's shared library, a Python module; it takes and returns lists of tensors' addresses.
 GRAPH_ENTRY = "inductor_entry_cpp"
 
 
 def library_of(call: Callable[..., Any]) -> str | None:
-    """Returns the shared library of a compiled graph, if that is all of it: no Python, and no constants."""
+    """Returns the shared library of a compiled graph; None if the graph also has Python code or constants."""
     if not inspect.isfunction(call):
         return None
     names = inspect.getclosurevars(call)
@@ -168,9 +170,9 @@ def library_of(call: Callable[..., Any]) -> str | None:
 
 
 def load_graph(library: str) -> Callable[[list[torch.Tensor]], Any]:
-    """Returns a graph of a `library_of`, as a function of a list of tensors, which it empties.
+    """Returns the graph in a shared library as a function of a list of tensors; the function empties the list.
 
-    Nothing of torch's compiler is imported.
+    No part of torch's compiler is imported.
 
     Raises:
       ImportError: the file cannot be loaded.
@@ -178,7 +180,7 @@ def load_graph(library: str) -> Callable[[list[torch.Tensor]], Any]:
     try:
         to_addresses = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors
         to_tensors = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs
-        # The library reads it when it is loaded.
+        # The library reads this variable when it is loaded.
         address = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
     except AttributeError as error:
         raise TorchChanged(f"torch {torch.__version__} cannot load graphs ({error})") from error

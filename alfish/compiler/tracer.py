@@ -1,7 +1,7 @@
 """A function of tensors as a graph of its operations.
 
-The function runs once without gradients, and each operation is recorded. Torch's own tracers are not used: their
-import takes a second and 70 MB.
+The function runs once without gradients, and each operation is recorded. Torch's own tracers are not used, because
+importing them takes a second and 70 MB.
 """
 
 import operator
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 class NotRecordable(Exception):
-    """The function does something that the graph cannot contain; the message names it."""
+    """Raised for a function that cannot be recorded; the message says why."""
 
 
 def record(
@@ -27,21 +27,21 @@ def record(
     place: Callable[[], str] = str,
     captures: bool = False,
 ) -> torch.fx.Graph:
-    """Returns the graph of `function(arguments)`: placeholders of the arguments, a call of each operation, results.
+    """Returns the graph of `function(arguments)`: a placeholder for each argument, a call for each operation, results.
 
-    Each node's `meta["val"]` is its value in this run, and each call's `meta["place"]` is what `place` returned.
-    Operations with unread results are removed, except random ones.
+    Each node's `meta["val"]` is the node's value in this run, and each call's `meta["place"]` is the result of `place`.
+    Operations with unread results are removed, except random operations.
 
     Args:
-      function: maps a list of tensors to a list of tensors.
-      arguments: tensors that do not share memory.
-      place: returns the place of the running operation in the program, for messages.
-      captures: whether older tensors that are no arguments become constants (calls of `aten.lift_fresh`, whose
+      function: function that maps a list of tensors to a list of tensors.
+      arguments: tensors to call the function with; they must not share memory.
+      place: function that returns the place in the program of the running operation, for messages.
+      captures: whether existing tensors that are not arguments become constants (calls of `aten.lift_fresh`, whose
         `meta["val"]` is the tensor).
 
     Raises:
-      NotRecordable: the function reads a tensor's value, uses an older tensor that is no argument (unless it
-        `captures`), or writes an argument.
+      NotRecordable: the function reads a tensor's value, writes an argument, or, without `captures`, uses an existing
+        tensor that is not an argument.
       TorchChanged: a private name of torch is missing.
     """
     recorder = _Recorder(arguments, place, captures)
@@ -56,12 +56,12 @@ def is_random(node: torch.fx.Node) -> bool:
 
 
 class _Recorder:
-    """Builds a graph from operations; one that writes in place becomes the one that returns a new tensor."""
+    """Builds a graph from operations, with operations that return new tensors in place of in-place operations."""
 
     def __init__(self, arguments: list[torch.Tensor], place: Callable[[], str], captures: bool):
         self._place, self._captures = place, captures
         self._graph = torch.fx.Graph()
-        # By the tensor's id; the reference to the tensor keeps the id unique.
+        # Nodes by the id of their tensor; keeping the tensor as well prevents a second tensor with the same id.
         self._nodes: dict[int, tuple[torch.fx.Node, torch.Tensor]] = {}
         self._sharers: dict[int, list[torch.Tensor]] = {}  # tensors by storage
         for k, argument in enumerate(arguments):
@@ -73,7 +73,7 @@ class _Recorder:
         if function is aten.detach.default:  # an alias
             self._keep(self._traced(arguments[0]), result)
             return result
-        if function is aten.lift_fresh.default:  # a constant, made of Python's or numpy's data
+        if function is aten.lift_fresh.default:  # a constant made from data of Python or numpy
             if id(result) not in self._nodes:
                 self._keep(self._graph.call_function(function), result)
             return result
@@ -113,9 +113,13 @@ class _Recorder:
         return self._nodes[id(value)][0]
 
     def _made_new(self, function: Any, written: torch.Tensor) -> Any:
-        """Returns the operation that makes a new tensor, if no other tensor shares a part of the written memory."""
+        """Returns the operation that makes a new tensor in place of writing one.
+
+        Raises:
+          NotRecordable: the written memory may belong to the caller, or another tensor shares a part of it.
+        """
         overload = torch_internals.functional_overload(function)
-        self._traced(written)  # raises for a tensor that is not in the graph
+        self._traced(written)  # this raises for a tensor that is not in the graph
         sharers = self._sharers[torch_internals.storage_id(written)]
         if overload is None or any(_is_given(self._traced(sharer)) for sharer in sharers):
             raise NotRecordable(f"{function} writes what it is given")
@@ -130,18 +134,18 @@ class _Recorder:
 
 
 def _is_given(node: torch.fx.Node) -> bool:
-    """Returns whether its memory may belong to the caller: an argument, or a constant that shares an array's memory."""
+    """Returns whether a tensor's memory may belong to the caller: for an argument, or a constant made from an array."""
     return node.op == "placeholder" or node.target is aten.lift_fresh.default
 
 
 class _Unreadable(TorchFunctionMode):
-    """Refuses reads of values that no dispatch mode receives; `item` and `bool` reach the dispatch mode.
+    """Refuses reads of tensors' values that do not reach a dispatch mode, unlike `item` and `bool`.
 
     The mode applies to one thread. Other threads read their tensors as usual.
     """
 
     READERS = frozenset(("numpy", "tolist", "__float__", "__index__", "__array__", "__dlpack__", "__repr__"))
-    # These read each tensor of a list.
+    # Operations that read the value of each tensor in a list.
     MAKERS = frozenset(("tensor", "as_tensor", "asarray", "new_tensor"))
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:

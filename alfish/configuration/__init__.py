@@ -1,5 +1,5 @@
-"""Configurations written in gin: they are located, read, checked, and made into runs.
+"""Locates, reads and checks configurations written in gin, and makes runs from them.
 
-`reading` parses a configuration into gin and returns its bindings; `runs` and `opening` build Trainers from it. Each of
-the other modules has one check or one lookup. Private names of gin are used in `parameters.gin_internals` only.
+`reading` parses a configuration into gin and returns its bindings; `runs` and `opening` build a Trainer from the parsed
+configuration. Each other module has one check or one lookup. Only `parameters.gin_internals` uses gin's private names.
 """

@@ -1,6 +1,6 @@
-"""Bindings of a configuration: each line, and the file that contains it.
+"""Bindings of a configuration, each with the file that contains it.
 
-gin itself stores only the last value of each parameter, without its place.
+gin itself stores only the last value of each parameter, and not the file.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ MACRO = "gin.macro"
 
 
 def layer_of_caller() -> str:
-    """Returns the layer of bindings that stand in no file: flags of a command, or arguments of a Python call."""
+    """Returns the name of the layer of bindings outside files: flags of a command, or arguments of a Python call."""
     return "--gin_param" if errors.is_command() else "this call"
 
 
@@ -22,10 +22,10 @@ class Binding(NamedTuple):
     """One line of a configuration.
 
     Attributes:
-      key: of the configurable.
-      parameter: of it.
-      value: may contain references and macros.
-      layer: the file, or `layer_of_caller`.
+      key: selector of the configurable.
+      parameter: parameter of the configurable.
+      value: bound value, which may contain references and macros.
+      layer: file of the binding, or `layer_of_caller`.
     """
 
     key: Key
@@ -35,7 +35,7 @@ class Binding(NamedTuple):
 
     @property
     def name(self) -> str:
-        """`scope/Class.parameter`, or the name of a macro."""
+        """Name of the parameter, `scope/Class.parameter`, or of the macro."""
         scope, selector = self.key
         if selector == MACRO:
             return scope
@@ -43,12 +43,12 @@ class Binding(NamedTuple):
 
 
 class Reading:
-    """A configuration as it was read.
+    """A configuration that was read, binding by binding.
 
     Attributes:
-      bindings: in the order of their lines.
-      layers: files, and `layer_of_caller`, in the order in which they ended; a file follows the files that it includes.
-      saved: layers that a run saved; their bindings were checked when that run began.
+      bindings: bindings in the order of their lines.
+      layers: files and `layer_of_caller`, in the order in which they ended; a file follows the files that it includes.
+      saved: layers that a run saved, whose bindings were checked when that run began.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Reading:
         self.saved: set[str] = set()
 
     def last(self) -> list[Binding]:
-        """Returns the binding in force of each parameter."""
+        """Returns the binding of each parameter that is in force, which is the last."""
         return list({(one.key, one.parameter): one for one in self.bindings}.values())
 
     def values(self) -> dict[Key, dict[str, Any]]:
@@ -68,11 +68,11 @@ class Reading:
         return values
 
     def end(self, layer: str) -> None:
-        """Appends a layer that has ended."""
+        """Appends a layer whose last line was read."""
         self.layers = [*(one for one in self.layers if one != layer), layer]
 
     def later_layers(self, layer: str) -> list[str]:
-        """Returns the layers that ended after this one."""
+        """Returns the layers that ended after the given layer."""
         return self.layers[self.layers.index(layer) + 1 :]
 
 
@@ -87,7 +87,7 @@ def macros(value: Any) -> Iterator[str]:
 
 
 def references(value: Any, values: Mapping[Key, Mapping[str, Any]]) -> Iterator[Key]:
-    """Yields the keys that a value refers to; macros stand for their values in `values`."""
+    """Yields the keys that a value refers to, also by macros, whose values are in `values`."""
     if gin_internals.is_reference(value):
         scope, selector = value.config_key
         if selector == MACRO:

@@ -1,4 +1,4 @@
-"""Catalogue of all parameters that gin can bind: default, kind and help of each."""
+"""Catalogue of all parameters that gin can bind, each with its default, kind and help."""
 
 import functools
 import importlib
@@ -14,18 +14,18 @@ import alfish
 from alfish.parameters import checking, differences, gin_internals
 from alfish.parameters.kinds import bare, elements, members, words_of
 
-HIDDEN = ("alfish.absent", "alfish.undescribed")  # stand for parts that cannot be imported or named
+HIDDEN = ("alfish.absent", "alfish.undescribed")  # placeholders for parts that cannot be imported or named
 ARGUMENT = re.compile(r"^  (\w[\w, *]*): (.*(?:\n(?:    .*|$))*)", re.MULTILINE)
 
 
-class Entry(NamedTuple):
-    """A parameter.
+class Setting(NamedTuple):
+    """A parameter that gin can bind.
 
     Attributes:
       name: `Class.parameter`.
-      default: as Python writes it; None: it must be bound.
-      kind: what it takes, in words.
-      help: first sentence of its documentation; of that of its class or function, if it has none.
+      default: default as Python writes it; None means that a value must be bound.
+      kind: kinds of value that the parameter takes, in words.
+      help: first sentence of the parameter's documentation, or else of the documentation of its class or function.
     """
 
     name: str
@@ -34,8 +34,8 @@ class Entry(NamedTuple):
     help: str
 
 
-def entries() -> list[Entry]:
-    """Returns the parameters of all parts of alfish, by class; also of parts of other packages that are registered."""
+def entries() -> list[Setting]:
+    """Returns the parameters of all registered parts, of alfish and of other packages, sorted by class."""
     for module in pkgutil.walk_packages(alfish.__path__, "alfish."):
         if not module.name.startswith(("alfish.bin", "alfish.__main__")):
             importlib.import_module(module.name)
@@ -45,15 +45,15 @@ def entries() -> list[Entry]:
     return [entry for selector in names for entry in _of(selector, own[selector])]
 
 
-def in_force(operative: str) -> Iterator[tuple[str, Entry | None]]:
-    """Yields `name = value` of each binding of an operative configuration, and its entry; None for a macro."""
+def in_force(operative: str) -> Iterator[tuple[str, Setting | None]]:
+    """Yields each binding of an operative configuration as `name = value`, with its entry; None for macros."""
     known = {entry.name: entry for entry in entries()}
     for name, value in differences.values(operative).items():
         yield f"{name} = {value}", known.get(name.rpartition("/")[2])
 
 
-def _of(selector: str, part: Any) -> Iterator[Entry]:
-    """Yields the parameters of a class or function; what a class passes to its base belongs to the class, too."""
+def _of(selector: str, part: Any) -> Iterator[Setting]:
+    """Yields the parameters of a class or function, including parameters that a class passes to its base class."""
     name = selector.rpartition(".")[2]
     seen = gin_internals.unbindable(selector)
     about = (inspect.getdoc(part) or "").partition("\n")[0].rstrip(".")
@@ -69,21 +69,21 @@ def _of(selector: str, part: Any) -> Iterator[Entry]:
                 continue
             seen.add(parameter.name)
             default = None if is_required else _shown(parameter.default)
-            yield Entry(f"{name}.{parameter.name}", default, words_of(annotation), helps.get(parameter.name, about))
+            yield Setting(f"{name}.{parameter.name}", default, words_of(annotation), helps.get(parameter.name, about))
 
 
 def _has_float(annotation: Any) -> bool:
-    """Returns True for numbers and lists of numbers.
+    """Returns True for the annotations of numbers and lists of numbers.
 
-    Without a default these are bound, as `Linear.start`. Specs, other parts and sizes (whole numbers) without a default
-    are passed by the part that builds this one.
+    Numbers and lists without a default must be bound, such as `Linear.start`. Specs, other parts and sizes (whole
+    numbers) without a default are passed by the part that builds this part.
     """
     kinds = members(annotation)
     return float in [bare(inner) for kind in kinds for inner in (kind, *elements(kind))]
 
 
 def _signatures(part: Any) -> Iterator[tuple[Any, str]]:
-    """Yields functions whose parameters a part has, and the documentation of each."""
+    """Yields the functions whose parameters a part has, each with its documentation."""
     if not inspect.isclass(part):
         yield part, inspect.getdoc(part) or ""
         return
@@ -96,7 +96,7 @@ def _signatures(part: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _helps(text: str) -> dict[str, str]:
-    """Returns the first sentence of each argument in a docstring."""
+    """Returns the first sentence about each argument in a docstring, by argument."""
     arguments = re.search(r"^Args:\n((?:  .*\n?|\n)*)", text, re.MULTILINE)
     found: dict[str, str] = {}
     for names, words in ARGUMENT.findall(arguments[1]) if arguments else ():
@@ -106,7 +106,7 @@ def _helps(text: str) -> dict[str, str]:
 
 
 def _shown(default: Any) -> str:
-    """Returns a default as it would be bound; a class or function as a reference, with the arguments of a partial."""
+    """Returns a default as gin's text would bind it: classes, functions and partials as references."""
     if isinstance(default, functools.partial):
         return f"{_shown(default.func)}({', '.join(f'{name}={value!r}' for name, value in default.keywords.items())})"
     if inspect.isclass(default) or inspect.isfunction(default):

@@ -1,19 +1,19 @@
-"""The directory of a run: its name, its creation, and the configuration that an existing run has in it."""
+"""The directory of a run: the name, the creation, and the comparison with a saved configuration."""
 
 import os
 from pathlib import Path
 
-from alfish.configuration import locating, reading
+from alfish.configuration import locating, moved_settings, reading
 from alfish.errors import UsageError, argument, is_command
 from alfish.parameters import description, differences
 from alfish.parameters.kinds import shown
 
 
 def run_directory(name: str | Path) -> Path:
-    """Returns the path of a run's directory, with the home directory for `~`.
+    """Returns the path of a run's directory, with `~` replaced by the home directory.
 
     Raises:
-      UsageError: no directory can have this name.
+      UsageError: the name cannot be the name of a directory.
     """
     if not str(name).strip():
         raise UsageError(f"{argument('root_dir')} is empty; name a directory for the run")
@@ -22,7 +22,7 @@ def run_directory(name: str | Path) -> Path:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+    except (OSError, ValueError) as error:  # ValueError means that the name contains a NUL character
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(
             f"{argument('root_dir', shown(str(name)))} is no directory: {reason}; name another one"
@@ -31,7 +31,7 @@ def run_directory(name: str | Path) -> Path:
 
 
 def make_directory(root_dir: Path) -> None:
-    """Creates the directory of a run; called before anything is built, because building may take a while.
+    """Creates the directory of a run; to be called before building, which may take long, so that an error comes early.
 
     Raises:
       UsageError: the directory cannot be created or written to.
@@ -48,17 +48,18 @@ def make_directory(root_dir: Path) -> None:
 
 
 def is_to_change(saved: Path, choice: str) -> bool:
-    """Returns True if the configuration that was read replaces the one of the existing run.
+    """Returns True if the configuration that was read should replace the existing run's configuration.
 
     Raises:
-      UsageError: they differ, and `choice` is 'stop'; or the saved one is not text.
+      UsageError: the configurations differ, and `choice` is 'stop'; or the saved configuration is not text.
     """
     from alfish.runs.checkpoints import Checkpoints
 
     if choice == "stop" and not Checkpoints(saved.parent / "checkpoints").steps():
-        return True  # without a checkpoint there is nothing that another configuration could spoil
+        return True  # a run without checkpoints may change its configuration
     before = locating.text_of(saved)
-    if before.startswith(description.HEADER):  # it has whole names, which gin would shorten
+    # The saved text may have full names, which gin would shorten, or settings that have moved.
+    if before.startswith(description.HEADER) or moved_settings.has_moved(before):
         with reading.preserved(brief=True), reading.saved(saved):
             before = reading.text()
     changes = differences.difference(before, reading.text())

@@ -1,4 +1,4 @@
-"""Saved runs as experts of imitation."""
+"""Policies of saved runs as experts for imitation."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,25 +21,25 @@ def saved_policy(
     leaves: Sequence[str] | None = None,
     allow_import: Sequence[str] = (),
 ) -> Expert:
-    """Returns the policy of a run as an expert: frozen, with its memory and its own transforms.
+    """Returns the policy of a run as an expert: frozen, with the memory and the transforms of its run.
 
         DAgger.expert = @saved_policy
         saved_policy.root_dir = 'runs/sac_pendulum'
 
-    A checkpoint of the new run stores a checksum of the expert's weights, not the weights. Where a policy is opened
-    only to act (`alfish evaluate`, `alfish.load`), its expert is not read.
+    A checkpoint of the new run stores a checksum of the expert's weights, not the weights. A policy that is opened only
+    to act (`alfish evaluate`, `alfish.load`) does not read its expert.
 
     Args:
-      root_dir: of the expert's run.
-      checkpoint: 'latest', 'best' or environment steps.
-      leaves: paths of the observation's leaves that the expert sees, joined in this order if they are several; None:
-        the whole observation.
-      allow_import: modules that the expert's configuration may import beside alfish's own and those imported already.
-        In the configuration of another person's run it has no effect: there the modules that opened that run are
-        allowed.
+      root_dir: directory of the expert's run.
+      checkpoint: name of the checkpoint: 'latest', 'best' or environment steps.
+      leaves: paths of the observation's leaves that the expert sees; several leaves are joined in this order. None
+        means the whole observation.
+      allow_import: modules that the expert's configuration may import, beside alfish's own and modules that are already
+        imported. In the configuration of another person's run the setting has no effect: the modules that were allowed
+        when that run was opened are allowed there.
 
     Raises:
-      UsageError: there is no such run or checkpoint, or its configuration imports another module.
+      UsageError: the run or checkpoint does not exist, or its configuration imports another module.
     """
     if is_opened_to_act():
         return AbsentExpert()

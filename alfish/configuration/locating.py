@@ -1,4 +1,4 @@
-"""Lookup and texts of gin files: in the working directory, beside the including file, and among the shipped confs."""
+"""Finds and reads gin files: in the working directory, beside the including file, and among the shipped confs."""
 
 import difflib
 import re
@@ -11,7 +11,7 @@ from alfish.runs import contents
 
 
 def confs_directory() -> Path:
-    """Returns the directory of the shipped confs: inside an installed package, or beside it in a checkout."""
+    """Returns the directory of the shipped confs: inside the installed package, or beside the package in a checkout."""
     package = Path(alfish.__file__).parent
     return package / "confs" if (package / "confs").is_dir() else package.parent / "confs"
 
@@ -20,7 +20,7 @@ def find(file: str) -> Path:
     """Returns the path of a gin file that the user named.
 
     Raises:
-      UsageError: there is none, neither in the working directory nor among the shipped confs.
+      UsageError: the file is neither in the working directory nor among the shipped confs.
     """
     shipped = confs_directory()
     for path in (Path(file), shipped / file, shipped.parent / file):  # the last one is confs/NAME.gin
@@ -36,18 +36,20 @@ def text_of(path: Path) -> str:
     """Returns the text of a gin file.
 
     Raises:
-      UsageError: as `contents.content`; or it is not UTF-8.
+      UsageError: as for `contents.content`, or the file is not UTF-8.
     """
     return contents.decoded(path, contents.content_of(path, contents.MAX_TEXT))
 
 
 def find_include(file: str, named: Sequence[Path]) -> Path | None:
-    """Returns the path of an included file, or None.
+    """Returns the path of an included file; None if the file is not found.
+
+    An included file is searched beside the files that the user named, then among the shipped confs, and last in the
+    working directory.
 
     Args:
-      file: as the include statement has it.
-      named: the files that the user named. An included file is searched beside them first, then among the shipped
-        confs, and last in the working directory.
+      file: file name in the include statement.
+      named: files that the user named.
     """
     shipped = confs_directory()
     directories = [*(path.resolve().parent for path in named), shipped, shipped.parent, Path.cwd()]
@@ -55,7 +57,7 @@ def find_include(file: str, named: Sequence[Path]) -> Path | None:
 
 
 def file_of(name: str) -> str:
-    """Returns the gin file of a name: a path, a shipped conf, or an algorithm as papers write it.
+    """Returns the gin file for a name, which is a path, a shipped conf, or an algorithm's name as in papers ("PPO").
 
     Raises:
       UsageError: there is no conf of this name.

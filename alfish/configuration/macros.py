@@ -1,17 +1,17 @@
-"""Checks of macros: names that a configuration sets, and refers to as `%name`."""
+"""Checks of macros, which are names that a configuration sets and refers to as `%name`."""
 
 from typing import Any
 
 import gin
 
 from alfish.configuration.bindings import MACRO, Binding, Reading, macros
-from alfish.configuration.messages import close_names, parameter_meant
+from alfish.configuration.sentences import close_names, parameter_meant
 from alfish.errors import UsageError
 from alfish.parameters import differences, gin_internals
 
 
 def refuse_unused(reading: Reading) -> None:
-    """Raises UsageError if no value refers to a macro. Usually it is a parameter without its class."""
+    """Raises UsageError if no value refers to a macro; such a macro is usually a parameter without its class."""
     used = {name for one in reading.bindings for name in macros(one.value)}
     for one in reading.bindings:
         if one.key[1] == MACRO and one.name not in used:
@@ -21,7 +21,7 @@ def refuse_unused(reading: Reading) -> None:
 
 
 def refuse_endless(reading: Reading) -> None:
-    """Raises UsageError if the values of macros are too long, as those of 40 macros with two references each."""
+    """Raises UsageError if values are too long after macros are replaced, as for 40 macros with two references each."""
     if any(one.key[1] == MACRO for one in reading.bindings):
         differences.check_macros(gin.config_str())
 

@@ -1,4 +1,4 @@
-"""Reopening of runs from their saved configuration: as a Trainer for evaluation and films, or as a policy."""
+"""Reopens a run from its saved configuration: as a Trainer for evaluation and films, or as a policy."""
 
 import contextlib
 import difflib
@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from alfish.algorithms.imitation.external import opened_to_act
-from alfish.archives.opening import as_directory
 from alfish.compiler import kernels
 from alfish.configuration import reading
 from alfish.configuration.directory import run_directory
-from alfish.configuration.messages import complete
+from alfish.configuration.sentences import complete
 from alfish.errors import UsageError
-from alfish.offline.spaces import spaces_of_checkpoint
+from alfish.offline.recorded_spaces import spaces_of_checkpoint
 from alfish.parameters import checked
 from alfish.parameters.description import CONFIG_FILE
-from alfish.parameters.devices import device_named
+from alfish.parameters.kinds import device_named
 from alfish.runs import random_state, subnormals
 from alfish.runs.checkpoints import Checkpoints, checkpoints_of
+from alfish.runs.packed.fetching import as_directory
 from alfish.specs import action_spec, observation_spec
 from alfish.training.policy import Policy, load_networks, make_networks
 from alfish.training.trainer import Trainer
@@ -29,16 +29,17 @@ from alfish.training.trainer import Trainer
 def open_run(root_dir: str | Path, device: str = "cpu", allow_import: Sequence[str] = ()) -> Iterator[Trainer]:
     """Yields the Trainer of a run, built from the saved configuration; no checkpoint is loaded.
 
-    Within the context gin has the configuration of the run. At its end gin's configuration, the random generators and
+    Within the context, gin has the configuration of the run. At the end, gin's configuration, the random generators and
     the number of threads are restored.
 
     Args:
-      root_dir: of the run, or a packed run; see `archives.opening.as_directory`.
-      device: of the trainer.
+      root_dir: directory of the run, or a packed run; see `packed.fetching.as_directory`.
+      device: device of the trainer.
       allow_import: modules that the configuration may import beside alfish's own, see `reading.saved`.
 
     Raises:
-      UsageError: there is no run, one that was not built from gin, or one whose configuration imports another module.
+      UsageError: the directory has no run, or the run was not built from gin, or the configuration imports a module
+        that is not allowed.
     """
     with as_directory(root_dir) as directory, _configured_as(run_directory(directory), allow_import, ["parts"]):
         trainer = _opened_trainer(directory, device)
@@ -49,7 +50,7 @@ def open_run(root_dir: str | Path, device: str = "cpu", allow_import: Sequence[s
 
 
 def _opened_trainer(root_dir: Path, device: str) -> Trainer:
-    """Returns a Trainer without listeners and metrics; [] is bound, because gin builds whatever is bound."""
+    """Returns a Trainer without listeners and metrics; both are bound to [], because gin builds every bound part."""
     parts = "listeners", "extra_listeners", "metrics", "extra_metrics"
     reading.bind({f"alfish.Trainer.{name}": [] for name in parts})
     return Trainer(root_dir, device=device)
@@ -61,7 +62,7 @@ def _configured_as(
 ) -> Iterator[None]:
     """Gives gin the configuration of a run within the context; see `open_run`, `reading.saved` and `exclusive.held`."""
     path = root_dir / CONFIG_FILE
-    is_there = os.path.lexists(path)  # its reader says what else than a file it is
+    is_there = os.path.lexists(path)  # its reader names what it is instead of a file
     if not is_there and Checkpoints(root_dir / "checkpoints").steps():
         raise UsageError(
             f"{root_dir} is a run without {CONFIG_FILE}: build its Trainer again in Python, with this "
@@ -88,7 +89,7 @@ def _configured_as(
 
 @contextlib.contextmanager
 def process_preserved() -> Iterator[None]:
-    """Restores at the end what building a Trainer sets: random generators, threads, subnormal numbers."""
+    """Restores at the end the settings that a Trainer changes: random generators, threads, subnormal numbers."""
     num_threads = kernels.num_threads()
     try:
         with random_state.preserved(), subnormals.preserved():
@@ -106,23 +107,23 @@ def load(
         policy = alfish.load("runs/ppo")
         action = policy.act(observation)
 
-    Networks and transforms are built for the spaces in the checkpoint, so no environment is built. Checkpoints of older
-    versions contain no spaces; for them the environment is built. Other parts of the training, as its environment,
-    rewards, metrics and listeners, may be missing here, or be of modules that are not allowed.
+    Networks and transforms are built for the spaces in the checkpoint, so no environment is built, except for
+    checkpoints of older versions, which do not contain spaces. Parts that only training needs, such as the environment,
+    rewards, metrics and listeners, may be missing, or belong to modules that are not allowed.
 
     Args:
-      root_dir: of `alfish train`; or a packed run: 'run.zip' of `alfish pack`, or 'hf:org/name', which is downloaded
-        from the Hugging Face hub (extra 'hub').
-      checkpoint: 'latest', 'best' or environment steps.
-      device: of the policy.
-      allow_import: modules that the run's configuration may import, as `["my_lab"]`, beside alfish's own and those
-        that this process has imported already.
+      root_dir: directory of a run of `alfish train`, or a packed run: 'run.zip' of `alfish pack`, or 'hf:org/name',
+        which is downloaded from the Hugging Face hub (extra 'hub').
+      checkpoint: name of the checkpoint: 'latest', 'best' or environment steps.
+      device: device of the policy.
+      allow_import: modules that the run's configuration may import, such as `["my_lab"]`, beside alfish's own and
+        modules that this process has already imported.
 
     Raises:
-      UsageError: there is no such run or checkpoint, the policy has a part of another module, or another thread
-        trains.
+      UsageError: the run or checkpoint does not exist, the policy has a part from a module that is not allowed, or
+        another thread trains.
     """
-    may_lack: list[reading.Lacking] = ["parts", "imports"]  # what the policy does not use
+    may_lack: list[reading.Lacking] = ["parts", "imports"]  # parts that the policy does not use
     with (
         as_directory(root_dir) as directory,
         _configured_as(run_directory(directory), allow_import, may_lack, brief=True),
@@ -145,5 +146,5 @@ def load(
             load_networks(*networks, state, root_dir)
             policy.env_steps = int(state["counters"]["env_steps"])
 
-        checkpoints.load(steps, fill)  # again, because an error in what was built between is not one of the file
+        checkpoints.load(steps, fill)  # a second load, because an error in a part is not an error of the file
         return policy

@@ -1,4 +1,4 @@
-"""Reading of configurations into gin: files and bindings that the user named, or the configuration that a run saved."""
+"""Reads configurations into gin: files and bindings that the user named, or the configuration that a run saved."""
 
 import contextlib
 import copy
@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import gin
 
-from alfish.configuration import locating, macros, messages
+from alfish.configuration import locating, macros, moved_settings, sentences
 from alfish.configuration.bindings import Binding, Reading, layer_of_caller
-from alfish.configuration.kinds import refuse_wrong_kinds
+from alfish.configuration.wrong_kinds import refuse_wrong_kinds
 from alfish.errors import UsageError
 from alfish.parameters import description, differences, exclusive, gin_internals, imports
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
@@ -23,12 +23,12 @@ Lacking = Literal["parts", "imports"]
 def read(files: Sequence[str], bindings: Sequence[str]) -> Reading:
     """Parses gin files, then bindings, into an empty configuration.
 
-    A file is searched in the working directory, then among the shipped confs; an included file, also beside the file
-    that the user named.
+    A file is searched in the working directory, then among the shipped confs. An included file is also searched beside
+    the file that the user named.
 
     Raises:
-      UsageError: a file, name, parameter or import does not exist, a text is not gin, or a value is of a kind that its
-        parameter does not take.
+      UsageError: a file, name, parameter or imported module does not exist, a text is not gin, or a parameter does not
+        take its value.
     """
     gin.clear_config()
     _register()
@@ -54,27 +54,30 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> Reading:
 
 @contextlib.contextmanager
 def saved(path: Path, allow_import: Sequence[str] = (), may_lack: Collection[Lacking] = ()) -> Iterator[Reading]:
-    """Parses the configuration that a run saved. It may come from another person, so it is not trusted.
+    """Parses the configuration that a run saved, which is not trusted, because it may come from another person.
 
-    In the context the configuration may import modules of alfish, modules that this process has imported already, and
-    those in `allow_import`; also those that it names, if this user has trained it on this machine. The same holds for
-    the parts built from it: `make_environment.env_id` imports, too.
+    Within the context the configuration may import modules of alfish, modules that this process has already imported,
+    and modules in `allow_import`. If this user trained the run on this machine, all modules that the configuration
+    names are allowed. The same rules hold for parts built from the configuration, because `make_environment.env_id`
+    imports modules, too.
 
     Args:
-      path: of the configuration.
-      allow_import: names of modules.
-      may_lack: 'parts': a part of a `# part:` line may be missing or not allowed; 'imports': the same for modules of
-        import statements. A reference to what they would define raises when it is called, and its bindings are left
-        out. So a policy can be opened without the metrics and environments of its training.
+      path: path of the configuration.
+      allow_import: names of further modules that the configuration may import.
+      may_lack: kinds of definitions that may be missing or not allowed: 'parts' are parts in lines `# part:`, and
+        'imports' are modules in import statements. A reference to a missing definition raises when it is called, and
+        the bindings of the missing definition are left out. Thus a policy can be opened without the metrics and
+        environments of its training.
 
     Raises:
-      UsageError: it names another module, registers names dynamically, includes a file, or is not gin.
+      UsageError: the configuration names a module that is not allowed, registers names dynamically, includes a file, or
+        is not gin.
     """
     gin.clear_config()
     _register()
     with trust.restricted(path, allow_import):
         reader = _Reader([path], may_lack)
-        with gin_internals.preferring("alfish"):  # gin wrote names as short as they were unique then
+        with gin_internals.preferring("alfish"):  # gin wrote the shortest names that were unique then
             reader.read_file(path)
         reader.reading.saved.add(str(path))
         macros.refuse_endless(reader.reading)
@@ -85,9 +88,9 @@ def saved(path: Path, allow_import: Sequence[str] = (), may_lack: Collection[Lac
 
 @contextlib.contextmanager
 def preserved(brief: bool = False) -> Iterator[None]:
-    """Restores the caller's configuration at the end: also values that no text can express, and the lock.
+    """Restores gin's configuration at the end, including values that a text cannot express, and gin's lock.
 
-    No other thread reads a configuration meanwhile; see `exclusive.held` for the argument and the error.
+    Within the context no other thread can read a configuration; see `exclusive.held` for the argument and the error.
     """
     with exclusive.held(brief), gin_internals.preserved():
         yield
@@ -100,7 +103,7 @@ def text() -> str:
 
 
 def digest() -> str:
-    """Returns a hash of the configuration without its budget, whatever the order of entries in dicts."""
+    """Returns a hash of the configuration without the budget; the order of entries in dicts does not count."""
     return differences.digest(gin.config_str())
 
 
@@ -111,56 +114,64 @@ def operative_text() -> str:
 
 
 def bind(settings: Mapping[str, Any]) -> None:
-    """Binds values that no text can express, by scope/name.parameter; `text` does not have them."""
+    """Binds values that gin's text cannot express; keys are `scope/name.parameter`.
+
+    The result of `text()` leaves these values out.
+    """
     for name, value in settings.items():
         gin.bind_parameter(name, value)
 
 
 def bound(selector: str, *parameters: str) -> dict[str, Any]:
-    """Returns the values that are bound to these parameters, with references resolved."""
+    """Returns the values that are bound to the given parameters, with references resolved."""
     bindings = gin.get_bindings(selector, resolve_references=False)
-    return {name: copy.deepcopy(bindings[name]) for name in parameters if name in bindings}  # gin resolves by copying
+    return {name: copy.deepcopy(bindings[name]) for name in parameters if name in bindings}  # gin resolves in copies
 
 
 class _Reader:
-    """Parses texts, and records each binding.
+    """Parses gin texts, and records each binding.
 
     Args:
-      named: see below.
-      may_lack: see `saved`.
+      named: files that the user named.
+      may_lack: kinds of definitions that may be missing, see `saved`.
 
     Attributes:
-      named: the files that the user named, beside which included files are searched.
-      reading: what was read.
+      named: files that the user named; included files are searched beside them.
+      reading: bindings and layers read so far.
     """
 
     def __init__(self, named: Sequence[Path], may_lack: Collection[Lacking] = ()) -> None:
         self.named, self._may_lack = named, may_lack
-        self._absent: dict[str, UsageError] = {}  # modules and parts that could not be imported
+        self._absent: dict[str, UsageError] = {}  # errors of modules and parts that could not be imported
         self.reading = Reading()
-        self._open: list[Path] = []  # files; each but the first is included by the one before
+        self._open: list[Path] = []  # files being parsed; each file but the first is included by the file before it
 
     def read_file(self, path: Path) -> None:
         with self._opened(path), gin_internals.parsing(self._included, self._note, self._instead):
-            if self._absent:
-                gin.parse_config(_without_imports(locating.text_of(path), self._absent), skip_unknown=True)
-            else:  # the whole path, because gin takes a name that begins as a package's for a file of it
+            text = locating.text_of(path)
+            if imports.is_restricted() and moved_settings.has_moved(text):
+                text = moved_settings.renewed(text)
+                self._absent |= _import_names(text, str(path), self._may_lack)
+                gin.parse_config(_without_imports(text, self._absent), skip_unknown=bool(self._absent))
+            elif self._absent:
+                gin.parse_config(_without_imports(text, self._absent), skip_unknown=True)
+            else:  # gin gets the absolute path, because it looks for `package/file` inside a package of this name
                 gin.parse_config_file(str(path.resolve()))
 
     def read_parameter(self, binding: str) -> None:
-        """Parses a binding that the caller gave."""
-        origin = messages.given(binding)
-        with messages.named(origin), gin_internals.parsing(self._included, self._note):
+        """Parses one binding of the caller."""
+        origin = sentences.given(binding)
+        with sentences.named(origin), gin_internals.parsing(self._included, self._note):
             _import_names(binding, origin)
             gin.parse_config(binding)
         self.reading.end(layer_of_caller())
 
     @contextlib.contextmanager
     def _opened(self, path: Path) -> Iterator[None]:
-        """Imports the modules that a file names, and ends its layer after the file was parsed."""
+        """Imports the modules that a file names; at the end of the context, ends the file's layer."""
         self._open.append(path)
         try:
-            with messages.named(str(path)):
+            with sentences.named(str(path)):
                 self._absent |= _import_names(locating.text_of(path), str(path), self._may_lack)
                 yield
         finally:
@@ -178,7 +189,7 @@ class _Reader:
             yield path.resolve()
 
     def _instead(self, name: str) -> str | None:
-        """Returns what an unknown reference stands for: a function that raises; None where nothing may be absent."""
+        """Returns a function that raises, to stand for an unknown reference; None if nothing may be missing."""
         if not self._absent:
             return None
         last = name.rpartition(".")[2]
@@ -197,9 +208,9 @@ class _Reader:
 
 
 def _import_names(content: str, origin: str, may_lack: Collection[Lacking] = ()) -> dict[str, UsageError]:
-    """Imports the modules that a gin text names, and registers the parts that the description of a Trainer names.
+    """Imports the modules that a gin text names, and registers the parts that it names in lines `# part:`.
 
-    Returns the errors of absent modules and parts that `may_lack` allows, by their names.
+    Returns the errors of missing modules and parts that `may_lack` accepts, by name.
     """
     absent: dict[str, UsageError] = {}
     for statement in gin_internals.statements(content):
@@ -233,20 +244,20 @@ def _noted(absent: dict[str, UsageError], name: str, may_lack: bool) -> Iterator
 
 
 def _without_imports(content: str, absent: Mapping[str, UsageError]) -> str:
-    """Returns a gin text without the import statements of absent modules, which gin would import."""
+    """Returns a gin text without the import statements of missing modules."""
     lines = content.split("\n")
     for statement in gin_internals.statements(content):
         if gin_internals.is_import(statement) and statement.module in absent:
             lines[statement.location.line_num - 1] = ""
     text = "\n".join(lines)
     for statement in gin_internals.statements(text):
-        if gin_internals.is_import(statement) and statement.module in absent:  # written in an unusual way
+        if gin_internals.is_import(statement) and statement.module in absent:  # in an unusual form, not removed above
             raise absent[statement.module]
     return text
 
 
 def _refuse_dynamic_references() -> None:
-    """Raises UsageError if a restricted configuration uses a name that another configuration registered dynamically."""
+    """Raises UsageError if an untrusted configuration uses a name that another one registered dynamically."""
     if not imports.is_restricted():
         return
     for _, selector in (*gin_internals.bindings(), *gin_internals.referred()):
@@ -255,8 +266,11 @@ def _refuse_dynamic_references() -> None:
 
 
 def _register() -> None:
-    """Registers the names that every run may use; confs import their algorithms and toy environments."""
+    """Registers the names that every run may use; confs themselves import algorithms and toy environments."""
     import alfish.networks  # noqa: F401
-    import alfish.schedules  # noqa: F401
+    import alfish.parameters.schedules
+    import alfish.runs.writers.mlflow_writer
+    import alfish.runs.writers.trackio_writer
+    import alfish.runs.writers.wandb_writer
     import alfish.training.listeners  # noqa: F401
     import alfish.training.trainer  # noqa: F401

@@ -1,4 +1,4 @@
-"""Trainers for the runs that a configuration describes, and `alfish.train`."""
+"""Builds Trainers from configurations that were read; also `alfish.train`."""
 
 import contextlib
 import signal
@@ -9,8 +9,7 @@ from typing import Any
 
 from absl import logging
 
-from alfish import replicas
-from alfish.configuration import locating, messages, reading
+from alfish.configuration import locating, moved_settings, reading, sentences
 from alfish.configuration.bindings import Reading
 from alfish.configuration.directory import is_to_change, make_directory, run_directory
 from alfish.configuration.opening import process_preserved
@@ -19,6 +18,7 @@ from alfish.errors import UsageError
 from alfish.parameters import checked, description
 from alfish.parameters.description import CONFIG_FILE
 from alfish.parameters.kinds import shown
+from alfish.processes import replicas
 from alfish.runs.stop_signals import exit_status
 from alfish.training.policy import Policy
 from alfish.training.trainer import Trainer
@@ -26,19 +26,19 @@ from alfish.training.untrained import end_of
 
 
 def configured_trainer(root_dir: str | Path, found: Reading, objects: Mapping[str, Any] | None = None) -> Trainer:
-    """Returns the Trainer that gin describes now; it saves that configuration in its run directory.
+    """Returns a Trainer of gin's current configuration, which the Trainer saves in its run directory.
 
     Args:
-      root_dir: of the run, new or existing.
-      found: the configuration as gin has read it.
-      objects: values by parameter, for those that the saved text cannot express.
+      root_dir: directory of the run, new or existing.
+      found: configuration that gin has read.
+      objects: values that the saved text cannot express, by parameter.
 
     Raises:
       UsageError: a required parameter is not bound, or nothing reads a bound one.
     """
     text, digest = reading.text(), reading.digest()
     reading.bind(objects or {})
-    with messages.complete(found):
+    with sentences.complete(found):
         trainer = Trainer(root_dir)
     refuse_unread(found)
     trainer.directory.config = {CONFIG_FILE: text, reading.OPERATIVE_FILE: reading.operative_text()}
@@ -60,17 +60,17 @@ def configured_run(
     """Reads a configuration, and yields the Trainer of a new run, or of the run in `root_dir`.
 
     Args:
-      root_dir: of the run.
-      files, bindings: as `reading.read` takes them.
-      on_config_change: action if the run in `root_dir` has another configuration: 'stop' raises, 'old' takes the
-        configuration of the run, 'new' the one that was read.
-      allow_import: modules that the configuration of the run may import beside alfish's own.
-      objects: values by parameter, for those that the saved text cannot express.
-      makes_directory: False if nothing will be written.
+      root_dir: directory of the run.
+      files, bindings: files and bindings of gin, as `reading.read` takes them.
+      on_config_change: action if the run in `root_dir` has another configuration: 'stop' raises, 'old' uses the run's
+        configuration, and 'new' uses the configuration that was read.
+      allow_import: modules that the run's configuration may import beside alfish's own.
+      objects: values that the saved text cannot express, by parameter.
+      makes_directory: whether to make the run's directory; False if nothing will be written.
 
     Raises:
-      UsageError: as `reading.read`, `is_to_change` and `configured_trainer`; also in the context, for parts that are
-        built when training starts.
+      UsageError: as for `reading.read`, `is_to_change` and `configured_trainer`; also raised within the context, for
+        parts that are built when training starts.
     """
     found = reading.read(files, bindings)
     with contextlib.ExitStack() as stack:
@@ -79,17 +79,19 @@ def configured_run(
         if makes_directory:
             make_directory(root_dir)
         saved = root_dir / CONFIG_FILE
+        renews = saved.is_file() and moved_settings.has_moved(locating.text_of(saved))
         if saved.is_file() and not is_to_change(saved, on_config_change):
             found = stack.enter_context(reading.saved(saved, allow_import))
         trainer = None
         try:
             trainer = configured_trainer(root_dir, found, objects)
-            trainer.directory.accepts_config_change = on_config_change == "new"
-            with messages.complete(found):
+            # If settings of the run have moved, the checkpoints have the hash of the text before the move.
+            trainer.directory.accepts_config_change = on_config_change == "new" or renews
+            with sentences.complete(found):
                 yield trainer
         except Exception:  # constructors of the user's parts may raise anything
             if is_new and (trainer is None or trainer.directory.is_whole):  # else another run may have taken its place
-                with contextlib.suppress(OSError):  # it is not empty
+                with contextlib.suppress(OSError):  # if the directory is not empty, it stays
                     root_dir.rmdir()
             raise
 
@@ -109,29 +111,29 @@ def train(
         policy = alfish.train("PPO", "CartPole-v1", num_env_steps=50_000, root_dir="runs/ppo")
         policy = alfish.train(conf="ppo_cartpole", root_dir="runs/ppo", **{"Trainer.seed": 1, "PPO.gamma": 0.98})
 
-    The run directory is the same as that of `alfish train`, so `alfish.load` and the commands open it. The caller's gin
-    configuration and random generators are restored.
+    The run directory has the same form as that of `alfish train`, so `alfish.load` and the commands can open it. The
+    caller's gin configuration and random generators are restored.
 
     Args:
-      algorithm: the name of a shipped algorithm, whose base conf is read ("PPO": ppo.gin), or a class or factory as
-        for `Trainer.algorithm`.
-      environment: as for `make_environment.env_id`: an id of gymnasium, a class, or its name (`my_module:MyEnv`).
-      root_dir: of the run; created if needed. An existing run is continued.
-      conf: a gin file, or the name of a shipped conf, instead of the name of an algorithm. Beside it `algorithm` may be
-        a class of your own, which takes the place of the conf's (`alfish.train(MySAC, conf="sac_pendulum")`).
-      on_config_change: action if the run in `root_dir` has another configuration: 'stop' raises; 'old' and 'new'
-        continue with the configuration of the run, or with this one.
-      **settings: parameters of the Trainer by name (`seed=1`), and of other classes with the name of the class
-        (`**{"PPO.gamma": 0.98}`). Values are plain values, classes, functions, `functools.partial` of them, and lists
-        and dicts of these. A run with other values, or with classes of the program itself, trains, but only that
-        program can train it further or evaluate it; `alfish.load` opens its policy if algorithm, networks and
-        transforms are of modules.
+      algorithm: name of a shipped algorithm, whose base conf is read (ppo.gin for "PPO"), or a class or factory as for
+        `Trainer.algorithm`.
+      environment: gymnasium id, class, or name of a class (`my_module:MyEnv`), as for `make_environment.env_id`.
+      root_dir: directory of the run, created if needed. An existing run is continued.
+      conf: gin file or name of a shipped conf, instead of the name of an algorithm. `algorithm` may then be your own
+        class, which replaces the conf's algorithm (`alfish.train(MySAC, conf="sac_pendulum")`).
+      on_config_change: action if the run in `root_dir` has another configuration: 'stop' raises, 'old' continues with
+        the run's configuration, and 'new' continues with this configuration.
+      **settings: parameters of the Trainer by name (`seed=1`), and of other classes by class and name
+        (`**{"PPO.gamma": 0.98}`). A setting is a plain value, a class, a function, a `functools.partial` of a class or
+        function, or a list or dict of these. Other objects, and classes that the main program defines, are accepted
+        too, but then only the same program can continue or evaluate the run; `alfish.load` still opens the policy if
+        the algorithm, networks and transforms belong to modules.
 
     Raises:
-      UsageError: a setting does not exist, nothing reads it, its parameter does not take the value, or another thread
-        of the program trains or has a run open.
-      KeyboardInterrupt, SystemExit: SIGINT, or SIGTERM or SIGUSR1, was received. A checkpoint is saved, and the same
-        call continues the run if its budget is not spent.
+      UsageError: a setting does not exist, is not read, or has a value that its parameter does not take; or another
+        thread of the program trains or has a run open.
+      KeyboardInterrupt, SystemExit: SIGINT (KeyboardInterrupt), or SIGTERM or SIGUSR1 (SystemExit), was received. A
+        checkpoint is saved, and the same call continues the run if its budget is not spent.
     """
     if on_config_change not in ("stop", "old", "new"):
         raise UsageError(f"on_config_change is {on_config_change!r}; it must be 'stop', 'old' or 'new'")
@@ -152,7 +154,7 @@ def train(
     files = [] if file is None else [locating.file_of(file)]
     bindings, objects = [], {}
     for name, value in named.items():
-        written = description.Writer()
+        written = description.GinWriter()
         scope, _, rest = name.rpartition("/")
         selector, _, parameter = rest.rpartition(".")
         written.bind(scope, selector, parameter, value, name)
@@ -172,7 +174,8 @@ def train(
     ):
         if trainer.train() is None and trainer.signals.number is None and replicas.rank() == 0:
             print(f"{end_of(trainer)}, or name another root_dir to train anew", file=sys.stderr)
-    # Also if the budget was spent when the signal came, because the signal asked the caller's program to end.
+    # The exception is raised even if the budget was spent when the signal came, because the signal asked the caller's
+    # program to end.
     if trainer.signals.number == signal.SIGINT:
         raise KeyboardInterrupt
     if trainer.signals.number is not None:

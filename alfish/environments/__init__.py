@@ -1,10 +1,9 @@
 """Environments: gymnasium's vector environments, in numpy or torch, as the stream of time steps.
 
-`terminated`, `truncated` and autoreset modes exist only in this package and in `offline`.
+`terminated`, `truncated` and autoreset modes occur only in this package and in `offline`.
 """
 
-from alfish.environments.encoded import EncodedEnvironment
-from alfish.environments.environment import Environment
+from alfish.environments.environment import EncodedEnvironment, Environment
 from alfish.environments.make import make_environment
 from alfish.environments.tensor import TensorEnvironment
 from alfish.environments.vector import VectorEnvironment

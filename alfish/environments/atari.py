@@ -1,9 +1,9 @@
 """Wrappers of Atari games: preprocessing, FIRE for games that wait for it, and one episode per life.
 
-Frames are single; the transform `FrameStack` stacks them. The order from the innermost wrapper: `preprocess_atari`,
-`FireOnReset`, and in training `EpisodicLife`.
+Observations are single frames; the transform `FrameStack` stacks frames. The order of wrappers, innermost first, is
+`preprocess_atari`, `FireOnReset`, and in training `EpisodicLife`.
 
-Source: Mnih et al., 2015, Methods; Machado et al., 2018, for sticky actions.
+Source: Mnih et al., 2015, Methods; for sticky actions, Machado et al., 2018.
 """
 
 from typing import Any
@@ -25,14 +25,14 @@ def preprocess_atari(
     noop_max: NonNegativeInt = 30,
     keep_channel: bool = False,
 ):
-    """Wraps a game: 84 x 84 grey frames, each the maximum of the last two of 4, after 1 to 30 idle frames.
+    """Returns a game with 84 x 84 grey frames, each the maximum of the last two of 4, after 1 to 30 idle frames.
 
     Args:
-      env: an `ALE/...-v5` environment made with `frameskip=1`.
-      frame_skip: emulator frames per action; their scores are summed.
+      env: `ALE/...-v5` environment made with `frameskip=1`.
+      frame_skip: number of emulator frames per action; the scores of these frames are added up.
       screen_size: height and width of a frame.
-      noop_max: largest number of idle frames at the start, which is drawn uniformly from 1 on; 0: none.
-      keep_channel: frames are [1, height, width], as EnvPool's, in place of [height, width].
+      noop_max: largest number of idle frames at the start, which is drawn uniformly from 1 on; 0 means no idle frames.
+      keep_channel: whether frames are [1, height, width], as in EnvPool, instead of [height, width].
     """
     try:
         env = gymnasium.wrappers.AtariPreprocessing(
@@ -48,12 +48,12 @@ def preprocess_atari(
 class FireOnReset(gymnasium.Wrapper):
     """Presses FIRE after each reset and each lost life. Games without the action FIRE do not change.
 
-    Some games wait for FIRE before they serve the ball. A policy that never learned FIRE would wait for ever, so this
-    wrapper belongs in `make_environment.wrappers`, which evaluation uses too, and inside `EpisodicLife`.
+    Some games wait for FIRE before they serve the ball. A policy that has not learned to press FIRE would wait for
+    ever, so this wrapper belongs in `make_environment.wrappers`, which evaluation uses too, and inside `EpisodicLife`.
 
-    A press is one more step of `env`, so outside `preprocess_atari` it lasts `frame_skip` frames. After a lost life the
-    press is part of the step that lost the life, and its reward is added to that step's. After a reset its reward is
-    added to the first step's. Sticky actions suppress a press with probability
+    A press is one more step of `env`, so around `preprocess_atari` it lasts `frame_skip` frames. After a lost life, the
+    press is part of the step that lost the life, and the press's reward is added to that step's reward. After a reset,
+    the press's reward is added to the first step's reward. Sticky actions suppress a press with probability
     `repeat_action_probability ** frame_skip`: 1 press in 256 at 0.25 and 4.
     """
 
@@ -62,7 +62,7 @@ class FireOnReset(gymnasium.Wrapper):
         meanings = env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
         self._fire = meanings.index("FIRE") if "FIRE" in meanings else None
         self._lives = _Lives(env)
-        self._reward = 0.0  # of the press after a reset; the first step adds it to its own
+        self._reward = 0.0  # reward of the press after a reset; the first step adds it to its own reward
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
         observation, info = self._start(seed, options)
@@ -92,16 +92,16 @@ class FireOnReset(gymnasium.Wrapper):
 class EpisodicLife(gymnasium.Wrapper):
     """Ends the episode with each lost life; the next episode continues the same game until the game is over.
 
-    gymnasium's `terminal_on_life_loss` restarts the game, so later lives are never played. This wrapper is for training
-    only, because evaluation plays full games. An episode that continues a game starts from the last observation of the
-    episode before, so no frame and no reward is lost between them.
+    With gymnasium's `terminal_on_life_loss`, by contrast, the game restarts, so later lives are never played. This
+    wrapper is for training only, because evaluation plays full games. An episode that continues a game starts from the
+    last observation of the previous episode, so no frame and no reward is lost between the two episodes.
     """
 
     def __init__(self, env: gymnasium.Env):
         super().__init__(env)
         self._lives = _Lives(env)
-        self._game_over = True  # or not begun
-        self._start: tuple[Any, dict] = None, {}  # of the next episode of the same game
+        self._game_over = True  # True also before the first game
+        self._start: tuple[Any, dict] = None, {}  # first observation of the next episode of the same game
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -118,7 +118,7 @@ class EpisodicLife(gymnasium.Wrapper):
 
 
 class _Lives:
-    """Counter of lives, which detects lost ones."""
+    """A counter of lives, which detects lost lives."""
 
     def __init__(self, env: gymnasium.Env):
         self._ale: Any = env.unwrapped.ale  # type: ignore[attr-defined]
@@ -129,7 +129,7 @@ class _Lives:
         self._left = self._ale.lives()
 
     def lost_one(self) -> bool:
-        """True if a life was lost since the last call and some are left. The environment reports a game's end."""
+        """Returns whether a life was lost since the last call and lives are left; the game itself reports its end."""
         before, self._left = self._left, self._ale.lives()
         # Some games show no life for a few frames before the end.
         return 0 < self._left < before

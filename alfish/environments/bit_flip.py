@@ -1,4 +1,4 @@
-"""Bit flipping, a small task with goals that is hard without hindsight, and the reward of its goals.
+"""Bit flipping, a small task that is hard without hindsight, and the reward function of its goals.
 
 Source: Andrychowicz et al., 2017, section 3.1, https://arxiv.org/abs/1707.01495.
 """
@@ -17,16 +17,16 @@ from alfish.parameters import Range, checked
 @gin.configurable(module="alfish.environments.bit_flip")
 @checked
 class BitFlip(gymnasium.Env):
-    """Each action flips one of `num_bits` bits, which must become the goal. The last step has reward 0, others -1.
+    """Each action flips one of `num_bits` bits, until the bits equal the goal; reward 0 at the goal, else -1.
 
-    The first bits are uniform, and the goal is uniform among all other values. An episode terminates at the goal, or is
-    truncated after `num_bits` steps, which always suffice. The best return is 1 - (number of bits that differ at
-    first); the return of a failed episode is -num_bits.
+    The initial bits are uniform, and the goal is uniform among all other values. An episode terminates at the goal, or
+    is truncated after `num_bits` steps, which always suffice. The best return is 1 - (number of bits that differ at the
+    start); the return of a failed episode is -num_bits.
 
     Deviation from the paper: reaching the goal ends the episode, and no episode starts at its goal.
 
     Args:
-      num_bits: n, in [1, 62].
+      num_bits: number of bits n, in [1, 62].
     """
 
     def __init__(self, num_bits: Annotated[int, Range(1, 62)] = 15):
@@ -63,12 +63,12 @@ class BitFlip(gymnasium.Env):
 @gin.configurable(module="alfish.environments.bit_flip")
 @checked
 def bit_flip_reward(achieved: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
-    """`[M]` float32 rewards of BitFlip, 0 or -1, for the achieved bits and the goals, `[M, n]` both."""
+    """Returns BitFlip's rewards `[M]` float32, 0 or -1, for achieved bits `[M, n]` and goals `[M, n]`."""
     return bit_flip_reached(achieved, goal).to(torch.float32) - 1
 
 
 @gin.configurable(module="alfish.environments.bit_flip")
 @checked
 def bit_flip_reached(achieved: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:
-    """`[M]` bool, True where the achieved bits are the goal, `[M, n]` both, so that BitFlip terminates."""
+    """Returns `[M]` bool, True where BitFlip terminates: the achieved bits `[M, n]` equal the goals `[M, n]`."""
     return (achieved == goal).all(-1)

@@ -1,4 +1,4 @@
-"""The interface of environments to unrollers and the evaluator."""
+"""The interface of environments for unrollers and the evaluator, and environments that encode observations."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -18,34 +18,38 @@ from alfish.nest import Array, Nest
 class Environment(abc.ABC):
     """B environments that step together.
 
-    In gymnasium's mode NEXT_STEP a finished environment resets itself in the next step. Each step then makes one row
-    per environment: `step` returns the LAST row, and the next `step` the FIRST row. In the other modes (`uneven`) a
+    In gymnasium's mode NEXT_STEP, a finished environment resets itself in the next step. Each step then makes one row
+    per environment: `step` returns the LAST row, and the next `step` the FIRST row. In the other modes (`uneven`), a
     finished environment makes two rows in one step: `step` returns the LAST row, and `take_resets` the FIRST row after
-    it.
+    the LAST row.
 
-    In an environment with `has_gaps` a column may have no row in some steps, for example after an agent has left a game
-    that goes on without it. Its row is then PAD, from the step after its LAST row to its next FIRST row.
+    With `has_gaps`, an environment may have no row in some steps, for example after an agent has left a game that
+    continues without it. From the step after a LAST row until the next FIRST row, the environment's row is then PAD.
 
-    Leaves are numpy arrays on the host. Environments that compute in torch take and return tensors on their device.
-    `convert` makes such leaves of arrays or tensors. Returned leaves are never written later.
+    Leaves are numpy arrays on the host, or for environments that compute in torch, tensors on the environment's device.
+    `convert` makes leaves of this kind from arrays or tensors. Returned leaves are never written later.
 
     Attributes:
-      num_envs: B.
-      observation_space, action_space: gymnasium's, of one environment.
-      observation_spec, action_spec, reward_spec: see `alfish.specs`.
-      env_id: `[B]` int32, global ids.
+      num_envs: number of environments, B.
+      observation_space, action_space: gymnasium's spaces of one environment.
+      observation_spec, action_spec, reward_spec: specs of the observation, the canonical action and the reward, see
+        `alfish.specs`.
+      env_id: global id of each environment, `[B]` int32.
       uneven: True if a finished environment makes two rows in one step.
       has_gaps: True if `step` may return PAD rows, which are not stored. Needs `uneven`.
-      resets_rows: True if `reset` takes a mask of rows.
-      seeds_rows: True if `reset` also takes one seed per row; evaluation then seeds each episode.
-      name: the name of the task in messages: an id or a class.
-      stepping: how environments are stepped, in words that follow their number: 'in one loop'.
-      remark: a sentence about a faster way to step them, for the log; empty: none is known.
-      env_spec: gymnasium's specification of one environment, without training wrappers; None if there is none.
+      resets_rows: True if `reset` can reset some environments only.
+      seeds_rows: True if `reset` also takes one seed per environment; evaluation then seeds each episode.
+      name: name of the task in messages: an id or a class.
+      stepping: how environments are stepped, as a phrase that the log writes after their number ("8 environments in
+        one loop").
+      remark: sentence for the log about a faster way to step the environments; empty if none is known.
+      env_spec: gymnasium's specification of one environment, without training wrappers; None if it has no
+        specification.
       infos: gymnasium's info dict of the last reset or step.
       follows_progress: True if the environments have a curriculum, which `set_progress` advances.
-      broken: `[B]` bool, environments that raised in the last step and were rebuilt; None if there are none. Their
-        episodes ended with the rows acted from, and their returned rows are FIRST. See `tolerate_errors`.
+      broken: environments that raised in the last step and were rebuilt, `[B]` bool; None if no environment raised. The
+        episode of such an environment ended with the row from which its last action was taken; the row that `step`
+        returns for this environment is FIRST. See `tolerate_errors`.
       can_replace: True if `replace` is implemented.
     """
 
@@ -79,30 +83,32 @@ class Environment(abc.ABC):
 
     @property
     def lacks_limit(self) -> bool:
-        """True if the specification has no time limit. Without a specification: False."""
+        """True if the specification has no time limit; False without a specification."""
         spec = self.env_spec
         limits = () if spec is None else (spec.max_episode_steps, spec.kwargs.get("max_num_frames_per_episode"))
-        return spec is not None and not any(limits)  # Atari's emulator counts frames
+        return spec is not None and not any(limits)  # the second limit is that of Atari's emulator
 
     @abc.abstractmethod
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
         """Returns FIRST rows `[B]`.
 
         Args:
-          seeds: one per environment. None: the first call uses the constructor's seeds, later calls use none.
-          rows: `[B]` bool, the environments to reset, the others' rows are unchanged; None: all. Needs `resets_rows`.
+          seeds: one seed per environment. None means the constructor's seeds in the first call, and no seeds in later
+            calls.
+          rows: mask `[B]` bool of the environments to reset; the others do not change. None means all environments.
+            Requires `resets_rows`.
         """
 
     @abc.abstractmethod
     def step(self, action: Nest) -> TimeStep:
-        """Executes actions and returns the rows `[B]` that arrive.
+        """Executes actions and returns the next rows `[B]`.
 
         Args:
-          action: leaves `[B, ...]`, in the algorithm's units.
+          action: actions `[B, ...]` in the algorithm's units.
         """
 
     def convert(self, rows: Nest) -> Nest:
-        """Returns the leaves, arrays or tensors, as this environment takes and returns them.
+        """Returns leaves that are arrays or tensors in the form that this environment takes and returns.
 
         Default: arrays on the host.
         """
@@ -113,12 +119,13 @@ class Environment(abc.ABC):
         return nest.arrays(rows) if rows else rows
 
     def ignore_infos(self) -> None:
-        """Allows `infos` to stay empty from now on. Default: does nothing."""
+        """Permits that `infos` stays empty from now on. Default: does nothing."""
 
     def read_executed_actions(self) -> None:
-        """Makes `prev_action` the info `executed_action` from now on, where the environment reports one.
+        """From now on, `prev_action` is the info `executed_action` wherever the environment reports this info.
 
-        The info has the action space's own form. A human, an expert or another controller executes such actions.
+        The info has the form of the environment's action space. It reports an action that a human, an expert or another
+        controller executed in place of the policy's.
 
         Raises:
           UsageError: these environments have no such infos.
@@ -126,45 +133,45 @@ class Environment(abc.ABC):
         raise UsageError(f"{type(self).__name__} has no infos, so it cannot report executed actions")
 
     def method(self, name: str) -> Callable[..., Any] | None:
-        """Returns a method of the environments' class or of a wrapper, or None if none has this name.
+        """Returns a method of the environments' class or of a wrapper; None if neither has a method of this name.
 
-        The method must read no state of an episode. Default: None.
+        The method must not depend on the state of an episode. Default: None.
         """
         return None
 
     def set_progress(self, progress: float) -> None:
-        """Sets the progress of training, in [0, 1]. Needs `follows_progress`."""
+        """Sets the progress of training, in [0, 1]; requires `follows_progress`."""
 
     def tolerate_errors(self, report: Callable[[int, BaseException], None]) -> None:
-        """Rebuilds environments that raise from now on, in place of raising their errors.
+        """From now on, rebuilds an environment that raises, instead of raising its error.
 
-        Default: errors are still raised.
+        Default: does nothing, so errors are raised.
 
         Args:
-          report: receives the index of the environment and its error.
+          report: function that receives the index and the error of an environment that raised.
         """
 
     def replace(self, time_step: TimeStep, rows: np.ndarray) -> TimeStep:
         """Rebuilds some environments.
 
         Args:
-          time_step: the last one returned.
-          rows: `[B]` bool, the environments to rebuild.
+          time_step: time step that was returned last.
+          rows: environments to rebuild, `[B]` bool.
 
         Returns:
-          The time step with their FIRST rows.
+          The time step, with FIRST rows for the rebuilt environments.
         """
         raise NotImplementedError
 
     def break_off(self, time_step: TimeStep, rows: np.ndarray) -> TimeStep:
-        """Truncates some episodes; the next step resets their environments. Default: truncates none.
+        """Truncates episodes of some environments, which the next step resets. Default: truncates none.
 
         Args:
-          time_step: the last one returned.
-          rows: `[B]` bool, the environments whose episodes end.
+          time_step: time step that was returned last.
+          rows: environments whose episodes end, `[B]` bool.
 
         Returns:
-          The time step, in which their MID rows are LAST.
+          The time step, with LAST in place of MID for these environments.
         """
         return time_step
 
@@ -174,39 +181,39 @@ class Environment(abc.ABC):
         return False
 
     def rest(self, rows: np.ndarray) -> None:
-        """Leaves environments alone until `reset` names them: they are not stepped, and their rows mean nothing.
+        """Stops stepping some environments until `reset` names them; their rows are meaningless until then.
 
         Args:
-          rows: `[B]` bool; environments that rest already go on.
+          rows: mask `[B]` bool of the environments to rest; those that already rest keep resting.
         """
         raise NotImplementedError
 
     def take_resets(self) -> tuple[Array, TimeStep] | None:
         """Returns the FIRST rows that follow this step's LAST rows: a mask `[B]` bool and rows `[B]`.
 
-        None if no episode ended, or the environments are not `uneven`.
+        The result is None if no episode ended, or if the environments are not `uneven`.
         """
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the random generators, and of the episodes where it can be saved. Default: empty."""
+        """Returns the state of the random generators and, if possible, of the episodes. Default: an empty dict."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Restores a state. Returns True if episodes continue; if False, the next `step` resets all environments."""
+        """Restores a state; returns True if episodes continue, and False if the next `step` resets all environments."""
         return False
 
     def abandon(self) -> None:
-        """Marks a step that may never end. Default: does nothing.
+        """Tells that a running step may never end. Default: does nothing.
 
-        After this only `state_dict`, which then does not call the environments, and `close` may be called.
+        Afterwards only `close` and `state_dict` may be called; `state_dict` then does not call the environments.
         """
 
     def close(self) -> None:
         """Closes the environments."""
 
     def _check_shapes(self, observation: Nest) -> None:
-        """Raises UsageError where an observation that `reset` returned has another shape than its space."""
+        """Raises UsageError if an observation that `reset` returned has another shape than its space."""
         expected = nest.leaves(self.observation_spec)
         for (name, leaf), spec in zip(nest.named_leaves(observation, "observation"), expected, strict=True):
             if tuple(leaf.shape) != (self.num_envs, *spec.shape):
@@ -216,7 +223,7 @@ class Environment(abc.ABC):
                 )
 
     def _check_results(self, reward: Array, terminated: Array, truncated: Array) -> None:
-        """Raises UsageError where results of a vector class's `step` have other shapes than gymnasium's."""
+        """Raises UsageError if the results of a vector class's `step` have other shapes than gymnasium requires."""
         flags, rewards = (self.num_envs,), (self.num_envs, *self.reward_spec.shape)
         found = tuple(tuple(np.shape(result)) for result in (reward, terminated, truncated))
         if found != (rewards, flags, flags):
@@ -226,7 +233,7 @@ class Environment(abc.ABC):
             )
 
     def _check_masks(self, observation: Nest, has_ended: np.ndarray | bool = False) -> None:
-        """Raises UsageError if the mask of a row allows no choice of an entry of the action; not where one ended."""
+        """Raises UsageError if a row's mask allows no choice for an entry of the action, unless the row is LAST."""
         if self._masks is None:
             return
         empty = self._masks.is_empty(observation) & ~np.asarray(has_ended)
@@ -235,3 +242,47 @@ class Environment(abc.ABC):
                 f"{self.name}: {self._masks.name} forbids every choice of an entry of the action in row "
                 f"{int(np.flatnonzero(empty)[0])}; an environment allows one until its episode ends"
             )
+
+
+class EncodedEnvironment:
+    """An `Environment` that encodes another environment's observations, and passes on its other attributes.
+
+    Args:
+      environment: environment to step.
+      encode: function that maps observations `[B, ...]` to encoded observations `[B, ...]`.
+      observation_spec: spec of the encoded observations.
+    """
+
+    def __init__(self, environment: Environment, encode: Callable[[Nest], Nest], observation_spec: Nest):
+        self._set(_environment=environment, _encode=encode, observation_spec=observation_spec, _raw=None)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._environment, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._environment, name, value)
+
+    def reset(self, *arguments: Any, **keywords: Any) -> TimeStep:
+        return self._encoded(self._environment.reset(*arguments, **keywords))
+
+    def step(self, action: Nest) -> TimeStep:
+        return self._encoded(self._environment.step(action))
+
+    def replace(self, time_step: TimeStep, rows: Array) -> TimeStep:
+        first = self._encoded(self._environment.replace(self._raw, rows))
+        return nest.where(rows, first, time_step)
+
+    def take_resets(self) -> tuple[Array, TimeStep] | None:
+        resets = self._environment.take_resets()
+        return None if resets is None else (resets[0], self._with_features(resets[1]))
+
+    def _encoded(self, raw: TimeStep) -> TimeStep:
+        self._set(_raw=raw)
+        return self._with_features(raw)
+
+    def _with_features(self, raw: TimeStep) -> TimeStep:
+        return raw._replace(observation=self._environment.convert(self._encode(raw.observation)))
+
+    def _set(self, **attributes: Any) -> None:
+        """Sets attributes of this object; other assignments set attributes of the encoded environment."""
+        self.__dict__.update(attributes)

@@ -1,4 +1,4 @@
-"""EnvPool's environments, which step in C++ threads, and take their seeds in the constructor only."""
+"""EnvPool's environments, which step in C++ threads and take seeds in the constructor only."""
 
 import difflib
 import warnings
@@ -13,8 +13,8 @@ from alfish.environments.environment import Environment
 from alfish.environments.finding import named_kwargs
 from alfish.environments.vector import VectorEnvironment
 from alfish.errors import UsageError
+from alfish.errors.user_code import calling
 from alfish.nest import Nest
-from alfish.user_code import calling
 
 
 def make_envpool(
@@ -25,7 +25,7 @@ def make_envpool(
     action_mask: str | None,
     rewards: Sequence[str] | None,
 ) -> Environment:
-    """Returns environments of EnvPool to train in."""
+    """Returns environments of EnvPool for training."""
     env = _pool(env_id, seeds, kwargs)
     assert env.num_envs == num_envs
     environment = EnvPoolEnvironment(env, seeds, action_mask=action_mask, rewards=rewards)
@@ -34,7 +34,7 @@ def make_envpool(
 
 
 class EnvPoolEnvironment(VectorEnvironment):
-    """EnvPool's environments, which take their seeds in the constructor."""
+    """Environments of EnvPool, which take seeds in the constructor."""
 
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None):
         self._members.first_seeds = None
@@ -42,10 +42,10 @@ class EnvPoolEnvironment(VectorEnvironment):
 
 
 class SinglePool(gymnasium.Env):
-    """One environment of EnvPool with gymnasium's interface, for evaluations; a reset with a seed builds it again.
+    """One environment of EnvPool with gymnasium's interface, for evaluations; it is built again for each new seed.
 
     Args:
-      env_id: id of EnvPool.
+      env_id: EnvPool's id of the environment.
       kwargs: arguments of EnvPool's constructor.
     """
 
@@ -85,10 +85,10 @@ def _pool(env_id: Any, seeds: Sequence[int], kwargs: Mapping[str, Any]) -> Any:
     with calling(f"the constructor of {env_id}"), named_kwargs(env_id, kwargs), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*precision lowered by casting", category=UserWarning)
         pool = envpool.make_gymnasium(env_id, num_envs=len(seeds), seed=list(seeds), **kwargs)
-        _ = pool.observation_space, pool.action_space  # built here, where gymnasium rounds their bounds with a warning
+        _ = pool.observation_space, pool.action_space  # built here, because gymnasium warns when it rounds the bounds
         return pool
 
 
 def _row(batch: Nest) -> Nest:
-    """Returns row 0 of each leaf `[1, ...]`, in memory of its own; EnvPool's infos have empty leaves too."""
+    """Returns copies of row 0 of each leaf `[1, ...]`; empty leaves, as in EnvPool's infos, are allowed."""
     return nest.map(lambda leaf: leaf[0].copy() if np.ndim(leaf) else leaf, batch)

@@ -1,4 +1,4 @@
-"""Environments by their id: gymnasium's registry, vector classes, and the extras that they need."""
+"""Finds environments by id: in gymnasium's registry, as vector classes, and in packages that an extra installs."""
 
 import contextlib
 import importlib
@@ -14,10 +14,10 @@ from gymnasium.vector import VectorEnv
 
 from alfish.environments import suites
 from alfish.errors import UsageError
+from alfish.errors.user_code import CodeError, calling, in_words
 from alfish.parameters import imports
-from alfish.user_code import CodeError, calling, in_words
 
-# The extra that installs a missing module.
+# For each module that may be missing, the extra that installs it.
 EXTRA_OF_MODULE = {
     "mujoco": "mujoco",
     "ale_py": "atari",
@@ -29,10 +29,10 @@ EXTRA_OF_PREFIX = {"ALE/": "atari"}
 
 
 def make_single(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
-    """Returns a registered environment, whose module `resolved` has imported."""
+    """Returns an environment of a registered id; `resolved` has imported the id's module before."""
     try:
         return gymnasium.make(env_id, disable_env_checker=True, **kwargs)
-    except Exception as error:  # a package raises anything with an engine that is too new for it
+    except Exception as error:  # a package may raise any exception if its engine is too new
         if cure := suites.conflict(env_id):
             raised = in_words(error, f"the constructor of {env_id}")
             raise CodeError(f"{raised}{cure}").with_traceback(error.__traceback__) from error.__cause__
@@ -46,16 +46,16 @@ def make_single(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
 
 
 def _render_modes(env_id: str) -> Sequence[str]:
-    """Returns the render modes that an environment's class declares; [] if they are not known."""
+    """Returns the render modes that an environment's class declares; [] if the modes are not known."""
     entry_point: Any = gymnasium.spec(env_id.rpartition(":")[2]).entry_point
-    with contextlib.suppress(Exception):  # the import of a package may raise anything, and metadata may be anything
+    with contextlib.suppress(Exception):  # importing may raise any exception, and the metadata may have any type
         made: Any = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
         return [str(mode) for mode in made.metadata["render_modes"]]
     return []
 
 
 def make_vector_class(env_id: Any, num_envs: int, kwargs: Mapping[str, Any]) -> VectorEnv:
-    """Returns a vector environment of the class that an id has for this."""
+    """Returns a vector environment of an id's registered vector class."""
     if callable(env_id):
         raise UsageError(
             f"make_environment.vectorization 'vector_entry_point' takes an id, and env_id is {name_of(env_id)}; take "
@@ -69,7 +69,7 @@ def make_vector_class(env_id: Any, num_envs: int, kwargs: Mapping[str, Any]) -> 
 
 @contextlib.contextmanager
 def named_kwargs(env_id: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Raises UsageError in place of a constructor's TypeError about an unknown keyword argument."""
+    """Turns a constructor's TypeError about an unknown keyword argument into UsageError."""
     try:
         yield
     except TypeError as error:
@@ -86,8 +86,8 @@ def named_kwargs(env_id: str | Callable[..., Any], kwargs: Mapping[str, Any]) ->
 
 
 def name_of(env_id: str | Callable[..., Any]) -> str:
-    """Returns an id, or the name of a constructor."""
-    made = getattr(env_id, "func", env_id)  # of a partial
+    """Returns the name of an environment: the id, or the name of the constructor."""
+    made = getattr(env_id, "func", env_id)  # `func` is the function inside a partial
     return made if isinstance(made, str) else getattr(made, "__name__", type(made).__name__)
 
 
@@ -95,14 +95,14 @@ def resolved(env_id: str, kwargs: Mapping[str, Any]) -> str | Callable[..., Any]
     """Imports the module that an id names; returns the id, or the class or function that `my_module:MyEnv` names.
 
     Args:
-      env_id: the id.
+      env_id: id of the environment.
       kwargs: arguments of the constructor.
 
     Raises:
-      UsageError: there is no such module, id, class or function (the message says what to write instead), an extra is
+      UsageError: the module, id, class or function does not exist (the message says what to write instead), an extra is
         missing, or the policy in force forbids the import.
     """
-    if ":" in str(kwargs.get("env_id")):  # ids like GymV26Environment-v0 make gym's environments
+    if ":" in str(kwargs.get("env_id")):  # ids like GymV26Environment-v0 make environments of the old gym
         imports.admit(kwargs["env_id"].partition(":")[0], "make_environment.env_kwargs")
     module, _, name = env_id.rpartition(":")
     imported = None
@@ -138,7 +138,7 @@ def resolved(env_id: str, kwargs: Mapping[str, Any]) -> str | Callable[..., Any]
 
 
 def _classes_of_module(name: str) -> list[str]:
-    """Returns what names the environments of a module, as "'crane:Crane'"; [] if there is no such module."""
+    """Returns the names of a module's environment classes, such as "'crane:Crane'"; [] if the module is missing."""
     if imports.is_restricted() or not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", name):
         return []
     try:

@@ -1,8 +1,8 @@
-"""Joint steps: one loop over environments of the same class, with the numbers that each gives by itself.
+"""Joint steps: one loop that steps environments of the same class, with equal results to single environments.
 
 A vector class draws all random numbers from one generator, so its episodes differ from those of single environments.
-Here each environment keeps its generator, its state and its time limit. It may be reset, rendered or stepped by itself
-at any time.
+With joint steps, each environment keeps its generator, its state and its time limit, and may be reset, rendered or
+stepped on its own at any time.
 """
 
 import functools
@@ -16,17 +16,17 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from alfish.nest import Array
 
-NUM_CHECKED = 16  # environments of the comparison that decides whether joint steps are used
+NUM_CHECKED = 16  # number of environments in the comparison that decides whether joint steps are used
 
 
 class JointCartPoles:
-    """gymnasium's CartPole environments, each in 1 us a step instead of 5.
+    """gymnasium's CartPole environments, in 1 us instead of 5 us per step and environment.
 
-    gymnasium computes with numpy's scalars, whose operations take five times as long as those of Python's floats and
-    give the same bits. Only sine and cosine, which Python and numpy round differently, stay numpy's.
+    gymnasium computes with numpy's scalars. Python's floats give the same bits in a fifth of the time, except for sine
+    and cosine, which Python and numpy round differently; so only sine and cosine are computed by numpy.
 
     Args:
-      envs: as `gymnasium.make` builds them; see `joint_steps`.
+      envs: environments that `gymnasium.make` built; see `joint_steps`.
     """
 
     def __init__(self, envs: Sequence[Any]):
@@ -34,11 +34,11 @@ class JointCartPoles:
         self._cores = [env.unwrapped for env in envs]
 
     def step(self, actions: Array, begins: Sequence[bool]) -> Iterator[tuple[Any, ...]]:
-        """Steps all environments, and resets those of `begins` instead.
+        """Steps or resets each environment.
 
         Args:
-          actions: `[B]`, 0 or 1.
-          begins: `[B]`, whether the last episode has ended.
+          actions: actions `[B]`, 0 or 1.
+          begins: flags `[B]` of the environments to reset, because their last episode has ended.
 
         Returns:
           Observations, rewards, terminations and truncations, `[B]` each.
@@ -47,7 +47,7 @@ class JointCartPoles:
             for env, begin in zip(self._envs, begins):
                 if begin:
                     env.reset()
-        # A reset and other code set arrays, whose entries are slow scalars.
+        # After a reset or a change by other code, a state is an array, whose entries would be slow scalars.
         states = [core.state if type(core.state) is tuple else core.state.tolist() for core in self._cores]
         angles = np.array([state[2] for state in states])
         trigonometry = zip(np.cos(angles).tolist(), np.sin(angles).tolist())
@@ -58,7 +58,7 @@ class JointCartPoles:
             x, speed, angle, angular_speed = state
             reward, terminated, truncated = 0.0, False, False
             if not begin:
-                # The operations of CartPoleEnv.step, in their order.
+                # The operations of CartPoleEnv.step, in the same order.
                 force = core.force_mag if action == 1 else -core.force_mag
                 total_mass, tau = core.total_mass, core.tau
                 push = (force + core.polemass_length * (angular_speed * angular_speed) * sin) / total_mass
@@ -81,16 +81,18 @@ class JointCartPoles:
 
 
 def joint_steps(envs: Sequence[gymnasium.Env]) -> JointCartPoles | None:
-    """Returns joint steps of these environments, or None if they have to step one by one.
+    """Returns joint steps for these environments; None if the environments must be stepped one by one.
 
-    The class and all wrappers must be gymnasium's own. A comparison with single environments on this machine must give
-    equal bits, because they depend on gymnasium's release and on numpy's sine and cosine.
+    The class and all wrappers must be gymnasium's own. Also, a comparison with single environments on this machine must
+    give equal bits, because rounding depends on gymnasium's release and on numpy's sine and cosine.
     """
     return JointCartPoles(envs) if all(map(_is_plain_cart_pole, envs)) and _gives_equal_bits() else None
 
 
 def _is_plain_cart_pole(env: gymnasium.Env) -> bool:
-    """Returns whether joint steps compute the rewards and the integrator of this environment."""
+    """Returns whether joint steps support this environment: a plain CartPole with the default rewards and the Euler
+    integrator.
+    """
     if type(env) is not TimeLimit or type(env.env) is not OrderEnforcing or type(env.env.env) is not CartPoleEnv:
         return False
     core: Any = env.unwrapped
@@ -101,7 +103,7 @@ def _is_plain_cart_pole(env: gymnasium.Env) -> bool:
 
 @functools.cache
 def _gives_equal_bits() -> bool:
-    """Returns whether joint steps are those of single environments, for random states, ends and time limits."""
+    """Returns whether joint and single steps give equal bits, for random states, ends and time limits."""
     generator = np.random.default_rng(0)
     joint, single = _limited_cart_poles(), _limited_cart_poles()
     cores = [(ours.unwrapped, theirs.unwrapped) for ours, theirs in zip(joint, single)]
@@ -113,7 +115,7 @@ def _gives_equal_bits() -> bool:
                 core.state, core.steps_beyond_terminated = state, None
         try:
             found = [np.asarray(column) for column in steps.step(actions, nobody_begins)]
-        except AttributeError:  # another release has other fields
+        except AttributeError:  # another release may have other fields
             return False
         expected = list(zip(*(env.step(action) for env, action in zip(single, actions))))
         found[0] = found[0].astype(np.float32)
@@ -125,7 +127,7 @@ def _gives_equal_bits() -> bool:
 
 
 def _limited_cart_poles() -> list[Any]:
-    """Returns environments that have begun and are truncated after three steps."""
+    """Returns environments that were reset, with time limits of three steps."""
     envs = [TimeLimit(OrderEnforcing(CartPoleEnv()), 3) for _ in range(NUM_CHECKED)]
     for env in envs:
         env.reset()

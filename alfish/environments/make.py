@@ -1,4 +1,4 @@
-"""Environments from an id or a constructor: `make_environment`."""
+"""Builds environments from an id or a constructor: `make_environment`."""
 
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
@@ -16,19 +16,18 @@ from alfish.environments import rendering, suites
 from alfish.environments.environment import Environment
 from alfish.environments.envpools import SinglePool, make_envpool
 from alfish.environments.finding import make_single, make_vector_class, name_of, named_kwargs, resolved
-from alfish.environments.left_out import LeftOut
-from alfish.environments.masks import MaskedObservation
+from alfish.environments.masked_observation import MaskedObservation
 from alfish.environments.objectives import VectorRewards, declared
 from alfish.environments.sequential import SequentialVectorEnv, refuse_breach
 from alfish.environments.tensor import TensorEnvironment
 from alfish.environments.vector import VectorEnvironment
-from alfish.environments.wrapping import InProcess, Wrapper, own, refuse_statistics, wrap
+from alfish.environments.wrapping import InProcess, LeftOut, Wrapper, own, refuse_statistics, wrap
 from alfish.errors import UsageError
+from alfish.errors.user_code import calling, refuse
 from alfish.parameters import NonNegativeInt, PositiveInt, checked
 from alfish.parameters.parts import parameter_names
-from alfish.user_code import calling, refuse
 
-# From here on gymnasium's vector class of CartPole takes less time than one loop over single environments.
+# From this number of environments on, gymnasium's vector class of CartPole is faster than a loop over environments.
 MANY_ENVS = 64
 
 
@@ -52,31 +51,36 @@ def make_environment(
 ) -> Environment:
     """Builds environments that step together.
 
-    A callable that makes a VectorEnv receives what it has arguments for: `num_envs`, `seed` (another number in each
-    run, worker and evaluation), `device`, `evaluation` and `index`. `env_kwargs` take precedence.
+    A callable that makes a VectorEnv receives those of the following values for which it has arguments: `num_envs`,
+    `seed` (different in each run, worker and evaluation), `device`, `evaluation` and `index`. `env_kwargs` take
+    precedence.
 
     Args:
-      env_id: a gymnasium id (`CartPole-v1`, `my_module:MyEnv-v0`), or a callable or its name (`my_module:MyEnv`) that
-        returns a gymnasium Env, or a VectorEnv, numpy or torch, if it has an argument `num_envs`.
-      num_envs: B.
-      vectorization: 'sync' steps in this process, in one loop where that gives the same numbers (CartPole), else one by
-        one; 'async' steps the same episodes in a process each (pays above about 50 us per step); 'vector_entry_point'
-        takes the id's own vector class and 'envpool' EnvPool's, which draw other random numbers.
-      env_kwargs: arguments of the constructor; each environment receives a deep copy of those that can be copied. So do
-        the arguments of wrappers and of a functools.partial.
-      wrappers: wrappers of each single environment, the first one innermost. An entry is a callable, its name such as
-        `gymnasium.wrappers:FlattenObservation`, or a list of either and its keyword arguments.
+      env_id: gymnasium id (`CartPole-v1`, `my_module:MyEnv-v0`), or a callable or its name (`my_module:MyEnv`). The
+        callable returns a gymnasium Env, or a VectorEnv of numpy or torch if it has an argument `num_envs`.
+      num_envs: number of environments, B.
+      vectorization: way of stepping the environments. 'sync' steps them in this process, in one loop where that gives
+        the same numbers (CartPole), else one by one. 'async' steps the same episodes, with a process for each
+        environment, which pays if a step takes more than about 50 us. 'vector_entry_point' uses the id's own vector
+        class, and 'envpool' uses EnvPool; both draw other random numbers.
+      env_kwargs: arguments of the constructor; each environment receives a deep copy of those that can be copied. The
+        arguments of wrappers and of a functools.partial are copied, too.
+      wrappers: wrappers of each single environment, the first one innermost. An entry is a callable, the name of a
+        callable such as `gymnasium.wrappers:FlattenObservation`, or a list of either and keyword arguments.
       training_wrappers: further wrappers outside `wrappers`, which evaluation leaves out.
-      leave_out: names of parts of a Dict observation that are left out, as 'mission', or 'goal.text' in a nested Dict.
+      leave_out: names of the parts of a Dict observation to leave out, such as 'mission', or 'goal.text' in a nested
+        Dict.
       seed: seed of the run, which a Trainer passes; environment i receives the i-th child of its SeedSequence.
-      evaluation: builds single environments in this process, whatever `vectorization` is, which the evaluator resets;
-        with 'envpool' they are EnvPool's. A VectorEnv of the user stays as it is.
-      render_mode: gymnasium's render mode.
-      action_mask: where the environment has the mask of the actions that it accepts: 'observation:LEAF', 'info:KEY' or
-        'method:NAME'; vector classes: 'observation:LEAF'. It becomes a leaf of the observation, see
-        `environments.masks`. None: there is no mask.
-      rewards: names of the entries of a vector reward, or where each entry is: {'speed': 'info:reward_forward'}, see
-        `environments.objectives`; vector classes: names. None: the environment's own reward, a number or a vector.
+      evaluation: whether the environments are for evaluation. If so, they are single environments in this process,
+        which the evaluator resets, whatever `vectorization` is, except that 'envpool' uses EnvPool's environments. A
+        VectorEnv of the user is not changed.
+      render_mode: render mode of gymnasium.
+      action_mask: place of the mask of allowed actions: 'observation:LEAF', 'info:KEY' or 'method:NAME'; for vector
+        classes only 'observation:LEAF'. The mask becomes a leaf of the observation, see `environments.masks`. None
+        means no mask.
+      rewards: names of the entries of a vector reward, or the place of each entry, such as
+        {'speed': 'info:reward_forward'}, see `environments.objectives`; for vector classes only names. None means the
+        environment's own reward, a number or a vector.
       device: device of the run, which a Trainer passes; None means a callable's own default.
       index: number of the worker that makes the environments, which `AsyncUnroller` passes.
 
@@ -105,7 +109,7 @@ def make_environment(
         raise UsageError(f"make_environment.{setting} apply to single environments, and a vector class has none")
     names = _names(rewards) if is_vector or vectorization in ("vector_entry_point", "envpool") else None
     if callable(env_id) and is_vector:
-        seeds = spawn_seeds((seed, 1), num_envs) if evaluation else seeds  # apart from those of the run of this seed
+        seeds = spawn_seeds((seed, 1), num_envs) if evaluation else seeds  # not those of the run with this seed
         known = {"seed": seeds[0], "device": device, "evaluation": evaluation, "index": index}
         with calling(f"the constructor of {name_of(env_id)}"), named_kwargs(env_id, kwargs):
             env = own(env_id)(num_envs=num_envs, **_asked(env_id, known, kwargs), **own(kwargs))
@@ -133,12 +137,12 @@ def make_environment(
             )
         for wrapper in wrappers:
             env = wrap(env, wrapper)
-        env_spec = getattr(env, "spec", None)  # training wrappers do not change the task
+        env_spec = getattr(env, "spec", None)  # without the training wrappers, which do not change the task
         for wrapper in () if evaluation else training_wrappers:
             env = wrap(env, wrapper)
         refuse_statistics(env)
         env = LeftOut(env, leave_out) if leave_out else env
-        specs.check_learnable(env.observation_space, "observation")  # before gymnasium makes batches of them
+        specs.check_learnable(env.observation_space, "observation")  # checked before gymnasium batches observations
         specs.check_learnable(env.action_space, "action")
         if rewards is not None or declared(env) is not None:
             env = VectorRewards(env, rewards)
@@ -168,12 +172,12 @@ def make_environment(
 
 
 def spawn_seeds(seed: int | Sequence[int], count: int) -> list[int]:
-    """Returns independent 31-bit seeds. With `seed + i`, run 1's environment 1 would equal run 2's environment 0."""
+    """Returns independent 31-bit seeds. With `seed + i`, environment 1 of run 1 would equal environment 0 of run 2."""
     return [int(child.generate_state(1)[0] >> 1) for child in np.random.SeedSequence(seed).spawn(count)]
 
 
 def _asked(make: Callable[..., Any], known: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what is known of a run and has an argument of a callable that nothing has set."""
+    """Returns those of the known values for which a callable has an argument that `kwargs` does not set."""
     free = parameter_names(make) - {*kwargs, *getattr(make, "keywords", ())}
     return {name: value for name, value in known.items() if name in free and value is not None}
 
@@ -187,7 +191,7 @@ def _adapt(
     action_mask: str | None = None,
     rewards: Sequence[str] | None = None,
 ) -> Environment:
-    """Returns an environment of a vector environment; `action_mask` if its observations are not marked yet."""
+    """Returns an `Environment` for a vector environment; `action_mask` is given if its leaf is not marked yet."""
     refuse_statistics(env)
     returns_tensors = isinstance(getattr(env, "device", None), (torch.device, str))
     environment: Environment
@@ -201,7 +205,7 @@ def _adapt(
 
 
 def _stepping(env: VectorEnv) -> str:
-    """Returns how a vector environment steps, in words that follow the number of environments."""
+    """Returns how a vector environment steps, as a phrase that follows the number of environments."""
     if isinstance(env, SequentialVectorEnv):
         return "" if env.num_envs == 1 else "one by one" if env.joint is None else "in one loop"
     if isinstance(env, gymnasium.vector.AsyncVectorEnv):
@@ -210,7 +214,7 @@ def _stepping(env: VectorEnv) -> str:
 
 
 def _remark(env: VectorEnv) -> str:
-    """Returns a sentence about a vector class that gives other random numbers and may be faster."""
+    """Returns a sentence about a vector class that may be faster but draws other random numbers; '' for none."""
     spec = env.envs[0].spec if isinstance(env, SequentialVectorEnv) else None
     if spec is None or spec.vector_entry_point is None or spec.additional_wrappers or env.num_envs < MANY_ENVS:
         return ""
@@ -221,7 +225,7 @@ def _remark(env: VectorEnv) -> str:
 
 
 def _names(rewards: Sequence[str] | Mapping[str, str] | None) -> Sequence[str] | None:
-    """Returns the names of a vector class's rewards, whose entries come from no other place."""
+    """Returns the names of a vector class's reward entries; raises UsageError if entries come from other places."""
     if isinstance(rewards, Mapping):
         raise UsageError(
             f"make_environment.rewards is {rewards!r}, and a vector class has its entries in its vector reward only; "

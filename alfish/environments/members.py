@@ -1,18 +1,57 @@
-"""The members of a vector environment, i.e. its single environments: seeds, generators, methods, processes."""
+"""The members of a vector environment, which are its single environments: seeds, generators, methods, processes.
+
+This module gets and sets the members' states and random generators in the form that checkpoints have.
+"""
 
 import functools
+import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
-from alfish.environments.saved_states import Generator, from_json, to_json
 from alfish.environments.sequential import SequentialVectorEnv, close
+from alfish.errors.user_code import calling
+from alfish.nest import Nest
 from alfish.runs import random_state
+from alfish.runs.checkpoint_file import check_loadable
 
-# Vector environments whose members take one seed each.
+Generator: TypeAlias = np.random.Generator | np.random.RandomState
+
+
+def state_of(env: Any, name: str) -> Nest:
+    """Returns the result of a vector environment's method `get_state`."""
+    with calling(f"{name}.get_state"):
+        return env.get_state()
+
+
+def check_state(env: Any, name: str) -> None:
+    """Raises UsageError if the state of a vector environment has a leaf that a checkpoint cannot hold."""
+    if hasattr(env, "get_state"):
+        check_loadable(state_of(env, name), f"{name}.get_state()")
+
+
+def to_json(generator: Generator) -> str:
+    """Returns the state of a random generator as JSON."""
+    state: Any
+    if isinstance(generator, np.random.RandomState):
+        state = generator.get_state(legacy=False)
+    else:
+        state = generator.bit_generator.state
+    return json.dumps(state, default=np.ndarray.tolist)
+
+
+def from_json(generator: Generator, state: str) -> None:
+    """Restores the state from `to_json` in a generator of the same kind."""
+    if isinstance(generator, np.random.RandomState):
+        generator.set_state(json.loads(state))
+    else:
+        generator.bit_generator.state = json.loads(state)
+
+
+# Classes of vector environments whose members take one seed each.
 ONE_BY_ONE = SyncVectorEnv, AsyncVectorEnv, SequentialVectorEnv
 
 
@@ -21,39 +60,39 @@ class Members:
 
     Args:
       env: the vector environment.
-      seeds: one per member, for the first reset.
+      seeds: one seed per member, for the first reset.
 
     Attributes:
-      first_seeds: the seeds of the first reset; None after it.
-      abandoned: True if a step may never end.
+      first_seeds: seeds for the first reset; None after the first reset.
+      abandoned: True if a step is running that may never end.
     """
 
     def __init__(self, env: VectorEnv, seeds: Sequence[int]):
         self._env = env
-        self._inner = env.unwrapped  # without vector wrappers: it has the members
+        self._inner = env.unwrapped  # the vector environment without vector wrappers
         self.first_seeds: Sequence[int] | None = list(seeds)
         self.abandoned = False
-        self._is_pending = False  # a call of the members has not ended
-        self._one_here: gymnasium.Env | None = None  # where the members are in other processes
+        self._is_pending = False  # whether a call of the members is still running
+        self._one_here: gymnasium.Env | None = None  # an extra environment here, if members are in other processes
 
     @property
     def have_seeds(self) -> bool:
-        """True if each member takes a seed of its own."""
+        """True if each member takes its own seed."""
         return isinstance(self._inner, ONE_BY_ONE)
 
     def seed_argument(self, seeds: Sequence[int | None] | None) -> Any:
         """Returns the argument `seed` of the vector environment's next reset.
 
-        It is a list if each member takes a seed, else one number for the whole vector environment.
+        The argument is a list if each member takes a seed, else one number for the whole vector environment.
 
         Args:
-          seeds: one per member; None: `first_seeds`.
+          seeds: one seed per member; None means `first_seeds`.
         """
         seeds, self.first_seeds = (self.first_seeds if seeds is None else seeds), None
         return seeds if seeds is None or self.have_seeds else seeds[0]
 
     def curricula(self) -> list[Callable[[float], Any]]:
-        """Returns the members' methods `set_progress`, also those of wrapped members."""
+        """Returns the method `set_progress` of each member, also if the member is inside wrappers."""
         if singles := single_environments(self._env):
             return [one.get_wrapper_attr("set_progress") for one in singles if one.has_wrapper_attr("set_progress")]
         if isinstance(self._inner, AsyncVectorEnv):
@@ -63,7 +102,7 @@ class Members:
         return [] if method is None else [method]
 
     def method(self, name: str) -> Callable[..., Any] | None:
-        """Returns a method of the members' class or of a wrapper, or None if none has this name."""
+        """Returns a method of the members' class or of a wrapper; None if neither has a method of this name."""
         env: Any = self._inner
         if singles := single_environments(self._env):
             env = singles[0]
@@ -76,22 +115,22 @@ class Members:
     def generator_states(self) -> list[str]:
         """Returns the state of each random generator as JSON.
 
-        Abandoned members in other processes do not answer, so new generators take the places of theirs.
+        Abandoned members in other processes do not answer, so new generators replace theirs.
         """
         return [to_json(generator) for generator in self._generators()]
 
     def set_generator_states(self, states: Sequence[str]) -> None:
-        """Restores `generator_states`."""
+        """Restores states that `generator_states` returned."""
         generators = self._generators()
         for generator, state in zip(generators, states):
             from_json(generator, state)
         if isinstance(self._inner, AsyncVectorEnv):
-            self._inner.set_attr("np_random", generators)  # these are copies: the members are in other processes
+            self._inner.set_attr("np_random", generators)  # sends copies, because members are in other processes
 
     def seeds_of_restart(self) -> list[int] | None:
-        """Returns seeds for the reset after a resume; None: restored generators determine the next episodes.
+        """Returns seeds for the reset after a resume; None if restored generators determine the next episodes.
 
-        They are drawn from a generator that the run restores; else each resume would begin as the run did.
+        The seeds are drawn from a generator that the run restores, so that the run does not repeat its first episodes.
         """
         if isinstance(self._inner, AsyncVectorEnv):
             self._inner.set_attr("process_seed", self._new_seeds())
@@ -100,19 +139,19 @@ class Members:
         return self._new_seeds()
 
     def note_failure(self, error: BaseException) -> None:
-        """Stores whether a call is still pending after `error`: after a signal, and if a process has died."""
+        """Stores whether a call is still pending, which is so if `error` is a signal or a process has died."""
         self._is_pending = not isinstance(error, Exception) or isinstance(error, EOFError | OSError)
 
     def close(self) -> None:
-        """Closes the vector environment, also during a step."""
+        """Closes the vector environment, even during a step."""
         if not isinstance(self._inner, AsyncVectorEnv):
             close(self._env)
         elif self._is_pending:
-            _end_processes(self._inner)  # gymnasium would wait for the end of the call
+            _end_processes(self._inner)  # because gymnasium would wait for the end of the call
         else:
             try:
                 self._env.close()
-            except BaseException:  # the environments may raise anything, and a signal may interrupt the wait
+            except BaseException:  # environments may raise any exception, and a signal may interrupt the wait
                 _end_processes(self._inner)
                 raise
         if self._one_here is not None:
@@ -122,9 +161,9 @@ class Members:
         return random_state.draw_seeds(self._inner.num_envs)
 
     def _generators(self) -> list[Generator]:
-        """Returns one generator per member, or the only one of a vector class of its own.
+        """Returns the generator of each member, or the single generator of a vector class.
 
-        None are returned if one is of a kind whose state cannot be saved.
+        The list is empty if the state of a generator cannot be saved.
         """
         if singles := single_environments(self._env):
             found: list[Any] = [getattr(env.unwrapped, "np_random", None) for env in singles]
@@ -138,7 +177,7 @@ class Members:
 
 
 def single_environments(env: VectorEnv) -> list[gymnasium.Env]:
-    """Returns the members of a vector environment that steps them one after another in this process, else none."""
+    """Returns the members of a vector environment that steps members one by one in this process; else []."""
     inner = env.unwrapped
     return list(inner.envs) if isinstance(inner, SyncVectorEnv | SequentialVectorEnv) else []
 

@@ -1,11 +1,11 @@
 """Vector rewards of environments.
 
 An environment declares a vector reward by `reward_space`, a Box of shape (R,), and returns arrays `[R]` from `step`, as
-those of mo-gymnasium do. `make_environment.rewards` names the entries, or takes them from other places:
+environments of mo-gymnasium do. `make_environment.rewards` names the entries, or takes them from other places:
 - `['treasure', 'time']`: names of the entries of the environment's own vector;
 - `{'speed': 'info:reward_forward', 'energy': 'info:reward_ctrl'}`: numbers in the info of each step;
-- `{'score': 'reward', 'energy': 'info:reward_ctrl'}`: 'reward' is the environment's own number, 'reward:1' the second
-  entry of its vector.
+- `{'score': 'reward', 'energy': 'info:reward_ctrl'}`: 'reward' is the environment's own number, and 'reward:1' the
+  second entry of its vector.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,20 +26,21 @@ class VectorRewards(gymnasium.Wrapper):
 
     Args:
       env: the environment.
-      rewards: names of the entries of its vector reward, or the source of each entry; None: its own vector.
+      rewards: names of the entries of the environment's vector reward, or the source of each entry by name; None means
+        the environment's own vector and names.
 
     Attributes:
-      reward_space: `specs.VectorReward`.
+      reward_space: space of the reward, `specs.VectorReward`.
 
     Raises:
-      UsageError: the environment has no vector reward, or one of another length; in a step: a reward of another shape
-        than was declared, or an info that is missing or is no number.
+      UsageError: the environment has no vector reward, or its vector reward has another length. In a step: a reward has
+        another shape than declared, or an entry of the info is missing or not a number.
     """
 
     def __init__(self, env: gymnasium.Env, rewards: Rewards | None = None):
         super().__init__(env)
         self._name = type(env.unwrapped).__name__ if rewards is None else f"make_environment.rewards = {rewards!r}"
-        self._shape: tuple[int, ...] | None = None  # that the reward must have
+        self._shape: tuple[int, ...] | None = None  # required shape of the environment's reward
         if isinstance(rewards, Mapping):
             self._sources = [self._source(where) for where in rewards.values()]
             self.reward_space = specs.reward_spec(list(rewards))
@@ -60,7 +61,7 @@ class VectorRewards(gymnasium.Wrapper):
         return observation, np.asarray(entries, np.float32), terminated, truncated, info
 
     def _source(self, where: str) -> Callable[[Any, dict[str, Any]], float]:
-        """Returns a function of the environment's reward and info that returns an entry."""
+        """Returns a function that computes an entry from the environment's reward and info."""
         kind, _, key = where.partition(":")
         if where == "reward":
             return lambda reward, info: self._number(reward, where)
@@ -86,9 +87,9 @@ class VectorRewards(gymnasium.Wrapper):
 
 
 def declared(env: Any) -> spaces.Box | None:
-    """Returns the `reward_space` of vector rewards of an environment or a vector environment; None: there are none.
+    """Returns the `reward_space` of an environment with vector rewards, single or vector; None without vector rewards.
 
-    It may be a wrapper's. `mo_gymnasium.wrappers.LinearReward` adds the entries up and declares nothing.
+    A wrapper may declare the space. `mo_gymnasium.wrappers.LinearReward`, which adds the entries up, has no such space.
     """
     while isinstance(env, gymnasium.Wrapper) and not hasattr(env, "reward_space"):
         if type(env).__name__ == "LinearReward":
@@ -102,11 +103,11 @@ def named(space: spaces.Box | None, names: Sequence[str] | None) -> spaces.Box:
     """Returns the spec of the reward that an environment declares.
 
     Args:
-      space: of its rewards; None: a scalar.
-      names: of the entries; None: their own names, or their numbers.
+      space: space of the environment's rewards; None means a scalar.
+      names: names of the entries; None means the space's own names, or else numbers.
 
     Raises:
-      UsageError: there is another number of names than of entries.
+      UsageError: the number of names differs from the number of entries.
     """
     size = 0 if space is None else sum(space.shape)
     if names is None:

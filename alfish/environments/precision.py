@@ -1,4 +1,4 @@
-"""Notices float64 observations whose changes float32, in which rows are kept, cannot hold."""
+"""Detects float64 observations whose changes are too small for float32, the dtype of stored rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,16 +10,16 @@ from alfish import nest, specs
 from alfish.environments.environment import Environment
 from alfish.nest import Nest
 
-NUM_STEPS = 200  # vector steps that are watched
-FEWEST_VALUES = 16  # of float32, from the least to the largest value of an entry
+NUM_STEPS = 200  # number of vector steps that are watched
+FEWEST_VALUES = 16  # least number of float32 values between the least and the largest value of an entry
 
 
 def watched(read: Callable[[Any], Nest], environment: Environment) -> Callable[[Any], Nest]:
-    """Returns a function like `read` that watches float64 observations of the first steps; `read` if there are none.
+    """Returns a function like `read` that checks the first steps' float64 observations; `read` for other dtypes.
 
     Args:
-      read: converts a batch of the environment's observations to the stream's nest.
-      environment: with their space and name.
+      read: function that converts a batch of the environment's observations to the nest of time steps.
+      environment: environment with the observation space, and the name for messages.
     """
     is_float64 = specs.map_space(lambda leaf: leaf.dtype == np.float64, environment.observation_space)
     return _Watch(read, environment) if any(nest.leaves(is_float64)) else read

@@ -8,16 +8,16 @@ import gymnasium
 
 from alfish.errors import UsageError, first_line
 
-# MuJoCo's backends without a display, each with its library, in the order of preference.
+# MuJoCo's backends that need no display, each with its library, in the order of preference.
 BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}
 
 
 def prepare() -> None:
-    """Sets the rendering backends of pygame and MuJoCo if there is no display. Call it before MuJoCo is imported.
+    """Sets rendering backends of pygame and MuJoCo that need no display; call it before MuJoCo is imported.
 
-    Variables that the user has set do not change.
+    Environment variables that the user has set do not change.
     """
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders to arrays; it needs no screen
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame renders to arrays, and needs no screen
     has_display = "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
     if "MUJOCO_GL" in os.environ or has_display or sys.platform != "linux":
         return
@@ -27,7 +27,7 @@ def prepare() -> None:
 
 
 def follow(env: gymnasium.Env) -> None:
-    """Selects a MuJoCo environment's tracking camera, if it has one and the user has set no camera."""
+    """Selects the tracking camera of a MuJoCo environment that has one, unless the user has chosen a camera."""
     renderer = getattr(env.unwrapped, "mujoco_renderer", None)
     asked = {"camera_name", "camera_id"} & set(env.spec.kwargs if env.spec else ())
     if renderer is None or asked:
@@ -40,7 +40,7 @@ def follow(env: gymnasium.Env) -> None:
 
 
 def failure(env: gymnasium.Env, error: Exception) -> UsageError | None:
-    """Returns the error to show for a failure of rendering; None if it is the environment's own error."""
+    """Returns the error to raise for a failed rendering; None if the error comes from the environment's own code."""
     if not hasattr(env.unwrapped, "mujoco_renderer"):
         return None
     backend = os.environ.get("MUJOCO_GL")

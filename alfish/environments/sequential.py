@@ -16,41 +16,41 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from alfish.environments.joint_steps import joint_steps
 from alfish.environments.objectives import declared
 from alfish.errors import UsageError, first_line
+from alfish.errors.user_code import in_words
 from alfish.runs.random_state import draw_seeds
-from alfish.user_code import in_words
 
-# Code that calls single environments and reads their results. An error raised here, and not in the environment's own
-# code, shows that the environment breaks gymnasium's interface.
+# Files whose code calls single environments and reads the results. An error raised in these files, and not in the
+# environment's own code, shows that the environment violates gymnasium's interface.
 _GYMNASIUM, _NUMPY = Path(gymnasium.__file__).parent, Path(np.__file__).parent
 _CALLERS = {_GYMNASIUM / "wrappers", _GYMNASIUM / "core.py", _GYMNASIUM / "vector"}
 _CALLERS |= {_GYMNASIUM / "envs" / "registration.py", Path(__file__)}
-_CALLERS |= {
-    Path(__file__).with_name(name) for name in ("make.py", "finding.py", "wrapping.py", "masks.py", "objectives.py")
-}
+_OWN = ("make.py", "finding.py", "wrapping.py", "masked_observation.py", "objectives.py")
+_CALLERS |= {Path(__file__).with_name(name) for name in _OWN}
 
 _IN_NUMPY = {kind: np.dtype(kind).type for kind in (bool, int, float)}
 
 
 class SequentialVectorEnv(VectorEnv):
-    """Steps environments in this process, in half the time of gymnasium's `SyncVectorEnv` or less.
+    """Steps environments in this process, in at most half the time of gymnasium's `SyncVectorEnv`.
 
     Each step and reset makes a new batch of observations. Rewards may be numbers or arrays of one element.
 
     Args:
       env_fns: constructors of environments with equal spaces.
-      autoreset_mode: NEXT_STEP or DISABLED: environments rest from an end, or `break_off`, to their reset; steps do not
-        reach them and return their last observations, rewards of 0 and no ends.
+      autoreset_mode: mode of resets, NEXT_STEP or DISABLED. Under DISABLED, an environment rests from the end of an
+        episode, or from `break_off`, until its reset: steps return its last observation, reward 0 and no end.
 
     Attributes:
       envs: the environments.
-      gathers_infos: True if steps return infos; merging infos takes longer than a step of some environments.
-      report: receives the index and the error of an environment that raised, which is then rebuilt; None: errors are
-        raised.
-      replaced: indices of the environments that were rebuilt in the last step, which returned their first observations.
-      progress: argument of `set_progress` of rebuilt environments; None: it is not called.
+      gathers_infos: True if steps return infos. Merging infos takes longer than a step of some environments.
+      report: function that receives the index and the error of an environment that raised and is rebuilt; None means
+        that errors are raised.
+      replaced: indices of the environments that were rebuilt in the last step, which returned first observations.
+      progress: progress that rebuilt environments receive by `set_progress`; None means that it is not called.
       something_ended: True if an episode ended in the last step.
-      reward_space: of the environments, a Box of shape (R,); None: rewards are numbers.
-      joint: steps all environments in one loop, with the same numbers; None: they step one by one.
+      reward_space: space of vector rewards, a Box of shape (R,); None means that rewards are numbers.
+      joint: object that steps all environments in one loop, with the same numbers; None means that they step one by
+        one.
     """
 
     def __init__(self, env_fns: Sequence[Callable[[], gymnasium.Env]], autoreset_mode: AutoresetMode):
@@ -58,7 +58,7 @@ class SequentialVectorEnv(VectorEnv):
         self._env_fns = list(env_fns)
         self.envs: list[gymnasium.Env] = []
         for make in env_fns:
-            self.envs.append(make())  # one by one: gymnasium 1.1 closes `envs` also where a constructor raised
+            self.envs.append(make())  # one by one, because gymnasium 1.1 closes `envs` even if a constructor raised
         first, self.num_envs = self.envs[0], len(self.envs)
         self.metadata = {**first.metadata, "autoreset_mode": autoreset_mode}
         self.render_mode = first.render_mode
@@ -76,13 +76,13 @@ class SequentialVectorEnv(VectorEnv):
         self.report: Callable[[int, BaseException], None] | None = None
         self.replaced: list[int] = []
         self.progress: float | None = None
-        self.something_ended = True  # the first step is checked like a step after an end
-        self._observations: list[Any] = [None] * self.num_envs  # the last ones
+        self.something_ended = True  # so that the first step is checked like a step after the end of an episode
+        self._observations: list[Any] = [None] * self.num_envs  # last observation of each environment
         example = create_empty_array(self.single_observation_space, 1)
         # Shape and dtype of observations that are one array; None if they are nests.
         self._form = (example.shape[1:], example.dtype) if isinstance(example, np.ndarray) else None
-        self._waits = np.zeros(self.num_envs, bool)  # for a reset: the episode has ended
-        self._no_ends = np.zeros(self.num_envs, bool)  # of all steps in which no episode ends
+        self._waits = np.zeros(self.num_envs, bool)  # environments that wait for a reset after an episode's end
+        self._no_ends = np.zeros(self.num_envs, bool)  # flags that all steps without an episode's end share
         self._no_ends.flags.writeable = False
         self.joint = joint_steps(self.envs)
 
@@ -94,19 +94,19 @@ class SequentialVectorEnv(VectorEnv):
         """Resets all environments, or those of `options["reset_mask"]` (`[B]` bool).
 
         Args:
-          seed: a list with a seed or None per environment; None: no environment is seeded.
-          options: all other entries are passed to each environment.
+          seed: list with a seed or None for each environment; None means no seeds.
+          options: options of the reset; entries other than the mask are passed to each environment.
         """
         rows = np.ones(self.num_envs, bool)
         if options is not None and "reset_mask" in options:
             rows = options.pop("reset_mask")
-        options = options or None  # an environment may look for options of its own in any that it receives
+        options = options or None  # an environment may look for its own options in any dict that it receives
         infos: list[dict[str, Any]] = [{} for _ in self.envs]
         for i in np.flatnonzero(rows).tolist():
             own_seed = None if seed is None else seed[i]
             self._observations[i], infos[i] = self.envs[i].reset(seed=own_seed, options=options or None)
         self._waits = self._waits & ~rows
-        some = self._observations[int(np.argmax(rows))]  # stands for those of environments that were never reset
+        some = self._observations[int(np.argmax(rows))]  # stands for observations of environments never reset
         self._observations = [some if one is None else one for one in self._observations]
         return self._batch(self._observations), gathered(infos)
 
@@ -125,7 +125,7 @@ class SequentialVectorEnv(VectorEnv):
             batch, infos = self._batch(observations), []
             self._observations = list(batch)
         self.something_ended = any(terminations) or any(truncations)
-        if not was_quiet or self.something_ended:  # else no environment waits for a reset
+        if not was_quiet or self.something_ended:  # otherwise no environment waits for a reset
             check_ends(terminations, truncations)
             resting = self._waits if self._rests else False
             self._waits = np.array(terminations, bool) | np.array(truncations, bool) | resting
@@ -143,7 +143,7 @@ class SequentialVectorEnv(VectorEnv):
         rows: list[tuple[Any, ...]] = []
         reward: Any = 0.0
         no_reward = reward if self.reward_space is None else np.zeros(self.reward_space.shape, np.float32)
-        # The array is last: the end of its iterator is a slow exception, which zip then never reaches.
+        # The array is the last argument, because ending its iterator raises a slow exception, which zip then avoids.
         for env, begins, action in zip(self.envs, all_begins, actions):
             try:
                 if begins:
@@ -163,7 +163,7 @@ class SequentialVectorEnv(VectorEnv):
         observations, rewards, terminations, truncations, infos = map(list, zip(*rows))
         try:
             batch = self._batch(observations)
-        except Exception:  # observations of any kind may fail in gymnasium's and numpy's code
+        except Exception:  # a wrong observation may raise any exception in gymnasium's and numpy's code
             if self.report is None:
                 raise
             for i in self._replace_misfits(observations):
@@ -183,7 +183,7 @@ class SequentialVectorEnv(VectorEnv):
         """Rebuilds the environments of these rows (`[B]` bool).
 
         Returns:
-          A batch of their first observations and the others' last observations.
+          A batch of observations: first observations of the rebuilt environments, and last observations of the others.
         """
         for i in np.flatnonzero(rows):
             self._observations[i], _ = self._rebuild(int(i))
@@ -191,7 +191,7 @@ class SequentialVectorEnv(VectorEnv):
         return self._batch(self._observations)
 
     def break_off(self, rows: np.ndarray) -> None:
-        """Makes the next step reset the environments of these rows (`[B]` bool); under DISABLED they rest."""
+        """Makes the next step reset the environments of a mask `[B]`, or lets them rest under DISABLED."""
         self._waits = self._waits | rows
 
     def _replace(self, i: int, error: BaseException) -> tuple[Any, dict[str, Any]]:
@@ -201,7 +201,7 @@ class SequentialVectorEnv(VectorEnv):
         return self._rebuild(i)
 
     def _replace_misfits(self, observations: list[Any]) -> list[int]:
-        """Rebuilds environments whose observations do not fit the space, and replaces these by first observations.
+        """Rebuilds environments whose observations do not fit the space, and stores first observations in their place.
 
         Returns:
           The indices of the rebuilt environments.
@@ -216,7 +216,7 @@ class SequentialVectorEnv(VectorEnv):
         return found
 
     def _rebuild(self, i: int) -> tuple[Any, dict[str, Any]]:
-        with contextlib.suppress(Exception):  # a broken environment may also fail to close
+        with contextlib.suppress(Exception):  # closing a broken environment may fail, too
             self.envs[i].close()
         (seed,) = draw_seeds(1)  # the environment may seed torch's generator
         env = self._env_fns[i]()
@@ -243,7 +243,7 @@ class SequentialVectorEnv(VectorEnv):
 
 
 def close(env: Any) -> None:
-    """Closes a single or vector environment. An error is logged, since it must not take a finished run with it."""
+    """Closes a single or vector environment. An error is logged, because it must not make a finished run fail."""
     try:
         env.close()
     except (Exception, SystemExit) as error:
@@ -253,10 +253,11 @@ def close(env: Any) -> None:
 def gathered(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Merges the infos of B environments into gymnasium's format for vector environments.
 
-    A key's value is an array `[B, ...]`, with 0 or None for environments that did not report it. `_key` is the mask
-    `[B]` bool of those that did. Numbers of different types are converted to one type by numpy's rules, for example
-    int and float to float64. Other values, as integers beyond 64 bits, and arrays of different shapes, are kept as
-    objects. A key `_key` beside `key` is left out. Nested infos are merged in the same way.
+    The value of a key is an array `[B, ...]`, with 0 or None for environments that did not report the key; `_key` is
+    the mask `[B]` bool of the environments that did. Numbers of different types are converted to one type by numpy's
+    rules, for example int and float to float64. Other values, such as integers beyond 64 bits, and arrays of different
+    shapes are kept as objects. An environment's own key `_key` beside `key` is left out. Nested infos are merged in the
+    same way.
     """
     result: dict[str, Any] = {}
     for i, info in enumerate(infos):
@@ -279,14 +280,14 @@ def _gather(result: dict[str, Any], info: dict[str, Any], i: int, num_envs: int)
                 column = result[key] = _widened(column, result[f"_{key}"], value)
             column[i] = value
         mask = f"_{key}"
-        if mask not in result or f"_{mask}" in result:  # or another environment has taken its place
+        if mask not in result or f"_{mask}" in result:  # or it is a value that another environment reported
             result.pop(f"_{mask}", None)
             result[mask] = np.zeros(num_envs, bool)
         result[mask][i] = True
 
 
 def is_mask(key: Any, info: dict[str, Any]) -> bool:
-    """Returns whether a key is that of the mask of another key."""
+    """Returns whether a key of an info has the name of another key's mask."""
     return isinstance(key, str) and key[:1] == "_" and key[1:] in info
 
 
@@ -295,7 +296,7 @@ def is_beyond_int64(value: Any) -> bool:
 
 
 def _empty_column(value: Any, num_envs: int) -> np.ndarray:
-    """Returns an array `[B, ...]` for values like this one."""
+    """Returns an array `[B, ...]` that can hold values like the given value."""
     if isinstance(value, np.ndarray):
         return np.zeros((num_envs, *value.shape), value.dtype)
     kind = type(value)
@@ -317,12 +318,12 @@ def _fits(value: Any, column: np.ndarray) -> bool:
 
 
 def _widened(column: np.ndarray, present: np.ndarray, value: Any) -> np.ndarray:
-    """Returns a copy of a column that can also hold a value: of a common type of numbers, or else of objects.
+    """Returns a copy of a column that can also hold `value`: with a common type of numbers, or else with objects.
 
     Args:
-      column: `[B, ...]`.
-      present: `[B]` bool, the entries that were reported.
-      value: that the column cannot hold.
+      column: values `[B, ...]` reported so far.
+      present: entries that were reported, `[B]` bool.
+      value: value that the column cannot hold.
     """
     if isinstance(value, bool | int | float | np.number | np.ndarray):
         new = np.asarray(value)
@@ -335,7 +336,7 @@ def _widened(column: np.ndarray, present: np.ndarray, value: Any) -> np.ndarray:
 
 
 def check_ends(terminations: Sequence[Any], truncations: Sequence[Any]) -> None:
-    """Raises UsageError if a flag is not a bool: text would count as true, and None would never end an episode."""
+    """Raises UsageError if a flag is not a bool, because a text would count as True, and None as False."""
     for name, ends in (("terminated", terminations), ("truncated", truncations)):
         for end in ends:
             if type(end) is not bool and (np.shape(end) != () or end not in (False, True)):
@@ -343,7 +344,7 @@ def check_ends(terminations: Sequence[Any], truncations: Sequence[Any]) -> None:
 
 
 def refuse_vector(reward: Any, reward_space: spaces.Box | None = None) -> None:
-    """Raises UsageError if a reward is a vector, and the environment has not declared that."""
+    """Raises UsageError if a reward is a vector without a `reward_space` that declares vector rewards."""
     if np.size(reward) > 1 and reward_space is None:
         raise UsageError(
             f"the environment's rewards have {np.size(reward)} numbers, and it has no reward_space; give it one, a Box "
@@ -352,16 +353,16 @@ def refuse_vector(reward: Any, reward_space: spaces.Box | None = None) -> None:
 
 
 def refuse_breach(error: BaseException, name: str, method: str) -> None:
-    """Raises UsageError if an error comes from a breach of gymnasium's interface.
+    """Raises UsageError if an error comes from a violation of gymnasium's interface.
 
     Args:
-      error: raised by `step` or `reset` of a vector environment. Errors of the environments' own code pass.
+      error: error that `step` or `reset` of a vector environment raised; errors of environments' own code are ignored.
       name: name of the environments.
-      method: 'step', 'reset' or 'construction'.
+      method: name of the method: 'step', 'reset' or 'construction'.
     """
     places = [(Path(frame.filename), frame.name) for frame in traceback.extract_tb(error.__traceback__)]
     own, function = [place for place in places if _NUMPY not in place[0].parents][-1]
-    is_relayed = function == "_raise_if_errors"  # raised in another process
+    is_relayed = function == "_raise_if_errors"  # gymnasium's function that raises errors of other processes
     if isinstance(error, UsageError) or is_relayed or not {own, *own.parents} & _CALLERS:
         return
     asked = (

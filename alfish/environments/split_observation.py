@@ -21,11 +21,11 @@ class SplitObservation(gymnasium.ObservationWrapper, gymnasium.utils.RecordConst
         SplitObservation.sizes = {'position': 8, 'velocity': 9}  # HalfCheetah-v5
 
     Args:
-      env: its observation is a Box of shape (n,).
-      sizes: number of entries of each leaf, in their order in the observation; their sum is n.
+      env: environment whose observation is a Box of shape (n,).
+      sizes: number of entries of each leaf, in the order of the observation; the numbers add up to n.
 
     Raises:
-      UsageError: the observation is no such Box, or the sizes do not add up to n.
+      UsageError: the observation is not a one-dimensional Box, or the sizes do not add up to n.
     """
 
     def __init__(self, env: gymnasium.Env, sizes: Mapping[str, PositiveInt] = gin.REQUIRED):
@@ -49,5 +49,5 @@ class SplitObservation(gymnasium.ObservationWrapper, gymnasium.utils.RecordConst
         )
 
     def observation(self, observation: Any) -> dict[str, Any]:
-        """Returns the parts of an observation `(n,)`, which share its memory."""
+        """Returns the parts of an observation `(n,)`; the parts share the observation's memory."""
         return {name: observation[part] for name, part in self._parts.items()}

@@ -1,4 +1,4 @@
-"""Ids of other packages: the modules that register them, and what to write for an id that gymnasium does not have."""
+"""Ids of other packages: the modules that register ids, and corrections of ids that gymnasium does not have."""
 
 import contextlib
 import difflib
@@ -16,11 +16,11 @@ class Suite(NamedTuple):
     """A package that registers environments.
 
     Attributes:
-      ids: regular expression of the beginning of its ids.
-      module: name of the module that registers them.
-      package: what pip installs.
-      engine: an engine of which pip installs a release too new for the package, and its limit, as 'mujoco<4'; '' if
-        there is none.
+      ids: regular expression for the beginning of the suite's ids.
+      module: name of the module that registers the environments.
+      package: name of the package that pip installs.
+      engine: requirement that keeps pip from installing an engine too new for the package, such as 'mujoco<4'; '' if
+        none is needed.
     """
 
     ids: str
@@ -40,7 +40,7 @@ SUITES = (
         "(Fetch|HandReach|HandManipulate|AntMaze_|PointMaze_|AdroitHand|FrankaKitchen)",
         "gymnasium_robotics",
         "gymnasium-robotics",
-        engine="mujoco<3.12",  # of gymnasium-robotics 1.4.2, whose robots raise AssertionErrors with newer ones
+        engine="mujoco<3.12",  # for gymnasium-robotics 1.4.2, whose robots raise AssertionErrors with newer engines
     ),
     Suite(
         "(highway|merge|roundabout|parking|intersection|racetrack|two-way|u-turn|exit|lane-keeping)-",
@@ -54,7 +54,7 @@ SUITES = (
     Suite("FlappyBird", "flappy_bird_gymnasium", "flappy-bird-gymnasium"),
     Suite("PyFlyt/", "PyFlyt.gym_envs", "PyFlyt"),
     Suite("Meta-World/", "metaworld", "metaworld"),
-    Suite("dm_control/", "shimmy", "'shimmy[dm-control]'", engine="mujoco<4"),  # of dm_control 1.0.50
+    Suite("dm_control/", "shimmy", "'shimmy[dm-control]'", engine="mujoco<4"),  # for dm_control 1.0.50
     Suite("bsuite/", "shimmy", "'shimmy[bsuite]'"),
     Suite("Panda(Reach|Push|Slide|PickAndPlace|Stack|Flip)", "panda_gym", "panda-gym"),
     Suite(r"\w+Bullet(Env)?-", "pybullet_envs_gymnasium", "pybullet-envs-gymnasium"),
@@ -76,7 +76,7 @@ SUITES = (
     Suite("MemoryMaze-", "memory_maze", "memory-maze"),
     Suite("Crafter", "crafter", "crafter"),
 )
-# Games by their ids of old gym, from which the ids of gymnasium took the name only.
+# Ids of games in old gym; gymnasium's ids keep only the name of the game.
 OLD_ATARI = re.compile(
     r"([A-Z]\w+?)(?:NoFrameskip-v[04]|Deterministic-v[04])|"
     r"(Pong|Breakout|SpaceInvaders|Seaquest|Qbert|BeamRider|Enduro|MsPacman|MontezumaRevenge|Freeway)-v[0-5]",
@@ -85,11 +85,11 @@ PROCGEN = re.compile("procgen[-_/:]", re.IGNORECASE)
 
 
 def check_installed(module: str, written: str) -> None:
-    """Raises UsageError if a known package, whose module an id names, is not installed.
+    """Raises UsageError if an id names the module of a known package that is not installed.
 
     Args:
-      module: name of the module.
-      written: the id as the user wrote it.
+      module: name of the module that registers the environment.
+      written: id that the user wrote.
     """
     for suite in SUITES:
         if suite.module == module and not _is_installed(module):
@@ -97,11 +97,11 @@ def check_installed(module: str, written: str) -> None:
 
 
 def cure(env_id: str, registered: Iterable[str]) -> str:
-    """Returns what to write in place of an id that gymnasium does not have, as the end of a sentence.
+    """Returns the correction of an id that gymnasium does not have, as the end of a sentence.
 
     Args:
-      env_id: the id, without a module.
-      registered: the ids that gymnasium has.
+      env_id: id of the environment, without a module.
+      registered: ids that gymnasium has registered.
     """
     for suite in SUITES:
         if re.match(suite.ids, env_id):
@@ -120,12 +120,12 @@ def cure(env_id: str, registered: Iterable[str]) -> str:
 
 
 def old_gym(made: Any) -> str:
-    """Returns that an id or an object is of the old gym, as the end of a sentence; '' if it is not.
+    """Returns the end of a sentence about an id or object that belongs to the old gym; '' for any other.
 
     Args:
       made: id without a module, after the import of its module, or an environment.
     """
-    gym = sys.modules.get("gym")  # an environment of its own interface may have been made without it
+    gym = sys.modules.get("gym")  # None if gym is not imported; an environment may have gym's interface all the same
     if isinstance(made, str):
         registry = getattr(getattr(gym, "envs", None), "registry", {})
         is_old = made in getattr(registry, "env_specs", registry)
@@ -136,10 +136,10 @@ def old_gym(made: Any) -> str:
 
 
 def conflict(env_id: str | Callable[..., Any]) -> str:
-    """Returns which engine is too new for the package of an id, and the cure, as the end of a sentence; '' if none is.
+    """Returns the end of a sentence about an engine that is too new for an id's package, with the remedy; else ''.
 
     Args:
-      env_id: an id with its module, whose environment raised an error.
+      env_id: id with its module, whose environment raised an error.
     """
     module, _, name = env_id.rpartition(":") if isinstance(env_id, str) else ("", "", "")
     for suite in SUITES:
@@ -153,7 +153,7 @@ def conflict(env_id: str | Callable[..., Any]) -> str:
 
 
 def close_ids(env_id: str, registered: Iterable[str]) -> str:
-    """Returns '; close ones are ...' with ids that differ by a few letters or by the version, or ''."""
+    """Returns '; close ones are ...' with ids that differ by a few letters or by the version; '' without such ids."""
     by_name: dict[str, list[str]] = {}
     for known in sorted(registered, reverse=True):  # newest versions first
         by_name.setdefault(_name(known), []).append(known)
@@ -163,7 +163,7 @@ def close_ids(env_id: str, registered: Iterable[str]) -> str:
 
 
 def _name(env_id: str) -> str:
-    """Returns an id in small letters, without its version."""
+    """Returns an id in lower case, without the version."""
     return re.sub(r"-v\d+$", "", env_id).lower()
 
 
@@ -176,5 +176,5 @@ def _is_installed(module: str) -> bool:
 
 
 def _package(module: str) -> str:
-    """Returns the name of the package that holds a module."""
+    """Returns the name of the package that contains a module."""
     return module.partition(".")[0]

@@ -1,4 +1,4 @@
-"""Vector environments that return torch tensors, as the stream of time steps. Only actions are copied."""
+"""Converts vector environments of torch tensors to the stream of time steps; only actions are copied."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,34 +10,34 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from alfish import nest, specs
 from alfish.data import StepType, TimeStep
 from alfish.environments.environment import Environment
-from alfish.environments.masks import marked
+from alfish.environments.masked_observation import marked
+from alfish.environments.members import check_state, state_of
 from alfish.environments.objectives import declared, named
-from alfish.environments.saved_states import check_state, state_of
 from alfish.environments.sequential import close
 from alfish.environments.vector import autoreset_mode
 from alfish.errors import UsageError
+from alfish.errors.user_code import calling, refuse
 from alfish.nest import Nest
 from alfish.runs import random_state
 from alfish.specs import ActionUnits, ObservationUnits
 from alfish.specs.units import HAS_DEVICE
-from alfish.user_code import calling, refuse
 
 
 class TensorEnvironment(Environment):
     """A `gymnasium.vector.VectorEnv` whose observations, rewards and flags are torch tensors `[B, ...]`.
 
-    The environment must not write to tensors that it has returned, since none is copied; it may write to actions. The
-    autoreset mode is NEXT_STEP, or SAME_STEP with `infos['final_obs']` as a batch like the observation, at least where
-    an episode ends.
+    The environment must not write to tensors that it has returned, because these are not copied; it may write to
+    actions. The autoreset mode is NEXT_STEP, or SAME_STEP with a batch of observations `infos['final_obs']`, of which
+    rows are read only where an episode ends.
 
     Args:
-      env: has `metadata['autoreset_mode']`, and a `device`.
+      env: environment with `metadata['autoreset_mode']` and a `device`.
       seed: seed of the first reset.
-      action_mask: the leaf of the observation that is an action mask, 'observation:LEAF'; None: there is none.
-      rewards: names of the entries of a vector reward; None: the names that `env.reward_space` has, or numbers.
+      action_mask: leaf of the observation that is an action mask, 'observation:LEAF'; None means no mask.
+      rewards: names of the entries of a vector reward; None means the names in `env.reward_space`, or else numbers.
 
     Attributes:
-      device: of all leaves.
+      device: device of all returned tensors.
     """
 
     def __init__(
@@ -82,7 +82,8 @@ class TensorEnvironment(Environment):
 
     def step(self, action: Nest) -> TimeStep:
         if self._restart:
-            # Drawn from a generator that the run restores: else each resume would begin as the run did.
+            # The seeds are drawn from a generator that the run restores, so that a resumed run does not repeat its
+            # first episodes.
             return self.reset(random_state.draw_seeds(1))
         executed = self._units.executed(action)
         handed = nest.map(_apart, self._units.stretch(executed), executed)
@@ -101,14 +102,14 @@ class TensorEnvironment(Environment):
             self._resets = done, self._first(observation)
             if "final_obs" in self.infos:
                 observation = nest.where(done, self._observed.from_environment(self.infos["final_obs"]), observation)
-            elif bool(done.any()):  # this look at values is avoided where each step has final observations
+            elif bool(done.any()):  # reading these values is avoided where each step has final observations
                 raise UsageError(
                     f"{type(self.env).__name__} resets in the same step but gives no infos['final_obs'] where an "
                     "episode ends, so truncated episodes cannot be bootstrapped; let it reset in the next step"
                 )
         else:
             self._was_done = done
-        # Whole-array operations without a look at any value: a look would wait for the device.
+        # The operations read no tensor's value, because reading would wait for the device.
         last_or_mid = torch.where(done, StepType.LAST, StepType.MID)
         return TimeStep(
             step_type=torch.where(first, StepType.FIRST, last_or_mid).to(torch.int32),
@@ -127,7 +128,7 @@ class TensorEnvironment(Environment):
         return resets
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the environment's state if it has `get_state`, else an empty dict."""
+        """Returns the environment's state if it has a method `get_state`, else an empty dict."""
         if self._abandoned or not hasattr(self.env, "get_state"):
             return {}
         return {"env": state_of(self.env, self.name), "was_done": self._was_done}
@@ -162,7 +163,7 @@ class TensorEnvironment(Environment):
 
 
 def _apart(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor that does not begin at the same place in memory as another."""
+    """Returns `tensor`, or a copy if it begins at the same memory address as `other`."""
     return tensor.clone() if tensor.data_ptr() == other.data_ptr() else tensor
 
 

@@ -1,4 +1,4 @@
-"""gymnasium's vector environments, in any autoreset mode, as the stream of time steps."""
+"""Converts gymnasium's vector environments, in any autoreset mode, to the stream of time steps."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,27 +12,27 @@ from alfish import nest, specs
 from alfish.data import StepType, TimeStep
 from alfish.environments import precision
 from alfish.environments.environment import Environment
-from alfish.environments.masks import marked
-from alfish.environments.members import Members
+from alfish.environments.masked_observation import marked
+from alfish.environments.members import Members, check_state, state_of
 from alfish.environments.objectives import declared, named
-from alfish.environments.saved_states import check_state, state_of
 from alfish.environments.sequential import SequentialVectorEnv, refuse_breach
 from alfish.errors import UsageError
+from alfish.errors.user_code import calling, refuse
 from alfish.nest import Nest
 from alfish.specs import ActionUnits, ObservationUnits
-from alfish.user_code import calling, refuse
 
 
 class VectorEnvironment(Environment):
     """A `gymnasium.vector.VectorEnv` whose observations are numpy arrays.
 
     Args:
-      env: any vector environment that has `metadata['autoreset_mode']`. `env.reward_space`, a Box of shape (R,),
-        declares vector rewards.
-      seeds: one per environment, for the first reset. A vector class of its own takes only the first seed.
-      autoreset: False: under DISABLED, the caller resets environments (`reset(seeds, rows)`), as evaluation does.
-      action_mask: the leaf of the observation that is an action mask, 'observation:LEAF'; None: none, or a marked one.
-      rewards: names of the entries of a vector reward; None: the names that `env.reward_space` has, or numbers.
+      env: vector environment with `metadata['autoreset_mode']`. `env.reward_space`, a Box of shape (R,), declares
+        vector rewards.
+      seeds: one seed per environment, for the first reset. An id's own vector class takes only the first seed.
+      autoreset: whether environments reset themselves. If False and the mode is DISABLED, the caller resets the
+        environments (`reset(seeds, rows)`), as evaluation does.
+      action_mask: leaf of the observation that is an action mask, 'observation:LEAF'; None means no unmarked mask.
+      rewards: names of the entries of a vector reward; None means the names in `env.reward_space`, or else numbers.
 
     Raises:
       UsageError: the autoreset mode is missing, or a space cannot be learned from.
@@ -67,11 +67,11 @@ class VectorEnvironment(Environment):
         read = ObservationUnits(self.observation_space, copies=copies).from_environment
         self._read_step = precision.watched(read, self) if autoreset else read
         self._reads_executed = False
-        self._was_done = np.zeros(self.num_envs, bool)  # NEXT_STEP: these reset in the next step
+        self._was_done = np.zeros(self.num_envs, bool)  # in NEXT_STEP, environments that reset in the next step
         self._resets: tuple[np.ndarray, TimeStep] | None = None
-        self._restart = False  # after a resume the next step resets all
-        self._nothing_began = True  # no row of `_was_done` is set
-        # Rows in which nothing ends are the common case, and share step types and discounts.
+        self._restart = False  # whether the next step resets all environments, because the run was resumed
+        self._nothing_began = True  # whether no entry of `_was_done` is True
+        # Steps in which no episode ends are the common case, and share these step types and discounts.
         self._quiet = np.full(self.num_envs, StepType.MID, np.int32), np.ones(self.num_envs, np.float32)
 
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
@@ -79,10 +79,10 @@ class VectorEnvironment(Environment):
         is_first = self._members.first_seeds is not None
         seed = self._members.seed_argument(seeds)
         if rows is not None and not self._members.have_seeds:
-            seed = None  # it would seed the generator of the other rows too, during their episodes
+            seed = None  # a seed would set the generator of the other rows too, during their episodes
         try:
             observation, self.infos = self.env.reset(seed=seed, **options)
-        except BaseException as error:  # the environment may raise anything, and so may a signal
+        except BaseException as error:  # the environment or a signal handler may raise any exception
             self._refuse(error, "reset")
             raise
         self._observed.check_kinds(observation, self.name)
@@ -99,7 +99,7 @@ class VectorEnvironment(Environment):
         if self._restart:
             return self.reset(self._members.seeds_of_restart())
         executed = self._units.executed(action)
-        # An environment may write to its action, so it receives a copy.
+        # The environment receives a copy of the action, because it may write to the action.
         handed = nest.map(_apart, self._units.stretch(executed), executed)
         try:
             observation, reward, terminated, truncated, self.infos = self.env.step(handed)
@@ -116,10 +116,10 @@ class VectorEnvironment(Environment):
             for name, flag in (("terminated", terminated), ("truncated", truncated)):
                 if flag.dtype.kind not in "biu":
                     raise UsageError(f"{self.name}.step returned {name} of dtype {flag.dtype}; it must be bool")
-            # Where flags are numbers, a number would be taken for the index of a row.
+            # Integer flags would index rows instead of masking them.
             terminated, truncated = terminated.astype(bool, copy=False), truncated.astype(bool, copy=False)
             something_ended = bool((terminated | truncated).any())
-        if self._masks is not None and self._sequential is None:  # whose members check their own
+        if self._masks is not None and self._sequential is None:  # members of a sequential one check masks themselves
             self._observed.check_masks(observation, self.name)
         time_step = self._read_step(observation)
         if self._masks is not None and self._sequential is None:
@@ -128,7 +128,7 @@ class VectorEnvironment(Environment):
         if self.broken is not None:
             self.broken = None
         if self._sequential is not None and self._sequential.replaced:
-            # Their rows are FIRST.
+            # The rows of rebuilt environments are FIRST.
             self.broken = np.isin(np.arange(self.num_envs), self._sequential.replaced)
             self._was_done = self._was_done | self.broken
         elif self._nothing_began and not something_ended:
@@ -155,7 +155,7 @@ class VectorEnvironment(Environment):
             self.env.gathers_infos = True
 
     def _reported(self, executed: Nest) -> Nest:
-        """Replaces actions by the executed actions in the infos, in the algorithm's units."""
+        """Returns actions with those that the infos report as executed in their place, in the algorithm's units."""
         if "executed_action" not in self.infos:
             return executed
         given = self.infos["executed_action"]
@@ -167,7 +167,7 @@ class VectorEnvironment(Environment):
         own_form = _as_structured(given, self.env.single_action_space, self.num_envs, spoke)
         reported = self._units.executed(self._units.from_environment(own_form))
         for (name, leaf), spec in zip(nest.named_leaves(reported, "executed_action"), nest.leaves(self.action_spec)):
-            if not isinstance(spec, spaces.Box):  # which is clipped
+            if not isinstance(spec, spaces.Box):  # a Box action is clipped
                 counts = spec.nvec if isinstance(spec, spaces.MultiDiscrete) else spec.n
                 size = 2 if isinstance(spec, spaces.MultiBinary) else counts
                 if (((leaf < 0) | (leaf >= size)) & nest.widened(spoke, leaf)).any():
@@ -202,7 +202,7 @@ class VectorEnvironment(Environment):
         self._was_done = self._was_done & ~rows
         self._nothing_began = not self._was_done.any()
         first = self._first(observations)
-        # Not in place, since returned rows may share memory with these.
+        # This does not write in place, because returned rows may share memory with these arrays.
         return nest.map(lambda new, old: np.where(nest.widened(rows, new), new, old), first, time_step)
 
     def break_off(self, time_step: TimeStep, rows: np.ndarray) -> TimeStep:
@@ -227,9 +227,9 @@ class VectorEnvironment(Environment):
         return resets
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the vector environment's state if it has `get_state`, else the environments' random generators.
+        """Returns the state of the vector environment's `get_state`, else the states of the random generators.
 
-        Before the first reset it is empty: generators have no seeds yet.
+        Before the first reset the state is empty, because the generators are not seeded yet.
         """
         if self._members.first_seeds is not None:
             return {}
@@ -262,7 +262,7 @@ class VectorEnvironment(Environment):
             self._members.close()
 
     def _refuse(self, error: BaseException, method: str) -> None:
-        """Notes an error of `step` or `reset`, and raises what the user should read in its place."""
+        """Notes an error of `step` or `reset`, and raises an error for the user in its place if the cause is known."""
         self._members.note_failure(error)
         refuse_breach(error, self.name, method)
         refuse(error, f"{self.name}.{method}")
@@ -299,7 +299,7 @@ class VectorEnvironment(Environment):
     def _split_resets(self, observation: Nest, done: np.ndarray) -> Nest:
         """Stores the FIRST rows for `take_resets`, and returns the observations of the LAST and MID rows."""
         if self._mode == AutoresetMode.DISABLED:
-            after, _ = self.env.reset(options={"reset_mask": done.copy()})  # infos stay those of the step
+            after, _ = self.env.reset(options={"reset_mask": done.copy()})  # `infos` keeps the infos of the step
             first, final = self._observed.from_environment(after), observation
             self._check_masks(first, ~done)
         else:
@@ -308,14 +308,14 @@ class VectorEnvironment(Environment):
         return final
 
     def _final_observation(self, observation: Nest, done: np.ndarray) -> Nest:
-        """Returns SAME_STEP observations, with the true final ones of finished environments."""
+        """Returns the observations of a step in SAME_STEP, with true final observations where episodes ended."""
         if "final_obs" not in self.infos:
             raise UsageError(
                 "the environment resets in the same step but gives no infos['final_obs'], so truncated episodes cannot "
                 "be bootstrapped; build it with AutoresetMode.NEXT_STEP"
             )
         final = self.infos["final_obs"]
-        if not (isinstance(final, np.ndarray) and final.dtype == object):  # batched, in the observation's own structure
+        if not (isinstance(final, np.ndarray) and final.dtype == object):  # already a batch with the usual structure
             return nest.where(done, self._observed.from_environment(final), observation)
         result = nest.map(np.copy, observation)
         for i in np.flatnonzero(done):
@@ -328,8 +328,8 @@ def autoreset_mode(env: VectorEnv) -> AutoresetMode:
     """Returns the autoreset mode in an environment's metadata.
 
     Raises:
-      UsageError: there is none, or another attribute of `gymnasium.vector.VectorEnv` is missing. Vector environments
-        for gymnasium before 1.0, such as SuperSuit's, have neither.
+      UsageError: the mode or another attribute of `gymnasium.vector.VectorEnv` is missing, as in vector environments
+        for gymnasium before 1.0, such as SuperSuit's.
     """
     name = type(env.unwrapped).__name__
     parts = ("num_envs", "single_observation_space", "single_action_space")
@@ -355,14 +355,17 @@ def autoreset_mode(env: VectorEnv) -> AutoresetMode:
 
 
 def _as_structured(action: Any, space: spaces.Space, num_envs: int, spoke: np.ndarray) -> Nest:
-    """Returns the actions in gymnasium's vector info as a batch `[num_envs, ...]` of the space; `spoke` has any."""
+    """Returns the actions in a vector info as a batch `[num_envs, ...]` of the space.
+
+    `spoke` is the mask of the environments that reported an action, at least one.
+    """
     if isinstance(space, spaces.Dict):
         return {key: _as_structured(action[key], child, num_envs, spoke) for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         filled = [one if one is not None else space.sample() for one in action]
         return tuple(np.stack([np.asarray(one[i]) for one in filled]) for i in range(len(space.spaces)))
     shape = space.shape or ()
-    if isinstance(action, np.ndarray) and action.dtype == object:  # of lists, or None in some environments
+    if isinstance(action, np.ndarray) and action.dtype == object:  # entries are lists, or None for some environments
         blank = np.zeros(shape, space.dtype)
         rows = [np.asarray(one, space.dtype).reshape(shape) if there else blank for one, there in zip(action, spoke)]
         return np.stack(rows)
@@ -370,7 +373,7 @@ def _as_structured(action: Any, space: spaces.Space, num_envs: int, spoke: np.nd
 
 
 def _apart(array: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Returns an array that shares no memory with another."""
+    """Returns `array`, or a copy if it shares memory with `other`."""
     return array.copy() if array is other or np.may_share_memory(array, other) else array
 
 

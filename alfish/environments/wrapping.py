@@ -1,4 +1,4 @@
-"""Wrappers of single environments: the user's, by name or as callables, and those that processes need."""
+"""Wrappers of single environments: the user's, and those that worker processes and networks need."""
 
 import contextlib
 import copy
@@ -14,26 +14,81 @@ from typing import Annotated, Any
 import gin
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 
 from alfish.environments.finding import name_of
 from alfish.environments.sequential import check_ends, close, is_beyond_int64, is_mask, refuse_breach, refuse_vector
 from alfish.errors import UsageError, first_line
+from alfish.errors.user_code import calling, refuse
 from alfish.parameters import Range, checked, imports
+from alfish.processes.inheritance import follow
 from alfish.runs import random_state
-from alfish.runs.processes import follow
-from alfish.user_code import calling, refuse
 
-# A callable, its name, or either with keyword arguments.
+
+class LeftOut(gymnasium.ObservationWrapper):
+    """Leaves out parts of a Dict observation, such as texts, which networks do not take.
+
+    Args:
+      env: the environment to wrap.
+      paths: names of the parts, such as 'mission', or 'goal.text' for a part inside another Dict.
+
+    Raises:
+      UsageError: the observation does not have the part, or no part is left.
+    """
+
+    def __init__(self, env: gymnasium.Env, paths: Sequence[str]):
+        super().__init__(env)
+        known = list(_paths(env.observation_space))
+        if unknown := [path for path in paths if path not in known]:
+            has = f"has {', '.join(known)}" if known else f"is {env.observation_space}, which has no named parts"
+            raise UsageError(f"make_environment.leave_out names {unknown[0]!r}, and the observation {has}")
+        self._kept = _kept(env.observation_space, set(paths))
+        if not self._kept:
+            raise UsageError(f"make_environment.leave_out is {[*paths]}, and no part of the observation is left")
+        self.observation_space = _part_of(env.observation_space, self._kept)
+
+    def observation(self, observation: Any) -> dict[str, Any]:
+        return _without(observation, self._kept)
+
+
+def _paths(space: spaces.Space, prefix: str = "") -> Iterator[str]:
+    """Yields the paths of all parts of a Dict."""
+    for key, child in space.items() if isinstance(space, spaces.Dict) else ():
+        yield f"{prefix}{key}"
+        yield from _paths(child, f"{prefix}{key}.")
+
+
+def _kept(space: spaces.Space, paths: set[str], prefix: str = "") -> dict[str, Any]:
+    """Returns the parts of a Dict that stay as nested dicts of names; an empty dict for any other space."""
+    kept = {}
+    for key, child in space.items() if isinstance(space, spaces.Dict) else ():
+        inner = _kept(child, paths, f"{prefix}{key}.")
+        if f"{prefix}{key}" not in paths and (inner or not isinstance(child, spaces.Dict)):
+            kept[key] = inner
+    return kept
+
+
+def _part_of(space: spaces.Space, kept: dict[str, Any]) -> spaces.Space:
+    if not isinstance(space, spaces.Dict):
+        return space
+    return spaces.Dict({key: _part_of(space[key], inner) for key, inner in kept.items()})
+
+
+def _without(value: Any, kept: dict[str, Any]) -> Any:
+    return {key: _without(value[key], inner) for key, inner in kept.items()} if kept else value
+
+
+# A wrapper is a callable, the name of a callable, or a list of either and keyword arguments.
 Wrapper = Callable[..., gymnasium.Env] | str | Sequence[Any]
 
 
 def own(arguments: Any) -> Any:
-    """Returns arguments for one environment: a deep copy, as the environment may write to them.
+    """Returns a deep copy of arguments for one environment, because the environment may write to its arguments.
 
     Args:
-      arguments: keyword arguments, or a callable. Of a functools.partial the arguments are copied, of any other
-        callable nothing. What cannot be copied is shared.
+      arguments: keyword arguments, or a callable; of a functools.partial, the arguments are copied. Objects that cannot
+        be copied are shared.
     """
     if isinstance(arguments, functools.partial):
         keywords = own(arguments.keywords)
@@ -49,9 +104,10 @@ def _copied(value: Any) -> Any:
 
 
 def refuse_statistics(env: gymnasium.Env | VectorEnv) -> None:
-    """Raises UsageError if an environment or a wrapper in it has running statistics, as `NormalizeObservation`.
+    """Raises UsageError if an environment or one of its wrappers keeps running statistics, like `NormalizeObservation`.
 
-    Each environment would have its own, and evaluation, checkpoints and exported policies none of those in training.
+    Each environment would have different statistics, and evaluation, checkpoints and exported policies would lack the
+    statistics of training.
     """
     inside: Any = env
     while isinstance(inside, gymnasium.Env | VectorEnv):
@@ -68,7 +124,7 @@ def refuse_statistics(env: gymnasium.Env | VectorEnv) -> None:
 
 
 def wrap(env: gymnasium.Env, wrapper: Wrapper) -> gymnasium.Env:
-    """Returns an environment inside a wrapper, an entry of `make_environment.wrappers`."""
+    """Returns an environment inside a wrapper, which is an entry of `make_environment.wrappers`."""
     make = own(_wrapper(wrapper))
     try:
         wrapped = make(env)
@@ -89,7 +145,7 @@ def wrap(env: gymnasium.Env, wrapper: Wrapper) -> gymnasium.Env:
 
 
 def _wrapper(wrapper: Any) -> Callable[[gymnasium.Env], gymnasium.Env]:
-    """Returns an entry of `wrappers` as a callable, with its keyword arguments."""
+    """Returns an entry of `wrappers` as a callable that includes the keyword arguments."""
     entry = list(wrapper) if isinstance(wrapper, (list, tuple)) else [wrapper, {}]
     is_named = len(entry) == 2 and (isinstance(entry[0], str) or callable(entry[0])) and isinstance(entry[1], Mapping)
     if not is_named:
@@ -110,7 +166,7 @@ def _wrapper(wrapper: Any) -> Callable[[gymnasium.Env], gymnasium.Env]:
     if not callable(found):
         raise UsageError(f"make_environment.wrappers has {name!r}, and {module} has no such class or function")
     if imports.is_restricted() and not (inspect.isclass(found) and issubclass(found, gymnasium.Wrapper)):
-        # Else a name could call any function of modules that are already imported.
+        # Otherwise a name could call any function of modules that are already imported.
         imports.admit_functions(module, "make_environment.wrappers")
     return functools.partial(found, **keywords)
 
@@ -118,7 +174,7 @@ def _wrapper(wrapper: Any) -> Callable[[gymnasium.Env], gymnasium.Env]:
 @gin.configurable(module="alfish.environments")
 @checked
 class StickyAction(gymnasium.wrappers.StickyAction):
-    """Repeats the last action at random in place of the next one, which keeps exploration going in training.
+    """Repeats the last action at random instead of executing the next action, which adds exploration in training.
 
     Args:
       env: the environment to wrap.
@@ -132,12 +188,13 @@ class StickyAction(gymnasium.wrappers.StickyAction):
 class InProcess:
     """Constructor of environments for gymnasium's async vector environment.
 
-    gymnasium calls it once in this process for the spaces, and once in the environment's process, which leaves signals
-    to the trainer and has global random generators of its own: a forked process begins with those of its parent.
+    gymnasium calls the constructor once in this process to get the spaces, and once in the environment's process. That
+    process leaves signals to the trainer, and seeds its own global random generators, because a forked process begins
+    with a copy of its parent's generators.
 
     Args:
-      make: makes the environment.
-      seed: of the generators.
+      make: function that makes the environment.
+      seed: seed of the global random generators in the environment's process.
     """
 
     def __init__(self, make: Callable[[], gymnasium.Env], seed: int):
@@ -147,7 +204,8 @@ class InProcess:
 
     def __call__(self) -> gymnasium.Env:
         if os.getpid() != self._home:
-            # The process may be of a server. Ctrl-C is sent to all processes of a terminal.
+            # If the parent is a server of processes, it is not followed. `follow` also ignores SIGINT, because Ctrl-C
+            # is sent to all processes of a terminal.
             follow(self._followed if os.getppid() == self._followed else 0)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # gymnasium ends processes by SIGTERM
             random_state.seed_all(self._seed)
@@ -158,8 +216,8 @@ class InProcess:
 class ScalarReward(gymnasium.Wrapper):
     """Converts rewards to floats, since arrays of one element break gymnasium's batching.
 
-    A call of sys.exit becomes an error, as for environments in the trainer's process. Breaches of gymnasium's interface
-    raise here, because gymnasium would wait for ever for a step whose infos it cannot read.
+    A call of sys.exit becomes an error, as for environments in the trainer's process. Violations of gymnasium's
+    interface raise an error here, because gymnasium would wait for ever for a step whose infos it cannot read.
     """
 
     def close(self) -> None:
@@ -167,7 +225,7 @@ class ScalarReward(gymnasium.Wrapper):
 
     @property
     def process_seed(self) -> int:
-        """The seed that the process's random generators were given last. Assigning one seeds them."""
+        """The last seed of the process's global random generators; assigning a seed seeds the generators."""
         return random_state.seed_of_torch()
 
     @process_seed.setter
@@ -204,7 +262,7 @@ class ScalarReward(gymnasium.Wrapper):
 
 
 def _checked_info(info: Any) -> dict[str, Any]:
-    """Returns an info without what gymnasium cannot merge."""
+    """Returns an info without the entries that gymnasium cannot merge."""
     if not isinstance(info, dict):
         raise TypeError(f"its info is {info!r}, which is no dict")
     return {key: value for key, value in info.items() if not (is_beyond_int64(value) or is_mask(key, info))}

@@ -1,5 +1,5 @@
 """Policies that act without alfish: as ONNX, as a file of numpy calls, and as a program of torch.
 
 All formats are written from one recorded graph of a policy's step (`graph`), and compared with the policy itself
-(`comparison`) before they are kept.
+(`verification`) before they are kept.
 """

@@ -1,4 +1,4 @@
-"""Export of a policy: written, compared with the policy itself, and kept only if they act alike."""
+"""Export of a policy, or of the policy of a run: the file is kept only if it acts as the policy does."""
 
 import json
 import tempfile
@@ -8,22 +8,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from alfish.errors import RunError
-from alfish.exporting import comparison, numpy_file, onnx_file, torch_file
+from alfish.configuration.opening import load, open_run
+from alfish.errors import RunError, UsageError
+from alfish.exporting import numpy_file, onnx_file, torch_file, verification
 from alfish.exporting.graph import PolicyGraph
-from alfish.exporting.recording import Step
+from alfish.exporting.verification import Step, from_data, from_environment
+from alfish.runs.packed.fetching import as_directory
 from alfish.training.policy import Policy
 
-LIMIT = 1e-5  # of the difference from `Policy.act`: libraries round products and exponentials in their own ways
+LIMIT = 1e-5  # limit of the difference from `Policy.act`: libraries round products and exponentials differently
 
 
 class Exported(NamedTuple):
     """Result of an export.
 
     Attributes:
-      files: that were written.
-      difference: the largest one of an action or a next state from `Policy.act`, see `comparison.difference`.
-      from_program: the largest one of a numpy file from the same program inside alfish; None for other formats.
+      files: written files.
+      difference: largest difference of an action or a next state from `Policy.act`, see `verification.difference`.
+      from_program: largest difference of a numpy file from the same program inside alfish; None for other formats.
     """
 
     files: list[Path]
@@ -33,13 +35,13 @@ class Exported(NamedTuple):
 
 class Format(NamedTuple):
     write: Callable[..., list[Path]]  # (program, path, text, noise_is_input)
-    run: Callable[[PolicyGraph, Path, Sequence[comparison.Inputs]], comparison.Results]
+    run: Callable[[PolicyGraph, Path, Sequence[verification.Inputs]], verification.Results]
 
 
 FORMATS = {
-    ".onnx": Format(onnx_file.write, comparison.run_onnx),
-    ".py": Format(numpy_file.write, comparison.run_numpy),
-    ".pt2": Format(torch_file.write, comparison.run_torch),
+    ".onnx": Format(onnx_file.write, verification.run_onnx),
+    ".py": Format(numpy_file.write, verification.run_numpy),
+    ".pt2": Format(torch_file.write, verification.run_torch),
 }
 
 
@@ -47,15 +49,15 @@ def export(policy: Policy, output: Path, steps: Sequence[Step], sample: bool = F
     """Writes a policy in the format that the suffix of `output` names.
 
     Args:
-      policy: on the CPU.
-      output: the file; a numpy file has an `.npz` beside it.
-      steps: on which the file and the policy must act alike.
-      sample: the file samples actions as in training; else it takes their mode.
+      policy: policy on the CPU.
+      output: path of the file; a numpy file has an `.npz` beside it.
+      steps: steps for which the file and the policy must act alike.
+      sample: whether the file samples actions as in training; if not, it takes their mode.
       origin: sentence on what the policy is, stored in the file.
 
     Raises:
       NotExportable: the format cannot express the policy; names the module.
-      RunError: the file would act differently; it is not written.
+      RunError: the file would act differently, so it is not written.
     """
     form = FORMATS[output.suffix]
     program = PolicyGraph(policy, sample)
@@ -63,15 +65,15 @@ def export(policy: Policy, output: Path, steps: Sequence[Step], sample: bool = F
     with tempfile.TemporaryDirectory(prefix="alfish-") as directory:
         trial = Path(directory) / f"policy{output.suffix}"
         form.write(program, trial, text, True)
-        expected = comparison.results_of(policy, program, steps, sample)
-        inputs = comparison.inputs_of(program, steps, expected)
+        expected = verification.results_of(policy, program, steps, sample)
+        inputs = verification.inputs_of(program, steps, expected)
         found = form.run(program, trial, inputs)
-    largest = comparison.difference(found, expected)
+    largest = verification.difference(found, expected)
     from_program = None
     if output.suffix == ".py":
-        from_program = comparison.difference(found, comparison.run_numpy_here(program, inputs))
+        from_program = verification.difference(found, verification.run_numpy_here(program, inputs))
     if not largest <= LIMIT or from_program not in (None, 0.0):
-        again = comparison.results_of(policy, program, steps, sample)
+        again = verification.results_of(policy, program, steps, sample)
         changes = not all(map(np.array_equal, expected, again))
         reason = "depends on a value that changes from call to call" if changes else "enlarges rounding errors"
         raise RunError(
@@ -96,3 +98,59 @@ def description(program: PolicyGraph, origin: str) -> dict[str, Any]:
         ],
         "initial_state": onnx_file.initial_state(program),
     }
+
+
+def export_run(
+    root_dir: str | Path,
+    output: Path,
+    checkpoint: str | int = "latest",
+    sample: bool = False,
+    num_steps: int = 1000,
+    data: str | None = None,
+    seed: int = 0,
+    allow_import: Sequence[str] = (),
+) -> tuple[Exported, str]:
+    """Writes the policy of a run, compared on observations of its environment or of recorded data.
+
+    Args:
+      root_dir: directory of the run, or a packed run.
+      output: path of the file; its suffix names the format.
+      checkpoint: name of the checkpoint: 'latest', 'best' or steps.
+      sample: whether the file samples actions; if not, it takes their mode.
+      num_steps: number of observations to compare on.
+      data: source of recorded data; None means the environment of the run.
+      seed: seed of the first episode in the environment.
+      allow_import: modules that the run's configuration may import.
+
+    Returns:
+      The result, and a sentence on what was exported.
+
+    Raises:
+      UsageError, RunError: see `exporting.export`; or the environment cannot be built.
+    """
+    with as_directory(root_dir) as directory:
+        policy = load(directory, checkpoint, allow_import=allow_import)
+        steps = (
+            _of_environment(directory, checkpoint, num_steps, seed, allow_import)
+            if data is None
+            else from_data(data, policy, num_steps)
+        )
+    origin = _origin(policy, root_dir, sample)
+    return export(policy, output, steps, sample, origin), origin
+
+
+def _of_environment(
+    directory: Path, checkpoint: str | int, num_steps: int, seed: int, allow_import: Sequence[str]
+) -> list[Step]:
+    try:
+        with open_run(directory, allow_import=allow_import) as trainer:
+            trainer.load_policy(checkpoint)
+            return from_environment(trainer, num_steps, seed)
+    except UsageError as error:
+        raise UsageError(f"{error}; without the environment, compare on recorded data with --data") from error
+
+
+def _origin(policy: Policy, root_dir: str | Path, sample: bool) -> str:
+    name = Path(str(root_dir)).name
+    acts = "samples actions" if sample else "takes the mode of its actions"
+    return f"{type(policy.algorithm).__name__} policy of the run {name} at {policy.env_steps:,} env steps; {acts}"

@@ -1,6 +1,6 @@
-"""The graph of a policy's step: its operations, with weights, inputs, random numbers and outputs told apart.
+"""The graph of a policy's step: operations, weights, inputs, random numbers and outputs.
 
-All formats are written from this graph. Its shapes are fixed, and it has one row.
+All formats are written from this graph. The graph's shapes are fixed, for one row.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from alfish.compiler.numpy_operations import DISTRIBUTIONS, DRAWS, LAYOUT
 from alfish.compiler.tracer import is_random, record
 from alfish.errors import UsageError, first_line
-from alfish.exporting.policy_step import Leaf, PolicyStep
+from alfish.exporting.policy_step import ExportedLeaf, PolicyStep
 from alfish.runs import random_state
 from alfish.training.policy import Policy
 
@@ -35,13 +35,13 @@ class Noise(NamedTuple):
     """Random numbers that one step draws.
 
     Attributes:
-      leaf: their name and shape.
-      distribution: a key of `numpy_operations.DRAWS`.
-      bounds: of integers: low and high, or high.
-      is_read: False if no result depends on them.
+      leaf: name and shape of the random numbers.
+      distribution: name of their distribution, a key of `numpy_operations.DRAWS`.
+      bounds: bounds of integers: low and high, or high.
+      is_read: whether a result depends on the numbers.
     """
 
-    leaf: Leaf
+    leaf: ExportedLeaf
     distribution: str
     bounds: tuple[int, ...]
     is_read: bool
@@ -56,18 +56,18 @@ class PolicyGraph:
     """Graph of one step of a policy.
 
     Args:
-      policy: on the CPU.
-      sample: draw actions as in training; else take the mode.
+      policy: policy on the CPU.
+      sample: whether actions are drawn as in training; if not, the mode is taken.
 
     Attributes:
-      graph: placeholders of the constants, then of `inputs`, then of noise that is read; results are the leaves of the
-        action, then those of the next state.
+      graph: graph with placeholders for the constants, then for `inputs`, then for noise that is read; results are the
+        leaves of the action, then the leaves of the next state.
       constants: weights, buffers and other constants, by name.
       inputs: leaves that the step reads: observations, `first`, `reward`, and state.
       noise: random numbers in the order in which torch draws them.
       actions: leaves of the action.
       state: leaves of the state that the step reads, with their initial values.
-      observation_space, action_space: of one environment.
+      observation_space, action_space: spaces of one environment.
 
     Raises:
       NotExportable: the step cannot be recorded.
@@ -110,7 +110,7 @@ class PolicyGraph:
         return [noise for noise in self.noise if noise.is_read]
 
     def _keep_what_actions_need(self, step: PolicyStep) -> None:
-        """Removes leaves of the state that no action depends on, and inputs that are not read then."""
+        """Removes leaves of the state that no action depends on, and inputs that are then unread."""
         nodes = self.placeholders
         names = [leaf.name for leaf in step.inputs]
         for node, name in zip(nodes, names):
@@ -171,7 +171,7 @@ class PolicyGraph:
                 raise NotExportable(f"{node.meta['place']} cannot be exported: it samples with {node.target}")
             bounds = tuple(node.args[1:]) if distribution == "integers" else ()
             value = torch.zeros_like(node.meta["val"])
-            leaf = Leaf(f"noise.{len(self.noise)}", value)
+            leaf = ExportedLeaf(f"noise.{len(self.noise)}", value)
             self.noise.append(Noise(leaf, distribution, bounds, node in needed))
             if node in needed:
                 with self.graph.inserting_before(node):
@@ -182,7 +182,7 @@ class PolicyGraph:
 
 
 def _ancestors(nodes: list[torch.fx.Node]) -> set[torch.fx.Node]:
-    """Returns the nodes, and all that their values depend on."""
+    """Returns the nodes, and all nodes that their values depend on."""
     found: set[torch.fx.Node] = set()
     waiting = list(nodes)
     while waiting:
@@ -208,7 +208,7 @@ class _ModuleNames:
     """Names of the modules of a policy, of their tensors, and of the module that is running.
 
     Attributes:
-      names: of parameters and buffers, by id.
+      names: names of parameters and buffers, by id.
     """
 
     def __init__(self, policy: Policy):

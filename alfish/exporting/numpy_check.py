@@ -10,7 +10,7 @@ import numpy as np
 
 
 def nested(leaves, policy):
-    """Returns an observation of the leaves that the policy reads, as dicts; a single leaf stays as it is."""
+    """Returns an observation made of the leaves that the policy reads, as dicts; a single leaf stays as it is."""
     observation: dict = {}
     for name, keys, *_ in policy.observations:
         if not keys:
@@ -23,7 +23,7 @@ def nested(leaves, policy):
 
 
 def flat(action):
-    """Returns the leaves of an action, those of a dict in the order of its sorted keys."""
+    """Returns the leaves of an action, in the order of the sorted keys of a dict."""
     if isinstance(action, dict):
         action = [action[key] for key in sorted(action)]
     return [leaf for part in action for leaf in flat(part)] if isinstance(action, (list, tuple)) else [action]

@@ -18,23 +18,23 @@ class NumpyPolicy:
         action = policy.act(observation)                 # the first call after reset() begins an episode
         action = policy.act(observation, reward=reward)  # a policy that does not read rewards ignores them
 
-    Or with the state in the caller's hands, and without any in the object:
+    The caller may also keep the state, and the object then has none:
 
         state = policy.initial_state()
         action, state = policy.step(observation, state, first=True)
 
     Args:
-      seed: of the random numbers; only a policy that samples draws any.
+      seed: seed of the random numbers; only a policy that samples draws any.
 
     Raises:
-      ValueError: the weights beside this file are not the ones that it was written with.
+      ValueError: the weights beside this file are not those that it was written with.
     """
 
     weights_sha256: str
     weight_names: tuple[str, ...]
     observations: tuple[tuple[str, tuple[Any, ...], tuple[int, ...], str], ...]  # name, keys, shape, dtype
     reward_shape: tuple[int, ...]
-    inputs: tuple[str, ...]  # what `run` reads after the weights
+    inputs: tuple[str, ...]  # inputs of `run` after the weights
     num_actions: int  # leaves of the action, the first results of `run`
     states: tuple[str, ...]
     noise: tuple[tuple[str, tuple[int, ...], str, tuple[int, ...]], ...]  # distribution, shape, dtype, bounds
@@ -58,9 +58,10 @@ class NumpyPolicy:
         """Returns the action for an observation, both in the environment's units.
 
         Args:
-          observation: of the environment. A leaf of a dict that the action does not depend on may be missing.
+          observation: observation of the environment. A leaf of a dict that the action does not depend on may be
+            missing.
           first: whether the observation is the first of an episode, which clears the memory.
-          reward: of the last action; only some policies read it.
+          reward: reward of the last action; only some policies read it.
         """
         if self._state is None:
             self._state, first = self._initial, True
@@ -82,9 +83,9 @@ class NumpyPolicy:
         """Returns the action and the next state; the object stays as it is, except for the random generator.
 
         Args:
-          observation, first, reward: see `act`.
-          state: of `initial_state`, or of the step before.
-          noise: random numbers; None: draws them.
+          observation, first, reward: inputs of the step, see `act`.
+          state: state that `initial_state` or the previous step returned.
+          noise: random numbers; None means that the step draws them.
         """
         leaves = {one[0]: _leaf(observation, *one) for one in self.observations}
         leaves["first"] = np.asarray(first, bool)
@@ -103,7 +104,7 @@ class NumpyPolicy:
 
     @staticmethod
     def prepare(*weights: np.ndarray) -> list[Any]:
-        """Returns what `run` reads of the weights."""
+        """Returns the values that `run` reads from the weights."""
         raise NotImplementedError
 
     @staticmethod

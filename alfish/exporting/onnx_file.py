@@ -12,17 +12,17 @@ from alfish.exporting.graph import Noise, NotExportable, PolicyGraph
 from alfish.exporting.onnx_operations import TABLE, OnnxGraph
 from alfish.runs.files import write_atomically
 
-OPSET, IR_VERSION = 18, 9  # which runtimes from 2023 on read
+OPSET, IR_VERSION = 18, 9  # read by runtimes from 2023 on
 
 
 def write(program: PolicyGraph, path: Path, origin: str, noise_is_input: bool = False) -> list[Path]:
     """Writes a policy as an ONNX file; returns its path in a list.
 
     Args:
-      program: of the policy.
-      path: of the file.
+      program: program of the policy.
+      path: path of the file.
       origin: sentence on what the policy is, stored in the file.
-      noise_is_input: random numbers are inputs, which makes the graph a function; else the graph draws them.
+      noise_is_input: whether random numbers are inputs, which makes the graph a function; if not, the graph draws them.
 
     Raises:
       NotExportable: an operation has no translation.
@@ -81,7 +81,7 @@ def initial_state(program: PolicyGraph) -> dict[str, Any]:
 
 
 def _initial(value: torch.Tensor) -> Any:
-    """Returns an initial state for JSON: one number if all entries are equal to it."""
+    """Returns an initial state for JSON: one number if all entries equal that number."""
     return value.flatten()[0].item() if value.numel() and (value == value.flatten()[0]).all() else value.tolist()
 
 

@@ -21,7 +21,7 @@ class OnnxGraph:
     """Builder of an ONNX graph. Values are names.
 
     Args:
-      onnx: the package.
+      onnx: package `onnx`.
     """
 
     def __init__(self, onnx: Any):
@@ -64,7 +64,7 @@ Translate = Callable[[OnnxGraph, Any, Names], Any]
 
 
 def _arguments(node: Any, *defaults: Any) -> list[Any]:
-    """Returns the arguments of a call, completed by defaults; the first of these belongs to the second argument."""
+    """Returns the arguments of a call, completed by defaults; the first default belongs to the second argument."""
     return [*node.args, *defaults[len(node.args) - 1 :]]
 
 

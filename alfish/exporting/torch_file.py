@@ -18,10 +18,10 @@ def write(program: PolicyGraph, path: Path, description: str, noise_is_input: bo
     """Writes a policy as a `.pt2` file; returns its path in a list.
 
     Args:
-      program: of the policy.
-      path: of the file.
-      description: JSON text that is stored in it, as `policy.json`.
-      noise_is_input: random numbers are inputs; else the program draws them from torch's generator.
+      program: program of the policy.
+      path: path of the file.
+      description: JSON text that the file stores as `policy.json`.
+      noise_is_input: whether random numbers are inputs; if not, the program draws them from torch's generator.
 
     Raises:
       NotExportable: torch cannot export the program.
@@ -32,14 +32,14 @@ def write(program: PolicyGraph, path: Path, description: str, noise_is_input: bo
         exported = torch.export.export(module(program, noise_is_input), examples)
         content = io.BytesIO()
         torch.export.save(exported, content, extra_files={"policy.json": description})
-    except Exception as error:  # torch raises many kinds
+    except Exception as error:  # torch raises many kinds of errors
         raise NotExportable(f"torch.export cannot export the policy: {first_line(error)}") from error
     write_atomically(path, content.getvalue())
     return [path]
 
 
 def module(program: PolicyGraph, noise_is_input: bool) -> torch.fx.GraphModule:
-    """Returns the program as a module of its inputs, and of its random numbers if these are inputs."""
+    """Returns the program as a module of its inputs, and of its random numbers if random numbers are inputs."""
     graph, root = torch.fx.Graph(), nn.Module()
     names: dict[torch.fx.Node, torch.fx.Node] = {}
     noise = {one.leaf.name: one for one in program.read_noise}

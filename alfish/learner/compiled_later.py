@@ -1,28 +1,76 @@
-"""Plain updates while another process compiles them, and compiled ones from a certain update on."""
+"""Runs plain updates while another process compiles, switches at a fixed update, and decides whether that pays.
 
+The decision (`Learner.compile = 'auto'`) reads the configuration only. The times below were measured on one core of a
+server processor of 2024 (`python -m benchmarks.growth`). These times need not fit another machine, because they only
+decide at which update to switch, and which budgets are long enough. No clock, cache or property of the machine is read,
+so the same configuration gives the same bits everywhere.
+"""
+
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from absl import logging
 
-from alfish.batches import Minibatches
 from alfish.compiler.background import NotSendable
 from alfish.compiler.inductor import NotCompilable
+from alfish.learner.batches import Minibatches
 from alfish.learner.compiled_updates import CompiledUpdates, steady
 from alfish.learner.updates import Updates, UpdateStats
 from alfish.nest import Nest
 
+# Seconds that each update takes, and further seconds for each product of a row and a parameter.
+PLAIN_SECONDS, PLAIN_SECONDS_OF_ONE = 0.8e-3, 0.18e-9
+COMPILED_SECONDS, COMPILED_SECONDS_OF_ONE = 0.1e-3, 0.09e-9
+# Seconds from the start of a compiling process on a second core to the graph's file: without the graph in the cache,
+# and with it.
+COMPILATION_SECONDS, CACHED_SECONDS = 12.0, 5.0
 
-class CompiledLater:
-    """Makes plain updates, and requests the graph of each from another process when its layout is first seen.
+
+def first_compiled_update(work: float) -> int:
+    """Returns the number of plain updates that take as long as a compilation with the graph in the cache.
+
+    If the cache lacks the graph, the run waits at that update for the rest of the compilation. More plain updates in
+    that time would gain little, because compiled updates make up for most of the wait, and each later run with the same
+    configuration would have to make as many plain updates.
 
     Args:
-      plain: updates until then.
-      compiled: updates from then on.
-      first: number of the update from which on they are compiled. A run that continues later compiles at once.
+      work: number of rows of an update, times the number of parameters.
+    """
+    return math.ceil(CACHED_SECONDS / (PLAIN_SECONDS + work * PLAIN_SECONDS_OF_ONE))
+
+
+def saved_seconds(num_updates: float, work: float) -> float:
+    """Returns the seconds that compiled updates save in comparison with plain updates."""
+    return num_updates * (PLAIN_SECONDS - COMPILED_SECONDS + work * (PLAIN_SECONDS_OF_ONE - COMPILED_SECONDS_OF_ONE))
+
+
+def pays_beside(num_updates: float, work: float) -> bool:
+    """Returns whether to compile in another process: the run must end no later, even if the cache lacks the graph.
+
+    Args:
+      num_updates: number of updates of the whole run.
+      work: number of rows of an update, times the number of parameters.
+    """
+    remaining = num_updates - first_compiled_update(work)
+    return saved_seconds(remaining, work) >= COMPILATION_SECONDS - CACHED_SECONDS
+
+
+def pays_in_foreground(num_updates: float, work: float) -> bool:
+    """Returns whether to compile while training waits: compiled updates must save twice the time of a compilation."""
+    return saved_seconds(num_updates, work) >= 2 * COMPILATION_SECONDS
+
+
+class CompiledLater:
+    """Makes plain updates, and requests a graph from another process for each new layout.
+
+    Args:
+      plain: plain updates, made before compilation has ended.
+      compiled: compiled updates, used afterwards.
+      first: number of the first compiled update. A run that is resumed after this update compiles at once.
       pays_in_foreground: whether to compile without another process where the update cannot be sent to one.
-      log: is called with a line when compilation begins, and when it is in use.
+      log: function that is called with a line when compilation begins, and when its result is in use.
     """
 
     def __init__(
@@ -35,7 +83,7 @@ class CompiledLater:
     ):
         self._plain, self._compiled, self.first = plain, compiled, first
         self._pays_in_foreground, self._log = pays_in_foreground, log
-        self._requests = True  # False: another process cannot compile it
+        self._requests = True  # False if another process cannot compile the update
         self._has_begun, self._waited = False, 0.0
         self._failure = ""
         self._name = type(plain.algorithm).__name__

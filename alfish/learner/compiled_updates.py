@@ -7,38 +7,39 @@ from typing import Any
 import torch
 from absl import logging
 
-from alfish import nest, replicas
+from alfish import nest
 from alfish.algorithms.contract import kind_of
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.batches import Minibatches, take
 from alfish.compiler import matmul, torch_internals
 from alfish.compiler.background import BackgroundCompiler, Compilation
 from alfish.compiler.cuda_graphs import RecordedFunction
 from alfish.compiler.inductor import CompiledFunction, NotCompilable, is_checked
 from alfish.data import Batch
 from alfish.errors import RunError, UsageError
+from alfish.learner.batches import Minibatches, take
 from alfish.learner.traced_update import TracedUpdate
 from alfish.learner.updates import Updates, UpdateStats, over_learners
 from alfish.nest import Nest
+from alfish.processes import replicas
 from alfish.replay import RingView
 from alfish.runs import random_state
 
 # During these calls kernels are loaded, and libraries allocate their working memory.
 CALLS_BEFORE_RECORDING = 3
-SLOWER = 1.1  # times the time of a product in float32
+SLOWER = 1.1  # factor from which on bfloat16 is reported as slower than float32
 
 
 class CompiledUpdates:
-    """Updates like those of `Updates`, by one graph for each layout of batches and each `graph_key`.
+    """Makes the updates of `Updates` by one graph for each layout of batches and each `graph_key`.
 
-    At some calls (`is_checked`) a graph's losses are compared with those of the plain update, because a hook that is
-    not pure may depend on a value that was constant during tracing.
+    At some calls (`is_checked`) a graph's losses are compared with the losses of the plain update, because a hook that
+    is not pure may depend on a value that was constant during tracing.
 
     Args:
       updates: plain updates, which share parameters, optimizers and counters with these.
-      precision: see `CompiledFunction`.
+      precision: precision of large products and convolutions, see `CompiledFunction`.
       records: whether to record each graph as a CUDA graph, if it runs on a GPU and there is one learner.
-      log: is called with a line for each new graph.
+      log: function that is called with a line for each new graph.
     """
 
     def __init__(
@@ -52,23 +53,23 @@ class CompiledUpdates:
         self._background = BackgroundCompiler()
         self._requested: dict[Hashable, Compilation] = {}
         self._last: Any = None  # the last chunk's source
-        self._source: Any = None  # that, or its copy in the memory that a recorded graph reads
+        self._source: Any = None  # the last chunk's source, or its copy in the memory that a recorded graph reads
         self._rows: list[torch.Tensor] = []  # leaves of `_source`
         _check_key(updates.algorithm)
-        self._layouts: dict[Hashable, int] = {}  # a number for each layout, because hashing one takes microseconds
+        self._layouts: dict[Hashable, int] = {}  # a number for each layout, because hashing a layout takes microseconds
         self._layout = 0
-        self._held: dict[Hashable, list[torch.Tensor]] = {}  # rows of that copy, by layout
+        self._held: dict[Hashable, list[torch.Tensor]] = {}  # leaves of the copied rows, by layout
         self._update = TracedUpdate(updates)
         self._optimizers, self._tensors = self._update.optimizers, self._update.tensors
         self._leaves = nest.leaves(self._tensors)
-        # Host memory, written before each call.
+        # The coefficients are in host memory, and are written before each call.
         self._coefficients = torch.zeros(self._update.num_coefficients)
         self._numbers = self._coefficients.numpy()
 
     def __call__(
         self, chunk: Minibatches, index: Nest, learning_rate: Mapping[str, float], summarize: bool
     ) -> UpdateStats | None:
-        """Updates on a minibatch; see `Updates`. A graph always computes `extra`.
+        """Makes an update on a minibatch; see `Updates`. A graph always computes `extra`.
 
         Raises:
           NotCompilable, TorchChanged: nothing has changed, and plain updates must be used.
@@ -100,10 +101,10 @@ class CompiledUpdates:
         """Begins to compile the graph of a minibatch in another process, unless it has begun.
 
         Args:
-          chunk, index: as `steady` returns them.
+          chunk, index: chunk and index that `steady` returns.
 
         Raises:
-          NotCompilable, NotSendable: the update cannot be compiled at all, or not in another process.
+          NotCompilable, NotSendable: the update cannot be compiled, or cannot be sent to another process.
         """
         source, _, key = self._located(chunk, index)
         if key not in self._requested:
@@ -122,10 +123,10 @@ class CompiledUpdates:
             compilation.wait()
 
     def finish_requests(self) -> float:
-        """Loads all graphs that were requested; returns the seconds that the other process took for them.
+        """Loads all graphs that were requested; returns the seconds that the other process took.
 
         Raises:
-          NotCompilable, TorchChanged: one could not be compiled.
+          NotCompilable, TorchChanged: a graph could not be compiled.
         """
         self._judge_precision()
         seconds = 0.0
@@ -136,7 +137,7 @@ class CompiledUpdates:
         return seconds
 
     def close(self) -> None:
-        """Ends the other process, if there is one, and forgets what was requested from it."""
+        """Ends the other process, if there is one, and forgets the requests to it."""
         self._background.close()
         self._requested.clear()
 
@@ -146,7 +147,7 @@ class CompiledUpdates:
             self._last, self._source, self._rows = None, None, []
 
     def _located(self, chunk: Minibatches, index: Nest) -> tuple[Batch | RingView, list[torch.Tensor], Hashable]:
-        """Returns the rows of a chunk, the index's leaves, and the key of the graph for them."""
+        """Returns the rows of a chunk, the leaves of its index, and the key of the graph for both."""
         if chunk.source is not self._last:
             self._last, self._source = chunk.source, self._hold(chunk.source) if self._records else chunk.source
             self._rows = nest.leaves(self._source)
@@ -156,7 +157,7 @@ class CompiledUpdates:
         return self._source, at, (self._plain.algorithm.graph_key(), *[leaf.shape for leaf in at], self._layout)
 
     def _hold(self, source: Nest) -> Nest:
-        """Returns a copy of the rows, in the same memory for each layout."""
+        """Copies the rows into memory that all chunks of one layout share, and returns the copy."""
         rows, structure = nest.flatten(source)
         layout = tuple((row.dtype, row.shape) for row in rows)
         held = self._held.get(layout)
@@ -171,8 +172,8 @@ class CompiledUpdates:
         """Returns the graph's results, from its CUDA graph once there is one.
 
         Args:
-          given: coefficients and index.
-          total: the expected `total`, if this call is compared.
+          given: coefficients and index of the call.
+          total: expected `total`, if this call is compared.
 
         Raises:
           RunError: the CUDA graph's `total` differs.
@@ -181,7 +182,7 @@ class CompiledUpdates:
 
         def call(given: list[torch.Tensor]) -> Nest:
             result = graph.function.call_flat([*self._leaves, *given, *rows])
-            if result["stop"] is None:  # so that it is recorded, too
+            if result["stop"] is None:  # so that projections are recorded, too
                 self._plain.project(graph.trained)
             return result
 
@@ -198,7 +199,7 @@ class CompiledUpdates:
         return result
 
     def _make_by_all(self, source: Batch | RingView, index: Nest) -> "_Graph":
-        """Returns a new graph, once all learners have made theirs; a plain update would wait for one in a graph."""
+        """Returns a new graph if all learners have one; a learner with plain updates would wait for sums in graphs."""
         failure: Exception | None = None
         try:
             graph = self._make(source, index)
@@ -219,7 +220,7 @@ class CompiledUpdates:
         return _Graph(function, self._update.notes)
 
     def _judge_precision(self) -> None:
-        """Logs, at the first graph, where bfloat16 is not the faster one."""
+        """Logs, at the first graph, if bfloat16 is not faster."""
         if self._precision == "float32" or self._made:
             return
         if not self._plain.on_cpu:
@@ -231,10 +232,10 @@ class CompiledUpdates:
             )
 
     def _compare(self, graph: "_Graph", batch: Batch, at: list[torch.Tensor]) -> torch.Tensor:
-        """Returns the graph's `total`; raises NotCompilable if its losses differ from those of the plain update.
+        """Returns the graph's `total`; raises NotCompilable if its losses differ from the plain update's.
 
-        Both run on copies of all tensors that an update writes, so BatchNorm's running statistics change once an
-        update.
+        Graph and plain update run on copies of all tensors that an update writes, so BatchNorm's running statistics
+        change once per update.
         """
         plain, algorithm = self._plain, self._plain.algorithm
         buffers = {name: buffer.clone() for name, buffer in algorithm.named_buffers()}
@@ -268,7 +269,7 @@ class CompiledUpdates:
 
 
 def steady(chunk: Minibatches, index: Nest) -> tuple[Minibatches, Nest]:
-    """Returns a minibatch as a chunk of a size that does not vary, and an index."""
+    """Returns a minibatch as a chunk whose size is always the same, and its index."""
     return (chunk, index) if chunk.is_steady else (Minibatches(take(chunk.source, index), None), None)
 
 
@@ -276,10 +277,10 @@ class _Graph:
     """A compiled update and the number of its calls.
 
     Attributes:
-      function: takes (tensors, coefficients, index, source).
+      function: function of (tensors, coefficients, index, source).
       trained: names of the groups with a loss, in order.
-      num_calls: calls so far.
-      recorded: CUDA graph that takes (coefficients, index); None: not recorded.
+      num_calls: number of calls so far.
+      recorded: CUDA graph that takes (coefficients, index); None before it is recorded.
     """
 
     def __init__(self, function: CompiledFunction, trained: list[str]):
@@ -288,7 +289,7 @@ class _Graph:
 
 
 def _check_key(algorithm: RLAlgorithm) -> None:
-    """Raises UsageError if `graph_key` returns what cannot be a key, or is another one each time."""
+    """Raises UsageError if `graph_key` returns an object that cannot be a key, or another key each time."""
     key = algorithm.graph_key()
     parts = key if isinstance(key, tuple) else (key,)
     if any(isinstance(part, torch.Tensor) or not isinstance(part, Hashable) for part in parts):

@@ -9,20 +9,20 @@ from torch import nn
 from alfish.algorithms.contract import kind_of, return_error
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.errors import UsageError
-from alfish.networks import flat_parameters
-from alfish.networks.bodies.unit_rows import Projected
+from alfish.networks import target
+from alfish.networks.bodies.linear import Projected
 
 
-class Group:
+class ParameterGroup:
     """Parameters that one loss trains, as views of flat vectors: one for each part and dtype.
 
     Args:
-      name: of the group and its loss.
-      parameters: of each part, see `learner.parts.split`.
+      name: name of the group and its loss.
+      parameters: parameters of each part, see `frozen_parts.split`.
 
     Attributes:
-      parameters: of all parts, in the order of the vectors.
-      flat: the vectors.
+      parameters: parameters of all parts, in the order of the vectors.
+      flat: flat vectors, one for each part and dtype.
       parts: name of each part, and its vectors in `flat`.
     """
 
@@ -37,17 +37,17 @@ class Group:
             self.parts.append((part, slice(len(self._members), len(self._members) + len(by_dtype))))
             self._members += by_dtype.values()
         self.parameters = [parameter for same in self._members for parameter in same]
-        self.flat = [flat_parameters.lay_side_by_side(same) for same in self._members]
+        self.flat = [target.lay_side_by_side(same) for same in self._members]
 
     def views(self, vectors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Returns views of `vectors`, laid out like `self.flat`, with the shapes of `self.parameters`."""
-        return [view for vector, same in zip(vectors, self._members) for view in flat_parameters.views(vector, same)]
+        return [view for vector, same in zip(vectors, self._members) for view in target.views(vector, same)]
 
     def gradients(self, loss: torch.Tensor, parameters: list[Any], retain_graph: bool) -> list[torch.Tensor]:
-        """Returns the gradients of the group's loss, laid out like `self.flat`; 0 for a parameter that it lacks.
+        """Returns the gradients of the group's loss, laid out like `self.flat`; 0 for parameters it does not use.
 
         Raises:
-          UsageError: the loss depends on none of the parameters.
+          UsageError: the loss does not depend on any of the parameters.
         """
         gradients = torch.autograd.grad(loss, parameters, retain_graph=retain_graph, allow_unused=True)
         if parameters and all(gradient is None for gradient in gradients):
@@ -60,7 +60,7 @@ class Group:
 
 
 def claimed_parameters(algorithm: RLAlgorithm) -> dict[str, list[nn.Parameter]]:
-    """Returns each group's trainable parameters; raises UsageError for one in no group or in two."""
+    """Returns each group's trainable parameters; raises UsageError if a parameter is in no group or in two groups."""
     names = {id(parameter): name for name, parameter in algorithm.named_parameters()}
     groups: dict[str, list[nn.Parameter]] = {}
     owner: dict[int, str] = {}
@@ -98,7 +98,7 @@ def claimed_parameters(algorithm: RLAlgorithm) -> dict[str, list[nn.Parameter]]:
     return {group: parameters for group, parameters in groups.items() if parameters}
 
 
-def unit_rows_of(algorithm: nn.Module, groups: Mapping[str, Group]) -> dict[str, list[Projected]]:
+def unit_rows_of(algorithm: nn.Module, groups: Mapping[str, ParameterGroup]) -> dict[str, list[Projected]]:
     """Returns the layers of each group whose weights are to be projected after its updates."""
     group_of = {id(parameter): name for name, group in groups.items() for parameter in group.parameters}
     found: dict[str, list[Projected]] = {}

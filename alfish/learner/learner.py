@@ -1,9 +1,9 @@
 """The learner: trains an algorithm's parameters on batches.
 
-For each minibatch it calls train_step and calc_loss. For each parameter group it takes the mean of the loss over
-trainable rows, the gradient of that loss for this group's parameters only, and an optimizer step with the clipped
-gradient (`updates`). Then it calls after_update. With `Learner.compile` everything up to the optimizer step is one
-graph (`compiled_updates`).
+For each minibatch the learner calls train_step and calc_loss. For each parameter group the learner takes the mean of
+the loss over trainable rows, the gradient of that loss for this group's parameters only, and an optimizer step with the
+clipped gradient (`updates`). Then it calls after_update. With `Learner.compile` everything up to the optimizer step is
+one graph (`compiled_updates`).
 
 Numbers for summaries stay on the device until a summary is due.
 """
@@ -17,26 +17,26 @@ import gin
 import torch
 from absl import logging
 
-from alfish import nest, replicas
+from alfish import nest
 from alfish.algorithms.acting import in_eval_mode
-from alfish.algorithms.delayed_actor import DelayedActor
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.batches import Minibatches
 from alfish.compiler.inductor import NotCompilable
 from alfish.compiler.torch_internals import TorchChanged
 from alfish.data import Batch
 from alfish.errors import UsageError
-from alfish.learner import compile_plan
+from alfish.learner import compiled_later
+from alfish.learner.batches import Minibatches
 from alfish.learner.compiled_later import CompiledLater
 from alfish.learner.compiled_updates import CompiledUpdates
+from alfish.learner.frozen_parts import FrozenParts
 from alfish.learner.optimizers import Adam, Optimizer
-from alfish.learner.parts import FrozenParts
 from alfish.learner.update_means import UpdateMeans
 from alfish.learner.updates import Updates, UpdateStats, extra_sums
 from alfish.nest import Nest
 from alfish.parameters import NonNegativeFloat, PositiveFloat, PositiveInt, checked
+from alfish.parameters.schedules import Schedule, as_schedule
+from alfish.processes import replicas
 from alfish.runs import random_state
-from alfish.schedules import Schedule, as_schedule
 
 # A compiled update with fewer multiplications takes less than 2 ms on a CPU, and a sum over learners 0.25 to 0.7 ms.
 SMALL_UPDATE = 20_000_000
@@ -48,31 +48,33 @@ class Learner:
     """Makes the updates of an iteration, plain or compiled, and computes their summaries.
 
     Args:
-      algorithm: to train, on its device.
+      algorithm: algorithm to train, on its device.
       optimizer: class or factory of an optimizer; its argument is a group's flat vectors; see
         `alfish.learner.optimizers`.
-      learning_rate: a number, a schedule of progress, or a dict from each group to one of these. The dict may also have
-        parts, by the prefix of their parameters' names: `{'all': 1e-3, 'network.actor_torso.encoder': 1e-5}`.
+      learning_rate: a number, a schedule of progress, or a dict from each group to a number or schedule. The dict may
+        also name parts, by the prefix of their parameters' names: `{'all': 1e-3, 'network.actor_torso.encoder': 1e-5}`.
       frozen_parts: parts of the algorithm that do not train, by the prefix of their parameters' names
         (`['network.actor_torso.encoder']`); they stay in evaluation mode.
-      max_grad_norm: the largest norm of a group's gradient, to which longer ones are scaled; None: no limit.
+      max_grad_norm: largest norm of a group's gradient, to which longer gradients are scaled; None means no limit.
       max_nonfinite_updates: the run ends after this number of consecutive updates with a loss or gradient that is not
         finite; such updates are skipped.
-      compile: whether to compile the whole update as one graph. 'auto': in another process beside plain updates, if the
-        run is long enough to save time (with a budget of seconds, from 300). The graph is used from an update on whose
-        number depends on the configuration only. True: at the first batch, while training waits, which takes 10 to 15
-        seconds, or 3 with a graph in the cache. Hooks that cannot be compiled run as plain updates, after a warning.
-      cuda_graphs: whether to launch a compiled update on a GPU as one CUDA graph, which copies the rows; it is not done
+      compile: whether to compile the whole update as one graph. 'auto' compiles in another process, beside plain
+        updates, if the run is long enough to save time (a budget in seconds: from 300), and switches to the graph at an
+        update whose number depends on the configuration only. True compiles at the first batch, while training waits
+        for 10 to 15 seconds, or 3 with a graph in the cache. Hooks that cannot be compiled run as plain updates, after
+        a warning.
+      cuda_graphs: whether to launch a compiled update on a GPU as one CUDA graph, which copies the rows; without effect
         with several learners.
-      precision: of large products and convolutions in a compiled update on a CPU, 'float32' or 'bfloat16'.
+      precision: precision of large products and convolutions in a compiled update on a CPU, 'float32' or 'bfloat16'.
 
     Attributes:
       frozen: parts that do not train.
       updates: number of updates so far.
-      is_small: whether updates of all rows together take less time than sums over several learners save; set by `plan`.
-      log: is called with a line for each compiled update.
-      before_update: is called before each update of a call with `summarize`, with the rows and the index of its
-        minibatch; returns a function that is called after the update if it was made, or None. None: nothing is called.
+      is_small: whether an update is so small that several learners save no time; set by `plan`.
+      log: function that is called with a line for each compiled update.
+      before_update: function that is called before each update of a call with `summarize`, with the rows and the index
+        of the minibatch. If it returns a function, that function is called after an update that was made. None means
+        that nothing is called.
     """
 
     def __init__(
@@ -107,6 +109,8 @@ class Learner:
         self._learning_rates = self._schedules(learning_rate)
         self._max_nonfinite_updates = max_nonfinite_updates
         self._fell_back = False
+        self._algorithms = [part for part in algorithm.modules() if isinstance(part, RLAlgorithm)]
+        self._tell(0)
         self.updates, self.is_small = 0, False
         self._means = UpdateMeans(self._plain.groups)
 
@@ -120,32 +124,32 @@ class Learner:
 
         Args:
           num_updates: number of updates of the whole run.
-          num_rows: number of rows in each.
+          num_rows: number of rows in each update.
         """
         num_parameters = sum(flat.numel() for group in self._plain.groups.values() for flat in group.flat)
         self.is_small = num_rows * replicas.size() * num_parameters < SMALL_UPDATE
         work = num_rows * num_parameters
         if not self._decides or self._compiled is not None:
             return
-        pays = compile_plan.pays_in_foreground(num_updates, work)
+        pays = compiled_later.pays_in_foreground(num_updates, work)
         is_alone = self._plain.on_cpu and not replicas.is_joined()
-        if is_alone and compile_plan.pays_beside(num_updates, work):
-            first = compile_plan.first_compiled_update(work)
+        if is_alone and compiled_later.pays_beside(num_updates, work):
+            first = compiled_later.first_compiled_update(work)
             self._compiled = CompiledLater(self._plain, self._compile(), first, pays, lambda line: self.log(line))
         elif pays:
             self._compiled = self._compile()
 
     @property
     def is_switching(self) -> bool:
-        """True if the next call of `train` begins to use the compiled update, for which it may wait."""
+        """True if the next call of `train` begins to use the compiled update, for which the call may wait."""
         later = self._compiled
         return type(later) is CompiledLater and self.updates >= later.first
 
     def switch(self, waiting: contextlib.AbstractContextManager[None] | None = None) -> None:
-        """Waits for the compiled update and uses it from now on; only if `is_switching`.
+        """Waits for the compiled update and uses it from now on. Call it only if `is_switching`.
 
         Args:
-          waiting: context in which to wait, which a signal may end; None: nothing ends it.
+          waiting: context in which to wait, which a signal may end; None means that nothing ends the wait.
         """
         assert isinstance(self._compiled, CompiledLater)
         try:
@@ -161,7 +165,7 @@ class Learner:
             self._compiled.close()
 
     def train(self, chunks: Iterable[Minibatches], summarize: bool = True) -> dict[str, float]:
-        """Updates on every minibatch of the chunks.
+        """Makes an update on every minibatch of the chunks.
 
         Args:
           chunks: rows and the minibatches in them, from a source of batches.
@@ -170,14 +174,14 @@ class Learner:
         Returns:
           `loss` and `grad_norm`, means of finite values over the updates since the last summary (with several groups
           `loss/critic` and so on); the `learning_rate`; `nonfinite_updates` so far; and means of `LossInfo.extra`.
-          Plain updates compute `extra` in calls with `summarize` only, compiled ones always. An empty dict if this call
-          made no update.
+          Plain updates compute `extra` in calls with `summarize` only, compiled updates in all calls. An empty dict if
+          this call made no update.
 
         Raises:
-          RunError: `max_nonfinite_updates` consecutive updates were not finite. On a GPU a call that does not summarize
-            leaves its own updates to the next call.
+          RunError: `max_nonfinite_updates` consecutive updates were not finite. On a GPU, a call without `summarize`
+            does not check its own updates; the next call checks them.
         """
-        if not self._plain.on_cpu:  # after the updates it would wait for them
+        if not self._plain.on_cpu:  # a check after the updates would wait for them
             self._plain.check_skips(self._max_nonfinite_updates, self.updates)
         progress = float(self._progress)
         self._learning_rate = {name: float(schedule(progress)) for name, schedule in self._learning_rates.items()}
@@ -191,12 +195,12 @@ class Learner:
         return self._finish(summarize and self.updates > before)
 
     def unreported(self) -> dict[str, float]:
-        """Returns the scalars of updates since the last summary, as `train` does; empty if there were none."""
+        """Returns the scalars of updates since the last summary, as `train` does; empty without updates."""
         return self._finish(summarize=not self._means.is_empty)
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> dict[str, float]:
-        """Returns the losses and extras of a batch as `train` does, without training; no random state changes."""
+        """Returns the losses and extras of a batch as `train` does, without training. Random states stay unchanged."""
         with self._showing_losses():
             means, loss_info = self._plain.means(batch)
         values = {self._means.name("loss", name): float(loss.detach()) for name, loss in means.losses.items()}
@@ -204,9 +208,9 @@ class Learner:
         return values | {name: float(total / count.clamp(min=1)) for name, (total, count) in sums.items()}
 
     def gradients(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Returns the gradient of each trained parameter's own loss on a batch, by name; no random state changes.
+        """Returns, by parameter name, the gradient of the loss of the parameter's group on a batch.
 
-        Gradients are those of this learner's rows, and are not clipped.
+        Random states stay unchanged. Gradients are over this learner's rows, and are not clipped.
         """
         plain = self._plain
         names = {id(parameter): name for name, parameter in self._algorithm.named_parameters()}
@@ -221,16 +225,13 @@ class Learner:
 
     @contextlib.contextmanager
     def _showing_losses(self) -> Iterator[None]:
-        """Prepares the algorithm for losses that are only shown: all of them, with gradients, which a loss may need."""
-        delayed = [part for part in self._algorithm.modules() if isinstance(part, DelayedActor)]
+        """Prepares the algorithm for losses that are only shown: all losses, with gradients where a loss needs them."""
         with in_eval_mode(self._algorithm), random_state.preserved(), replicas.apart(), torch.enable_grad():
             try:
-                for part in delayed:
-                    part.shows_all_losses = True
+                self._tell(-1)  # an update that trains all groups, whatever their periods
                 yield
             finally:
-                for part in delayed:
-                    part.shows_all_losses = False
+                self._tell(self.updates)
 
     def state_dict(self) -> dict[str, Any]:
         plain = self._plain
@@ -262,7 +263,8 @@ class Learner:
         self._plain.num_applied.copy_(state["num_applied"])
         self._plain.consecutive_skips.copy_(state["consecutive_skips"])
         self.updates = state["updates"]
-        if state.get("fell_back"):  # a new graph might find the difference later
+        self._tell(self.updates)
+        if state.get("fell_back"):  # a new graph might pass the comparison at first
             self._compiled, self._fell_back = None, True
 
     def _updates(self, chunks: Iterable[Minibatches], summarize: bool) -> Iterator[UpdateStats]:
@@ -274,7 +276,7 @@ class Learner:
                 if summarize and self.before_update is not None:
                     made = self.before_update(chunk, index)
                 record = self._update(chunk, index, summarize)
-                stops = record is None  # the algorithm requests it
+                stops = record is None  # the algorithm requests a stop
                 if record is None:
                     break
                 if made is not None:
@@ -297,9 +299,15 @@ class Learner:
         else:
             record = self._plain(chunk, index, self._learning_rate, summarize)
         if record is not None:
-            self.updates += 1
             self._algorithm.after_update()
+            self.updates += 1
+            for part in self._algorithms:
+                part.__dict__["num_updates"] = self.updates  # without a call, because each update does it
         return record
+
+    def _tell(self, updates: int) -> None:
+        for part in self._algorithms:
+            part.__dict__["num_updates"] = updates  # a module's `__setattr__` takes longer
 
     def _fall_back(self, error: Exception) -> None:
         logging.warning("%s cannot be compiled, and its updates stay plain: %s", type(self._algorithm).__name__, error)
@@ -344,7 +352,7 @@ class Learner:
 
 
 def _parts_of(learning_rate: Any, algorithm: RLAlgorithm) -> list[str]:
-    """Returns the keys of a learning rate that are no groups."""
+    """Returns the keys of a learning rate that are not names of groups."""
     if not isinstance(learning_rate, Mapping):
         return []
     groups = algorithm.parameter_groups()

@@ -1,8 +1,8 @@
 """Optimizers of flat vectors: a parameter group is one tensor for each dtype, with its gradient in `.grad`.
 
-An update that is not finite must change nothing. On a CPU the learner does not call `step` for it. On a GPU, reading
-the flag would wait for the device. There `step` takes the flag as a tensor, `is_applied` (0-d float32), and changes
-nothing if it is 0, except Adam's count of steps on the host.
+An update that is not finite must change nothing. On a CPU the learner does not call `step` for such an update. On a
+GPU, reading the flag would wait for the device. On a GPU, therefore, `step` takes the flag as a tensor, `is_applied`
+(0-d float32), and changes nothing if the flag is 0, except Adam's count of steps on the host.
 
 `FlatOptimizer` divides a step into `coefficients`, numbers computed on the host, and `apply`, operations on tensors. An
 optimizer with both can be part of a compiled update.
@@ -36,7 +36,7 @@ class FlatOptimizer:
 
     Attributes:
       num_coefficients: length of `coefficients`.
-      tensors: moments, written by `apply`.
+      tensors: tensors of the moments, written by `apply`.
     """
 
     num_coefficients: int
@@ -50,7 +50,7 @@ class FlatOptimizer:
         raise NotImplementedError
 
     def count(self) -> None:
-        """Is called after each step; Adam counts its steps."""
+        """Called after each step; Adam counts its steps here."""
 
     def apply(
         self,
@@ -77,7 +77,7 @@ class Adam(FlatOptimizer):
     Args:
       parameters: flat vectors.
       betas: decay rates of the first and second moment.
-      eps: added to the root of the second moment.
+      eps: number added to the root of the second moment.
       weight_decay: fraction of the parameters that is subtracted, per unit of learning rate.
 
     Source: Kingma & Ba, 2015, algorithm 1; Loshchilov & Hutter, 2019.
@@ -106,7 +106,7 @@ class Adam(FlatOptimizer):
         self._num_steps += 1
 
     def denominator(self, second: torch.Tensor, coefficients: Sequence[Any]) -> torch.Tensor:
-        """Returns what the first moment is divided by, as a new tensor."""
+        """Returns the divisor of the first moment, as a new tensor."""
         return second.sqrt().div_(coefficients[1]).add_(self._eps)
 
     def apply(self, parameters, gradients, tensors, coefficients, is_applied):
@@ -138,10 +138,10 @@ class RAdam(Adam):
     Args:
       parameters: flat vectors.
       betas: decay rates of the first and second moment.
-      eps: added to the root of the second moment.
+      eps: number added to the root of the second moment.
 
-    Source: Liu et al., 2020, algorithm 2, https://arxiv.org/abs/1908.03265. The length of the average from which on the
-    second moment divides is 5, as in torch; the paper has 4.
+    Source: Liu et al., 2020, algorithm 2, https://arxiv.org/abs/1908.03265. The second moment divides once the average
+    is longer than 5 steps, as in torch; in the paper the limit is 4.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class RAdam(Adam):
         size, root, _ = super().coefficients(learning_rate)
         count, decay = self._num_steps + 1, self._betas[1]
         longest = 2 / (1 - decay) - 1
-        length = longest - 2 * count * decay**count / (1 - decay**count)  # of the average, in steps
+        length = longest - 2 * count * decay**count / (1 - decay**count)  # length of the average, in steps
         if length <= 5:
             return [size, root, 0.0]
         ratio = (length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length)
@@ -174,8 +174,8 @@ class RMSprop(FlatOptimizer):
 
     Args:
       parameters: flat vectors.
-      decay: of the second moment.
-      eps: added to the root of the second moment.
+      decay: decay rate of the second moment, in [0, 1).
+      eps: number added to the root of the second moment.
 
     Source: Tieleman & Hinton, 2012, lecture 6e.
     """
@@ -214,11 +214,11 @@ class RMSprop(FlatOptimizer):
 class TorchOptimizer:
     """Any torch optimizer that works entry by entry: `@TorchOptimizer`, `TorchOptimizer.optimizer = 'AdamW'`.
 
-    Reads `is_applied`, and so waits for a GPU.
+    The step reads `is_applied`, and so waits for a GPU.
 
     Args:
       parameters: flat vectors.
-      optimizer: a name in torch.optim, a class, or a factory; takes (parameters, lr).
+      optimizer: name in torch.optim, class, or factory; takes (parameters, lr).
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], optimizer: Any = gin.REQUIRED):
@@ -254,7 +254,7 @@ class TorchOptimizer:
         return {"optimizer": type(self._optimizer).__name__, **self._optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the state; settings (`weight_decay`, ...) are those of the configuration."""
+        """Restores the state; settings (`weight_decay`, ...) come from the configuration."""
         here = self.state_dict()
         state = {"optimizer": here["optimizer"], **state}  # older versions did not save the name
         _check_entries(self, state)

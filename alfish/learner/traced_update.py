@@ -4,27 +4,27 @@ from typing import Any
 
 import torch
 
-from alfish.batches import take
 from alfish.compiler import torch_internals
 from alfish.compiler.inductor import NotCompilable
+from alfish.learner.batches import take
 from alfish.learner.optimizers import FlatOptimizer
 from alfish.learner.updates import Updates, extra_sums, write_buffers
 from alfish.nest import Nest
 
 
 class TracedUpdate:
-    """The function of which a graph is made: an update `function(tensors, coefficients, index, source)`.
+    """The function from which a graph is made: an update `function(tensors, coefficients, index, source)`.
 
-    It reads and writes tensors of its arguments only, so another process can trace it.
+    The function reads and writes tensors of its arguments only, so another process can trace it.
 
     Args:
       updates: plain updates.
 
     Attributes:
-      optimizers: those of the updates that can be part of a graph, by name.
-      tensors: first argument, the tensors that an update reads and writes; they are never replaced.
-      num_coefficients: length of the second argument, numbers of all optimizers.
-      notes: names of the groups with a loss, in order; known when the function was called.
+      optimizers: optimizers of the updates that can be part of a graph, by name.
+      tensors: tensors that an update reads and writes, the first argument; they are never replaced.
+      num_coefficients: number of coefficients of all optimizers, the length of the second argument.
+      notes: names of the groups with a loss, in order; known after the first call.
     """
 
     def __init__(self, updates: Updates):

@@ -4,16 +4,17 @@ from collections.abc import Collection, Iterable
 
 import torch
 
-from alfish import replicas
 from alfish.learner.updates import UpdateStats
+from alfish.processes import replicas
 
-# Updates after which records are added to the sums. Their small tensors lie between the large ones of an update, and
-# malloc rarely uses the memory between them again: with 1000 records, SAC in bfloat16 took 2.5 GB and twice as long.
+# Number of records after which they are added to the sums. The records' small tensors lie between the large tensors of
+# an update, and malloc rarely reuses the memory between them: with 1000 records, SAC in bfloat16 took 2.5 GB and twice
+# as long.
 MAX_RECORDS = 64
 
 
 class UpdateMeans:
-    """Means of the numbers of updates since the last summary. They stay on the device until `take`.
+    """Means over the updates since the last summary. The updates' numbers stay on the device until `take`.
 
     Args:
       groups: names of all parameter groups.
@@ -21,9 +22,9 @@ class UpdateMeans:
 
     def __init__(self, groups: Collection[str]):
         self._num_groups = len(groups)
-        self._records: list[UpdateStats] = []  # not yet added to the sums
+        self._records: list[UpdateStats] = []  # records that are not yet added to the sums
         self._sums: dict[str, torch.Tensor] = {}  # [2] each: a sum and a count
-        self._extras: set[str] = set()  # keys of extras, of which there may be no row
+        self._extras: set[str] = set()  # keys of extras, some of which may have no rows
 
     def add(self, records: Iterable[UpdateStats]) -> None:
         """Adds records, and sums them up whenever there are `MAX_RECORDS`."""
@@ -38,7 +39,7 @@ class UpdateMeans:
         return not (self._records or self._sums)
 
     def take(self) -> dict[str, float]:
-        """Returns the means of all learners, and removes the numbers; waits for the device.
+        """Returns the means over the updates of all learners, and removes the numbers; waits for the device.
 
         `loss` and `grad_norm` are means of finite values; with several groups they are `loss/GROUP` and so on.
         """
@@ -69,5 +70,5 @@ class UpdateMeans:
             self._sums[key] = self._sums[key] + pair if key in self._sums else pair
 
     def name(self, kind: str, group: str) -> str:
-        """Returns the name of a group's number; with one group, the kind alone."""
+        """Returns the name of a group's number; with one group, only the number's kind."""
         return kind if self._num_groups == 1 else f"{kind}/{group}"

@@ -1,10 +1,10 @@
-"""Plain updates: losses, gradients of each parameter group, clipping, a step of the group's optimizer.
+"""Plain updates: losses, gradients of each parameter group, clipping, and a step of the group's optimizer.
 
 A group's parameters are views of one flat vector. So an optimizer step, a norm and a clip are one operation each, for
 any number of layers. An update reads no value from the device, except one flag on a CPU.
 
-With several learners, means are over the rows of all of them. Means and gradients are multiplied by the number of their
-rows, added up over all learners in one sum, and divided by the sum of these numbers.
+With several learners, means are over the rows of all learners. Means and gradients are multiplied by the number of
+their rows, added up over all learners in one sum, and divided by the sum of these numbers.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -12,22 +12,23 @@ from typing import Any, NamedTuple
 
 import torch
 
-from alfish import nest, replicas
+from alfish import nest
 from alfish.algorithms.contract import check_detached, check_loss_info, losses_error, return_error
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.batches import Minibatches, take
 from alfish.data import AlgStep, Batch, LossInfo
 from alfish.errors import RunError, UsageError
-from alfish.learner.groups import Group, claimed_parameters, unit_rows_of
+from alfish.functional.losses import masked_mean
+from alfish.learner.batches import Minibatches, take
+from alfish.learner.frozen_parts import split
+from alfish.learner.groups import ParameterGroup, claimed_parameters, unit_rows_of
 from alfish.learner.optimizers import Optimizer
-from alfish.learner.parts import split
-from alfish.losses import masked_mean
 from alfish.nest import Nest
 from alfish.networks.bodies.batch_norm import check_batch_norms
+from alfish.processes import replicas
 
 OWN_SCALARS = ("loss", "grad_norm", "learning_rate", "nonfinite_updates")  # of the learner; also as 'loss/GROUP'
 
-EARLY = 10  # updates in which each group has a loss, unless graph_key says that updates differ
+EARLY = 10  # number of updates within which each group must have a loss, unless graph_key says that updates differ
 
 # A window's priority mixes the largest priority of its rows with their mean; this is the weight of the largest
 # (Kapturowski et al., 2019, section 2.3).
@@ -37,7 +38,7 @@ LARGEST_FRACTION = 0.9
 class UpdateStats(NamedTuple):
     """Numbers of one update for summaries and replay, on the device."""
 
-    groups: list[str]  # those with a loss in this update
+    groups: list[str]  # groups with a loss in this update
     total: torch.Tensor  # see `Gradients`
     extra: dict[str, torch.Tensor]  # [2] each: the sum over trainable rows, and their number
     priority: torch.Tensor | None = None  # [N], if windows were drawn by priority
@@ -46,8 +47,8 @@ class UpdateStats(NamedTuple):
 class Means(NamedTuple):
     """Means of a batch over its trainable rows."""
 
-    losses: dict[str, torch.Tensor]  # 0-d, of each group
-    stop: torch.Tensor | None  # 0-d, of `LossInfo.stop`
+    losses: dict[str, torch.Tensor]  # 0-d loss of each group
+    stop: torch.Tensor | None  # 0-d mean of `LossInfo.stop`
     num_rows: torch.Tensor | None  # numbers of rows of the losses and of `stop`; None with one learner
 
 
@@ -57,23 +58,23 @@ class Gradients(NamedTuple):
     by_group: dict[str, list[torch.Tensor]]  # a flat vector for each dtype, clipped
     total: torch.Tensor  # the groups' losses, then their gradients' norms before clipping
     is_finite: torch.Tensor  # 0-d float32: 1, or 0 where the update must be skipped
-    stops: torch.Tensor | None  # 0-d bool: the algorithm requests a stop; None: it has no limit
+    stops: torch.Tensor | None  # 0-d bool, whether the algorithm requests a stop; None if it has no limit
 
 
 class Updates:
     """Plain gradient steps: hooks, losses, gradients, clipping, one optimizer call for each group.
 
     Args:
-      algorithm: what to train, on its device.
+      algorithm: algorithm to train, on its device.
       optimizer: class or factory of an optimizer; its argument is a group's flat vectors.
-      max_grad_norm: the largest norm of a group's gradient, to which longer ones are scaled; None: no limit.
+      max_grad_norm: largest norm of a group's gradient, to which longer gradients are scaled; None means no limit.
       parts: prefixes of names of parameters that have an optimizer of their own.
 
     Attributes:
-      groups: by name.
-      optimizers: by the name of a group, and by `group/part` for its parts.
+      groups: parameter groups by name.
+      optimizers: optimizers by the name of their group, and by `group/part` for parts.
       num_applied: 0-d float64, number of updates that were not skipped.
-      consecutive_skips: 0-d, number of updates skipped since the last one that was not.
+      consecutive_skips: 0-d, number of updates skipped since the last update that was not skipped.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Updates:
     ):
         self.algorithm = algorithm
         claimed = split(algorithm, claimed_parameters(algorithm), parts)
-        self.groups = {name: Group(name, parameters) for name, parameters in claimed.items()}
+        self.groups = {name: ParameterGroup(name, parameters) for name, parameters in claimed.items()}
         self.optimizers = {
             name: optimizer(group.flat[vectors]) for group in self.groups.values() for name, vectors in group.parts
         }
@@ -102,12 +103,12 @@ class Updates:
     def __call__(
         self, chunk: Minibatches, index: Nest, learning_rate: Mapping[str, float], summarize: bool
     ) -> UpdateStats | None:
-        """Updates on a minibatch.
+        """Makes an update on a minibatch.
 
         Args:
           chunk: rows and the minibatches in them.
-          index: one of `chunk.minibatches()`.
-          learning_rate: of each optimizer.
+          index: an entry of `chunk.minibatches()`.
+          learning_rate: learning rate of each optimizer, by name.
           summarize: whether to compute the record's `extra`.
 
         Returns:
@@ -192,9 +193,9 @@ class Updates:
             raise
 
     def priority(self, loss_info: LossInfo, batch: Batch) -> torch.Tensor | None:
-        """`[N]` priorities of windows for a prioritized replay; None without one, or if calc_loss returned none.
+        """Returns priorities `[N]` of windows; None if replay is not prioritized, or if calc_loss returned none.
 
-        A window's priority is that of its first row. With recurrent state from replay it combines all trainable rows.
+        A window's priority is that of its first row. With recurrent state from replay, it combines all trainable rows.
         """
         if batch.weight is None or loss_info.priority is None:
             return None
@@ -212,7 +213,7 @@ class Updates:
         return LARGEST_FRACTION * rows.amax(0) + (1 - LARGEST_FRACTION) * mean
 
     def gradients(self, means: Means, parameters: Mapping[str, list[Any]]) -> Gradients:
-        """Returns the gradients of each group's loss for the group's `parameters`, of all learners' rows."""
+        """Returns the gradients of each group's loss by the group's `parameters`, over the rows of all learners."""
         by_group, last = {}, list(means.losses)[-1]
         for name, loss in means.losses.items():
             by_group[name] = self.groups[name].gradients(loss, parameters[name], retain_graph=name != last)
@@ -228,7 +229,7 @@ class Updates:
         return Gradients(by_group, total, is_finite, None if means.stop is None else means.stop > 0)
 
     def _means(self, loss_info: LossInfo, batch: Batch) -> Means:
-        """Returns means over trainable rows: each group's loss, with replay's weights, plus its scalar loss; `stop`."""
+        """Averages over trainable rows: each group's importance-weighted loss plus its scalar loss, and `stop`."""
         per_row = loss_info.loss if isinstance(loss_info.loss, dict) else {self._only_group(): loss_info.loss}
         losses, weighted = {}, self.algorithm.weighted_losses
         scalar = loss_info.scalar or {}
@@ -272,7 +273,7 @@ class Updates:
         return Means(losses, stop, num_rows)
 
     def _check_groups(self, losses: Collection[str]) -> None:
-        """Raises UsageError if a group has had no loss in `EARLY` updates, and no `graph_key` says that they differ."""
+        """Raises UsageError if a group had no loss in `EARLY` updates, unless `graph_key` says that updates differ."""
         self._without_loss.difference_update(losses)
         self._num_early += 1
         if self._without_loss and self._num_early == EARLY and self.algorithm.graph_key() is None:
@@ -294,7 +295,7 @@ def extra_sums(loss_info: LossInfo, batch: Batch) -> dict[str, torch.Tensor]:
     """Returns `LossInfo.extra` as `UpdateStats.extra`; a 0-d tensor counts as one row.
 
     Raises:
-      UsageError: an entry is no tensor, has other rows, or a name of the learner's own scalars.
+      UsageError: an entry is not a tensor, has other rows than the batch, or has the name of a scalar of the learner.
     """
     sums = {}
     for name, value in (loss_info.extra or {}).items():
@@ -325,7 +326,7 @@ def write_buffers(buffers: Mapping[torch.Tensor, torch.Tensor], is_applied: torc
 
     Args:
       buffers: `LossInfo.buffers`.
-      is_applied: 0-d; nothing changes if it is 0. None: the values are written.
+      is_applied: 0-d tensor, 0 if nothing may change; None means that the values are written.
     """
     found, new = list(buffers), [value.detach() for value in buffers.values()]
     for buffer, value in buffers.items():
@@ -347,8 +348,8 @@ def over_learners(means: Means, by_group: dict[str, list[torch.Tensor]]) -> tupl
     """Returns means and gradients over the rows of all learners; with one learner, the arguments.
 
     Args:
-      means: of this learner.
-      by_group: gradients of its losses, in their order; may be empty.
+      means: means of this learner.
+      by_group: gradients of this learner's losses, in the order of the losses; may be empty.
     """
     if means.num_rows is None:
         return means, by_group

@@ -1,7 +1,8 @@
 """Metrics: named scalars of raw rewards, episodes and infos, computed from unrolls of raw rows.
 
 A row's reward and info belong to the action before it, so MID and LAST rows are environment steps. FIRST and PAD rows
-are not, whatever their reward. The steps of an episode whose FIRST row is missing count, but not the episode.
+are not environment steps, whatever their reward. An episode whose FIRST row is missing does not count, but its steps
+do.
 """
 
 from alfish.metrics.env_info import EnvInfo
@@ -14,7 +15,7 @@ from alfish.metrics.episodes import (
     StartDiscountedReturn,
 )
 from alfish.metrics.metric import Metric, Metrics, MovingWindow
-from alfish.metrics.rows import StepBatch
+from alfish.metrics.step_batch import StepBatch
 from alfish.metrics.steps import AverageReward, EnvironmentSteps
 
 DEFAULT_METRICS: tuple[type[Metric], ...] = (

@@ -1,7 +1,8 @@
 """Scalars that environments report in their infos.
 
 In gymnasium's format for vector environments an info is a dict of arrays `[B, ...]`. The mask `_key` is True for
-environments that reported `key`; the others have 0. Nested dicts have masks at both levels. Masks may be missing.
+environments that reported `key`; the array is 0 for the other environments. Nested dicts have masks at both levels.
+Masks may be missing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ import torch
 
 from alfish.errors import UsageError
 from alfish.metrics.metric import Metric, MovingWindow
-from alfish.metrics.rows import StepBatch
+from alfish.metrics.step_batch import StepBatch
 from alfish.parameters import PositiveInt, checked
 
 
@@ -23,16 +24,16 @@ from alfish.parameters import PositiveInt, checked
 class EnvInfo(Metric):
     """Means of numbers in infos, one scalar per key: `env_info/<key>`, `env_info/<key>.<nested key>`.
 
-    Values that are not one number per environment (strings, None, objects, larger arrays) are ignored. Environments
-    that did not report a key are not in its mean, so each mean has its own `/n`.
+    Values that are not one number per environment (strings, None, objects, larger arrays) are ignored. The mean of a
+    key is over the environments that reported it, so each mean has a count `/n` of its own.
 
     Args:
       include: globs; a flattened name (`a.b.c`) must match at least one.
       exclude: globs; a flattened name must match none.
-      when: `episode_end` reads LAST rows; `step` reads each environment step; `sum` adds up the steps of an episode.
-        FIRST rows are never read. `episode_end` and `sum` are averaged over episodes.
-      window: number of latest values in the mean: episodes, or environment steps under `step`. Default: 100 episodes or
-        10_000 steps.
+      when: rows to read. `episode_end` reads LAST rows; `step` reads each environment step; `sum` adds up the steps of
+        an episode. FIRST rows are never read. `episode_end` and `sum` are averaged over episodes.
+      window: number of latest values in the mean: of episodes, or of environment steps for `step`. Default: 100
+        episodes or 10_000 steps.
       name: first part of the results' names; two `EnvInfo` need two names.
     """
 
@@ -53,7 +54,7 @@ class EnvInfo(Metric):
         self._include, self._exclude, self._when = include, exclude, when
         self._window_size = window if window is not None else 10_000 if when == "step" else 100
         self._windows: dict[str, MovingWindow] = {}
-        self._open: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # under `sum`: totals and numbers of reports, [B]
+        self._open: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # for `sum`: totals and numbers of reports, [B]
         self._wanted: dict[str, bool] = {}
 
     def update(self, rows: StepBatch) -> None:
@@ -96,14 +97,14 @@ class EnvInfo(Metric):
             count, open_count = rows.episode_sums(present.astype(np.float64), open_count)
             self._open[key] = open_sum, open_count
             if count.any():
-                self._window_of(key).extend(total[count > 0])  # never reported is not a sum of 0
+                self._window_of(key).extend(total[count > 0])  # a key that was never reported does not have the sum 0
 
     def _read(self, rows: StepBatch, where: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Returns by flattened key the values `[T, B]` float64, 0 where absent, and their mask `[T, B]` bool.
+        """Returns, by flattened key, the values `[T, B]` (float64, 0 where absent) and their mask `[T, B]` bool.
 
         Args:
-          rows: the rows with the infos.
-          where: `[T, B]` bool, the rows to read.
+          rows: rows with the infos.
+          where: rows to read, `[T, B]` bool.
         """
         columns = {}
         for row, info in rows.infos:
@@ -130,7 +131,8 @@ class EnvInfo(Metric):
 def _at_row(info: dict, where: np.ndarray, last: np.ndarray) -> Iterator[tuple[str, Any, np.ndarray]]:
     """Yields flattened (key, array, present `[B]`) of one row. LAST columns are read from `final_info` if there is one.
 
-    A vector environment in the mode SAME_STEP reports an episode's end in `final_info`, and the next start outside.
+    A vector environment in the mode SAME_STEP reports an episode's end in `final_info`, and the next episode's start
+    outside of it.
     """
     if not where.any():
         return
@@ -167,7 +169,7 @@ def _mask(info: dict, key: Any, num_envs: int) -> np.ndarray:
 
 
 def _numbers(value: Any, present: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns float64 numbers and their mask, `[B]` both; None if `value` has other contents."""
+    """Returns `value` as float64 numbers and their mask, `[B]` each; None if it has other contents."""
     if isinstance(value, torch.Tensor):
         value = None if value.is_complex() else value.detach().cpu().double().numpy()
     if not isinstance(value, np.ndarray) or value.shape[:1] != present.shape:

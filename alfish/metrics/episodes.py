@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from alfish.metrics.metric import Metric, MovingWindow
-from alfish.metrics.rows import StepBatch
+from alfish.metrics.step_batch import StepBatch
 from alfish.parameters import PositiveInt, UnitInterval, checked
 
 
@@ -16,7 +16,7 @@ class EpisodeMetric(Metric, abc.ABC):
     """Mean over the last `window` finished episodes of a sum over each episode's steps.
 
     A subclass defines `name` and `per_step`. Values that are not finite are counted, not averaged. With vector rewards,
-    the result is that of the weighted sum, and there is one more for each entry, `name/entry`.
+    the result is for the weighted sum, and there is a further result for each entry, `name/entry`.
     """
 
     reads_rewards = True  # whether the result differs between the entries of vector rewards
@@ -28,7 +28,7 @@ class EpisodeMetric(Metric, abc.ABC):
 
     @abc.abstractmethod
     def per_step(self, rows: StepBatch) -> np.ndarray:
-        """Returns `[T, B]` float64, the addend of each arrival to its episode's total. Other rows are not read."""
+        """Returns `[T, B]` float64: what each arrival adds to its episode's total. Other rows are not read."""
 
     def finish(self, total: np.ndarray, length: np.ndarray) -> np.ndarray:
         """Returns the values `[E]` of episodes from their totals (`[E]` float64) and lengths (`[E]` int)."""
@@ -61,14 +61,14 @@ class EpisodeMetric(Metric, abc.ABC):
 
 
 class _EpisodeSums:
-    """The values of the last `size` finished episodes, and the sums of the open ones."""
+    """The values of the last `size` finished episodes, and the sums of the open episodes."""
 
     def __init__(self, size: int):
         self.window = MovingWindow(size)
         self._open_sum: np.ndarray | None = None  # [B] float64
 
     def update(self, metric: EpisodeMetric, rows: StepBatch) -> None:
-        with np.errstate(all="ignore"):  # rewards that are not finite are counted by the window
+        with np.errstate(all="ignore"):  # the window counts rewards that are not finite
             total, self._open_sum = rows.episode_sums(metric.per_step(rows), self._open_sum)
             self.window.extend(metric.finish(total, rows.lengths))
 
@@ -84,7 +84,7 @@ class _EpisodeSums:
 @gin.configurable(module="alfish.metrics")
 @checked
 class AverageReturn(EpisodeMetric):
-    """Undiscounted sum of an episode's rewards; vector rewards: also of each entry, `average_return/entry`."""
+    """Undiscounted sum of an episode's rewards; for vector rewards, also of each entry, as `average_return/ENTRY`."""
 
     def __init__(self, window: PositiveInt = 100, name: str = "average_return"):
         super().__init__(window)
@@ -159,7 +159,7 @@ class StartDiscountedReturn(EpisodeMetric):
 @gin.configurable(module="alfish.metrics")
 @checked
 class NumberOfEpisodes(Metric):
-    """Number of episodes that ended since training began, without those whose FIRST row is missing."""
+    """Number of episodes that ended since training began, except episodes whose FIRST row is missing."""
 
     def __init__(self, name: str = "episodes"):
         self.name = name

@@ -9,10 +9,10 @@ import torch
 
 from alfish import nest
 from alfish.errors import UsageError
-from alfish.metrics.rows import InfoRow, StepBatch, own_info
+from alfish.errors.user_code import calling
+from alfish.metrics.step_batch import InfoRow, StepBatch, own_info
 from alfish.nest import Nest
 from alfish.parameters.kinds import shown
-from alfish.user_code import calling
 
 
 class Metric(Protocol):
@@ -26,11 +26,11 @@ class Metric(Protocol):
 
     @abc.abstractmethod
     def update(self, rows: StepBatch) -> None:
-        """Adds rows that follow those of the last call."""
+        """Adds rows that follow the rows of the last call."""
 
     @abc.abstractmethod
     def result(self) -> dict[str, float]:
-        """Returns scalars by name; empty if there are none yet."""
+        """Returns scalars by name; empty before the first result."""
 
     @abc.abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class Metric(Protocol):
 
 
 def check_scalars(scalars: Any, what: str) -> None:
-    """Raises UsageError, which begins with `what`, if these are not numbers by name, as summaries write them."""
+    """Raises UsageError, whose message begins with `what`, if results are not a dict of numbers by name."""
     asked = "it must be a dict from names to numbers"
     if not isinstance(scalars, Mapping):
         raise UsageError(f"{what} is {shown(scalars)}; {asked}")
@@ -73,7 +73,7 @@ class MovingWindow:
         self._values = np.concatenate([self._values, finite])[-self._size :]
 
     def result(self, name: str) -> dict[str, float]:
-        """Returns the mean, the number of its values as `/n`, and that of nonfinite values as `/nonfinite` if any."""
+        """Returns the mean, the number of its values (`/n`), and any number of nonfinite values (`/nonfinite`)."""
         result = {}
         if len(self._values):
             with np.errstate(over="ignore"):
@@ -95,14 +95,15 @@ class Metrics:
 
     Args:
       metrics: metrics with distinct names.
-      num_envs: B.
+      num_envs: number of environments, B.
       flush_rows: number of rows to collect before the metrics receive them. Results do not depend on it.
       objectives: names of the R entries of vector rewards.
-      reward_weights: `[R]`, their weights; read at each update, so that they may change in place. None: 1.
+      reward_weights: weights `[R]` of these entries; read at each update, so the caller may change them in place. None
+        means 1 for all.
 
     Attributes:
       reads_infos: True if a metric reads infos.
-      reads: those of 'observation' and 'action' that a metric reads.
+      reads: leaves that a metric reads, among 'observation' and 'action'.
     """
 
     def __init__(
@@ -150,14 +151,14 @@ class Metrics:
     ) -> None:
         """Adds copies of new rows.
 
-        Each row is added once: unrolls overlap by a row, which the caller leaves out the second time.
+        Each row is added once: unrolls overlap by a row, and the caller passes that row only once.
 
         Args:
-          step_type, reward, infos: see `StepBatch`; arrays or tensors.
-          observation, action: see `StepBatch`; read only if they are in `reads`.
+          step_type, reward, infos: fields of a `StepBatch`, arrays or tensors.
+          observation, action: fields of a `StepBatch`; read only if they are in `reads`.
 
         Raises:
-          ValueError: the rows are not of `num_envs` environments, or a part that metrics read is missing.
+          ValueError: the rows do not have `num_envs` environments, or a part that metrics read is missing.
         """
         step_type, reward = _copy(step_type), _copy(reward)
         if step_type.shape[1:] != (self._num_envs,) or reward.shape[:2] != step_type.shape:
@@ -184,7 +185,7 @@ class Metrics:
 
         Raises:
           CodeError: a metric raised an error.
-          UsageError: a metric returned something else than a dict of numbers.
+          UsageError: a metric did not return a dict of numbers.
         """
         self._flush()
         found: dict[str, float] = {}
@@ -204,7 +205,8 @@ class Metrics:
         """Restores a state, also in the middle of episodes.
 
         If environments were reset since, their FIRST rows end the open episodes without counting them. A metric that is
-        not in the state starts empty. It has missed the beginnings of the open episodes, so no metric counts these.
+        not in the state starts empty. Such a metric has missed the beginnings of the open episodes, so no metric counts
+        these episodes.
 
         Raises:
           UsageError: the state has another number of environments.

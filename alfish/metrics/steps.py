@@ -6,7 +6,7 @@ import gin
 import numpy as np
 
 from alfish.metrics.metric import Metric, MovingWindow
-from alfish.metrics.rows import StepBatch
+from alfish.metrics.step_batch import StepBatch
 from alfish.parameters import PositiveInt, checked
 
 
@@ -35,7 +35,7 @@ class EnvironmentSteps(Metric):
 @gin.configurable(module="alfish.metrics")
 @checked
 class AverageReward(Metric):
-    """Mean reward of the last `window` environment steps, of all environments; vector rewards: also of each entry."""
+    """Mean reward of the last `window` steps of all environments; for vector rewards, also the mean of each entry."""
 
     def __init__(self, window: PositiveInt = 10_000, name: str = "average_reward"):
         self.name = name

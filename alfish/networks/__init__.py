@@ -1,25 +1,22 @@
 """Networks: encoders of nested observations, torsos, policy and value heads.
 
-Torsos, `ActorCritic`, `QNetwork` and `CriticEnsemble.features` take time steps and the state of their memory. They
+Torsos, `ActorCritic`, `QNetwork` and `CriticEnsemble.features` take time steps and the state of their memory, and
 return their output and the next state: `policy, state = network.policy(time_step, state)`. Rows are `[B]` or `[T, N]`.
 Without memory, any leading dimensions are accepted, and the state is returned unchanged. MLPs, heads and critics map
 features to outputs. Sizes come from specs, so no conf repeats a shape.
 """
 
-from alfish.networks.actor_critic import ActorCritic, PolicyValue
-from alfish.networks.actors import DeterministicActor
-from alfish.networks.critics import ONE_CRITIC, CriticEnsemble
-from alfish.networks.encoders import Encoder, Flat, OneHot
+from alfish.networks.actor_critic import ActorCritic, DeterministicActor, PolicyValue
+from alfish.networks.critics import ONE_CRITIC, CriticEnsemble, PredictiveCritic
+from alfish.networks.encoders import Encoder, Flat, OneHot, Torso
 from alfish.networks.heads import FLOORED_HEAD, PolicyHead, head_masks, policy_of
 from alfish.networks.hybrid import HybridHead, HybridPolicy, HybridSpace, SquashedNormalHead
 from alfish.networks.images import ImpalaCNN, NatureCNN, SmallCNN
 from alfish.networks.layers import MLP
 from alfish.networks.memory import GRU, LSTM
-from alfish.networks.predictive_critic import PredictiveCritic
 from alfish.networks.q_network import ImplicitQNetwork, QNetwork
 from alfish.networks.target import TargetNetwork
-from alfish.networks.torsos import Torso
-from alfish.networks.windows import Features, Window, burn_in_state, transitions
+from alfish.networks.windows import Features, Window, burn_in_state, first_and_bootstrap_rows
 
 __all__ = [
     "GRU",
@@ -46,9 +43,9 @@ __all__ = [
     "Torso",
     "Window",
     "burn_in_state",
+    "first_and_bootstrap_rows",
     "head_masks",
     "policy_of",
-    "transitions",
     "ONE_CRITIC",
     "FLOORED_HEAD",
     "PolicyValue",

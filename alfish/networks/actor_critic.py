@@ -10,13 +10,13 @@ from torch import nn
 
 from alfish import nest
 from alfish.data import TimeStep
-from alfish.distributions import Distribution
+from alfish.functional.distributions import Distribution
 from alfish.nest import Nest
+from alfish.networks.encoders import Encoder, Torso
 from alfish.networks.heads import PolicyHead, head_masks, policy_of
 from alfish.networks.images import is_image
-from alfish.networks.layers import orthogonal
-from alfish.networks.torsos import Torso
-from alfish.parameters import checked
+from alfish.networks.layers import MLP, orthogonal
+from alfish.parameters import NonNegativeFloat, PositiveInt, checked
 from alfish.parameters.parts import build_network, build_torso
 
 
@@ -35,12 +35,14 @@ class ActorCritic(nn.Module):
     Args:
       observation_spec: nest of spaces.
       action_spec: canonical action nest.
-      reward_spec: its shape, () or (R,), is the shape of a value.
-      actor_torso, critic_torso: take the observation spec; gin scopes bind them separately (`@actor/Torso`).
-      policy_head: takes the torso's output size and the action spec. Its `forward` takes features and, if the
-        observation has an action mask, the mask of each leaf of the action.
-      shared_torso: whether the critic uses the actor's torso; critic_torso is then not built. None: if a leaf of the
-        observation is an image, whose encoder is most of a torso, and actor_torso and critic_torso are the same.
+      reward_spec: spec of the reward; its shape, () or (R,), is the shape of a value.
+      actor_torso, critic_torso: classes or factories of the torsos, take the observation spec; gin scopes bind each one
+        separately (`@actor/Torso`).
+      policy_head: class or factory of the head, takes the torso's output size and the action spec. The head's `forward`
+        takes features and, if the observation has an action mask, the mask of each leaf of the action.
+      shared_torso: whether the critic uses the actor's torso; critic_torso is then not built. None shares the torso if
+        actor_torso and critic_torso are the same and a leaf of the observation is an image, because the image's encoder
+        is most of a torso.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class ActorCritic(nn.Module):
         return self.actor_torso.initial_state(batch_size)
 
     def policy(self, time_step: TimeStep, state: Nest) -> tuple[Distribution, Nest]:
-        """Returns the policy and the next state, the critic's included."""
+        """Returns the policy and the next state, including the critic's state."""
         if not self._has_two_states:
             features, state = self.actor_torso(time_step, state)
             return self._policy(features, time_step), state
@@ -85,7 +87,7 @@ class ActorCritic(nn.Module):
         return self._policy(features, time_step), {"actor": actor, "critic": critic}
 
     def value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
-        """Returns the value `[...]`, or `[..., R]` for vector rewards, without a state: `policy` returns it."""
+        """Returns the value `[...]`, or `[..., R]` for vector rewards; `policy` returns the next state."""
         if self.critic_torso is None:
             return self._value(self.actor_torso(time_step, state)[0])
         return self._value(self.critic_torso(time_step, state["critic"] if self._has_two_states else state)[0])
@@ -111,3 +113,35 @@ class ActorCritic(nn.Module):
     def _value(self, features: torch.Tensor) -> torch.Tensor:
         value = self.value_head(features)
         return value if self._vector_reward else value.squeeze(-1)
+
+
+@gin.configurable(module="alfish.networks")
+@checked
+class DeterministicActor(nn.Module):
+    """Maps observations to actions `[..., A]` in (-1, 1).
+
+    Args:
+      observation_spec: nest of spaces.
+      action_size: number of action entries, A.
+      encoder: class or factory of the encoder, takes the observation spec.
+      mlp: class or factory of the MLP, takes the encoder's output size.
+      gain: gain of the final layer's orthogonal weights. The first steps of Adam change each weight by the learning
+        rate, whatever the gradient. These steps outweigh much smaller initial weights: all observations then get the
+        same action, and tanh saturates before the critic has learned.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_size: PositiveInt,
+        encoder: Callable[[Nest], Any] = Encoder,
+        mlp: Callable[[int], Any] = MLP,
+        gain: NonNegativeFloat = 1.0,
+    ):
+        super().__init__()
+        self.encoder: Any = build_network(encoder, "DeterministicActor.encoder", observation_spec)
+        self.mlp: Any = build_network(mlp, "DeterministicActor.mlp", self.encoder.output_size)
+        self.linear = orthogonal(nn.Linear(self.mlp.output_size, action_size), gain)
+
+    def forward(self, observation: Nest) -> torch.Tensor:
+        return torch.tanh(self.linear(self.mlp(self.encoder(observation))))

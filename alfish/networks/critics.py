@@ -1,4 +1,7 @@
-"""Ensembles of critics: action values of Box actions, of Discrete ones, or of both together."""
+"""Ensembles of critics: action values of Box actions, of Discrete actions, or of both together.
+
+A `PredictiveCritic` also predicts the features of the next row.
+"""
 
 import functools
 import math
@@ -7,15 +10,22 @@ from typing import Annotated, Any, Literal
 
 import gin
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from alfish.data import TimeStep
 from alfish.nest import Nest
 from alfish.networks.bodies.batch_norm import BatchNorm, Moments
-from alfish.networks.bodies.ensembles import EnsembleLayerNorm, EnsembleLinear, UnitEnsembleLinear
-from alfish.networks.bodies.residual import OF_MEMBERS, WITH_MOMENTS, made_body
+from alfish.networks.bodies.residual import (
+    OF_MEMBERS,
+    WITH_MOMENTS,
+    EnsembleLayerNorm,
+    EnsembleLinear,
+    UnitEnsembleLinear,
+    made_body,
+)
 from alfish.networks.encoders import Encoder
-from alfish.networks.layers import ACTIVATIONS
+from alfish.networks.layers import ACTIVATIONS, MLP, linear
 from alfish.parameters import LayerSize, NonNegativeInt, PositiveInt, Range, checked
 from alfish.parameters.parts import build_memory, build_network
 
@@ -30,20 +40,23 @@ class CriticEnsemble(nn.Module):
     Args:
       observation_spec: nest of spaces.
       action_size: number of action entries that are inputs, 0 or more.
-      num_outputs: 1, or one for each Discrete action.
-      ensemble_size: E.
-      layers: features of each hidden layer.
-      activation: a name of `ACTIVATIONS`.
-      norm: normalize at each activation, by the 'layer' (as RLPD and DroQ do) or by the 'batch', see `MLP`; each critic
+      num_outputs: number of outputs: 1, or one for each Discrete action.
+      ensemble_size: number of critics, E.
+      layers: number of features of each hidden layer.
+      activation: name of the activation, one of `ACTIVATIONS`.
+      norm: kind of normalization at each activation: 'layer' (as in RLPD and DroQ) or 'batch', see `MLP`; each critic
         has statistics of its own.
-      norm_after: normalize after each activation, not before.
-      bias: whether hidden linear layers have one.
-      unit_rows: the weights of each output, those of the last layer too, have norm 1, see `UnitRows`.
-      body: takes its input size and E (`@Residual`), in place of `layers` and all that is said of them; None: none.
+      norm_after: whether to normalize after each activation, not before.
+      bias: whether hidden linear layers have a bias.
+      unit_rows: whether the weights of each output, also of the last layer, have norm 1, see `UnitRows`.
+      body: class or factory of hidden layers (`@Residual`), takes its input size and E; replaces `layers` and the
+        settings for these; None means that `layers` are used.
       dropout: fraction of features dropped after each hidden linear layer (as DroQ does).
-      encoder: takes the observation spec.
-      memory: takes the encoder's output size; None: no memory. It is set by the algorithm: `RecurrentSAC.memory`.
-      num_values: K, numbers of each value (see `alfish.values`); None: one. It is set by the algorithm.
+      encoder: class or factory of the encoder, takes the observation spec.
+      memory: class or factory of the memory, takes the encoder's output size; None means no memory. It is set by the
+        algorithm: `RecurrentSAC.memory`.
+      num_values: number of outputs K that represent one value (see `alfish.functional.values`); None means one output.
+        It is set by the algorithm.
     """
 
     def __init__(
@@ -101,13 +114,14 @@ class CriticEnsemble(nn.Module):
         num_members: int | None = None,
         moments: Moments | None = None,
     ) -> torch.Tensor:
-        """Returns action values `[E, ..., num_outputs, K]`, without num_outputs if it is 1, and K if it is None.
+        """Returns action values `[E, ..., num_outputs, K]`; num_outputs is left out if it is 1, and K if it is None.
 
         Args:
-          features: `[..., feature_size]`.
-          action: `[..., action_size]`.
-          num_members: number of critics to evaluate, from the first; None: all E.
-          moments: batch norms use the statistics of this batch; None: their running ones.
+          features: features `[..., feature_size]`.
+          action: actions `[..., action_size]`.
+          num_members: number of critics to evaluate, from the first; None means all E critics.
+          moments: collector of this batch's statistics, which batch norms use; None means that batch norms use their
+            running statistics.
         """
         x = features if action is None else torch.cat([features, action], -1)
         leading, x = x.shape[:-1], x.reshape(-1, x.shape[-1])
@@ -120,3 +134,72 @@ class CriticEnsemble(nn.Module):
 
 
 ONE_CRITIC = functools.partial(CriticEnsemble, ensemble_size=1)
+
+
+# Weight of the initial distribution in the logits; large, so that first values are close to its mean.
+INITIAL_WEIGHT = 40.0
+
+
+@gin.configurable(module="alfish.networks", denylist=["initial", "predicts"])
+@checked
+class PredictiveCritic(nn.Module):
+    """Maps observations and actions to features, and features to the K logits of a value (see `values.Bins`).
+
+        features   = linear(mlp(observation, action))
+        value      = linear(mlp(swish(features))) + 40 initial
+        prediction = linear(mlp(swish(features)))            of the features of the next row
+
+    The three MLPs have weights of their own. Prediction trains the features where values give little gradient.
+
+    Args:
+      observation_spec: nest of spaces.
+      action_size: number of action entries.
+      encoder: class or factory of the encoder, takes the observation spec.
+      mlp: class or factory of the MLPs, takes the number of inputs; the output size of the first MLP is the number of
+        features.
+      initial: initial probabilities `[K]` of a value, before learning. It is set by the algorithm.
+      predicts: whether the critic makes the prediction. It is set by the algorithm.
+
+    Source: Voelcker et al., 2025, section 4, https://arxiv.org/abs/2507.11019.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_size: PositiveInt,
+        initial: torch.Tensor,
+        predicts: bool,
+        encoder: Callable[[Nest], Any] = Encoder,
+        mlp: Callable[[int], Any] = MLP,
+    ):
+        super().__init__()
+        self.encoder: Any = build_network(encoder, "PredictiveCritic.encoder", observation_spec)
+        self.feature_mlp: Any = self._mlp(mlp, self.encoder.output_size + action_size)
+        size: int = self.feature_mlp.output_size
+        self.feature_layer = linear(size, size, 1.0)
+        self.value_mlp = self._mlp(mlp, size)
+        self.value_layer = linear(self.value_mlp.output_size, len(initial), 1.0)
+        self.initial = nn.Parameter(initial.clone())
+        self.predictor = nn.Sequential()
+        if predicts:
+            predictor_mlp = self._mlp(mlp, size)
+            self.predictor = nn.Sequential(predictor_mlp, linear(predictor_mlp.output_size, size, 1.0))
+
+    def features(self, observation: Nest, action: torch.Tensor) -> torch.Tensor:
+        """Returns features `[..., F]` of observations and actions `[..., A]`."""
+        return self.feature_layer(self.feature_mlp(torch.cat([self.encoder(observation), action], -1)))
+
+    def value(self, features: torch.Tensor) -> torch.Tensor:
+        """Returns the logits of values, `[..., K]` from `[..., F]`."""
+        return self.value_layer(self.value_mlp(F.silu(features))) + INITIAL_WEIGHT * self.initial
+
+    def prediction(self, features: torch.Tensor) -> torch.Tensor:
+        """Returns the predicted features of the next row, `[..., F]` from `[..., F]`."""
+        return self.predictor(F.silu(features))
+
+    def forward(self, observation: Nest, action: torch.Tensor) -> torch.Tensor:
+        """Returns the logits of values, `[..., K]`."""
+        return self.value(self.features(observation, action))
+
+    def _mlp(self, make: Callable[[int], Any], input_size: int) -> Any:
+        return build_network(make, "PredictiveCritic.mlp", input_size)

@@ -1,8 +1,8 @@
-"""Encoders, which map an observation nest to one feature vector.
+"""Encoders map an observation nest to one feature vector. A torso maps time steps to features for heads.
 
-A leaf's space chooses its encoder. Discrete and MultiDiscrete leaves become one-hot. Images (`networks.images`) get
-a CNN by their size: `NatureCNN` from 36 x 36, `SmallCNN` from 3 x 3. All others are flattened to float; each entry of a
-bounded integer Box is divided by its largest absolute number, and the pixels of an image by one number.
+A leaf's space chooses its encoder. Discrete and MultiDiscrete leaves become one-hot. Images (`networks.images`) get a
+CNN by their size: `NatureCNN` from 36 x 36, `SmallCNN` from 3 x 3. All other leaves are flattened to float; each entry
+of a bounded integer Box is divided by its largest absolute number, and the pixels of an image by one number.
 """
 
 import itertools
@@ -16,11 +16,13 @@ from gymnasium import spaces
 from torch import nn
 
 from alfish import nest
+from alfish.data import TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks.images import bound_scale, encoder_by_size, is_image
+from alfish.networks.layers import MLP
 from alfish.parameters import checked
-from alfish.parameters.parts import build_network
+from alfish.parameters.parts import build_memory, build_network
 from alfish.specs import ActionMask
 
 # From a leaf's space to a module that has `output_size` and maps [*, *shape] to [*, output_size].
@@ -34,11 +36,12 @@ class Encoder(nn.Module):
 
     Args:
       observation_spec: nest of spaces.
-      image: encoder of image leaves; None: chosen by their size.
+      image: encoder of image leaves; None means a choice by the size of the image.
       vector: encoder of every other Box and MultiBinary leaf.
       discrete: encoder of Discrete and MultiDiscrete leaves.
-      leaves: encoders of single leaves by path (`{'camera.left': @ImpalaCNN}`), before these rules; None drops a leaf.
-      sees_mask: whether an action mask is encoded like other leaves. False: it is left out.
+      leaves: encoders of single leaves by path (`{'camera.left': @ImpalaCNN}`), which take precedence over `image`,
+        `vector` and `discrete`; None drops a leaf.
+      sees_mask: whether an action mask is encoded like other leaves. If not, it is left out.
     """
 
     def __init__(
@@ -123,8 +126,43 @@ class OneHot(nn.Module):
 
     def forward(self, leaf: torch.Tensor) -> torch.Tensor:
         digits = leaf.reshape(*leaf.shape[: leaf.ndim - self._ndim], -1).long()
-        # F.one_hot reads values to check them, which acting in numpy cannot follow.
+        # F.one_hot reads values to check them, which acting in numpy cannot do.
         codes = [
             digit == torch.arange(size, device=leaf.device) for digit, size in zip(digits.split(1, -1), self._sizes)
         ]
         return torch.cat(codes, -1).to(torch.float32)
+
+
+@gin.configurable(module="alfish.networks")
+@checked
+class Torso(nn.Module):
+    """An encoder, an MLP on its features, and optionally a memory on the MLP's features.
+
+    Args:
+      observation_spec: nest of spaces.
+      encoder: class or factory of the encoder, takes the spec.
+      mlp: class or factory of the MLP, takes the encoder's output size.
+      memory: class or factory of the memory (`@GRU`, `@LSTM`), takes the MLP's output size; None means no memory.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        encoder: Callable[[Nest], Any] = Encoder,
+        mlp: Callable[[int], Any] = MLP,
+        memory: Callable[[int], Any] | None = None,
+    ):
+        super().__init__()
+        self.encoder: Any = build_network(encoder, "Torso.encoder", observation_spec)
+        self.mlp: Any = build_network(mlp, "Torso.mlp", self.encoder.output_size)
+        self.memory: Any = memory and build_memory(memory, "Torso.memory", self.mlp.output_size)
+        self.output_size: int = (self.memory or self.mlp).output_size
+
+    def initial_state(self, batch_size: int) -> Nest:
+        """Returns the memory's initial state; None without memory."""
+        return None if self.memory is None else self.memory.initial_state(batch_size)
+
+    def forward(self, time_step: TimeStep, state: Nest) -> tuple[torch.Tensor, Nest]:
+        """Returns features `[..., output_size]`, and the next state."""
+        features = self.mlp(self.encoder(time_step.observation))
+        return (features, state) if self.memory is None else self.memory(features, state, time_step.step_type)

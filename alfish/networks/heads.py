@@ -13,7 +13,8 @@ from gymnasium import spaces
 from torch import nn
 
 from alfish import nest
-from alfish.distributions import (
+from alfish.errors import UsageError
+from alfish.functional.distributions import (
     Bernoulli,
     Categorical,
     DiagonalNormal,
@@ -21,7 +22,6 @@ from alfish.distributions import (
     Joint,
     MultiCategorical,
 )
-from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks.layers import orthogonal
 from alfish.parameters import FiniteFloat, NonNegativeFloat, PositiveInt, checked
@@ -33,15 +33,17 @@ from alfish.specs import MaskReader, is_bounded, mask_reader, missing_bounds
 class PolicyHead(nn.Module):
     """Maps features to one distribution for each leaf of the action.
 
-    These are Categorical, MultiCategorical, Bernoulli and DiagonalNormal. The standard deviation of a normal does not
-    depend on the observation, as in the papers of PPO and A2C.
+    The distributions are Categorical, MultiCategorical, Bernoulli and DiagonalNormal. The standard deviation of a
+    normal does not depend on the observation, as in the papers of PPO and A2C.
 
     Args:
-      input_size: features in.
+      input_size: number of input features.
       action_spec: canonical action nest.
-      gain: of the final layer's orthogonal weights; a small gain makes the first policy almost uniform, or of mean 0.
-      initial_log_std: of normals, in the algorithm's units (half the width of a bounded Box is 1).
-      min_log_std: smooth lower bound of the normals' log standard deviation; None: no bound.
+      gain: gain of the final layer's orthogonal weights; a small gain makes the first policy almost uniform, or gives
+        it a mean near 0.
+      initial_log_std: initial log standard deviation of normals, in the algorithm's units (half the width of a bounded
+        Box is 1).
+      min_log_std: smooth lower bound of the normals' log standard deviation; None means no bound.
       learn_std: whether the normals' standard deviation is learned.
     """
 
@@ -82,8 +84,8 @@ class PolicyHead(nn.Module):
         """Returns the distributions for features `[..., input_size]`.
 
         Args:
-          features: of the rows.
-          masks: of each leaf, the choices that are allowed (`specs.MaskReader`); None: all.
+          features: features of the rows.
+          masks: allowed choices of each leaf (`specs.MaskReader`); None means that all are allowed.
         """
         if masks is None and self._is_bare:
             return self.heads[0](features)
@@ -97,7 +99,7 @@ class PolicyHead(nn.Module):
 
 
 def head_masks(head: nn.Module, observation_spec: Nest, action_spec: Nest) -> MaskReader | None:
-    """Returns the reader of the masks that a policy head is called with; None if the observation has none.
+    """Returns the reader of a policy head's masks in the observation; None if the observation has no mask.
 
     Raises:
       UsageError: the head takes no masks.
@@ -116,9 +118,9 @@ def policy_of(head: Any, features: torch.Tensor, masks: MaskReader | None, obser
 
     Args:
       head: a policy head.
-      features: its input.
-      masks: `head_masks` of the head; None: all actions are allowed.
-      observation: leaves `[..., *shape]`, from which the masks are read.
+      features: features, the input of the head.
+      masks: masks of the head, its `head_masks`; None means that all actions are allowed.
+      observation: observation `[..., *shape]`, from which the masks are read.
     """
     return head(features) if masks is None else head(features, masks(observation))
 
@@ -162,6 +164,6 @@ class _NormalHead(nn.Module):
     def forward(self, features: torch.Tensor) -> DiagonalNormal:
         mean = self.linear(features)
         log_std: torch.Tensor = self.log_std
-        if self._min_log_std is not None:  # log of the sum of both standard deviations
+        if self._min_log_std is not None:  # log of the sum of the minimum and the learned standard deviation
             log_std = self._min_log_std + F.softplus(log_std - self._min_log_std)
         return DiagonalNormal(mean, log_std.expand_as(mean))

@@ -1,4 +1,4 @@
-"""Encoders of images: convolutions and a linear layer. `specs.has_channels_last` tells where the channels are.
+"""Encoders of images: convolutions and a linear layer. `specs.has_channels_last` says where the channels are.
 
 An image is [H, W, C] or [C, H, W], a grey image [H, W], or a stack [S, ...] of images with channels, which is one image
 of S * C channels.
@@ -19,8 +19,8 @@ from alfish.errors import UsageError
 from alfish.networks.layers import orthogonal
 from alfish.parameters import PositiveInt, checked
 
-# Numbers in images that are encoded at a time without gradient on a CPU, 148 stacks of Atari's frames: larger
-# intermediate tensors leave the processor's caches, and a row takes three quarters more time.
+# Largest number of pixel values that are encoded at a time without gradient on a CPU, 148 stacks of Atari's frames:
+# larger intermediate tensors leave the processor's caches, and the time per row rises by three quarters.
 BLOCK = 1 << 22
 
 
@@ -31,8 +31,8 @@ SMALLEST_GREY = 8
 def is_image(spec: spaces.Space) -> bool:
     """Returns True if a leaf is a Box of three or four dimensions that has pixels or at least 36 x 36 entries.
 
-    It has pixels if it is of uint8, or of floats with the bounds 0 and 255. A Box of two dimensions is an image if it
-    has pixels, 8 x 8 or more.
+    A Box has pixels if it has dtype uint8, or floats with the bounds 0 and 255. A Box of two dimensions is an image if
+    it has at least 8 x 8 pixels.
     """
     if not isinstance(spec, spaces.Box) or len(spec.shape) not in (2, 3, 4):
         return False
@@ -54,7 +54,7 @@ def encoder_by_size(spec: spaces.Space) -> type["_ImageEncoder"] | None:
 
 
 class _ImageEncoder(nn.Module):
-    """Reshapes images to `[N, C, H, W]`, scales them by the common bound of their pixels, and encodes them."""
+    """Encodes images, after reshaping to `[N, C, H, W]` and scaling by the common bound of their pixels."""
 
     body: nn.Module
 
@@ -160,9 +160,9 @@ class ImpalaCNN(_ImageEncoder):
     """Residual stages of one convolution, a max-pool and two residual blocks. Source: Espeholt et al., 2018, fig. 3.
 
     Args:
-      spec: the image's space.
-      channels: of each stage; each halves height and width.
-      output_size: features.
+      spec: space of the image.
+      channels: number of channels of each stage; each stage halves height and width.
+      output_size: number of features.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ def _image_shape(spec: spaces.Space) -> tuple[int, ...]:
 def bound_scale(spec: spaces.Space) -> np.ndarray:
     """Returns factors of the shape of an integer Box, which scale each entry to [-1, 1], or to [0, 1] if its low is 0.
 
-    The factor of an entry without two bounds is 1, and so are all of another leaf.
+    The factor of an entry without two bounds is 1, and so are all factors of a leaf that is not an integer Box.
     """
     if not isinstance(spec, spaces.Box) or not np.issubdtype(spec.dtype, np.integer):
         return np.ones(spec.shape or ())

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from alfish.networks.bodies.batch_norm import BatchNorm, Moments
-from alfish.networks.bodies.noisy import noisy_linear
-from alfish.networks.bodies.unit_rows import UnitLinear
+from alfish.networks.bodies.linear import UnitLinear, noisy_linear
 from alfish.parameters import LayerSize, PositiveInt, checked
 from alfish.parameters.parts import build_network
 
@@ -26,7 +25,7 @@ def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float = 2**0.5) -> nn.Module:
 def linear(
     input_size: int, output_size: int, gain: float = 2**0.5, noisy: bool = False, bias: bool = True, unit: bool = False
 ) -> nn.Module:
-    """Returns a linear layer with orthogonal weights, or a noisy one, which has an initialization of its own."""
+    """Returns a linear layer with orthogonal weights, or a noisy one, which initializes itself."""
     if noisy:
         return noisy_linear(input_size, output_size, bias, unit)
     if not unit:
@@ -46,9 +45,9 @@ class Tanh(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Divides features by the root of their mean square, and scales each by a learned weight.
+    """Divides features by the root of their mean square, and scales each feature by a learned weight.
 
-    Written out, because acting in numpy follows these operations. Source: Zhang & Sennrich, 2019.
+    The operations are written out, because acting in numpy follows them. Source: Zhang & Sennrich, 2019.
     """
 
     def __init__(self, size: int, epsilon: float = 1e-6):
@@ -70,15 +69,16 @@ class MLP(nn.Sequential):
     """Linear layers, each followed by its activation.
 
     Args:
-      input_size: features in.
-      layers: features of each layer; empty for none.
-      activation: a name of `ACTIVATIONS`, or a module class.
-      norm: at each activation: 'layer' (features of mean 0 and deviation 1), 'rms' (of mean square 1), 'batch' (see
-        `BatchNorm`; also of the input; only SAC trains it) or None.
-      norm_after: normalize after each activation, not before.
-      noisy: layers are `NoisyLinear`, which explore by noise on their weights; with `bias`, without `unit_rows`.
-      bias: whether linear layers have one.
-      unit_rows: the weights of each output have norm 1, see `UnitRows`.
+      input_size: number of input features.
+      layers: number of features of each layer; empty means no layer.
+      activation: name of the activation, one of `ACTIVATIONS`, or a module class.
+      norm: kind of normalization at each activation: 'layer' (features of mean 0 and deviation 1), 'rms' (of mean
+        square 1), 'batch' (see `BatchNorm`; also of the input; only SAC trains it) or None.
+      norm_after: whether to normalize after each activation, not before.
+      noisy: whether layers are `NoisyLinear`, which explore by noise on their weights; requires `bias`, and excludes
+        `unit_rows`.
+      bias: whether linear layers have a bias.
+      unit_rows: whether the weights of each output have norm 1, see `UnitRows`.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class MLP(nn.Sequential):
         self.output_size = input_size
 
     def forward(self, x: torch.Tensor, moments: Moments | None = None) -> torch.Tensor:
-        """Returns features `[..., output_size]`; with `moments`, by the statistics of this batch."""
+        """Returns features `[..., output_size]`; with `moments`, normalized by the statistics of this batch."""
         for module in self:
             x = module(x) if moments is None or not isinstance(module, BatchNorm) else module(x, moments)
         return x

@@ -4,8 +4,9 @@ A memory takes features, a state and step types, and returns features and the ne
 `[B, F]`, or of consecutive rows, `[T, N, F]`. The caller resets the state before one step. Within consecutive rows, the
 memory resets the state to zeros at each FIRST row.
 
-There are two implementations for consecutive rows, equal up to float error: row by row in plain operations, which
-compiled graphs also use; and in pieces between resets, with one call of torch's fused kernel, where that is faster.
+There are two implementations for consecutive rows, equal up to float error: one goes row by row in plain operations,
+and compiled graphs use it too; the other calls torch's fused kernel once for all pieces between resets, where that is
+faster.
 """
 
 from typing import Any, ClassVar, NamedTuple
@@ -25,7 +26,7 @@ MOST_ROWS_IN_A_GRAPH = 32
 
 
 class Pieces(NamedTuple):
-    """Columns of T rows, cut before their FIRST rows; each field is an array over the P pieces, in column order."""
+    """Pieces of columns of T rows, cut before FIRST rows; each field is an array over the P pieces, in column order."""
 
     column: np.ndarray
     row: np.ndarray  # first row
@@ -44,13 +45,15 @@ def cut(step_type: torch.Tensor) -> Pieces:
 
 
 class _Memory(nn.Module):
-    """Args:
-    input_size: features in, F.
-    size: features out, H.
+    """Base of gated memories; subclasses add the equations.
+
+    Args:
+      input_size: number of input features, F.
+      size: number of output features, H.
     """
 
     num_gates: ClassVar[int]
-    num_tensors: ClassVar[int]  # `[B, H]` each, of the state; the first is the output
+    num_tensors: ClassVar[int]  # number of tensors of the state, `[B, H]` each; the first is the output
     fused: ClassVar[Any]
 
     def __init__(self, input_size: PositiveInt, size: PositiveInt = 64):
@@ -65,16 +68,16 @@ class _Memory(nn.Module):
                 nn.init.orthogonal_(gate)
 
     def initial_state(self, batch_size: int) -> Nest:
-        """Returns zeros."""
+        """Returns the initial state, zeros."""
         return self._nested([torch.zeros(batch_size, self.output_size) for _ in range(self.num_tensors)])
 
     def forward(self, features: torch.Tensor, state: Nest, step_type: torch.Tensor) -> tuple[torch.Tensor, Nest]:
         """Returns features `[B, H]` or `[T, N, H]`, and the state after the last row.
 
         Args:
-          features: `[B, F]` or `[T, N, F]`.
-          state: nest of `[B, H]` or `[N, H]`, before the first row.
-          step_type: `[B]` or `[T, N]` int32.
+          features: features `[B, F]` or `[T, N, F]`.
+          state: state before the first row, a nest of `[B, H]` or `[N, H]`.
+          step_type: step types `[B]` or `[T, N]`, int32.
         """
         if features.ndim == 2:
             state = self.step(F.linear(features, self.input_weight, self.input_bias), state)
@@ -97,8 +100,9 @@ class _Memory(nn.Module):
     def pieces_pay(self, pieces: Pieces, num_rows: int) -> bool:
         """Returns True if `in_pieces` is faster than `row_by_row` on a CPU.
 
-        `in_pieces` takes one step for each row of the longest piece. Its steps take up to twice as long, and longer for
-        many features. Measured over 8 to 128 rows, 8 to 64 columns, 32 to 256 features.
+        `in_pieces` takes one step for each row of the longest piece. A step of `in_pieces` takes up to twice as long as
+        a row, and even longer for many features. The times were measured for 8 to 128 rows, 8 to 64 columns, 32 to 256
+        features.
         """
         return 2 * int(pieces.length.max()) <= num_rows and self.output_size <= 128
 
@@ -117,9 +121,9 @@ class _Memory(nn.Module):
         num_rows, num_columns = features.shape[:2]
         order = np.argsort(-pieces.length, kind="stable")
         column, row, length, begins = (field[order] for field in pieces)
-        lasts = np.arange(length[0])[:, None] < length  # [longest, P], whether the piece has this row
+        lasts = np.arange(length[0])[:, None] < length  # [longest, P], whether a piece has the row
         step, piece = np.nonzero(lasts)
-        source = (row[piece] + step) * num_columns + column[piece]  # of each packed row
+        source = (row[piece] + step) * num_columns + column[piece]  # index of each packed row in the flattened rows
         # The last state of a column is the last state of its last piece.
         final = np.empty(num_columns, np.int64)
         at_end = row + length == num_rows
@@ -136,11 +140,11 @@ class _Memory(nn.Module):
             torch.from_numpy(lasts.sum(1)),
             before[0] if self.num_tensors == 1 else before,
             weights,
-            True,  # with biases
-            1,  # layer
+            True,  # has biases
+            1,  # number of layers
             0.0,  # dropout
-            self.training or torch.is_grad_enabled(),  # without dropout it matters to cuDNN alone, for gradients
-            False,  # in both directions
+            self.training or torch.is_grad_enabled(),  # without dropout only cuDNN uses it, for gradients
+            False,  # bidirectional
         )
         place = np.empty_like(source)
         place[source] = np.arange(len(source))
@@ -157,8 +161,8 @@ class GRU(_Memory):
     """A gated recurrent unit; its state is `[B, H]`. Source: Cho et al., 2014, https://arxiv.org/abs/1406.1078.
 
     Args:
-      input_size: features in.
-      size: features out, H.
+      input_size: number of input features.
+      size: number of output features, H.
     """
 
     num_gates, num_tensors, fused = 3, 1, torch.gru
@@ -178,8 +182,8 @@ class LSTM(_Memory):
     """Long short-term memory; its state is (output, cell), `[B, H]` each. Source: Gers et al., 2000.
 
     Args:
-      input_size: features in.
-      size: features out, H.
+      input_size: number of input features.
+      size: number of output features, H.
     """
 
     num_gates, num_tensors, fused = 4, 2, torch.lstm
@@ -187,7 +191,7 @@ class LSTM(_Memory):
     def __init__(self, input_size: PositiveInt, size: PositiveInt = 64):
         super().__init__(input_size, size)
         with torch.no_grad():
-            self.input_bias[size : 2 * size] = 1.0  # keeps the cell at first (Jozefowicz et al., 2015)
+            self.input_bias[size : 2 * size] = 1.0  # makes the cell keep its content at first (Jozefowicz et al., 2015)
 
     def step(self, projected: torch.Tensor, state: Nest) -> Nest:
         output, cell = state
@@ -198,5 +202,5 @@ class LSTM(_Memory):
         return torch.sigmoid(out) * torch.tanh(cell), cell
 
     def pieces_pay(self, pieces: Pieces, num_rows: int) -> bool:
-        """Also true without any reset, because oneDNN then takes a half to a fifth of the time for whole columns."""
+        """Returns True even without resets: oneDNN then takes a half to a fifth of the time for whole columns."""
         return int(pieces.length.min()) == num_rows or super().pieces_pay(pieces, num_rows)

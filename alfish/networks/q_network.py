@@ -10,8 +10,8 @@ from torch import nn
 from alfish.data import TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
+from alfish.networks.encoders import Torso
 from alfish.networks.layers import MLP, linear
-from alfish.networks.torsos import Torso
 from alfish.parameters import PositiveInt, checked
 from alfish.parameters.parts import build_network, build_torso
 
@@ -19,15 +19,16 @@ from alfish.parameters.parts import build_network, build_torso
 @gin.configurable(module="alfish.networks", denylist=["num_values"])
 @checked
 class QNetwork(nn.Module):
-    """Maps time steps to Q of each Discrete action, `[..., A]`, or `[..., A, K]` with several numbers a value.
+    """Maps time steps to Q of each Discrete action, `[..., A]`, or `[..., A, K]` if K outputs represent one value.
 
     Args:
       observation_spec: nest of spaces.
-      num_actions: A.
-      torso: takes the observation spec.
-      dueling: Q = V + advantage - mean advantage (Wang et al., 2016, equation 9), each on its own linear layer.
-      noisy: its own layers are `NoisyLinear`; see also `MLP.noisy`.
-      num_values: K, numbers of each value (see `alfish.values`); None: one. It is set by the algorithm.
+      num_actions: number of actions, A.
+      torso: class or factory of the torso, takes the observation spec.
+      dueling: whether Q = V + advantage - mean advantage (Wang et al., 2016, equation 9), each on its own linear layer.
+      noisy: whether the network's own layers are `NoisyLinear`; see also `MLP.noisy`.
+      num_values: number of outputs K that represent one value (see `alfish.functional.values`); None means one output.
+        It is set by the algorithm.
     """
 
     def __init__(
@@ -65,18 +66,19 @@ class QNetwork(nn.Module):
 @gin.configurable(module="alfish.networks", denylist=["num_samples"])
 @checked
 class ImplicitQNetwork(nn.Module):
-    """Maps time steps and probabilities that it draws to quantiles of the return, `[..., A, 2 N]`.
+    """Draws probabilities, and maps time steps to the quantiles of the return at these, `[..., A, 2 N]`.
 
-    See `ImplicitQuantiles`: N returns, and then their probabilities, which are the same for all actions. A probability
-    enters as cosines of its multiples, whose embedding multiplies the features. An MLP takes the products.
+    The last dimension holds N returns, then their probabilities, which are the same for all actions (see
+    `ImplicitQuantiles`). The network embeds cosines of each probability's multiples and multiplies the features by the
+    embedding; an MLP takes the products.
 
     Args:
       observation_spec: nest of spaces.
-      num_actions: A.
-      torso: takes the observation spec.
-      mlp: takes the torso's output size.
-      num_cosines: of the embedding.
-      num_samples: N. It is set by the algorithm.
+      num_actions: number of actions, A.
+      torso: class or factory of the torso, takes the observation spec.
+      mlp: class or factory of the MLP, takes the torso's output size.
+      num_cosines: number of cosines in the embedding.
+      num_samples: number of samples, N. It is set by the algorithm.
 
     Raises:
       UsageError: the algorithm sets no `num_samples`, because its values are of another kind.
@@ -84,7 +86,7 @@ class ImplicitQNetwork(nn.Module):
     Source: Dabney et al., 2018, eq. 4, https://arxiv.org/abs/1806.06923.
     """
 
-    multiples: torch.Tensor  # [num_cosines], of pi
+    multiples: torch.Tensor  # [num_cosines], multiples of pi
 
     def __init__(
         self,

@@ -1,13 +1,41 @@
-"""Target networks."""
+"""Target networks, networks that are their own targets, and parameters as views of one vector."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from alfish.errors import UsageError
-from alfish.networks.flat_parameters import lay_side_by_side, vector_of
+
+
+def lay_side_by_side(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
+    """Moves parameters of one dtype into a vector, of which they become views, and returns the vector."""
+    vector = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+    for parameter, view in zip(parameters, views(vector, parameters)):
+        parameter.data = view
+    return vector
+
+
+def views(vector: torch.Tensor, parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    """Returns views of consecutive parts of a vector, in the parameters' shapes."""
+    parts = vector.split([parameter.numel() for parameter in parameters])
+    return [part.view(parameter.shape) for part, parameter in zip(parts, parameters)]
+
+
+def vector_of(parameters: Sequence[nn.Parameter]) -> torch.Tensor | None:
+    """Returns the vector that the parameters, in their order, are contiguous views of; None if they are not."""
+    if not parameters:
+        return None
+    first, end = parameters[0], parameters[0].storage_offset()
+    memory = first.untyped_storage().data_ptr()
+    for parameter in parameters:
+        is_next = parameter.untyped_storage().data_ptr() == memory and parameter.storage_offset() == end
+        if not is_next or parameter.dtype != first.dtype or not parameter.is_contiguous():
+            return None
+        end += parameter.numel()
+    return first.detach().as_strided((end - first.storage_offset(),), (1,))
 
 
 class TargetNetwork(nn.Module):
@@ -18,9 +46,9 @@ class TargetNetwork(nn.Module):
     Buffers are copied. Parameters stay the same objects in both networks; their memory may move.
 
     Args:
-      online: the network to copy; the copy is `self.network`.
-      rate: in (0, 1]; 1 copies.
-      period: in calls of `update`.
+      online: network to copy; the copy is `self.network`.
+      rate: step size of an update, in (0, 1]; 1 copies.
+      period: number of calls of `update` between two updates.
     """
 
     def __init__(self, online: nn.Module, rate: float = 1.0, period: int = 1):
@@ -34,11 +62,11 @@ class TargetNetwork(nn.Module):
         self._rate, self._period = rate, period
         self._num_calls = 0
         self._has_buffers = any(True for _ in online.buffers())
-        # Iterating over modules takes longer than moving their parameters. Their tensors are therefore cached, and the
-        # addresses of the first ones tell whether the cache is valid.
+        # Iterating over modules takes longer than moving their parameters. The parameters' tensors are therefore
+        # cached, and the addresses of the first tensors tell whether the cache is valid.
         self.online: tuple[nn.Module, ...] = (online,)  # in a tuple, so that torch does not register it
         self._firsts: list[nn.Parameter] = []
-        self._addresses: list[int] | None = None  # None: nothing is cached
+        self._addresses: list[int] | None = None  # None if nothing is cached
         self._target_tensors: list[torch.Tensor] = []
         self._online_tensors: list[torch.Tensor] = []
 
@@ -46,7 +74,7 @@ class TargetNetwork(nn.Module):
         return self.network(*arguments)
 
     def reset(self) -> None:
-        """Copies the network anew, as the constructor does; its values may have been loaded since."""
+        """Copies the network again, as the constructor does, because its values may have been loaded since."""
         self.network.load_state_dict(self.online[0].state_dict())
 
     def update(self, online: nn.Module) -> None:
@@ -82,3 +110,26 @@ class TargetNetwork(nn.Module):
 
     def set_extra_state(self, state: dict[str, int]) -> None:
         self._num_calls = state["num_calls"]
+
+
+class NoTarget:
+    """Replaces a TargetNetwork for algorithms without one: the network itself, without gradient.
+
+    Args:
+      online: network that takes the place of the target.
+    """
+
+    def __init__(self, online: nn.Module):
+        self.network: Any = online
+
+    def __call__(self, *arguments: Any) -> Any:
+        with torch.no_grad():
+            return self.network(*arguments)
+
+    def update(self, online: nn.Module) -> None:
+        """Does nothing: the network has been updated."""
+
+
+def target_of(online: nn.Module, rate: float | None, period: int) -> TargetNetwork | NoTarget:
+    """Returns the target of a network; with `rate` None, the network itself."""
+    return NoTarget(online) if rate is None else TargetNetwork(online, rate, period)

@@ -1,4 +1,4 @@
-"""Runs of networks over windows of rows, from the right state, with gradients where rows train."""
+"""Calls of networks on windows of rows, from the right state, with gradients for the rows that train."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -13,14 +13,14 @@ Network: TypeAlias = Callable[[TimeStep, Nest], tuple[Any, Nest]]  # (time step,
 
 
 def burn_in_state(network: Network, burn_in: TimeStep | None, state: Nest) -> Nest:
-    """Returns the state after the burn-in rows, without gradient; `state` if there are none.
+    """Returns the state after the burn-in rows, without gradient; `state` itself if there are no such rows.
 
     The stored state is from older parameters; burn-in brings it up to date. Source: Kapturowski et al., 2019.
 
     Args:
       network: the network that the state belongs to.
-      burn_in: `[K, N]`, or None.
-      state: nest of `[N, ...]`, before the first burn-in row.
+      burn_in: burn-in rows `[K, N]`, or None.
+      state: state before the first burn-in row, a nest of `[N, ...]`.
     """
     if burn_in is None:
         return state
@@ -34,7 +34,7 @@ class Features(NamedTuple):
     critic: torch.Tensor  # [T', N, ...]
     actor: Nest  # [T', N, ...]
     next_actor: Nest  # [L-1, N, ...] at rows 1 to L-1
-    next_critic: torch.Tensor  # [L-1, N, ...] of the target critics, at rows 1 to L-1
+    next_critic: torch.Tensor  # [L-1, N, ...] features of the target critics, at rows 1 to L-1
 
 
 class Window:
@@ -44,11 +44,15 @@ class Window:
     but the last train, and a network runs over the whole window, from the stored state.
 
     Args:
-      experience: `[L, N]`.
+      experience: rows `[L, N]`.
       every_row: whether every row but the last trains, as with memory.
+
+    Attributes:
+      time_step: all rows, `[L, N]`.
     """
 
     def __init__(self, experience: Experience, every_row: bool):
+        self.time_step = experience.time_step
         self._experience, self._every_row = experience, every_row
         if not every_row:
             self._now, self._later = nest.split(experience.time_step, 1)
@@ -67,7 +71,7 @@ class Window:
             return network(self._later, self._experience.state)[0]
 
     def both(self, network: Network) -> tuple[Any, Any]:
-        """Returns `trained` and `later`; with memory, from one run."""
+        """Returns `trained` and `later`; with memory, from one run of the network."""
         if not self._every_row:
             return self.trained(network), self.later(network)
         output = self._run(network, self._experience.time_step)
@@ -77,11 +81,12 @@ class Window:
         return network(rows, burn_in_state(network, self._experience.burn_in, self._experience.state))[0]
 
 
-def transitions(experience: Experience, lambda_: float) -> Experience:
+def first_and_bootstrap_rows(experience: Experience, lambda_: float) -> Experience:
     """Returns windows `[L, N]` as row 0 and the row from which its return bootstraps, `[2, N]`.
 
-    If `lambda_` is 0, that is row 1. If it is 1, that is the first row after row 0 that does not train, or the last row
-    if all of them train. For other `lambda_` the return reads all rows, and windows are returned as they are.
+    With `lambda_` 0, the return bootstraps from row 1. With `lambda_` 1, the return bootstraps from the first row after
+    row 0 that does not train, or from the last row if all rows train. For other `lambda_` the return reads all rows,
+    and windows are returned as they are.
     """
     step_type = experience.time_step.step_type
     length = step_type.shape[0]
@@ -92,7 +97,7 @@ def transitions(experience: Experience, lambda_: float) -> Experience:
         kept = nest.at(rows, slice(0, 2))
     else:
         row = torch.arange(1, length - 1, device=step_type.device).unsqueeze(1)
-        end = torch.where(trainable(step_type)[1:], length - 1, row).amin(0)  # [N]
+        end = torch.where(trainable(step_type)[1:], length - 1, row).amin(0)  # [N] first that does not train, or L-1
         column = torch.arange(end.shape[0], device=end.device)
         kept = nest.at(rows, (torch.stack([torch.zeros_like(end), end]), column))
     time_step, action, info, return_to_go = kept

@@ -1,20 +1,19 @@
 """Recorded data: read from files, validated, and stored as read-only rows of the stream.
 
-A source yields episodes in the environment's units (`episode`, `sources`). The validator corrects them where that has
-one right answer, and reports every fault (`validation`). `OfflineBuffer` stores them as the rows that replay stores.
-Outside this package and `environments`, nothing uses `terminated`, `truncated` or `next_observations`.
+A source yields episodes in the environment's units (`episode`, `sources`). The validator corrects a fault that has one
+right correction, and reports every fault (`validation`). `OfflineBuffer` stores episodes as the rows that replay
+stores. Outside this package and `environments`, nothing uses `terminated`, `truncated` or `next_observations`.
 """
 
 from alfish.offline.buffer import OfflineBuffer
-from alfish.offline.data_set import DataSetWriter
+from alfish.offline.data_report import DataReport
+from alfish.offline.data_set import DataSetWriter, EpisodeWriter
 from alfish.offline.episode import Arrays, Episode, EpisodeSource
 from alfish.offline.outputs import MinariWriter, open_writer
-from alfish.offline.reading import Reading
-from alfish.offline.report import Report
+from alfish.offline.recorded_spaces import Spaces
+from alfish.offline.source_reading import SourceReading
 from alfish.offline.sources import open_source
-from alfish.offline.spaces import Spaces
 from alfish.offline.validation import Validator
-from alfish.offline.writer import EpisodeWriter
 
 __all__ = [
     "Arrays",
@@ -24,8 +23,8 @@ __all__ = [
     "EpisodeWriter",
     "MinariWriter",
     "OfflineBuffer",
-    "Reading",
-    "Report",
+    "SourceReading",
+    "DataReport",
     "Spaces",
     "Validator",
     "open_source",

@@ -14,14 +14,13 @@ from alfish.data import Experience, StepType
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource
-from alfish.offline.reading import Reading
-from alfish.offline.rows import EpisodeEncoder
-from alfish.offline.selection import selected
-from alfish.offline.spaces import NO_SPACES, Spaces, check_fit, check_rewards, spaces_of
+from alfish.offline.episode_rows import EpisodeEncoder
+from alfish.offline.recorded_spaces import NO_SPACES, Spaces, check_fit, check_rewards, spaces_of
+from alfish.offline.source_reading import SourceReading, selected
 from alfish.parameters import PositiveInt, Range, Rate, UnitInterval, checked
 from alfish.replay import RingBuffer, RingView
 
-PUSHED_ROWS, PUSHED_BYTES = 4096, 2**27  # at a time: rows of each column, and bytes of all columns
+PUSHED_ROWS, PUSHED_BYTES = 4096, 2**27  # limits of one copy: rows per column, and bytes over all columns
 
 
 class StoredEpisode(NamedTuple):
@@ -30,20 +29,22 @@ class StoredEpisode(NamedTuple):
     id: str
     column: int
     position: int
-    length: int  # transitions
-    return_: float  # undiscounted
+    length: int  # number of transitions
+    return_: float  # undiscounted return
 
 
 class EpisodeBuffer(RingBuffer):
     """A read-only ring of episodes. Windows are drawn from it as from a `RingBuffer`.
 
-    The longest episode is placed first, and each one in the column that is then the shortest. `env_id` is the number
-    of the column, because no environment acted.
+    The longest episode is placed first, and then each further episode in the shortest column. `env_id` is the number of
+    the column, because no environment acted.
 
     Args:
-      episodes: validated; the list is emptied while the ring is filled, so that memory does not hold both.
-      spaces: of the episodes.
-      num_columns, action_limit, device, directory, keeps_episodes, return_gamma: as for `OfflineBuffer`.
+      episodes: validated episodes; the list is emptied while the ring is filled, so that memory does not hold them
+        twice.
+      spaces: spaces of the episodes.
+      num_columns, action_limit, device, directory, keeps_episodes, return_gamma: settings of the ring, as for
+        `OfflineBuffer`.
 
     Attributes:
       episodes: place of each episode, in the given order.
@@ -84,18 +85,19 @@ class EpisodeBuffer(RingBuffer):
         raise TypeError("an OfflineBuffer is read only")
 
     def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the range of starts for windows of two rows, whatever their length.
+        """Returns the range of starts of windows of two rows, for any window length.
 
-        No more rows will come, so a column's last transitions count too; longer windows repeat its LAST row.
+        No more rows will come, so a column's last transitions may start windows too; longer windows repeat its LAST
+        row.
         """
         return super().start_range(2, newest)
 
     def in_place(self, window_length: int) -> RingView | None:
-        """Returns None for windows of more than two rows, because they may go past the end of a column."""
+        """Returns None for windows of more than two rows, because such windows may go past the end of a column."""
         return super().in_place(window_length) if window_length == 2 else None
 
     def _read(self, column: np.ndarray, position: np.ndarray) -> Experience:
-        """Returns the rows at these places. Beyond a column its first or last row repeats, which does not train."""
+        """Returns the rows at these places; beyond a column, its first or last row, which does not train there."""
         return super()._read(column, np.clip(position, 0, self._ends[column] - 1))
 
     def _fill(self, episodes: list[Episode], columns: list[list[int]], encoder: EpisodeEncoder) -> None:
@@ -126,29 +128,29 @@ class OfflineBuffer(EpisodeBuffer):
     """A ring of the episodes of several sources, see `EpisodeBuffer`.
 
     Args:
-      sources: `scheme:where`, see `alfish.offline.sources`; or `EpisodeSource` objects.
+      sources: sources of the episodes: `scheme:where`, see `alfish.offline.sources`; or `EpisodeSource` objects.
       length: maximum number of rows, T+1 for an episode of T transitions. The report names the episodes that do not
-        fit. None: no limit.
-      policy: what to do with faulty episodes: 'raise', 'drop_episode' or 'warn', see `Validator`.
+        fit. None means no limit.
+      policy: treatment of faulty episodes: 'raise', 'drop_episode' or 'warn', see `Validator`.
       env_id: environment that the data must fit; needed if a source declares no spaces.
       spaces: spaces that the data must fit, in place of `env_id`.
-      top_fraction: fraction of the episodes to keep, in (0, 1]: those with the greatest returns, at least one.
-      holdout_fraction: fraction of the episodes that `holdout` receives, in [0, 1). They are not trained on, and are
-        spread evenly over the sources' order.
+      top_fraction: fraction of the episodes to keep, in (0, 1]: the episodes with the greatest returns, at least one.
+      holdout_fraction: fraction of the episodes that `holdout` receives, in [0, 1). These episodes are not trained on,
+        and are spread evenly over the sources' order.
       num_columns: maximum number of columns.
       action_limit: largest magnitude of trained Box actions, in (0, 1], because a tanh policy has infinite
         log-probability at +-1. `prev_action` is the action that was executed.
-      device: of the rows and of the windows.
-      directory: for memory-mapped files of the rows, on the CPU; None: in memory. The episodes are read into memory
-        first, in both cases.
+      device: device of the rows and of the windows.
+      directory: directory for memory-mapped files of the rows, on the CPU; None means that rows are in memory. In both
+        cases the episodes are first read into memory.
       keeps_episodes: whether the buffer knows where each row's episode begins and ends.
-      return_gamma: discount per environment step of `return_to_go`; None: rows have none.
+      return_gamma: discount per environment step of `return_to_go`; None means that rows have no such returns.
 
     Attributes:
-      spaces: of the data.
-      report: of the validator.
+      spaces: spaces of the data.
+      report: report of the validator.
       episodes: place of each episode, in the sources' order.
-      holdout: buffer of the episodes that are held out; None: there are none.
+      holdout: buffer of the episodes that are held out; None if no episode is held out.
 
     Raises:
       UsageError: a source cannot be read, its episodes are faulty (see `policy`), or its spaces are not known.
@@ -171,7 +173,7 @@ class OfflineBuffer(EpisodeBuffer):
         return_gamma: UnitInterval | None = None,
     ):
         environment, reward = (spaces, None) if env_id is None else spaces_of(env_id)
-        reading = Reading(sources, environment, reward, policy)
+        reading = SourceReading(sources, environment, reward, policy)
         if None in reading.spaces:
             raise UsageError(
                 f"{reading.report.name} does not declare the spaces that it was recorded in; name the environment with "
@@ -192,19 +194,19 @@ class OfflineBuffer(EpisodeBuffer):
         """Checks that the data fit an environment with these spaces.
 
         Raises:
-          UsageError: they do not; names both spaces.
+          UsageError: the data do not fit; the message names both spaces.
         """
         check_fit(self.spaces, Spaces(observation_space, action_space), self.report.name)
 
     def check_rewards(self, num_entries: int) -> None:
-        """Raises UsageError if rewards have another number of entries; 0 is a scalar."""
+        """Raises UsageError if rewards have another number of entries; 0 means scalar rewards."""
         rows = self._store.rows
         assert rows is not None
         found = sum(rows.reward.shape[1:])
         check_rewards(found, num_entries, self.report.name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns a checksum of the data, by which a resumed run recognises them. Their rows are not saved."""
+        """Returns a checksum of the data, by which a resumed run recognises the data. The rows are not saved."""
         if self._fingerprint is None:
             digest = hashlib.sha256()
             for episode in self.episodes:
@@ -219,7 +221,7 @@ class OfflineBuffer(EpisodeBuffer):
         """Checks that these are the data of `state`.
 
         Raises:
-          UsageError: these are other data.
+          UsageError: the data are different.
         """
         here = self.state_dict()
         if state != here:
@@ -239,14 +241,14 @@ def _taken(left: list[Episode | None], column: list[int]) -> Iterator[Episode]:
 
 
 class _RowReader:
-    """Reads the rows of consecutive episodes, some at a time."""
+    """Reads the rows of consecutive episodes, a given number at a time."""
 
     def __init__(self, episodes: Iterator[Episode]):
         self._episodes = episodes
         self._left: list[np.ndarray] = []  # leaves of the rows that the next call reads first
 
     def read_into(self, target: Nest, encoder: EpisodeEncoder) -> None:
-        """Writes the next rows into leaves `[count, ...]`; leaves the others as they are where no rows remain."""
+        """Writes the next rows into leaves `[count, ...]`; leaves entries unchanged where no rows remain."""
         leaves = nest.leaves(target._replace(time_step=target.time_step._replace(env_id=None)))
         done, count = 0, len(leaves[0])
         while done < count:
@@ -264,10 +266,10 @@ class _RowReader:
 
 
 def packed_columns(sizes: Sequence[int], num_columns: int) -> list[list[int]]:
-    """Distributes items over columns: the largest item first, each into the column that holds least.
+    """Distributes items over columns: the largest item first, and each item into the column that holds least.
 
     Args:
-      sizes: of the items; at least one.
+      sizes: sizes of the items; at least one item.
       num_columns: maximum number of columns; no column stays empty.
 
     Returns:

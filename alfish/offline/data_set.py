@@ -3,13 +3,17 @@
     data_set.json                             spaces, counts, where the data came from, the validator's report
     episodes/checkpoint-000000000000.pt, ...  whole episodes, in the stream's dtypes and the environment's units
 
-The files are numbered from 0. Each has a checksum, and loading it executes nothing (`checkpoint_file`). The
-directory gets its name when it is complete.
+The files are numbered from 0. Each file has a checksum, and loading a file executes nothing (`checkpoint_file`). The
+directory gets its name when it is complete. `EpisodeWriter` is the base of all writers of data sets: it collects
+episodes, writes some megabytes at a time, and cleans up after errors.
 """
 
+import abc
+import contextlib
 import functools
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,14 +22,78 @@ import numpy as np
 import torch
 
 from alfish import nest
-from alfish.errors import UsageError, printable
+from alfish.errors import RunError, UsageError, printable
 from alfish.offline.episode import Episode, ends
-from alfish.offline.sources.files import check_tensor
-from alfish.offline.sources.limits import check_nest
-from alfish.offline.spaces import Spaces, to_json
-from alfish.offline.writer import EpisodeWriter
+from alfish.offline.limits import check_nest, check_tensor
+from alfish.offline.recorded_spaces import Spaces, to_json
 from alfish.runs.checkpoints import Checkpoints
 from alfish.runs.files import temporary_of, write_atomically
+
+SHARD_BYTES = 32 * 2**20  # bytes of observations and actions that are written together
+
+
+class EpisodeWriter(abc.ABC):
+    """Writer of a data set, and context that removes all files if it ends with an error.
+
+    Args:
+      name: name of the data set, for messages.
+      making: directory in which the data set is made; `_put_in_place` moves it.
+
+    Raises:
+      RunError: a file cannot be written; raised by each method.
+    """
+
+    def __init__(self, name: str, making: Path):
+        self._name, self._making = name, making
+        self._waiting: list[Episode] = []
+        self._num_bytes = 0  # bytes of the waiting episodes
+
+    def __enter__(self) -> "EpisodeWriter":
+        with self._named_errors():
+            self._making.mkdir(parents=True)
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        shutil.rmtree(self._making, ignore_errors=True)
+
+    def add(self, episode: Episode) -> None:
+        """Adds an episode that the validator returned."""
+        self._waiting.append(episode)
+        self._num_bytes += sum(leaf.nbytes for leaf in nest.leaves((episode.observations, episode.actions)))
+        if self._num_bytes >= SHARD_BYTES:
+            self._write_waiting()
+
+    def finish(self, about: dict[str, Any]) -> None:
+        """Writes the remaining episodes and moves the data set to its place.
+
+        Args:
+          about: description of the data's origin in JSON's types, stored with the data.
+        """
+        if self._waiting:
+            self._write_waiting()
+        with self._named_errors():
+            self._put_in_place(about)
+
+    @abc.abstractmethod
+    def _write(self, episodes: list[Episode]) -> None:
+        """Appends episodes, at least one."""
+
+    @abc.abstractmethod
+    def _put_in_place(self, about: dict[str, Any]) -> None:
+        """Writes the description of the data set, and moves the data set to its final directory."""
+
+    def _write_waiting(self) -> None:
+        with self._named_errors():
+            self._write(self._waiting)
+        self._waiting, self._num_bytes = [], 0
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError) as error:  # RuntimeError is raised by torch or HDF5
+            raise RunError(f"{self._name} cannot be written ({error}); nothing is left of it") from error
+
 
 INDEX_FILE, EPISODES_DIRECTORY = "data_set.json", "episodes"
 FORMAT_VERSION = 1
@@ -35,8 +103,8 @@ class DataSetWriter(EpisodeWriter):
     """Writes a data set in alfish's own layout; its index stores the description that `finish` receives.
 
     Args:
-      directory: new, or empty.
-      spaces: of the episodes.
+      directory: path of the directory, which is new or empty.
+      spaces: spaces of the episodes.
 
     Raises:
       UsageError: the directory is not empty, or has no name.
@@ -49,7 +117,7 @@ class DataSetWriter(EpisodeWriter):
             raise UsageError(f"{directory} is a file; choose another place for the data set")
         if self._directory.is_dir() and any(self._directory.iterdir()):
             raise UsageError(f"{directory} is not empty; choose another place for the data set, or move that one away")
-        if not self._directory.name:  # because it is made beside its place and then renamed
+        if not self._directory.name:  # because the directory is made beside its final place and then renamed
             raise UsageError(f"{directory} cannot be replaced by a data set; name a new directory, as data/mine")
         super().__init__(str(self._directory), temporary_of(self._directory))
         self._spaces = spaces
@@ -76,7 +144,7 @@ def packed_episodes(episodes: list[Episode]) -> dict[str, Any]:
     """Returns episodes as a nest of concatenated tensors for a checkpoint."""
 
     def joined(*leaves: np.ndarray) -> torch.Tensor:
-        # Rows of transposed arrays would keep their order in memory, which no reader takes.
+        # Rows of transposed arrays would keep their memory order, which readers do not accept.
         return torch.from_numpy(np.ascontiguousarray(np.concatenate(leaves)))
 
     return {
@@ -93,7 +161,7 @@ def unpacked_episodes(state: dict[str, Any]) -> Iterator[Episode]:
     """Yields the episodes that `packed_episodes` packed.
 
     Raises:
-      LookupError, TypeError, ValueError: the state is no result of `packed_episodes`.
+      LookupError, TypeError, ValueError: the state is not a result of `packed_episodes`.
     """
 
     def array(name: str, tensor: Any) -> np.ndarray:

@@ -11,14 +11,14 @@ import numpy as np
 
 from alfish import nest
 from alfish.nest import Nest
-from alfish.offline.spaces import NO_SPACES, Spaces
+from alfish.offline.recorded_spaces import NO_SPACES, Spaces
 
 
 class Episode(NamedTuple):
-    """T transitions. An episode of a source may break any of this; an episode of the validator does not."""
+    """T transitions. Episodes of a source may break any of these rules; episodes that the validator returns do not."""
 
-    id: str  # for people: the number or name in the source
-    observations: Nest  # [T+1, ...] each leaf; row T is the final one
+    id: str  # number or name in the source, for people
+    observations: Nest  # [T+1, ...] each leaf; row T is the final observation
     actions: Nest  # [T, ...]
     rewards: np.ndarray  # [T], or [T, R]
     terminated: np.ndarray  # [T] bool
@@ -34,17 +34,17 @@ class Unreadable(NamedTuple):
     """Takes the place of an episode that cannot be read."""
 
     id: str
-    reason: str  # completes "it is not readable: ..."
+    reason: str  # text that completes "it is not readable: ..."
 
 
 class EpisodeSource(abc.ABC):
     """Episodes of one file, directory or data set, read on request.
 
     Attributes:
-      name: as the user gave it.
-      spaces: that the source declares; either may be None.
-      notes, warnings: sentences about how the data were read, and about what may be wrong with them; complete after
-        all episodes were read.
+      name: name of the source, as the user gave it.
+      spaces: spaces that the source declares; either may be None.
+      notes, warnings: sentences about how the data were read, and about possible faults; complete after all episodes
+        were read.
     """
 
     def __init__(self, name: str, spaces: Spaces = NO_SPACES):
@@ -71,9 +71,9 @@ class Arrays(EpisodeSource):
     """Episodes in memory.
 
     Args:
-      episodes: any number of them.
-      spaces: of the environment that they come from.
-      name: for messages.
+      episodes: iterable of any number of episodes.
+      spaces: spaces of the environment that the episodes come from.
+      name: name of the source, for messages.
     """
 
     def __init__(self, episodes: list[Episode], spaces: Spaces = NO_SPACES, name: str = "arrays"):
@@ -87,11 +87,12 @@ class Arrays(EpisodeSource):
 def without_final_observation(
     id: str, observations: Nest, actions: Nest, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray
 ) -> Episode:
-    """Returns an episode whose final observation was not recorded: every given array is `[T, ...]`.
+    """Returns an episode from arrays `[T, ...]`, which lack the final observation.
 
-    If the episode terminated, the value of the final observation is not used, so the last observation is repeated. If
-    it did not, the value is needed: the last transition is dropped, and its first observation becomes the final one.
-    Goals of `HindsightReplay` and rewards of `ICM` do read the final observation of a terminated episode.
+    If the episode terminated, nothing needs the value of the final observation, so the last observation is repeated. If
+    the episode did not terminate, the value is needed, so the last transition is dropped, and its first observation
+    becomes the final one. Goals of `HindsightReplay` and rewards of `ICM` do read the final observation of a terminated
+    episode.
     """
     if len(terminated) and terminated[-1]:
         repeated = nest.map(lambda leaf: np.concatenate([leaf, leaf[-1:]]), observations)

@@ -1,6 +1,6 @@
 """The form that all episodes of some data share: one nest, shapes and dtypes.
 
-An episode that differs is converted where that has one right answer, and is refused otherwise.
+An episode that differs is converted if there is only one correct conversion, and is refused otherwise.
 """
 
 import math
@@ -13,18 +13,18 @@ from gymnasium import spaces
 
 from alfish import nest, specs
 from alfish.nest import Nest
+from alfish.offline.data_report import DataReport
 from alfish.offline.episode import Episode, without_final_observation
-from alfish.offline.report import Report
-from alfish.offline.spaces import Spaces
+from alfish.offline.recorded_spaces import Spaces
 
 
 @dataclass(frozen=True)
-class Leaf:
+class LeafForm:
     """Shape, dtype and space of a leaf of an observation or action in each step."""
 
     shape: tuple[int, ...]
-    dtype: np.dtype  # that it is kept in
-    space: Any  # None: no space is declared
+    dtype: np.dtype  # dtype of stored values
+    space: Any  # None if no space is declared
 
 
 class UnusableError(Exception):
@@ -35,8 +35,8 @@ class RecordedMask:
     """The action mask in recorded observations.
 
     Args:
-      reader: of the mask in observations.
-      units: of the actions.
+      reader: reader of the mask in observations.
+      units: units of the actions.
     """
 
     def __init__(self, reader: specs.MaskReader, units: specs.ActionUnits):
@@ -45,7 +45,7 @@ class RecordedMask:
 
     @classmethod
     def of(cls, spaces: Spaces) -> "RecordedMask | None":
-        """Returns the mask in these spaces, both known; None if they have none."""
+        """Returns the mask in observations with these spaces, both known; None if the spaces have no mask."""
         assert spaces.observation is not None and spaces.action is not None
         reader = specs.mask_reader(specs.observation_spec(spaces.observation), specs.action_spec(spaces.action))
         return None if reader is None else cls(reader, specs.ActionUnits(spaces.action))
@@ -65,24 +65,24 @@ class RecordedMask:
         return result
 
     def forbids(self, observations: Nest, actions: Nest) -> bool:
-        """Returns whether one of the actions `[T, ...]` is forbidden at its row; observations have T rows at least."""
+        """Returns whether one of the actions `[T, ...]` is forbidden at its row; observations have at least T rows."""
         taken = self._units.from_environment(actions)
         mask = self._reader.mask(observations)[: len(nest.leaves(taken)[0])]
         return bool(self._reader.layout.forbids(mask, taken).any())
 
 
 class EpisodeForm:
-    """Converts episodes to the form that the spaces declare. The first episode declares what no space does.
+    """Converts episodes to the form that the spaces declare, or else to the form of the first episode.
 
     Args:
-      spaces: of the data; either may be None.
-      report: receives what was mended.
+      spaces: spaces of the data; either may be None.
+      report: report that receives what was mended.
 
     Raises:
       UsageError: a space cannot be learned from.
     """
 
-    def __init__(self, spaces: Spaces, report: Report):
+    def __init__(self, spaces: Spaces, report: DataReport):
         if spaces.observation is not None:
             specs.check_learnable(spaces.observation, "observation")
         if spaces.action is not None:
@@ -92,11 +92,11 @@ class EpisodeForm:
         self._reward_shape: tuple[int, ...] | None = None
         self._mask = None if None in spaces else RecordedMask.of(spaces)
 
-    def observations(self, episode: Episode) -> Iterator[tuple[str, np.ndarray, Leaf]]:
+    def observations(self, episode: Episode) -> Iterator[tuple[str, np.ndarray, LeafForm]]:
         """Yields the observation's leaves, each with its name for messages."""
         return self._named("observation", episode.observations)
 
-    def actions(self, episode: Episode) -> Iterator[tuple[str, np.ndarray, Leaf]]:
+    def actions(self, episode: Episode) -> Iterator[tuple[str, np.ndarray, LeafForm]]:
         """Yields the action's leaves, each with its name for messages."""
         return self._named("action", episode.actions)
 
@@ -107,10 +107,10 @@ class EpisodeForm:
     def fitted(self, episode: Episode) -> Episode:
         """Returns the episode in this form, with T+1 observations and flags that say how it ends.
 
-        Its length may be 0.
+        The length of the episode may be 0.
 
         Raises:
-          UnusableError: that is not possible.
+          UnusableError: the episode cannot have this form.
         """
         for field in ("observations", "actions", "rewards", "terminated", "truncated"):
             value = getattr(episode, field)
@@ -177,7 +177,7 @@ class EpisodeForm:
             raise UnusableError(f"its rewards have shape {one} in each step, and {other} is expected")
         if rewards.dtype != np.float32:
             self._report.add("mended", f"rewards of dtype {rewards.dtype} are made float32", episode.id)
-        with np.errstate(over="ignore"):  # which the check for what is not finite tells
+        with np.errstate(over="ignore"):  # an overflow is reported by the check for finite values
             return rewards.astype(np.float32)
 
     def _cast(self, values: Nest, kind: str, id: str) -> Nest:
@@ -195,7 +195,7 @@ class EpisodeForm:
         ]
         return nest.unflatten(nest.flatten(leaves)[1], cast)
 
-    def _cast_leaf(self, value: np.ndarray, leaf: Leaf, name: str, id: str) -> np.ndarray:
+    def _cast_leaf(self, value: np.ndarray, leaf: LeafForm, name: str, id: str) -> np.ndarray:
         if value.shape[1:] != leaf.shape and math.prod(value.shape[1:]) == math.prod(leaf.shape) == 1:
             shapes = f"shape {list(value.shape[1:])} is made {list(leaf.shape)}"
             self._report.add("mended", f"{name} of {shapes}", id)
@@ -217,21 +217,21 @@ class EpisodeForm:
             raise UnusableError(f"{name} is {outside}, which is not in {leaf.space}")
         return value
 
-    def _named(self, kind: str, values: Nest) -> Iterator[tuple[str, np.ndarray, Leaf]]:
+    def _named(self, kind: str, values: Nest) -> Iterator[tuple[str, np.ndarray, LeafForm]]:
         for (name, value), leaf in zip(nest.named_leaves(values, kind), nest.leaves(self._leaves[kind])):
             yield name, value, leaf
 
 
 def _leaves(space: spaces.Space | None) -> Nest:
-    """Returns a `Leaf` for each leaf of a space."""
+    """Returns a `LeafForm` for each leaf of a space."""
     if space is None:
         return None
-    return specs.map_space(lambda leaf: Leaf(tuple(leaf.shape), _kept_dtype(leaf.dtype), leaf), space)
+    return specs.map_space(lambda leaf: LeafForm(tuple(leaf.shape), _kept_dtype(leaf.dtype), leaf), space)
 
 
-def _guessed(values: np.ndarray) -> Leaf:
-    """Returns what a leaf must be in all episodes, from the first one."""
-    return Leaf(values.shape[1:], _kept_dtype(values.dtype), None)
+def _guessed(values: np.ndarray) -> LeafForm:
+    """Returns the form that a leaf must have in all episodes, given the first episode."""
+    return LeafForm(values.shape[1:], _kept_dtype(values.dtype), None)
 
 
 def _kept_dtype(dtype: Any) -> np.dtype:
@@ -255,7 +255,7 @@ def _flags(flags: Any, name: str) -> np.ndarray:
 
 
 def _out_of_range(values: np.ndarray, space: Any) -> Any:
-    """Returns a value outside a space of integers; None if there is none."""
+    """Returns the first of `values` outside an integer space; None if all lie inside, or the space has no integers."""
     if isinstance(space, spaces.Discrete):
         low, count = space.start, space.n
     elif isinstance(space, spaces.MultiDiscrete):

@@ -13,27 +13,25 @@ from absl import logging
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from alfish.errors import UsageError, first_line
-from alfish.offline.data_set import DataSetWriter
+from alfish.errors import UsageError, first_line, optional_module
+from alfish.offline.data_set import DataSetWriter, EpisodeWriter
 from alfish.offline.episode import Episode
+from alfish.offline.recorded_spaces import NO_SPACES, Spaces
 from alfish.offline.sources import SCHEMES
-from alfish.offline.sources.files import extra
-from alfish.offline.spaces import NO_SPACES, Spaces
-from alfish.offline.writer import EpisodeWriter
+from alfish.processes.inheritance import variable_set
 from alfish.runs.files import temporary_of
-from alfish.runs.processes import variable_set
 
-MINARI_VARIABLE = "MINARI_DATASETS_PATH"  # Minari reads it at each access
-MINARI_REMARKS = r"`\w+` is set to None|env_spec is None"  # remarks on metadata that are left out
+MINARI_VARIABLE = "MINARI_DATASETS_PATH"  # Minari reads the variable at each access
+MINARI_REMARKS = r"`\w+` is set to None|env_spec is None"  # remarks on missing metadata, which are hidden
 
 
 def open_writer(output: str, spaces: Spaces = NO_SPACES, env_spec: EnvSpec | None = None) -> EpisodeWriter:
     """Returns a writer for `minari:namespace/name-v0`, or for a directory.
 
     Args:
-      output: as the user gave it.
-      spaces: of the episodes; both are needed to write any.
-      env_spec: of their environment, which Minari stores; see `rebuildable`.
+      output: output, as the user gave it.
+      spaces: spaces of the episodes; an episode can be written only if both are known.
+      env_spec: gymnasium's specification of the episodes' environment, which Minari stores; see `rebuildable`.
 
     Raises:
       UsageError: the output exists, or cannot be written to; nothing was changed.
@@ -55,7 +53,7 @@ def rebuildable(env_spec: EnvSpec | None) -> EnvSpec | None:
         return None
     try:
         plain = EnvSpec.from_json(env_spec.to_json())
-    except (TypeError, ValueError):  # an argument is a class or another object
+    except (TypeError, ValueError):  # an argument is a class or another object without JSON
         return None
     try:
         gymnasium.make(plain, disable_env_checker=True).close()
@@ -66,7 +64,7 @@ def rebuildable(env_spec: EnvSpec | None) -> EnvSpec | None:
 
 
 def _groups_of_hdf5(space: Any) -> Iterator[str]:
-    """Yields the keys of a space that are no names in HDF5."""
+    """Yields the keys of a space that are not names in HDF5."""
     if isinstance(space, spaces.Dict):
         yield from (key for key in space if "/" in str(key) or key in ("", "."))
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
@@ -77,27 +75,28 @@ def _groups_of_hdf5(space: Any) -> Iterator[str]:
 class MinariWriter(EpisodeWriter):
     """Writes a Minari data set with Minari's own API. Images are not compressed as JPEG.
 
-    The description that `finish` receives is stored in the metadata's entry 'alfish'. Its 'algorithm' and its 'seeds',
-    one for each episode, are also stored in Minari's own fields.
+    The description that `finish` receives is stored in the metadata's entry 'alfish'. The description's 'algorithm' and
+    its 'seeds', one for each episode, are also stored in Minari's own fields.
 
     Args:
-      dataset_id: `namespace/name-v0`, in the directory `MINARI_DATASETS_PATH` or `~/.minari/datasets`.
-      data_spaces: of the episodes.
-      env_spec: for `recover_environment`; None: it cannot make the environment.
+      dataset_id: id of the data set, `namespace/name-v0`, in the directory `MINARI_DATASETS_PATH` or
+        `~/.minari/datasets`.
+      data_spaces: spaces of the episodes.
+      env_spec: specification for `recover_environment`; None means that Minari cannot make the environment.
 
     Raises:
-      UsageError: Minari is not installed, or the id is no valid name or exists.
+      UsageError: Minari is not installed, or the id is not a valid name or exists.
       RunError: a file cannot be written; raised by each method.
     """
 
     def __init__(self, dataset_id: str, data_spaces: Spaces, env_spec: EnvSpec | None = None):
-        extra("minari", "minari", "a Minari data set")
+        optional_module("minari", "minari", "a Minari data set")
         from minari.dataset.minari_dataset import parse_dataset_id
         from minari.storage.datasets_root_dir import get_dataset_path
 
         try:
             parse_dataset_id(dataset_id)
-        except (ValueError, TypeError) as error:  # the latter if it has no version
+        except (ValueError, TypeError) as error:  # TypeError if the id has no version
             raise UsageError(
                 f"{dataset_id!r} is no name of a Minari data set; one looks like namespace/name-v0"
             ) from error
@@ -139,7 +138,7 @@ class MinariWriter(EpisodeWriter):
     def _put_in_place(self, about: dict[str, Any]) -> None:
         from minari.namespace import create_namespace, list_local_namespaces
 
-        if self._data_set is None:  # there was no episode
+        if self._data_set is None:  # no episode was added
             self._data_set = self._created([])
         storage = self._data_set.storage
         if about.get("seeds"):

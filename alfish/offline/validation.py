@@ -1,17 +1,18 @@
-"""Looks at every episode before anything learns from it, mends what has one right answer, and reports the rest.
+"""Checks every episode before training, mends faults that have one right correction, and reports the rest.
 
 Four kinds of findings:
 1. errors of form: a missing field, lengths that do not fit, another nest or shape, a dtype that cannot be cast, an
-   episode that cannot be read. Such an episode can never be used.
-   Neither can one with a Discrete, MultiDiscrete or MultiBinary value out of its range, or with an action that its
-   mask forbids.
+   episode that cannot be read, a Discrete, MultiDiscrete or MultiBinary value out of its range, an action that its
+   mask forbids. An episode with such an error can never be used.
 2. errors of content, which the policy 'warn' lets pass: values that are not finite (kept), an end before the last step
    (the episode is split there), Box actions out of bounds (clipped).
-3. mended: float64 and integers to the stream's dtypes, both flags (terminated), no flag at the end (truncated), T
-   observations in place of T+1, Box actions outside by up to 1e-6 (clipped), empty episodes (left out).
+3. mended faults: float64 and integers in other dtypes than the stream's (cast), both flags at once (terminated), no
+   flag at the end (truncated), T observations in place of T+1 (see `without_final_observation`), Box actions out of
+   bounds by up to 1e-6 (clipped), empty episodes (left out).
 4. warnings: see `Survey.warn`.
 """
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,54 +21,114 @@ from gymnasium import spaces
 
 from alfish import nest, specs
 from alfish.errors import UsageError
+from alfish.offline.data_report import DataReport
 from alfish.offline.episode import Episode, Unreadable, without_final_observation
 from alfish.offline.form import EpisodeForm, UnusableError
-from alfish.offline.report import Report
-from alfish.offline.spaces import NO_SPACES, Spaces
-from alfish.offline.survey import Survey
+from alfish.offline.recorded_spaces import NO_SPACES, Spaces
+
+
+class Survey:
+    """Counts episodes that passed, and warns at the end.
+
+    Args:
+      form: form of the episodes.
+      report: report that receives the counts and the warnings.
+    """
+
+    def __init__(self, form: EpisodeForm, report: DataReport):
+        self._form, self._report = form, report
+        self._num_beginnings: dict[bytes, int] = {}  # numbers of episodes by the digest of their first observation
+        self._all_rewards_zero = True
+        self._num_at_bounds = self._num_bounded = 0  # numbers of action entries
+
+    def add(self, episode: Episode) -> None:
+        """Counts an episode of at least one transition."""
+        observations, actions = list(self._form.observations(episode)), list(self._form.actions(episode))
+        ranges = [(name, np.fmin.reduce(value), np.fmax.reduce(value)) for name, value, _ in observations + actions]
+        ranges.append(("reward", np.fmin.reduce(episode.rewards), np.fmax.reduce(episode.rewards)))
+        return_ = float(episode.rewards.sum(dtype=np.float64))
+        self._report.count(episode.length, return_, bool(episode.terminated[-1]), ranges)
+        self._all_rewards_zero &= not episode.rewards.any()
+        digest = hashlib.blake2b(b"".join(value[0].tobytes() for _, value, _ in observations), digest_size=8).digest()
+        self._num_beginnings[digest] = self._num_beginnings.get(digest, 0) + 1
+        for _, value, leaf in actions:
+            if isinstance(leaf.space, spaces.Box) and specs.is_bounded(leaf.space):
+                self._num_bounded += value.size
+                self._num_at_bounds += int(((value <= leaf.space.low) | (value >= leaf.space.high)).sum())
+
+    def warn(self) -> None:
+        """Adds warnings to the report.
+
+        The warnings name action entries at their bounds, which a tanh policy never reaches; action entries that never
+        change; rewards that are all 0; and episodes that begin alike, as with one seed.
+        """
+        warn = self._report.add
+        if self._num_at_bounds:
+            warn(
+                "warning",
+                f"{self._num_at_bounds:,} of {self._num_bounded:,} entries of actions are exactly at a bound, which a "
+                "tanh policy cannot reach: they are trained as slightly smaller values",
+            )
+        for name in self._form.action_names():
+            low, high = (np.atleast_1d(end) for end in self._report.range_of(name) or (0, 1))
+            constant = [str(i) for i in np.flatnonzero(low == high)]
+            if constant and len(constant) == low.size:
+                warn("warning", f"{name} never changes")
+            elif constant:
+                warn("warning", f"{name} never changes in its entries {', '.join(constant)}")
+        if self._all_rewards_zero:
+            warn("warning", "all rewards are 0")
+        alike = sum(count for count in self._num_beginnings.values() if count > 1)
+        if alike:
+            warn(
+                "warning",
+                f"{alike:,} of {self._report.num_kept:,} episodes begin with an observation that another begins with; "
+                "were they recorded with one seed?",
+            )
+
 
 POLICIES = ("raise", "drop_episode", "warn")
-MISFIT_FRACTION = 0.9  # of the episodes; where as many have errors, the data are of another environment
+MISFIT_FRACTION = 0.9  # if at least this fraction of the episodes has errors, the data come from another environment
 NO_ENVIRONMENT = "name the environment of these data with --env_id (OfflineBuffer.env_id), or write them again"
 OTHER_ENVIRONMENT = (
     "they do not fit the environment that was named: name the one that they were recorded in, wrapped as it was then, "
     "or write them again"
 )
-CLIPPED_SILENTLY = 1e-6  # float32 rounds about as much in a conversion of units
+CLIPPED_SILENTLY = 1e-6  # about the rounding of float32 in a conversion of units
 
 
 class Validator:
     """Checks episodes one by one.
 
     Args:
-      spaces: that the data must fit; where one is None, the first episode says what the others must be like.
-      policy: 'raise' reads everything, and `finish` raises if there was an error; 'drop_episode' leaves out episodes
-        with errors; 'warn' leaves out only those that cannot be used.
-      report: to write to.
+      spaces: spaces that the data must fit; where one is None, later episodes must be like the first one.
+      policy: treatment of faulty episodes: 'raise' reads everything, and `finish` raises if there was an error;
+        'drop_episode' leaves out episodes with errors; 'warn' leaves out only unusable episodes.
+      report: report to write to.
       is_named: whether the spaces are those of an environment that the user named.
 
     Raises:
-      UsageError: there is no such policy, or a space that cannot be learned from.
+      UsageError: the policy does not exist, or a space cannot be learned from.
     """
 
     def __init__(
         self,
         spaces: Spaces = NO_SPACES,
         policy: str = "raise",
-        report: Report | None = None,
+        report: DataReport | None = None,
         is_named: bool = False,
     ):
         if policy not in POLICIES:
             raise UsageError(f"the policy is {policy!r}; it must be one of {', '.join(POLICIES)}")
         self._policy = policy
-        self.report = Report() if report is None else report
+        self.report = DataReport() if report is None else report
         self._form = EpisodeForm(spaces, self.report)
         self._survey = Survey(self._form, self.report)
         self._misfit_remedy = OTHER_ENVIRONMENT if is_named else NO_ENVIRONMENT
         self._num_unreadable = 0
 
     def check(self, item: Episode | Unreadable) -> Iterator[Episode]:
-        """Yields what can be used of an episode: the whole of it, nothing, or the parts that it is split into."""
+        """Yields the usable parts of an episode: the whole episode, nothing, or the parts that it is split into."""
         self.report.num_read += 1
         if isinstance(item, Unreadable):
             self._num_unreadable += 1
@@ -93,10 +154,10 @@ class Validator:
                 self.report.add("mended", "it is empty, and left out", part.id)
 
     def finish(self) -> None:
-        """Adds the warnings of `Survey`; to be called after the last episode.
+        """Adds the warnings of `Survey`; called after the last episode.
 
         Raises:
-          UsageError: the policy is 'raise' and there was an error, or no episode is left.
+          UsageError: the policy is 'raise' and there was an error, or no episode remains.
         """
         report = self.report
         if report.num_kept:
@@ -117,7 +178,7 @@ class Validator:
             raise UsageError(f"{report.name} holds no episode to learn from: {why}")
 
     def _faults(self, episode: Episode) -> Iterator[tuple[str, str, np.ndarray | None]]:
-        """Yields the faults that the policy 'warn' tolerates: the fault, what is then done, the values to show."""
+        """Yields the faults that the policy 'warn' tolerates: the fault, its treatment, the values to show."""
         named = [*self._form.observations(episode), *self._form.actions(episode)]
         for name, value in [*((name, value) for name, value, _ in named), ("reward", episode.rewards)]:
             if value.dtype.kind == "f" and not np.isfinite(value).all():
@@ -148,15 +209,16 @@ def _distance(values: np.ndarray, space: Any) -> float:
         return 0.0
     box = specs.without_vast_bounds(space)
     low, high = (bound.astype(np.float64) for bound in (box.low, box.high))
-    with np.errstate(invalid="ignore"):  # of a bound at infinity nothing is out
+    with np.errstate(invalid="ignore"):  # no value is outside an infinite bound
         out = np.stack([(low - values) / np.fmax(1, np.abs(low)), (values - high) / np.fmax(1, np.abs(high))])
     return float(np.nan_to_num(out, nan=0).max(initial=0))
 
 
 def _split(episode: Episode) -> Iterator[Episode]:
-    """Yields the parts between ends.
+    """Yields the parts of an episode between its ends.
 
-    What follows an early end may be the next episode's first observation, so only the last part has a final one.
+    What follows an early end may be the next episode's first observation, so only the last part has a final
+    observation.
     """
     early = np.flatnonzero((episode.terminated | episode.truncated)[:-1]) if episode.length else ()
     if not len(early):

@@ -1,11 +1,11 @@
-"""Parameters of constructors: their kinds and ranges, parts that a user gave, and all of them as a configuration.
+"""Parameters of constructors: their kinds and ranges, parts that a user gave, and their description as gin text.
 
-An annotation declares what a parameter takes, and `checked` checks it, whoever calls.
+An annotation declares what a parameter takes, and `checked` checks each call.
 """
 
 from alfish.parameters import gin_internals
 from alfish.parameters.checking import checked
-from alfish.parameters.ranges import (
+from alfish.parameters.kinds import (
     FiniteFloat,
     LayerSize,
     NonNegativeFloat,

@@ -5,9 +5,9 @@
     class PPO(RLAlgorithm):
         def __init__(self, ..., gamma: UnitInterval = 0.99, num_layers: PositiveInt = 2, mode: Literal["a", "b"] = "a"):
 
-`PPO(..., gamma=1.5)` raises "PPO.gamma is 1.5; it must be a number in [0, 1]", and reading the
-binding in a gin file raises the same. Defaults are not checked. Of values that are not plain, only classes in place of
-objects are refused.
+`PPO(..., gamma=1.5)` raises "PPO.gamma is 1.5; it must be a number in [0, 1]", and reading the binding in a gin file
+raises the same error. Defaults are not checked. Values that are not plain are accepted, except for classes in place of
+objects.
 """
 
 import collections.abc
@@ -31,7 +31,7 @@ def checked(thing: T) -> T:
     annotation is bool.
 
     Raises:
-      UsageError: by the decorated call, if an argument is not of the annotated kind, or is outside its range.
+      UsageError: raised by the decorated call, if an argument is not of the annotated kind, or is outside its range.
     """
     if not inspect.isclass(thing):
         return _checked(thing, thing.__name__)  # type: ignore[attr-defined]
@@ -84,7 +84,7 @@ def _whole(value: Any, kinds: list[Any]) -> Any:
         parts = [part for kind in kinds if typing.get_origin(kind) in SEQUENCES for part in elements(kind)]
         if int not in map(bare, parts) and type(value) not in (list, tuple):
             return value
-        made = type(value) if isinstance(value, (list, tuple)) else list  # of an array or a tensor
+        made = type(value) if isinstance(value, (list, tuple)) else list  # a list for an array or a tensor
         return made(_whole(one, parts) for one in value) if parts else value
     if type(value) is dict:
         parts = [part for kind in kinds if typing.get_origin(kind) in MAPPINGS for part in values_of(kind)]

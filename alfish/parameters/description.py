@@ -1,7 +1,7 @@
 """Description of a Trainer that Python built, as the gin configuration that builds it again.
 
-A part is a class or function of a module, or a `functools.partial` of one. The arguments of a partial hold for this
-part only, so each part has its own scope: `algorithm/alfish.algorithms.PPO.gamma = 0.98`. A part without a name in gin
+A part is a class or function of a module, or a `functools.partial` of one. The arguments of a partial apply to its part
+only, so each part has a scope of its own: `algorithm/alfish.algorithms.PPO.gamma = 0.98`. A part without a name in gin
 is named in a comment, `# part: my_lab.nets:Net`, and registered before the text is parsed.
 """
 
@@ -23,8 +23,8 @@ from alfish.errors import UsageError
 from alfish.parameters import gin_internals
 from alfish.parameters.checking import checked
 
-CONFIG_FILE = "config.gin"  # in a run's directory: the configuration as it was given
-OPERATIVE_FILE = "operative_config.gin"  # beside it: the configuration with every default in force
+CONFIG_FILE = "config.gin"  # file in a run's directory, with the configuration as the user gave it
+OPERATIVE_FILE = "operative_config.gin"  # file in a run's directory, with every default in force
 PART = re.compile(r"^# part: ([\w.]+):([\w.]+)$", re.MULTILINE)
 HEADER = "# Made from a Trainer that was built in Python.\n"
 
@@ -38,11 +38,11 @@ def as_gin(arguments: Mapping[str, Any]) -> str:
     A part that cannot be described becomes a reference to `undescribed`, which raises when the part is needed.
 
     Args:
-      arguments: of the Trainer, by name. Arguments that gin binds now are described by their bindings.
+      arguments: arguments of the Trainer, by name. Arguments that gin binds now are described by their bindings.
     """
     bound = gin.get_bindings("alfish.Trainer", resolve_references=False)
     in_force = gin_internals.config_text()
-    writer = Writer()
+    writer = GinWriter()
     defaults = inspect.signature(gin.get_configurable("alfish.Trainer")).parameters
     for name, value in arguments.items():
         if name not in bound and value is not defaults[name].default:
@@ -64,12 +64,12 @@ def register(module: str, name: str) -> None:
     """Registers a class or function in gin, unless it is registered.
 
     Args:
-      module: imported already.
-      name: qualified, inside the module.
+      module: module that is imported already.
+      name: qualified name inside the module.
 
     Raises:
-      UsageError: the module defines no such class or function. Imported names do not count, so that the configuration
-        of another person reaches no other module through this one.
+      UsageError: the module defines no such class or function. A name that the module only imports does not count, so
+        that the configuration of another person reaches no other module through this one.
     """
     part: Any = sys.modules[module]
     for attribute in name.split("."):
@@ -100,7 +100,7 @@ def undescribed(*args: Any, what: str = gin.REQUIRED, **kwargs: Any) -> Any:
     """Replaces a part of a Trainer that a configuration cannot name.
 
     Args:
-      what: the part, and the reason.
+      what: name of the part, and the reason.
 
     Raises:
       UsageError: always.
@@ -114,7 +114,7 @@ def undescribed(*args: Any, what: str = gin.REQUIRED, **kwargs: Any) -> Any:
 @gin.configurable(module="alfish")
 @checked
 def absent(*args: Any, reason: str = gin.REQUIRED, **kwargs: Any) -> Any:
-    """Replaces a part of a saved configuration that could not be imported, where the policy may not need it.
+    """Replaces a part of a saved configuration that could not be imported, in case the policy does not need it.
 
     Args:
       reason: sentence of the error.
@@ -125,7 +125,7 @@ def absent(*args: Any, reason: str = gin.REQUIRED, **kwargs: Any) -> Any:
     raise UsageError(reason)
 
 
-class Writer:
+class GinWriter:
     """Collects the bindings of parts as text.
 
     Attributes:
@@ -151,9 +151,9 @@ class Writer:
         """Adds a binding, and the bindings of the parts in its value.
 
         Args:
-          scope, selector, parameter: of the binding; the scope may be ''.
-          value: of the parameter.
-          name: of the value in messages, as `Trainer.algorithm`.
+          scope, selector, parameter: parts of the binding's left side; the scope may be ''.
+          value: value of the parameter.
+          name: name of the value in messages, such as `Trainer.algorithm`.
         """
         prefix = f"{scope}/" if scope else ""
         index = len(self._lines)
@@ -162,7 +162,7 @@ class Writer:
     def _value(self, value: Any, name: str) -> str:
         if isinstance(value, np.bool_ | np.str_ | np.ndarray):
             value = value.tolist()
-        if isinstance(value, numbers.Real) and type(value) is not bool:  # numpy's too
+        if isinstance(value, numbers.Real) and type(value) is not bool:  # numpy's numbers too
             value = int(value) if isinstance(value, numbers.Integral) else float(value)
         elif isinstance(value, Path):
             value = str(value)
@@ -234,7 +234,7 @@ def _is_importable(part: Any, module: str, qualname: str) -> bool:
 
 
 def _bound_modules() -> set[str]:
-    """Returns the modules of whatever is bound or referred to now."""
+    """Returns the modules of everything that is bound or referred to now."""
     keys = (*gin_internals.bindings(), *gin_internals.referred())
     modules = {gin_internals.configurable(selector).__module__ for _, selector in keys}
     return {module for module in modules if not module.startswith("gin.")}

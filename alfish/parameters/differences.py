@@ -1,5 +1,6 @@
 """Comparison of configurations as texts, usually without the budget and `stop_at`, because a run may be extended."""
 
+import ast
 import difflib
 import hashlib
 import pprint
@@ -9,12 +10,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from alfish.errors import UsageError
-from alfish.parameters.literals import literal
+
+
+def literal(text: str) -> Any:
+    """Returns the value of a literal, such as `{'a': [1, 2.5]}`.
+
+    Raises:
+      ValueError: the text is not a literal, or is nested too deeply.
+    """
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, TypeError, MemoryError, RecursionError) as error:  # the last two occur with 50,000 minus signs
+        raise ValueError(f"it is not a literal of Python: {type(error).__name__}") from error
+
 
 ENDS = "num_env_steps|num_iterations|num_updates|wall_seconds|stop_at"
 BUDGET_LINE = re.compile(rf"^Trainer\.({ENDS}) = .*$", re.MULTILINE)
 MAX_EXPANDED = 2**22  # letters that macros of one configuration may become
-MAX_MACROS = 100  # each in the value of the one before
+MAX_MACROS = 100  # maximum depth of macros within macros
 
 
 MACRO = re.compile(r"[\w/]+ = ")
@@ -24,12 +37,12 @@ QUOTED_OR_MACRO = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|%([\w./]+)"
 
 
 def values(config: str, where: str = "the configuration") -> dict[str, str]:
-    """Returns the value of each binding in a text that gin has written; names are without modules, as 'PPO.gamma'.
+    """Returns the value of each binding in a text that gin has written, by names without modules, such as 'PPO.gamma'.
 
     Macros are replaced by their values.
 
     Raises:
-      UsageError: the values of macros are too long; names `where`.
+      UsageError: the values of macros are too long; the message names `where`.
     """
     try:
         found = (BINDING.fullmatch(line) for line in _without_macros(_lines(config)))
@@ -54,7 +67,7 @@ def _without_macros(lines: Sequence[str]) -> list[str]:
     A macro that refers to itself stays.
 
     Raises:
-      UsageError: the values have more than `MAX_EXPANDED` letters, or more than `MAX_MACROS` macros in each other.
+      UsageError: the values have more than `MAX_EXPANDED` letters, or macros are nested more than `MAX_MACROS` deep.
     """
     found = [BINDING.fullmatch(line) for line in lines]
     macros = {one[1]: one[2] for one in found if one and "." not in one[1]}
@@ -74,7 +87,7 @@ def _without_macros(lines: Sequence[str]) -> list[str]:
                     raise UsageError(f"more than {MAX_MACROS} macros refer to each other, as %{name} does")
                 whole[name] = resolved(macros[name], (*within, name))
             left -= len(whole[name])
-            if left < 0:  # before they are put together: 40 macros of two references each have 2**40 of them
+            if left < 0:  # checked before expansion: 40 macros with two references each expand to 2**40 letters
                 raise UsageError(f"macros have values of more than {MAX_EXPANDED:,} letters, as %{name} has")
             return whole[name]
 
@@ -87,7 +100,7 @@ def _canonical(value: str) -> str:
     """Returns one text for equal values: whole floats as ints, lists as tuples, and dicts with sorted entries."""
     try:
         return pprint.pformat(_plain(literal(value)), width=sys.maxsize)
-    except (ValueError, RecursionError):  # it has a reference, or is nested too deeply
+    except (ValueError, RecursionError):  # the value has a reference, or is nested too deeply
         return _sorted_dicts(value)
 
 
@@ -101,7 +114,7 @@ def _plain(value: Any) -> Any:
 
 def _sorted_dicts(text: str) -> str:
     """Returns a line with the entries of dicts sorted."""
-    levels: list[tuple[str, list[str]]] = [("", [""])]  # of brackets: the opening one, and the entries
+    levels: list[tuple[str, list[str]]] = [("", [""])]  # stack of brackets: the opening bracket, and the entries
     for token in BRACKETS.findall(text):
         if token in ("{", "[", "("):
             levels.append((token, [""]))
@@ -124,7 +137,7 @@ def reference(value: str) -> str:
 
 
 def name_of(value: str) -> str:
-    """Returns the name of what a reference such as `@scope/module.Name()` refers to; another value as it is."""
+    """Returns the name that a reference such as `@scope/module.Name()` refers to; another value as it is."""
     return reference(value).rpartition("/")[2] if value.startswith("@") else value
 
 
@@ -137,7 +150,7 @@ def tail(name: str, length: int) -> str:
 def difference(before: str, after: str, with_budget: bool = False) -> str:
     """Returns the lines that differ, as `- old` and `+ new`; '' if the configurations are equal.
 
-    The order of entries in dicts makes no difference, since older runs were saved with sorted ones.
+    The order of entries in dicts makes no difference, because older runs were saved with sorted entries.
     """
     old, new = (_settings(_comparable(text), with_budget) for text in (before, after))
     changes = difflib.unified_diff(old, new, lineterm="", n=0)

@@ -9,18 +9,18 @@ from alfish.errors import UsageError
 POLL_SECONDS = 0.05
 
 _lock = threading.RLock()
-_is_brief = False  # what the thread that holds the lock does ends by itself, and soon
+_is_brief = False  # whether the thread that holds the lock will release it soon
 
 
 @contextlib.contextmanager
 def held(brief: bool = False) -> Iterator[None]:
-    """Gives the settings to this thread within the context; contexts of one thread may be inside each other.
+    """Gives the settings to this thread within the context; a thread may nest contexts.
 
     Args:
       brief: whether the context ends soon, so that other threads wait for it.
 
     Raises:
-      UsageError: another thread has them, and not briefly.
+      UsageError: another thread holds the settings, and not briefly.
     """
     global _is_brief
     _acquire()
@@ -33,7 +33,7 @@ def held(brief: bool = False) -> Iterator[None]:
 
 
 def check() -> None:
-    """Raises UsageError if another thread has the settings, and not briefly; waits for one that has them briefly."""
+    """Raises UsageError if another thread holds the settings; waits instead if that thread holds them briefly."""
     _acquire()
     _lock.release()
 

@@ -1,4 +1,4 @@
-"""Names of gin-config that it does not promise to keep. No other module of alfish uses them.
+"""Internal names of gin-config, which a new version may change. No other module of alfish uses such names.
 
 Each function looks up its names when it is called. So `import alfish` and Trainers built in Python work with a
 gin-config in which a name has moved; only reading a configuration raises `GinChanged`.
@@ -36,9 +36,9 @@ def _name_of(name: str, module: str = "gin.config") -> Any:
 
 
 def keep_sentences() -> None:
-    """Lets alfish's sentences pass through gin as they are; gin appends its chain of calls to every message.
+    """Keeps gin from appending its chain of calls to the messages of alfish's errors.
 
-    Where gin has no such function, its lines follow the sentences.
+    If this gin has no function that does so, gin's lines follow alfish's messages.
     """
     try:
         append = _name_of("augment_exception_message_and_reraise", "gin.utils")
@@ -56,7 +56,7 @@ def keep_sentences() -> None:
 def config_text() -> str:
     """Returns the configuration in gin's normal form, with the entries of dicts in their order.
 
-    gin would sort them, and their order has a meaning in places: that of the entries of a reward.
+    gin would sort the entries, but their order may have a meaning: for example the entries of a reward.
     """
     if not gin.config_str():
         return ""
@@ -65,7 +65,7 @@ def config_text() -> str:
 
 
 def operative_config_text() -> str:
-    """Returns the configuration with all defaults in force, as `config_text`."""
+    """Returns the configuration with all defaults in force, formatted as in `config_text`."""
     with _unsorted_dicts():
         return gin.operative_config_str()
 
@@ -83,7 +83,7 @@ def _unsorted_dicts() -> Iterator[None]:
 
 
 def bindings() -> dict[Key, dict[str, Any]]:
-    """Returns the value of each bound parameter, by the key of its configurable. Not a copy."""
+    """Returns the value of each bound parameter, by the key of its configurable. The mapping is not a copy."""
     return _name_of("_CONFIG")
 
 
@@ -94,9 +94,10 @@ def called() -> list[Key]:
 
 @contextlib.contextmanager
 def without_inherited_defaults() -> Iterator[None]:
-    """Within the context, a class that inherits its `__init__` has only its bound parameters in the operative config.
+    """Within the context, the operative config of a class that inherits its `__init__` has only the bound parameters.
 
-    gin notes the defaults of the signature for it, also where bindings of the base class are in force.
+    Otherwise gin would note the signature's defaults for such a class, also where the base class's bindings are in
+    force.
     """
     config = _name_of("_OPERATIVE_CONFIG")
     whole = {key: dict(values) for key, values in config.items()}
@@ -138,7 +139,7 @@ def unbindable(selector: str) -> set[str]:
 
 
 def is_registered_dynamically(selector: str) -> bool:
-    """Returns True if a configuration, and no module, registered the selector."""
+    """Returns True if a configuration, not a module, registered the selector."""
     return _name_of("_REGISTRY")[selector].import_source is not None
 
 
@@ -159,7 +160,7 @@ def is_writable(value: Any) -> bool:
 
 
 def called_with() -> dict[Key, set[str]]:
-    """Returns the parameters of each called configurable that its callers left to gin in at least one call."""
+    """Returns, for each called configurable, the parameters that its callers left to gin in at least one call."""
     return {key: set(values) for key, values in _name_of("_OPERATIVE_CONFIG").items()}
 
 
@@ -207,8 +208,9 @@ def parsing(
     Args:
       find_include: context manager that takes the name of an included file and yields its path; the file is parsed
         within it.
-      note: called with each binding: key, parameter, value.
-      instead: takes the name of an unknown reference, and returns the one to put in its place; None: it is an error.
+      note: function that is called with each binding: key, parameter, value.
+      instead: function from the name of an unknown reference to the name that replaces it; None means that unknown
+        references are errors.
     """
     config = importlib.import_module("gin.config")
     parse_file, bind, key_of = (_name_of(name) for name in ("parse_config_file", "bind_parameter", "ParsedBindingKey"))
@@ -232,7 +234,7 @@ def parsing(
     own = type("Delegate", (delegate,), {"configurable_reference": refer})
     readers = _name_of("_FILE_READERS")
     names = "parse_config_file", "bind_parameter", "ParserDelegate", "_FILE_READERS"
-    in_utf8 = [(functools.partial(open, encoding="utf-8-sig"), os.path.isfile)]  # whatever the locale is
+    in_utf8 = [(functools.partial(open, encoding="utf-8-sig"), os.path.isfile)]  # independent of the locale
     for name, value in zip(names, (parse_included, bind_and_note, own, in_utf8)):
         setattr(config, name, value)
     try:
@@ -244,7 +246,7 @@ def parsing(
 
 @contextlib.contextmanager
 def preferring(package: str) -> Iterator[None]:
-    """Within the context, a name that several configurables have means the one of `package`."""
+    """Within the context, a name that several configurables have means the configurable of `package`."""
     registry = _name_of("_REGISTRY")
     get_match = registry.get_match
 
@@ -261,7 +263,7 @@ def preferring(package: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserved() -> Iterator[None]:
-    """Restores the configuration at the end: also values that no text can express, and the lock."""
+    """Restores the configuration at the end, with values that a text cannot express, and with the lock."""
     kept = [_name_of(name) for name in ("_CONFIG", "_OPERATIVE_CONFIG", "_SINGLETONS", "_IMPORTS")]
     before, was_locked = [part.copy() for part in kept], gin.config_is_locked()
     try:

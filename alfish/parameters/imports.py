@@ -14,39 +14,39 @@ from typing import NamedTuple
 
 from alfish.errors import UsageError, first_line, is_command
 
-# Packages whose classes and functions a run's configuration may name without a decorator of gin. They hold parts of
-# Trainers, and nothing that writes files, imports modules or starts programs.
+# Packages whose classes and functions a run's configuration may name without a decorator of gin. The packages hold
+# parts of Trainers, and nothing that writes files, imports modules or starts programs.
 PART_PACKAGES = (
-    *(
-        "alfish.algorithms",
-        "alfish.batches",
-        "alfish.environments",
-        "alfish.learner.learner",
-        "alfish.training.listeners",
-    ),
-    *(
-        "alfish.losses",
-        "alfish.policy_losses",
-        "alfish.metrics",
-        "alfish.networks",
-        "alfish.learner.optimizers",
-        "alfish.replay",
-        "alfish.returns",
-    ),
-    *("alfish.schedules", "alfish.transforms", "torch.nn", "torch.optim", "gymnasium.wrappers"),
+    "alfish.algorithms",
+    "alfish.environments",
+    "alfish.functional.losses",
+    "alfish.functional.returns",
+    "alfish.learner.batches",
+    "alfish.learner.learner",
+    "alfish.learner.optimizers",
+    "alfish.metrics",
+    "alfish.networks",
+    "alfish.parameters.schedules",
+    "alfish.replay",
+    "alfish.training.listeners",
+    "alfish.transforms",
+    "gymnasium.wrappers",
+    "torch.nn",
+    "torch.optim",
 )
 
 # Environment variable with names of modules, separated by commas, that saved configurations may import.
 VARIABLE = "ALFISH_ALLOW_IMPORT"
 
 
-class Policy(NamedTuple):
-    """What the saved configuration in force may import besides alfish's own modules.
+class ImportPolicy(NamedTuple):
+    """Policy on what the saved configuration in force may import besides alfish's own modules.
 
     Attributes:
       allowed: names of modules that the user allows.
-      own: names of modules that it may import because this user has trained it; None: this user has not.
-      remark: reason why trained configurations are not recorded; '' if they are.
+      own: names of modules that the run may import because this user has trained it; None for a run
+        that this user has not trained.
+      remark: reason why trained configurations are not recorded; '' if they are recorded.
     """
 
     allowed: tuple[str, ...]
@@ -54,12 +54,12 @@ class Policy(NamedTuple):
     remark: str
 
     def admits(self, module: str, others: Sequence[str]) -> bool:
-        """Returns True if a module is in an allowed package, in one of the configuration, or in one of `others`."""
+        """Returns True if a module is in an allowed package, in a package of the configuration, or in `others`."""
         return _is_in(module, (*others, *self.allowed, *(self.own or ())))
 
 
-# None: any module may be imported, because the user wrote the configuration.
-_POLICY: ContextVar[Policy | None] = ContextVar("policy", default=None)
+# None means that any module may be imported, because the user wrote the configuration.
+_POLICY: ContextVar[ImportPolicy | None] = ContextVar("policy", default=None)
 
 
 @contextlib.contextmanager
@@ -70,12 +70,12 @@ def restricted(allowed: Sequence[str], own: Sequence[str] | None = None, remark:
 
     Args:
       allowed: names of modules or packages, or one name. A package allows its submodules.
-      own: see `Policy`.
-      remark: see `Policy`.
+      own: names of modules that the run may import, see `ImportPolicy`.
+      remark: reason why trained configurations are not recorded, see `ImportPolicy`.
     """
     everywhere = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
     named = (allowed,) if isinstance(allowed, str) else tuple(allowed)
-    token = _POLICY.set(Policy((*named, *everywhere), None if own is None else tuple(own), remark))
+    token = _POLICY.set(ImportPolicy((*named, *everywhere), None if own is None else tuple(own), remark))
     try:
         yield
     finally:
@@ -94,7 +94,7 @@ def is_own() -> bool:
 
 
 def allowed() -> tuple[str, ...] | None:
-    """Returns the modules that the user allows; None: the configuration in force is the user's own."""
+    """Returns the modules that the user allows; None if the configuration in force is the user's own."""
     policy = _POLICY.get()
     return None if policy is None or policy.own is not None else policy.allowed
 
@@ -103,19 +103,20 @@ def admit(module: str, where: str) -> None:
     """Checks that a configuration may import `module`, and makes a module in the working directory importable.
 
     Args:
-      module: its dotted name.
-      where: the file or parameter that names it.
+      module: dotted name of the module.
+      where: file or parameter that names the module.
 
     Raises:
-      UsageError: the policy in force forbids the import. The message names `where`, and the flag that allows it, or
-        that the module does not exist here.
+      UsageError: the policy in force forbids the import. The message names `where`, and either names the flag that
+        allows the import, or says that the module does not exist here.
     """
     policy = _POLICY.get()
     if policy is not None and module not in sys.modules and not policy.admits(module, ["alfish"]):
         if not _is_found(module):
             raise _absent(module, where)
         raise _refusal(module, where, "imports")
-    # Appended, so that a file in it never replaces an installed module; and only if the configuration names the module.
+    # The working directory is appended to sys.path, so that none of its files replaces an installed module, and only if
+    # the configuration names a module there.
     if _lies_here(module) and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 
@@ -159,7 +160,7 @@ def import_part(module: str, name: str, where: str) -> None:
     other modules are refused even if they are imported already, because some of them run any program or write any file.
 
     Raises:
-      UsageError: as for `import_named`, or the policy in force forbids the name.
+      UsageError: `import_named` raised it, or the policy in force forbids the name.
     """
     policy = _POLICY.get()
     is_known = module in sys.modules or _is_in(module, ["alfish"])

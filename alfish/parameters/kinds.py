@@ -2,6 +2,7 @@
 
 import collections.abc
 import inspect
+import math
 import numbers
 import os
 import types
@@ -9,10 +10,61 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
-from alfish.errors import is_command
-from alfish.parameters.ranges import Range
+from alfish.errors import UsageError, is_command
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Range(NamedTuple):
+    """Range of numbers from `low` to `high`.
+
+    Attributes:
+      low, high: bounds. The bounds belong to the range unless `above` or `below` is True. Infinity never belongs to the
+        range.
+      above: whether `low` is excluded.
+      below: whether `high` is excluded.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+    below: bool = False
+
+    def __contains__(self, value: object) -> bool:
+        number: Any = value if isinstance(value, numbers.Real) else float(value)  # type: ignore[arg-type]
+        is_low = number <= self.low if self.above else number < self.low
+        is_high = number >= self.high if self.below else number > self.high
+        return math.isfinite(number) and not is_low and not is_high
+
+    def words(self, noun: str) -> str:
+        """Returns a description of the range; `noun` is 'number' or 'whole number'."""
+        if math.isinf(self.low) and math.isinf(self.high):
+            return f"a {'finite ' * (noun == 'number')}{noun}"
+        if math.isinf(self.high):
+            return f"a positive {noun}" if self == POSITIVE else f"a {noun} {self._least()}"
+        if math.isinf(self.low):
+            return f"a {noun} {'below' if self.below else 'of at most'} {self.high}"
+        return f"a {noun} in {'[('[self.above]}{self.low}, {self.high}{'])'[self.below]}"
+
+    def _least(self) -> str:
+        return f"{'above' if self.above else 'of at least'} {self.low}"
+
+
+POSITIVE = Range(0, above=True)
+
+FiniteFloat = Annotated[float, Range()]
+PositiveFloat = Annotated[float, POSITIVE]
+NonNegativeFloat = Annotated[float, Range(0)]
+UnitInterval = Annotated[float, Range(0, 1)]
+OpenUnitInterval = Annotated[float, Range(0, 1, above=True, below=True)]
+Rate = Annotated[float, Range(0, 1, above=True)]
+PositiveInt = Annotated[int, Range(1)]
+LayerSize = Annotated[int, Range(1, 10**6)]  # features of a layer; a larger layer would not fit into memory
+NonNegativeInt = Annotated[int, Range(0)]
+
 
 PLAIN = (numbers.Number, str, bytes, bool, NoneType, os.PathLike, list, tuple, dict, set)
 SEQUENCES = (collections.abc.Sequence, list, tuple)
@@ -26,12 +78,13 @@ WORDS = {
     collections.abc.Mapping: "a dict",
     NoneType: "None",
 }
-# Returns True if a reference is of a kind, and None for other values; `configuration.kinds` has it for gin's values.
+# Function of a value and a kind that returns whether a reference is of the kind, and None for other values.
+# `configuration.kinds` has such a function for gin's references.
 Refers = Callable[[Any, Any], "bool | None"]
 
 
 def mistake(value: Any, annotation: Any, refers: Refers = lambda value, kind: None) -> str | None:
-    """Returns a sentence with what a parameter takes, or None if it takes, or may take, this value."""
+    """Returns a sentence that says what a parameter takes, or None if it takes, or may take, this value."""
     kinds = members(annotation)
     if takes_schedule(kinds) and inspect.isclass(value):
         return f"it takes an object: write {value.__name__}(...)"
@@ -44,13 +97,13 @@ def mistake(value: Any, annotation: Any, refers: Refers = lambda value, kind: No
 
 
 def takes_schedule(kinds: list[Any]) -> bool:
-    """Returns True for kinds of a number that may be a function of progress instead."""
+    """Returns True if the kinds are a number and, in its place, a function of progress."""
     has_number = any(ranges_of(kind) or bare(kind) in (int, float) for kind in kinds)
     return has_number and any(typing.get_origin(bare(kind)) is collections.abc.Callable for kind in kinds)
 
 
 def _schedule_mistake(schedule: Callable[..., Any], kinds: list[Any]) -> str | None:
-    """Returns a sentence if one of 11 values of a schedule is outside the parameter's range, else None."""
+    """Returns a sentence if a schedule, at one of 11 points, is outside the parameter's range, else None."""
     for kind in kinds:
         for one in ranges_of(kind):
             for progress in (0.0, 1.0, *(tenths / 10 for tenths in range(1, 10))):
@@ -65,7 +118,7 @@ def _schedule_mistake(schedule: Callable[..., Any], kinds: list[Any]) -> str | N
 
 
 def wanted(value: Any, kinds: list[Any], refers: Refers) -> str:
-    """Returns a sentence with what fits these kinds; `value` does not."""
+    """Returns a sentence that says which values fit these kinds, for a `value` that does not fit."""
     sequence = next((kind for kind in kinds if typing.get_origin(bare(kind)) in SEQUENCES), None)
     single = [kind for kind in kinds if kind is not sequence and bare(kind) is not NoneType]
     if sequence is None or (single and not isinstance(value, (list, tuple))):
@@ -94,7 +147,7 @@ def words_of(annotation: Any) -> str:
 
 
 def members(annotation: Any) -> list[Any]:
-    """Returns the kinds of a union, or the annotation itself if it is no union."""
+    """Returns the kinds of a union, or the annotation itself if it is not a union."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return [one for member in typing.get_args(annotation) for one in members(member)]
     return [annotation]
@@ -174,7 +227,7 @@ def _fits_sequence(value: Any, kind: Any, refers: Refers) -> bool:
     parts = elements(kind)
     if isinstance(value, str):
         return str in map(bare, parts)
-    if hasattr(value, "tolist"):  # an array or a tensor; one without dimensions becomes a number
+    if hasattr(value, "tolist"):  # an array or a tensor; an array without dimensions becomes a number
         return isinstance(entries := value.tolist(), list) and _fits_sequence(entries, kind, refers)
     if not isinstance(value, (list, tuple)):
         is_sequence = hasattr(value, "__iter__") or hasattr(value, "__getitem__")
@@ -191,7 +244,7 @@ def _fits_mapping(value: Any, kind: Any, refers: Refers) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Returns True for a real number, also an array or tensor without dimensions."""
+    """Returns True for a real number, or for one in an array or tensor without dimensions."""
     if isinstance(value, numbers.Number):
         return isinstance(value, numbers.Real)
     return hasattr(value, "__float__") and not getattr(value, "shape", ())
@@ -200,7 +253,7 @@ def is_number(value: Any) -> bool:
 def _is_in(value: Any, ranges: Iterable[Range], kind: type) -> bool:
     try:
         return all(value in one for one in ranges) and (kind is float or float(value).is_integer())
-    except OverflowError:  # an int that is too large for a float
+    except OverflowError:  # raised for an int that is too large for a float
         return False
 
 
@@ -227,3 +280,28 @@ def _plain_words(kind: Any) -> str | None:
     if typing.get_origin(kind) is collections.abc.Mapping and any(map(ranges_of, values := values_of(kind))):
         return f"a dict, each value {_alternatives(values)}"
     return WORDS.get(typing.get_origin(kind) or kind)
+
+
+def device_named(name: str, parameter: str = "Trainer.device") -> "torch.device":
+    """Returns a device; 'auto' is a GPU if there is one.
+
+    Args:
+      name: name of the device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
+      parameter: name of the parameter, for messages.
+
+    Raises:
+      UsageError: the device does not exist.
+    """
+    import torch  # here: other functions of this module serve programs that do without it
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise UsageError(f"{parameter} is {name!r}; it must be auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"{parameter} is {name!r}, which alfish does not use; it must be auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"{parameter} is {name!r}, but torch finds no GPU here; set it to 'cpu'")
+    return device

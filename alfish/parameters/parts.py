@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from alfish.errors import UsageError, first_line
+from alfish.errors.user_code import calling, refuse
 from alfish.parameters import checking
-from alfish.user_code import calling, refuse
 
 T = TypeVar("T")
-MAX_DEPTH = 50  # of networks that build each other
+MAX_DEPTH = 50  # maximum depth of networks that build each other
 
-# Files through which a call of a factory passes. A TypeError raised in them is about the call, not about its code.
+# Files through which a call of a factory passes. A TypeError raised in these files is about the call, not about the
+# factory's code.
 _CALLERS = (__file__, checking.__file__, os.path.join("gin", "config.py"))
 
 
@@ -23,10 +24,10 @@ def build(factory: Callable[..., T], kind: type, name: str, *arguments: Any, **k
     """Calls a class or factory, and checks the type of its result.
 
     Args:
-      factory: passed by the user.
-      kind: type of its result.
-      name: of the parameter in messages, as 'Trainer.algorithm'.
-      arguments, keywords: of the call.
+      factory: class or function that the user has passed.
+      kind: type of the factory's result.
+      name: name of the parameter in messages, such as 'Trainer.algorithm'.
+      arguments, keywords: arguments of the call.
 
     Raises:
       UsageError: the factory does not take these arguments, or returns an object of another type.
@@ -41,7 +42,7 @@ def build(factory: Callable[..., T], kind: type, name: str, *arguments: Any, **k
     return part
 
 
-_depth = 0  # of the networks that are being built
+_depth = 0  # depth of the networks that are being built
 
 
 def build_network(
@@ -55,14 +56,14 @@ def build_network(
     """Builds a network that the user may replace, and checks that it has what its caller reads.
 
     Args:
-      factory: class or function.
-      name: of the parameter in messages, as 'Torso.mlp'.
-      arguments, keywords: of the call.
+      factory: class or function that makes the network.
+      name: name of the parameter in messages, such as 'Torso.mlp'.
+      arguments, keywords: arguments of the call.
       has: attributes and methods that the network needs beside `forward`.
-      takes: number of arguments that `forward` is called with; None: it needs none.
+      takes: number of arguments that `forward` is called with; None means that no `forward` is needed.
 
     Raises:
-      UsageError: the factory does not take the arguments, or the network cannot stand there.
+      UsageError: the factory does not take the arguments, or the network cannot be used there.
     """
     from torch import nn
 
@@ -75,7 +76,7 @@ def build_network(
     finally:
         _depth -= 1
     has = has if takes is None else ("forward", *has)
-    # Each module has a `forward`; that of its base class raises an error.
+    # Each module has a `forward`; the base class's `forward` raises an error.
     lacks_forward = getattr(getattr(network, "forward", None), "__func__", None) is nn.Module.forward
     missing = [one for one in has if not hasattr(network, one) or (one == "forward" and lacks_forward)]
     if missing:
@@ -89,9 +90,10 @@ def build_network(
 
 
 def _check_features(network: Any, name: str, size: int) -> None:
-    """Raises UsageError if a network of features does not return what its `output_size` says.
+    """Raises UsageError if a network does not return `output_size` features.
 
-    Lazy layers receive their sizes by this call. Modules are in eval mode, and random generators stay as they were.
+    Lazy layers receive their sizes by this call. During the call modules are in eval mode; afterwards random generators
+    are restored.
     """
     import torch
 
@@ -117,10 +119,10 @@ def check_forward(network: Any, name: str, takes: int, *keywords: str) -> None:
     """Raises UsageError if the signature of a network's `forward` does not accept a call.
 
     Args:
-      network: with the `forward`.
-      name: of the parameter in messages, as in `build`.
+      network: network with the `forward`.
+      name: name of the parameter in messages, as in `build`.
       takes: number of positional arguments of the call.
-      keywords: names of its keyword arguments.
+      keywords: names of the call's keyword arguments.
     """
     parameters = inspect.signature(network.forward)
     try:
@@ -131,7 +133,7 @@ def check_forward(network: Any, name: str, takes: int, *keywords: str) -> None:
         raise UsageError(f"{name} made {_article(type(network))}, {words}") from None
 
 
-# Networks with a memory take and return its state, the last of their outputs.
+# Networks with a memory take and return its state, as the last of their outputs.
 build_policy_value = functools.partial(build_network, has=("policy", "value", "initial_state"), takes=2)
 build_torso = functools.partial(build_network, has=("output_size", "initial_state"), takes=2)
 build_memory = functools.partial(build_network, has=("output_size", "initial_state"), takes=3)
@@ -140,9 +142,10 @@ build_memory = functools.partial(build_network, has=("output_size", "initial_sta
 def parameter_names(factory: Callable[..., Any]) -> set[str]:
     """Returns the parameter names of a function or class, also of an `__init__` hidden by gin's metaclass.
 
-    There are none without a signature: of a builtin type, or a partial with arguments that its function does not take.
+    The result is empty without a signature: for a builtin type, or a partial with arguments that its function does not
+    take.
     """
-    made = getattr(factory, "func", factory)  # of a partial
+    made = getattr(factory, "func", factory)  # function inside a partial
     try:
         found = set(inspect.signature(factory).parameters)
     except ValueError:
@@ -154,9 +157,9 @@ def bound(network: Callable[..., Any], values: str, **size: int) -> Callable[...
     """Returns the factory of a network with the size of its values bound.
 
     Args:
-      network: class or function.
-      values: name of their kind.
-      size: the parameter that takes it.
+      network: class or function of the network.
+      values: name of the kind of values.
+      size: parameter that takes the size.
 
     Raises:
       UsageError: the network is a class without this parameter.
@@ -170,7 +173,7 @@ def bound(network: Callable[..., Any], values: str, **size: int) -> Callable[...
 
 
 def _call(factory: Callable[..., Any], name: str, how: str, *arguments: Any, **keywords: Any) -> Any:
-    """Calls a factory. A TypeError about the call becomes a UsageError that says how the parameter is called."""
+    """Calls a factory. A TypeError about the call becomes a UsageError that says `how` the parameter is called."""
     refusal = f"{name} cannot be called {how}"
     if hasattr(factory, "forward") and not inspect.isclass(factory):
         raise UsageError(
@@ -180,8 +183,8 @@ def _call(factory: Callable[..., Any], name: str, how: str, *arguments: Any, **k
         return factory(*arguments, **keywords)
     except TypeError as error:
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        given = {*getattr(factory, "keywords", ()), *keywords}  # of a partial too
-        is_bound = unexpected is not None and unexpected[1] not in given  # by gin: `messages.complete`
+        given = {*getattr(factory, "keywords", ()), *keywords}  # also inside a partial
+        is_bound = unexpected is not None and unexpected[1] not in given  # gin bound it, see `sentences.complete`
         if is_bound:
             raise
         if not traceback.extract_tb(error.__traceback__)[-1].filename.endswith(_CALLERS):
@@ -190,7 +193,7 @@ def _call(factory: Callable[..., Any], name: str, how: str, *arguments: Any, **k
         if abstract := re.search(r"abstract class (\w+) .*abstract methods? (.+)", str(error)):
             raise UsageError(f"{abstract[1]} does not define {abstract[2]}; add what is missing") from error
         inner = re.match(r"(\w+)\.__init__\(\) missing .* arguments?: '(\w+)'", str(error))
-        if inner is not None and inner[1] != getattr(factory, "__name__", inner[1]):  # an argument, as `@Linear()`
+        if inner is not None and inner[1] != getattr(factory, "__name__", inner[1]):  # an argument such as `@Linear()`
             raise UsageError(f"{inner[1]}.{inner[2]} has no value; bind it, because @{inner[1]}() is bound") from error
         hint = "" if arguments or inspect.isclass(factory) else "; give a class, or a function that makes the part"
         raise UsageError(f"{refusal}: {first_line(error)}{hint}") from error

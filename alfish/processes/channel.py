@@ -1,12 +1,85 @@
-"""Messages between two processes over a socket."""
+"""Messages between two processes of a run, pickled, over a socket."""
 
 import contextlib
+import io
 import pickle
 import socket
 import struct
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
-from alfish.processes.pickling import from_bytes
+from alfish.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+NOT_IMPORTABLE = (
+    "{name} needs {thing}, which is defined in the program that was started, so a worker process cannot import it; "
+    "move it into a module (a file of its own that is imported), or bind Trainer.unroller = @SyncUnroller"
+)
+
+
+def to_bytes(thing: Any, name: str) -> bytes:
+    """Pickles an object for another process. Each tensor is copied to the CPU, without other parts of a shared storage.
+
+    Raises:
+      UsageError: another process could not import a part of the object; the message names the part.
+    """
+    buffer = io.BytesIO()
+    try:
+        _Pickler(buffer).dump(thing)
+    except _NotImportable as error:
+        raise UsageError(NOT_IMPORTABLE.format(name=name, thing=error)) from None
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UsageError(
+            f"{name} cannot be sent to a worker process ({error}); build it from functions and classes at the top "
+            "level of a module, without lambdas, or bind Trainer.unroller = @SyncUnroller"
+        ) from error
+    return buffer.getvalue()
+
+
+def from_bytes(data: bytes) -> Any:
+    """Inverse of `to_bytes`. Use it for bytes of this run's processes only: unpickling can execute any code."""
+    return pickle.loads(data)
+
+
+class _NotImportable(Exception):
+    pass
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: Any):
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+
+    def reducer_override(self, thing: Any) -> Any:
+        torch = sys.modules.get("torch")  # a process that has not imported torch has no tensors
+        if torch is not None and isinstance(thing, torch.Tensor):
+            data = thing.detach().cpu().contiguous()
+            raw = data.reshape(-1).view(torch.uint8).numpy().tobytes()
+            return _tensor, (
+                raw,
+                tuple(data.shape),
+                data.dtype,
+                isinstance(thing, torch.nn.Parameter),
+                thing.requires_grad,
+            )
+        if torch is not None and isinstance(thing, torch.device):
+            return torch.device, ("cpu",)
+        if getattr(thing, "__module__", None) == "__main__" and hasattr(thing, "__qualname__"):
+            raise _NotImportable(f"{thing.__qualname__!r}")
+        return NotImplemented
+
+
+def _tensor(
+    raw: bytes, shape: tuple[int, ...], dtype: "torch.dtype", is_parameter: bool, requires_grad: bool
+) -> "torch.Tensor":
+    import torch
+
+    empty = torch.empty(0, dtype=torch.uint8)
+    flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else empty
+    tensor = flat.view(dtype).view(shape)
+    return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
+
 
 LENGTH = struct.Struct("<q")  # number of bytes of the message that follows
 
@@ -14,13 +87,13 @@ LENGTH = struct.Struct("<q")  # number of bytes of the message that follows
 class Channel:
     """Whole messages in both directions between the trainer and one worker.
 
-    No third process holds an end, so only the death of the peer ends the channel, and nothing can leave it locked.
+    Only the two processes hold an end, so only the death of the peer ends the channel, and nothing can leave it locked.
     `multiprocessing.connection.Connection` has the same framing, but its `recv` blocks on a message of which only the
     first part has arrived: a worker that was stopped in the middle of a message would block the trainer. `drain` never
     blocks.
 
     Args:
-      end: connected stream socket.
+      end: stream socket that is connected.
     """
 
     def __init__(self, end: socket.socket):

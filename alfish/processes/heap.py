@@ -1,8 +1,8 @@
 """Makes the C library keep freed memory, in place of returning it to the system after each update.
 
-By default, glibc returns free memory at the end of its heap, and each array above a limit that it raises by itself, as
-soon as they are freed. An update allocates and frees the same arrays each time. The system then takes a page fault for
-each 4 KiB of them, and fills the page with zeros, which can take longer than the update.
+By default, glibc returns memory to the system as soon as it is freed: at the end of its heap, and in arrays above a
+limit, which glibc raises by itself. An update allocates and frees the same arrays each time. The system then takes a
+page fault for each 4 KiB of these arrays, and fills the page with zeros, which can take longer than the update.
 """
 
 import ctypes
@@ -12,16 +12,16 @@ import sys
 
 # Parameters of mallopt in glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-KEPT_BYTES = 1 << 28  # of free memory at the end of the heap: more than an update of wide networks frees
-MAPPED_BYTES = 1 << 25  # arrays from here on return to the system when freed; glibc's own largest limit
+KEPT_BYTES = 1 << 28  # bytes of free memory at the end of the heap: more than an update of wide networks frees
+MAPPED_BYTES = 1 << 25  # bytes from which arrays return to the system when freed; glibc's own largest limit
 VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Sets both limits of glibc's heap for this process; returns whether it did.
+    """Sets both limits of glibc's heap for this process; returns whether that succeeded.
 
-    It does nothing with other C libraries, and where an environment variable of glibc's has set the heap.
+    Does nothing with other C libraries, or if an environment variable of glibc has set these limits.
     """
     if not sys.platform.startswith("linux") or any(name in os.environ for name in VARIABLES):
         return False

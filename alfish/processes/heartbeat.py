@@ -5,16 +5,16 @@ import time
 
 from alfish.processes.shared_memory import SharedMemory
 
-HEARTBEAT_BYTES = 64  # of each worker: a cache line
-DUMP_SIGNAL = signal.SIGUSR1  # a worker answers with the stacks of its threads
+HEARTBEAT_BYTES = 64  # bytes of each worker: a cache line
+DUMP_SIGNAL = signal.SIGUSR1  # signal that a worker answers with the stacks of its threads
 
 
 class Heartbeat:
-    """Two integers that the worker writes, activity and time, and one that the trainer writes, the request to stop.
+    """Three integers: activity and time, which the worker writes, and the request to stop, which the trainer writes.
 
     Args:
-      memory: `HEARTBEAT_BYTES` for each worker.
-      index: of the worker.
+      memory: memory with `HEARTBEAT_BYTES` for each worker.
+      index: index of the worker.
     """
 
     IDLE, STARTING, RESETTING, STEPPING, ACTING, TAKING = range(6)
@@ -24,7 +24,7 @@ class Heartbeat:
         "resetting environments",
         "stepping environments",
         "acting",
-        "about to take up a slot",  # an idle worker with a grant, see `Worker.activity`
+        "about to take up a slot",  # an idle worker that has a grant, see `Worker.activity`
     )
 
     def __init__(self, memory: SharedMemory, index: int):
@@ -54,6 +54,6 @@ class Heartbeat:
         self._words[2] = 1
 
     def clear(self) -> None:
-        """Resets the words for a new process."""
+        """Resets the three integers for a new process."""
         self._words[2] = 0
         self.set(self.STARTING)

@@ -1,31 +1,106 @@
 """The host: an actor of Ray that has workers on one machine.
 
-The actor has one event loop, in which all its methods run. No user's code runs in it: environments and policies are in
-the workers, which are processes that the actor's server forks, as on the trainer's machine.
+The actor has one event loop, in which all its methods run. No user's code runs in the actor: environments and policies
+are in the workers, which are processes that the actor's server forks, as on the trainer's machine.
 
-The actor imports no torch. So the server, which does, starts as soon as the actor has a process.
+The actor does not import torch. The server, which imports torch, therefore starts as soon as the actor has a process.
 """
 
 import asyncio
 import contextlib
+import importlib.metadata
 import os
+import platform
+import socket
+from typing import NamedTuple
 
 import numpy as np
 
+import alfish
 from alfish.errors import RunError, UsageError
-from alfish.processes.host_messages import Event, Greeting, HostPlan, Order, Publication, Refusal, Reply, greeting
-from alfish.processes.messages import Segment
-from alfish.processes.pool import Pool, UnimportableError
+from alfish.errors.user_code import Elsewhere
+from alfish.processes.messages import FromWorker, Grant, Plan, Segment
+from alfish.processes.pool import Limits, Pool, UnimportableError
 from alfish.processes.server import SERVER
 from alfish.processes.shared_memory import Publications, SharedMemory
-from alfish.user_code import Elsewhere
 
-REPLY_SECONDS = 2.0  # between two replies of a host that has nothing to report
-CHECK_SECONDS = 0.1  # between two looks at workers that are to be restarted or hang
+
+class Greeting(NamedTuple):
+    """First answer of a host, once it has a process."""
+
+    machine: str  # name of its machine
+    pid: int
+    versions: dict[str, str]  # versions of packages, which must equal the trainer's
+
+
+class Publication(NamedTuple):
+    """Number and version of one publication of the weights; the weights travel beside it, as `[weight_words]` int64."""
+
+    number: int  # see `Grant.publication`; the same on all machines
+    version: int  # `policy_version`
+
+
+class HostPlan(NamedTuple):
+    """Settings that all hosts share."""
+
+    num_workers: int  # number of workers of a host
+    limits: Limits
+    plan: Plan  # plan of the run
+    weight_words: int  # length of the weights in words of 8 bytes
+    patience: float  # seconds without a call of the trainer, after which a host ends itself
+
+
+class Order(NamedTuple):
+    """A grant to one process of a host."""
+
+    worker_index: int  # index in the host
+    generation: int  # generation of the process in the host; a successor does not receive the grant
+    grant: Grant  # grant with a slot of the host
+
+
+class Event(NamedTuple):
+    """A message of a worker."""
+
+    worker_index: int  # index in the host
+    message: FromWorker
+    words: np.ndarray | None = None  # slot of a `Segment`, `[slot_words]` int64
+
+
+class Reply(NamedTuple):
+    """Everything that has happened in a host since its previous reply."""
+
+    events: list[Event]
+    lines: list[str]  # lines for the user
+    newest: int  # number of the newest publication that workers can read
+
+
+class Refusal(NamedTuple):
+    """The host ends, because one of its workers has failed in a way that a restart cannot repair."""
+
+    text: str
+    by_user: bool  # whether the user has to correct a mistake
+    missing: str = ""  # name of the module that could not be imported
+    trace: str = ""  # traceback of an error of code outside alfish
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of packages on which pickles and the policy's numbers depend; all machines need the same."""
+    torch = importlib.metadata.version("torch").partition("+")[0]  # read without importing torch
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"Python": python, "alfish": alfish.__version__, "torch": torch}
+
+
+def greeting() -> Greeting:
+    """Returns the greeting of this process."""
+    return Greeting(socket.gethostname(), os.getpid(), versions())
+
+
+REPLY_SECONDS = 2.0  # seconds between two replies of a host that has nothing to report
+CHECK_SECONDS = 0.1  # seconds between two checks for workers that hang or must be restarted
 
 
 class Host:
-    """Workers of one machine. Ray makes an actor of it; all methods are called by the trainer."""
+    """Workers of one machine. Ray makes the class an actor; the trainer calls all methods."""
 
     def __init__(self) -> None:
         self._pool: Pool
@@ -35,12 +110,18 @@ class Host:
         self._published: list[tuple[Publication, np.ndarray]] = []
         self._events: list[Event] = []
         self._lines: list[str] = []
-        self._awake = asyncio.Event()  # there is something to do
-        self._news = asyncio.Event()  # there is something to report
+        self._awake = asyncio.Event()  # set if there is something to do
+        self._news = asyncio.Event()  # set if there is something to report
 
-    async def greet(self) -> Greeting:
-        """Returns machine and versions. The first call; workers that start later need not wait for imports."""
-        SERVER.start()
+    async def greet(self, program: str) -> Greeting:
+        """Returns machine and versions, and starts the server, so that later workers need not wait for imports.
+
+        The trainer calls this method first.
+
+        Args:
+          program: module whose `main` runs in each worker process.
+        """
+        SERVER.start(program)
         return greeting()
 
     async def start(
@@ -49,10 +130,10 @@ class Host:
         """Starts the workers, and returns the first reply.
 
         Args:
-          plan: what hosts share.
-          first: index in the run of the host's first worker.
-          generation: see `Plan.part`.
-          publication, words: the present weights.
+          plan: settings that hosts share.
+          first: index of this host's first worker among all workers of the run.
+          generation: number of earlier processes of each worker, see `Plan.part`.
+          publication, words: current weights.
         """
         self._patience = plan.patience
         part = plan.plan.part(first, plan.num_workers, generation)
@@ -72,7 +153,7 @@ class Host:
     async def tell(
         self, orders: list[Order], publication: Publication | None = None, words: np.ndarray | None = None
     ) -> None:
-        """Receives grants, and weights if there are new ones."""
+        """Receives grants, and new weights if there are any."""
         self._called_at = self._now
         self._orders += orders
         if publication is not None and words is not None:
@@ -80,7 +161,7 @@ class Host:
         self._awake.set()
 
     async def poll(self) -> Reply | Refusal:
-        """Returns what happened since the reply before: at once if something did, or after `REPLY_SECONDS`."""
+        """Returns what happened since the previous reply: at once if something happened, else after `REPLY_SECONDS`."""
         self._called_at = self._now
         news = asyncio.create_task(self._news.wait())
         await asyncio.wait({news, self._attending}, timeout=REPLY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -135,13 +216,13 @@ class Host:
     def _publish(self) -> None:
         published, self._published = self._published, []
         for (number, version), words in published:
-            if number > self._weights.held(number % 2):  # else newer ones have overtaken it
+            if number > self._weights.held(number % 2):  # otherwise newer weights have arrived before these
                 self._weights.publish(words, number, version)
 
     def _grant(self) -> None:
         """Grants what is ordered, except for orders whose weights have not arrived yet.
 
-        Ray may deliver two calls in another order: one with large weights waits until they are on this machine.
+        Ray may reorder two calls: a call with large weights waits until the weights are on this machine.
         """
         orders, self._orders = self._orders, []
         for order in orders:

@@ -8,7 +8,7 @@ import numpy as np
 class Stepping(NamedTuple):
     """Settings of stepping and acting; see the arguments of `AsyncUnroller`."""
 
-    num_envs: int | None  # requested from the environment factory; None: its default
+    num_envs: int | None  # number to request from the environment factory; None means the factory's default
     stagger: int
     step_interval: float  # seconds
     tolerates_errors: bool
@@ -17,30 +17,32 @@ class Stepping(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Settings that all workers of a run share. Can be pickled; nothing in it depends on where a worker runs."""
+    """Settings that all workers of a run share. The plan can be pickled, and does not depend on where a worker runs."""
 
-    num_workers: int  # of the run
+    num_workers: int  # number of workers of the run
     envs_per_worker: int
-    num_slots: int  # of the pool's workers
+    num_slots: int  # number of slots of the pool's workers
     stepping: Stepping
+    program: str  # name of the module whose `main` runs in each worker process
     make_environment: bytes  # pickled `EnvironmentMaker`
-    length: int  # rows a segment
-    seed: int  # of the run
-    first_generation: int  # of this process of the trainer; earlier ones belong to the run before its resumption
+    length: int  # rows of a segment
+    seed: int  # seed of the run
+    first_generation: int  # first generation of workers in this process; earlier generations precede a resume
     modules: bytes  # pickled algorithm, transforms, and shape and dtype of each leaf of a slot
     slot_words: int  # length of a slot in words of 8 bytes
     shown: tuple[str, ...]  # see `Unroller`
     stores_states: bool = False  # see `Unroller`
     keeps_infos: bool = True
-    first_worker: int = 0  # index in the run of the first worker of this pool
+    first_worker: int = 0  # index of this pool's first worker among all workers of the run
 
     def part(self, first: int, count: int, generation: int) -> "Plan":
         """Returns the plan of a pool that has only some workers of the run.
 
         Args:
-          first: index in the run of its first worker.
-          count: number of its workers.
-          generation: number of processes of each of these workers before the pool. Only the first pool staggers.
+          first: index of the pool's first worker among all workers of the run.
+          count: number of workers in the pool.
+          generation: number of processes that each of these workers had before the pool. Only the first pool staggers
+            episodes.
         """
         return self._replace(
             num_slots=self.num_slots // self.num_workers * count,
@@ -54,14 +56,14 @@ class Plan(NamedTuple):
 
         Args:
           worker_index: index of the worker in its pool.
-          generation: number of processes of this worker before this one.
-          cpu: processor core to pin the worker to; None: none.
+          generation: number of earlier processes of this worker.
+          cpu: processor core to pin the worker to; None means no core.
         """
         index = self.first_worker + worker_index
         first = index * self.envs_per_worker
         columns = range(first, first + self.envs_per_worker)
         num_columns = self.envs_per_worker * self.num_workers
-        # Differs from the seeds of the trainer, of other workers and of other generations.
+        # This seed differs from the seeds of the trainer, of other workers and of other generations.
         key = (1, index, self.first_generation + generation)
         return Setup(
             plan=self,
@@ -74,13 +76,13 @@ class Plan(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """All that one process needs to start."""
+    """Everything that one process needs to start."""
 
     plan: Plan
-    worker_index: int  # in its pool
+    worker_index: int  # index of the worker in its pool
     seed: int
     first_env_id: int
-    starts: list[int]  # vector step after which the first episode of each environment is truncated; 0: never
+    starts: list[int]  # vector step after which the first episode of each environment is truncated; 0 means never
     cpu: int | None
 
 
@@ -92,7 +94,7 @@ class Grant(NamedTuple):
 
     slot: int
     at_random: bool  # whether to act by the algorithm's `random_action`
-    publication: int | None  # number of the publication of weights to act with; None: the newest
+    publication: int | None  # number of the publication of weights to act with; None means the newest
 
 
 # From a worker to the trainer.
@@ -107,21 +109,21 @@ class Started(NamedTuple):
 class Seconds(NamedTuple):
     """Seconds that a worker spent on a segment."""
 
-    wait: float  # for the slot
+    wait: float  # seconds of waiting for the slot
     env: float
     policy: float
-    copy: float  # into the slot
+    copy: float  # seconds of copying into the slot
 
 
 class Segment(NamedTuple):
     """A slot is filled. The trainer owns it again."""
 
-    worker_index: int  # in its pool
-    slot: int  # among those of the pool
+    worker_index: int  # index of the worker in its pool
+    slot: int  # index of the slot among the pool's slots
     sequence: int  # number of segments that the process filled before
     version: int  # `policy_version` of the weights
     num_records: int  # S of its `StepRecords`
-    infos: list[tuple[int, dict[str, Any]]]  # of its `StepRecords`
+    infos: list[tuple[int, dict[str, Any]]]  # infos of its `StepRecords`
     seconds: Seconds
 
 
@@ -129,7 +131,7 @@ class EnvironmentReplaced(NamedTuple):
     """An environment failed and was replaced by a new one; the worker continues."""
 
     env_id: int
-    sentence: str  # of its error
+    sentence: str  # the error in one sentence
     traceback: str
 
 
@@ -141,11 +143,11 @@ class EnvironmentFailed(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The worker ends because of an error that a restart would meet again."""
+    """The worker ends because of an error that would recur after a restart."""
 
-    sentence: str  # empty: its traceback is to be shown
+    sentence: str  # the error in one sentence; empty if its traceback is to be shown
     traceback: str
-    missing: str = ""  # the module that could not be imported, if that is the error
+    missing: str = ""  # name of the module that could not be imported, if that is the error
 
 
 class Refused(NamedTuple):
@@ -158,7 +160,7 @@ class Refused(NamedTuple):
 
 
 class Died(NamedTuple):
-    """The process of a worker has ended; no message of it follows."""
+    """The process of a worker has ended; no further message of this process follows."""
 
 
 FromWorker: TypeAlias = Started | Segment | EnvironmentReplaced | EnvironmentFailed | Failed | Refused | Died

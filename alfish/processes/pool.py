@@ -10,7 +10,7 @@ from typing import NamedTuple
 from absl import logging
 
 from alfish.errors import RunError, UsageError, first_line
-from alfish.processes.deaths import Deaths
+from alfish.errors.user_code import relayed
 from alfish.processes.heartbeat import HEARTBEAT_BYTES, Heartbeat
 from alfish.processes.messages import (
     Died,
@@ -24,11 +24,10 @@ from alfish.processes.messages import (
     Started,
 )
 from alfish.processes.shared_memory import SharedMemory
-from alfish.processes.worker_handle import STACK_BYTES, Worker
-from alfish.user_code import relayed
+from alfish.processes.worker_handle import STACK_BYTES, Deaths, Worker
 
-CHECK_SECONDS = 0.5  # between two checks of what workers are doing
-MAX_DELAY = 10.0  # seconds before a restart, at most
+CHECK_SECONDS = 0.5  # seconds between two checks of what workers are doing
+MAX_DELAY = 10.0  # maximum seconds before a restart
 
 
 class Limits(NamedTuple):
@@ -47,7 +46,7 @@ class UnimportableError(RunError):
     """A worker cannot import a module.
 
     Attributes:
-      module: its name.
+      module: name of the module.
     """
 
     def __init__(self, text: str, module: str):
@@ -58,18 +57,18 @@ class UnimportableError(RunError):
 class Pool:
     """Worker processes of this machine.
 
-    Receives their messages, kills those that hang, and restarts those that have died.
+    The pool receives messages, kills workers that hang, and restarts workers that have died.
 
     Args:
       count: number of workers.
-      limits: see there.
+      limits: limits of the workers.
 
     Attributes:
-      all: the workers, by index.
+      all: all workers, by index.
       num_left: number of workers that run or will be restarted.
       num_restarts: number of restarts.
-      shrinks: setting that lets the pool continue without some of the workers; empty: it needs all of them.
-      log: receives lines for the user.
+      shrinks: setting that lets the pool continue without some of the workers; empty if it needs all of them.
+      log: function that receives lines for the user.
     """
 
     all: Sequence[Worker]
@@ -105,7 +104,7 @@ class Pool:
         Args:
           plan: settings that the workers share.
           memories: descriptors of shared memories by name: 'slots', and 'weights_header' and 'weights' of
-            `Publications`. They must stay open.
+            `Publications`. The descriptors must stay open.
         """
         self._plan, self._memories = plan, memories
         for worker in self.all:
@@ -117,7 +116,7 @@ class Pool:
             return False
         try:
             worker.grant(grant)
-        except OSError:  # it has died; `wait` will report that
+        except OSError:  # the worker has died; `wait` will report that
             return False
         return True
 
@@ -161,7 +160,7 @@ class Pool:
                 if worker.alive:
                     with contextlib.suppress(TimeoutError):
                         worker.process.wait(max(0.0, deadline - time.monotonic()))
-        finally:  # also if a signal interrupts the wait
+        finally:  # runs also if a signal interrupts the wait
             for worker in self.all:
                 if worker.alive:
                     worker.end(0)
@@ -208,8 +207,9 @@ class Pool:
     def _check(self, worker: Worker) -> Iterator[tuple[Worker, FromWorker]]:
         """Notices that a worker has ended, and kills a worker that hangs.
 
-        A worker hangs if two checks in a row find the same activity over its limit. After the first one it may still
-        report progress: the trainer may have been stopped together with it, or may not have read its messages yet.
+        A worker hangs if two checks in a row find the same activity over its limit. After the first check the worker
+        may still report progress: the trainer may have been stopped together with the worker, or may not have read all
+        messages yet.
         """
         if worker.process.poll() is not None:
             yield from self._receive(worker)

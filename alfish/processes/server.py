@@ -1,11 +1,11 @@
-"""The server: a process that imports what workers need once, which takes seconds, and forks every worker.
+"""The server: a process that imports once what workers need, which takes seconds, and forks every worker.
 
 The trainer starts the server with its first worker. The server imports no module of the user's, reads no configuration
-and has one thread. It ends with the trainer, and workers end with the server.
+and has one thread. The server ends with the trainer, and workers end with the server.
 
 A worker equals a new program: its environment variables, module path, working directory, standard streams and processor
-cores are those of the trainer at the moment of the request. The exception is what a program reads while it starts, such
-as LD_LIBRARY_PATH: these variables have the values of the first request.
+cores are those of the trainer at the moment of the request. Variables that a program reads while it starts, such as
+LD_LIBRARY_PATH, are an exception: they have the values of the first request.
 """
 
 import atexit
@@ -24,18 +24,16 @@ import threading
 from typing import NamedTuple
 
 from alfish.errors import RunError
-from alfish.processes.pickling import from_bytes, to_bytes
+from alfish.processes.channel import from_bytes, to_bytes
+from alfish.processes.inheritance import THREAD_VARIABLES, WITHOUT_WORKING_DIRECTORY, follow, import_path
 from alfish.processes.shared_memory import SharedMemory
-from alfish.runs.processes import WITHOUT_WORKING_DIRECTORY, follow, import_path
 
-# Each of these sets the size of a thread pool; a worker has one core to itself.
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 PROGRAM = (
-    f"{WITHOUT_WORKING_DIRECTORY}from alfish.runs.processes import follow; follow(int(sys.argv[1])); "
+    f"{WITHOUT_WORKING_DIRECTORY}from alfish.processes.inheritance import follow; follow(int(sys.argv[1])); "
     "from alfish.processes.server import main; main(int(sys.argv[2]), sys.argv[3])"
 )
 NUMBER = struct.Struct("<q")  # two answers to a request: process id (or -errno), later exit code
-MAX_FDS = 64  # of one request
+MAX_FDS = 64  # maximum number of file descriptors of one request
 
 
 class Launch(NamedTuple):
@@ -43,8 +41,8 @@ class Launch(NamedTuple):
 
     environment: dict[str, str]  # environment variables
     path: list[str]  # sys.path
-    cpus: set[int] | None  # processor cores to run on; None: the system has no such setting
-    names: list[str]  # of the descriptors in the request, in their order
+    cpus: set[int] | None  # processor cores to run on; None if the system has no such setting
+    names: list[str]  # names of the descriptors in the request, in their order
     setup: bytes  # pickled last, because unpickling it imports the user's modules
 
 
@@ -53,8 +51,8 @@ class WorkerProcess:
 
     Attributes:
       pid: process id, which is also the id of the worker's process group.
-      returncode: exit code; -n: killed by signal n; None: the process has not been seen to end.
-      lost_server: process id of the server, if the process has ended with it; None: it has not.
+      returncode: exit code, or -n if signal n killed the process; None while the process has not been seen to end.
+      lost_server: process id of the server, if the process has ended together with the server; None otherwise.
     """
 
     def __init__(self, status: socket.socket, pid: int, server_pid: int):
@@ -72,7 +70,7 @@ class WorkerProcess:
         """Waits for the process to end and returns its exit code.
 
         Args:
-          timeout: seconds; None: no limit.
+          timeout: seconds to wait; None means no limit.
 
         Raises:
           TimeoutError: the process still runs after `timeout` seconds.
@@ -95,35 +93,35 @@ class WorkerProcess:
 
 
 class Server:
-    """Handle of the server in the trainer.
+    """Handle of the server in the trainer."""
 
-    Args:
-      program: module that the server imports. Its `main` is the program of workers.
-    """
-
-    def __init__(self, program: str):
-        self._program = program
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket
 
     @property
     def pid(self) -> int | None:
-        """Process id of the server; None: it does not run."""
+        """Process id of the server; None if it does not run."""
         return None if self._process is None or self._process.poll() is not None else self._process.pid
 
-    def start(self) -> None:
-        """Starts the server if it does not run. Returns at once; the first worker then need not wait for imports."""
+    def start(self, program: str) -> None:
+        """Starts the server if it does not run. Returns at once; the first worker then need not wait for imports.
+
+        Args:
+          program: module that the server imports; its `main` runs in each worker. All workers have the same module.
+        """
         with self._lock:
             if self.pid is None:
-                self._start(_environment())
+                self._start(program, _environment())
 
-    def launch(self, setup: bytes, fds: dict[str, int]) -> WorkerProcess:
+    def launch(self, program: str, setup: bytes, fds: dict[str, int]) -> WorkerProcess:
         """Starts a worker. Starts the server first if it does not run.
 
         Args:
-          setup: first argument of `main`, see `Server`.
-          fds: file descriptors by name, its second argument. The worker receives copies.
+          program: module, as for `start`.
+          setup: first argument of `main`.
+          fds: file descriptors by name, the second argument of `main`. The worker receives copies.
 
         Raises:
           RunError: the server ended before it forked the worker.
@@ -136,7 +134,7 @@ class Server:
         memory.write(data)
         with self._lock, contextlib.ExitStack() as files:
             if self.pid is None:
-                self._start(environment)
+                self._start(program, environment)
             assert self._process is not None
             server_pid = self._process.pid
             status, theirs = socket.socketpair()
@@ -162,18 +160,18 @@ class Server:
             raise OSError(-pid, f"cannot fork a worker: {os.strerror(-pid)}")
         return WorkerProcess(status, pid, server_pid)
 
-    def _start(self, environment: dict[str, str]) -> None:
+    def _start(self, program: str, environment: dict[str, str]) -> None:
         self.close()
         self._socket, theirs = socket.socketpair()
         # The death signal follows the starting thread, and only the main thread lives as long as the trainer.
         trainer = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(trainer), str(theirs.fileno()), self._program],
+                [sys.executable, "-c", PROGRAM, str(trainer), str(theirs.fileno()), program],
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is the trainer's to answer
+                start_new_session=True,  # the trainer answers Ctrl-C
             )
 
     def close(self) -> int | None:
@@ -197,7 +195,7 @@ class Server:
             self._process = None
 
 
-SERVER = Server("alfish.unrollers.workers.worker")
+SERVER = Server()
 atexit.register(SERVER.close)
 os.register_at_fork(after_in_child=SERVER.forget)
 
@@ -236,7 +234,7 @@ def _serve(trainer: socket.socket) -> list[int]:
       In a worker, the descriptors of the request. In the server, an empty list when the trainer has ended.
     """
     server = os.getpid()
-    statuses: dict[int, socket.socket] = {}  # by process id
+    statuses: dict[int, socket.socket] = {}  # status sockets by process id
     ended, end = os.pipe()
     for fd in (ended, end):
         os.set_blocking(fd, False)
@@ -274,7 +272,7 @@ def _serve(trainer: socket.socket) -> list[int]:
                     statuses[pid] = status
                 else:
                     status.close()
-    # The worker undoes what is the server's.
+    # The worker undoes the server's own settings.
     os.setpgid(0, 0)
     follow(server)
     signal.set_wakeup_fd(-1)

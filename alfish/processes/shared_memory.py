@@ -11,7 +11,7 @@ import weakref
 
 import numpy as np
 
-TRAILER_WORDS = 8  # after each copy of the weights, of which the last three are used: a cache line
+TRAILER_WORDS = 8  # words after each copy of the weights, of which the last three are used: a cache line
 
 
 class SharedMemory:
@@ -19,7 +19,7 @@ class SharedMemory:
 
     Args:
       size: number of bytes.
-      fd: descriptor of the memory that another process made; None: makes a new memory.
+      fd: descriptor of the memory that another process made; None makes a new memory.
     """
 
     def __init__(self, size: int, fd: int | None = None):
@@ -37,7 +37,7 @@ class SharedMemory:
         return np.frombuffer(self._map, np.int64, count, 8 * begin)
 
     def write(self, data: bytes) -> None:
-        """Copies bytes to the beginning."""
+        """Copies bytes to the beginning of the memory."""
         self._map[: len(data)] = data
 
     def read(self) -> bytes:
@@ -48,19 +48,19 @@ class SharedMemory:
 class Publications:
     """Weights that the trainer publishes and workers read, without a lock.
 
-    There are two copies. The trainer writes the older copy, and then the number of the publication into a header.
-    Another processor may see these writes in any order (ARM reorders them), and the trainer may overwrite a copy while
-    it is read; Python has no memory fence against that. Each copy therefore ends with its number, its version and a
-    checksum, a word that makes the sum of all words 0. A reader first copies everything into private memory. It repeats
-    that until number and checksum are right.
+    The weights have two copies. The trainer writes the older copy, and then the number of the publication into a
+    header. Another processor may see these writes in any order (ARM reorders them), and the trainer may overwrite a
+    copy while it is read; Python has no memory fence against that. Each copy therefore ends with its number, its
+    version and a checksum, a word that makes the sum of all words 0. A reader first copies everything into private
+    memory, and repeats the copy until number and checksum are right.
 
     Args:
       num_words: length of the weights in words of 8 bytes.
-      header, fd: descriptors of the trainer's memories, in a worker; None: makes new memories.
+      header, fd: descriptors of the trainer's memories, in a worker; None makes new memories.
 
     Attributes:
-      copies: two views `[num_words]` int64, the older of which a writer fills.
-      own: `[num_words]` int64, the weights that were read last.
+      copies: two views `[num_words]` int64; a writer fills the older one.
+      own: weights that were read last, `[num_words]` int64.
     """
 
     def __init__(self, num_words: int, header: int | None = None, fd: int | None = None):
@@ -91,8 +91,8 @@ class Publications:
         """Publishes what was written into `copies[number % 2]`.
 
         Args:
-          number: of the publication, above that of the copy that it replaces. It may be `newest - 1`, where two
-            publications are written in another order.
+          number: number of the publication, above the number of the copy that it replaces. The number may be
+            `newest - 1` if two publications are written in reverse order.
           version: `policy_version` of the weights.
         """
         whole = self._whole[number % 2]
@@ -101,14 +101,14 @@ class Publications:
         self._newest[0] = max(number, self.newest)
 
     def held(self, parity: int) -> int:
-        """Returns the number of the publication in `copies[parity]`; 0: none. For the process that publishes."""
+        """Returns the number of the publication in `copies[parity]`; 0 without one. Only the publisher may call it."""
         return int(self._whole[parity][-3])
 
     def read(self, number: int | None = None) -> int:
         """Copies a publication into `own` and returns its version.
 
         Args:
-          number: of the publication; a message must have announced it. None: the newest.
+          number: number of the publication; a message must have announced it. None means the newest.
 
         Raises:
           LookupError: the publication has been overwritten.
@@ -130,5 +130,5 @@ class Publications:
 def _anonymous_file() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("alfish")
-    with tempfile.TemporaryFile() as file:  # has no name from the start
+    with tempfile.TemporaryFile() as file:  # the file has no name from the start
         return os.dup(file.fileno())

@@ -1,4 +1,4 @@
-"""The trainer's side of a worker process."""
+"""The trainer's side of a worker process, and the deaths of workers that a run tolerates."""
 
 import contextlib
 import os
@@ -7,21 +7,54 @@ import socket
 import time
 from collections import deque
 
-from alfish.processes.channel import Channel
+from alfish.processes.channel import Channel, to_bytes
 from alfish.processes.heartbeat import DUMP_SIGNAL, Heartbeat
 from alfish.processes.messages import EnvironmentFailed, Grant, Setup
-from alfish.processes.pickling import to_bytes
 from alfish.processes.server import SERVER
 from alfish.processes.shared_memory import SharedMemory
+
+
+class Deaths:
+    """Deaths within the last `seconds` seconds.
+
+    Args:
+      most: number of deaths that are tolerated.
+      seconds: length of the window.
+    """
+
+    def __init__(self, most: int, seconds: float):
+        self.most, self.seconds = most, seconds
+        self._times: deque[float] = deque()
+        self._newest: int | None = None  # newest cause that is not None
+
+    def add(self, cause: int | None = None) -> int:
+        """Adds a death now, and returns the number of deaths within the window.
+
+        Args:
+          cause: process id of the server, if the worker died with it; all workers that die with one server count as one
+            death. None means that the worker died by itself.
+        """
+        now = time.monotonic()
+        if cause is None or cause != self._newest:
+            self._times.append(now)
+            self._newest = cause if cause is not None else self._newest
+        while self._times and self._times[0] < now - self.seconds:
+            self._times.popleft()
+        return len(self._times)
+
+    def clear(self) -> None:
+        """Removes all deaths."""
+        self._times.clear()
+
 
 STACK_BYTES = 1 << 16
 
 
 class Worker:
-    """One worker: its present process, and the state that outlives it.
+    """One worker: its present process, and the state that survives the process.
 
     Attributes:
-      index: of the worker in the pool.
+      index: index of the worker in the pool.
       generation: number of processes before the present one.
       alive: whether the process runs, or has ended unnoticed so far.
       started: whether the process has built and reset its environments.
@@ -32,11 +65,11 @@ class Worker:
         self.generation = -1
         self.alive = False
         self.started = False
-        self.failure: EnvironmentFailed | None = None  # of the present process
+        self.failure: EnvironmentFailed | None = None  # failure of the present process
         self.failures_in_row = 0  # deaths since the last segment
-        self.retry_at = 0.0  # monotonic time of the restart; 0: none is due
+        self.retry_at = 0.0  # monotonic time of the restart; 0 if no restart is due
         self.overdue: int | None = None  # `Heartbeat.began` of an activity that the last check found too long
-        self.granted: deque[float] = deque()  # monotonic times of the grants that are not filled yet
+        self.granted: deque[float] = deque()  # monotonic times of grants that are not filled yet
 
     def spawn(self, setup: Setup, fds: dict[str, int]) -> None:
         """Starts a process, which receives copies of these file descriptors."""
@@ -47,7 +80,9 @@ class Worker:
         with theirs:
             try:
                 self.process = SERVER.launch(
-                    to_bytes(setup, "the worker's setup"), {"channel": theirs.fileno(), "lifeline": held, **fds}
+                    setup.plan.program,
+                    to_bytes(setup, "the worker's setup"),
+                    {"channel": theirs.fileno(), "lifeline": held, **fds},
                 )
             except BaseException:
                 ours.close()
@@ -66,7 +101,7 @@ class Worker:
     def activity(self) -> tuple[int, float]:
         """Returns the activity, a constant of `Heartbeat`, and its duration in seconds.
 
-        A worker that is idle although it has a grant is TAKING it, from the moment of the grant.
+        A worker that is idle although it has a grant counts as TAKING it, from the moment of the grant.
         """
         activity, seconds = self.heartbeat.get()
         if activity == Heartbeat.IDLE and self.granted:

@@ -1,7 +1,7 @@
 """The episode of each row of a ring: its first and last row, and returns to go.
 
 The end of an episode is written to all of its stored rows when the episode ends. A row ends its episode if it is LAST,
-or if a FIRST row follows it; then the episode broke off.
+or if a FIRST row follows it, because the episode broke off.
 """
 
 import numpy as np
@@ -9,10 +9,10 @@ import torch
 
 from alfish.data import StepType
 from alfish.errors import UsageError
+from alfish.functional.returns import reverse_scan
 from alfish.replay.row_store import RowStore
-from alfish.returns import reverse_scan
 
-NONE = -1  # no position: the end of an open episode; the open episode of a column that has none
+NONE = -1  # not a position: the end of an open episode, or the open episode of a column without one
 
 
 class EpisodeIndex:
@@ -25,12 +25,13 @@ class EpisodeIndex:
     where d is the environment's discount. The return of a truncated episode, and of one that broke off, contains only
     the rewards that were received: nothing is bootstrapped.
 
-    Each row is written once when it is appended, and once when its episode ends. So the work for a row does not grow
-    with the length of its episode, except for returns, which `reverse_scan` solves in log2(rows) passes.
+    The index of each row is written once when the row is appended, and once when its episode ends. So the work for a
+    row does not grow with the length of its episode, except for returns, which `reverse_scan` solves in log2(rows)
+    passes.
 
     Args:
       store: rows to index.
-      gamma: discount per environment step of the returns, in [0, 1]; None: stores no returns.
+      gamma: discount per environment step of the returns, in [0, 1]; None stores no returns.
     """
 
     def __init__(self, store: RowStore, gamma: float | None = None):
@@ -50,10 +51,10 @@ class EpisodeIndex:
         return self._gamma is not None
 
     def check_rewards(self, shape: tuple[int, ...]) -> None:
-        """Checks the shape of a row's reward.
+        """Checks the shape of the rewards of rows.
 
         Raises:
-          UsageError: returns are stored, and the reward is a vector.
+          UsageError: returns are stored, but the reward is a vector.
         """
         if self.keeps_returns and shape:
             raise UsageError(
@@ -65,9 +66,9 @@ class EpisodeIndex:
         """Indexes rows that were appended to the store.
 
         Args:
-          columns: C of the columns.
-          position: of the first new row, the same in these columns.
-          step_type: `[T, C]` of the new rows, none of them PAD; T is at most the length of a column.
+          columns: indices of the columns, C of them.
+          position: position of the first new row, the same in these columns.
+          step_type: step types `[T, C]` of the new rows, none of them PAD; T is at most the length of a column.
         """
         num_rows = len(step_type)
         at = np.arange(position, position + num_rows)
@@ -80,7 +81,7 @@ class EpisodeIndex:
         self._start[slot, columns], self._end[slot, columns] = start, NONE
         if self._gamma is not None:
             self._return_to_go[slot, columns] = np.nan
-        # Row t - 1 ends an episode if row t begins one; t = 0 is about the row before the new ones.
+        # Row t - 1 ends an episode if row t begins one; row 0 of `ends` is about the row before the new rows.
         ends = np.concatenate([begins, is_last[-1:]])  # [T + 1, C]
         ends[0] &= open_since != NONE
         oldest = position + num_rows - self._length
@@ -107,7 +108,7 @@ class EpisodeIndex:
         return np.maximum(self._start[position % self._length, column], self._store.oldest()[column])
 
     def end(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:
-        """Returns the position of the last row of each row's episode; of an open one, the column's newest row."""
+        """Returns the position of the last row of each row's episode; of an open episode, the column's newest row."""
         end = self._end[position % self._length, column]
         return np.where(end == NONE, self._store.end[column] - 1, end)
 
@@ -115,14 +116,14 @@ class EpisodeIndex:
         """Returns the float32 return to go of each row; nan in open episodes.
 
         Raises:
-          UsageError: no returns are stored.
+          UsageError: the index does not store returns.
         """
         if not self.keeps_returns:
             raise UsageError("this replay stores no returns; construct it with a return_gamma")
         return self._return_to_go[position % self._length, column]
 
     def check_valid(self) -> None:
-        """Raises AssertionError if the index differs from what the rows, read one by one, say."""
+        """Raises AssertionError if the index differs from what the rows say when read one by one."""
         for column, (oldest, step_type) in enumerate(self._store.step_types()):
             self._check_column(column, oldest, step_type)
 
@@ -156,7 +157,7 @@ class EpisodeIndex:
         """Writes the ends of episodes, and their returns, to the rows from position `first` to the last end.
 
         Args:
-          column: of the episodes.
+          column: column of the episodes.
           first: position of the first row to write.
           ends: positions of the episodes' last rows, ascending.
         """

@@ -17,12 +17,12 @@ from gymnasium import spaces
 from alfish import nest, specs
 from alfish.data import Batch, StepType, TimeStep, trainable
 from alfish.errors import UsageError
+from alfish.errors.user_code import calling, in_words
 from alfish.nest import Nest
 from alfish.parameters import PositiveInt, UnitInterval, checked
 from alfish.replay.ring_buffer import RingBuffer
-from alfish.user_code import calling, in_words
 
-TOLERANCE = 1e-5  # absolute and relative, of a stored reward compared with reward_fn's
+TOLERANCE = 1e-5  # absolute and relative tolerance of a stored reward compared with that of reward_fn
 
 # Takes achieved goals and desired goals, `[M, ...]` each, in their space's dtype; returns `[M]`.
 GoalFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -34,7 +34,7 @@ class GoalEnvironment(Protocol):
     observation_space: Any
 
     def method(self, name: str) -> Callable[..., Any] | None:
-        """Returns the environment's method of a name; None: it has none."""
+        """Returns the environment's method of this name; None if the environment has none."""
 
 
 @gin.configurable(module="alfish.replay")
@@ -42,8 +42,8 @@ class GoalEnvironment(Protocol):
 class HindsightReplay:
     """Relabels some windows with a goal that was achieved in the same episode.
 
-    The new goal of a window is the achieved goal of one row. With t the position of the window's row 0 and T that of
-    the last row of its episode, or of the newest stored row of an open episode, the row is drawn
+    The new goal of a window is the achieved goal of one row. With t the position of the window's row 0 and T the
+    position of the last row of its episode, or of the newest stored row of an open episode, the row is drawn
 
         'future'   uniformly from t+1 .. T
         'final'    as T
@@ -56,22 +56,22 @@ class HindsightReplay:
     If the environment terminates when the goal is reached, `terminated_fn` says so: the first row that reaches the new
     goal becomes LAST with discount 0, and later rows of the episode do not train. A row that terminated because it
     reached the old goal, and does not reach the new one, stays LAST and gets discount 1, because the episode would have
-    continued. Other terminations do not change. If row 0 itself is at the new goal, nothing ends there.
+    continued. Other terminations do not change. If row 0 itself is at the new goal, the episode does not end there.
 
     Differs from the paper: a goal is drawn for each window at each draw, in place of k goals at storage, so `fraction`
     is the paper's k / (k + 1), 0.8 for k = 4. All rows of a longer window have one goal.
 
     Args:
-      reward_fn: function of (achieved goals, desired goals) `[M, *goal]` that returns the environment's rewards `[M]`.
-        Or the name of a method of the environment with the arguments (achieved_goal, desired_goal, info), as in
+      reward_fn: function of (achieved goals, desired goals) `[M, *goal]` that returns the environment's rewards `[M]`;
+        or the name of a method of the environment with the arguments (achieved_goal, desired_goal, info), as in
         gymnasium-robotics: arrays `[M, *goal]` in the environment's units, and M empty dicts, because replay stores no
         infos.
-      goal_key: of the desired goal in the observation's dict.
-      achieved_key: of the achieved goal in the observation's dict, which has the same shape and dtype.
+      goal_key: key of the desired goal in the observation's dict.
+      achieved_key: key of the achieved goal in the observation's dict, which has the same shape and dtype.
       fraction: probability that a window is relabelled, in [0, 1].
-      strategy: 'future', 'final' or 'episode'.
+      strategy: choice of the new goal: 'future', 'final' or 'episode'.
       terminated_fn: function of the same arguments that returns `[M]` bool, whether the environment terminates; or the
-        name of such a method. None: goals do not terminate.
+        name of such a method. None means that goals do not terminate.
       check_period: number of calls of `relabel` after which `reward_fn` is compared with the stored rewards again; the
         first call compares, too. A difference is logged once.
     """
@@ -96,11 +96,11 @@ class HindsightReplay:
         """Sets the ring that windows come from.
 
         Args:
-          buffer: a ring that indexes episodes.
-          observation_spec: of raw rows.
+          buffer: ring that indexes episodes.
+          observation_spec: spec of the observations in raw rows.
 
         Raises:
-          UsageError: the ring indexes no episodes, or the observation has no such goals.
+          UsageError: the ring does not index episodes, or the observation lacks the goals.
         """
         if not buffer.keeps_episodes:
             raise UsageError(
@@ -174,8 +174,8 @@ class HindsightReplay:
 
         Args:
           batch: raw rows `[L, N]` of the ring, before transforms.
-          column: `[N]` int64, of the windows.
-          position: `[N]` int64, of row 0 of the windows.
+          column: columns of the windows, `[N]` int64.
+          position: positions of row 0 of the windows, `[N]` int64.
 
         Returns:
           The batch with new goals and rewards; with `terminated_fn` also new step types, discounts and mask.
@@ -186,7 +186,7 @@ class HindsightReplay:
             self._check_rewards(batch)
         self._num_calls += 1
         end = self._buffer.episode_end(column, position)
-        # Drawn on the CPU, so that a seed gives the same goals on every device.
+        # The windows are drawn on the CPU, so that a seed gives the same goals on every device.
         chosen = (torch.rand(num_windows) < self._fraction).to(end.device) & (end > position)
         source = self._goal_position(column, position, end)
         row = torch.arange(len(step.reward), device=end.device).unsqueeze(1)
@@ -213,7 +213,7 @@ class HindsightReplay:
         return batch._replace(experience=experience, mask=mask)
 
     def _goal_position(self, column: torch.Tensor, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
-        """Returns the position of the row that gives the new goal, `[N]`; any, if no row follows row 0."""
+        """Returns the position of the row that gives the new goal, `[N]`; any position, if no row follows row 0."""
         if self._strategy == "final":
             return end
         first = position + 1 if self._strategy == "future" else self._buffer.episode_start(column, position)
@@ -228,10 +228,10 @@ class HindsightReplay:
         """Ends relabelled episodes where the new goal is reached, and continues them where only the old goal was.
 
         Args:
-          step: `[L, N]`, with the new goals.
-          arrived: `[L-1, N]` bool, whether an arrival row is relabelled.
-          achieved: `[L-1, N, *goal]`, achieved goals at arrival.
-          before: `[L-1, N, *goal]`, the old goals.
+          step: rows `[L, N]` with the new goals.
+          arrived: arrival rows that are relabelled, `[L-1, N]` bool.
+          achieved: achieved goals at arrival, `[L-1, N, *goal]`.
+          before: old desired goals, `[L-1, N, *goal]`.
         """
         reaches = arrived & self._terminates(achieved, step.observation[self._goal_key][1:])
         reached = arrived & self._terminates(achieved, before)
@@ -263,7 +263,7 @@ class HindsightReplay:
         )
 
     def _rewards(self, achieved: torch.Tensor, goal: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
-        """Returns rewards in the shape and dtype of stored ones, `[L-1, N]` or `[L-1, N, R]`."""
+        """Returns rewards in the shape and dtype of stored rewards, `[L-1, N]` or `[L-1, N, R]`."""
         return _called("reward_fn", self._reward_fn, achieved, goal, stored.shape).to(stored.dtype)
 
     def _terminates(self, achieved: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:

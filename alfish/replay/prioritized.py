@@ -4,16 +4,15 @@ import gin
 import numpy as np
 import torch
 
-from alfish import replicas
 from alfish.errors import UsageError
 from alfish.parameters import PositiveFloat, UnitInterval, checked
+from alfish.parameters.schedules import Schedule, as_schedule
+from alfish.processes import replicas
 from alfish.replay.ring_buffer import RingBuffer, no_window
 from alfish.replay.row_store import copy_entries
 from alfish.replay.samplers import Sampler, check_held
-from alfish.replay.sequence_index import SequenceIndex
-from alfish.replay.start_index import rows_between
+from alfish.replay.start_index import SequenceIndex, rows_between
 from alfish.replay.sum_tree import SumTree
-from alfish.schedules import Schedule, as_schedule
 
 ALPHA_STEP = 0.01  # change of alpha after which all weights are computed again
 
@@ -28,16 +27,16 @@ class Prioritized(Sampler):
     p_i is the priority that row i was last given, plus `epsilon`. n is the number of rows that may start a window. A
     new row has the largest p seen so far, at least 1.
 
-    With several learners each has a sum and a number n of its own, which is exact where their replays are equally long.
+    Each of several learners has a sum and a number n of its own, which is exact where their replays are equally long.
     Draws are independent of each other. The paper draws one window from each of N equal parts of the sum; that
     stratification would be lost when the windows are split into minibatches.
 
     Args:
-      alpha: exponent of priorities, in [0, 1]; 0 is uniform. A number or a schedule of progress, which takes effect in
-        steps of 0.01 or more, because all p^alpha are then computed again.
+      alpha: exponent of priorities, in [0, 1]; 0 is uniform. A number or a schedule of progress; a schedule takes
+        effect in steps of 0.01 or more, because all p^alpha are then computed again.
       beta: exponent of the correction, in [0, 1]; 1 removes all bias. A number or a schedule of progress.
-      normalize: divides a minibatch's weights by the largest of them, so that weights only reduce a step.
-      epsilon: added to every priority, so that each row can be drawn again; positive.
+      normalize: whether a minibatch's weights are divided by the largest of them, so that weights only reduce a step.
+      epsilon: number added to every priority, so that each row can be drawn again; positive.
 
     Source: Schaul et al., 2016, Prioritized Experience Replay, section 3.
     """
@@ -59,7 +58,7 @@ class Prioritized(Sampler):
     def bind(self, buffer: RingBuffer, window_length: int) -> None:
         super().bind(buffer, window_length)
         num_leaves = buffer.num_envs * buffer.length
-        # A row is at leaf column * length + position % length; the priority is 0 if the row may not be drawn.
+        # The leaf of a row is column * length + position % length; the priority is 0 if the row may not be drawn.
         self._priority = np.zeros(num_leaves, np.float32)  # p
         self._tree = SumTree(num_leaves)  # p^alpha
         self._alpha = self._exponent("alpha", self._alpha_schedule, 0.0)
@@ -77,14 +76,14 @@ class Prioritized(Sampler):
         self._catch_up()
         if self._count == 0:
             raise no_window(self.window_length)
-        # From torch's global generator, because the trainer seeds and saves it.
+        # The draw uses torch's global generator, because the trainer seeds and saves that generator.
         leaf = self._tree.find(torch.rand(num_windows, dtype=torch.float64).numpy())
         column, row = np.divmod(leaf, self.buffer.length)
         low = self._low[column]
         position = low + (row - low) % self.buffer.length
         weight = (self._tree.weights(leaf) * (self._count / self._tree.total)) ** -beta
         if self._normalize:
-            of_batches = weight.reshape(num_batches, -1)  # a view
+            of_batches = weight.reshape(num_batches, -1)  # a view, without a copy
             of_batches /= self._agreed(of_batches.max(1))[:, None]
         window = column, position, weight.astype(np.float32)
         return SequenceIndex(*(torch.from_numpy(leaf).to(self.buffer.device) for leaf in window))
@@ -96,11 +95,11 @@ class Prioritized(Sampler):
         its last priority counts.
 
         Args:
-          window: `[N]`, on any device.
-          priority: `[N]`, finite and at least 0, on any device; e.g. |TD error|.
+          window: windows `[N]`, on any device.
+          priority: priorities `[N]`, finite and at least 0, on any device; e.g. |TD error|.
 
         Raises:
-          UsageError: a priority is negative or not finite; then no priority is set.
+          UsageError: a priority is negative or not finite; no priority is set then.
         """
         column, position = window.column.cpu().numpy(), window.position.cpu().numpy()
         given = priority.detach().to("cpu", torch.float32).numpy()
@@ -138,7 +137,7 @@ class Prioritized(Sampler):
         """Restores `state`; the ring's rows are loaded before.
 
         Raises:
-          UsageError: it was saved with another number of environments, or the ring lacks its rows.
+          UsageError: the state was saved with another number of environments, or the ring lacks its rows.
         """
         saved_low, high, num_envs = state["low"].numpy(), state["high"].numpy(), self.buffer.num_envs
         if len(saved_low) != num_envs:
@@ -172,7 +171,7 @@ class Prioritized(Sampler):
         assert np.array_equal(self._priority[self._leaf(column, position)] > 0, may_start)
 
     def _agreed(self, maxima: np.ndarray) -> np.ndarray:
-        """Returns the largest weights `[K]` of the minibatches of all learners; agrees on the largest priority, too."""
+        """Returns the largest weight of each minibatch over all learners, `[K]`; shares the largest priority, too."""
         if not replicas.is_joined():
             return maxima
         *maxima, largest = np.array(replicas.gather(*maxima, self._largest)).max(0)
@@ -180,7 +179,7 @@ class Prioritized(Sampler):
         return np.array(maxima)
 
     def _catch_up(self) -> None:
-        """Sets the priorities of overwritten rows to 0, and those of new rows to the largest."""
+        """Sets the priorities of overwritten rows to 0, and the priorities of new rows to the largest."""
         low, count = self.buffer.start_range(self.window_length)
         high = low + count
         if np.array_equal(low, self._low) and np.array_equal(high, self._high):

@@ -2,7 +2,7 @@
 
 Each column is one environment. The position of a row counts all rows of its column and never decreases, so a window of
 consecutive positions holds consecutive steps of one environment. A window may start at a row that trains
-(`data.trainable`), and may end at any row of the column. It never contains both the newest and the oldest rows.
+(`data.trainable`), and may end at any row of the column. A window never contains both the newest and the oldest rows.
 
 For policies with memory, the ring also stores the state at row 0 of a push, once in `state_period` positions of a
 column. Windows then start at rows whose state is stored; such a row need not train.
@@ -20,8 +20,7 @@ from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.replay.episode_index import EpisodeIndex
 from alfish.replay.row_store import RowStore
-from alfish.replay.sequence_index import RingView, SequenceIndex
-from alfish.replay.start_index import StartIndex
+from alfish.replay.start_index import RingView, SequenceIndex, StartIndex
 from alfish.replay.state_store import StateStore
 
 
@@ -30,20 +29,20 @@ class RingBuffer:
 
     Args:
       capacity: number of rows in all columns; each column stores `capacity // num_envs`.
-      num_envs: B.
-      device: of the rows and of the windows.
-      directory: stores the rows in memory-mapped files there, on the CPU; no other ring may use it. None: in memory.
+      num_envs: number of environments, B.
+      device: device of the rows and of the windows.
+      directory: directory for memory-mapped files of the rows, on the CPU, for this ring only; None means in memory.
       num_ignored: number of oldest rows in a column at which no window may start, once rows before them are
         overwritten or if the column began within an episode; the look-back of a frame stack.
-      state_period: stores the state of the first push that begins in each stretch of this many positions, and starts
-        windows there; None: stores no states.
+      state_period: length of a stretch, a block of consecutive positions for which one state is stored: the state of
+        the first push that begins in the stretch. Windows start at rows with a state. None stores no states.
       keeps_episodes: whether the ring indexes where each row's episode begins and ends.
       return_gamma: discount per environment step, in [0, 1], of `return_to_go`, which also indexes episodes; rewards
-        must be scalar. None: stores no returns.
+        must be scalar. None stores no returns.
 
     Attributes:
       length: number of rows that a column can store.
-      num_envs, device: as above.
+      num_envs, device: the arguments.
     """
 
     has_newest = True  # rows stand in the order in which they were collected
@@ -79,7 +78,7 @@ class RingBuffer:
 
     @property
     def state_period(self) -> int | None:
-        """Number of positions for which one state is stored; None: no states are stored."""
+        """Number of positions for which one state is stored; None if no states are stored."""
         return None if self._states is None else self._states.period
 
     @property
@@ -96,8 +95,8 @@ class RingBuffer:
         """Appends rows to every column, without the PAD rows at the end of shorter columns.
 
         Args:
-          experience: leaves `[T, B, ...]`, arrays or tensors; `policy_version` is not stored, `state` once in
-            `state_period` positions.
+          experience: rows `[T, B, ...]`, arrays or tensors; `policy_version` is not stored, and `state` is stored once
+            in `state_period` positions.
 
         Raises:
           UsageError: the rows do not fit, see `RowStore.accept`; or returns are stored and rewards are vectors.
@@ -107,7 +106,7 @@ class RingBuffer:
         if self._episodes is not None:
             self._episodes.check_rewards(rows.reward.shape[2:])
         kinds = self._starts.after_newest(step_type)
-        is_quiet = bool((kinds == StepType.MID).all())  # nothing begins or ends: the common case
+        is_quiet = bool((kinds == StepType.MID).all())  # no episode begins or ends: the common case
         if not is_quiet:
             rows = store.end_broken_episodes(rows, kinds)
         if self._states is not None:
@@ -127,11 +126,11 @@ class RingBuffer:
         return self._starts.num_trainable()
 
     def sample(self, num_windows: int, window_length: int = 2) -> Batch:
-        """Samples windows uniformly, with replacement, from all that may be drawn.
+        """Samples windows uniformly, with replacement, from all windows that may be drawn.
 
         Args:
-          num_windows: N.
-          window_length: L, rows.
+          num_windows: number of windows, N.
+          window_length: number of rows of a window, L.
 
         Returns:
           Batch of `[L, N]` rows and a mask `[L-1, N]`. Without stored states row 0 of the mask is true.
@@ -146,9 +145,10 @@ class RingBuffer:
         """Draws the first rows of windows uniformly, with replacement.
 
         Args:
-          num_windows: N.
-          window_length: L, rows.
-          newest: draws from this many newest rows of each column, at least L, if any may start a window; None: all.
+          num_windows: number of windows, N.
+          window_length: number of rows of a window, L.
+          newest: number of newest rows of each column to draw from, at least L; all rows are drawn from if none of
+            these may start a window. None means all rows.
         """
         column, position = map(torch.from_numpy, self._draw(num_windows, window_length, newest))
         if self.device.type != "cpu":  # on the CPU the call alone would take as long as the draw
@@ -163,7 +163,7 @@ class RingBuffer:
     def in_place(self, window_length: int) -> RingView | None:
         """Returns a view of the stored rows, from which a graph gathers windows of this length by itself.
 
-        None before the first push, on a GPU, and if windows come with states or returns, which are not in the rows.
+        Returns None before the first push, on a GPU, and if windows have states or returns, which are not in the rows.
         """
         rows, keeps_returns = self._store.rows, self._episodes is not None and self._episodes.keeps_returns
         if rows is None or self.device.type != "cpu" or self._states is not None or keeps_returns:
@@ -174,8 +174,8 @@ class RingBuffer:
         """Returns the range of positions in which windows may start; `may_start` excludes rows within it.
 
         Args:
-          window_length: L, rows.
-          newest: only this many newest rows of each column; None: all rows.
+          window_length: number of rows of a window, L.
+          newest: number of newest rows of each column to count; None means all rows.
 
         Returns:
           The first position of each column's range and the number of positions in it, `[B]` int64 each. Once a column
@@ -196,7 +196,7 @@ class RingBuffer:
         return self._store.step_type(column, position)
 
     def observation(self, column: torch.Tensor, position: torch.Tensor, key: str | None = None) -> Nest:
-        """Returns the observations, leaves `[K, N, ...]`, of these rows; with `key` that part of a dict."""
+        """Returns the observations, leaves `[K, N, ...]`, of these rows; with `key`, that part of a dict."""
         return self._store.observation(column, position, key)
 
     def episode_start(self, column: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
@@ -207,14 +207,14 @@ class RingBuffer:
         """Returns the position of the last row of each row's episode; of an open episode, the column's newest row.
 
         Args:
-          column: `[N]` int64.
-          position: `[N]` or `[L, N]` int64, of stored rows.
+          column: columns `[N]`, int64.
+          position: positions `[N]` or `[L, N]` of stored rows, int64.
 
         Returns:
           int64, in the shape of `position`.
 
         Raises:
-          UsageError: the ring indexes no episodes.
+          UsageError: the ring does not index episodes.
         """
         return self._ask(self._known_episodes().end, column, position)
 
@@ -248,11 +248,11 @@ class RingBuffer:
         return {**self._store.state_dict(), **self._starts.state_dict(), "state_period": self.state_period, **states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state`; that of a ring with another capacity, as far as the newest rows fit.
+        """Restores `state`; of a ring with another capacity, as many of the newest rows as fit.
 
         Raises:
-          UsageError: it was saved with another number of environments or state period.
-          ValueError: its positions do not agree with its rows.
+          UsageError: the state was saved with another number of environments or state period.
+          ValueError: the state's positions do not agree with its rows.
         """
         self._store.check_fits(state)
         if state.get("state_period") != self.state_period:
@@ -273,11 +273,11 @@ class RingBuffer:
             part.check_valid()
 
     def has_start(self, window_length: int) -> bool:
-        """Returns whether a stored row may start a window; looks at all rows."""
+        """Returns whether a stored row may start a window, after a look at all rows."""
         return self._starts.has_any(*self.start_range(window_length))
 
     def _draw(self, num_windows: int, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Draws columns and positions, `[N]` int64 each; from all rows if none of the newest may start a window."""
+        """Draws columns and positions, `[N]` int64 each; from all rows if no newest row may start a window."""
         low, count = self.start_range(window_length, newest)
         drawn = self._starts.draw(num_windows, low, count)
         if drawn is not None:
@@ -308,7 +308,7 @@ class RingBuffer:
         return experience
 
     def _index(self, columns: slice, position: int, kinds: np.ndarray, is_quiet: bool = False) -> None:
-        """Indexes rows appended from `position` on; `kinds` are step types, beginning with that of the row before."""
+        """Indexes rows appended from `position` on; `kinds` are step types, beginning with the previous row's."""
         self._starts.push(columns, position, kinds, is_quiet)
         if self._episodes is not None:
             self._episodes.push(columns, position, kinds[1:])

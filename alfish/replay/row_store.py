@@ -14,7 +14,7 @@ from alfish.nest import Nest
 from alfish.runs import files
 
 
-class Row(NamedTuple):
+class StoredRow(NamedTuple):
     """The stored part of a row."""
 
     step_type: Any
@@ -26,7 +26,7 @@ class Row(NamedTuple):
     info: Nest
 
     @classmethod
-    def of(cls, experience: Experience) -> "Row":
+    def of(cls, experience: Experience) -> "StoredRow":
         """Returns the stored part of rows."""
         step = experience.time_step
         return cls(
@@ -49,19 +49,19 @@ class RowStore:
     """Stores the newest rows of B columns.
 
     The row at a position is stored at `position % length`. The first rows determine the nest that all rows have.
-    `env_id` is stored once a column.
+    `env_id` is stored once per column.
 
     Args:
       length: number of rows that a column can store.
-      num_envs: B.
-      device: of the rows.
-      directory: stores the rows in memory-mapped files there, on the CPU; no other store may use it. None: in memory.
+      num_envs: number of environments, B.
+      device: device of the rows.
+      directory: directory for memory-mapped files of the rows, on the CPU, for this store only; None means in memory.
 
     Attributes:
-      start: `[B]` int64, each column's first position since the last `clear`.
-      end: `[B]` int64, the position of each column's next row.
-      env_id: `[B]` int32; 0 until a column has a row.
-      rows: leaves `[length * B, ...]`, at `(position % length) * B + column`; None before the first rows.
+      start: first position of each column since the last `clear`, `[B]` int64.
+      end: position of each column's next row, `[B]` int64.
+      env_id: global id of each column's environment, `[B]` int32; 0 until a column has a row.
+      rows: stored rows `[length * B, ...]`, at `(position % length) * B + column`; None before the first rows.
     """
 
     def __init__(self, length: int, num_envs: int, device: torch.device | str, directory: str | Path | None):
@@ -73,11 +73,11 @@ class RowStore:
         self.start = np.zeros(num_envs, np.int64)
         self.env_id = np.zeros(num_envs, np.int32)
         self._has_env_id, self._has_all_env_ids = np.zeros(num_envs, bool), False
-        self.rows: Row | None = None
-        self._structure: Any = None  # of `rows`
+        self.rows: StoredRow | None = None
+        self._structure: Any = None  # structure of `rows`
         self._knows_structure = False  # whether NamedTuples within rows are known; a checkpoint drops them
         self._stores: list[Any] = []  # the leaves of `rows`; on a CPU numpy views, which are faster for small reads
-        self._grids: list[Any] = []  # the same as [length, B, ...]
+        self._grids: list[Any] = []  # the same leaves as [length, B, ...]
         self._unlock: Callable[[], Any] = lambda: None
 
     @property
@@ -93,19 +93,19 @@ class RowStore:
         """Returns the position of each column's oldest row, `[B]`."""
         return np.maximum(self.start, self.end - self.length)
 
-    def accept(self, experience: Experience) -> tuple[Row, np.ndarray]:
+    def accept(self, experience: Experience) -> tuple[StoredRow, np.ndarray]:
         """Returns the part of new rows to store, and their step types as an array.
 
         The first call allocates memory. The first call after a load restores the NamedTuples within rows.
 
         Args:
-          experience: leaves `[T, B, ...]`, arrays or tensors.
+          experience: rows `[T, B, ...]`, arrays or tensors.
 
         Raises:
           UsageError: T is more than `length`, there is not enough memory, another store uses the directory, or the
             rows that were loaded have other shapes or dtypes.
         """
-        rows, step_type = Row.of(experience), nest.as_array(experience.time_step.step_type)
+        rows, step_type = StoredRow.of(experience), nest.as_array(experience.time_step.step_type)
         if not self._on_cpu or step_type is not experience.time_step.step_type:
             rows = nest.tensors(rows, self.device)
         if len(step_type) > self.length:
@@ -128,11 +128,11 @@ class RowStore:
             self._has_all_env_ids = bool(self._has_env_id.all())
         return rows, step_type
 
-    def append(self, rows: Row) -> int:
-        """Appends rows to all columns, which have the same positions, as one block, or as two where the ring wraps.
+    def append(self, rows: StoredRow) -> int:
+        """Appends rows to all columns, which have the same positions, as one block, or as two if the ring wraps.
 
         Args:
-          rows: leaves `[T, B, ...]`, T at most `length`.
+          rows: rows `[T, B, ...]`, T at most `length`.
 
         Returns:
           The position of the first of these rows.
@@ -148,12 +148,12 @@ class RowStore:
         self.end += num_rows
         return begin
 
-    def append_some(self, rows: Row, chosen: np.ndarray) -> None:
+    def append_some(self, rows: StoredRow, chosen: np.ndarray) -> None:
         """Appends some of the rows to their columns, whose positions may differ.
 
         Args:
-          rows: leaves `[T, B, ...]`, T at most `length`.
-          chosen: `[T, B]` bool, rows to append: in each column the first ones.
+          rows: rows `[T, B, ...]`, T at most `length`.
+          chosen: rows to append, `[T, B]` bool: in each column the first rows, of any number.
         """
         time, column = np.nonzero(chosen)
         index = (self.end[column] + time) % self.length * self.num_envs + column
@@ -166,12 +166,12 @@ class RowStore:
                 store[torch.from_numpy(index).to(self.device)] = chosen_rows
         self.end += chosen.sum(0)
 
-    def end_broken_episodes(self, rows: Row, step_type: np.ndarray) -> Row:
-        """Makes a MID row LAST if FIRST follows it, because its episode broke off; its discount stays.
+    def end_broken_episodes(self, rows: StoredRow, step_type: np.ndarray) -> StoredRow:
+        """Makes a MID row LAST if a FIRST row follows, because the episode broke off; the discount does not change.
 
         Args:
           rows: new rows `[T, B]`, before they are appended.
-          step_type: `[T + 1, B]` of each column's newest row and of the new ones, changed in place.
+          step_type: step types `[T + 1, B]` of each column's newest row and of the new rows, changed in place.
 
         Returns:
           The new rows.
@@ -187,7 +187,7 @@ class RowStore:
             self.rows.step_type[torch.from_numpy(index).to(self.device)] = StepType.LAST
         return rows._replace(step_type=torch.from_numpy(step_type[1:]).to(self.device))
 
-    def take(self, column: np.ndarray, position: np.ndarray) -> Row:
+    def take(self, column: np.ndarray, position: np.ndarray) -> StoredRow:
         """Returns copies of the stored rows at `position` (`[L, N]`) of `column` (`[N]`)."""
         index = (position % self.length) * self.num_envs + column
         on_device = None if self._on_cpu else torch.from_numpy(index).to(self.device)
@@ -205,7 +205,7 @@ class RowStore:
         return self.rows.step_type[(position % self.length) * self.num_envs + column]
 
     def observation(self, column: torch.Tensor, position: torch.Tensor, key: str | None) -> Nest:
-        """Returns the observations of these rows, leaves `[K, N, ...]`; of a dict, those at `key`."""
+        """Returns the observations of these rows, leaves `[K, N, ...]`; with `key`, only that part of a dict."""
         assert self.rows is not None
         observation = self.rows.observation
         return nest.at(
@@ -250,8 +250,8 @@ class RowStore:
         """Checks that `state` can be loaded.
 
         Raises:
-          UsageError: it was saved with another number of environments.
-          ValueError: its positions do not agree with its rows.
+          UsageError: the state was saved with another number of environments.
+          ValueError: the state's positions do not agree with its rows.
         """
         pos, start = state["pos"], state["start"]
         if len(pos) != self.num_envs:
@@ -265,16 +265,16 @@ class RowStore:
             raise ValueError(f"positions {start.tolist()} to {pos.tolist()} of {[len(leaf) for leaf in saved]} rows")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a `state` that passes `check_fits`; of a longer store, the newest rows."""
+        """Restores a `state` that passes `check_fits`; of a longer store, only the newest rows."""
         self.end, self.start = state["pos"].numpy().copy(), state["start"].numpy().copy()
         if state["length"] < self.length:
-            self.start = np.maximum(self.start, self.end - state["length"])  # it had overwritten the rows before
+            self.start = np.maximum(self.start, self.end - state["length"])  # the saved store overwrote earlier rows
         self.env_id[:] = state["env_id"].numpy()
         self._has_env_id, self._has_all_env_ids = self.end > 0, False
         if state["rows"] is None:
             return
         if self.rows is None:
-            self._allocate(Row(*state["rows"]))
+            self._allocate(StoredRow(*state["rows"]))
         for leaf, saved in zip(nest.leaves(self.rows), nest.leaves(state["rows"]), strict=True):
             source, target = saved.unflatten(0, (-1, self.num_envs)), leaf.unflatten(0, (-1, self.num_envs))
             copy_entries(source, target, self.oldest(), self.end)
@@ -290,7 +290,7 @@ class RowStore:
         for leaf, grid in zip(nest.leaves(self.rows), self._grids, strict=True):
             assert len(leaf) == self.length * self.num_envs and leaf.data_ptr() == _address(grid)
 
-    def _allocate(self, row: Row) -> None:
+    def _allocate(self, row: StoredRow) -> None:
         """Allocates memory for rows like this one, leaves `[B, ...]`."""
         count = self.length * self.num_envs
         if self._directory is not None:
@@ -309,7 +309,7 @@ class RowStore:
                 # Untouched pages take no memory: a large replay grows as it fills.
                 try:
                     return torch.empty(count, *leaf.shape[1:], dtype=leaf.dtype, device=self.device)
-                except RuntimeError as error:  # torch raises it if memory is short
+                except RuntimeError as error:  # torch raises RuntimeError if memory is short
                     raise UsageError(
                         f"the capacity of replay is {count:,} rows, more than there is memory for "
                         f"({first_line(error)}); lower it, or store rows in files (ReplayBatches.directory)"
@@ -332,12 +332,12 @@ class RowStore:
                 leaf = leaf.numpy()
             grid[target] = leaf
 
-    def _set_rows(self, rows: Row) -> None:
+    def _set_rows(self, rows: StoredRow) -> None:
         self.rows, self._structure = rows, nest.flatten(rows)[1]
 
 
-def _check_like(own: Row, rows: Row) -> None:
-    """Raises UsageError if new rows `[T, B, ...]` have leaves of another form than the stored ones, `[N, ...]`."""
+def _check_like(own: StoredRow, rows: StoredRow) -> None:
+    """Raises UsageError if new rows `[T, B, ...]` have leaves of another form than the stored rows, `[N, ...]`."""
     for (name, like), leaf in zip(nest.named_leaves(own, "row"), nest.leaves(rows)):
         one = nest.as_tensor(leaf)
         if (like.shape[1:], like.dtype) != (one.shape[2:], one.dtype):
@@ -354,9 +354,9 @@ def copy_entries(source: torch.Tensor, target: torch.Tensor, low: np.ndarray, hi
     Entry k of a column is at row `k % S` of `source`, and at row `k % L` of `target`.
 
     Args:
-      source: `[S, B, ...]`.
-      target: `[L, B, ...]`, changed in place; on any device.
-      low, high: `[B]`; entries in [low, high) are copied, at most S and at most L of a column.
+      source: entries `[S, B, ...]` to copy.
+      target: entries `[L, B, ...]` that are changed in place; on any device.
+      low, high: bounds `[B]`; entries in [low, high) are copied, at most S and at most L of a column.
     """
     is_level = bool((low == low[0]).all() and (high == high[0]).all())
     columns: list[Any] = [slice(None)] if is_level else list(range(len(low)))
@@ -369,7 +369,7 @@ def copy_entries(source: torch.Tensor, target: torch.Tensor, low: np.ndarray, hi
 
 
 def _head(leaf: torch.Tensor, count: int) -> torch.Tensor:
-    """Returns the first `count` rows as a tensor of its own storage size; a copy only on a GPU."""
+    """Returns the first `count` rows as a tensor whose storage has no other rows; copies only on a GPU."""
     if count == len(leaf):
         return leaf
     return torch.from_numpy(leaf.numpy()[:count]) if leaf.device.type == "cpu" else leaf[:count].clone()

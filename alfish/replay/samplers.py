@@ -1,7 +1,7 @@
-"""Samplers of a ring's windows: uniform, or in passes that draw each window once; `prioritized` has a third.
+"""Samplers of a ring's windows: uniform, or in passes that draw each window once; `prioritized` has a third sampler.
 
-The ring does not call its samplers. A sampler compares the ring's positions with those of its last draw, and so finds
-new and overwritten rows.
+The ring does not call its samplers. A sampler compares the ring's positions with the positions at its last draw, and so
+finds new and overwritten rows.
 """
 
 import abc
@@ -11,12 +11,11 @@ import gin
 import numpy as np
 import torch
 
-from alfish import replicas
 from alfish.errors import UsageError
 from alfish.parameters import PositiveInt, UnitInterval, checked
+from alfish.processes import replicas
 from alfish.replay.ring_buffer import RingBuffer, no_window
-from alfish.replay.sequence_index import SequenceIndex
-from alfish.replay.start_index import rows_between
+from alfish.replay.start_index import SequenceIndex, rows_between
 
 
 class Sampler(abc.ABC):
@@ -37,8 +36,8 @@ class Sampler(abc.ABC):
         """Sets the ring to draw from.
 
         Args:
-          buffer: the ring; draws are on its device.
-          window_length: L, rows of every window.
+          buffer: ring to draw from; draws are on its device.
+          window_length: number of rows of every window, L.
 
         Raises:
           UsageError: the sampler is bound already.
@@ -53,12 +52,13 @@ class Sampler(abc.ABC):
         """Draws windows.
 
         Args:
-          num_windows: N, of all minibatches together.
-          progress: of the run, in [0, 1].
+          num_windows: number of windows of all minibatches together, N.
+          progress: progress of the run, in [0, 1].
           num_batches: number of minibatches that the windows are split into, in their order.
 
         Returns:
-          First rows of the windows, `[N]` each, on the ring's device. Any consecutive part of them is a fair draw.
+          First rows of the windows, `[N]` each, on the ring's device. Any consecutive part of the windows is a fair
+            draw.
 
         Raises:
           UsageError: no row may start a window yet.
@@ -68,11 +68,11 @@ class Sampler(abc.ABC):
         """Sets the priorities of windows that this sampler drew.
 
         Args:
-          window: `[N]`, on any device.
-          priority: `[N]`, finite and at least 0, on any device.
+          window: windows `[N]`, on any device.
+          priority: priorities `[N]`, finite and at least 0, on any device.
 
         Raises:
-          TypeError: the sampler uses no priorities.
+          TypeError: the sampler does not use priorities.
         """
         raise TypeError(f"{type(self).__name__} draws by no priorities; see Sampler.uses_priorities")
 
@@ -93,9 +93,9 @@ class Uniform(Sampler):
     """Draws all windows with the same probability, with replacement; optionally some from the newest rows only.
 
     Args:
-      recent_fraction: fraction of the windows, in [0, 1], that start among the newest rows. It is exact over any part
-        of a run to within one window. If none of the newest rows may start a window, all rows are drawn from; also from
-        an `OfflineBuffer`, which has no newest rows.
+      recent_fraction: fraction of the windows, in [0, 1], that start among the newest rows. Over any part of a run, the
+        number of such windows is exact to within one. All rows are drawn from if none of the newest rows may start a
+        window, or in an `OfflineBuffer`, which has no newest rows.
       recent_rows: number of rows that count as the newest, of all environments together, in equal parts.
     """
 
@@ -105,7 +105,7 @@ class Uniform(Sampler):
                 f"Uniform.recent_fraction is {recent_fraction}; set Uniform.recent_rows to the number of newest rows"
             )
         self._recent_fraction, self._recent_rows = recent_fraction, recent_rows
-        self._num_drawn = 0  # windows, ever
+        self._num_drawn = 0  # number of windows drawn so far
 
     def bind(self, buffer: RingBuffer, window_length: int) -> None:
         super().bind(buffer, window_length)
@@ -116,7 +116,7 @@ class Uniform(Sampler):
         assert self._recent_rows is not None
         num_envs = buffer.num_envs * replicas.size()
         self._newest = self._recent_rows // num_envs
-        # Two stored states may be as far apart as the first row of a stretch and the last row of the next one.
+        # Consecutive stored states may be almost two state periods apart.
         needed = window_length + 2 * (buffer.state_period or 0)
         if self._newest < needed:
             raise UsageError(
@@ -127,7 +127,7 @@ class Uniform(Sampler):
     def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> SequenceIndex:
         if self._recent_fraction == 0:
             return self.buffer.draw(num_windows, self.window_length)
-        # Window k of the run is a recent one if floor(fraction * (k + 1)) is more than floor(fraction * k).
+        # Window k of the run is recent if floor(fraction * (k + 1)) is more than floor(fraction * k).
         due = np.floor(self._recent_fraction * np.arange(self._num_drawn, self._num_drawn + num_windows + 1) + 1e-9)
         recent = torch.from_numpy(np.diff(due) > 0).to(self.buffer.device)
         column, position = (torch.empty(num_windows, dtype=torch.int64, device=self.buffer.device) for _ in range(2))
@@ -150,14 +150,14 @@ class Uniform(Sampler):
 class Epochs(Sampler):
     """Draws every window once, in random order, before any is repeated: e.g. for imitation.
 
-    A pass consists of the rows that may start a window when it begins. It skips rows that are overwritten during the
-    pass; rows that are added during the pass wait for the next one. A draw that reaches the end of a pass continues in
-    the next pass.
+    A pass consists of the rows that may start a window when it begins. The pass skips rows that are overwritten
+    meanwhile; rows that are added during the pass wait for the next one. A draw that reaches the end of a pass
+    continues in the next pass.
     """
 
     def bind(self, buffer: RingBuffer, window_length: int) -> None:
         super().bind(buffer, window_length)
-        self._column = self._position = np.zeros(0, np.int64)  # rest of the pass
+        self._column = self._position = np.zeros(0, np.int64)  # windows left in the pass
 
     def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> SequenceIndex:
         low, count = self.buffer.start_range(self.window_length)
@@ -181,7 +181,7 @@ class Epochs(Sampler):
         """Restores `state`; the ring's rows are loaded before.
 
         Raises:
-          UsageError: the ring lacks its rows.
+          UsageError: the ring lacks the rows of the state.
         """
         column, position = state["column"].numpy().copy(), state["position"].numpy().copy()
         high = np.zeros(max(self.buffer.num_envs, column.max(initial=-1) + 1), np.int64)

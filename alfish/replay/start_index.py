@@ -1,49 +1,52 @@
 """Index of the rows that may start a window, and uniform draws from it."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from alfish.data import StepType, trainable
+from alfish import nest
+from alfish.data import Batch, StepType, TimeStep, trainable
 from alfish.errors import UsageError
-from alfish.replay.row_store import RowStore, copy_entries
+from alfish.replay.row_store import RowStore, StoredRow, copy_entries
 from alfish.replay.state_store import StateStore
 
-MAX_ROUNDS = 1000  # of rejection sampling in one draw
+MAX_ROUNDS = 1000  # maximum number of rounds of rejection sampling in one draw
 
 
 class StartIndex:
     """Stores which rows may start a window.
 
-    These are the rows that train (`data.trainable`) or, if states are stored, the rows with a state.
+    Windows start at rows that train (`data.trainable`) or, if states are stored, the rows with a state.
 
     Args:
       store: rows to index.
-      states: states of these rows; None: none are stored.
+      states: states of these rows; None if no states are stored.
       num_ignored: number of oldest rows in a column at which no window may start, if rows before them are missing.
     """
 
     def __init__(self, store: RowStore, states: StateStore | None = None, num_ignored: int = 0):
         self._store, self._states, self._num_ignored = store, states, num_ignored
         self._length, self._num_envs = store.length, store.num_envs
-        # On the host, because windows are drawn there. The newest row of a column has no successor, so it is False.
+        # The index is on the host, because windows are drawn there. The newest row of a column has no successor, so it
+        # is False.
         self._trains = np.zeros((store.length, store.num_envs), bool)
-        self._newest = np.full(store.num_envs, StepType.PAD, np.int32)  # step type of each newest row; PAD: none
+        self._newest = np.full(store.num_envs, StepType.PAD, np.int32)  # step type of the newest rows; PAD if none
         self._tickets = torch.empty(0, dtype=torch.int64)
         self._tickets_view = self._tickets.numpy()
 
     def after_newest(self, step_type: np.ndarray) -> np.ndarray:
-        """Returns `[T + 1, B]` step types: of each column's newest row, and `step_type` `[T, B]` of new rows."""
+        """Returns `[T + 1, B]`: the step type of each column's newest row, then `step_type` `[T, B]` of new rows."""
         return np.concatenate([self._newest[None], step_type])
 
     def push(self, columns: slice, position: int, step_type: np.ndarray, is_quiet: bool = False) -> None:
         """Indexes new rows, and the row before them, which now has a successor.
 
         Args:
-          columns: C of the columns.
-          position: of the first new row, the same in these columns.
-          step_type: `[T + 1, C]`, of the row before and of T new rows.
+          columns: indices of the columns, C of them.
+          position: position of the first new row, the same in these columns.
+          step_type: step types `[T + 1, C]` of the row before and of T new rows.
           is_quiet: whether all step types are MID.
         """
         first, num_rows = (position - 1) % self._length, len(step_type) - 1
@@ -51,15 +54,15 @@ class StartIndex:
         if first + num_rows >= self._length:
             at = np.arange(first, first + num_rows) % self._length
         self._trains[at, columns] = True if is_quiet else trainable(step_type)
-        self._trains[(first + num_rows) % self._length, columns] = False  # no successor yet
+        self._trains[(first + num_rows) % self._length, columns] = False  # the newest row has no successor yet
         self._newest[columns] = step_type[-1]
 
     def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Returns the range of positions in which windows may start; `may_start` excludes rows within it.
 
         Args:
-          window_length: L, rows.
-          newest: only this many newest rows of each column; None: all rows.
+          window_length: number of rows of a window, L.
+          newest: number of newest rows of each column to count; None means all rows.
 
         Returns:
           The first position of each column's range and the number of positions in it, `[B]` int64 each.
@@ -89,13 +92,13 @@ class StartIndex:
     def draw(self, num_windows: int, low: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Draws rows that may start a window uniformly, with replacement.
 
-        Rejection sampling: draws from all rows of the ranges, or from all stretches if states are stored, and draws
-        again for those that may not start a window.
+        Rejection sampling: draws from all rows of the ranges, or, if states are stored, from all stretches
+        (`state_period` positions, see `RingBuffer`), and draws again in place of rows that may not start a window.
 
         Args:
-          num_windows: N.
-          low: `[B]` int64, the first position of each column's range.
-          count: `[B]` int64, the number of positions in it.
+          num_windows: number of windows, N.
+          low: first position of each column's range, `[B]` int64.
+          count: number of positions in each range, `[B]` int64.
 
         Returns:
           Columns and positions, `[N]` int64 each; None if no row of the ranges may start a window.
@@ -187,3 +190,32 @@ def rows_between(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndar
     count = np.maximum(high - low, 0)
     column = np.repeat(np.arange(len(low)), count)
     return column, np.arange(len(column)) + np.repeat(low - (np.cumsum(count) - count), count)
+
+
+class SequenceIndex(NamedTuple):
+    """First rows of N windows."""
+
+    column: torch.Tensor  # [N] int64
+    position: torch.Tensor  # [N] int64
+    weight: torch.Tensor | None = None  # [N] float32, importance weights; None if all are 1
+
+
+class RingView(NamedTuple):
+    """View of a ring's stored rows, for a graph that gathers windows by itself. The rows change with the ring."""
+
+    rows: StoredRow  # leaves [length * B, ...], row (position % length) * B + column
+    env_id: torch.Tensor  # [B]
+    offset: torch.Tensor  # [L, 1] int64, 0 to L - 1: a window's rows relative to its first row
+    transforms: Callable[[TimeStep], TimeStep] | None = None  # function of windows `[L, N]`; None leaves rows raw
+
+    def windows(self, start: SequenceIndex) -> Batch:
+        """Returns the windows that begin at `start`, as `RingBuffer.windows` does, transformed."""
+        num_envs = len(self.env_id)
+        length = len(self.rows.step_type) // num_envs
+        index = (start.position + self.offset) % length * num_envs + start.column
+        env_id = self.env_id[start.column]
+        experience = nest.at(self.rows, index).experience(env_id.expand_as(index))
+        if self.transforms is not None:
+            experience = experience._replace(time_step=self.transforms(experience.time_step))
+        mask = trainable(experience.time_step.step_type)
+        return Batch(experience, mask, env_id, start.position, start.weight)

@@ -1,4 +1,4 @@
-"""Storage for states of a policy's memory, one in each stretch of a ring's rows."""
+"""Storage for states of a policy's memory: one state for each stretch, a block of consecutive positions of a ring."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from alfish.replay.row_store import RowStore, copy_entries
 
 
 class StateStore:
-    """Stores the state of one row in each stretch of `period` positions of a column.
+    """Stores the state of one row in each stretch, a block of `period` consecutive positions of a column.
 
     Slot k % num_slots holds the state of stretch k. There are as many slots as stretches that the stored rows of a
     column can span.
@@ -24,7 +24,7 @@ class StateStore:
     def __init__(self, store: RowStore, period: int):
         self._store, self.period = store, period
         self._num_slots = -(-(store.length - 1) // period) + 1
-        self._position = np.full((self._num_slots, store.num_envs), -1)  # of each state's row; -1: no state
+        self._position = np.full((self._num_slots, store.num_envs), -1)  # of each state's row; -1 if no state
         self._columns = np.arange(store.num_envs)
         self._states: Nest = None  # leaves [slots * B, ...], state slot * B + column
         self._knows_structure = False  # whether NamedTuples within states are known; a checkpoint drops them
@@ -33,8 +33,8 @@ class StateStore:
         """Stores the state of each column's next row, if its stretch has no state yet. Call it before the append.
 
         Args:
-          state: leaves `[B, ...]`, arrays or tensors.
-          has_row: `[B]` bool, whether a row is appended to the column.
+          state: states `[B, ...]`, arrays or tensors.
+          has_row: columns to which a row is appended, `[B]` bool.
         """
         position, device = self._store.end, self._store.device
         state = nest.tensors(state, device)
@@ -75,7 +75,7 @@ class StateStore:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state`; the rows are loaded before."""
         store, num_envs = self._store, self._store.num_envs
-        stretches = store.oldest() // self.period, (store.end - 1) // self.period + 1  # of the stored rows
+        stretches = store.oldest() // self.period, (store.end - 1) // self.period + 1  # stretches of the stored rows
 
         def restored(leaf: torch.Tensor) -> torch.Tensor:
             kept = torch.zeros(self._num_slots * num_envs, *leaf.shape[1:], dtype=leaf.dtype, device=store.device)
@@ -85,7 +85,7 @@ class StateStore:
         self.clear()
         copy_entries(state["state_position"], torch.from_numpy(self._position), *stretches)
         in_place = self._position // self.period % self._num_slots == np.arange(self._num_slots)[:, None]
-        self._position[~in_place | (self._position < store.start)] = -1  # a stretch without a state; overwritten rows
+        self._position[~in_place | (self._position < store.start)] = -1  # no state, or overwritten rows
         self._states = nest.map(restored, state["states"])
         self._knows_structure = False
 

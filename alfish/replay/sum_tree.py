@@ -1,12 +1,12 @@
-"""Draws of numbers in proportion to weights that change."""
+"""Draws of indices with probabilities in proportion to changing weights."""
 
 import itertools
 
 import numpy as np
 import torch
 
-FAN_OUT = 16  # children of a sum, in two cache lines
-MAX_TOP_SIZE = 4096  # largest level that is searched as a whole; a larger one gets a level of sums above it
+FAN_OUT = 16  # number of children of a sum, in two cache lines
+MAX_TOP_SIZE = 4096  # largest level that is searched as a whole; a larger level gets a level of sums above it
 
 
 class SumTree:
@@ -36,11 +36,11 @@ class SumTree:
         return self._levels[0].take(index)
 
     def set(self, index: np.ndarray, weight: np.ndarray) -> None:
-        """Sets the weights of some numbers; the last weight counts if a number is repeated.
+        """Sets the weights at some indices; the last weight counts if an index is repeated.
 
         Args:
-          index: `[N]` int64 in [0, size).
-          weight: `[N]` float64, finite, and 0 or no less than 1e-300.
+          index: indices `[N]`, int64 in [0, size).
+          weight: weights `[N]`, float64, finite, and 0 or at least 1e-300.
         """
         self._levels[0][index] = weight
         for families, sums in zip(self._families, self._levels[1:]):
@@ -51,18 +51,19 @@ class SumTree:
                 sums[: len(families)] = families.sum(axis=1)
 
     def find(self, fraction: np.ndarray) -> np.ndarray:
-        """Returns the numbers at which the running sum of weights first exceeds fractions of the total.
+        """Returns the indices at which the running sum of weights first exceeds fractions of the total.
 
-        With uniform fractions, the probability of a number is its weight over the total. A weight of 0 is never found.
+        With uniform fractions, the probability of an index is its weight over the total. An index of weight 0 is never
+        found.
 
         Args:
-          fraction: `[N]` float64 in [0, 1).
+          fraction: fractions `[N]` of the total weight, float64 in [0, 1).
 
         Returns:
           `[N]` int64; the total must be positive.
         """
         reached = _running_sum(self._levels[-1])
-        point = fraction * reached[-1]  # less than the total, however it is rounded
+        point = fraction * reached[-1]  # less than the total, however the product is rounded
         index = np.searchsorted(reached, point, side="right")
         rest = point - reached[index] + self._levels[-1][index]
         for families in reversed(self._families[:-1]):
@@ -79,7 +80,7 @@ class SumTree:
         return index
 
     def check_valid(self) -> None:
-        """Raises AssertionError if a sum is not exactly that of its children."""
+        """Raises AssertionError if a sum is not exactly the sum of its children."""
         assert np.isfinite(self._levels[0]).all() and (self._levels[0] >= 0).all()
         assert not self._levels[0][self._size :].any(), "a weight behind the last one"
         for families, sums in itertools.zip_longest(self._families, self._levels[1:]):
@@ -93,5 +94,5 @@ def _zeros(size: int) -> np.ndarray:
 
 
 def _running_sum(weight: np.ndarray) -> np.ndarray:
-    """Returns the running sum along the last axis. torch needs a third of numpy's time."""
+    """Returns the running sum along the last axis. torch takes a third of numpy's time."""
     return torch.from_numpy(weight).cumsum(-1).numpy()

@@ -1,1 +1,1 @@
-"""Files of a run (checkpoints, configuration, logs), its random generators, and the end of a process. Nothing of RL."""
+"""Files of a run (checkpoints, configuration, logs), its random generators, and the end of a process."""

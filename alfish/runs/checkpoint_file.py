@@ -1,12 +1,12 @@
-"""Format of a checkpoint file; writing and reading, without executing any code of the file.
+"""Format of a checkpoint file, and its writing and reading. Reading executes no code from the file.
 
-A file is what `torch.save` writes of the state, then two lines that `torch.load` passes over:
+A file holds the state as `torch.save` writes it, then two lines that `torch.load` skips:
 
     alfish checkpoint {"alfish": "0.2.0", "schema": 1, "run": "5f2c...", "config": "9a01...", "steps": 12345}
     alfish sha256 ...
 
-The first is the `Header`, the second is the checksum of all bytes before it. Files of alfish before schema 1 have no
-header; they load as before.
+The first line is the `Header`; the second is the checksum of all bytes before that line. Files from before schema 1
+have no header, and can still be loaded.
 """
 
 import hashlib
@@ -27,13 +27,13 @@ from alfish.errors import UsageError, first_line
 from alfish.nest import Nest
 from alfish.runs.files import open_atomically, open_regular
 
-# Raised whenever an older alfish could not read what this one saves.
+# Raised whenever older versions of alfish could not read files of the new version.
 SCHEMA = 1
 
 _CONTAINERS = (dict, OrderedDict, list, tuple)
 _LEAVES = (torch.Tensor, nn.Parameter, str, int, float, bool, type(None))
 _HEADER_START = b"\nalfish checkpoint "
-_HEADER_SIZE = 4096  # bytes at most
+_HEADER_SIZE = 4096  # maximum number of bytes
 _TRAILER_START = b"\nalfish sha256 "
 _TRAILER_SIZE = len(_TRAILER_START) + 64 + 1
 
@@ -46,10 +46,10 @@ class Header(NamedTuple):
     """Header of a file.
 
     Attributes:
-      alfish: version that wrote the file; '' before schema 1.
+      alfish: version of alfish that wrote the file; '' before schema 1.
       schema: version of the state's structure.
-      run, config: see `Origin`.
-      steps: the run's clock when the file was saved.
+      run, config: id of the run and hash of its configuration, see `Origin`.
+      steps: clock steps of the run when the file was saved.
     """
 
     alfish: str
@@ -64,13 +64,13 @@ def write_file(path: Path, header: Header, state: Nest) -> None:
 
     Raises:
       DiskError: the disk fails.
-      UsageError: a directory is in the place of the file.
+      UsageError: a directory has the name of the file.
     """
     with open_atomically(path) as file:
-        # Straight into the file: a replay may be half of the machine's memory.
+        # The state is written straight into the file, because the replay buffer may fill half of the machine's memory.
         hashing = _HashingWriter(file)
         try:
-            torch.save(state, hashing)  # type: ignore[arg-type]  # it needs no more than `write` and `flush`
+            torch.save(state, hashing)  # type: ignore[arg-type]  # torch.save uses only `write` and `flush`
         except RuntimeError as error:
             if isinstance(error.__context__, OSError):  # torch hides the error of the disk when it closes its archive
                 raise error.__context__ from None
@@ -95,8 +95,8 @@ def read_header(path: Path, step: int) -> Header:
 def read_file(path: Path, step: int, mmap: bool) -> tuple[Header, Nest]:
     """Returns the header and the state of one file.
 
-    The checksum is not a signature. `weights_only` ensures that a forged file executes nothing, and the sizes that it
-    declares are compared with the size of the file.
+    The checksum is not a signature. `weights_only` ensures that a forged file executes nothing, and the sizes that a
+    file declares are compared with its own size.
     """
     try:
         with open_regular(path) as file:
@@ -120,7 +120,7 @@ def read_file(path: Path, step: int, mmap: bool) -> tuple[Header, Nest]:
         raise BrokenCheckpoint(f"Checkpoint {path} is refused: it holds more than tensors and plain values") from error
     except (UsageError, MemoryError):
         raise
-    except Exception as error:  # zipfile and torch.load raise many kinds for damaged content
+    except Exception as error:  # zipfile and torch.load raise many kinds of errors for damaged content
         raise other_content(path, error) from error
 
 
@@ -173,7 +173,7 @@ def _header(path: Path, step: int, file: BinaryIO) -> Header:
 
 
 def is_short_text(value: Any) -> bool:
-    """Returns whether a value is text as alfish writes for versions and ids."""
+    """Returns whether a value is a string of the kind that alfish writes for versions and ids."""
     return isinstance(value, str) and value.isprintable() and len(value) <= 100
 
 
@@ -190,7 +190,7 @@ def _check_sizes(state: Nest, num_bytes: int) -> None:
     while waiting:
         one = waiting.pop()
         count += 1
-        if count > num_bytes:  # containers may share their parts
+        if count > num_bytes:  # possible, because containers may share parts
             raise ValueError(f"it declares more than {count} entries")
         if isinstance(one, torch.Tensor):
             if one.nbytes > num_bytes:

@@ -1,7 +1,7 @@
 """Checkpoints that survive a kill, a full disk and a flipped bit, and that never execute what they load.
 
 A file appears under its final name only when it is whole and on the disk. A directory has one writer at a time and any
-number of readers; reading changes nothing in it. Steps are those of the run's clock, see `training.clock`.
+number of readers, which change nothing. Steps are counted by the run's clock, see `training.clock`.
 """
 
 import json
@@ -35,9 +35,9 @@ from alfish.runs.files import make_directory, write_atomically, writing
 
 RUN_FILE = "run_id"
 SUPERSEDED = ".superseded"
-# Of the files that a rewound run has superseded, those with the most steps that are kept.
+# Number of superseded files that a rewound run keeps; the files with the most steps are kept.
 NUM_SUPERSEDED = 2
-MAX_NOTE_SIZE = 4096  # bytes of the small files beside checkpoints
+MAX_NOTE_SIZE = 4096  # maximum bytes of the small files beside checkpoints
 
 _NAME = re.compile(r"checkpoint-(\d{12,})\.pt")
 
@@ -46,8 +46,8 @@ class Origin(NamedTuple):
     """Origin of a checkpoint.
 
     Attributes:
-      run: id of the run, see `run_id`; None: unknown.
-      config: hash of the run's configuration without its budget; None: unknown.
+      run: id of the run, see `run_id`; None means unknown.
+      config: hash of the run's configuration without its budget; None means unknown.
     """
 
     run: str | None = None
@@ -60,17 +60,18 @@ UNKNOWN = Origin()
 class Checkpoints:
     """Directory of checkpoints, which are named by their steps.
 
-    It keeps the newest `keep_last`, the best one, and milestones: the first checkpoint at or past each positive
-    multiple of `keep_period`. Of superseded checkpoints (see `save`) it keeps the two with the most steps.
+    The directory keeps the newest `keep_last` checkpoints, the best one, and milestones: the first checkpoint at or
+    past each positive multiple of `keep_period`. Of superseded checkpoints (see `save`), the two with the most steps
+    are kept.
 
     The checksum is a trailer of the file and not a second file: two files cannot be renamed at once, and a copied
     checkpoint keeps its checksum. The zip format permits the trailer, so `torch.load` reads these files too.
 
     Args:
-      directory: created by the first `save`.
+      directory: directory of the checkpoints, created by the first `save`.
       keep_last: number of newest checkpoints to keep, at least 1.
-      keep_period: steps between milestones; 0: no milestones.
-      origin: written into each file; a file of another run is refused.
+      keep_period: number of clock steps between milestones; 0 means no milestones.
+      origin: run that is written into each file; a file of another run is refused.
 
     Attributes:
       directory, origin: the arguments.
@@ -100,21 +101,21 @@ class Checkpoints:
         self._keep_last, self._keep_period = keep_last, keep_period
 
     def save(self, step: int, state: Nest, best: bool = False, keep: Iterable[int] = ()) -> Path:
-        """Writes a checkpoint and removes those that are not to be kept; returns the file.
+        """Writes a checkpoint and removes checkpoints that are not to be kept; returns the file.
 
         Checkpoints past `step` exist if a run was continued from an earlier checkpoint. They are renamed to
         `*.superseded`, so that the next resume continues from `step`.
 
         Args:
-          step: at least 0.
-          state: dicts, lists and tuples of tensors, str, int, float, bool and None.
+          step: clock steps of the run, at least 0.
+          state: nest of dicts, lists and tuples of tensors, str, int, float, bool and None.
           best: whether this is the best checkpoint so far.
           keep: steps of checkpoints that this call must not remove.
 
         Raises:
-          UsageError: names the first leaf that could not be loaded again.
-          DiskError: if the disk fails; the earlier checkpoints are as they were.
-          UsageError: if something of another kind stands in the file's place.
+          UsageError: a leaf could not be loaded again; the message names the first such leaf.
+          DiskError: if the disk fails; the earlier checkpoints are unchanged.
+          UsageError: if the file's path is not a regular file.
         """
         step = operator.index(step)
         if step < 0:
@@ -155,16 +156,17 @@ class Checkpoints:
         """Returns the steps and the state of one checkpoint, on the CPU.
 
         Args:
-          which: 'latest' (the newest readable one; each unreadable one is skipped with a warning), 'best', or its
-            steps. The last two never fall back to another one.
-          into: called with the state. An exception other than UsageError and RunError means that the content of the
-            file is wrong.
-          config: hash of the configuration that the checkpoint must have; None: any.
-          mmap: map the file and read a tensor when it is used, for states that are copied leaf by leaf.
-          first: steps that 'latest' tries before all others.
+          which: name of the checkpoint: 'latest' (the newest readable one; each unreadable one is skipped with a
+            warning), 'best', or its steps. The last two never fall back to another checkpoint.
+          into: function that is called with the state. If the function raises anything but UsageError or RunError, the
+            content of the file is taken to be wrong.
+          config: hash of the configuration that the checkpoint must have; None means any.
+          mmap: whether to map the file into memory and read each tensor when it is used; suits states that are copied
+            leaf by leaf.
+          first: steps of checkpoints that 'latest' tries before all others.
 
         Raises:
-          UsageError: if there is no such checkpoint, if it cannot be read, or if it is of another run or configuration.
+          UsageError: if the checkpoint does not exist, cannot be read, or belongs to another run or configuration.
         """
         if which == "latest":
             return self._load_latest(into, config, mmap, first)
@@ -237,7 +239,7 @@ class Checkpoints:
                 raise
             except (RunError, MemoryError, torch.OutOfMemoryError):
                 raise
-            except Exception as error:  # `load_state_dict` of the user's parts may raise anything for other content
+            except Exception as error:  # `load_state_dict` of the user's parts may raise any error for other content
                 raise other_content(path, error) from error
         return state
 
@@ -252,7 +254,7 @@ class Checkpoints:
         steps = self.steps()
         kept = {*steps[-self._keep_last :], self.best(), *keep}
         if self._keep_period:
-            # The first of a period is always kept, so it stays the first, whatever is pruned around it.
+            # The first checkpoint of a period is never pruned, so it remains the first one of its period.
             first_of_period: dict[int, int] = {}
             for step in steps:
                 first_of_period.setdefault(step // self._keep_period, step)
@@ -264,19 +266,19 @@ class Checkpoints:
             path.unlink(missing_ok=True)
 
     def _remove_leftovers(self) -> None:
-        """Removes temporary files of killed writers. Only the writer does it: a reader could remove a file in use."""
+        """Removes temporary files of killed writers. Only for writers: a reader could remove a file in use."""
         for path in self.directory.glob(".*.tmp"):
             path.unlink(missing_ok=True)
 
     def best(self) -> int | None:
-        """Returns the steps of the checkpoint that is marked as the best one; None: there is none."""
+        """Returns the steps of the checkpoint that is marked as the best one; None if no checkpoint is marked."""
         try:
             content = contents.content_of(self._best_path, MAX_NOTE_SIZE)
             found = contents.parsed(self._best_path, content)
             return contents.checked_entries(self._best_path, found, {"steps": int})["steps"]
         except FileNotFoundError:
             return None
-        except UsageError as error:  # it is not raised, because the run will write the next mark
+        except UsageError as error:  # the error is not raised, because the run will write the next mark
             logging.warning("%s: no checkpoint counts as the best", error)
             return None
 
@@ -296,7 +298,7 @@ class Checkpoints:
 
 
 def run_id(root_dir: str | os.PathLike) -> str | None:
-    """Returns the id of the run in a directory; None: it has none yet, or it is older than ids.
+    """Returns the id of the run in a directory; None if the run has no id yet, or was begun before runs had ids.
 
     Raises:
       UsageError: the file of the id cannot be read.
@@ -311,7 +313,7 @@ def run_id(root_dir: str | os.PathLike) -> str | None:
 
 
 def checkpoints_of(root_dir: str | os.PathLike, name: str = "checkpoints") -> Checkpoints:
-    """Returns the checkpoints of a run, or with the name 'replay' its rows of replay; files of other runs are refused.
+    """Returns a run's checkpoints, or with the name 'replay' its saved replay rows; files of other runs are refused.
 
     Raises:
       UsageError: the file of the run's id cannot be read.

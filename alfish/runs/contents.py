@@ -1,8 +1,8 @@
 """Files of a run's directory, read without trust, because the directory may be damaged or come from another person.
 
-A file is regular, has a limited size, and holds what the function returns. Functions that take a directory and a name
-also refuse a link that leads out of the directory. Whatever else is there is answered with one sentence that names the
-file; where there is nothing, they return None.
+Each function accepts only a regular file of limited size with content of the expected form. Functions that take a
+directory and a name also refuse a link that leads out of the directory. For any other file they raise an error of one
+sentence, which names the file; for a file that does not exist they return None.
 """
 
 import csv
@@ -19,12 +19,12 @@ import numpy as np
 from alfish.errors import UsageError, first_line, printable
 from alfish.runs.files import open_regular
 
-MAX_TEXT = 2**26  # bytes of a text, or of a JSON value
-MAX_TABLE = 2**31  # bytes of a CSV
-MAX_DEPTH = 32  # of lists and objects in a JSON value
-LARGEST_CLOCK = 2**63  # steps or seconds
+MAX_TEXT = 2**26  # maximum bytes of a text, or of a JSON value
+MAX_TABLE = 2**31  # maximum bytes of a CSV
+MAX_DEPTH = 32  # maximum depth of lists and objects in a JSON value
+LARGEST_CLOCK = 2**63  # largest number of steps or seconds
 
-# By Python's type: whether a JSON value is of this kind, and the kind in words.
+# For each Python type: a test whether a JSON value is of this kind, and words for the kind.
 _KINDS = {
     int: (lambda value: type(value) is int and abs(value) < LARGEST_CLOCK, "a whole number"),
     float: (lambda value: type(value) in (int, float) and _is_finite(value), "a number"),
@@ -36,7 +36,7 @@ _KINDS = {
 
 
 def content(directory: Path, name: str, max_size: int = MAX_TEXT) -> bytes | None:
-    """Returns the bytes of a file of a run; None if there is none.
+    """Returns the bytes of a file of a run; None if the file does not exist.
 
     Args:
       directory: directory of the run.
@@ -44,7 +44,7 @@ def content(directory: Path, name: str, max_size: int = MAX_TEXT) -> bytes | Non
       max_size: largest number of bytes.
 
     Raises:
-      UsageError: it is not a regular file, is too large, cannot be read, or a link leads out of the directory.
+      UsageError: the file is not a regular file, is too large, cannot be read, or a link leads out of the directory.
     """
     check_inside(directory, name)
     try:
@@ -54,10 +54,10 @@ def content(directory: Path, name: str, max_size: int = MAX_TEXT) -> bytes | Non
 
 
 def check_inside(directory: Path, name: str) -> None:
-    """Raises UsageError if a path of a run is a link to nothing, or links lead out of the run's directory."""
+    """Raises UsageError if a path of a run is a broken link, or leads out of the run's directory through links."""
     try:
         target, root = os.path.realpath(directory / name), os.path.realpath(directory)
-    except ValueError as error:  # a NUL in the name
+    except ValueError as error:  # raised for a NUL in the name
         raise UsageError(f"{directory / name!r} cannot be read: {error}") from error
     if os.path.islink(directory / name) and not os.path.lexists(target):
         raise UsageError(f"{directory / name} is a link to a file that does not exist; remove it")
@@ -72,8 +72,8 @@ def content_of(path: Path, max_size: int = MAX_TABLE) -> bytes:
     """Returns the bytes of a file.
 
     Raises:
-      UsageError: as `content`.
-      FileNotFoundError: there is none.
+      UsageError: as for `content`.
+      FileNotFoundError: the file does not exist.
     """
     try:
         with open_regular(path) as file:
@@ -90,7 +90,7 @@ def content_of(path: Path, max_size: int = MAX_TABLE) -> bytes:
 
 
 def text(directory: Path, name: str) -> str | None:
-    """Returns a file of a run as text; None if there is none. Raises UsageError as `content`, or if it is not UTF-8."""
+    """Returns a file of a run as text; None if it does not exist. Raises UsageError as `content` and `decoded` do."""
     found = content(directory, name)
     return None if found is None else decoded(directory / name, found)
 
@@ -99,7 +99,7 @@ def decoded(path: Path, found: bytes) -> str:
     """Returns the content of a file as text, with line ends as Python reads them.
 
     Raises:
-      UsageError: it is not UTF-8.
+      UsageError: the content is not UTF-8.
     """
     try:
         return io.StringIO(found.decode("utf-8-sig"), newline=None).read()
@@ -112,14 +112,14 @@ def decoded(path: Path, found: bytes) -> str:
 
 
 def last_text(directory: Path, name: str, max_size: int = 2**24) -> str:
-    """Returns the end of a text of any size, whatever its bytes are; '' if there is no such file.
+    """Returns the end of a text file of any size, with any bytes; '' if the file does not exist.
 
     Args:
-      directory, name: as for `content`.
-      max_size: number of bytes at the end.
+      directory, name: directory of the run and path of the file in it, as for `content`.
+      max_size: largest number of bytes to return.
 
     Raises:
-      UsageError: as `content`.
+      UsageError: as for `content`.
     """
     check_inside(directory, name)
     try:
@@ -133,20 +133,20 @@ def last_text(directory: Path, name: str, max_size: int = 2**24) -> str:
 
 
 def json_value(directory: Path, name: str) -> Any:
-    """Returns the JSON value of a file of a run; None if there is no file.
+    """Returns the JSON value of a file of a run; None if the file does not exist.
 
     Raises:
-      UsageError: as `content`; or it is not JSON, or has more than `MAX_DEPTH` levels.
+      UsageError: as for `content`; or the file is not JSON, or has more than `MAX_DEPTH` levels.
     """
     found = content(directory, name)
     return None if found is None else parsed(directory / name, found)
 
 
 def parsed(path: Path, found: bytes) -> Any:
-    """Returns the JSON value in the content of a file; raises UsageError as `json_value`."""
+    """Returns the JSON value in the content of a file; raises UsageError as `json_value` does."""
     try:
         value = json.loads(found)
-        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair cannot be written again
+        json.dumps(value, ensure_ascii=False).encode()  # raises for half of a surrogate pair
     except RecursionError as error:
         raise _is_too_deep(path) from error
     except ValueError as error:
@@ -160,22 +160,22 @@ def parsed(path: Path, found: bytes) -> Any:
 
 
 def record(directory: Path, name: str, kinds: Mapping[str, type], may_lack: Sequence[str] = ()) -> dict | None:
-    """Returns a JSON object of a run; None if there is no file.
+    """Returns a JSON object of a run; None if the file does not exist.
 
     Args:
-      directory, name: as for `content`.
+      directory, name: directory of the run and path of the file in it, as for `content`.
       kinds: type of each entry, among int, float, bool, str, list and dict. Other entries are left as they are.
       may_lack: names of entries that may be missing.
 
     Raises:
-      UsageError: as `json_value`, or an entry is missing or of another type.
+      UsageError: as for `json_value`, or an entry is missing or has another type.
     """
     found, path = content(directory, name), directory / name
     return None if found is None else checked_entries(path, parsed(path, found), kinds, may_lack)
 
 
 def checked_entries(path: Path, value: Any, kinds: Mapping[str, type], may_lack: Sequence[str] = ()) -> dict:
-    """Returns a JSON value after the checks of `record`; `path` is that of its file."""
+    """Returns a JSON value after the checks of `record`; `path` is the path of its file."""
     if not isinstance(value, dict):
         raise UsageError(f"{path} is not what alfish writes there: it is not a JSON object; move it away")
     for entry, kind in kinds.items():
@@ -199,7 +199,7 @@ def rows_of(path: Path, found: bytes) -> tuple[list[str], list[list[str]]]:
     """Returns header and rows of a CSV.
 
     Raises:
-      UsageError: it has no header, or a row of another length, or is not UTF-8.
+      UsageError: the CSV has no header, has a row of another length, or is not UTF-8.
     """
     try:
         lines = csv.reader(io.StringIO(found.decode("utf-8-sig"), newline=""), strict=True)
@@ -218,7 +218,7 @@ def numbers(cells: Sequence[str], path: Path) -> np.ndarray:
     """Returns a column of a CSV as numbers, which may be nan or infinite.
 
     Raises:
-      UsageError: a cell is something else.
+      UsageError: a cell is not a number.
     """
     try:
         return np.array([float(cell) for cell in cells])
@@ -233,7 +233,7 @@ def clocks(cells: Sequence[str], path: Path) -> np.ndarray:
       UsageError: a cell is not a number from 0 to `LARGEST_CLOCK`.
     """
     found = numbers(cells, path)
-    wrong = ~((found >= 0) & (found <= LARGEST_CLOCK))  # nan too
+    wrong = ~((found >= 0) & (found <= LARGEST_CLOCK))  # True for nan, too
     if wrong.any():
         cell = printable(cells[int(np.argmax(wrong))][:40])
         raise UsageError(f"{path} has {cell!r} where it should have steps or seconds; mend or move the file")
@@ -243,7 +243,7 @@ def clocks(cells: Sequence[str], path: Path) -> np.ndarray:
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # an int that is too large for a float
+    except OverflowError:  # raised for an int that is too large for a float
         return False
 
 

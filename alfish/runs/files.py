@@ -18,23 +18,23 @@ from absl import logging
 
 from alfish.errors import RunError, UsageError
 
-MAX_NAME = 200  # bytes of a name that a temporary name contains; file systems take 255
+MAX_NAME = 200  # maximum bytes of a name in a temporary name; file systems take 255
 
 
 class DiskError(RunError):
-    """Error of the disk while a file is written: full, over its quota, read-only or broken."""
+    """Raised if a file cannot be written because the disk is full, over its quota, read-only or broken."""
 
 
 def absolute(path: str | Path) -> Path:
-    """Returns a path that means the same after a change of the working directory, with the home directory for `~`."""
+    """Returns an absolute path, which a change of the working directory does not affect; `~` is the home directory."""
     try:
         return Path(path).expanduser().absolute()
-    except RuntimeError:  # there is no such user, so it is a name
+    except RuntimeError:  # there is no such user, so `~` is part of a name
         return Path(path).absolute()
 
 
 def nearest(path: Path) -> Path:
-    """Returns a path for messages: relative to the working directory if it lies there."""
+    """Returns a path for messages: relative to the working directory if the path lies there."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
@@ -43,7 +43,7 @@ def writing(path: str | os.PathLike) -> Iterator[None]:
     """Turns an OSError of the context, which writes `path`, into one sentence.
 
     Raises:
-      UsageError: a file is in the place of a directory, or a directory in the place of a file.
+      UsageError: a file has the path of a directory, or a directory has the path of a file.
       DiskError: the disk fails.
     """
     try:
@@ -78,10 +78,10 @@ def check_places(directory: str | os.PathLike, files: Iterable[str], directories
 
 
 def reserve(path: str | os.PathLike, size: int) -> None:
-    """Creates a file of `size` bytes that are taken from the disk at once, not when they are written.
+    """Creates a file of `size` bytes, and reserves its disk space at once instead of when the bytes are written.
 
     Raises:
-      OSError: as for a full disk.
+      OSError: the file cannot be created, for example because the disk is full.
     """
     with open(path, "wb") as file:
         if hasattr(os, "posix_fallocate"):
@@ -91,7 +91,7 @@ def reserve(path: str | os.PathLike, size: int) -> None:
 
 
 def make_directory(path: str | os.PathLike) -> None:
-    """Creates a directory and its missing parents; raises as `writing`."""
+    """Creates a directory and its missing parents; raises as `writing` does."""
     with writing(path):
         Path(path).mkdir(parents=True, exist_ok=True)
 
@@ -101,7 +101,7 @@ def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
 
     When it returns, the content is on the disk.
 
-    Raises: as `writing`.
+    Raises: as for `writing`.
     """
     with open_atomically(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
@@ -120,7 +120,7 @@ def open_atomically(path: str | os.PathLike) -> Iterator[BinaryIO]:
             with open_own(temporary, "wb") as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())  # before the rename, or a power cut may leave the new name on an empty file
+                os.fsync(file.fileno())  # otherwise a power cut after the rename could leave an empty file
             os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -128,13 +128,13 @@ def open_atomically(path: str | os.PathLike) -> Iterator[BinaryIO]:
             raise
         directory = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(directory)  # the rename itself
+            os.fsync(directory)  # writes the rename itself to the disk
         finally:
             os.close(directory)
 
 
 def open_own(path: str | os.PathLike, mode: Literal["ab", "wb"]) -> BinaryIO:
-    """Opens a file to write, and never through a link, which may lead to another file of the user.
+    """Opens a file to write, but never through a link, which may lead to another file of the user.
 
     Raises:
       OSError: the file is a link, or cannot be opened.
@@ -146,9 +146,9 @@ def open_own(path: str | os.PathLike, mode: Literal["ab", "wb"]) -> BinaryIO:
 def temporary_of(path: Path) -> Path:
     """Returns the place beside `path` where its content is written first: `.NAME.PID-MACHINE.tmp`.
 
-    A suffix may be added to it.
+    A suffix may be added to the returned path.
 
-    What killed processes of this machine have left there is removed.
+    Temporary files of killed processes of this machine are removed.
     """
     name = path.name if len(os.fsencode(path.name)) <= MAX_NAME else hashlib.sha256(os.fsencode(path.name)).hexdigest()
     pattern = re.compile(rf"{re.escape(f'.{name}.')}(\d+)-{_machine()}\.tmp.*")
@@ -160,14 +160,14 @@ def temporary_of(path: Path) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, or a directory with what is in it, as far as that is possible."""
+    """Removes a file, or a directory with what is in it, as far as possible."""
     with contextlib.suppress(OSError):
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 @functools.cache
 def _machine() -> str:
-    """Returns a short name of this machine, whose processes have numbers of their own."""
+    """Returns a short name of this machine; process ids are unique only within one machine."""
     return hashlib.sha256(platform.node().encode()).hexdigest()[:6]
 
 
@@ -176,7 +176,7 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # of another user
+    except PermissionError:  # process of another user
         return True
     return True
 
@@ -187,7 +187,7 @@ def open_regular(path: str | os.PathLike) -> BinaryIO:
     Raises:
       OSError: the file is not regular, or cannot be opened.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # else the open of a pipe waits for a writer
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # otherwise opening a pipe waits for a writer
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError("it is not a regular file")
@@ -209,9 +209,10 @@ def lock(directory: str | os.PathLike, holder: object) -> Callable[[], Any] | No
     The lock is advisory: a program that does not call `lock` reads and writes as usual.
 
     Returns:
-      A function that unlocks; None if this process or another holds the lock. A file system without locks grants all.
+      A function that unlocks; None if this process or another holds the lock. Without locks in the file system, every
+      call gets the lock.
     """
-    import fcntl  # here, because Windows has none
+    import fcntl  # imported here, because Windows lacks the module
 
     descriptor = os.open(directory, os.O_RDONLY)
     try:

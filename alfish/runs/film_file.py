@@ -13,12 +13,12 @@ from alfish.errors import RunError, UsageError, first_line, printable
 from alfish.runs.files import temporary_of
 
 SUFFIXES = (".mp4", ".gif")
-# Of the pictures that TensorBoard shows in place of a film.
+# Properties of the GIFs that TensorBoard shows in place of a film.
 GIF_WIDTH, GIF_FPS, GIF_SECONDS = 320, 10, 60
 
 
 def check_extra(setting: str) -> None:
-    """Raises UsageError, which begins with the setting, if the extra 'video' is not installed."""
+    """Raises UsageError if the extra 'video' is not installed; the message begins with `setting`."""
     try:
         import imageio.v2
         import imageio_ffmpeg
@@ -28,13 +28,13 @@ def check_extra(setting: str) -> None:
 
 
 class FilmFile:
-    """A film that is being written; it appears under its name when it is whole.
+    """A film that is being written; it appears under its name when it is complete.
 
     Args:
-      directory: of the film, exists.
-      suffix: one of `SUFFIXES`.
-      fps: frames per second.
-      setting: name of the film in messages, as `--video=film.mp4`.
+      directory: directory of the film, which exists.
+      suffix: suffix of the file, one of `SUFFIXES`.
+      fps: number of frames per second.
+      setting: name of the film in messages, such as `--video=film.mp4`.
 
     Attributes:
       num_frames: number of frames so far.
@@ -44,7 +44,7 @@ class FilmFile:
     """
 
     def __init__(self, directory: Path, suffix: str, fps: float, setting: str):
-        import imageio.v2  # here, because it is an extra
+        import imageio.v2  # imported here, because it is an extra
 
         self._setting, self.num_frames = setting, 0
         self._unfinished = Path(f"{temporary_of(directory / 'film')}.{id(self)}{suffix}")
@@ -68,19 +68,19 @@ class FilmFile:
 
     def abandon(self) -> None:
         """Removes the film."""
-        with contextlib.suppress(OSError):  # an exception that ended the film is being raised
+        with contextlib.suppress(OSError):  # another exception, which ended the film, is being raised
             self._writer.close()
         self._unfinished.unlink(missing_ok=True)
 
     def _check_whole(self) -> None:
-        """Raises OSError if the file lacks frames, because ffmpeg, in a process of its own, could not write them."""
+        """Raises OSError if the file lacks frames, which ffmpeg, a separate process, could not write."""
         if self._unfinished.suffix == ".gif":
             return
         import imageio_ffmpeg
 
         try:
             found, _ = imageio_ffmpeg.count_frames_and_secs(str(self._unfinished))
-        except RuntimeError:  # its index, which is written last, is missing
+        except RuntimeError:  # the film's index, which is written last, is missing
             found = 0
         if found < self.num_frames:
             raise OSError(f"its file has {found} of {self.num_frames} frames; is the disk full?")
@@ -99,7 +99,7 @@ def as_gif(path: Path) -> bytes:
     Raises:
       RunError: the film cannot be read.
     """
-    import imageio_ffmpeg  # here, because it is an extra
+    import imageio_ffmpeg  # imported here, because it is an extra
 
     # A palette of the film's own colours, because GIF has 256.
     colours = "split[shown][seen];[seen]palettegen[palette];[shown][palette]paletteuse"

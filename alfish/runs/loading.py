@@ -10,17 +10,17 @@ from torch import nn
 
 from alfish.errors import UsageError
 
-_ALIKE = ((int, float), (list, tuple), (dict, OrderedDict), (torch.Tensor, nn.Parameter))  # each serves as the others
+_ALIKE = ((int, float), (list, tuple), (dict, OrderedDict), (torch.Tensor, nn.Parameter))  # each may replace the others
 
 
 def check_like(state: Any, example: Any, path: str = "") -> None:
     """Checks the types of plain values and containers, which loading does not check.
 
     Args:
-      state: as it was loaded.
-      example: the state that would be saved now. Entries that only one of the two has are ignored; None, on either
-        side, matches anything.
-      path: of the entry, for the message.
+      state: state that was loaded.
+      example: state that would be saved now. Entries that only one of the two states has are ignored; None in either
+        state matches anything.
+      path: path of the entry, for the message.
 
     Raises:
       ValueError: names the first entry of another type.
@@ -41,15 +41,17 @@ def load_model(module: nn.Module, state_dict: dict[str, Any], name: str) -> None
     """Loads a state into a module in place, completely or not at all.
 
     Args:
-      module: whose parameters and buffers are overwritten.
-      state_dict: of a module of the same architecture.
-      name: of the module, for the message.
+      module: module whose parameters and buffers are overwritten.
+      state_dict: state of a module of the same architecture.
+      name: name of the module, for the message.
 
     Raises:
-      UsageError: names the first entries that are missing, unexpected, or of another shape or dtype; or one that is
-        not finite.
+      UsageError: names the first entries that are missing, unexpected, or of another shape or dtype; or an entry that
+        is not finite.
     """
     here = module.state_dict()
+    # Older versions kept counters in some modules that have no extra state now.
+    state_dict = {key: value for key, value in state_dict.items() if key in here or not key.endswith("_extra_state")}
     wrong = [f"missing {key}" for key in here if key not in state_dict]
     wrong += [f"unexpected {key}" for key in state_dict if key not in here]
     for key, value in here.items():
@@ -70,14 +72,14 @@ def load_model(module: nn.Module, state_dict: dict[str, Any], name: str) -> None
 
 
 def _form(value: Any) -> str:
-    """Returns shape and dtype of a tensor; of another value its type."""
+    """Returns the shape and dtype of a tensor, or the type of any other value."""
     if not isinstance(value, torch.Tensor):
         return f"a {type(value).__name__}"
     return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
 
 
 def nonfinite(module: nn.Module, state_dict: Mapping[str, Any]) -> list[str]:
-    """Returns the names in a state of a module's parameters that are not finite, and of its buffers that have nan."""
+    """Returns the names of a state's parameters that are not finite, and of its buffers that contain nan."""
     parameters = {name for name, _ in module.named_parameters()}
     tensors = {name: value for name, value in state_dict.items() if isinstance(value, torch.Tensor)}
     is_whole = {True: lambda value: torch.isfinite(value).all(), False: lambda value: not torch.isnan(value).any()}
@@ -85,15 +87,16 @@ def nonfinite(module: nn.Module, state_dict: Mapping[str, Any]) -> list[str]:
 
 
 def names_below(part: str, names: Iterable[str], owner: str) -> dict[str, str]:
-    """Returns the names that belong to a part of a module, by their names within the part.
+    """Returns the full names of the entries of one part of a module, by their names within the part.
 
     Args:
-      part: of a module: a prefix, `critic.encoder` of `critic.encoder.weight`, or a whole name; '': the whole module.
-      names: of the module's parameters or of its state.
-      owner: of the names, for the message.
+      part: part of a module: a prefix, such as `critic.encoder` of `critic.encoder.weight`, or a full name; '' means
+        the whole module.
+      names: names of the module's parameters or of its state.
+      owner: owner of the names, for the message.
 
     Raises:
-      UsageError: there is no such part; the message has close ones.
+      UsageError: the part does not exist; the message names similar parts.
     """
     names, prefix = list(names), f"{part}." if part else ""
     found = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}

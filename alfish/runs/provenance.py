@@ -33,10 +33,10 @@ def provenance(device: torch.device, seed: int, num_threads: int | str) -> dict[
 
 
 def with_entry(directory: Path, entry: dict[str, Any]) -> str:
-    """Returns the text of a run's `provenance.json`, a JSON list with an entry for each start, with one entry more.
+    """Returns the text of a run's `provenance.json`, a JSON list of one entry per start, with `entry` appended.
 
     Raises:
-      UsageError: the file has another content.
+      UsageError: the file has content of another form.
     """
     path = directory / "provenance.json"
     entries = contents.json_value(directory, path.name) or []
@@ -49,9 +49,9 @@ def with_entry(directory: Path, entry: dict[str, Any]) -> str:
 
 @functools.cache
 def git_revision(directory: Path) -> dict[str, Any] | None:
-    """Returns revision and dirty flag of the git checkout around `directory`; None if there is none.
+    """Returns revision and dirty flag of the git checkout around `directory`; None without a checkout.
 
-    They are read once, because a process goes on with the code that it has imported.
+    Git is asked only once, because a process continues with the code that it has imported.
     """
     try:
         revision, status = (

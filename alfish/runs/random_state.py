@@ -1,7 +1,8 @@
 """The global random generators: seeded, saved, restored, preserved, and kept apart from code that seeds them.
 
-alfish draws from torch's generators only; numpy's and Python's are left to the environments. An environment that seeds
-torch's own, perhaps at each reset, must not make warm-up, noise and minibatches begin again (`apart`).
+alfish draws from torch's generators only; numpy's and Python's generators are left to the environments. An environment
+that seeds torch's generators, perhaps at each reset, must not make the random numbers of warm-up, noise and minibatches
+repeat (`apart`).
 """
 
 import contextlib
@@ -14,10 +15,10 @@ import numpy as np
 import torch
 from absl import logging
 
-# The highest bits of the seeds of alfish's own draws. A CPU's generator uses the lowest 32 bits only.
+# Highest bits of the seeds that alfish itself sets, which mark them. A CPU's generator uses only the lowest 32 bits.
 _OWN = 0x5A << 56
 
-seed_of_torch: Callable[[], int] = torch.default_generator.initial_seed  # the seed that its generator was given
+seed_of_torch: Callable[[], int] = torch.default_generator.initial_seed  # returns the seed that the generator was given
 
 
 def seed_all(seed: int) -> None:
@@ -28,19 +29,19 @@ def seed_all(seed: int) -> None:
 
 
 def seed_torch(seed: int, count: int = 0) -> None:
-    """Seeds torch's generators as `torch.manual_seed`, and marks the seed as alfish's own.
+    """Seeds torch's generators as `torch.manual_seed` does, and marks the seed as alfish's own.
 
     Args:
-      seed: at least 0.
+      seed: seed of the generators, at least 0.
       count: number of times, modulo 2^24, that other code has seeded the generators; see `recover`.
     """
-    torch.manual_seed(seed)  # GPUs use all bits of it
+    torch.manual_seed(seed)  # GPUs use all bits of the seed
     torch.default_generator.manual_seed(_OWN | count << 32 | seed % 2**32)
 
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Keeps torch's generators apart from code of others, which may seed them."""
+    """Keeps torch's generators apart from code outside alfish, which may seed them."""
     before = seed_of_torch()
     try:
         yield
@@ -49,7 +50,7 @@ def apart() -> Iterator[None]:
 
 
 def called_apart(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that runs `apart`, for calls that take microseconds."""
+    """Returns a function whose calls run as within `apart`, with less overhead, for calls that take microseconds."""
 
     def call(*arguments: Any) -> Any:
         before = seed_of_torch()
@@ -62,11 +63,11 @@ def called_apart(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def recover(before: int) -> None:
-    """Seeds torch's generators anew if other code has seeded them, so that their numbers do not repeat.
+    """Seeds torch's generators again if other code has seeded them, so that their numbers do not repeat.
 
     Args:
-      before: `seed_of_torch()` before the other code ran. The new seed follows from it, so that a run stays
-        reproducible; it differs from all earlier ones, because it counts them.
+      before: value of `seed_of_torch()` before the other code ran. The new seed is derived from this value, so that a
+        run stays reproducible, and counts the seedings, so that it differs from all earlier seeds.
     """
     now = seed_of_torch()
     if now != before and not _is_own(now):
@@ -85,7 +86,7 @@ def _is_own(seed: int) -> bool:
 
 @contextlib.contextmanager
 def preserved() -> Iterator[None]:
-    """Restores the generators at the end of the context."""
+    """Restores the state of the generators at the end of the context."""
     state = rng_state()
     try:
         yield
@@ -96,7 +97,7 @@ def preserved() -> Iterator[None]:
 def rng_state() -> dict[str, Any]:
     """Returns the state of all global generators: of `random`, of numpy, and of torch on the CPU and each GPU.
 
-    CUDA is not initialized for this purpose: a process that has not used a GPU has drawn no numbers there.
+    CUDA is not initialized for this purpose: a process that has not used a GPU has not drawn numbers there.
     """
     return {
         "python": json.dumps(random.getstate()),
@@ -107,11 +108,11 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Restores the state of `rng_state`. With fewer GPUs, warns and restores those that there are."""
+    """Restores the state of `rng_state`. With fewer GPUs, warns and restores the GPUs that exist."""
     version, words, gauss = json.loads(state["python"])
     random.setstate((version, tuple(words), gauss))
     np.random.set_state(json.loads(state["numpy"]))
-    torch.set_rng_state(state["torch"].cpu())  # map_location may have moved it
+    torch.set_rng_state(state["torch"].cpu())  # map_location may have moved the state
     num_gpus = torch.cuda.device_count() if state["cuda"] else 0
     if num_gpus < len(state["cuda"]):
         logging.warning("%d GPU generators were saved, %d GPUs are here.", len(state["cuda"]), num_gpus)

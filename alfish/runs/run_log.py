@@ -10,20 +10,20 @@ from typing import Any
 from alfish.runs import files
 from alfish.runs.files import DiskError
 
-WARNING = "warning: "  # before a message of absl; one of Python has its category, as UserWarning
+WARNING = "warning: "  # prefix of absl's warnings; Python's begin with a category, such as UserWarning
 
 
 class RunLog(logging.Handler):
     """Appends lines with their time. Lines before `open` are kept in memory; after `close` only `write` appends.
 
     Args:
-      path: of the file; its directory must exist when `open` is called.
+      path: path of the file; its directory must exist when `open` is called.
     """
 
     def __init__(self, path: Path):
         super().__init__(logging.WARNING)
         self._path = path
-        self._waiting: list[str] | None = []  # None: once opened
+        self._waiting: list[str] | None = []  # None once the log is opened
         self._is_open = False
 
     def open(self) -> None:
@@ -54,7 +54,7 @@ class RunLog(logging.Handler):
             self._waiting.append(line)
 
     def copy(self, text: str) -> None:
-        """Appends a text that stderr shows too; a disk error is ignored."""
+        """Appends a text that stderr shows too; disk errors are ignored."""
         with contextlib.suppress(DiskError):
             self.write(text)
 
@@ -68,7 +68,7 @@ class RunLog(logging.Handler):
             return
         self._is_open = False
         logging.getLogger("absl").removeHandler(self)
-        if warnings.showwarning is self._show:  # else a later wrapper still calls this one
+        if warnings.showwarning is self._show:  # otherwise a wrapper that was set later still calls `_show`
             warnings.showwarning = self._show_before
 
     def _append(self, lines: list[str]) -> None:

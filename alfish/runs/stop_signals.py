@@ -1,9 +1,9 @@
 """SIGTERM, SIGUSR1 and Ctrl-C as requests to stop, with a bound on how long any wait delays them.
 
-A signal sets `StopSignals.number`. alfish's own loops read it, or call `check`. Code of others may wait for ever, in
-Python or in C, so it runs while `breakable` is set: after `GRACE_SECONDS` `Interrupted` is raised inside it. While
-`breakable` is not set (updates, writing of checkpoints), nothing is raised, so these complete. C code that keeps the
-interpreter's lock cannot be interrupted.
+A signal sets `StopSignals.number`. alfish's own loops read it, or call `check`. Code outside alfish may wait for ever,
+in Python or in C. `breakable` is therefore set while such code runs: `GRACE_SECONDS` after a signal, `Interrupted` is
+raised inside the code. While `breakable` is not set, nothing is raised, so updates and the writing of checkpoints
+always complete. C code that keeps the interpreter's lock cannot be interrupted.
 """
 
 import contextlib
@@ -17,39 +17,39 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-GRACE_SECONDS = 1.5  # from a signal, or from the beginning of a later wait, until the wait is interrupted
-STUCK_SECONDS = 1.0  # from then on, until another thread takes over from a main thread that runs no Python
+GRACE_SECONDS = 1.5  # seconds from a signal, or from the beginning of a later wait, until the wait is interrupted
+STUCK_SECONDS = 1.0  # further seconds until another thread takes over from a main thread that runs no Python
 LOOK_SECONDS = 0.05
 
 
 def exit_status(number: int) -> int:
     """Returns the exit status of a process that a signal has stopped.
 
-    SIGUSR1 is what schedulers send before they take a machine away. The status is then EX_TEMPFAIL, 75, which means
-    that the same command shall run again; else it is 128 + the signal's number.
+    Schedulers send SIGUSR1 before they take a machine away. For SIGUSR1 the status is EX_TEMPFAIL, 75, which means that
+    the same command should run again; for any other signal it is 128 + the signal's number.
     """
     return os.EX_TEMPFAIL if number == signal.SIGUSR1 else 128 + number
 
 
 class Interrupted(BaseException):
-    """Raised in a wait after a signal. Not an Exception, so that environments do not handle it as an error."""
+    """Raised in a wait after a signal. It is not an Exception, so environments do not handle it as an error."""
 
 
 class StopSignals:
     """Context manager that receives SIGTERM, SIGUSR1 and SIGINT; a second SIGINT raises KeyboardInterrupt.
 
-    Outside the main thread it does nothing.
+    Outside the main thread the context does nothing.
 
     Args:
-      rescue: saves the last complete state. Called in another thread if the main thread is in C code that does not
-        return; the process then exits with `exit_status`.
+      rescue: function that saves the last complete state. It is called in another thread if the main thread is in C
+        code that does not return; the process then exits with `exit_status`.
 
     Attributes:
-      received: number of the first signal received; None: there was none.
-      number: number of the signal that ends the run; None: there is none. It is `received`, unless `is_shared`.
-      is_shared: whether other processes must agree that the run ends; they set `number`.
-      breakable: whether the main thread may be interrupted at any point. Loops for which the calls of `breaking` are
-        too slow set it themselves.
+      received: number of the first signal received; None before a signal.
+      number: number of the signal that ends the run; None if no signal does. It is `received`, unless `is_shared`.
+      is_shared: whether other processes must agree that the run ends; `number` is set once they agree.
+      breakable: whether the main thread may be interrupted at any point. A loop in which calls of `breaking` would be
+        too slow sets the attribute itself.
     """
 
     def __init__(self, rescue: Callable[[], None]):
@@ -59,8 +59,8 @@ class StopSignals:
         self.is_shared = False
         self.breakable = False
         self._began: float | None = None  # time of a wait after a signal, or of the last attempt to interrupt it
-        self._raises = False  # the next call of the handler comes from the watching thread
-        self._rescues = False  # the watching thread has taken over
+        self._raises = False  # whether the next call of the handler comes from the watching thread
+        self._rescues = False  # whether the watching thread has taken over
         self._before: dict[int, Any] = {}
 
     @property
@@ -88,7 +88,8 @@ class StopSignals:
         self.received = self.number = self._began = None
         self._main = threading.get_ident()
         self._ended = threading.Event()
-        # Written in C when a signal arrives, also while the main thread is in C code and cannot run `_handle`.
+        # Python's C code writes to this pipe when a signal arrives, even while the main thread is in C code and cannot
+        # run `_handle`.
         self._arrivals, self._arrive = os.pipe()
         os.set_blocking(self._arrive, False)
         self._descriptor_before = signal.set_wakeup_fd(self._arrive, warn_on_full_buffer=False)
@@ -104,8 +105,8 @@ class StopSignals:
         _ENTERED.remove(self)
         self._restore()
         self._ended.set()
-        with contextlib.suppress(BlockingIOError):  # it has enough to read, and ends too
-            os.write(self._arrive, b"\0")  # no signal's number
+        with contextlib.suppress(BlockingIOError):  # the pipe is full, so the thread wakes up and ends too
+            os.write(self._arrive, b"\0")  # not a signal's number
         self._watcher.join()
         os.close(self._arrivals)
         os.close(self._arrive)
@@ -144,7 +145,7 @@ class StopSignals:
             elif self._raises:
                 if now - began > STUCK_SECONDS:
                     self._take_over(number)
-            elif now - began > GRACE_SECONDS:  # again if an environment has caught Interrupted
+            elif now - began > GRACE_SECONDS:  # interrupts again if an environment has caught Interrupted
                 self._began, self._raises = now, True
                 signal.pthread_kill(self._main, number)
 

@@ -1,6 +1,6 @@
-"""Subnormal numbers, below 1.2e-38 in float32: processors compute many times slower with them than with others.
+"""Subnormal numbers, below 1.2e-38 in float32: processors compute many times slower with them than with other numbers.
 
-Where a gradient is 0, as at units of ReLU that are never active, Adam's moments shrink with each update until they are
+Where a gradient is 0, as for ReLU units that are never active, Adam's moments shrink with each update until they are
 subnormal. They stay there, because 0.9 times the smallest number is rounded to that number again.
 """
 
@@ -12,20 +12,20 @@ import torch
 
 
 def flush_subnormals() -> None:
-    """Makes this thread take subnormal numbers as 0; threads that it starts later do so, too."""
+    """Makes this thread, and threads that it starts later, treat subnormal numbers as 0."""
     for kind in (np.float16, np.float32, np.float64):
-        np.finfo(kind)  # numpy keeps the answer; older releases warn if the smallest number is 0 when first asked
+        np.finfo(kind)  # makes numpy cache the smallest number; older releases warn if it is 0 at the first query
     torch.set_flush_denormal(True)
 
 
 def are_flushed() -> bool:
-    """Returns whether this thread takes subnormal numbers as 0."""
+    """Returns whether this thread treats subnormal numbers as 0."""
     return bool(torch.full((), 1e-40) * 1 == 0)
 
 
 @contextlib.contextmanager
 def preserved() -> Iterator[None]:
-    """Restores at the end how this thread takes subnormal numbers."""
+    """Restores this thread's treatment of subnormal numbers at the end of the context."""
     before = are_flushed()
     try:
         yield

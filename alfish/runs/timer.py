@@ -15,8 +15,8 @@ class Timer:
     """Measures the parts of a run, which follow one another. The time of a part does not include parts inside it.
 
     Attributes:
-      seconds: by part, since `start`; before it the timer only tells the time.
-      calls: by part, how often it began.
+      seconds: seconds by part, measured since `start`. Before `start` the timer only returns the time.
+      calls: number of times that each part began.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Timer:
         return now
 
     def around(self, part: str, function: Callable[P, T]) -> Callable[P, T]:
-        """Returns the function as a part inside the part that calls it."""
+        """Returns the function, measured as a part of its own inside the part that calls it."""
 
         def timed(*arguments: P.args, **keywords: P.kwargs) -> T:
             outer = self._part
@@ -52,7 +52,7 @@ class Timer:
         return timed
 
     def each(self, part: str, items: Iterable[T]) -> Iterator[T]:
-        """Returns the items, the making of each as a part inside the part that asks for it."""
+        """Returns the items; the time to make each item is measured as a part inside the part that asks for it."""
         return self._each(part, items) if self._is_on else iter(items)
 
     def _each(self, part: str, items: Iterable[T]) -> Iterator[T]:

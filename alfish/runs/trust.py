@@ -1,8 +1,9 @@
 """Configurations that this user has trained on this machine, which may import the modules that they name.
 
-An entry is a small file in the user's state directory. Its name is a digest of the exact text of a saved configuration
-and of the places of the modules that the text names. So a configuration that came from elsewhere or was changed has no
-entry, and neither has one whose modules are found in another place, as in a directory that somebody else prepared.
+An entry is a small file in the user's state directory. The file's name is a digest of the exact text of a saved
+configuration and of the paths of the modules that the text names. So a configuration that came from elsewhere or was
+changed has no entry, and neither has a configuration whose modules are found in another place, for example in a
+directory that somebody else prepared.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from alfish.parameters import gin_internals, imports
 from alfish.parameters.description import PART
 from alfish.runs.files import temporary_of
 
-# Text as 'my_lab.tasks:Reach-v0' and 'my_lab.tasks', which may name modules.
+# Matches text such as 'my_lab.tasks:Reach-v0' and 'my_lab.tasks', which may name modules.
 NAMED_IN_TEXT = re.compile(r"""['"]([A-Za-z_][\w.]*:|[A-Za-z_]\w*(?:\.\w+)+['"])""")
 
 
@@ -41,7 +42,7 @@ def record(text: str) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = temporary_of(path)
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
-            file.write("".join(f"{module}\n" for module in modules))  # for a person who looks
+            file.write("".join(f"{module}\n" for module in modules))  # readable for a person
         os.replace(temporary, path)
 
 
@@ -50,12 +51,12 @@ def restricted(config: Path, allow_import: Sequence[str]) -> Iterator[None]:
     """Restricts imports to what the configuration of a saved run may import.
 
     Args:
-      config: file of the saved configuration; if it is recorded, the modules that it names are allowed.
-      allow_import: as for `imports.restricted`.
+      config: file of the saved configuration; if the file is recorded, the modules that it names are allowed.
+      allow_import: names of modules, as for `imports.restricted`.
     """
     try:
         text = config.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):  # its reader says so
+    except (OSError, UnicodeDecodeError):  # the file's reader reports it
         text = ""
     modules = _modules(text)
     with imports.restricted(
@@ -74,7 +75,7 @@ def _modules(text: str) -> list[str]:
         tokenize.TokenError,
         RecursionError,
         gin_internals.GinChanged,
-    ):  # its reader says so
+    ):  # the file's reader reports it
         return []
     named = {one.module for one in statements if gin_internals.is_import(one) and not one.module.startswith("__gin__")}
     named |= {module for module, _ in PART.findall(text)} | {found[:-1] for found in NAMED_IN_TEXT.findall(text)}
@@ -98,10 +99,10 @@ def _entry(text: str, modules: Sequence[str]) -> Path:
 
 
 def _place(package: str) -> str:
-    """Returns the file or directory from which a package would be imported; '' if it is not found."""
+    """Returns the file or directory from which a package would be imported; '' if the package is not found."""
     try:
         spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):  # ValueError: a module that a program has made
+    except (ImportError, ValueError):  # ValueError: the program made the module, which has no spec
         spec = None
     # The working directory is searched last, see `imports.admit`.
     spec = spec or importlib.machinery.PathFinder.find_spec(package, [os.getcwd()])
@@ -116,7 +117,7 @@ def _directory() -> Path:
 
 
 def _remark() -> str:
-    """Returns why no run can be recorded here; '' if it can."""
+    """Returns why runs cannot be recorded here; '' if they can."""
     try:
         directory = _directory()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,10 +1,12 @@
 """Specs: nests (dict, tuple) whose leaves are gymnasium's Box, Discrete, MultiDiscrete and MultiBinary spaces.
 
-A spec describes the observations or actions of an algorithm, for one environment and without batch dimension. It
-differs from the environment's own space as the stream does:
-- observations: float64 becomes float32; Discrete and MultiDiscrete start at 0;
-- actions have canonical units. A bounded Box becomes one-dimensional float32 in [-1, 1]; any other Box keeps the
-  environment's units. Discrete and MultiDiscrete start at 0 and are int64. MultiBinary is flat.
+A spec describes the observations or actions of an algorithm, for one environment and without batch dimension. Specs
+differ from the spaces of an environment as the rows of the stream do:
+
+- Observations: float64 becomes float32; Discrete and MultiDiscrete start at 0.
+- Actions: a bounded Box becomes one-dimensional float32 in [-1, 1]; any other Box keeps the environment's units.
+  Discrete and MultiDiscrete start at 0 and are int64. MultiBinary is flat.
+
 `ObservationUnits` and `ActionUnits` are the only converters between the two.
 
 An observation may have an action mask (`alfish.specs.masks`), a leaf of the space `ActionMask`.
@@ -19,10 +21,19 @@ from alfish.specs.checks import (
     check_scalar_reward,
     outside,
 )
-from alfish.specs.leaves import action_spec, describe, observation_spec, sample, zeros
+from alfish.specs.leaves import (
+    VectorReward,
+    action_spec,
+    describe,
+    observation_spec,
+    reward_names,
+    reward_spec,
+    sample,
+    zeros,
+)
 from alfish.specs.masks import ActionMask, MaskLayout, MaskReader, mask_path, mask_reader, num_choices, uniform_choice
-from alfish.specs.rewards import VectorReward, reward_names, reward_spec
 from alfish.specs.spaces import (
+    LEAF_SPACES,
     batch_of_one,
     has_channels_last,
     is_bounded,
@@ -35,6 +46,7 @@ from alfish.specs.spaces import (
 from alfish.specs.units import ActionUnits, ObservationUnits
 
 __all__ = [
+    "LEAF_SPACES",
     "ActionMask",
     "ActionUnits",
     "MaskLayout",

@@ -18,18 +18,18 @@ from alfish.specs.spaces import (
     without_vast_bounds,
 )
 
-ROUNDING = 1e-6  # of a bound, or of 1 for smaller bounds: by how much sums and products of floats may exceed it
+ROUNDING = 1e-6  # fraction of a bound, or of 1 for smaller bounds, by which sums and products of floats may exceed it
 
 
 def check_learnable(space: Any, name: str) -> None:
     """Checks that alfish can learn from a space and all of its parts.
 
     Args:
-      space: what an environment declares as a space.
-      name: 'observation' or 'action'.
+      space: object that an environment declares as a space.
+      name: kind of the space, 'observation' or 'action'.
 
     Raises:
-      UsageError: it cannot; names the part.
+      UsageError: the space cannot be learned from; the message names the part.
     """
     leaves = nest.named_leaves(map_space(lambda leaf: leaf, space), name)
     for path, leaf in leaves:
@@ -37,7 +37,7 @@ def check_learnable(space: Any, name: str) -> None:
             given = f"the class {leaf.__name__}" if isinstance(leaf, type) else repr(leaf)
             raise UsageError(f"the space of {path} is {given}; make it an object, as gymnasium.spaces.Box(-1, 1, (3,))")
         if not isinstance(leaf, LEAF_SPACES):
-            has_index = any(part.isdigit() for part in path.split("."))  # of a Tuple
+            has_index = any(part.isdigit() for part in path.split("."))  # index of a part of a Tuple
             inside = path.partition(".")[2] if name == "observation" and not has_index else ""
             out = f"leave it out by make_environment.leave_out = [{inside!r}], or " if inside else ""
             raise UsageError(
@@ -54,7 +54,7 @@ def check_learnable(space: Any, name: str) -> None:
 
 
 def check_scalar_reward(name: str, reward_spec: spaces.Box) -> None:
-    """Raises UsageError if rewards are vectors; `name` is the algorithm's."""
+    """Raises UsageError if rewards are vectors; `name` is the algorithm's name."""
     if reward_spec.shape:
         raise UsageError(f"{name} takes a scalar reward, and this one is a vector of {reward_spec.shape[0]}")
 
@@ -63,7 +63,7 @@ def check_finite_choice(name: str, action_spec: Nest) -> None:
     """Raises UsageError if an action has a Box leaf, over which there is no uniform distribution.
 
     Args:
-      name: of the parameter that needs one.
+      name: name of the parameter that needs a finite choice.
       action_spec: canonical action nest.
     """
     for path, leaf in nest.named_leaves(action_spec, "action"):
@@ -75,7 +75,7 @@ def check_finite_choice(name: str, action_spec: Nest) -> None:
 
 
 def check_box_action(name: str, action_spec: Nest) -> None:
-    """Raises UsageError for an action with another leaf than a bounded Box; `name` is the algorithm's."""
+    """Raises UsageError for an action with a leaf other than a bounded Box; `name` is the algorithm's name."""
     for path, leaf in nest.named_leaves(action_spec, "action"):
         if not isinstance(leaf, spaces.Box):
             raise UsageError(f"{name} takes bounded Box actions, and the {path} is {leaf}; train with PPO")
@@ -87,8 +87,8 @@ def check_bounded(reason: str, path: str, leaf: spaces.Space, instead: str) -> N
 
     Args:
       reason: beginning of the sentence, why bounds are needed.
-      path: of the leaf in the action.
-      leaf: of a canonical action nest.
+      path: path of the leaf in the action.
+      leaf: leaf of a canonical action nest.
       instead: name of an algorithm that needs no bounds.
     """
     if isinstance(leaf, spaces.Box) and not is_bounded(leaf):
@@ -99,10 +99,10 @@ def check_bounded(reason: str, path: str, leaf: spaces.Space, instead: str) -> N
 
 
 def check_hybrid_action(name: str, action_spec: Nest) -> None:
-    """Raises UsageError for an action other than bounded Box leaves and at most one Discrete leaf of several choices.
+    """Raises UsageError unless an action has only bounded Box leaves and at most one Discrete leaf of several choices.
 
     Args:
-      name: the algorithm's.
+      name: name of the algorithm.
       action_spec: canonical action nest.
     """
     named = nest.named_leaves(action_spec, "action")
@@ -123,9 +123,9 @@ def outside(value: Any, space: spaces.Space, name: str) -> str | None:
     Floats may exceed their bounds by `ROUNDING`.
 
     Args:
-      value: one element.
-      space: of any leaves.
-      name: of the value; the names of its parts begin with it.
+      value: element to check.
+      space: space of the element, which may be nested.
+      name: name of the value; the names of its parts begin with it.
     """
     if isinstance(space, spaces.Dict):
         parts = [(value[key], child, f"{name}.{key}") for key, child in space.items()]

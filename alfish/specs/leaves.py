@@ -1,4 +1,4 @@
-"""The specs of an environment's spaces, and values of a spec."""
+"""The specs of an environment's spaces, rewards included, and values of a spec."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,17 +8,60 @@ import torch
 from gymnasium import spaces
 
 from alfish import nest
+from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.specs.checks import check_learnable
 from alfish.specs.masks import uniform_action
 from alfish.specs.spaces import as_float32, map_space, shape_of, torch_dtype, without_vast_bounds
+
+# Words in which the names of metrics and evaluation results end, and which no entry may have as its name.
+TAKEN = ("n", "nonfinite")
+
+
+class VectorReward(spaces.Box):
+    """The space of a vector reward, `[R]` float32.
+
+    Args:
+      names: names of the entries; also an attribute.
+
+    Raises:
+      UsageError: a name occurs twice, or would be confused with another result.
+    """
+
+    def __init__(self, names: Sequence[str]):
+        super().__init__(-np.inf, np.inf, (len(names),), np.float32)
+        self.names = tuple(names)
+        for name in names:
+            if not name or "/" in name or name in TAKEN or self.names.count(name) > 1:
+                raise UsageError(
+                    f"the entries of the reward are named {list(names)}; each needs a name of its own, without '/' and "
+                    f"other than {' and '.join(TAKEN)}"
+                )
+
+    def __repr__(self) -> str:
+        return f"VectorReward({', '.join(self.names)})"
+
+    def __eq__(self, other: Any) -> bool:
+        return super().__eq__(other) and reward_names(other) == self.names
+
+
+def reward_spec(entries: int | Sequence[str] | None = None) -> spaces.Box:
+    """Returns the spec of a scalar reward, or of a vector reward with this number of entries, or with these names."""
+    if entries is None:
+        return spaces.Box(-np.inf, np.inf, (), np.float32)
+    return VectorReward([str(entry) for entry in range(entries)] if isinstance(entries, int) else entries)
+
+
+def reward_names(reward_spec: spaces.Box) -> tuple[str, ...]:
+    """Returns the names of a reward's entries, or their indices if the entries have no names; empty for a scalar."""
+    return getattr(reward_spec, "names", tuple(map(str, range(sum(reward_spec.shape)))))
 
 
 def observation_spec(space: spaces.Space) -> Nest:
     """Returns the spec of an observation space.
 
     Raises:
-      UsageError: a leaf is not one of `LEAF_SPACES`, as Text, Graph, Sequence; names its path.
+      UsageError: a leaf, such as Text, Graph or Sequence, is not one of `LEAF_SPACES`; the message has its path.
     """
     check_learnable(space, "observation")
     return map_space(observation_leaf, space)
@@ -28,7 +71,7 @@ def action_spec(space: spaces.Space) -> Nest:
     """Returns the canonical spec of an action space, see `alfish.specs`.
 
     Raises:
-      UsageError: a leaf is not one of `LEAF_SPACES`; names its path.
+      UsageError: a leaf is not one of `LEAF_SPACES`; the message has its path.
     """
     check_learnable(space, "action")
     return map_space(_action_leaf, space)
@@ -42,13 +85,13 @@ def zeros(spec: Nest, leading: tuple[int, ...], device: torch.device | str = "cp
 def sample(spec: Nest, batch_size: int, masks: Sequence[torch.Tensor | None] | None = None) -> Nest:
     """Returns uniform random actions `[B, ...]` of a canonical action spec.
 
-    An entry of a Box without two bounds is drawn from an interval of length 2: [-1, 1], or the nearest one within the
-    bound that it has.
+    An entry of a Box that lacks a bound is drawn from an interval of length 2: [-1, 1], or the nearest such interval
+    within the bound that the entry has.
 
     Args:
       spec: canonical action nest.
-      batch_size: B.
-      masks: of each leaf, the choices that are allowed, see `MaskLayout.split`; None: all.
+      batch_size: number of rows, B.
+      masks: allowed choices of each leaf, see `MaskLayout.split`; None means all.
     """
 
     def draw(leaf: spaces.Space) -> torch.Tensor:
@@ -59,7 +102,7 @@ def sample(spec: Nest, batch_size: int, masks: Sequence[torch.Tensor | None] | N
             is_bounded = box.bounded_below & box.bounded_above
             start = np.where(box.bounded_below, np.maximum(low, -1), np.minimum(high, 1) - 2)
             low, high = np.where(is_bounded, low, start), np.where(is_bounded, high, start + 2)
-            # In float64, so that rounding does not leave the bounds.
+            # Drawn in float64, so that rounding does not leave the bounds.
             return (torch.from_numpy(low) + torch.rand(shape) * torch.from_numpy(high - low)).to(torch.float32)
         if isinstance(leaf, spaces.MultiBinary):
             return torch.randint(2, shape, dtype=torch_dtype(leaf))

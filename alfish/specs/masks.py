@@ -1,10 +1,10 @@
 """Action masks: a leaf of the observation that tells which choices of the action the environment accepts.
 
-Row t's mask is of the action at row t. Its space is an `ActionMask`: an entry is 1 if the choice is allowed, and 0 if
-it is forbidden. The entries follow the leaves of the action: n for Discrete, n_1 + n_2 + ... for MultiDiscrete, and two
-for each bit of MultiBinary ("may be 0", "may be 1"), or one ("may be 1"). A Box has none.
+The mask of row t belongs to the action at row t. Its space is an `ActionMask`: an entry is 1 if the choice is allowed,
+and 0 if it is forbidden. The entries follow the leaves of the action: n for Discrete, n_1 + n_2 + ... for
+MultiDiscrete, and two for each bit of MultiBinary ("may be 0", "may be 1"), or one ("may be 1"). A Box has none.
 
-A mask cannot express constraints between the entries of an action, nor ones that depend on a Box entry.
+A mask cannot express constraints between the entries of an action, nor constraints that depend on a Box entry.
 """
 
 import itertools
@@ -43,16 +43,16 @@ class MaskLayout:
 
     Args:
       action_spec: canonical action nest.
-      size: entries of the mask; also an attribute.
-      name: of the mask, for messages.
+      size: number of entries of the mask; also an attribute.
+      name: name of the mask, for messages.
 
     Raises:
-      UsageError: the action has no choices, or another number of them.
+      UsageError: the action has no choices, or another number of choices.
     """
 
     def __init__(self, action_spec: Nest, size: int, name: str):
         leaves = nest.leaves(action_spec)
-        choices = [_choices(leaf) for leaf in leaves]  # of each leaf, a count for each entry
+        choices = [_choices(leaf) for leaf in leaves]  # number of choices of each entry, by leaf
         counts = list(itertools.chain(*choices))
         num_bits = [shape_of(leaf)[0] if isinstance(leaf, spaces.MultiBinary) else 0 for leaf in leaves]
         total, short = sum(counts), sum(counts) - sum(num_bits)
@@ -64,15 +64,15 @@ class MaskLayout:
                 f"{name} is an action mask of {size} entries, and the action {action_spec} has {total} choices{other}"
             )
         self.size = size
-        self._is_short = size < total  # one entry for each bit
+        self._is_short = size < total  # one mask entry for each bit
         self._num_bits = num_bits if self._is_short else [0] * len(leaves)
-        self._sizes = [sum(each) - bits for each, bits in zip(choices, self._num_bits)]  # of each leaf's part
-        self._starts = np.cumsum([0, *counts[:-1]])  # of each entry's choices, with two for each bit
+        self._sizes = [sum(each) - bits for each, bits in zip(choices, self._num_bits)]  # sizes of each leaf's part
+        self._starts = np.cumsum([0, *counts[:-1]])  # start of each entry's choices, with two for each bit
 
     def split(self, mask: torch.Tensor) -> list[torch.Tensor | None]:
-        """Returns the mask of each leaf, `[..., choices]` bool from `[..., size]`, with two for each bit.
+        """Returns the mask of each leaf, `[..., choices]` bool from `[..., size]`, with two choices for each bit.
 
-        None for a Box.
+        A Box has None in place of a mask.
         """
         allowed = mask.bool()
         parts = [allowed] if len(self._sizes) == 1 else allowed.split(self._sizes, -1)
@@ -90,11 +90,11 @@ class MaskLayout:
         return np.logical_not(np.take_along_axis(self.whole(mask), index, 1)).any(1)
 
     def is_empty(self, mask: np.ndarray) -> np.ndarray:
-        """Returns whether masks `[N, size]` allow no choice of some entry of the action, `[N]` bool."""
+        """Returns whether masks `[N, size]` allow no choice for some entry of the action, `[N]` bool."""
         return (np.add.reduceat(self.whole(mask), self._starts, 1, np.intp) == 0).any(1)
 
     def whole(self, mask: np.ndarray) -> np.ndarray:
-        """Returns masks `[N, choices]` bool, with two for each bit."""
+        """Returns masks `[N, choices]` bool, with two choices for each bit."""
         allowed = mask != 0
         if not self._is_short:
             return allowed
@@ -110,7 +110,7 @@ class MaskReader:
 
     Args:
       path: keys of the mask in the observation.
-      layout: of the mask.
+      layout: layout of the mask.
     """
 
     def __init__(self, path: tuple[Any, ...], layout: MaskLayout):
@@ -122,21 +122,21 @@ class MaskReader:
         return self.layout.split(self.mask(observation))
 
     def mask(self, observation: Nest) -> Any:
-        """Returns the mask in an observation, as it is there."""
+        """Returns the mask in an observation, unchanged."""
         for key in self.path:
             observation = observation[key]
         return observation
 
     def is_empty(self, observation: Nest) -> np.ndarray:
-        """Returns whether rows `[N]` allow no choice of some entry of the action, `[N]` bool."""
+        """Returns whether rows `[N]` allow no choice for some entry of the action, `[N]` bool."""
         return self.layout.is_empty(nest.as_array(self.mask(observation)))
 
 
 def mask_path(observation_spec: Nest) -> tuple[Any, ...] | None:
-    """Returns the keys of the action mask; None if there is none.
+    """Returns the keys of the action mask; None without a mask.
 
     Raises:
-      UsageError: there are several.
+      UsageError: the observation has several masks.
     """
     named = zip(nest.keys(observation_spec), nest.named_leaves(observation_spec, "observation"))
     found = [(keys, name) for keys, (name, leaf) in named if isinstance(leaf, ActionMask)]
@@ -146,7 +146,7 @@ def mask_path(observation_spec: Nest) -> tuple[Any, ...] | None:
 
 
 def mask_reader(observation_spec: Nest, action_spec: Nest) -> MaskReader | None:
-    """Returns the reader of the action mask; None if the observation has none."""
+    """Returns the reader of the action mask; None if the observation has no mask."""
     path = mask_path(observation_spec)
     if path is None:
         return None
@@ -159,9 +159,9 @@ def mask_reader(observation_spec: Nest, action_spec: Nest) -> MaskReader | None:
 def uniform_choice(mask: torch.Tensor) -> torch.Tensor:
     """Returns one of the allowed choices, drawn uniformly: `[...]` int64 from `[..., n]` bool.
 
-    If none is allowed, it is one of all.
+    If no choice is allowed, any choice may be drawn.
     """
-    return (torch.rand(mask.shape, device=mask.device) + mask).argmax(-1)  # forbidden ones are below 1
+    return (torch.rand(mask.shape, device=mask.device) + mask).argmax(-1)  # forbidden choices are below 1
 
 
 def uniform_action(leaf: spaces.Space, mask: torch.Tensor) -> torch.Tensor:
@@ -173,12 +173,12 @@ def uniform_action(leaf: spaces.Space, mask: torch.Tensor) -> torch.Tensor:
 
 
 def num_choices(action_spec: Nest) -> int:
-    """Returns the number of choices in an action, two for each bit."""
+    """Returns the number of choices in an action; each bit has two."""
     return sum(sum(_choices(leaf)) for leaf in nest.leaves(action_spec))
 
 
 def _choices(leaf: spaces.Space) -> list[int]:
-    """Returns the number of choices of each entry of an action leaf; nothing for a Box."""
+    """Returns the number of choices of each entry of an action leaf; an empty list for a Box."""
     if isinstance(leaf, spaces.Discrete):
         return [int(leaf.n)]
     if isinstance(leaf, spaces.MultiDiscrete):

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from alfish.nest import Nest
 
 LEAF_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-LARGEST_BOUND = 1e30  # of floats; libraries declare the largest number of a type where there is no bound
+LARGEST_BOUND = 1e30  # floats from here on mean no bound; libraries declare the largest float instead
 
 
 def map_space(function: Callable[..., Any], space: spaces.Space, *values: Any) -> Nest:
@@ -33,12 +33,12 @@ def torch_dtype(spec: spaces.Space) -> torch.dtype:
 
 
 def is_bounded(spec: spaces.Space) -> bool:
-    """Returns whether every entry of a leaf has two bounds, see `without_vast_bounds`; only a Box may have none."""
+    """Returns whether every entry of a leaf has two bounds, see `without_vast_bounds`; only a Box may lack bounds."""
     return not isinstance(spec, spaces.Box) or without_vast_bounds(spec).is_bounded("both")
 
 
 def missing_bounds(spec: spaces.Box) -> str:
-    """Returns what a Box without all bounds has, as 'no upper bound'."""
+    """Returns which bounds a Box lacks, such as 'no upper bound'."""
     box = without_vast_bounds(spec)
     below, above = box.bounded_below.reshape(-1), box.bounded_above.reshape(-1)
     if below.any() or above.any():
@@ -52,10 +52,10 @@ def missing_bounds(spec: spaces.Box) -> str:
 
 
 def without_vast_bounds(space: spaces.Box) -> spaces.Box:
-    """Returns a Box in which bounds that mean none are infinite.
+    """Returns a Box in which bounds that stand for no bound are infinite.
 
-    These are floats from `LARGEST_BOUND` on, the largest number of the dtype, and the smallest positive number as a
-    lower bound where there is no upper one.
+    Such bounds are floats from `LARGEST_BOUND` on, the largest number of the dtype, and the smallest positive number as
+    a lower bound where there is no upper bound.
     """
     if not is_float(space):
         return space
@@ -82,7 +82,7 @@ def shape_of(space: spaces.Space) -> tuple[int, ...]:
 
 
 def has_channels_last(shape: Sequence[int]) -> bool:
-    """Returns whether the last dimension of an image is its channels; else the first one is.
+    """Returns whether the last dimension of an image is its channels; otherwise the first one is.
 
     If exactly two neighbouring dimensions are equal, the image is square, and the third dimension is the channels.
     Otherwise the smaller of the first and the last dimension is the channels.
@@ -94,6 +94,6 @@ def has_channels_last(shape: Sequence[int]) -> bool:
 
 
 def as_float32(bound: np.ndarray) -> np.ndarray:
-    """Returns a bound as float32; a bound beyond float32 becomes infinite."""
+    """Returns a bound as float32; a bound outside float32's range becomes infinite."""
     with np.errstate(over="ignore"):
         return bound.astype(np.float32)

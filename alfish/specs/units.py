@@ -24,9 +24,9 @@ class ObservationUnits:
 
     Args:
       space: observation space of one environment.
-      device: of torch tensors; None for numpy arrays.
-      copies: whether arrays of the stream are copies. They must be if they are kept and the environment writes its
-        observation's memory again. Tensors are copied only where the dtype changes.
+      device: device of torch tensors; None for numpy arrays.
+      copies: whether arrays of the stream are copies, as is necessary if rows are kept and the environment overwrites
+        its observations in place. Tensors are copied only where the dtype changes.
 
     Attributes:
       from_environment: function from a batch of observations (leaves `[B, ...]`) to the stream's nest.
@@ -40,11 +40,11 @@ class ObservationUnits:
         self.from_environment: Callable[[Any], Nest] = _reader(space, device, copies)
 
     def check_kinds(self, observation: Any, name: str) -> None:
-        """Raises UsageError where floats stand for integers or bools of the space, or tensors for arrays.
+        """Raises UsageError if floats are given for integers or bools of the space, or tensors for arrays.
 
         Args:
-          observation: as for `from_environment`.
-          name: of the environment.
+          observation: observations, as for `from_environment`.
+          name: name of the environment.
         """
 
         def check(leaf: spaces.Space, value: Any) -> None:
@@ -55,7 +55,7 @@ class ObservationUnits:
                     f"{name}.reset returned tensors, and {name} has no attribute `device`, by which environments of "
                     "tensors are recognized; give it one, as torch.device('cpu')"
                 )
-            dtype = str(getattr(value, "dtype", ""))  # of numpy or torch
+            dtype = str(getattr(value, "dtype", ""))  # dtype of numpy or torch
             if "float" in dtype and np.dtype(leaf.dtype).kind in "biu" and not isinstance(leaf, ActionMask):
                 raise UsageError(
                     f"{name}.reset returned observations of dtype {dtype}, which would be cut to integers: their space "
@@ -75,7 +75,7 @@ class ObservationUnits:
         map_space(check, self._space, observation)
 
     def to_environment(self, observation: Nest) -> Nest:
-        """Returns the environment's observations; float64 has the precision of float32."""
+        """Returns observations in the environment's units; float64 values have only the precision of float32."""
 
         def shift(leaf: spaces.Space, start: Any, value: Any) -> Any:
             return value if start is None else value + start
@@ -112,16 +112,16 @@ class ActionUnits:
     """Converts batches of actions between an algorithm's units and an environment's.
 
     An action for a bounded Box is clipped to [-1, 1] and stretched to the bounds; for any other Box it is clipped to
-    the bounds that there are. For a Box of integers it is rounded, and each integer has an equal part of [-1, 1]; a
-    Box of bools is one of 0 and 1. The result of `stretch` is within the bounds, in their dtype.
+    the bounds that exist. For a Box of integers it is also rounded, and each integer has an equal part of [-1, 1]; for
+    a Box of bools the result is 0 or 1. The result of `stretch` is within the bounds, in their dtype.
 
     Args:
       space: action space of one environment.
-      device: of torch tensors; None for numpy arrays.
+      device: device of torch tensors; None for numpy arrays.
 
     Attributes:
-      executed: function that returns the action that is executed for a sampled action, in the algorithm's units.
-      stretch: function that converts what `executed` returned to the environment's units; may return the same array.
+      executed: function from a sampled action to the action that is executed, in the algorithm's units.
+      stretch: function that converts a result of `executed` to the environment's units; may return the same array.
     """
 
     def __init__(self, space: spaces.Space, device: torch.device | None = None):
@@ -137,7 +137,7 @@ class ActionUnits:
         return self.stretch(self.executed(action))
 
     def from_environment(self, action: Nest) -> Nest:
-        """Converts actions of the environment, within its bounds, to canonical ones."""
+        """Converts actions of the environment, within its bounds, to canonical actions."""
         return nest.map(_LeafUnits.from_environment, self._units, action)
 
 
@@ -146,9 +146,8 @@ class _LeafUnits:
 
         environment = clip(round(clip(algorithm) * scale + offset), low, high), reshaped
 
-    Operations that change nothing are left out.
-    Only integers are rounded. For them [-1, 1] is stretched by half an integer beyond the bounds, so that each integer,
-    the first and the last included, has an equal part of it.
+    Operations that change nothing are left out. Only integers are rounded. For integers, [-1, 1] is stretched to half
+    an integer beyond the bounds, so that each integer, the first and the last included, has an equal part of [-1, 1].
     """
 
     def __init__(self, space: spaces.Space, device: torch.device | None):
@@ -160,16 +159,16 @@ class _LeafUnits:
             return array if device is None else torch.from_numpy(array).to(device)
 
         self._shape = shape_of(space)
-        self._is_vector = not isinstance(space, spaces.Discrete)  # in the algorithm's units; a 0-d Box is one too
+        self._is_vector = not isinstance(space, spaces.Discrete)  # in the algorithm's units; a 0-d Box is a vector too
         self._reshapes = self._is_vector and len(self._shape) != 1
         self._dtype: Any = space.dtype if device is None else torch_dtype(space)
         is_whole = space.dtype == np.bool_ or np.issubdtype(space.dtype, np.integer)
         self._rounds = isinstance(space, spaces.Box) and is_whole
-        self._low: Any = None  # of the algorithm's action
+        self._low: Any = None  # bounds of the algorithm's action
         self._high: Any = None
         self._scale: Any = None
         self._offset: Any = None
-        self._least: Any = None  # of the environment's action; None: rounding cannot leave its bounds
+        self._least: Any = None  # bounds of the environment's action; None if rounding cannot exceed them
         self._most: Any = None
         if not isinstance(space, spaces.Box):
             start = _start(space, device)
@@ -184,7 +183,7 @@ class _LeafUnits:
             low, high = np.full(low.shape, -1.0), np.full(low.shape, 1.0)
         ends = constant(as_float32(low), np.float32), constant(as_float32(high), np.float32)
         least, most = map(constant, _limits(declared, space, working))
-        # Each operation is monotonic, so no action leads further than the ends do.
+        # Each operation is monotonic, so no action leads further than the end points.
         lowest, highest = (end if self._scale is None else end * self._scale + self._offset for end in ends)
         if (lowest < least).any() or (highest > most).any():
             self._least, self._most = least, most
@@ -218,12 +217,12 @@ class _LeafUnits:
         if self._low is None:
             return action
         if isinstance(action, np.ndarray):
-            return np.minimum(np.maximum(action, self._low), self._high)  # which take half the time of `clip`
+            return np.minimum(np.maximum(action, self._low), self._high)  # these calls take half the time of `clip`
         return action.clip(self._low, self._high)
 
 
 def _limits(declared: spaces.Box, space: spaces.Box, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what no action leaves: the declared bounds, but for the smallest positive number that means none."""
+    """Returns the bounds that no action leaves: the declared bounds, except a lower bound that stands for no bound."""
     low = np.where(declared.low > 0, space.low, declared.low)
     return _as_float(low, dtype, np.inf), _as_float(declared.high, dtype, -np.inf)
 

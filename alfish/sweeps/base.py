@@ -1,6 +1,6 @@
-"""The configuration that the runs of a group share, and its copy in the directory of the group.
+"""The configuration that the runs of a group share, and the copy of it in the group's directory.
 
-Runs are trained from the copy, so that a gin file may be edited while they are under way.
+Runs are trained from the copy, so that a gin file may be edited while runs are under way.
 """
 
 import math
@@ -22,19 +22,19 @@ from alfish.runs.files import make_directory, write_atomically
 from alfish.training.clock import Budget
 from alfish.training.listeners import Evaluate
 
-BASE = "base"  # in the directory of a group of runs: the configuration that they share
+BASE = "base"  # file in the directory of a group of runs with their common configuration
 
 
 class Base(NamedTuple):
-    """A configuration, and how its first run looks with all defaults.
+    """A configuration of runs, and facts about the first run that is built from it.
 
     Attributes:
-      text: in gin's normal form.
-      operative_text: with all defaults in force.
-      seed: `Trainer.seed`.
-      budget: of a run.
-      iteration_steps: clock steps of one iteration.
-      evaluation_period: clock steps between evaluations; 0: they are at the end only.
+      text: configuration in gin's normal form.
+      operative_text: configuration with the values of all parameters in use, defaults included.
+      seed: value of `Trainer.seed`.
+      budget: budget of each run.
+      iteration_steps: number of clock steps of one iteration.
+      evaluation_period: number of clock steps between evaluations; 0 means only an evaluation at the end.
     """
 
     text: str
@@ -49,21 +49,21 @@ class Base(NamedTuple):
         """Reads a configuration, checks it with the bindings of each variant, and builds a trainer of the first one.
 
         Args:
-          gin_files, bindings: as `reading.read` takes them.
-          variants: bindings by which runs will differ, as `PPO.gamma=0.98`; at least one variant.
+          gin_files, bindings: gin files and bindings, as for `reading.read`.
+          variants: bindings by which runs will differ, such as `PPO.gamma=0.98`; at least one variant.
 
         Raises:
-          UsageError: as `configured_run`; or the runs would not be evaluated.
+          UsageError: as for `configured_run`; or the runs would not be evaluated.
         """
         variants = list(variants)
         with reading.preserved(), process_preserved():
             for variant in variants:
                 reading.read(gin_files, [*bindings, *variant])
                 _check_environment()
-            # On the CPU, because this process would keep its share of a GPU's memory as long as it runs.
+            # Built on the CPU, because this process would keep a share of a GPU's memory as long as it runs.
             built = [*bindings, *variants[0], "Trainer.device='cpu'"]
             with (
-                tempfile.TemporaryDirectory(prefix="alfish-") as nowhere,  # without a saved run
+                tempfile.TemporaryDirectory(prefix="alfish-") as nowhere,  # a new directory, which has no saved run
                 configured_run(Path(nowhere) / BASE, gin_files, built, makes_directory=False) as trainer,
             ):
                 trainer.close()
@@ -84,7 +84,7 @@ class Base(NamedTuple):
         """Reads the copy in the directory of a group, which may come from another person.
 
         Raises:
-          UsageError: as `read`; or it imports other modules than those of alfish and of `allow_import`.
+          UsageError: as for `read`; or the copy imports modules that are neither alfish's nor in `allow_import`.
         """
         copy = directory / BASE / CONFIG_FILE
         with trust.restricted(copy, allow_import):
@@ -98,7 +98,7 @@ class Base(NamedTuple):
         trust.record(self.text)
 
     def difference(self, directory: Path) -> str:
-        """Returns the lines by which the copy in a directory differs, budgets included; '' if there are none."""
+        """Returns the lines in which the copy in a directory differs, budgets included; '' if no line differs."""
         return differences.difference(contents.text(directory / BASE, CONFIG_FILE) or "", self.text, with_budget=True)
 
 

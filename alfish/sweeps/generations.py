@@ -3,9 +3,9 @@
     g000/m0, g000/m1, ...    run directories of `alfish train`, which stop at `steps`
     g001/m0, ...             each continues from the last checkpoint of a member of g000, and stops at 2 x `steps`
 
-A run directory is written by one run and never again. It belongs to the population once it has `member.json`, which is
-written last. What a generation does follows from the directories of the one before it and from the specification, so
-it is the same however often it is decided.
+A run directory is written by one run, and never changes afterwards. It belongs to the population once it has
+`member.json`, which is written last when the directory is created. The members of a generation follow from the
+directories of the previous generation and from the specification, so computing them again gives the same members.
 
 Source: Jaderberg et al., 2017, Population based training of neural networks; truncation selection, with generations.
 """
@@ -30,9 +30,9 @@ from alfish.sweeps.search import INTEGER, NUMBER, Parameter, check_range, draw_l
 from alfish.training.clock import BUDGETS
 
 MEMBER = "member.json"
-PLAIN = re.compile(rf"{NUMBER}|g\d+/m\d+")  # texts in the file of a member
+PLAIN = re.compile(rf"{NUMBER}|g\d+/m\d+")  # form of the texts in the file of a member: a number, or a parent
 FACTORS = (0.8, 1.25)
-MAX_DRAWS = 20  # of a copy that would equal another member
+MAX_DRAWS = 20  # attempts to perturb a copy that would equal another member
 OWN = ("seed", "stop_at", *BUDGETS)  # parameters of Trainer that the population sets or relies on
 
 
@@ -65,7 +65,7 @@ class Perturbed(Parameter):
         return "..".join(self.items)
 
     def draw(self, generator: np.random.Generator) -> str:
-        """Returns a random value; its logarithm is uniform, unless the lower bound is 0."""
+        """Returns a random value, with a uniform logarithm unless the lower bound is 0."""
         low, high = self.ends
         return self.text(draw_log(low, high, generator) if low else generator.uniform(low, high))
 
@@ -82,8 +82,8 @@ class Member(NamedTuple):
     """A member in one generation.
 
     Attributes:
-      generation, number: both from 0.
-      parent: name of the member that it continues from; None: it begins with new parameters.
+      generation, number: numbers of the generation and of the member in it, from 0.
+      parent: name of the member that this one continues from; None if it begins with new parameters.
       bindings: gin texts of the perturbed parameters.
     """
 
@@ -94,24 +94,24 @@ class Member(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its directory in that of the population, such as 'g003/m2'."""
+        """Directory of the member within the population's directory, such as 'g003/m2'."""
         return f"g{self.generation:03d}/m{self.number}"
 
     def write(self, root: Path) -> "Member":
-        """Creates the run directory, unless it exists; returns the member as it is there.
+        """Creates the run directory, unless it exists; returns the member that is stored there.
 
         Args:
           root: directory of the population.
 
         Raises:
-          UsageError: what is there is no member of this population.
+          UsageError: the directory is not a member of this population.
         """
         path = root / self.name / MEMBER
         if os.path.lexists(path):
             return self._read(path)
         make_directory(path.parent)
         if self.parent is not None:
-            for kind in ("replay", "checkpoints"):  # the newest rows of replay are those of the newest checkpoint
+            for kind in ("replay", "checkpoints"):  # the newest rows of replay belong to the newest checkpoint
                 saved = Checkpoints(root / self.parent / kind)
                 for newest in saved.steps()[-1:]:
                     make_directory(path.parent / kind)
@@ -133,13 +133,13 @@ class Member(NamedTuple):
         return found
 
 
-class Result(NamedTuple):
-    """A member at the end of its generation.
+class MemberResult(NamedTuple):
+    """Result of a member at the end of its generation.
 
     Attributes:
-      member: the member.
-      value: mean return of its last evaluations; -inf: the member has failed, or the mean is not finite.
-      variance: of `value`, from the episodes of these evaluations; inf: there was one episode.
+      member: member in its generation.
+      value: mean return over the member's last evaluations; -inf if the member has failed, or the mean is not finite.
+      variance: variance of `value`, estimated from the episodes of these evaluations; inf for a single episode.
     """
 
     member: Member
@@ -147,12 +147,12 @@ class Result(NamedTuple):
     variance: float
 
     @classmethod
-    def of(cls, member: Member, state: RunState, last: int) -> "Result":
+    def of(cls, member: Member, state: RunState, last: int) -> "MemberResult":
         """Returns the result of a member.
 
         Args:
-          member: the member.
-          state: of its run.
+          member: member whose result is wanted.
+          state: state of the member's run.
           last: number of evaluations at the end of the generation that count.
         """
         counting = list(state.evaluations.values())[-last:]
@@ -166,8 +166,8 @@ class Result(NamedTuple):
     def has_failed(self) -> bool:
         return self.value == -math.inf
 
-    def beats(self, other: "Result", gap: float) -> bool:
-        """Returns True if the values differ by more than `gap` standard errors of their difference."""
+    def beats(self, other: "MemberResult", gap: float) -> bool:
+        """Returns whether this value is higher by more than `gap` standard errors of the difference."""
         margin = gap * math.sqrt(self.variance + other.variance) if gap else 0.0
         return other.has_failed or self.value - other.value > margin
 
@@ -180,25 +180,26 @@ def first_generation(num_members: int, perturbed: Sequence[Perturbed], seed: int
 
 
 def next_generation(
-    results: Sequence[Result], perturbed: Sequence[Perturbed], seed: int, num_replaced: int, gap: float
+    results: Sequence[MemberResult], perturbed: Sequence[Perturbed], seed: int, num_replaced: int, gap: float
 ) -> list[Member]:
-    """Returns the members that follow a whole generation.
+    """Returns the members that follow a complete generation.
 
-    Each of the worst `num_replaced`, and each that has failed, continues from one of the best `num_replaced`, with its
-    settings perturbed. All others continue with their own. Without replacement, a member that has failed ends.
+    Each of the worst `num_replaced` members, and each failed member, continues from the checkpoint of one of the best
+    `num_replaced` members, with that member's settings perturbed. All other members continue with their own settings. A
+    failed member that is not replaced ends.
 
     Args:
-      results: of a generation, by number.
+      results: results of a generation, ordered by the members' numbers.
       perturbed: parameters that differ between members.
-      seed: of the population.
+      seed: seed of the population.
       num_replaced: number of members that are replaced, at most half of them.
-      gap: standard errors by which a member must be worse than the one that replaces it.
+      gap: number of standard errors by which a member must be worse than the member that replaces it.
     """
     ranked = sorted(results, key=lambda result: -result.value)
     best = [result for result in ranked[:num_replaced] if not result.has_failed]
     worst = ranked[len(ranked) - num_replaced :]
     followers = [_follower(result, result) for result in results if not result.has_failed]
-    settings = [(one.parent, one.bindings) for one in followers]  # a copy that equals another member is of no use
+    settings = [(one.parent, one.bindings) for one in followers]  # copies must differ from these
     members = {one.number: one for one in followers}
     for result in results:
         if not best or not (result in worst or result.has_failed):
@@ -216,16 +217,16 @@ def next_generation(
     return [members[number] for number in sorted(members)]
 
 
-def _follower(result: Result, parent: Result) -> Member:
+def _follower(result: MemberResult, parent: MemberResult) -> Member:
     """Returns the member that takes the place of `result`, and continues from `parent` with its settings."""
     generation, number = result.member.generation + 1, result.member.number
     return Member(generation, number, parent.member.name, parent.member.bindings)
 
 
 def _link(source: Path, target: Path) -> None:
-    """Makes `target` a hard link of a file that is never written again; a copy, where there are no hard links."""
+    """Makes `target` a hard link of a file that is never written again; a copy, if hard links are impossible."""
     with writing(target):
-        if target.exists():  # from a command that was killed
+        if target.exists():  # left by a command that was killed
             return
         try:
             os.link(source, target)

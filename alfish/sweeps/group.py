@@ -1,6 +1,6 @@
-"""The common part of sweeps and populations: settings, which are a file in their directory, and the training of runs.
+"""The common part of sweeps and populations: settings, a file in a group's directory, and the training of runs.
 
-Both keep nothing that the directories do not have, so that any process of theirs can be killed at any moment.
+All state is in directories, so that each process can be killed at any moment.
 """
 
 import abc
@@ -24,28 +24,29 @@ from alfish.runs.checkpoints import RUN_FILE
 from alfish.runs.files import make_directory, write_atomically
 from alfish.runs.stop_signals import StopSignals
 from alfish.sweeps.base import BASE, Base
-from alfish.sweeps.jobs import Ended, Jobs
+from alfish.sweeps.jobs import JobEnded, Jobs
 from alfish.sweeps.run_state import Endings, mark_failed
 from alfish.sweeps.search import Parameter, corners
 
-MAX_RUNS = 1_000_000  # of a group
-PERIOD_SECONDS = 1.0  # between two looks at signals and evaluations
+MAX_RUNS = 1_000_000  # maximum number of runs of a group
+PERIOD_SECONDS = 1.0  # seconds between two checks of signals and evaluations
 
 Kind = TypeVar("Kind", bound="Specification")
 
 
 @dataclass(frozen=True)
 class Specification(abc.ABC):
-    """The settings of a group of runs, a file in the directory of the group. Its fields are flags of the command.
+    """Settings of a group of runs, kept in a file in the group's directory. Each field is a flag of the command.
 
     Attributes:
-      group: noun of the group, and stem of the file's name.
-      varied: field of the parameters that differ between runs: values by name, as the flag has them.
-      example: of an argument of that flag.
-      extendable: field that may change later.
-      factors: fields whose product is the number of runs.
-      seed: `Trainer.seed` of the first run.
-      last: number of evaluations at the end of a run whose mean is its value.
+      group: noun for the group in messages, and stem of the file's name.
+      varied: name of the field with the parameters that differ between runs; the field has values by parameter, written
+        as in the flag.
+      example: example of an argument of that flag.
+      extendable: name of the one field that may change later.
+      factors: names of the fields whose product is the number of runs.
+      seed: value of `Trainer.seed` in the first run.
+      last: number of evaluations at the end of a run, over which the run's value is the mean.
     """
 
     group: ClassVar[str]
@@ -80,21 +81,21 @@ class Specification(abc.ABC):
         """Returns the specification with known values and the defaults of others.
 
         Args:
-          known: values by field; `varied` and `seed` are among them.
+          known: values by field, with at least `varied` and `seed`.
           base: configuration of the runs.
 
         Raises:
-          UsageError: values do not fit each other, or the configuration.
+          UsageError: the values are inconsistent, or do not fit the configuration.
         """
 
     @property
     def parameters(self) -> tuple[Any, ...]:
-        """The parameters that differ between runs, as `parse` returns them."""
+        """Parameters that differ between runs, as `parse` returns them."""
         return tuple(self.parse(f"{name}={values}") for name, values in getattr(self, self.varied).items())
 
     @classmethod
     def file(cls, directory: Path) -> Path:
-        """Returns the path of the file, whose presence makes a directory that of a group."""
+        """Returns the path of the file, whose presence marks the directory of a group."""
         return directory / f"{cls.group}.json"
 
     @classmethod
@@ -102,7 +103,7 @@ class Specification(abc.ABC):
         """Reads the specification of an existing group.
 
         Raises:
-          UsageError: there is none.
+          UsageError: the group does not exist.
         """
         path = cls.file(directory)
         if not os.path.lexists(path):
@@ -110,7 +111,7 @@ class Specification(abc.ABC):
         content = contents.record(directory, path.name, {cls.varied: dict}) or {}
         try:
             specification = cls(**content)
-            _ = specification.parameters  # parsed once, so that what is wrong with them is said of this file
+            _ = specification.parameters  # parsed here, so that errors name this file
             return specification
         except (ValueError, TypeError) as error:
             raise UsageError(
@@ -130,19 +131,20 @@ class Specification(abc.ABC):
         given: Mapping[str, Any],
         allow_import: Sequence[str] = (),
     ) -> Kind:
-        """Returns the specification of a new group, or that of the group in a directory.
+        """Returns the specification of a new group, or the specification of the group in a directory.
 
-        A new one is checked, and written with the configuration. For an existing one, whatever is given must be as it
-        was then, except for the `extendable` field; what is not given is as it was.
+        A new specification is checked, and written with the configuration. For an existing group, given values must
+        equal the stored ones, except for the `extendable` field; values that are not given keep their stored value.
 
         Args:
-          directory: of the group.
-          gin_files, bindings: as `reading.read` takes them.
-          given: values of flags by name, `varied` as a list of arguments. None, or an empty list: not given.
-          allow_import: modules that the configuration of an existing group may import, where no file is named.
+          directory: directory of the group.
+          gin_files, bindings: gin files and bindings, as for `reading.read`.
+          given: values of flags by name; the value of `varied` is a list of arguments. None or an empty list means that
+            the flag was not given.
+          allow_import: modules that an existing group's configuration may import if no gin file is given.
 
         Raises:
-          UsageError: the group cannot be as it is given; or the directory has another one, or something else.
+          UsageError: the settings are invalid, or the directory holds another group or other files.
         """
         cls._refuse_other_content(directory)
         stored = cls.read(directory) if os.path.lexists(cls.file(directory)) else None
@@ -155,7 +157,7 @@ class Specification(abc.ABC):
         if bindings and not gin_files:
             raise UsageError(f"--gin_param needs --gin_file; without both, the {cls.group} keeps its configuration")
         if stored is not None and known[cls.varied] == getattr(stored, cls.varied):
-            known[cls.varied] = getattr(stored, cls.varied)  # in its order, which numbers and tables follow
+            known[cls.varied] = getattr(stored, cls.varied)  # keeps the stored order, which numbers and tables follow
         if cls.varied not in known:
             raise UsageError(f"--{cls.varied} is missing: name what differs, as in --{cls.varied}={cls.example}")
         variants = corners([cls.parse(f"{name}={values}") for name, values in known[cls.varied].items()])
@@ -172,14 +174,14 @@ class Specification(abc.ABC):
             )
         if gin_files:
             make_directory(directory)
-            base.write(directory)  # also where it is the same: this is the text that the user trusts
+            base.write(directory)  # even if equal, because the user trusts the new text
         if specification != stored:
             specification.write(directory)
         return specification
 
     @classmethod
     def _refuse_other_content(cls, directory: Path) -> None:
-        """Raises UsageError if a directory has files of something else."""
+        """Raises UsageError if a directory has files that do not belong to the group."""
         if os.path.lexists(cls.file(directory)) or not directory.is_dir():
             return
         names = {path.name for path in directory.iterdir() if not path.name.startswith(".")} - {BASE}
@@ -199,19 +201,19 @@ class Specification(abc.ABC):
         return {parameter.name: str(parameter) for parameter in parameters}
 
     def difference(self, other: "Specification") -> str:
-        """Returns the lines in which another one differs, except for the `extendable` field; '' if there are none."""
+        """Returns the lines in which another specification differs, without the `extendable` field; '' if equal."""
         pairs = zip(dataclasses.asdict(self).items(), dataclasses.asdict(other).values())
         changes = [(name, old, new) for (name, old), new in pairs if old != new and name != self.extendable]
         return "".join(f"-{name} = {old}\n+{name} = {new}\n" for name, old, new in changes)
 
 
 class Due(NamedTuple):
-    """A run that is to be started.
+    """A run to start.
 
     Attributes:
-      directory: of the run.
-      settings: bindings of its own, values by name.
-      arguments: further ones of `alfish train`.
+      directory: directory of the run.
+      settings: bindings that only this run has, as values by parameter.
+      arguments: further arguments of `alfish train`.
     """
 
     directory: Path
@@ -220,15 +222,15 @@ class Due(NamedTuple):
 
 
 @dataclass(eq=False)
-class Group(abc.ABC, Generic[Kind]):
+class RunGroup(abc.ABC, Generic[Kind]):
     """Trains a group of runs.
 
     Attributes:
-      directory: of the group, with its specification and its configuration.
-      specification: of the group.
-      jobs: for the processes of its runs.
-      signals: of this process; after the first one, `run` returns.
-      log: receives a line for each event.
+      directory: directory of the group, with its specification and its configuration.
+      specification: specification of the group.
+      jobs: jobs in which the processes of the runs are started.
+      signals: signals of this process; after the first one, `run` returns.
+      log: function that receives a line for each event.
     """
 
     directory: Path
@@ -242,16 +244,16 @@ class Group(abc.ABC, Generic[Kind]):
 
     @abc.abstractmethod
     def run(self) -> None:
-        """Trains the runs to their ends, or until a signal is received. The caller closes the jobs."""
+        """Trains all runs to their ends, or until a signal is received. The caller closes the jobs."""
 
     def _train(self, due: Callable[[], Iterator["Due"]], is_over: Callable[[Path], bool], unfinished: str) -> None:
         """Trains runs until none is due, or a signal is received.
 
         Args:
-          due: returns the runs that are to be trained, those under way too. It is called each second, or more often;
-            runs are only taken from the iterator when there is a job for them.
-          is_over: returns True if nothing of the run in a directory remains to be trained.
-          unfinished: why a run has failed that ended without an error, and is not over.
+          due: function that returns the runs to train, runs under way included. It is called at least once a second; a
+            run is taken from the iterator only when there is a free job for it.
+          is_over: function that returns whether the run in a directory needs no further training.
+          unfinished: reason to give for the failure of a run that ended without an error although it is not over.
         """
         while self.signals.number is None:
             runs = filter(lambda run: run.directory not in self.jobs.running, due())
@@ -265,13 +267,13 @@ class Group(abc.ABC, Generic[Kind]):
                 self._settle(ended, is_over(ended.directory), unfinished)
 
     def _start(self, run: "Due") -> None:
-        # The copy, because a gin file may be edited while the runs are under way.
+        # Trained from the copy, because a gin file may be edited while runs are under way.
         copy = f"--gin_file={self.directory / BASE / CONFIG_FILE}"
         bindings = [f"--gin_param={name}={value}" for name, value in run.settings.items()]
         self.jobs.start(run.directory, [copy, *bindings, *run.arguments])
 
-    def _settle(self, ended: Ended, is_over: bool, unfinished: str) -> None:
-        """Marks a run as failed if its process shows that it cannot go on."""
+    def _settle(self, ended: JobEnded, is_over: bool, unfinished: str) -> None:
+        """Marks a run as failed if its process shows that the run cannot continue."""
         name, reason = ended.directory.relative_to(self.directory), self._endings.failure(ended)
         if ended.status == 0 and not is_over:
             reason = unfinished
@@ -284,20 +286,20 @@ class Group(abc.ABC, Generic[Kind]):
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Creates the directory of a group of runs, and keeps other commands out of it; removes it if it remains empty.
+    """Creates the directory of a group of runs, and locks it against other commands; removes it if it remains empty.
 
     Raises:
-      UsageError: another command is at work there.
+      UsageError: another command uses the directory.
     """
     make_directory(directory)
-    holder = threading.Event()  # any object that a weak reference may refer to
+    holder = threading.Event()  # any object that can be weakly referenced
     unlock = files.lock(directory, holder)
     if unlock is None:
         raise UsageError(f"another command is at work in {directory}; wait for its end, or choose another --root_dir")
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # it is not empty
+        with contextlib.suppress(OSError):  # raised if the directory is not empty
             directory.rmdir()
         unlock()
 

@@ -10,24 +10,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from alfish.processes.server import THREAD_VARIABLES
+from alfish.processes.inheritance import THREAD_VARIABLES, WITHOUT_WORKING_DIRECTORY, import_path
 from alfish.runs.files import open_own, writing
-from alfish.runs.processes import WITHOUT_WORKING_DIRECTORY, import_path
 
-OUTPUT = "output.txt"  # in a run's directory: what its newest process printed
-PROGRAM = WITHOUT_WORKING_DIRECTORY + (  # which the command searches last
+OUTPUT = "output.txt"  # file in a run's directory with the output of its newest process
+PROGRAM = WITHOUT_WORKING_DIRECTORY + (  # as in the command, which searches the working directory last
     "import runpy; from alfish.sweeps.member import follow; follow(int(sys.argv.pop(1)), sys.argv.pop(1)); "
     "runpy.run_module('alfish', run_name='__main__', alter_sys=True)"
 )
 POLL_SECONDS = 0.05
 
 
-class Ended(NamedTuple):
+class JobEnded(NamedTuple):
     """The end of a run's process.
 
     Attributes:
-      directory: of the run.
-      status: exit status; -n: killed by signal n.
+      directory: directory of the run.
+      status: exit status of the process; -n means killed by signal n.
     """
 
     directory: Path
@@ -38,8 +37,8 @@ class Jobs(Protocol):
     """Processes of `alfish train`, at most `size` at a time, each in the directory of its run.
 
     Attributes:
-      size: limit of processes that run at the same time.
-      running: directories of the runs whose processes have not been seen to end.
+      size: largest number of processes that run at the same time.
+      running: directories of runs whose processes are not known to have ended.
     """
 
     size: int
@@ -51,23 +50,24 @@ class Jobs(Protocol):
         """Starts `alfish train --root_dir=DIRECTORY ARGUMENTS`; the directory must exist."""
 
     def stop(self, directory: Path) -> None:
-        """Asks a run to save a checkpoint and end. `wait` reports its end; does nothing if it has been reported."""
+        """Asks a run to save a checkpoint and end; `wait` reports its end. After that report, does nothing."""
 
-    def wait(self, timeout: float) -> list[Ended]:
-        """Returns the runs whose processes have ended; waits for at most `timeout` seconds until there is one."""
+    def wait(self, timeout: float) -> list[JobEnded]:
+        """Returns the runs whose processes have ended. Waits for the first one for at most `timeout` seconds."""
 
     def close(self) -> None:
-        """Asks all runs to save and end, and waits for them. KeyboardInterrupt kills them."""
+        """Asks all runs to save and end, and waits for their ends. KeyboardInterrupt kills the processes."""
 
 
 class LocalJobs:
-    """`Jobs` of this machine.
+    """`Jobs` on this machine.
 
-    Each process has a process group of its own, so that Ctrl-C of the terminal does not reach it. All of them end, with
-    a checkpoint, when this process ends, however it ends: they hold a pipe that closes with it. Each uses one thread.
+    Each process has its own process group, so that Ctrl-C in the terminal does not reach it, and uses one thread. When
+    this process ends for any reason, all processes save a checkpoint and end, because they read a pipe that closes with
+    this process.
 
     Args:
-      size: number of processes that may run at the same time.
+      size: largest number of processes that run at the same time.
     """
 
     def __init__(self, size: int):
@@ -94,17 +94,18 @@ class LocalJobs:
             )
 
     def stop(self, directory: Path) -> None:
-        # Only the trainer: environments' own processes would die of the signal before the last rows are collected.
+        # Only the trainer gets the signal: processes of environments would die of it before the last rows are
+        # collected.
         if directory in self._processes:
             self._processes[directory].terminate()
 
-    def wait(self, timeout: float) -> list[Ended]:
+    def wait(self, timeout: float) -> list[JobEnded]:
         until = time.monotonic() + timeout
         while True:
             status = {directory: process.poll() for directory, process in self._processes.items()}
-            ended = [Ended(directory, code) for directory, code in status.items() if code is not None]
+            ended = [JobEnded(directory, code) for directory, code in status.items() if code is not None]
             for one in ended:
-                _kill_group(self._processes.pop(one.directory).pid)  # whatever a killed trainer has left
+                _kill_group(self._processes.pop(one.directory).pid)  # processes that a killed trainer has left
             if ended or time.monotonic() >= until:
                 return ended
             time.sleep(POLL_SECONDS)

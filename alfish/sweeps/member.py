@@ -1,4 +1,4 @@
-"""First calls of a process that trains one of many runs."""
+"""First steps of a process that trains one of many runs: it ends with its starter, and waits for its directory."""
 
 import os
 import signal
@@ -8,20 +8,20 @@ from pathlib import Path
 
 from alfish.runs import files
 
-KILL_SECONDS = 600.0  # from SIGTERM until a member that nobody waits for is killed: time to save a large replay buffer
+KILL_SECONDS = 600.0  # seconds from SIGTERM to the kill of an abandoned run: time to save a large replay buffer
 LOOK_SECONDS = 0.2
 
 
 def follow(lifeline: int, directory: str) -> None:
-    """Makes this process end, with a checkpoint, when its starter ends; returns when the run's directory is unlocked.
+    """Makes this process save and end when its starter ends; returns once the run's directory is unlocked.
 
     Args:
-      lifeline: read end of a pipe; the starter holds the other end, and nobody writes to it.
-      directory: of the run. The process of a starter that was killed may still be saving its checkpoint there.
+      lifeline: read end of a pipe, to which nobody writes; the starter holds the other end.
+      directory: directory of the run, in which the process of a killed starter may still be saving a checkpoint.
     """
     os.set_inheritable(lifeline, False)
     threading.Thread(target=_end_with, args=(lifeline,), name="lifeline", daemon=True).start()
-    holder = threading.Event()  # any object that a weak reference may refer to
+    holder = threading.Event()  # any object that can be weakly referenced
     while (unlock := files.lock(Path(directory), holder)) is None:
         time.sleep(LOOK_SECONDS)
     unlock()

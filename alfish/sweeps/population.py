@@ -1,4 +1,4 @@
-"""Populations: generations of runs, each of which begins with the best checkpoints of the one before it."""
+"""Populations: generations of runs, each of which begins with the best checkpoints of the previous generation."""
 
 import functools
 import math
@@ -8,31 +8,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from alfish.errors import RunError, UsageError
-from alfish.formatting import counted, significant
+from alfish.errors import RunError, UsageError, counted, significant
 from alfish.parameters import NonNegativeFloat, PositiveInt, Range, checked
 from alfish.runs.files import temporary_of, writing
 from alfish.sweeps.base import Base
-from alfish.sweeps.generations import Member, Perturbed, Result, first_generation, next_generation
-from alfish.sweeps.group import Due, Group, Specification, bindings_text, write_rows
+from alfish.sweeps.generations import Member, MemberResult, Perturbed, first_generation, next_generation
+from alfish.sweeps.group import Due, RunGroup, Specification, bindings_text, write_rows
 from alfish.sweeps.run_state import RunState
 
 CSV = "members.csv"
-BEST = "best"  # a link to the best member of the newest whole generation
+BEST = "best"  # name of the link to the best member of the newest complete generation
 
 
 @checked
 @dataclass(frozen=True)
 class PopulationSpecification(Specification):
-    """The settings of a population. Member m trains with `Trainer.seed` = seed + m.
+    """Settings of a population. Member m trains with `Trainer.seed` = seed + m.
 
     Attributes:
-      perturb: bounds of each parameter that differs between members, as `--perturb` has them.
+      perturb: bounds of each parameter that differs between members, written as in `--perturb`.
       members: number of members.
       generations: number of generations.
       steps: clock steps of a generation.
       share: fraction of members that are replaced after a generation, in [0, 0.5].
-      gap: standard errors by which a member must be worse than the one that replaces it.
+      gap: number of standard errors by which a member must be worse than the member that replaces it.
     """
 
     group = "population"
@@ -89,7 +88,7 @@ class PopulationSpecification(Specification):
         return specification
 
 
-class Population(Group[PopulationSpecification]):
+class Population(RunGroup[PopulationSpecification]):
     """Trains the generations of a population.
 
     Raises:
@@ -98,14 +97,14 @@ class Population(Group[PopulationSpecification]):
 
     def run(self) -> None:
         specification, parameters = self.specification, self.specification.parameters
-        results: list[Result] = []  # of all whole generations
+        results: list[MemberResult] = []  # results of all complete generations
         members = first_generation(specification.members, parameters, specification.seed)
         for generation in range(specification.generations):
             members = [member.write(self.directory) for member in members]
             self._train_generation(members, (generation + 1) * specification.steps)
             if self.signals.number is not None:
                 return
-            own = [Result.of(member, self._state(member), specification.last) for member in members]
+            own = [MemberResult.of(member, self._state(member), specification.last) for member in members]
             results += own
             self._write_csv(results)
             self._link_best(own)
@@ -131,14 +130,14 @@ class Population(Group[PopulationSpecification]):
             directory = self.directory / member.name
             if not _is_over(directory, end):
                 own = {"Trainer.seed": self.specification.seed + member.number, "Trainer.stop_at": end}
-                # A perturbation is another configuration than that of the parent's checkpoint.
+                # Perturbed settings differ from the configuration in the parent's checkpoint.
                 yield Due(directory, {**member.bindings, **own}, ["--on_config_change=new"])
 
-    def _link_best(self, results: Sequence[Result]) -> None:
+    def _link_best(self, results: Sequence[MemberResult]) -> None:
         """Makes the link to the best member of a generation.
 
         Raises:
-          RunError: all of its members have failed.
+          RunError: all members of the generation have failed.
         """
         best = max(results, key=lambda result: result.value)
         generation = best.member.generation
@@ -154,8 +153,8 @@ class Population(Group[PopulationSpecification]):
             temporary.symlink_to(best.member.name)
             os.replace(temporary, link)
 
-    def _write_csv(self, results: Sequence[Result]) -> None:
-        """Writes a row for each member of each whole generation: its parent, its settings and its value."""
+    def _write_csv(self, results: Sequence[MemberResult]) -> None:
+        """Writes a row for each member of each complete generation: its parent, its settings and its value."""
         names = list(self.specification.perturb)
         rows: list[list[Any]] = [["generation", "member", "parent", *names, "value"]]
         for member, value, _ in results:

@@ -1,4 +1,4 @@
-"""Runs on the machines of a Ray cluster, which see their directories under the same path.
+"""Runs on the machines of a Ray cluster, on all of which the directories of runs have the same path.
 
 Ray is imported in methods only, so that sweeps work without it.
 """
@@ -13,27 +13,27 @@ from typing import Any
 
 from alfish.errors import RunError, UsageError, first_line
 from alfish.runs.files import open_own
-from alfish.sweeps.jobs import Ended, LocalJobs
+from alfish.sweeps.jobs import JobEnded, LocalJobs
 from alfish.unrollers.ray.cluster import Cluster
 
 POLL_SECONDS = 1.0
-STOP = "stop"  # a file in a run's directory: its process is to save a checkpoint and end
-STOPPED = 128 + signal.SIGTERM  # exit status
+STOP = "stop"  # file in a run's directory that asks its process to save a checkpoint and end
+STOPPED = 128 + signal.SIGTERM  # exit status of a stopped process
 
 
 class RayJobs:
     """`Jobs` on a Ray cluster: each process is a task.
 
-    Ray repeats a task whose machine has died, as often as that happens, because the same command continues the run; so
-    at most the steps since its last checkpoint are lost. A task that runs is stopped by the file `STOP` in its run's
-    directory; Ray's own way interrupts Python anywhere, and so might interrupt the saving.
+    Ray repeats a task whose machine has died, as often as necessary. The same command continues the run, so at most the
+    steps since its last checkpoint are lost. The file `STOP` in the directory of a run stops its task; Ray's own
+    cancelling interrupts Python at any point, and so might interrupt the saving of a checkpoint.
 
     Args:
-      size: number of runs at the same time; None: as many as the cluster has room for now.
-      cpus, gpus: that are reserved for each run.
+      size: number of runs at the same time; None means as many as now have room in the cluster.
+      cpus, gpus: numbers of processor cores and GPUs that are reserved for each run.
 
     Raises:
-      UsageError: Ray is not installed, or there is no cluster, or none of its machines has so many cores.
+      UsageError: Ray is not installed, or there is no cluster, or no machine has enough cores.
     """
 
     def __init__(self, size: int | None = None, cpus: float = 1.0, gpus: float = 0.0):
@@ -50,7 +50,7 @@ class RayJobs:
         # Ray takes fractions of one core only.
         cpus = cpus if cpus <= 1 else math.ceil(cpus)
         self._train = ray.remote(train).options(num_cpus=cpus, num_gpus=gpus, max_retries=-1)
-        self._tasks: dict[Any, Path] = {}  # by Ray's reference to the result
+        self._tasks: dict[Any, Path] = {}  # directories of runs, by Ray's reference to a task's result
         self._stopped: set[Path] = set()
 
     @property
@@ -58,7 +58,7 @@ class RayJobs:
         return list(self._tasks.values())
 
     def start(self, directory: Path, arguments: Sequence[str]) -> None:
-        (directory / STOP).unlink(missing_ok=True)  # of a command that was killed
+        (directory / STOP).unlink(missing_ok=True)  # left by a command that was killed
         task = self._train.remote(str(directory.resolve()), [_absolute(argument) for argument in arguments])
         self._tasks[task] = directory
 
@@ -69,13 +69,13 @@ class RayJobs:
             if own == directory and directory not in self._stopped:
                 self._stopped.add(directory)
                 open_own(directory / STOP, "ab").close()
-                ray.cancel(task)  # if it has not begun, because there is no room for it
+                ray.cancel(task)  # for a task that has not begun, because there is no room
 
-    def wait(self, timeout: float) -> list[Ended]:
+    def wait(self, timeout: float) -> list[JobEnded]:
         import ray
 
         ready, _ = ray.wait(list(self._tasks), timeout=timeout)
-        return [Ended(directory := self._tasks.pop(task), self._status(task, directory)) for task in ready]
+        return [JobEnded(directory := self._tasks.pop(task), self._status(task, directory)) for task in ready]
 
     def close(self) -> None:
         import ray
@@ -103,19 +103,19 @@ class RayJobs:
         except (ray.exceptions.TaskCancelledError, ray.exceptions.WorkerCrashedError, KeyboardInterrupt):
             return STOPPED if was_stopped else -signal.SIGKILL
         except ray.exceptions.RayTaskError as error:
-            # A worker that was started with SIGINT ignored, as by `&` in a script, fails when it is cancelled.
+            # If Ray was started with SIGINT ignored, as by `&` in a script, a task fails when it is cancelled.
             if was_stopped:
                 return STOPPED
             raise RunError(f"the run in {directory} could not be started: {first_line(error.cause)}") from error
 
 
 def train(directory: str, arguments: Sequence[str]) -> int:
-    """Runs `alfish train` on a machine of the cluster until it ends, or is to stop; returns its exit status."""
+    """Runs `alfish train` on a machine of the cluster until it ends or is asked to stop; returns its exit status."""
     path = Path(directory)
     if not path.is_dir():
         raise UsageError(f"{platform.node()} does not see it; take a --root_dir that all machines share")
     jobs, is_asked = LocalJobs(1), False
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # with which Ray cancels a task
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # signal with which Ray cancels a task
     try:
         if (path / STOP).exists():
             return STOPPED
@@ -131,6 +131,6 @@ def train(directory: str, arguments: Sequence[str]) -> int:
 
 
 def _absolute(argument: str) -> str:
-    """Returns an argument with the path of its gin file, because tasks have another working directory."""
+    """Returns an argument with an absolute path of its gin file, because tasks have another working directory."""
     flag, _, file = argument.partition("=")
     return f"{flag}={os.path.abspath(file)}" if flag == "--gin_file" else argument

@@ -1,4 +1,4 @@
-"""State of a run, as its directory shows it to other processes."""
+"""State of a run, as other processes read it from the run's directory."""
 
 import json
 import signal
@@ -12,13 +12,13 @@ from alfish.runs import contents
 from alfish.runs.checkpoints import Checkpoints
 from alfish.runs.files import write_atomically
 from alfish.runs.stop_signals import SIGNALS, exit_status
-from alfish.sweeps.jobs import OUTPUT, Ended
+from alfish.sweeps.jobs import OUTPUT, JobEnded
 from alfish.training.evaluations.evaluation import mean
 
-DONE = "done"  # a file in a run's directory: its budget is spent, or a listener has stopped it
-FAILED = "failed"  # a file in a run's directory: why the run cannot go on. Without the file it is tried again.
-INTERRUPTED = tuple(map(exit_status, SIGNALS))  # exit statuses of a run that the same command continues
-# Processes of a run that may be killed, one after another, without a new checkpoint.
+DONE = "done"  # file in a run's directory which says that the budget is spent, or that a listener has stopped the run
+FAILED = "failed"  # file in a run's directory which says why the run cannot continue; else the run is tried again
+INTERRUPTED = tuple(map(exit_status, SIGNALS))  # exit statuses of runs that the same command continues
+# Number of consecutive processes of a run that may be killed without saving a new checkpoint.
 MAX_DEATHS = 5
 
 
@@ -26,11 +26,11 @@ class RunState(NamedTuple):
     """State of a run.
 
     Attributes:
-      directory: of the run.
-      is_done: True if it has the file `done`.
-      failure: why it failed; None: it did not.
-      checkpoint: clock of the newest checkpoint; None: there is none.
-      evaluations: returns of the episodes of each evaluation, by clock, ascending.
+      directory: directory of the run.
+      is_done: whether the directory has the file `done`.
+      failure: reason why the run failed; None if the run did not fail.
+      checkpoint: clock of the newest checkpoint; None if there is no checkpoint.
+      evaluations: returns of each evaluation's episodes, by clock, ascending.
     """
 
     directory: Path
@@ -42,7 +42,7 @@ class RunState(NamedTuple):
     @classmethod
     def read(cls, directory: Path) -> "RunState":
         """Reads the directory of a run, which need not exist."""
-        is_done = (directory / DONE).is_file()  # first: a run that is done writes nothing more
+        is_done = (directory / DONE).is_file()  # read first, because a run that is done writes nothing more
         failed = contents.record(directory, FAILED, {"reason": str}) or {}
         checkpoints = Checkpoints(directory / "checkpoints").steps()
         return cls(
@@ -60,23 +60,23 @@ class RunState(NamedTuple):
 
 
 def mean_of_means(evaluations: Collection[Collection[float]]) -> float | None:
-    """Returns the mean of the mean returns of evaluations; None: there is none."""
+    """Returns the mean of the mean returns of evaluations; None without evaluations."""
     return mean([mean(returns) for returns in evaluations]) if evaluations else None
 
 
 def mark_failed(directory: Path, reason: str) -> None:
-    """Writes why a run cannot go on; while the file is there, the run is not continued."""
+    """Writes why a run cannot continue; while the file is there, the run is not continued."""
     write_atomically(directory / FAILED, json.dumps({"reason": reason}) + "\n")
 
 
 class Endings:
-    """Tells a run that is to be continued from one that has failed, when its process has ended."""
+    """Tells failed runs from runs to continue, when processes have ended."""
 
     def __init__(self) -> None:
-        self._deaths: dict[Path, tuple[int | None, int]] = {}  # by run: newest checkpoint, deaths since it was written
+        self._deaths: dict[Path, tuple[int | None, int]] = {}  # newest checkpoint and number of deaths since, by run
 
-    def failure(self, ended: Ended) -> str | None:
-        """Returns why a run has failed; None: it is done, or the same command continues it."""
+    def failure(self, ended: JobEnded) -> str | None:
+        """Returns why a run has failed; None if the run is done, or the same command continues it."""
         directory, status = ended
         if status == 0 or status in INTERRUPTED:
             return None
@@ -92,7 +92,7 @@ class Endings:
 
 
 def _last_words(directory: Path, status: int) -> str:
-    """Returns the sentence with which `alfish train` ended, with the last line of a cause, or that of a traceback."""
+    """Returns the sentence with which `alfish train` ended, with the last line of a cause or of a traceback."""
     lines = [line for line in contents.last_text(directory, OUTPUT).splitlines() if line.strip()]
     said = [line.removeprefix("alfish train: ") for line in lines if line.startswith("alfish train: ")]
     words = (said or lines or [f"exit status {status}"])[-1].strip()

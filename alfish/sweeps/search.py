@@ -1,13 +1,13 @@
-"""The parameters in which the runs of a group differ, and the values that each may take. Those of a sweep:
+"""The parameters in which the runs of a group differ, and the values that each may take. In a sweep these are written:
 
-    NAME=grid(...)         each of these values; with other samplers, any of them
+    NAME=grid(...)         each of these values; with a sampler other than the grid, any of them
     NAME=choice(...)       any of these values
     NAME=uniform(a, b)     a number between a and b
     NAME=log(a, b)         a positive number whose logarithm is uniform
     NAME=int(a, b)         an integer, both ends included
 
-NAME is a parameter as in a gin file, and values of grid and choice are written as there: `grid('relu', 'tanh')`.
-Everywhere else in this room a value is its gin text, so that a table, a file and a command show the same.
+NAME is a parameter as in a gin file, and values of grid and choice are written as in a gin file: `grid('relu',
+'tanh')`. In the rest of this package a value is its gin text, so that a table, a file and a command show the same text.
 """
 
 import io
@@ -27,7 +27,7 @@ RANGES = ("uniform", "log", "int")
 FORMS = "grid(...), choice(...), uniform(a, b), log(a, b) or int(a, b)"
 INTEGER = r"[-+]?\d[\d_]*"
 NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-DIGITS = 6  # significant ones of a drawn number, so that people can copy it
+DIGITS = 6  # significant digits of a drawn number, so that people can copy it
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Parameter:
     """A parameter in which runs differ.
 
     Attributes:
-      name: as in a gin file, such as `Learner.learning_rate`.
-      kind: one of LISTS and RANGES.
-      items: the values of a list, or the two ends of a range, as gin texts.
+      name: name in a gin file, such as `Learner.learning_rate`.
+      kind: kind of search, one of LISTS and RANGES.
+      items: values of a list, or the two ends of a range, as gin texts.
     """
 
     name: str
@@ -59,21 +59,21 @@ class Parameter:
 
     @property
     def examples(self) -> tuple[str, ...]:
-        """Each value of a list; the ends of a range, and a fraction where it has fractions."""
+        """Each value of a list, or the ends of a range, with a fraction in between if the range has fractions."""
         if self.kind not in ("uniform", "log"):
             return self.items
         low, high = self.ends
         return *self.items, self.text(low + (high - low) / 81)
 
     def has(self, text: str) -> bool:
-        """Returns True if a text is one of the values."""
+        """Returns whether a text is one of the parameter's values."""
         if not self.is_range:
             return text in self.items
         low, high = self.ends
         return re.fullmatch(INTEGER if self.kind == "int" else NUMBER, text) is not None and low <= float(text) <= high
 
     def draw(self, generator: np.random.Generator) -> str:
-        """Returns a random value."""
+        """Returns a random value of the parameter."""
         if not self.is_range:
             return self.items[generator.integers(len(self.items))]
         low, high = self.ends
@@ -82,14 +82,14 @@ class Parameter:
         return self.text(draw_log(low, high, generator) if self.kind == "log" else generator.uniform(low, high))
 
     def text(self, value: float) -> str:
-        """Returns the gin text of the nearest number of the range that is an integer, or has `DIGITS`."""
+        """Returns the gin text of a number of the range, rounded to an integer or to `DIGITS` digits."""
         low, high = self.ends
         if self.kind == "int":
             return str(min(max(round(value), int(low)), int(high)))
         return repr(min(max(float(f"{value:.{DIGITS}g}"), low), high))
 
     def distribution(self) -> Any:
-        """Returns Optuna's distribution."""
+        """Returns the parameter's distribution in Optuna's form."""
         from optuna import distributions
 
         if not self.is_range:
@@ -100,17 +100,17 @@ class Parameter:
         return distributions.FloatDistribution(low, high, log=self.kind == "log")
 
     def number(self, text: str) -> float | str:
-        """Returns a value as `distribution` has it."""
+        """Returns a value in the form in which `distribution` has it."""
         return text if not self.is_range else int(text) if self.kind == "int" else float(text)
 
 
 def draw_log(low: float, high: float, generator: np.random.Generator) -> float:
-    """Returns a random number between two positive ones; its logarithm is uniform."""
+    """Returns a random number between two positive numbers, with a uniform logarithm."""
     return math.exp(generator.uniform(math.log(low), math.log(high)))
 
 
 def corners(parameters: Sequence[Parameter]) -> list[list[str]]:
-    """Returns bindings of runs; all examples of each parameter occur in one of them."""
+    """Returns bindings of several runs, in which each example of each parameter occurs at least once."""
     first = [parameter.items[0] for parameter in parameters]
     points = [first]
     for k, parameter in enumerate(parameters):
@@ -122,7 +122,7 @@ def parse(argument: str) -> Parameter:
     """Returns the parameter of a `--search` argument.
 
     Raises:
-      UsageError: it is no search, or a range is upside down or endless.
+      UsageError: the argument is not a search, or the ends of a range are in the wrong order or infinite.
     """
     said = f"--search={argument}"
     match = re.fullmatch(r"\s*([\w./]+)\s*=\s*(\w+)\((.*)\)\s*", argument, re.DOTALL)
@@ -147,11 +147,11 @@ def parse(argument: str) -> Parameter:
 
 
 def check_range(low: float, high: float, said: str, turned: str) -> None:
-    """Raises UsageError about an argument whose range is upside down, empty or endless.
+    """Raises UsageError if the ends of an argument's range are in the wrong order, equal or infinite.
 
     Args:
       low, high: ends of the range.
-      said: the argument.
+      said: the argument as the user wrote it.
       turned: text of the range from `high` to `low`.
     """
     if not (math.isfinite(low) and math.isfinite(high)):

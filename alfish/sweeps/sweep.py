@@ -1,33 +1,33 @@
-"""Sweeps: trials are proposed, their runs are started, watched and pruned, until all trials are over."""
+"""Sweeps, which propose trials, and start, watch and prune the runs of trials until all trials are over."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from alfish.formatting import counted, significant
+from alfish.errors import counted, significant
 from alfish.parameters import NonNegativeInt, PositiveInt, checked
 from alfish.sweeps.base import Base
-from alfish.sweeps.group import Due, Group, Specification, bindings_text
-from alfish.sweeps.samplers import MedianPruner, default_sampler, make_sampler
+from alfish.sweeps.group import Due, RunGroup, Specification, bindings_text
 from alfish.sweeps.search import Parameter, parse
 from alfish.sweeps.table import write_csv
-from alfish.sweeps.trials import Run, Trial, Trials, is_over, mark_pruned
+from alfish.sweeps.trial_samplers import MedianPruner, default_sampler, make_sampler
+from alfish.sweeps.trials import Trial, TrialRun, Trials, is_over, mark_pruned
 
-NUM_TRIALS = 20  # by default, of a sampler without an end
+NUM_TRIALS = 20  # default number of trials for samplers that have no end
 
 
 @checked
 @dataclass(frozen=True)
 class SweepSpecification(Specification):
-    """The settings of a sweep.
+    """Settings of a sweep.
 
     Attributes:
-      search: what is varied, as `--search` has it, by parameter.
-      sampler: 'grid', 'random' or 'tpe'.
-      sampler_seed: of the sampler.
+      search: values to try, by parameter, written as in `--search`.
+      sampler: method of choosing trials: 'grid', 'random' or 'tpe'.
+      sampler_seed: seed of the sampler.
       seeds: number of runs of each trial; run k trains with `Trainer.seed` = seed + k.
-      prune: True if trials that are worse than others are stopped.
+      prune: whether trials that are worse than others are stopped.
       trials: number of trials.
     """
 
@@ -53,7 +53,8 @@ class SweepSpecification(Specification):
         defaults = {"sampler_seed": 0, "seeds": 1, "last": 1, "prune": False}
         parameters = [cls.parse(f"{name}={values}") for name, values in known["search"].items()]
         name = known.get("sampler") or default_sampler(parameters)
-        # Before anything is written: a grid of ranges, and Optuna where it is missing, are refused here.
+        # The sampler is made before anything is written, because make_sampler raises for a grid with a range, and if
+        # Optuna is not installed.
         sampler = make_sampler(name, parameters, known.get("sampler_seed", 0))
         if known.get("prune"):
             MedianPruner()
@@ -63,7 +64,7 @@ class SweepSpecification(Specification):
         return cls(**{**defaults, **known, "sampler": name, "trials": trials})
 
 
-class Sweep(Group[SweepSpecification]):
+class Sweep(RunGroup[SweepSpecification]):
     """Trains the trials of a sweep."""
 
     def __post_init__(self) -> None:
@@ -72,7 +73,7 @@ class Sweep(Group[SweepSpecification]):
         self._sampler = make_sampler(specification.sampler, specification.parameters, specification.sampler_seed)
         self._pruner = MedianPruner() if specification.prune else None
         self._trials = trials_of(self.directory, specification)
-        self._reported: set[int] = set()  # trials whose end was logged
+        self._reported: set[int] = set()  # numbers of the trials whose ends were logged
 
     def run(self) -> None:
         self._reported = {trial.number for trial in self._look() if trial.state != "running"}
@@ -81,13 +82,13 @@ class Sweep(Group[SweepSpecification]):
         self._train(self._due, self._is_over, "ended before its budget was spent")
 
     def _due(self) -> Iterator[Due]:
-        """Prunes and reports trials, and returns the runs that are to be trained."""
+        """Prunes and reports trials, and returns the runs to train."""
         trials = self._look()
         self._report(trials)
         return self._runs(trials)
 
     def _runs(self, trials: list[Trial]) -> Iterator[Due]:
-        """Yields the runs that are to be trained: first those of trials that exist, then those of new trials."""
+        """Yields the runs to train: first runs of existing trials, then runs of new trials."""
         for trial in trials:
             if trial.state == "running":
                 yield from (_due(trial, run) for run in trial.runs if not run.state.is_done)
@@ -103,16 +104,16 @@ class Sweep(Group[SweepSpecification]):
                 yield from (_due(trial, run) for run in trial.runs)
 
     def _look(self) -> list[Trial]:
-        """Returns the trials, after those that are to be pruned were pruned."""
+        """Prunes trials that are worse than others, and returns all trials."""
         trials = self._trials.read()
         pruned = [self._prune(trial, trials, self._pruner) for trial in trials] if self._pruner is not None else []
         return self._trials.read() if any(pruned) else trials
 
     def _prune(self, trial: Trial, trials: Sequence[Trial], pruner: MedianPruner) -> bool:
-        """Stops a trial if it is to be pruned; returns True if it is.
+        """Stops a trial if it must be pruned; returns whether it was stopped.
 
-        A trial that has completed since the last call is looked at, too, because its evaluations may have been faster
-        than these looks.
+        A trial that has completed since the last call is checked, too, because evaluations may be more frequent than
+        calls.
         """
         if trial.state not in ("running", "complete") or trial.number in self._reported:
             return False
@@ -126,7 +127,7 @@ class Sweep(Group[SweepSpecification]):
         return False
 
     def _is_over(self, directory: Path) -> bool:
-        """Returns True if a run is done or was pruned, or its trial has ended by another of its runs."""
+        """Returns whether a run is done or was pruned, or its trial was ended by another run of the trial."""
         trials = [trial for trial in self._trials.read() if trial.state != "running"]
         return is_over(directory) or any(run.state.directory == directory for trial in trials for run in trial.runs)
 
@@ -137,7 +138,7 @@ class Sweep(Group[SweepSpecification]):
             self._reported.add(trial.number)
             if trial.value is None:
                 self.log(f"Trial {trial.number} failed: {trial.failure}")
-                for run in trial.runs:  # other seeds of it are of no use
+                for run in trial.runs:  # runs of the trial's other seeds are useless
                     self.jobs.stop(run.state.directory)
             elif trial.state == "pruned":
                 self.log(f"Trial {trial.number} was pruned at {trial.steps:,} steps")
@@ -153,5 +154,5 @@ def trials_of(directory: Path, specification: SweepSpecification) -> Trials:
     return Trials(directory, specification.parameters, seeds, specification.last)
 
 
-def _due(trial: Trial, run: Run) -> Due:
+def _due(trial: Trial, run: TrialRun) -> Due:
     return Due(run.state.directory, {**trial.bindings, "Trainer.seed": run.seed})

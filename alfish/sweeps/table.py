@@ -1,4 +1,4 @@
-"""Results of a sweep as `trials.csv`, and as a table of the best trials for people."""
+"""Results of a sweep: `trials.csv`, a table of the best trials, and a picture of all."""
 
 import math
 from collections.abc import Sequence
@@ -7,15 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from alfish.analysis import figures
 from alfish.analysis.tables import as_text
-from alfish.errors import printable
-from alfish.formatting import counted, significant
+from alfish.errors import counted, printable, significant
+from alfish.runs.files import write_atomically
 from alfish.sweeps.group import write_rows
+from alfish.sweeps.search import Parameter
 from alfish.sweeps.trials import Trial
-from alfish.training.evaluations.evaluation import bootstrap_interval, ranked
+from alfish.training.evaluations.evaluation import bootstrap_interval, mean, ranked
 
 CSV = "trials.csv"
-NUM_SHOWN = 10  # trials of each state in the table for people
+NUM_SHOWN = 10  # maximum number of trials of each state in the table for people
 # 97.5 % quantiles of Student's t distribution for 1 to 10 degrees of freedom.
 QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -23,13 +25,13 @@ QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.2
 def write_csv(directory: Path, names: Sequence[str], trials: Sequence[Trial]) -> None:
     """Writes `trials.csv`: one row for each trial.
 
-    Columns: trial, one for each searched parameter, seeds, state, steps (clock of the last evaluation), mean, ci_low
-    and ci_high (see `interval`), and the reason of a failure.
+    The columns are trial, one column for each searched parameter, seeds, state, steps (clock of the last evaluation),
+    mean, ci_low and ci_high (see `interval`), and the reason of a failure.
 
     Args:
-      directory: of the sweep.
-      names: of the searched parameters.
-      trials: of the sweep.
+      directory: directory of the sweep.
+      names: names of the searched parameters.
+      trials: trials of the sweep.
     """
     rows: list[list[Any]] = [["trial", *names, "seeds", "state", "steps", "mean", "ci_low", "ci_high", "reason"]]
     for trial in trials:
@@ -40,9 +42,9 @@ def write_csv(directory: Path, names: Sequence[str], trials: Sequence[Trial]) ->
 
 
 def interval(trial: Trial) -> tuple[float, float] | tuple[None, None]:
-    """Returns a 95 % interval of a trial's value: Student's t over its seeds.
+    """Returns a 95 % interval of a trial's value, by Student's t over the trial's seeds.
 
-    With one seed, a bootstrap over its episodes, which says nothing about other seeds.
+    With one seed, the interval is a bootstrap over the seed's episodes, which says nothing about other seeds.
     """
     if trial.value is None:
         return None, None
@@ -54,7 +56,7 @@ def interval(trial: Trial) -> tuple[float, float] | tuple[None, None]:
 
 
 def table(names: Sequence[str], trials: Sequence[Trial]) -> str:
-    """Returns the best trials, the best first, those that were pruned or failed, and how many there are of each."""
+    """Returns a table of the best trials, best first, then of pruned or failed trials, with the number of each kind."""
     rows = [["trial", *names, "state", "steps", "mean", "95 % interval"]]
     left_out, reasons = [], []
     for state in ("complete", "pruned", "running", "failed"):
@@ -80,10 +82,91 @@ def _cells(trial: Trial, names: Sequence[str]) -> list[str]:
 def _quantile(freedom: int) -> float:
     """Returns the 97.5 % quantile of Student's t distribution.
 
-    Beyond the table by the first terms of its expansion around the normal quantile (Abramowitz & Stegun, 26.7.5), which
-    are right to 0.01.
+    For more degrees of freedom than `QUANTILES` has, the quantile is computed by the first terms of its expansion
+    around the normal quantile (Abramowitz & Stegun, 26.7.5), with an error below 0.01.
     """
     if freedom <= len(QUANTILES):
         return QUANTILES[freedom - 1]
     z = 1.959964
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+PICTURE = "trials.png"
+COLORS = {"complete": "tab:blue", "pruned": "tab:orange", "running": "tab:gray"}
+BEST = "tab:red"
+
+
+def write_picture(directory: Path, parameters: Sequence[Parameter], trials: Sequence[Trial]) -> None:
+    """Writes `trials.png`.
+
+    Raises:
+      UsageError: matplotlib is not installed.
+    """
+    complete = (one for one in trials if one.state == "complete")
+    best = max(complete, key=lambda one: -math.inf if one.value is None else ranked(one.value), default=None)
+    figure = figures.new_figure(4 * (len(parameters) + 1) + 1, 3.6)
+    axes = figure.subplots(1, len(parameters) + 1, squeeze=False)[0]
+    for axis, parameter in zip(axes, parameters):
+        _draw_parameter(axis, parameter, trials, best)
+    _draw_curves(axes[-1], trials, best)
+    axes[0].set_ylabel("return of the last evaluation")
+    write_atomically(directory / PICTURE, figures.encoded(figure, ".png"))
+
+
+def _draw_parameter(axis: Any, parameter: Parameter, trials: Sequence[Trial], best: Trial | None) -> None:
+    """Draws the value of each trial against one parameter."""
+    numbers = _numbers(parameter)
+    for state, color in COLORS.items():
+        own = [trial for trial in trials if trial.state == state and trial.value is not None]
+        if own:
+            xs = [numbers(trial.bindings[parameter.name]) for trial in own]
+            values = figures.drawable([trial.value for trial in own])
+            axis.scatter(xs, values, s=18, color=color, label=state, alpha=0.8)
+    if best is not None:
+        place = [numbers(best.bindings[parameter.name])], figures.drawable([best.value])
+        axis.scatter(*place, s=70, facecolors="none", edgecolors=BEST)
+    if parameter.kind == "log":
+        low, high = parameter.ends
+        axis.set_xscale("log")
+        axis.set_xlim(low / 1.2, high * 1.2)
+        axis.tick_params("x", which="minor", labelbottom=high < 10 * low)  # in a wider range, labels would overlap
+    if numbers is not float:
+        axis.set_xticks(range(len(parameter.items)), parameter.items, rotation=20)
+        axis.set_xlim(-0.5, len(parameter.items) - 0.5)
+    axis.set_xlabel(parameter.name)
+    axis.grid(alpha=0.3)
+
+
+def _numbers(parameter: Parameter) -> Any:
+    """Returns the function from gin texts to places on the axis: numbers, or list indices of other values."""
+    try:
+        [float(item) for item in parameter.items]
+    except ValueError:
+        return parameter.items.index
+    return float
+
+
+def _draw_curves(axis: Any, trials: Sequence[Trial], best: Trial | None) -> None:
+    """Draws the mean return of each trial over the steps; a pruned trial's curve ends where it was pruned."""
+    for trial in trials:
+        curve = _curve(trial)
+        color = BEST if trial is best else COLORS.get(trial.state, "tab:gray")
+        front = trial is best
+        place = figures.drawable(curve).reshape(-1, 2).T
+        axis.plot(*place, color=color, alpha=1.0 if front else 0.4, linewidth=2 if front else 1, zorder=2 + front)
+    for label, color in [*COLORS.items(), ("best", BEST)]:
+        if label == "best" or any(trial.state == label for trial in trials):
+            axis.plot([], [], color=color, label=label)
+    axis.set_xlabel("steps")
+    axis.locator_params("x", nbins=5)  # more labels would overlap
+    axis.legend(fontsize="small")
+    axis.grid(alpha=0.3)
+
+
+def _curve(trial: Trial) -> list[tuple[int, float]]:
+    """Returns the steps at which all runs of a trial were evaluated, with the mean of the runs' returns."""
+    runs = [run for run in trial.runs if run.state.evaluations]
+    clocks = set.intersection(*(set(run.state.evaluations) for run in runs)) if runs else set()
+    stop = min((run.pruned_at for run in runs if run.pruned_at is not None), default=math.inf)
+    means = [run.state.means for run in runs]
+    return [(clock, mean([one[clock] for one in means])) for clock in sorted(clocks) if clock <= stop]

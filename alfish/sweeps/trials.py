@@ -1,11 +1,11 @@
-"""Trials of a sweep, as their runs' directories show them.
+"""Trials of a sweep, as read from the directories of their runs.
 
 A trial is one setting of the searched parameters, trained by one run or, with several seeds, by one run for each seed.
-The directory of a run is a run of `alfish train` like any other. Beside its files, the sweep writes:
+Each run is trained by `alfish train` in a run directory like any other. The sweep also writes into that directory:
 
     trial.json   before the run starts: number, bindings and seed, and which trials were complete when it was proposed
     pruned       the evaluation after which the run was stopped
-    failed       why the run cannot go on; without this file it is tried again
+    failed       why the run cannot continue; without this file the run is tried again
 """
 
 import json
@@ -34,14 +34,14 @@ State = Literal["running", "complete", "pruned", "failed"]
 
 
 @dataclass(frozen=True)
-class Run:
+class TrialRun:
     """A run of a trial.
 
     Attributes:
-      state: what `alfish train` has written so far.
-      seed: `Trainer.seed`.
-      pruned_at: clock of the evaluation after which it was stopped; None: it was not pruned.
-      last: number of evaluations at the end of a run whose mean is its value.
+      state: state of the run, read from the files that `alfish train` has written so far.
+      seed: value of `Trainer.seed`.
+      pruned_at: clock of the evaluation after which the run was stopped; None if it was not pruned.
+      last: number of evaluations at the end of a run, over which the run's value is the mean.
     """
 
     state: RunState
@@ -50,7 +50,7 @@ class Run:
     last: int
 
     @classmethod
-    def read(cls, directory: Path, seed: int, last: int) -> "Run":
+    def read(cls, directory: Path, seed: int, last: int) -> "TrialRun":
         pruned, state = contents.record(directory, PRUNED, {"clock": int}), RunState.read(directory)
         if pruned is not None and pruned["clock"] not in state.evaluations:
             raise UsageError(
@@ -60,21 +60,21 @@ class Run:
 
     @property
     def counting(self) -> dict[int, tuple[float, ...]]:
-        """The evaluations whose mean is the run's value: the last ones, or the one after which it was pruned."""
+        """Evaluations whose mean is the run's value: the last ones, or the one after which the run was pruned."""
         evaluations = self.state.evaluations
         clocks = list(evaluations)[-self.last :] if self.pruned_at is None else [self.pruned_at]
         return {clock: evaluations[clock] for clock in clocks}
 
     @property
     def value(self) -> float | None:
-        """Mean of the means of the evaluations that count; None: there was none."""
+        """Mean of the means of the evaluations that count; None without evaluations."""
         return mean_of_means(self.counting.values())
 
     @property
     def failure(self) -> str | None:
-        """The reason for which the run has no value; None: it has one, or is not over.
+        """Reason why the run has no value; None if the run has a value, or is not over.
 
-        A run that failed may be done, because `alfish train` has continued it.
+        A failed run may be done nevertheless, because `alfish train` may have continued it later.
         """
         if not self.state.is_done:
             return self.state.failure
@@ -88,20 +88,20 @@ class Trial:
     """A trial.
 
     Attributes:
-      number: of the trial, from 0.
+      number: number of the trial, from 0.
       bindings: gin texts of the searched parameters.
-      seen: numbers of the trials that were complete when this one was proposed.
-      runs: one for each seed.
+      seen: numbers of the trials that were complete when this trial was proposed.
+      runs: runs of the trial, one for each seed.
     """
 
     number: int
     bindings: Mapping[str, str]
     seen: tuple[int, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[TrialRun, ...]
 
     @cached_property
     def state(self) -> State:
-        """'running' until a run has failed or was pruned, or all are done; the first of these runs decides."""
+        """'running' until a run has failed or was pruned, or all runs are done; the first such run decides."""
         for run in self.runs:
             if run.failure is not None:
                 return "failed"
@@ -111,12 +111,12 @@ class Trial:
 
     @property
     def failure(self) -> str | None:
-        """The reason for which the trial failed; None: it did not."""
+        """Reason why the trial failed; None if the trial did not fail."""
         return next((run.failure for run in self.runs if run.failure is not None), None)
 
     @property
-    def counting(self) -> tuple[Run, ...]:
-        """The runs whose mean is the trial's value: all of a complete trial, the pruned one of a pruned trial."""
+    def counting(self) -> tuple[TrialRun, ...]:
+        """Runs whose mean is the trial's value: all runs of a complete trial, or the pruned run of a pruned trial."""
         if self.state == "pruned":
             return (next(run for run in self.runs if run.pruned_at is not None),)
         return self.runs if self.state == "complete" else ()
@@ -128,12 +128,12 @@ class Trial:
 
     @property
     def value(self) -> float | None:
-        """Mean of `values`; None: there is none."""
+        """Mean of `values`; None without values."""
         return mean(self.values) if self.values else None
 
     @property
     def steps(self) -> int | None:
-        """Clock of the evaluation that `value` ends with; None: there is no value."""
+        """Clock of the evaluation that `value` ends with; None without a value."""
         return max((max(run.counting) for run in self.counting), default=None)
 
 
@@ -141,15 +141,15 @@ class Trials:
     """The trials in the directory of a sweep.
 
     Args:
-      directory: of the sweep.
-      parameters: that the trials bind.
-      seeds: `Trainer.seed` of each run of a trial.
-      last: as in `Run`.
+      directory: directory of the sweep.
+      parameters: parameters that the trials bind.
+      seeds: value of `Trainer.seed` in each run of a trial.
+      last: number of evaluations that count at the end of a run, as in `TrialRun`.
     """
 
     def __init__(self, directory: Path, parameters: Sequence[Parameter], seeds: Sequence[int], last: int):
         self._directory, self._parameters, self._seeds, self._last = directory, parameters, seeds, last
-        self._over: dict[int, Trial] = {}  # trials that have ended; they are read once
+        self._over: dict[int, Trial] = {}  # trials that have ended, which are read only once
 
     def read(self) -> list[Trial]:
         """Returns the trials, by number."""
@@ -162,11 +162,11 @@ class Trials:
         return trials
 
     def forget(self, number: int) -> None:
-        """Makes the next `read` read a trial again that has ended."""
+        """Makes the next call of `read` read an ended trial again."""
         self._over.pop(number, None)
 
     def write(self, number: int, bindings: Mapping[str, str], seen: Sequence[int]) -> Trial:
-        """Writes a new trial, or the rest of one whose writer was killed; returns it."""
+        """Writes a new trial, or completes one whose writer was killed; returns the trial."""
         for directory, seed in self._places(number):
             content = {"trial": number, "bindings": dict(bindings), "seed": seed, "seen": list(seen)}
             make_directory(directory)
@@ -179,14 +179,14 @@ class Trials:
         content = self._content(next(filter(os.path.lexists, paths), paths[0]))
         if not all(map(os.path.lexists, paths)):
             return self.write(number, content["bindings"], content["seen"])
-        runs = tuple(Run.read(directory, seed, self._last) for directory, seed in places)
+        runs = tuple(TrialRun.read(directory, seed, self._last) for directory, seed in places)
         return Trial(number, content["bindings"], tuple(content["seen"]), runs)
 
     def _content(self, path: Path) -> dict[str, Any]:
         """Returns the content of a `trial.json`, which may come from another person.
 
         Raises:
-          UsageError: it is not of this sweep.
+          UsageError: the file does not belong to this sweep.
         """
         content = contents.record(path.parent, path.name, {"bindings": dict, "seen": list})
         if content is None:
@@ -210,6 +210,6 @@ def is_over(directory: Path) -> bool:
     return any((directory / name).is_file() for name in (DONE, PRUNED))
 
 
-def mark_pruned(run: Run, clock: int) -> None:
+def mark_pruned(run: TrialRun, clock: int) -> None:
     """Writes that a run was pruned after its evaluation at `clock`."""
     write_atomically(run.state.directory / PRUNED, json.dumps({"clock": clock}) + "\n")

@@ -1,32 +1,33 @@
 """Numbers that all learners of a run must share: steps, seconds, and the end of the run.
 
-Each learner counts the steps of its own environments and receives signals of its own. The first one measures the time,
-and its listeners may stop the run. Once in an iteration, between collecting and training, all learners exchange these
-numbers. From then on clocks are equal, and so is everything that follows from them: summaries, updates, checkpoints.
+Each learner counts the steps of its own environments, and receives its own signals. The first learner measures the
+time, and its listeners may stop the run. Once in an iteration, between collecting and training, all learners exchange
+these numbers. After the exchange all clocks are equal, and so is everything that follows from a clock: summaries,
+updates, checkpoints.
 """
 
 import contextlib
 import time
 from typing import Any
 
-from alfish import replicas
+from alfish.processes import replicas
 from alfish.runs.stop_signals import Interrupted, StopSignals
 from alfish.training.clock import Clock
 
 
-class Ended(Exception):
-    """The first learner made no iteration, because the run was stopped after the one before."""
+class RunEnded(Exception):
+    """Raised if the first learner makes no further iteration, because the run was stopped after the previous one."""
 
 
 class Agreement:
-    """Agreement of one learner, which exchanges nothing, and the interface of others.
+    """Agreement of a single learner, which exchanges nothing, and the interface of other agreements.
 
     Args:
-      clock: of the run; gets the seconds of iterations.
-      signals: which end the run.
+      clock: clock of the run, which receives the seconds of iterations.
+      signals: signals that end the run.
 
     Attributes:
-      saves_after_errors: whether the state of the last iteration may be saved after an error.
+      saves_after_errors: whether the state after the last iteration may be saved if an error occurs.
     """
 
     saves_after_errors = True
@@ -37,11 +38,11 @@ class Agreement:
         self._nothing = contextlib.nullcontext()
 
     def begin(self, now: float) -> None:
-        """Begins to measure an iteration, at a time of `time.perf_counter`."""
+        """Begins to measure an iteration; `now` is a time of `time.perf_counter`."""
         self._began = now
 
     def pause(self, now: float) -> None:
-        """Ends the measurement of an iteration."""
+        """Ends the measurement of an iteration; `now` is a time of `time.perf_counter`."""
         self._clock.wall_seconds += now - self._began
 
     def collecting(self) -> contextlib.AbstractContextManager[Any]:
@@ -57,14 +58,14 @@ class Agreement:
 
 
 class SharedAgreement(Agreement):
-    """Agreement of several learners. An error in one of them ends all, and each has another state then."""
+    """Agreement of several learners. An error in one learner ends all learners, and their states then differ."""
 
     saves_after_errors = False
 
     def __init__(self, clock: Clock, signals: StopSignals):
         super().__init__(clock, signals)
         signals.is_shared = True
-        self._seconds = 0.0  # of iterations since the last exchange
+        self._seconds = 0.0  # seconds of iterations since the last exchange
 
     def pause(self, now: float) -> None:
         self._seconds += now - self._began
@@ -76,7 +77,7 @@ class SharedAgreement(Agreement):
             yield
         except BaseException:
             if self._signals.received is not None and self._signals.breakable:
-                self._signals.breakable = False  # from here on it waits for the others, which is no hang
+                self._signals.breakable = False  # from here on the learner waits for others, which is not a hang
                 self._exchange(breaks_off=True)
             raise
 
@@ -85,20 +86,20 @@ class SharedAgreement(Agreement):
 
         Raises:
           Interrupted: a signal broke off the collecting of a learner.
-          Ended: see there.
+          RunEnded: the first learner has stopped.
         """
         steps, breaks_off, ends = self._exchange(own)
         if breaks_off:
             raise Interrupted
         if ends:
-            raise Ended
+            raise RunEnded
         return steps
 
     def end(self) -> None:
         self._exchange(ends=True)
 
     def _exchange(self, steps: int = 0, breaks_off: bool = False, ends: bool = False) -> tuple[int, bool, bool]:
-        """Sets seconds, signal and stop of all learners alike; returns the sum of steps, and who broke off or ends."""
+        """Makes seconds, signal and stop equal in all learners; returns the sum of steps, and who broke off or ends."""
         self.pause(time.perf_counter())
         clock, signals = self._clock, self._signals
         stops = clock.stop_reason is not None

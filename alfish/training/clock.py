@@ -1,4 +1,4 @@
-"""The clock and the budget of a run."""
+"""The clock and the budget of a run, and its calibration, in which transforms only observe rows."""
 
 import math
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from alfish.errors import UsageError
 
-# Each budget, and the counter of the clock that is compared with it.
+# Each budget, with the counter of the clock that the budget limits.
 BUDGETS = {
     "num_env_steps": "env_steps",
     "num_iterations": "iterations",
@@ -19,7 +19,7 @@ class Budget(NamedTuple):
     """Condition that finishes a run.
 
     Attributes:
-      name: one of `BUDGETS`.
+      name: name of a counter, one of `BUDGETS`.
       size: value of that counter at which the run is finished.
       wall_limit: seconds of training after which the run is finished in any case.
     """
@@ -33,7 +33,7 @@ class Budget(NamedTuple):
         """Returns the budget among the arguments of a trainer.
 
         Raises:
-          UsageError: none was given, or more than one beside wall_seconds.
+          UsageError: no budget was given, or several besides wall_seconds.
         """
         chosen = {name: arguments[name] for name in BUDGETS if arguments[name] is not None}
         said = " and ".join(f"Trainer.{name} = {value}" for name, value in chosen.items()) or "none"
@@ -52,16 +52,16 @@ class Clock:
     """Counts steps, iterations, updates and seconds of a run, over all resumes.
 
     Args:
-      budget: of the run.
-      stop_at: value at which training pauses; None: it does not.
+      budget: budget of the run.
+      stop_at: clock steps at which training pauses; None means that training does not pause.
 
     Attributes:
       budget, stop_at: the arguments.
-      env_steps: environment steps, all environments together.
-      iterations, updates: finished ones.
-      wall_seconds: of iterations; listeners are not counted.
-      idle: the part of `value` during which no environment was stepped.
-      stop_reason: the argument of `stop`; None: `stop` was not called.
+      env_steps: number of environment steps of all environments together.
+      iterations, updates: numbers of finished iterations and updates.
+      wall_seconds: seconds of iterations, without the seconds of listeners.
+      idle: number of clock steps during which no environment was stepped, part of `value`.
+      stop_reason: argument of `stop`; None if `stop` was not called.
     """
 
     def __init__(self, budget: Budget, stop_at: int | None = None):
@@ -72,15 +72,15 @@ class Clock:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> "Clock":
-        """Returns the clock for the arguments of a trainer; raises as `Budget.of`."""
+        """Returns the clock for the arguments of a trainer; raises as `Budget.of` does."""
         return cls(Budget.of(arguments), arguments["stop_at"])
 
     @property
     def value(self) -> int:
         """Clock steps: the unit of periods, file names and axes.
 
-        The sum of environment steps, of the steps for which training continued after acting ended, and of updates on
-        recorded data without acting.
+        They are the sum of three counts: environment steps, steps for which training continued after acting ended, and
+        updates on recorded data without acting.
         """
         return self.env_steps + self.idle
 
@@ -121,6 +121,42 @@ class Clock:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues; `updates` is the learner's to load."""
+        """Continues from a state; `updates` is loaded by the learner."""
         self.env_steps, self.iterations = state["env_steps"], state["iterations"]
         self.wall_seconds, self.idle = state["wall_seconds"], state["idle_steps"]
+
+
+MOST_CALIBRATION, UNPLANNED_CALIBRATION = 10_000, 1000  # environment steps; the second if the budget has no steps
+
+
+class Calibration:
+    """Determines when transforms observe rows, and when updates may begin.
+
+    Args:
+      fraction: fraction of the budget in which transforms observe rows, in [0, 1], at most 10,000 steps; None means
+        that transforms observe all rows of the run.
+      num_env_steps: number of environment steps in which rows are collected; inf if unknown.
+
+    Attributes:
+      is_set: whether there is a calibration; if not, transforms observe each unroll after the updates on it.
+    """
+
+    def __init__(self, fraction: float | None, num_env_steps: float):
+        self.is_set = fraction is not None
+        planned: float = UNPLANNED_CALIBRATION
+        if fraction and math.isfinite(num_env_steps):
+            planned = min(fraction * num_env_steps, MOST_CALIBRATION)
+        # Calibration has at least one unroll, so it is under way before the first step.
+        self._end = max(1.0, planned if fraction else 0.0) if self.is_set else 0.0
+
+    def lasts(self, env_steps: int) -> bool:
+        """Returns whether calibration still lasts after this many environment steps."""
+        return env_steps < self._end
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"is_set": self.is_set, "end": self._end}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores the end of calibration from the run's start, because another budget must not restart calibration."""
+        if self.is_set and state["is_set"]:
+            self._end = state["end"]

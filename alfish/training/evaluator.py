@@ -15,7 +15,7 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import StepType, TimeStep
 from alfish.environments import Environment
 from alfish.errors import RunError, UsageError
-from alfish.films import Row
+from alfish.errors.user_code import calling, refuse_default_dtype
 from alfish.nest import Nest
 from alfish.offline import Episode
 from alfish.offline.episode import ends
@@ -24,15 +24,15 @@ from alfish.parameters.parts import build
 from alfish.runs import random_state
 from alfish.specs import ActionUnits, ObservationUnits, describe, reward_names
 from alfish.training.evaluations.evaluation import Evaluation
+from alfish.training.films import FilmRow
 from alfish.training.padded_policy import POLICY_BATCH_SIZE, PaddedPolicy
 from alfish.training.policy import completed
 from alfish.transforms import Transforms
-from alfish.unrollers.episodes import EpisodeAccumulator
-from alfish.user_code import calling, refuse_default_dtype
+from alfish.unrollers.episode_runner import EpisodeAccumulator
 
-# Actions after which an episode is truncated; the longest episode of a shipped task, an Atari game, has 27,000.
+# Number of actions after which an episode is truncated; the longest shipped task, an Atari game, has 27,000 actions.
 MAX_EPISODE_LENGTH = 100_000
-PROGRESS_SECONDS = 30.0  # between two lines about a long evaluation
+PROGRESS_SECONDS = 30.0  # seconds between two lines about a long evaluation
 
 
 @checked
@@ -45,12 +45,12 @@ def make_evaluator(
     max_length: int = MAX_EPISODE_LENGTH,
     **environment_arguments: Any,
 ) -> "Evaluator":
-    """Returns an evaluator with at most `num_envs` environments of its own.
+    """Returns an evaluator with at most `num_envs` separate environments.
 
-    Vector environments that cannot reset and seed single rows have one environment for each episode.
+    A vector environment that cannot reset and seed single rows has one row for each episode.
 
     Raises:
-      UsageError: see `Evaluator`; or another thread trains.
+      UsageError: as for `Evaluator`; or another thread trains.
     """
 
     def made(count: int) -> Environment:
@@ -59,7 +59,7 @@ def make_evaluator(
         refuse_default_dtype(f"the constructor of {made.name}")
         return made
 
-    exclusive.check()  # else the configuration of a run in another thread would hold for these environments
+    exclusive.check()  # otherwise the configuration of a run in another thread would apply to these environments
     environment = made(min(num_envs, num_episodes))
     if not environment.seeds_rows and environment.num_envs != num_episodes:
         environment.close()
@@ -72,24 +72,25 @@ def make_evaluator(
 
 
 class Evaluator:
-    """Runs complete episodes under `predict_step`, with frozen transforms; no random state outside changes.
+    """Runs complete episodes by `predict_step`, with frozen transforms; random states outside do not change.
 
-    Episodes are counted when they start, and all of them run to their end. To count the first ones that finish would
+    Episodes count when they start, and every one of them runs to its end. Counting the first episodes that finish would
     favour short episodes.
 
     Args:
-      environment: built for evaluation, never the one of the training. Its observation may lack leaves that the action
-        does not depend on.
-      algorithm, transforms: are read only.
-      max_length: actions after which an episode is truncated, at least 1, because an episode without a time limit may
-        never end.
+      environment: environment built for evaluation, never the training environment. Its observation may lack leaves
+        that the action does not depend on.
+      algorithm, transforms: algorithm and transforms, which are only read.
+      max_length: number of actions after which an episode is truncated, at least 1, because an episode without a time
+        limit may never end.
 
     Attributes:
-      log: receives a line from time to time during a long evaluation; by default prints to standard error.
-      num_cut: number of episodes of the last evaluation that were truncated at `max_length`; the first is logged.
+      log: function that receives a line from time to time during a long evaluation; the default prints to standard
+        error.
+      num_cut: number of episodes of the last evaluation that were truncated at `max_length`; the first one is logged.
 
     Raises:
-      UsageError: the environment has other spaces than the policy, or `max_length` is below 1.
+      UsageError: the environment's spaces differ from the policy's, or `max_length` is below 1.
     """
 
     def __init__(
@@ -109,8 +110,8 @@ class Evaluator:
         trained_spec = transforms.raw_observation_spec
         lacks_leaves = nest.paths(environment.observation_spec) != nest.paths(trained_spec)
         self._trained_spec = trained_spec if lacks_leaves else None
-        self._under_way: object = None  # the rows of the last call of `test_episodes`
-        self._policy: PaddedPolicy | None = None  # of the evaluation under way
+        self._under_way: object = None  # rows of the last call of `test_episodes`
+        self._policy: PaddedPolicy | None = None  # policy of the evaluation under way
 
     @checked
     def evaluate(
@@ -119,21 +120,22 @@ class Evaluator:
         seed: NonNegativeInt = 0,
         sample: bool = False,
         env_steps: int = 0,
-        on_row: Callable[[Row], Any] | None = None,
+        on_row: Callable[[FilmRow], Any] | None = None,
         values: bool = False,
     ) -> Evaluation:
         """Evaluates the policy; episode k starts from `reset(seed=seed + k)`.
 
         Args:
-          num_episodes: whole episodes.
-          seed: of episode 0.
-          sample: act by `rollout_step`, with a random generator for each episode; else by `predict_step`.
-          env_steps: of the policy's training, copied into the result.
-          on_row: called after every reset and step (for films).
-          values: whether rows have values, which takes one more call of the networks for each.
+          num_episodes: number of whole episodes.
+          seed: seed of episode 0.
+          sample: whether to act by `rollout_step`, with a random generator for each episode; if not, by `predict_step`.
+          env_steps: number of environment steps of the policy's training, copied into the result.
+          on_row: function that is called after every reset and step (for films).
+          values: whether rows have values, which takes one more call of the networks for each row.
 
         Raises:
-          UsageError: fewer than 1 episode, or more than there are environments that cannot be seeded one by one.
+          UsageError: `num_episodes` is below 1, or above the number of environments if these cannot be seeded one by
+            one.
           RunError: a return is not finite.
         """
         self._check_number(num_episodes)
@@ -146,7 +148,7 @@ class Evaluator:
                 if on_row:
                     on_row(self._row(episode, time_step, reward, values))
                 if stepped:
-                    lanes = episode >= 0  # each with an episode of its own
+                    lanes = episode >= 0  # each environment has an episode of its own
                     totals[episode[lanes]] += reward[lanes]
                     lengths[episode[lanes]] += 1
         if not np.isfinite(totals).all():
@@ -160,7 +162,7 @@ class Evaluator:
         return Evaluation(env_steps, seed, returns, tuple(lengths.tolist()), self.num_cut, by_objective)
 
     def scalarized(self, rewards: np.ndarray) -> np.ndarray:
-        """Returns rewards or returns as single numbers, `[N]` from `[N]` or `[N, R]`: the policy's weighted sum."""
+        """Returns rewards or returns as scalars, `[N]` from `[N]` or `[N, R]`, with the policy's reward weights."""
         if rewards.ndim == 1:
             return rewards
         weights = self._algorithm.reward_weights
@@ -172,22 +174,23 @@ class Evaluator:
 
     @checked
     def test_episodes(self, num_episodes: int, seed: NonNegativeInt = 0, sample: bool = False) -> Iterator[Episode]:
-        """Yields the episodes of `evaluate` in order, each as soon as it and all before it are complete.
+        """Yields the episodes of `evaluate` in order, each as soon as it and all earlier ones are complete.
 
-        Episode k has the same bits for any number of environments. Environments that cannot be seeded one by one
-        (`Environment.seeds_rows`) are seeded together by `seed`.
+        Episode k is the same, bit for bit, for any number of environments. Environments that cannot be seeded one by
+        one (`Environment.seeds_rows`) are seeded together by `seed`.
 
         Args:
-          num_episodes: whole episodes, at least 1.
-          seed: episode k starts from `reset(seed=seed + k)`.
-          sample: act by `rollout_step`, with a random generator for each episode; else by `predict_step`.
+          num_episodes: number of whole episodes, at least 1.
+          seed: seed of the first episode; episode k starts from `reset(seed=seed + k)`.
+          sample: whether to act by `rollout_step`, with a random generator for each episode; if not, by `predict_step`.
 
         Yields:
-          Episode with the id `str(k)`, in numpy and the environment's own units: raw observations (float64 as float32)
-          with the true final one, actions as they were executed, in the action space's dtypes, raw float32 rewards.
+          Episode with the id `str(k)`, in numpy and the environment's own units: raw observations (float64 as float32),
+          the true final observation included; executed actions in the action space's dtypes; raw float32 rewards.
 
         Raises:
-          UsageError: as `evaluate`; or the evaluator was used for others before these had all been taken.
+          UsageError: as for `evaluate`; or the evaluator was used for other episodes before all these episodes were
+            taken.
         """
         self._check_number(num_episodes)
         self._under_way = rows = self._rows(num_episodes, seed, sample)
@@ -216,13 +219,13 @@ class Evaluator:
     def close(self) -> None:
         self.environment.close()
 
-    def _row(self, episode: np.ndarray, time_step: TimeStep, reward: np.ndarray, with_value: bool) -> Row:
-        """Returns what `on_row` receives; `reward` is `[B, R]`. A policy that lacks leaves has no values."""
+    def _row(self, episode: np.ndarray, time_step: TimeStep, reward: np.ndarray, with_value: bool) -> FilmRow:
+        """Returns the argument of `on_row`; `reward` is `[B, R]`. Without some leaves there are no values."""
         value = self._policy.value(time_step) if with_value and self._policy and not self._trained_spec else None
         ended = time_step.step_type.cpu().numpy() == StepType.LAST
         units = ActionUnits(self.environment.action_space)
         action = units.stretch(nest.map(nest.as_array, time_step.prev_action))
-        return Row(episode, self.scalarized(reward), action, value, ended)
+        return FilmRow(episode, self.scalarized(reward), action, value, ended)
 
     def _check_number(self, num_episodes: int) -> None:
         if num_episodes < 1:
@@ -236,28 +239,28 @@ class Evaluator:
 
     @contextlib.contextmanager
     def _acting(self, seed: int, sample: bool) -> Iterator[None]:
-        """Acts without gradient, in eval mode, with all generators seeded by `seed`; restores all of it.
+        """Acts without gradient, in eval mode, with all generators seeded by `seed`; restores generators and modes.
 
-        With `sample`, modules that explore do so, as in rollouts.
+        With `sample`, modules explore as in rollouts.
         """
         with torch.no_grad(), in_eval_mode(self._algorithm, sample), random_state.preserved():
             random_state.seed_all(seed)
             yield
 
     def _rows(self, num_episodes: int, seed: int, sample: bool) -> Iterator[tuple[np.ndarray, TimeStep, bool]]:
-        """Runs the episodes and yields their rows. To be called within `_acting`.
+        """Runs the episodes and yields their rows. Call it within `_acting`.
 
         Yields:
-          After every reset and step: the episode index of each environment, or -1 (one that has just finished still has
-          its index); the new rows `[B]`; whether it was a step.
+          After every reset and step: the index of each environment's episode, or -1 (an episode that has just finished
+          still has its index); the new rows `[B]`; whether these rows come from a step.
         """
         environment, num_envs = self.environment, self.environment.num_envs
         episode = np.where(np.arange(num_envs) < num_episodes, np.arange(num_envs), -1)
         started = min(num_envs, num_episodes)
         self.num_cut = 0
-        length = np.zeros(num_envs, np.int64)  # of the episodes under way
+        length = np.zeros(num_envs, np.int64)  # lengths so far of the episodes under way
         pace = _Pace(self.log, num_episodes)
-        # An environment that walks through a test set skips a part of it with each reset.
+        # If an environment walks through a test set, each reset skips a part of that set.
         rows = (episode >= 0,) if environment.can_rest else ()
         with calling(f"{environment.name}.reset"):
             time_step = nest.tensors(environment.reset(_seeds(episode, seed), *rows))
@@ -308,7 +311,7 @@ class Evaluator:
         self.num_cut += count
 
     def _after_end(self, time_step: TimeStep, finished: np.ndarray, episode: np.ndarray, seed: int) -> TimeStep:
-        """Returns the rows to act from after some episodes have ended; environments without an episode rest."""
+        """Returns the rows to act from after some episodes have ended; environments without an episode pause."""
         if self.environment.can_rest:
             self.environment.rest(episode < 0)
             finished = finished & (episode >= 0)
@@ -342,7 +345,7 @@ class _Pace:
 
 
 def _check_spaces(environment: Environment, algorithm: RLAlgorithm, transforms: Transforms) -> None:
-    """Raises UsageError if the environment has other spaces than the policy. Its observation may lack leaves."""
+    """Raises UsageError if the environment's spaces differ from the policy's; the observation may lack leaves."""
     trained = {
         "observation_spec": transforms.raw_observation_spec,
         "action_spec": algorithm.action_spec,
@@ -364,13 +367,13 @@ def _is_part(spec: Nest, whole: Nest) -> bool:
 
 
 def _truncated(time_step: TimeStep, rows: np.ndarray) -> TimeStep:
-    """Returns the time step with LAST in these rows, whose discount stays 1."""
+    """Returns the time step with step type LAST in some rows, whose discount stays 1."""
     mask = torch.from_numpy(rows).to(time_step.step_type.device)
     return time_step._replace(step_type=time_step.step_type.masked_fill(mask, StepType.LAST))
 
 
 def print_to_stderr(line: str) -> None:
-    """Prints a line, unless other code, as an environment, has closed the stream."""
+    """Prints a line to standard error, unless other code, such as an environment, has closed that stream."""
     with contextlib.suppress(ValueError):
         print(line, file=sys.stderr, flush=True)
 

@@ -1,6 +1,7 @@
-"""The interface of listeners: the report of an iteration, and the run."""
+"""The interface of listeners: the report of an iteration, the run, and the run's calls to its listeners."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -8,10 +9,13 @@ import torch
 
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.environments import Environment
+from alfish.errors.user_code import calling
 from alfish.learner.learner import Learner
-from alfish.metrics.metric import Metrics
-from alfish.runs.stop_signals import StopSignals
+from alfish.metrics.metric import Metrics, check_scalars
+from alfish.runs import random_state
+from alfish.runs.stop_signals import Interrupted, StopSignals
 from alfish.runs.timer import Timer
+from alfish.runs.writers import Counters
 from alfish.training.clock import Clock
 from alfish.training.evaluations.evaluation import Evaluation
 from alfish.training.evaluator import Evaluator
@@ -19,30 +23,31 @@ from alfish.training.run_directory import RunDirectory
 from alfish.transforms import Transforms
 from alfish.unrollers import Unroller
 
-LISTENERS = "evaluation, checkpoints, summaries"  # the part of a run, see `Timer`
+LISTENERS = "evaluation, checkpoints, summaries"  # name of the part of a run, see `Timer`
 
 
 @dataclass
 class Report:
-    """Result of one iteration. Listeners receive it in order, and may add entries for later listeners.
+    """Result of one iteration. Listeners receive the report in their order, and may add entries for later listeners.
 
-    `Trainer.extra_listeners` come after `Summaries`, which has then written `scalars`; a metric or
-    `Summaries.custom_summary` shows numbers of your own.
+    `Trainer.extra_listeners` come after `Summaries`, which has then already written `scalars`. To show numbers of your
+    own, use a metric or `Summaries.custom_summary`.
 
     Attributes:
-      clock: see `Clock.value`.
-      env_steps, iterations, updates, wall_seconds: the other counters of `Clock`.
+      clock: clock steps, see `Clock.value`.
+      env_steps, iterations, updates, wall_seconds: other counters of `Clock`.
       progress: spent fraction of the budget, in [0, 1].
-      finished: True in the last report: the run is finished, has paused (`Trainer.stop_at`), or was interrupted.
-      is_summary: True if a summary was due.
-      is_missed: True in a report of a resumed run that repeats the last one before a signal.
-      scalars: by name; those of training only if `is_summary`, or at the first update after it.
-      nominal_clock: clock of values that do not belong at `clock`, by the first segment of their names. An evaluation
-        belongs at the multiple of its period at which it was due, so that evaluations of several seeds have equal
-        clocks.
-      films: mp4 files of the run's directory, by the name that writers show them under (`evaluation/film`).
-      evaluation: returns and lengths of its episodes; None if there was none. Its means are in `scalars`, as
-        `scalars["evaluation/mean_return"]`.
+      finished: whether this is the last report: the run is finished, has paused (`Trainer.stop_at`), or was
+        interrupted.
+      is_summary: whether a summary was due.
+      is_missed: whether this is a resumed run's repetition of the last report before a signal.
+      scalars: numbers by name; numbers of training only if `is_summary`, or at the first update after a due summary.
+      nominal_clock: clock steps at which values are shown instead of `clock`, by the first segment of their names. An
+        evaluation is shown at the multiple of its period at which it was due, so that evaluations of several seeds have
+        equal clocks.
+      films: mp4 files in the run's directory, by the name under which writers show the film (`evaluation/film`).
+      evaluation: returns and lengths of an evaluation's episodes; None if there was no evaluation. The means are in
+        `scalars`, for example `scalars["evaluation/mean_return"]`.
     """
 
     clock: int
@@ -64,17 +69,22 @@ class Report:
         counters = clock.value, clock.env_steps, clock.iterations, clock.updates, clock.wall_seconds
         return cls(*counters, clock.progress, finished)
 
+    @property
+    def counters(self) -> Counters:
+        return Counters(self.clock, self.env_steps, self.iterations, self.updates, self.wall_seconds)
+
 
 class Run(Protocol):
     """Interface of the `Trainer` for listeners.
 
     Attributes:
       clock: counters, budget and progress.
-      directory: the files of the run.
-      listeners: all of them, in the order in which they receive reports.
-      signals: SIGTERM, SIGUSR1 and SIGINT. A listener that waits for other code uses `with run.signals.breaking()`.
-      timer: of the parts of an iteration.
-      environment, algorithm, transforms, unroller, learner, metrics, device: those of the trainer.
+      directory: files of the run.
+      listeners: all listeners, in the order in which they receive reports.
+      signals: signals SIGTERM, SIGUSR1 and SIGINT. A listener that waits for other code uses
+        `with run.signals.breaking()`.
+      timer: timer of the parts of an iteration.
+      environment, algorithm, transforms, unroller, learner, metrics, device: the trainer's attributes of these names.
     """
 
     clock: Clock
@@ -92,7 +102,7 @@ class Run(Protocol):
 
     @property
     def interrupted_by(self) -> int | None:
-        """Number of the signal that ends the run before it is finished; None: there is none."""
+        """Number of the signal that ends the run before it is finished; None if no signal does."""
 
     @property
     def is_saved(self) -> bool:
@@ -101,7 +111,7 @@ class Run(Protocol):
     def evaluator(
         self, num_episodes: int, num_envs: int = 8, max_length: int | None = None, **options: Any
     ) -> Evaluator:
-        """Returns an evaluator of the policy in training, with environments of its own."""
+        """Returns an evaluator of the policy in training, with separate environments."""
 
     def save(self, best: bool = False, rows: bool = True) -> Path:
         """Writes a checkpoint."""
@@ -114,11 +124,11 @@ class Run(Protocol):
 
 
 class Listener:
-    """Receives the reports of a run. Every method may be left out.
+    """Receives the reports of a run. A subclass may leave out any method.
 
     Attributes:
-      changes_algorithm: True if the listener writes buffers of the algorithm. Every learner calls it, before others,
-        so that a checkpoint has what it wrote.
+      changes_algorithm: whether the listener writes buffers of the algorithm. Every learner calls such a listener, and
+        before other listeners, so that a checkpoint has the written buffers.
     """
 
     changes_algorithm = False
@@ -130,11 +140,11 @@ class Listener:
         """Receives the report of each iteration, the last one included (`report.finished`)."""
 
     def is_behind(self, run: Run) -> bool:
-        """Returns True if work for the present clock is due that a signal prevented; `after_iteration` then follows."""
+        """Returns whether a signal has prevented work due at this clock, which `after_iteration` will then do."""
         return False
 
     def show(self, line: str) -> bool:
-        """Prints a line of the log; returns False where the listener does not print."""
+        """Prints a line of the log; returns False if the listener does not print."""
         return False
 
     def close(self) -> None:
@@ -144,3 +154,83 @@ class Listener:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Notifier:
+    """Calls the listeners of a run in their order.
+
+    Args:
+      listeners: listeners of the run; listeners may be appended until `start`.
+    """
+
+    def __init__(self, listeners: Sequence[Listener]):
+        self._listeners = listeners
+        self._started: list[Listener] = []
+
+    def start(self, run: Run) -> None:
+        """Starts each listener."""
+        for listener in self._listeners:
+            with random_state.apart(), _calling(listener, "start"):
+                listener.start(run)
+            self._started.append(listener)
+
+    def is_behind(self, run: Run) -> bool:
+        """Returns whether a signal has prevented the work of a listener."""
+        for listener in self._listeners:
+            with _calling(listener, "is_behind"):
+                if listener.is_behind(run):
+                    return True
+        return False
+
+    def missed_report(self, run: Run) -> Iterator[Report]:
+        """Yields a report before the first iteration of a resumed run, if a signal prevented a listener's work.
+
+        In a run that begins paused, the loop's own report takes its place.
+        """
+        if self.is_behind(run) and not run.clock.paused and run.signals.number is None:
+            yield replace(Report.of(run.clock, run.clock.finished), is_missed=True)
+
+    def after_iteration(self, run: Run, report: Report) -> None:
+        """Passes the report of an iteration to each listener; a signal may interrupt one of them."""
+        run.directory.restore()  # checked before anything is written
+        for listener in self._listeners:
+            try:
+                with random_state.apart(), _calling(listener, "after_iteration"):
+                    listener.after_iteration(run, report)
+                check_scalars(report.scalars, f"Report.scalars after {type(listener).__name__}.after_iteration")
+            except Interrupted:  # not raised further, because the next report has `finished` set
+                run.log(f"{type(listener).__name__} was broken off by {run.signals.name}")
+
+    def show(self, line: str) -> bool:
+        """Prints a line of the log above a progress bar; returns False if no listener prints."""
+        return any(listener.show(line) for listener in self._listeners)
+
+    def take_started(self) -> list[Listener]:
+        """Returns the listeners that were started and must be closed; each is returned by one call only."""
+        started, self._started = self._started, []
+        return started
+
+    def state_dict(self) -> dict[str, Any]:
+        states = {}
+        for name, listener in self._named():
+            with _calling(listener, "state_dict"):
+                states[name] = listener.state_dict()
+        return states
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, listener in self._named():  # a new listener keeps its initial state
+            if saved := state.get(name):
+                with _calling(listener, "load_state_dict"):
+                    listener.load_state_dict(saved)
+
+    def _named(self) -> Iterator[tuple[str, Listener]]:
+        """Yields each listener with the name of its class; the second one of a class is named as in `Evaluate 2`."""
+        counts: dict[str, int] = {}
+        for listener in self._listeners:
+            name = type(listener).__name__
+            counts[name] = counts.get(name, 0) + 1
+            yield (name if counts[name] == 1 else f"{name} {counts[name]}"), listener
+
+
+def _calling(listener: Listener, method: str) -> calling:
+    return calling(f"{type(listener).__name__}.{method}")

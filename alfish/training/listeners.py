@@ -1,4 +1,4 @@
-"""Listeners: evaluation, checkpoints, summaries, progress, stopping. Each may read entries of earlier ones."""
+"""Listeners: evaluation, checkpoints, progress, stopping. A listener may read report entries of earlier listeners."""
 
 import math
 import re
@@ -8,19 +8,19 @@ from typing import Any
 
 import gin
 
-from alfish import replicas, specs
-from alfish.errors import UsageError
-from alfish.films import FilmSchedule
-from alfish.formatting import significant
+from alfish import specs
+from alfish.errors import UsageError, significant
+from alfish.errors.user_code import check_methods
 from alfish.parameters import FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
 from alfish.parameters.kinds import shown
+from alfish.processes import replicas
 from alfish.runs.files import make_directory, write_atomically
+from alfish.runs.writers.console import ConsoleProgress
 from alfish.training.evaluations.evaluation import Evaluation, scalar_names
 from alfish.training.evaluator import Evaluator
+from alfish.training.films import FilmSchedule
 from alfish.training.listener import Listener, Report, Run
 from alfish.training.summaries import Summaries
-from alfish.user_code import check_methods
-from alfish.writers.console import ConsoleProgress
 
 # Prefixes of the trainer's own scalars.
 TRAINER_SCALARS = ("train", "holdout", "metrics", "unroller", "time")
@@ -29,25 +29,26 @@ TRAINER_SCALARS = ("train", "holdout", "metrics", "unroller", "time")
 @gin.configurable(module="alfish.training.listeners")
 @checked
 class Evaluate(Listener):
-    """Evaluates the policy on the same episodes each time, in environments of its own, and writes them to `eval/`.
+    """Evaluates the policy on the same episodes each time, in separate environments, and writes results to `eval/`.
 
     File names, summaries and the log have the nominal clock of an evaluation: the multiple of the period, or the budget
-    of environment steps, at which it was due. The iteration itself ends a little later, which depends on the seed. If
-    it ends at twice the budget or more, they have its own clock.
+    of environment steps, at which the evaluation was due. The iteration itself ends a little later, at a clock that
+    depends on the seed. If an iteration ends at twice the budget or more, the clock of the iteration is used.
 
     Args:
-      period: clock steps between evaluations; 0: only at the end.
-      num_episodes: complete episodes of one evaluation.
-      num_envs: environments at a time; the result does not depend on it.
-      seed: of the first episode; episode k has seed + k.
-      name: of the files and scalars; several Evaluate listeners need different names.
-      video_period: clock steps between evaluations that are filmed, as is the last one of a run that spends its budget;
-        0: no films. They are in the directory `films` of the run, and need the extra 'video'.
-      video_episodes: episodes of a film, from the first one on, side by side.
+      period: number of clock steps between evaluations; 0 evaluates only at the end.
+      num_episodes: number of complete episodes in one evaluation.
+      num_envs: number of environments at a time; the result does not depend on it.
+      seed: seed of the first episode; episode k has seed + k.
+      name: name of the files and scalars, which must differ between several Evaluate listeners.
+      video_period: number of clock steps between evaluations that are filmed; 0 means no films. The last evaluation of
+        a run that spends its budget is also filmed. Films are in the directory `films` of the run, and need the extra
+        'video'.
+      video_episodes: number of an evaluation's first episodes that a film shows side by side.
       video_captions: whether films show return, reward, value and action.
 
     Attributes:
-      period, name: the arguments.
+      period, name: arguments.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Evaluate(Listener):
             self._films.start(self._evaluator.environment)
 
     def is_behind(self, run: Run) -> bool:
-        if run.clock.finished:  # a listener may have stopped the run because of the last evaluation
+        if run.clock.finished:  # a listener may have stopped the run after the last evaluation
             return (run.clock.value, run.clock.updates) != self._last
         return self.period > 0 and run.clock.value >= self._next
 
@@ -118,7 +119,7 @@ class Evaluate(Listener):
         run.log(f"Evaluation at {nominal:,} steps: {evaluation.words()}")
 
     def _evaluate(self, run: Run, report: Report, stem: str) -> Evaluation:
-        """Returns the evaluation, which is filmed if that is due."""
+        """Returns the evaluation, filmed if a film is due."""
         assert self._evaluator is not None
         arguments = self._num_episodes, self._seed, False, report.env_steps
         films = self._films
@@ -133,11 +134,11 @@ class Evaluate(Listener):
 
     def _nominal_clock(self, run: Run, report: Report) -> int:
         name, budget, _ = run.clock.budget
-        is_first = self._last is None or self._last[0] < budget  # a budget may be lowered below what was evaluated
-        # A run of one long iteration has more steps than a multiple of its budget.
+        is_first = self._last is None or self._last[0] < budget  # the budget may have been lowered since
+        # If one iteration is very long, a run has several times the steps of its budget.
         if name == "num_env_steps" and budget <= report.env_steps < 2 * budget and is_first:
             return int(budget)
-        # A period may change in mid-run: `_next` is when this evaluation was due.
+        # The period may have changed in mid-run; this evaluation was due at `_next`.
         return report.clock if run.clock.finished else max(report.clock // self.period * self.period, self._next)
 
     def close(self) -> None:
@@ -150,7 +151,7 @@ class Evaluate(Listener):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._next = state["next"]
-        if last := state.get("last"):  # older versions had none
+        if last := state.get("last"):  # because older versions did not save it
             self._last = last[0], last[1]
         if self._films:
             self._films.next = state.get("next_film", self._films.next)
@@ -161,20 +162,20 @@ class Evaluate(Listener):
 class CheckpointSaver(Listener):
     """Saves checkpoints: periodically, at the end, and of the policy with the best evaluation so far.
 
-    A checkpoint is due when the period or `period_minutes` has passed; its name has the clock of the run. Between them,
-    a checkpoint of the best policy is saved without the rows of replay, which may be large. It can be evaluated and
-    played (`--checkpoint=best`). A killed run continues from the newest checkpoint that has its rows,
-    or from the newest one if the run saves no rows.
+    A checkpoint is due when the period or `period_minutes` has passed; its name has the clock of the run. Between two
+    due checkpoints, a checkpoint of the best policy is saved without the replay rows, which may be large. Such a
+    checkpoint can be evaluated and played (`--checkpoint=best`). A killed run continues from the newest checkpoint that
+    has its replay rows, or from the newest checkpoint if the run saves no rows.
 
     Args:
-      period: clock steps between checkpoints; 0: only at the end, at an interruption, and the best one, whatever
-        `period_minutes` is.
-      period_minutes: minutes of training after which a checkpoint is due too, so that a run in a slow environment loses
-        no more; evaluations and saving do not count. None means by steps only.
+      period: number of clock steps between checkpoints; 0 saves only the best policy, and at the end or an
+        interruption, whatever `period_minutes` is.
+      period_minutes: minutes of training after which a checkpoint is also due, so that a run in a slow environment
+        loses at most these minutes; evaluations and saving do not count. None means that only steps count.
       keep_last: number of newest checkpoints to keep.
-      keep_period: clock steps between checkpoints that are kept permanently; 0: none.
-      keep_best: whether to keep the checkpoint with the best mean evaluation return (of equals, the newest). Of several
-        `Evaluate`, the first one decides.
+      keep_period: number of clock steps between checkpoints that are kept permanently; 0 keeps none permanently.
+      keep_best: whether to keep the checkpoint with the best mean evaluation return; of equal returns, the newest
+        counts. With several `Evaluate` listeners, the first one decides which policy is best.
     """
 
     def __init__(
@@ -190,7 +191,7 @@ class CheckpointSaver(Listener):
         self._period, self._keep_last, self._keep_period, self._keep_best = period, keep_last, keep_period, keep_best
         self._next = period
         self._best: float | None = None
-        self._best_clock: int | None = None  # of the checkpoint of the best policy
+        self._best_clock: int | None = None  # steps of the checkpoint of the best policy
 
     def start(self, run: Run) -> None:
         checkpoints = run.directory.checkpoints
@@ -198,14 +199,14 @@ class CheckpointSaver(Listener):
         self._saved_seconds = run.clock.wall_seconds
         if self._best is None or self._best_clock == checkpoints.best():
             return
-        # The run continues from an earlier checkpoint, or was killed before it marked the best one.
+        # The run continues from an earlier checkpoint, or was killed before it marked the best checkpoint.
         if self._best_clock in checkpoints.steps():
             checkpoints.mark_best(self._best_clock)
         else:
             self._best = self._best_clock = None
 
     def after_iteration(self, run: Run, report: Report) -> None:
-        # Several learners have one measured time, and save together.
+        # Several learners have equal times, and save together.
         waited = report.wall_seconds - self._saved_seconds
         due = report.finished or (self._period > 0 and (report.clock >= self._next or waited >= self._period_seconds))
         evaluation = report.evaluation
@@ -221,7 +222,8 @@ class CheckpointSaver(Listener):
             self._saved_seconds = report.wall_seconds
         if due and self._period:
             self._next = (report.clock // self._period + 1) * self._period
-        # What was missed is saved at once, so that a later process does not repeat it. Replay did not change since.
+        # A missed checkpoint is saved at once, so that a later process does not repeat the work. It needs no rows,
+        # because replay has not changed meanwhile.
         run.save(best=is_best, rows=due and not report.is_missed)
 
     def state_dict(self) -> dict[str, Any]:
@@ -229,7 +231,7 @@ class CheckpointSaver(Listener):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._next, self._best = state["next"], state["best"]
-        self._best_clock = state.get("best_clock")  # older versions had none
+        self._best_clock = state.get("best_clock")  # because older versions did not save it
 
 
 @gin.configurable(module="alfish.training.listeners")
@@ -271,7 +273,7 @@ class _Watcher(Listener):
         self._scalar = scalar
 
     def start(self, run: Run) -> None:
-        """Raises UsageError if the scalar is neither of an evaluation nor of the trainer."""
+        """Raises UsageError if the scalar comes neither from an evaluation nor from the trainer."""
         name = type(self).__name__
         prefixes = [listener.name for listener in run.listeners if isinstance(listener, Evaluate)]
         names = scalar_names(specs.reward_names(run.environment.reward_spec))
@@ -288,7 +290,7 @@ class _Watcher(Listener):
             run.stop(reason)
 
     def reason(self, value: float) -> str | None:
-        """Returns the reason to stop the run; None: the run continues."""
+        """Returns the reason to stop the run; None if the run continues."""
         raise NotImplementedError
 
 
@@ -299,8 +301,8 @@ class StopAt(_Watcher):
 
     Args:
       return_: value at which the run stops.
-      scalar: name in metrics.csv, of an `Evaluate` or of the trainer (`metrics/...`, `train/...`); those of diagnostics
-        and of other listeners cannot be watched.
+      scalar: name in metrics.csv, of an `Evaluate` or of the trainer (`metrics/...`, `train/...`); scalars of
+        diagnostics and of other listeners cannot be watched.
     """
 
     def __init__(self, return_: FiniteFloat = gin.REQUIRED, scalar: str = "evaluation/mean_return"):
@@ -320,8 +322,8 @@ class StopWithoutProgress(_Watcher):
 
     Args:
       num_evaluations: number of consecutive values without an increase that stop the run, at least 1.
-      min_increase: a value counts as an increase if it is larger than the best one by more than this, at least 0.
-      scalar: as in `StopAt`.
+      min_increase: smallest increase over the best value that counts as progress, at least 0; it must be exceeded.
+      scalar: name in metrics.csv, as in `StopAt`.
     """
 
     def __init__(
@@ -355,17 +357,17 @@ class StopWithoutProgress(_Watcher):
 def checked_listeners(listeners: Sequence[Listener] | None, extra: Sequence[Listener]) -> list[Listener]:
     """Returns the listeners of a run in the order of their calls.
 
-    Listeners that change the algorithm come first, then evaluations, then all others. Those that save checkpoints are
-    the last, so that these have the state of all listeners after the iteration.
+    Listeners that change the algorithm come first, then evaluations, then all others. Listeners that save checkpoints
+    are the last, so that checkpoints have the state of all listeners after the iteration.
 
-    Of several learners, all but the first only save what is their own.
+    Of several learners, all but the first save only their own state.
 
     Args:
-      listeners: None: evaluation, checkpoints, summaries and the progress bar.
-      extra: come after the others of their kind.
+      listeners: listeners of the run; None means evaluation, checkpoints, summaries and the progress bar.
+      extra: further listeners, called after the others of their kind.
 
     Raises:
-      UsageError: one is not a Listener, or has a method that takes other arguments or whose name is misspelt.
+      UsageError: an entry is not a Listener, or has a method with other arguments or a misspelt name.
     """
     if listeners is None:
         listeners = [Evaluate(), CheckpointSaver(), Summaries(), Progress()]

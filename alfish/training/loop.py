@@ -9,22 +9,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from alfish import nest, replicas
+from alfish import nest
 from alfish.algorithms.acting import ModeSwitch, without_states
-from alfish.batches import ReplayBatches
 from alfish.compiler import kernels
 from alfish.data import IS_STEP, Experience
 from alfish.errors import UsageError, first_line
-from alfish.offline.spaces import TrainedSpaces
+from alfish.learner.batches import ReplayBatches
+from alfish.offline.recorded_spaces import TrainedSpaces
+from alfish.processes import replicas
 from alfish.runs.random_state import rng_state, set_rng_state
 from alfish.runs.stop_signals import Interrupted, StopSignals
 from alfish.runs.timer import LOOP, Timer
-from alfish.training.agreement import Agreement, Ended, SharedAgreement
+from alfish.training.agreement import Agreement, RunEnded, SharedAgreement
 from alfish.training.clock import Clock
 from alfish.training.listener import Report
-from alfish.training.parts import MAX_THREADS, Parts
 from alfish.training.policy import load_networks
 from alfish.training.run_directory import RunDirectory
+from alfish.training.run_parts import MAX_THREADS, Parts
 
 # Parts of an iteration; see `Timer`.
 COLLECT, METRICS, STORE = "unroll, the rest", "metrics", "batches: taking rows in"
@@ -35,19 +36,19 @@ class Loop:
     """Makes the iterations of a run, one at a time.
 
     Args:
-      parts: of the run.
-      clock: counts what is done.
-      timer: of the parts of an iteration.
-      signals: a signal may interrupt collecting.
-      log: receives lines for the user.
-      interaction_env_steps: environment steps after which acting ends; None: it never does.
-      summary_period: clock steps between two summaries.
+      parts: parts of the run.
+      clock: clock that counts what is done.
+      timer: timer of the parts of an iteration.
+      signals: signals that may interrupt collecting.
+      log: function that receives lines for the user.
+      interaction_env_steps: number of environment steps after which acting ends; None means that acting never ends.
+      summary_period: number of clock steps between two summaries.
 
     Raises:
-      UsageError: acting ends, but the budget or the batches need it.
+      UsageError: acting is to end, but the budget or the batches require further acting.
     """
 
-    _is_of_others = False  # whether another number of learners saved the state that was loaded
+    _is_of_others = False  # whether the loaded state was saved by another number of learners
 
     def __init__(
         self,
@@ -71,19 +72,19 @@ class Loop:
         self._modes = ModeSwitch(parts.algorithm, parts.learner.frozen.modules)
         self._observes = parts.observes
         self._interaction_env_steps = math.inf if interaction_env_steps is None else interaction_env_steps
-        self._owed_steps = 0.0  # vector steps, where unroll_length is not a whole number
+        self._owed_steps = 0.0  # fraction of a vector step not yet made, if unroll_length is not whole
         self._summary_period = self._next_summary = summary_period
-        self._owes_summary = False  # a summary was due in an iteration without updates
-        self._collect_seconds = 0.0  # of this process
+        self._owes_summary = False  # whether a summary was due in an iteration without updates
+        self._collect_seconds = 0.0  # seconds of collecting in this process
         self._at_summary = self._totals()  # totals at the last summary, or at the beginning of this process
 
     @property
     def may_save(self) -> bool:
-        """True if the state is whole and may be saved after an error."""
+        """True if the state is complete and may be saved after an error."""
         return self._agreement.saves_after_errors and not self._is_updating
 
     def iteration(self) -> Report:
-        """Makes one iteration: collects rows, makes the updates that are due, and counts."""
+        """Makes one iteration: collects rows, makes the updates that are due, and advances the counters."""
         clock, timer = self._clock, self._timer
         if self._parts.learner.is_switching:
             self._parts.learner.switch(self._signals.breaking())
@@ -121,12 +122,12 @@ class Loop:
         """Yields a report for each iteration; the last one has `finished` set."""
         finished = self._clock.finished
         while not finished:
-            # After `stop` nothing more is trained: the policy of the last report is the final one. A run that begins
-            # paused makes up for what a signal kept its listeners from.
+            # After `stop` no iteration follows: the policy of the last report is the final policy. In a run that begins
+            # paused, listeners then do the work that a signal prevented.
             ends = self._clock.stop_reason is not None or self._clock.paused or self._signals.number is not None
             try:
                 report = self._end() if ends else self.iteration()
-            except Ended:
+            except RunEnded:
                 self._parts.unroller.break_off()
                 report = self.report()
             except Interrupted:
@@ -136,19 +137,19 @@ class Loop:
                 if self._signals.number is None or not self._signals.breakable:
                     raise
                 report = self._broken_off(f"an error ({first_line(error)}) ended")
-            # A signal during the work of listeners is in the next report, so exactly one report has `finished` set.
+            # A signal during the work of listeners counts in the next report, so only one report has `finished` set.
             finished = report.finished
             yield report
 
     def resume(self, directory: RunDirectory, load: Callable[[dict[str, Any]], None]) -> bool:
-        """Continues from the newest checkpoint of a directory; returns False if there is none.
+        """Continues from the newest checkpoint of a directory; returns False if the directory has no checkpoint.
 
         Args:
-          directory: of the run.
-          load: called with the checkpoint's state.
+          directory: directory of the run.
+          load: function that is called with the checkpoint's state.
 
         Raises:
-          UsageError: no checkpoint can be continued from.
+          UsageError: the run cannot continue from any checkpoint.
         """
         batches, clock, checkpoints = self._parts.batches, self._clock, directory.checkpoints
         needs_rows = batches.stored() is not None
@@ -173,7 +174,7 @@ class Loop:
             loss = directory.load_rows(found, batches.load_stored)
         if loss is not None and isinstance(batches, ReplayBatches):
             num_steps = batches.resume_without_rows(clock.value)
-            # Acting may have ended, and without rows nothing trains.
+            # If acting has ended, it must begin again, because without rows nothing can train.
             self._interaction_env_steps = max(self._interaction_env_steps, clock.env_steps + num_steps)
             self._log(f"Its replay {loss}: acting before training on")
         return True
@@ -205,8 +206,8 @@ class Loop:
         """Continues from `state`.
 
         Args:
-          state: as `state_dict` returns it.
-          name: of the run, for messages.
+          state: state that `state_dict` returned.
+          name: name of the run, for messages.
         """
         parts = self._parts
         load_networks(parts.algorithm, parts.transforms, state, name)
@@ -219,12 +220,12 @@ class Loop:
             parts.metrics.load_state_dict(state["metrics"])
         elif unroller is not None:
             unroller = {name: unroller[name] for name in ("policy_version", "generation") if name in unroller}
-        if unroller is not None:  # as older versions left it after an error
+        if unroller is not None:  # None in a state that older versions saved after an error
             parts.unroller.load_state_dict(unroller)
         self._clock.load_state_dict(counters)
         self._clock.updates = parts.learner.updates
         self._next_summary, self._owed_steps = counters["next_summary"], counters["owed_steps"]
-        self._owes_summary = counters.get("owes_summary", False)  # older versions had none
+        self._owes_summary = counters.get("owes_summary", False)  # because older versions did not save it
         parts.calibration.load_state_dict(state.get("calibration", {"is_set": False}))
         self._at_summary = self._totals()
         kernels.keep_num_threads(state["num_threads"])
@@ -237,19 +238,19 @@ class Loop:
         return self.report()
 
     def _broken_off(self, what: str) -> Report:
-        """Discards the rows of an unroll that a signal interrupted; returns a last report."""
+        """Discards the rows of an unroll that a signal interrupted; returns the last report."""
         self._signals.breakable = False
         self._parts.unroller.break_off()
         self._log(f"{self._signals.name}: {what} the collection of rows; those of the unfinished iteration are lost")
         return self.report()
 
     def _calibrates(self) -> bool:
-        """Returns whether the run collects rows for the statistics of transforms, and trains later."""
+        """Returns whether the run still only collects rows, for the statistics of transforms."""
         steps, parts = self._clock.env_steps, self._parts
         return parts.calibration.lasts(steps) and steps < self._interaction_env_steps and not parts.batches.rest()
 
     def _advance(self) -> Experience | None:
-        """Advances the clock, by an unroll or without acting; returns the rows of the unroll, or None."""
+        """Advances the clock, by an unroll or without acting; returns the unroll, or None without acting."""
         batches, unroller, clock = self._parts.batches, self._parts.unroller, self._clock
         rest = batches.rest()
         owed_steps = self._owed_steps + (0 if rest else unroller.unroll_length)
@@ -268,7 +269,7 @@ class Loop:
         return experience
 
     def _collect(self, length: int) -> tuple[Experience, int]:
-        """Makes an unroll and stores its rows; returns it, and the steps of all learners."""
+        """Makes an unroll and stores its rows; returns the unroll, and its number of steps over all learners."""
         batches, unroller = self._parts.batches, self._parts.unroller
         self._modes.switch(training=False)
         with self._agreement.collecting():
@@ -285,12 +286,12 @@ class Loop:
         return experience, steps
 
     def _update(self, summary_is_due: bool, waits: bool) -> dict[str, float]:
-        """Makes the updates that are due, none if it waits; returns their scalars if a summary is due."""
+        """Makes the updates that are due, or none if the run `waits`; returns their scalars if a summary is due."""
         batches, learner = self._parts.batches, self._parts.learner
         self._owes_summary = self._owes_summary or summary_is_due
         self._modes.switch(training=True)
         self._is_updating = True
-        # Updates stay plain once they have fallen back.
+        # After a fallback, updates stay plain, that is, not compiled.
         chunks = () if waits else batches.chunks(self._clock.value, not learner.is_plain)
         learned = learner.train(self._timer.each(SAMPLE, chunks), self._owes_summary)
         self._clock.updates = learner.updates
@@ -298,7 +299,7 @@ class Loop:
         return learned
 
     def _observe(self, experience: Experience) -> None:
-        """Shows the rows that were trained on to the algorithm and the transforms."""
+        """Passes the rows that were trained on to the algorithm and the transforms."""
         algorithm, transforms = self._parts.algorithm, self._parts.transforms
         experience = without_states(nest.tensors(experience))
         if algorithm.overrides("after_iteration"):
@@ -329,7 +330,7 @@ class Loop:
         return scalars
 
     def _totals(self) -> tuple[float, ...]:
-        """Counters and seconds from which rates are computed."""
+        """Returns the counters and seconds from which rates are computed."""
         return self._clock.env_steps, self._clock.iterations, self._clock.wall_seconds, self._collect_seconds
 
 
@@ -337,7 +338,7 @@ def _check_counts(counts: dict[str, float]) -> None:
     """Raises ValueError if a saved count is out of range."""
     for name, count in counts.items():
         low, high = (1, MAX_THREADS) if name == "num_threads" else (0, sys.float_info.max)
-        if not low <= count <= high:  # nan too
+        if not low <= count <= high:  # True for nan, too
             raise ValueError(f"{name} is {count}")
 
 

@@ -1,6 +1,5 @@
 """A trained policy, ready to act."""
 
-import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,21 +11,21 @@ import torch
 from gymnasium import spaces
 
 from alfish import nest, specs
-from alfish.algorithms.acting import in_eval_mode
+from alfish.algorithms.acting import Actor
 from alfish.algorithms.contract import check_initial_state, check_registered
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import StepType, TimeStep
 from alfish.errors import UsageError, first_line
+from alfish.errors.user_code import check_methods
 from alfish.nest import Nest
 from alfish.parameters.parts import build
 from alfish.runs.loading import load_model
 from alfish.specs import ActionMask, ActionUnits, ObservationUnits
 from alfish.transforms import Transforms
 from alfish.unrollers.policy_runner import PolicyRunner
-from alfish.user_code import check_methods
 
-# Calls through torch before a policy acts through numpy on another number of rows than at first. Translation takes as
-# long as some tens of calls, and a caller may change the number with each one.
+# Number of calls through torch before a policy acts through numpy after a change of the number of rows. Translation
+# takes as long as some tens of calls, and a caller may change the number of rows in each call.
 NUM_TORCH_CALLS = 8
 
 
@@ -41,10 +40,10 @@ def make_networks(
     """Builds an algorithm and the transforms before it, with initial parameters.
 
     Args:
-      algorithm: class or factory, takes (observation_spec, action_spec, reward_spec).
+      algorithm: class or factory, which takes (observation_spec, action_spec, reward_spec).
       transforms: transform classes, the first one applied first.
-      observation_spec, action_spec, reward_spec: the environment's.
-      device: of both.
+      observation_spec, action_spec, reward_spec: specs of the environment.
+      device: device of algorithm and transforms.
 
     Raises:
       UsageError: a factory makes an object of another class, or one that breaks its contract.
@@ -64,12 +63,12 @@ def load_networks(
     """Loads the weights and statistics of a checkpoint.
 
     Args:
-      algorithm, transforms: are overwritten.
-      state: of a checkpoint, see `Trainer.state_dict`.
-      root_dir: of the run, for the message.
+      algorithm, transforms: modules, whose weights and statistics are overwritten.
+      state: state in the checkpoint, see `Trainer.state_dict`.
+      root_dir: directory of the run, for the message.
 
     Raises:
-      UsageError: the state does not fit them.
+      UsageError: the state does not fit the modules.
     """
     name = type(algorithm).__name__
     trained, here = (
@@ -89,9 +88,9 @@ class Policy:
     """Trained policy; acts on observations of the environment, in the environment's units.
 
     Args:
-      algorithm, transforms: trained; are read only.
-      observation_space, action_space: of one environment.
-      env_steps: environment steps of its training.
+      algorithm, transforms: trained modules, which are only read.
+      observation_space, action_space: spaces of one environment.
+      env_steps: number of environment steps that the policy was trained for.
 
     Attributes:
       algorithm, transforms, observation_space, action_space, env_steps: the arguments.
@@ -107,6 +106,7 @@ class Policy:
     ):
         self.algorithm, self.transforms, self.env_steps = algorithm, transforms, env_steps
         self.observation_space, self.action_space = observation_space, action_space
+        self._actors = {sample: Actor(algorithm, transforms, sample, sets_mode=True) for sample in (False, True)}
         self._device = algorithm.progress.device
         spec = specs.observation_spec(observation_space)
         leaf_spaces = nest.leaves(specs.map_space(lambda leaf: leaf, observation_space))
@@ -120,7 +120,7 @@ class Policy:
         self._action_spec = specs.action_spec(action_space)
         self._units = ActionUnits(action_space)
         self._batch_size = 0
-        self._runners: dict[bool, PolicyRunner] = {}  # by whether they sample; for `_batch_size` rows
+        self._runners: dict[bool, PolicyRunner] = {}  # runners for `_batch_size` rows, by whether they sample
         self.reset()
 
     def reset(self) -> None:
@@ -129,7 +129,7 @@ class Policy:
 
     @property
     def state(self) -> Nest:
-        """What `act` keeps for its next call, arrays and tensors `[B, ...]`; each part is None after `reset`."""
+        """State that `act` keeps for its next call, arrays and tensors `[B, ...]`; each part is None after `reset`."""
         return {"prev_action": self._prev_action, "transforms": self._transform_state, "memory": self._state}
 
     def act(
@@ -143,21 +143,22 @@ class Policy:
         the first call.
 
         Args:
-          observation: one observation of the environment; with `batched`, one for each row.
+          observation: observation of one environment; with `batched`, observations `[B, ...]` of several.
           batched: whether observation and action have a leading batch dimension `[B, ...]`.
-          sample: sample the action as in training; else take the mode.
-          first: `[B]` bool, or one bool for all rows: True if the observation is the first of an episode; clears the
-            memory of the row. None: False in all rows. In the first call after `reset` it is True in all rows. If it is
-            True in all rows, the number of rows may change.
-          reward: of the last action, `[B]`, or a number for all rows; for vector rewards `[B, R]`, or `[R]`. It is not
-            read where an episode begins. None: missing, which only some policies allow (`PreviousStep` reads it).
+          sample: whether to sample the action as in training; if not, the action is the mode.
+          first: whether each observation is the first of an episode, `[B]` bool, or one bool for all rows. True clears
+            the memory of the row; True in all rows also allows another number of rows. None means False, and the first
+            call after `reset` takes all rows as True.
+          reward: reward of the last action, `[B]`, or a number for all rows; for vector rewards `[B, R]`, or `[R]`. The
+            reward is not read where an episode begins. None means a missing reward, which raises if the action depends
+            on it (as with `PreviousStep`).
 
         Returns:
           The action as numpy arrays (an int for Discrete), in the action space's structure.
 
         Raises:
-          UsageError: the action depends on a missing leaf or reward, or a leaf has another shape than its space, or a
-            Discrete or MultiDiscrete leaf a value outside it.
+          UsageError: the action depends on a missing leaf or reward, a leaf does not have the shape of its space, or a
+            value of a Discrete or MultiDiscrete leaf is outside its space.
           ValueError: the number of rows changed without a `reset`, or `first` or `reward` has another shape.
         """
         time_step = self._time_step(self._read(observation, batched), first, reward)
@@ -194,7 +195,7 @@ class Policy:
                 ) from error
             _check_held(name, given, spec)
             if isinstance(spec, ActionMask):
-                rows = rows.reshape(len(rows), -1)  # the environment's may have any shape
+                rows = rows.reshape(len(rows), -1)  # an environment's mask may have any shape
             if rows.shape != (sizes[0], *spec.shape):
                 found, wanted = list(rows.shape), [sizes[0], *spec.shape]
                 found, wanted = (found, wanted) if batched else (found[1:], wanted[1:])
@@ -233,17 +234,13 @@ class Policy:
     @torch.no_grad()
     def _begin(self, size: int) -> None:
         """Begins an episode in each of `size` rows."""
-        self._state = nest.to(self.algorithm.initial_state(size), self._device)
-        self._transform_state = nest.to(self.transforms.initial_state(size), self._device)
+        self._transform_state, self._state = self._actors[False].first_state(size)
         if size != self._batch_size:
             self._batch_size, num_torch_calls = size, NUM_TORCH_CALLS if self._runners else 0
-            for sample, hook in ((False, "predict_step"), (True, "rollout_step")):
-                mode = functools.partial(in_eval_mode, self.algorithm, explores=sample)
-                self._runners[sample] = PolicyRunner(
-                    self.algorithm, self.transforms, self._state, num_torch_calls, hook, mode
-                )
+            for sample, actor in self._actors.items():
+                self._runners[sample] = PolicyRunner(actor, self._state, num_torch_calls)
             reward_spec = self.transforms.raw_reward_spec
-            # Rows at an episode's start and after it, of which a call replaces what it is given.
+            # Rows at an episode's start and after its start. A call replaces the fields that it is given.
             self._first_row = TimeStep(
                 step_type=np.full(size, StepType.FIRST, np.int32),
                 reward=nest.arrays(specs.zeros(reward_spec, (size,))),
@@ -260,7 +257,7 @@ class Policy:
             runner.initial_state = self._state
 
     def _reward(self, given: Any, is_first: np.ndarray) -> Any:
-        """Returns rewards `[B]` or `[B, R]`: 0 where an episode begins; elsewhere missing if none is given."""
+        """Returns rewards `[B]` or `[B, R]`: 0 where an episode begins; elsewhere a placeholder if none is given."""
         zeros = self._first_row.reward
         if is_first.all():
             return zeros
@@ -277,10 +274,10 @@ class _Leaf(NamedTuple):
     """A leaf of the observation.
 
     Attributes:
-      name: for messages.
-      keys: path of the leaf.
-      spec: of the leaf in the stream.
-      read: converts an environment's rows to the stream's.
+      name: name of the leaf, for messages.
+      keys: path of the leaf in the observation.
+      spec: spec of the leaf in the stream.
+      read: function that converts an environment's rows of the leaf to the stream's rows.
     """
 
     name: str
@@ -290,7 +287,7 @@ class _Leaf(NamedTuple):
 
 
 def _check_held(name: str, rows: np.ndarray, spec: spaces.Space) -> None:
-    """Raises UsageError if the integers or bools of a leaf do not hold what was given, e.g. an image of floats."""
+    """Raises UsageError if a leaf of integers or bools cannot hold the given rows, e.g. an image of floats."""
     assert spec.dtype is not None
     if spec.dtype.kind not in "biu" or rows.dtype == spec.dtype:
         return
@@ -304,9 +301,9 @@ def _check_held(name: str, rows: np.ndarray, spec: spaces.Space) -> None:
 
 
 def _check_range(name: str, rows: np.ndarray, spec: spaces.Space) -> None:
-    """Raises UsageError if a float is not finite, or a (Multi)Discrete leaf, counted from 0, is outside its space."""
+    """Raises UsageError if a float is not finite, or a (Multi)Discrete value, counted from 0, is outside its space."""
     if rows.dtype.kind == "f":
-        # One call of Python looks at all entries.
+        # A single call looks at all entries.
         if not -math.inf < np.add.reduce(rows, axis=None, dtype=np.float64) < math.inf:
             raise UsageError(f"{name} has a value that is not finite; the action would be of no use")
         return
@@ -318,7 +315,7 @@ def _check_range(name: str, rows: np.ndarray, spec: spaces.Space) -> None:
 
 
 def _leaf_at(observation: Any, keys: Sequence[Any]) -> Any:
-    """Returns the leaf at a path of keys and positions; None: there is none."""
+    """Returns the leaf at a path of keys and positions; None if there is no such leaf."""
     for key in keys:
         if isinstance(observation, Mapping):
             observation = observation.get(key)
@@ -332,11 +329,11 @@ def _leaf_at(observation: Any, keys: Sequence[Any]) -> Any:
 class _MissingLeaf(torch.Tensor):
     """Zeros in place of a missing leaf.
 
-    Results of computations with it have this type too, so hooks and transforms run as usual. Reading its values raises,
-    for example when an action becomes an array.
+    Results of computations with a missing leaf have this type too, so hooks and transforms run as usual. Reading the
+    values of such a result raises, for example when an action becomes an array.
 
     Attributes:
-      missing: names of the leaves on which it depends; torch's tensors have an attribute `names`.
+      missing: names of the missing leaves on which the tensor depends (`names` is an attribute of all tensors).
     """
 
     missing: frozenset[str]
@@ -393,11 +390,13 @@ def _as_missing(zeros: torch.Tensor, missing: frozenset[str]) -> torch.Tensor:
 
 
 def completed(time_step: TimeStep, observation_spec: Nest) -> TimeStep:
-    """Returns rows with every leaf of `observation_spec`; leaves that they lack raise where an action depends on them.
+    """Returns rows with every leaf of `observation_spec`.
+
+    A leaf that the given rows lack becomes a placeholder, which raises if an action depends on that leaf.
 
     Args:
-      time_step: `[B]`.
-      observation_spec: of the rows that the policy was trained on.
+      time_step: rows `[B]`.
+      observation_spec: spec of the observations that the policy was trained on.
     """
     given = dict(zip(nest.keys(time_step.observation), nest.leaves(time_step.observation)))
     size, device = len(time_step.step_type), time_step.step_type.device

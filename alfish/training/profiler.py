@@ -17,23 +17,23 @@ from alfish.training.loop import COLLECT, UPDATE
 from alfish.training.trainer import Trainer
 from alfish.unrollers.unroller import ENVIRONMENT, POLICY
 
-WORKERS = "waiting for workers, and taking over their rows"  # COLLECT, where others collect
+WORKERS = "waiting for workers, and taking over their rows"  # name of the part COLLECT if other processes collect
 SHARES = {
     "worker_wait_fraction": "waiting for the trainer",
     "worker_env_fraction": "environments",
     "worker_policy_fraction": "policy",
     "worker_copy_fraction": "copying",
 }
-LONG_UPDATE = 1000  # microseconds of a compiled update from which more threads are faster
+LONG_UPDATE = 1000  # microseconds of a compiled update from which on more threads are faster
 
 
 class Measured(NamedTuple):
-    """Work of a run, and the time that it took.
+    """Work that a run has done, and the time that the work took.
 
     Attributes:
-      seconds: total time.
-      clock: steps of the run's clock.
-      updates: of the parameters.
+      seconds: seconds of all parts together.
+      clock: number of clock steps.
+      updates: number of updates of the parameters.
       by_part: seconds of each part.
       calls: number of calls of each part.
     """
@@ -70,8 +70,9 @@ class Profile(Listener):
     https://ui.perfetto.dev and chrome://tracing.
 
     Args:
-      warmup_updates: gradient steps before measuring begins.
-      trace_seconds: smallest length of the trace, in complete iterations, which the table excludes; 0: no trace.
+      warmup_updates: number of gradient steps before measuring begins.
+      trace_seconds: minimum seconds of the trace. It contains complete iterations, which the table excludes. 0 means no
+        trace.
     """
 
     def __init__(self, warmup_updates: NonNegativeInt = 16, trace_seconds: NonNegativeFloat = 0.5):
@@ -79,9 +80,9 @@ class Profile(Listener):
         self._trace: Any = None
         self._trace_began = 0.0
         self._traced = trace_seconds == 0
-        self._before: Measured | None = None  # when counting began
-        self._measured: Measured | None = None  # since then
-        self._worker_shares: dict[str, float] = {}  # of workers' time, by scalar
+        self._before: Measured | None = None  # measurement at which counting began
+        self._measured: Measured | None = None  # measurement since then
+        self._worker_shares: dict[str, float] = {}  # fractions of workers' time, by scalar
 
     def start(self, run: Run) -> None:
         self._run = run
@@ -148,9 +149,9 @@ def advice(measured: Measured, run: Run, worker_idle: float | None = None) -> It
     """Yields settings that would make a run faster.
 
     Args:
-      measured: of the run.
-      run: whose settings are considered.
-      worker_idle: the fraction of time that workers wait; None: there are none.
+      measured: measurements of the run.
+      run: run whose settings are considered.
+      worker_idle: fraction of time that workers wait, in [0, 1]; None if there are no workers.
     """
     num_envs = run.environment.num_envs
     env_step = measured.per_call(ENVIRONMENT) / num_envs
@@ -181,7 +182,7 @@ def throughput_limits(trainer: Trainer, seconds: float = 3.0) -> str:
     """Measures two upper limits of a run's speed: environments alone, and collecting without training.
 
     Args:
-      trainer: new; it cannot train afterwards.
+      trainer: new trainer, which cannot train afterwards.
       seconds: length of each measurement.
     """
     environment = trainer.new_environment()
@@ -196,7 +197,7 @@ def throughput_limits(trainer: Trainer, seconds: float = 3.0) -> str:
     alone_rate = alone * count / (time.perf_counter() - began)
     environment.close()
     length = max(1, int(trainer.unroller.unroll_length))
-    trainer.unroller.unroll(length)  # what comes once: workers start, the policy is translated
+    trainer.unroller.unroll(length)  # not measured: workers start, and the policy is translated
     collected, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         trainer.unroller.unroll(length)

@@ -12,10 +12,11 @@ from typing import Any
 
 from absl import logging
 
-from alfish import replicas
 from alfish.errors import RunError, UsageError
+from alfish.errors.user_code import CodeError
 from alfish.nest import Nest
 from alfish.parameters.description import CONFIG_FILE, as_gin
+from alfish.processes import replicas
 from alfish.runs import contents, files, trust
 from alfish.runs.checkpoint_file import BrokenCheckpoint
 from alfish.runs.checkpoints import RUN_FILE, SUPERSEDED, Checkpoints, Origin, new_run_id, run_id
@@ -23,9 +24,8 @@ from alfish.runs.files import DiskError, write_atomically
 from alfish.runs.provenance import with_entry
 from alfish.runs.run_log import RunLog
 from alfish.training.clock import Clock
-from alfish.user_code import CodeError
 
-# What a run writes into its directory, beside the texts of its configuration.
+# Files that a run writes into its directory, beside its configuration.
 FILES = ("metrics.csv", "log.txt", "provenance.json", RUN_FILE, "done")
 DIRECTORIES = ("checkpoints", "replay", "eval", "tensorboard")
 
@@ -34,18 +34,18 @@ class RunDirectory:
     """The files of one run.
 
     Args:
-      path: of the directory; `open` makes it.
-      arguments: of the trainer, by name; the configuration of a trainer that was built in Python.
+      path: path of the directory, which `open` creates.
+      arguments: arguments of the trainer, by name, which are the configuration of a trainer that was built in Python.
 
     Attributes:
       path: the argument.
-      is_open: whether `open` was called, so that this process writes here.
-      is_whole: False once the directory was deleted or moved while it was open.
-      checkpoints: the state of the run, without the rows of replay.
-      replay_checkpoints: the rows of replay.
-      config: texts to save with the run, by file name; the command line stores the gin configuration here.
-      config_hash: of the configuration without its budget; None: unknown. A checkpoint of another configuration is
-        refused, unless `accepts_config_change` is set.
+      is_open: whether `open` was called, so that this process writes in the directory.
+      is_whole: whether the directory is in place; False once the directory was deleted or moved while open.
+      checkpoints: checkpoints of the state of the run, without the rows of replay.
+      replay_checkpoints: checkpoints of the rows of replay.
+      config: texts to save with the run, by file name; the command line stores the gin configuration in this attribute.
+      config_hash: hash of the configuration without its budget; None means unknown. A checkpoint of another
+        configuration is refused, unless `accepts_config_change` is set.
     """
 
     def __init__(self, path: str | Path, arguments: Mapping[str, Any]):
@@ -61,17 +61,17 @@ class RunDirectory:
         self._log = RunLog(self.path / "log.txt")
         self._unlock: Callable[[], Any] = lambda: None
         self._is_refused = False
-        self._was_empty = self._is_own = False  # before `open`; whether that made the directory
-        self._written: dict[str, str] = {}  # by name: texts that a deleted directory gets again
+        self._was_empty = self._is_own = False  # before `open`; and whether `open` created the directory
+        self._written: dict[str, str] = {}  # texts to write again if the directory was deleted, by name
         self._identity: tuple[int, int] | None = None
-        self._is_taken = False  # by another run
+        self._is_taken = False  # whether another run has the directory
         self.is_open, self.is_whole = False, True
 
     def open(self) -> None:
         """Creates and locks the directory, and starts its log.
 
         Raises:
-          UsageError: another run writes here, or a path of the run has another kind of file.
+          UsageError: another run writes in the directory, or a path of the run has a file of another kind.
         """
         self._is_own = not self.path.exists()
         self._lock()
@@ -89,7 +89,7 @@ class RunDirectory:
         self._unlock()
 
     def _remove_all(self) -> None:
-        """Removes what this process has written, and the directory if `open` has made it."""
+        """Removes the files that this process has written, and the directory if `open` has created it."""
         with contextlib.suppress(OSError):
             for name in (*FILES, CONFIG_FILE, *self.config):
                 (self.path / name).unlink(missing_ok=True)
@@ -109,10 +109,10 @@ class RunDirectory:
         self._unlock, self._identity = unlock, _identity(self.path)
 
     def restore(self) -> None:
-        """Writes texts of the run again that were deleted or moved while it is open, and says so.
+        """Rewrites texts of the run that were deleted or moved while the directory is open, and reports that.
 
         Raises:
-          UsageError: another run writes at this place now.
+          UsageError: another run now writes in a directory at this path.
         """
         if not self.is_open:
             return
@@ -124,7 +124,7 @@ class RunDirectory:
                 self._lock()
             except UsageError:
                 self._log.close()
-                self._log = RunLog(self.path / "log.txt")  # keeps its lines in memory
+                self._log = RunLog(self.path / "log.txt")  # the log keeps its lines in memory
                 self._is_taken = True
                 raise
         for name in missing:
@@ -151,7 +151,7 @@ class RunDirectory:
         """Writes a line to `log.txt`, once the directory is open.
 
         Returns:
-          The line to print, with the error if writing failed; None: it is not to be printed.
+          The line to print, with the error if writing failed; None if nothing must be printed.
         """
         try:
             self._log.write(text)
@@ -160,24 +160,24 @@ class RunDirectory:
         return text
 
     def log_error(self, error: BaseException, is_first: bool) -> None:
-        """Writes an error that ends the run to `log.txt`: a sentence as it is shown, others with their traceback.
+        """Writes an error that ends the run to `log.txt`, as the sentence that is shown, or with its traceback.
 
         Args:
-          error: the error. If it is a UsageError, and the run a new one, `close` removes what the run has written.
-          is_first: whether it came before the end of the first iteration.
+          error: error to log. If it is a UsageError, and the run is new, `close` removes what the run has written.
+          is_first: whether the error came before the end of the first iteration.
         """
         self._is_refused = is_first and isinstance(error, UsageError)
         is_sentence = isinstance(error, (UsageError, RunError)) and not isinstance(error, CodeError)
         self._log.copy(f"{error}" if is_sentence else "".join(traceback.format_exception(error)).rstrip())
 
     def saved_config(self) -> dict[str, str]:
-        """Returns `config`; for a trainer that was built in Python, the configuration that builds it again."""
+        """Returns `config`, or for a trainer that was built in Python, a configuration that builds it again."""
         if not self.config and self._described is None:
             self._described = {CONFIG_FILE: as_gin(self._arguments)}
         return self.config or self._described or {}
 
     def write_config(self, provenance: Mapping[str, Any]) -> None:
-        """Adds an entry to `provenance.json`, and writes the configuration, which is then this user's own."""
+        """Adds an entry to `provenance.json`, writes the configuration, and records that as trusted (`runs.trust`)."""
         self._write("provenance.json", with_entry(self.path, dict(provenance)))
         for name, text in self.saved_config().items():
             self._write(name, text)
@@ -187,18 +187,18 @@ class RunDirectory:
         """Writes a checkpoint; returns its file.
 
         Args:
-          clock: of the run; names the file.
-          state: of everything but the rows of replay.
-          rows: of replay; None: not to be saved.
+          clock: clock of the run; names the file.
+          state: state of the run without the replay rows.
+          rows: state of the replay rows; None means that no rows are saved.
           best: whether the checkpoint is of the best policy so far.
         """
         if self._is_taken:
             raise DiskError(f"another run writes in {self.path} now")
         if rows is not None:
-            # First, and without pruning the rows of the newest checkpoint that has any: it is never without its rows.
+            # Rows first. The newest checkpoint that has rows keeps its rows until the new checkpoint is complete.
             self.replay_checkpoints.save(clock, rows, keep=self.with_rows()[-1:])
         path = self.checkpoints.save(clock, state, best, keep=self.with_rows())
-        # What earlier, further learners saved is needed until this checkpoint takes its place.
+        # Files of learners that the run no longer has are needed until this checkpoint replaces them.
         for directory in sorted(self.path.glob("ranks/rank-???"))[replicas.size() - 1 :]:
             superseded = directory.with_name(directory.name + SUPERSEDED)
             shutil.rmtree(superseded, ignore_errors=True)
@@ -211,14 +211,14 @@ class RunDirectory:
         return [clock for clock in self.checkpoints.steps() if clock in rows]
 
     def load_newest(self, load: Callable[[Any], Any], needs_rows: bool) -> int | None:
-        """Loads the newest checkpoint; returns the clock that it is named for, or None if there is none.
+        """Loads the newest checkpoint; returns the clock in its name, or None if there is no checkpoint.
 
         Args:
-          load: called with the state.
-          needs_rows: whether checkpoints without their rows of replay come after all others.
+          load: function that is called with the state.
+          needs_rows: whether checkpoints without their replay rows are tried after all others.
 
         Raises:
-          UsageError: the run is done, and has no checkpoint; or see `Checkpoints.load`.
+          UsageError: the run is done but has no checkpoint; or as for `Checkpoints.load`.
         """
         run = run_id(self.path)
         self._set_origin(run)
@@ -235,7 +235,7 @@ class RunDirectory:
         return clock
 
     def load_rows(self, clock: int, load: Callable[[Any], Any]) -> str | None:
-        """Loads the rows of replay of a checkpoint; returns None, or the reason why there are none."""
+        """Loads the replay rows of a checkpoint; returns None, or the reason why rows are missing."""
         if clock not in self.replay_checkpoints.steps():
             return "was not saved"
         try:
@@ -266,14 +266,14 @@ class RunDirectory:
         write_atomically(self.path / "done", json.dumps(content) + "\n")
 
     def stop_reason(self) -> str | None:
-        """Returns the reason in the file `done`; None: there is no such file, or the budget was spent."""
+        """Returns the reason in the file `done`; None if there is no such file, or the budget was spent."""
         return self._done().get("reason")
 
     def _done(self) -> dict[str, Any]:
-        """Returns the content of the file `done`; empty if there is none."""
+        """Returns the content of the file `done`; empty without such a file."""
         try:
             return contents.record(self.path, "done", {"reason": str}, ["reason"]) or {}
-        except UsageError as error:  # what alfish did not write there does not end a run
+        except UsageError as error:  # a file that alfish did not write does not mark a run as finished
             logging.warning("%s", error)
             return {}
 
@@ -282,7 +282,7 @@ class RunDirectory:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Returns what a directory keeps while it is not replaced by another; None: there is none."""
+    """Returns an identity of a directory, which changes if the directory is replaced; None if there is no directory."""
     try:
         status = os.stat(path)
     except OSError:

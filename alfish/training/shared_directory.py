@@ -1,8 +1,8 @@
-"""Run directories of several learners: each saves what only it knows, and all continue from the same checkpoint.
+"""Run directories of several learners: each learner saves its own state, and all continue from the same checkpoint.
 
-The first learner writes the run's directory as if it was the only one. Learner r keeps its environments, random state,
-log and rows of replay in `ranks/rank-00r`, in files of the same form, and extra states of the algorithm's modules, as
-returns by environment. Networks and optimizers are in the first one's checkpoint only.
+The first learner writes the run's directory as if it were the only learner. Learner r saves its environments, random
+state, log and replay rows in `ranks/rank-00r`, in files of the same form, together with extra states of the algorithm's
+modules, such as returns by environment. Networks and optimizers are only in the first learner's checkpoint.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,9 +11,9 @@ from typing import Any
 
 from absl import logging
 
-from alfish import replicas
 from alfish.errors import UsageError
 from alfish.nest import Nest
+from alfish.processes import replicas
 from alfish.runs.checkpoint_file import BrokenCheckpoint
 from alfish.runs.checkpoints import Checkpoints, run_id
 from alfish.training.clock import Clock
@@ -29,7 +29,7 @@ def own_directory(path: str | Path, arguments: Mapping[str, Any]) -> RunDirector
 
 
 class SharedRunDirectory(RunDirectory):
-    """The files of one of several learners; see `RunDirectory` for the arguments."""
+    """Files of one learner among several; see `RunDirectory` for the arguments."""
 
     def __init__(self, path: str | Path, arguments: Mapping[str, Any]):
         super().__init__(replicas.own_directory(path), arguments)
@@ -51,12 +51,13 @@ class SharedRunDirectory(RunDirectory):
         return super().save(clock, state, rows, best)
 
     def with_rows(self) -> list[int]:
-        """Returns the checkpoints of which this learner has all that it saves, ascending.
+        """Returns the checkpoints of which this learner has all its files, ascending.
 
-        The first learner keeps those of which others have their part, because all continue from the same one.
+        The first learner keeps the checkpoints of which the other learners have their files, because all continue from
+        the same checkpoint.
         """
         if replicas.rank():
-            return self.checkpoints.steps()[-1:]  # the others may not have saved the next one yet
+            return self.checkpoints.steps()[-1:]  # the other learners may not have saved the next checkpoint yet
         rows, steps = self.replay_checkpoints.steps(), self.checkpoints.steps()
         if replicas.size() > 1:
             there = set(Checkpoints(self._root / "ranks" / "rank-001" / "checkpoints").steps())
@@ -67,7 +68,7 @@ class SharedRunDirectory(RunDirectory):
         """Loads the newest checkpoint that all learners can load.
 
         Raises:
-          UsageError: there are checkpoints, and all learners can load none.
+          UsageError: there are checkpoints, but none that all learners can load.
         """
         run = replicas.of_first(run_id(self._root) or "") or None
         self._set_origin(run)
@@ -112,7 +113,7 @@ class SharedRunDirectory(RunDirectory):
         return iter(sorted(self._first.steps(), key=lambda clock: (clock in first, clock), reverse=True))
 
     def _load(self, clock: int, load: Callable[[Any], Any]) -> BrokenCheckpoint | None:
-        """Calls `load` with the state of a checkpoint; returns the error if a file of it cannot be read."""
+        """Calls `load` with the state of a checkpoint; returns the error if one of its files cannot be read."""
         config = None if self.accepts_config_change else self.config_hash
 
         def load_own(state: dict[str, Any]) -> None:
@@ -120,7 +121,7 @@ class SharedRunDirectory(RunDirectory):
                 if clock not in self.checkpoints.steps():
                     raise BrokenCheckpoint(f"{self.checkpoints.directory} has no checkpoint at {clock:,} steps")
                 own = self.checkpoints.load(clock, None, config)[1]
-                extra = own.pop("extra", {})  # older versions saved none
+                extra = own.pop("extra", {})  # absent in older versions
                 state = state | own | {"algorithm": state["algorithm"] | extra}
             load(state)
 

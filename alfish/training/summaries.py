@@ -1,4 +1,4 @@
-"""The listener that writes what a run shows."""
+"""The listener that writes summaries: scalars, histograms, images and films of a run."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -6,14 +6,17 @@ from typing import Any
 
 import gin
 
-from alfish.batches import Minibatches
 from alfish.errors import UsageError
+from alfish.errors.user_code import calling
+from alfish.learner.batches import Minibatches
 from alfish.nest import Nest
 from alfish.parameters import PositiveInt, checked
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
 from alfish.parameters.differences import values
 from alfish.parameters.kinds import shown
 from alfish.runs import contents
+from alfish.runs.writers import CSVWriter, Histogram, Image, MultiWriter, RunOrigin, Shown, TensorBoardWriter, Writer
+from alfish.runs.writers.writer import shown_value
 from alfish.training.diagnostics import (
     Diagnostic,
     DormantUnits,
@@ -25,9 +28,6 @@ from alfish.training.diagnostics import (
 )
 from alfish.training.diagnostics.diagnostic import reading
 from alfish.training.listener import Listener, Report, Run
-from alfish.user_code import calling
-from alfish.writers import CSVWriter, Histogram, Image, MultiWriter, RunOrigin, Shown, TensorBoardWriter, Writer
-from alfish.writers.values import shown_value
 
 
 @gin.configurable(module="alfish.training.listeners")
@@ -38,13 +38,14 @@ class Summaries(Listener):
     docs/monitoring.md has a table of all names.
 
     Args:
-      diagnostics: instances; None: `ModuleNorms`, `DormantUnits`, `ExplainedVariance`, `Histograms` and `PhaseTimes`.
-      diagnostics_period: clock steps between two looks at the diagnostics; the first is at the first summary with an
-        update.
+      diagnostics: instances of diagnostics; None means `ModuleNorms`, `DormantUnits`, `ExplainedVariance`, `Histograms`
+        and `PhaseTimes`.
+      diagnostics_period: number of clock steps between two measurements of the diagnostics; the first is at the first
+        summary with an update.
       custom_summary: function of the `Run`, called at each summary; returns a dict from names to numbers, arrays (as
-        histograms) or images (`[H, W, 3]` uint8), which are shown as `custom/NAME`. None: there is none.
-      writers: instances of writers beside those of TensorBoard and metrics.csv: `WandbWriter`, `MlflowWriter`,
-        `TrackioWriter`, or your own.
+        histograms) or images (`[H, W, 3]` uint8), which are shown as `custom/NAME`. None means no function.
+      writers: instances of writers in addition to the writers of TensorBoard and metrics.csv: `WandbWriter`,
+        `MlflowWriter`, `TrackioWriter`, or your own.
     """
 
     def __init__(
@@ -65,15 +66,15 @@ class Summaries(Listener):
         self._diagnostics, self._period, self._custom_summary = list(diagnostics), diagnostics_period, custom_summary
         self._extra_writers = writers
         self._writer, self._is_described = Writer(), False
-        self._started = contextlib.ExitStack()  # closes diagnostics and writers
-        self._next = 0  # clock of the next look at the diagnostics
-        self._update: LastUpdate | None = None  # of this iteration, where a look is due
+        self._started = contextlib.ExitStack()  # closes diagnostics and writers that were started
+        self._next = 0  # clock of the next measurement of the diagnostics
+        self._update: LastUpdate | None = None  # update of this iteration, if diagnostics are due
 
     def start(self, run: Run) -> None:
-        resumed = run.clock.value  # also 0: a run killed before its first checkpoint has left rows
+        resumed = run.clock.value  # 0 counts, too, because a run killed before its first checkpoint has left rows
         directory = run.directory.path
         origin = RunOrigin(directory, run.directory.checkpoints.origin.run or "", run.log)
-        with contextlib.ExitStack() as stack:  # closes what has been started, if something cannot be
+        with contextlib.ExitStack() as stack:  # closes started diagnostics and writers, if one cannot start
             for diagnostic in self._diagnostics:
                 diagnostic.start(run)
                 stack.callback(diagnostic.close)
@@ -105,9 +106,9 @@ class Summaries(Listener):
             self._describe(run, report)
         measured: dict[str, Shown] = {}
         try:
-            with run.signals.breaking():  # of environments and functions of the user
+            with run.signals.breaking():  # for code of environments, and functions of the user
                 measured = self._measured(run, report)
-        finally:  # where diagnostics are broken off, what other listeners have reported is not lost
+        finally:  # so that values are written even if diagnostics are interrupted
             self._write(report, measured)
 
     def _write(self, report: Report, measured: Mapping[str, Shown]) -> None:
@@ -127,7 +128,7 @@ class Summaries(Listener):
         self._started.close()
 
     def _describe(self, run: Run, report: Report) -> None:
-        """Writes the configuration and the provenance, which are known from the first iteration on."""
+        """Writes the configuration and the provenance, which are complete after the first iteration."""
         self._is_described = True
         for name, text in run.directory.config.items():
             self._writer.text(name, f"```\n{text}\n```", report.clock)
@@ -149,22 +150,22 @@ class Summaries(Listener):
 
     def _write_scalars(self, report: Report) -> None:
         others = dict(report.scalars)
-        counters = report.env_steps, report.iterations, report.updates, report.wall_seconds
+        counters = report.counters
         nominal = {prefix: steps for prefix, steps in report.nominal_clock.items() if steps != report.clock}
         for prefix, steps in sorted(nominal.items(), key=lambda item: item[1]):
             own = {name: others.pop(name) for name in report.scalars if name.startswith(f"{prefix}/")}
             if own:
-                self._writer.scalars(own, steps, *counters)
+                self._writer.scalars(own, counters._replace(steps=steps))
         if others:
-            self._writer.scalars(others, report.clock, *counters)
+            self._writer.scalars(others, counters)
 
 
 def _custom(function: Callable[[Run], Mapping[str, Any]], run: Run) -> dict[str, Shown]:
-    """Returns what a custom summary shows.
+    """Returns the values of a custom summary.
 
     Raises:
       CodeError: the function raised an error.
-      UsageError: it returned something that cannot be shown.
+      UsageError: the function returned something that cannot be shown.
     """
     name = getattr(function, "__name__", type(function).__name__)
     with calling(f"Summaries.custom_summary {name}"), reading(run.algorithm):

@@ -1,4 +1,4 @@
-"""The trainer: composes the parts of a run, and tells listeners what its iterations did."""
+"""The trainer, which composes the parts of a run and reports its iterations to listeners."""
 
 import contextlib
 import copy
@@ -9,15 +9,16 @@ from typing import Annotated, Any, Literal
 
 import gin
 
-from alfish import replicas
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.batches import Batches
 from alfish.compiler import kernels
 from alfish.environments import Environment, make_environment
-from alfish.formatting import counted
+from alfish.errors import counted
+from alfish.errors.user_code import calling, in_words, refuse_default_dtype
+from alfish.learner.batches import Batches
 from alfish.learner.learner import Learner
 from alfish.metrics import Metric
 from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, Range, UnitInterval, checked, exclusive
+from alfish.processes import replicas
 from alfish.runs.checkpoint_file import check_loadable
 from alfish.runs.files import DiskError, absolute
 from alfish.runs.loading import check_like
@@ -27,17 +28,15 @@ from alfish.runs.timer import LOOP, Timer
 from alfish.training import untrained
 from alfish.training.clock import Clock
 from alfish.training.evaluator import MAX_EPISODE_LENGTH, Evaluator, print_to_stderr
-from alfish.training.listener import LISTENERS, Listener, Report
+from alfish.training.listener import LISTENERS, Listener, Notifier, Report
 from alfish.training.listeners import CheckpointSaver, checked_listeners
 from alfish.training.loop import Loop
-from alfish.training.notifier import Notifier
-from alfish.training.parts import MAX_THREADS, Environments, make_parts, start_external, use_device
 from alfish.training.policy import Policy, load_networks
+from alfish.training.run_parts import MAX_THREADS, Environments, make_parts, start_external, use_device
 from alfish.training.shared_directory import own_directory
 from alfish.unrollers import SyncUnroller, Unroller
-from alfish.user_code import calling, in_words, refuse_default_dtype
 
-# The entries of a trainer's state whose kinds are the same in every checkpoint.
+# Entries of a trainer's state that have the same types in every checkpoint.
 PLAIN_STATE = ("learner", "batches", "metrics", "listeners", "counters", "num_threads", "config")
 
 
@@ -46,51 +45,51 @@ PLAIN_STATE = ("learner", "batches", "metrics", "listeners", "counters", "num_th
 class Trainer:
     """Trains an algorithm in environments until its budget is spent, or `stop` is called.
 
-    Give exactly one budget; wall_seconds may stand beside another one as a time limit.
+    Give exactly one budget; wall_seconds may be given in addition to another budget, as a time limit.
 
     Args:
       root_dir: directory of the run, created if needed; an existing run is continued.
-      algorithm: class or factory, takes (observation_spec, action_spec, reward_spec).
-      environment: factory like `make_environment`, takes the keywords `seed`, `num_envs`, `evaluation`, `render_mode`.
+      algorithm: class or factory, which takes (observation_spec, action_spec, reward_spec).
+      environment: factory like `make_environment`, with the keywords `seed`, `num_envs`, `evaluation`, `render_mode`.
       evaluation_environment: factory of environments for evaluation, with the same spaces; their observations may lack
-        leaves that the action does not depend on. None: `environment`.
-      batches: class or factory of the source of batches; None: `EpochBatches` on-policy, else `ReplayBatches`.
-      unroller: class or factory, takes (environment, algorithm, transforms): `SyncUnroller`, `AsyncUnroller`.
-      learner: class or factory, takes the algorithm.
+        leaves that the action does not depend on. None means `environment`.
+      batches: class or factory of the source of batches; None means `EpochBatches` on-policy, else `ReplayBatches`.
+      unroller: class or factory, which takes (environment, algorithm, transforms): `SyncUnroller` or `AsyncUnroller`.
+      learner: class or factory of the learner, which takes the algorithm.
       transforms: transform classes, the first one applied first.
-      calibration: fraction of the budget in which transforms observe rows and nothing is trained, in [0, 1], at most
-        10,000 environment steps. The unroll that ends it is the first one to train on; statistics then stay the same.
-        0: one unroll. Of other budgets than steps: 1000 steps. None: transforms observe each unroll after training.
-      initial_parts: parts of other runs that a new run starts with, by their place in this one's networks:
+      calibration: fraction of the budget, in [0, 1], in which transforms observe rows and nothing is trained; at most
+        10,000 environment steps, or 1000 if the budget is not in steps. Calibration's last unroll is the first to train
+        on; statistics then stay fixed. 0 means one unroll. None means that transforms observe every unroll.
+      initial_parts: parts of other runs that a new run starts with, by place in the new run's networks:
         `{'actor_encoder': 'runs/x', 'critic.encoder': 'actor_encoder@runs/x:best'}`; see `transfer`.
-      metrics: instances; None: those of `alfish.metrics.DEFAULT_METRICS`.
-      listeners: instances; None: evaluation, checkpoints, summaries and progress.
-      extra_metrics: instances beside those of `metrics`.
-      extra_listeners: instances beside those of `listeners`; among listeners of one kind they are called last.
-      unroll_length: vector steps an iteration. Off-policy it may be a fraction: 0.25 is one step in four iterations.
-        0: what an asynchronous unroller has ready.
-      num_env_steps: budget in environment steps, all environments together.
+      metrics: instances of metrics; None means `alfish.metrics.DEFAULT_METRICS`.
+      listeners: instances of listeners; None means evaluation, checkpoints, summaries and progress.
+      extra_metrics: instances of metrics in addition to `metrics`.
+      extra_listeners: instances of listeners in addition to `listeners`, called last among listeners of their kind.
+      unroll_length: number of vector steps in an iteration. Off-policy it may be a fraction: 0.25 means one step in
+        four iterations. 0 means all rows that an asynchronous unroller has ready.
+      num_env_steps: budget in environment steps of all environments together.
       num_iterations: budget in iterations.
       num_updates: budget in gradient steps.
-      wall_seconds: budget in seconds of training, over all resumes. Beside another budget it is a time limit: the run
-        ends when either is spent, and progress, which schedules follow, is the spent fraction of the other budget.
-      max_evaluation_length: actions after which an episode of an evaluation, of `alfish play` or of `alfish record` is
-        truncated.
-      stop_at: clock steps at which this process saves a checkpoint and ends. The run is not finished and its schedules
-        are those of the budget, so the same run with a later stop_at continues. None: training goes on to the budget.
-      interaction_env_steps: off-policy, environment steps after which acting ends. Training continues on the rows in
-        replay, at the same rate, until the budget is spent. None: acting never ends.
-      seed: of all random generators; environments get independent seeds derived from it.
-      device: 'cpu', 'cuda', 'cuda:1', or 'auto': cuda if there is one.
-      num_threads: torch's threads. More than one is faster on an idle machine, and much slower on a busy one. 'auto':
-        one, and large products of compiled updates also use cores that are idle, with the same results.
-      summary_period: clock steps between two summaries. Losses, times and rates are averages since the last one.
+      wall_seconds: budget in seconds of training, over all resumes. With another budget it is a time limit: the run
+        ends when either is spent, and progress, which schedules follow, is the spent fraction of the other one.
+      max_evaluation_length: number of actions after which an episode of an evaluation, of `alfish play` or of
+        `alfish record` is truncated.
+      stop_at: clock steps at which this process saves a checkpoint and ends. The run is then unfinished, and its
+        schedules are those of the budget, so the same run with a later stop_at continues. None means no pause.
+      interaction_env_steps: number of environment steps after which acting ends, off-policy. Training continues on the
+        rows in replay, at the same rate, until the budget is spent. None means that acting never ends.
+      seed: seed of all random generators; environments get independent seeds derived from it.
+      device: device of the algorithm: 'cpu', 'cuda', 'cuda:1', or 'auto', which means cuda if there is one.
+      num_threads: number of torch's threads. More than one is faster on an idle machine, and much slower on a busy one.
+        'auto' means one thread; large products of compiled updates then also use idle cores, with the same results.
+      summary_period: number of clock steps between summaries; losses, times and rates are averages over this period.
 
     Attributes:
-      environment, algorithm, transforms, batches, unroller, learner, metrics, listeners: the parts that were built.
+      environment, algorithm, transforms, batches, unroller, learner, metrics, listeners: parts that were built.
       clock: counters, budget and progress of the run.
-      directory: the files of the run.
-      signals, device, seed: what the run uses; see `StopSignals` for the first.
+      directory: files of the run.
+      signals, device, seed: signals that end the run (`StopSignals`), device of the algorithm, and seed of the run.
     """
 
     _saved_iterations = 0  # iterations of the newest checkpoint
@@ -138,12 +137,12 @@ class Trainer:
 
     @property
     def interrupted_by(self) -> int | None:
-        """Number of the signal that ended `train` before the run was finished; None: there was none."""
+        """Number of the signal that ended `train` before the run was finished; None if no signal did."""
         return None if _is_done(self, self._notifier) else self.signals.number
 
     @property
     def is_saved(self) -> bool:
-        """True if there was no iteration since the newest checkpoint (without a checkpoint: no iteration at all)."""
+        """True if there was no iteration since the newest checkpoint, or without a checkpoint no iteration at all."""
         return self._saved_iterations == self.clock.iterations
 
     def start(self) -> None:
@@ -169,16 +168,16 @@ class Trainer:
         _announce(self)
 
     def stop(self, reason: str) -> None:
-        """Finishes the run with the iteration under way, as if its budget was spent. The first call counts.
+        """Finishes the run with the iteration under way, as if the budget was spent. Only the first call counts.
 
-        Listeners, programs and other threads may call it. Every listener receives one more report that says `finished`.
-        `train` then writes the reason to `done`, and a later `train` does nothing until that file is removed.
+        Any listener, program or thread may call this method. Listeners then receive one more report, with `finished`
+        set. `train` writes the reason to `done`; a later `train` does nothing until that file is removed.
 
         Args:
-          reason: one line for people, such as 'solved'.
+          reason: line for people, such as 'solved'.
 
         Raises:
-          UsageError: no reason is given.
+          UsageError: the reason is empty.
         """
         self.clock.stop(reason)
 
@@ -186,14 +185,14 @@ class Trainer:
         """Trains until the run is finished, or until a signal is received (SIGTERM, SIGUSR1, SIGINT).
 
         After a signal the current iteration is completed, if that does not take long. If an environment does not
-        return, its rows are discarded, and listeners receive one more report, at the clock of the last iteration. A
-        second SIGINT exits at once.
+        return, the iteration's rows are discarded, and listeners receive one more report, at the clock of the last
+        iteration. A second SIGINT exits at once.
 
         Returns:
           The last report; None if the run was finished already, or if a signal came before the first iteration.
 
         Raises:
-          RunError: the run cannot go on, something in it called sys.exit, or it ends untrained or with nan.
+          RunError: the run cannot continue, code of the run called sys.exit, or the run ends untrained or with nan.
         """
         with exclusive.held(), self.signals:
             try:
@@ -224,13 +223,13 @@ class Trainer:
                 self.log(f"Paused at {self.clock.value:,} steps (Trainer.stop_at = {self.clock.stop_at:,})")
             if _is_done(self, self._notifier):
                 untrained.finish(self)
-        except Interrupted:  # during the start: there is nothing to save
+        except Interrupted:  # during the start there is nothing to save
             pass
         except (Exception, SystemExit) as error:
             self.signals.breakable = False
             ending = in_words(error) if isinstance(error, SystemExit) else error
             self.directory.log_error(ending, not self.clock.iterations)
-            if report is not None:  # else there was no iteration, and an existing checkpoint is newer
+            if report is not None:  # otherwise there was no iteration, and an existing checkpoint is newer
                 self._save_what_is_whole()
             if ending is not error:
                 raise ending from error
@@ -238,7 +237,7 @@ class Trainer:
         return report
 
     def close(self) -> None:
-        """Closes listeners, environments and files, each even if another raises; `train` calls this method."""
+        """Closes listeners, environments and files, even if closing one of them raises; `train` calls this method."""
         with contextlib.ExitStack() as stack:  # runs in reverse order
             stack.callback(self.directory.close)
             stack.callback(self.learner.close)
@@ -253,25 +252,25 @@ class Trainer:
     def evaluator(
         self, num_episodes: int, num_envs: int = 8, max_length: int | None = None, **options: Any
     ) -> Evaluator:
-        """Returns an evaluator of the policy in training, with environments of its own.
+        """Returns an evaluator of the policy in training, with separate environments.
 
         Args:
           num_episodes: largest number of episodes of one evaluation.
-          num_envs: environments at a time.
-          max_length: actions after which an episode is truncated; None: the trainer's max_evaluation_length.
-          options: for the environment's factory, such as render_mode.
+          num_envs: number of environments at a time.
+          max_length: number of actions after which an episode is truncated; None means `max_evaluation_length`.
+          options: options of the environment's factory, such as render_mode.
         """
         evaluator = self._environments.evaluator(self._parts, num_episodes, num_envs, max_length, **options)
-        if self.directory.is_open:  # else this process does not write in the run's directory
+        if self.directory.is_open:  # otherwise this process does not write in the run's directory
             evaluator.log = self.log
         return evaluator
 
     def new_environment(self) -> Environment:
-        """Returns a new environment like the one of the training."""
+        """Returns a new environment like the training environment."""
         return self._environments.new()
 
     def policy(self) -> Policy:
-        """Returns the policy in training; it shares the parameters."""
+        """Returns the policy in training, which shares the trainer's parameters."""
         spaces = self.environment.observation_space, self.environment.action_space
         return Policy(self.algorithm, self.transforms, *spaces, self.clock.env_steps)
 
@@ -291,8 +290,8 @@ class Trainer:
 
         Args:
           best: whether to mark the checkpoint as the best one so far.
-          rows: whether to write the rows of replay too, which may take long. A run is continued from the newest
-            checkpoint that has its rows, if there is one.
+          rows: whether to also write the replay rows, which may take long. A run continues from the newest checkpoint
+            that has its rows, if there is one.
         """
         stored = self.batches.stored() if rows else None
         path = self.directory.save(self.clock.value, self.state_dict(), stored, best)
@@ -309,7 +308,7 @@ class Trainer:
 
         Raises:
           UsageError: the state does not fit this trainer.
-          Exception: the state is not one of `state_dict`; this trainer cannot be used then.
+          Exception: the state does not come from `state_dict`; the trainer cannot be used then.
         """
         check_like(state, {name: here for name, here in self.state_dict().items() if name in PLAIN_STATE})
         self._loop.load_state_dict(state, self.directory.path)
@@ -344,17 +343,17 @@ class Trainer:
 
 
 def _checked(trainer: Trainer) -> Iterator[Report]:
-    """Yields the reports of a trainer. After the first iteration, because the first checkpoint may be due after hours:
+    """Yields the reports of a trainer. Checks its state after the first iteration, long before a checkpoint is due.
 
     Raises:
-      UsageError: a part of the run, such as a listener or a sampler, has a state that a checkpoint cannot hold; or one
-        has changed torch's default dtype.
+      UsageError: a part of the run, such as a listener or a sampler, has a state that a checkpoint cannot hold; or a
+        part has changed torch's default dtype.
       RunError: a transform or a network cannot load its own state.
     """
     is_checked = not any(isinstance(listener, CheckpointSaver) for listener in trainer.listeners)
-    with calling():  # hooks of the algorithm, networks and transforms
+    with calling():  # marks calls of hooks of the algorithm, networks and transforms
         for report in trainer.iterate():
-            if report.is_summary:  # a check of each step would cost time
+            if report.is_summary:  # a check in each iteration would cost time
                 refuse_default_dtype(f"{trainer.environment.name}.step or another part")
             if not is_checked:
                 _check_state(trainer)
@@ -366,11 +365,11 @@ def _check_state(trainer: Trainer) -> None:
     """Checks that a checkpoint can hold the state of a run, and that transforms and networks can load theirs."""
     state = trainer.state_dict()
     check_loadable(state)
-    if trainer.clock.iterations == 1:  # else there may be many rows, and they were loaded
+    if trainer.clock.iterations == 1:  # later, rows may be many, and states were already loaded
         check_loadable(trainer.batches.stored(), "replay")
     for name, part in (("transforms", trainer.transforms), ("algorithm", trainer.algorithm)):
         with calling(f"load_state_dict of the {name}"):
-            part.load_state_dict(copy.deepcopy(state[name]))  # a copy, which it may keep, as of a file
+            part.load_state_dict(copy.deepcopy(state[name]))  # a copy, which the part may keep like a state from a file
 
 
 def _close(part: Listener | Batches | Unroller, trainer: Trainer) -> None:

@@ -1,10 +1,10 @@
-"""Runs that end without an update, or without finite parameters: refused before they start, or reported."""
+"""Runs that end without an update or without finite parameters, which are refused before they start, or reported."""
 
 import math
 from typing import TYPE_CHECKING
 
-from alfish import replicas
 from alfish.errors import RunError, UsageError
+from alfish.processes import replicas
 from alfish.runs.files import nearest
 from alfish.runs.loading import nonfinite
 
@@ -28,7 +28,7 @@ def check_budget(trainer: "Trainer") -> None:
 
 
 def check_trained(trainer: "Trainer") -> None:
-    """Raises RunError if a finished run has made no update, or its directory is not whole."""
+    """Raises RunError if a finished run has made no update, or if its directory is not in place."""
     clock = trainer.clock
     if not trainer.directory.is_whole:
         raise RunError(
@@ -50,7 +50,7 @@ def check_trained(trainer: "Trainer") -> None:
 
 
 def finish(trainer: "Trainer") -> None:
-    """Marks a run as finished; raises RunError if it has parameters that are not finite."""
+    """Marks a run as finished; raises RunError if parameters are not finite."""
     modules = {"": trainer.algorithm, "transforms.": trainer.transforms}
     if found := [head + name for head, module in modules.items() for name in nonfinite(module, module.state_dict())]:
         raise RunError(
@@ -61,7 +61,7 @@ def finish(trainer: "Trainer") -> None:
 
 
 def end_of(trainer: "Trainer") -> str:
-    """Returns a sentence about a run that was finished before: why, and how to continue it."""
+    """Returns a sentence about a run that was finished before: why it is finished, and how to continue it."""
     name, budget, _ = trainer.clock.budget
     if trainer.clock.stop_reason is not None:
         why = f"{trainer.clock.stop_reason}; remove {nearest(trainer.directory.path) / 'done'} to go on"
@@ -73,7 +73,7 @@ def end_of(trainer: "Trainer") -> str:
 
 
 def _remedy(trainer: "Trainer") -> str:
-    """Returns the end of a sentence that names what the first update waits for besides rows."""
+    """Returns the end of a sentence, with the conditions of the first update other than enough rows."""
     if not (warmup := trainer.batches.warmup_env_steps):
         return ""
     return (

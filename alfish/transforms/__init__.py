@@ -1,12 +1,11 @@
-"""Transforms of raw rows into inputs of networks. Unrolls and replay hold raw rows, which are transformed when used."""
+"""Transforms of raw rows into inputs of networks. Unrolls and replay hold raw rows, transformed at each use."""
 
 from alfish.transforms.frame_stack import FrameStack
 from alfish.transforms.frozen_encoder import FrozenEncoder
-from alfish.transforms.in_graph import TransformsInGraph
 from alfish.transforms.normalizers import ObservationNormalizer, ObservationRescaler, RewardNormalizer, RewardRescaler
 from alfish.transforms.previous_step import PreviousStep
 from alfish.transforms.rewards import RewardClip, RewardScale
-from alfish.transforms.transform import Transform, Transforms
+from alfish.transforms.transform import Transform, Transforms, TransformsInGraph
 
 __all__ = [
     "FrameStack",

@@ -20,13 +20,13 @@ from alfish.transforms.transform import RowReader, Transform
 @gin.configurable(module="alfish.transforms")
 @checked
 class FrameStack(Transform):
-    """Stacks each observation behind the `num_frames - 1` before it, oldest first.
+    """Stacks each observation with the `num_frames - 1` observations before it, oldest first.
 
-    An episode's first frame is repeated. A grey image [H, W] becomes [num_frames, H, W]. Images with channels,
-    [H, W, C] or [C, H, W], are stacked along the channels. A vector [D] becomes [num_frames * D]. An action mask is not
-    stacked: of its frames the newest is taken.
+    At an episode's start, the first frame is repeated. A grey image [H, W] becomes [num_frames, H, W]. Images with
+    channels, [H, W, C] or [C, H, W], are stacked along the channels. A vector [D] becomes [num_frames * D]. An action
+    mask is not stacked: only its newest frame is used.
 
-    The state is the frames before a row, leaves `[B, num_frames - 1, ...]`, oldest first.
+    The state has the frames before a row, leaves `[B, num_frames - 1, ...]`, oldest first.
     """
 
     def __init__(self, observation_spec: Nest, reward_spec: spaces.Box, num_frames: Annotated[int, Range(2)] = 4):
@@ -56,11 +56,12 @@ class FrameStack(Transform):
         return time_step._replace(observation=stacked), nest.map(lambda leaf: leaf[:, 1:], frames)
 
     def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:
-        """Stacks rows `[T, N]`; `state` is the frames before row 0."""
+        """Stacks rows `[T, N]`; `state` has the frames before row 0."""
         num_rows, num_columns = time_step.step_type.shape
         device = time_step.step_type.device
         row = torch.arange(num_rows, device=device).unsqueeze(1)
-        # Row at which each row's episode starts, if it is among these. It replaces older frames of the stack.
+        # Index of the row at which each row's episode starts, if that row is among these rows. The start row replaces
+        # older frames of the stack.
         start = torch.where(time_step.step_type == StepType.FIRST, row, -self.look_back).cummax(0).values  # [T, N]
         age = torch.arange(self.look_back, -1, -1, device=device)  # oldest first
         source = torch.maximum(row.unsqueeze(-1) - age, start.unsqueeze(-1)) + self.look_back  # [T, N, num_frames]
@@ -104,7 +105,7 @@ class FrameStack(Transform):
 
         spec = spaces.Box(stacked(leaf.low), stacked(leaf.high), dtype=leaf.dtype)
         is_last = len(leaf.shape) == 3 and specs.has_channels_last(leaf.shape)
-        if is_image(spec) and specs.has_channels_last(spec.shape) != is_last:  # encoders look at the shape alone
+        if is_image(spec) and specs.has_channels_last(spec.shape) != is_last:  # encoders see only the shape
             raise UsageError(
                 f"FrameStack makes {spec.shape} of the {name} {leaf.shape}, which encoders would take for an image "
                 "with channels in another dimension; set another FrameStack.num_frames, or make the image square"

@@ -1,4 +1,4 @@
-"""An encoder that never trains, whose features are stored in place of what it encodes."""
+"""An encoder that never trains, and whose features are stored in place of its input."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,19 +22,19 @@ from alfish.transforms.transform import Transform
 class FrozenEncoder(Transform):
     """Encodes one leaf of each observation once, when its row arrives. The leaf becomes a vector of features.
 
-    Unrolls and replay store the features in place of the leaf, the exception to the rule that stored rows are raw.
-    Environments, recorded data and saved policies have the leaf itself. So nothing can change the leaf once its row is
-    stored: this transform stands before all others, and recorded rows are refused.
+    Unrolls and replay store the features in place of the leaf, an exception to the rule that stored rows are raw.
+    Environments, recorded data and saved policies have the leaf itself. Because the leaf cannot change after its row is
+    stored, this transform must be the first, and recorded rows are refused.
 
     The encoder's parameters are saved in checkpoints. They never train, and the encoder is in evaluation mode.
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
-      encoder: takes the leaf's space; maps `[N, *shape]` to features `[N, F]`. None: that of `networks.Encoder`, which
-        the size of the image chooses.
-      leaf: path of the leaf; None: the only leaf, or the only image.
+      encoder: class or factory of the encoder, which takes the leaf's space; the encoder maps `[N, *shape]` to features
+        `[N, F]`. None means the encoder that `networks.Encoder` chooses by the size of the image.
+      leaf: path of the leaf; None means the only leaf, or the only image.
       source: part of another run that the encoder's parameters are read from when a run is new,
-        `'network.actor_torso.encoder.encoders.0@runs/x'`; see `transfer`. None: the encoder stays as it was made.
+        `'network.actor_torso.encoder.encoders.0@runs/x'`; see `transfer`. None keeps the initial parameters.
     """
 
     encodes = True
@@ -75,7 +75,7 @@ class FrozenEncoder(Transform):
         return nest.unflatten(structure, leaves)
 
     def train(self, mode: bool = True) -> "FrozenEncoder":
-        """Keeps the encoder in evaluation mode, whatever the mode."""
+        """Keeps the encoder in evaluation mode, whatever mode is set."""
         return super().train(False)
 
     @torch.no_grad()

@@ -10,20 +10,21 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from alfish import nest, replicas, specs
+from alfish import nest, specs
 from alfish.data import StepType, TimeStep
 from alfish.errors import UsageError
+from alfish.functional.returns import reverse_scan
 from alfish.nest import Nest
 from alfish.parameters import PositiveFloat, UnitInterval, checked
-from alfish.returns import reverse_scan
+from alfish.processes import replicas
 from alfish.transforms.transform import Transform
 
 EVERY_LEAF = ("*",)
-RESOLUTION = 1e-6  # of float32, with a margin; smaller relative deviations are rounding errors
+RESOLUTION = 1e-6  # float32's precision, with a margin; smaller relative deviations are rounding errors
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance per entry of all rows that all learners observed, in float64.
+    """Mean and variance of each entry over all rows that all learners have observed, in float64.
 
     Source: Chan et al., 1979, eq. 2.1.
     """
@@ -38,8 +39,8 @@ class RunningMoments(nn.Module):
         super().__init__()
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("squares", torch.zeros(shape, dtype=torch.float64))  # summed deviations, squared
-        # The transform reads these float32 buffers, which are the identity until rows are observed.
+        self.register_buffer("squares", torch.zeros(shape, dtype=torch.float64))  # sum of squared deviations
+        # The transform reads these float32 buffers, which change nothing until rows are observed.
         self.register_buffer("shift", torch.zeros(shape))
         self.register_buffer("scale", torch.ones(shape))
 
@@ -53,7 +54,7 @@ class RunningMoments(nn.Module):
         squares = replicas.total(torch.where(mask, rows - mean, 0).square().sum(0))
         total = self.count + number
         delta = mean - self.mean
-        # `+=` would assign attributes, which takes a module longer than the sums.
+        # In-place methods, because `+=` assigns a module's attribute, which takes longer than the sum itself.
         self.squares.add_(squares + delta.square() * self.count * number / total.clamp(min=1))
         self.mean.add_(delta * number / total.clamp(min=1))
         self.count.copy_(total)
@@ -64,14 +65,14 @@ class RunningMoments(nn.Module):
 @gin.configurable(module="alfish.transforms")
 @checked
 class ObservationNormalizer(Transform):
-    """Shifts and scales float leaves to mean 0 and deviation 1 over all observed rows, and clips.
+    """Shifts and scales float leaves to mean 0 and standard deviation 1 over all observed rows, and clips.
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
-      leaves: globs of paths of leaves to normalize, or one glob. Leaves that are not float never change; with the
-        default, the observation may have no float leaf.
-      clip: largest absolute output; None: outputs are not clipped.
-      epsilon: added to the variance.
+      leaves: globs for the paths of leaves to normalize, or one glob. Leaves that are not float never change. With the
+        default it is no error if the observation has no float leaf.
+      clip: largest absolute output; None means that outputs are not clipped.
+      epsilon: number added to the variance.
     """
 
     in_graphs = True
@@ -101,7 +102,7 @@ class ObservationNormalizer(Transform):
             chosen = path in floats and any(fnmatch(path, glob) for glob in globs)
             return RunningMoments(spec.shape or ()) if chosen else None
 
-        # Leaves that do not change have None.
+        # None stands for leaves that do not change.
         self._moments: Any = nn.ModuleList(moments(path, spec) for path, spec in zip(paths, leaf_specs))  # type: ignore[misc]
         remaining = iter(self._moments)
         self.observation_spec = nest.map(
@@ -135,17 +136,17 @@ class ObservationNormalizer(Transform):
 @gin.configurable(module="alfish.transforms")
 @checked
 class ObservationRescaler(ObservationNormalizer):
-    """Shifts and scales entries of unusual size to mean 0 and deviation 1, and leaves all others as they are.
+    """Shifts and scales entries of unusual size to mean 0 and standard deviation 1, and leaves other entries unchanged.
 
-    The size of an entry is its root mean square over all observed rows. Networks learn from entries of usual size as
-    they are, and keep their resolution where a few observed rows are far away. An entry of unusual size that is the
-    same in all observed rows is shifted and not scaled.
+    The size of an entry is its root mean square over all observed rows. Networks learn well from entries of usual size.
+    Left unchanged, such entries keep their resolution even if a few observed rows are far away. An entry of unusual
+    size that is the same in all observed rows is shifted and not scaled.
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
-      leaves: globs of paths of leaves to rescale, as of `ObservationNormalizer`.
-      smallest, largest: range of sizes that are usual.
-      epsilon: added to the variance.
+      leaves: globs for the paths of leaves to rescale, as for `ObservationNormalizer`.
+      smallest, largest: range of usual sizes; entries in the range are not rescaled.
+      epsilon: number added to the variance.
     """
 
     def __init__(
@@ -167,7 +168,7 @@ class ObservationRescaler(ObservationNormalizer):
             size = (moments.mean.square() + variance).sqrt()
             is_usual = (size >= self._smallest) & (size <= self._largest)
             moments.shift.masked_fill_(is_usual, 0.0)
-            # How far an entry will go that has not changed yet is unknown: a flag must not become 1 / sqrt(epsilon).
+            # The scale of an entry that has not changed yet is unknown: a flag must not become 1 / sqrt(epsilon).
             is_constant = variance <= (RESOLUTION * moments.mean).square()
             moments.scale.masked_fill_(is_usual | is_constant, 1.0)
 
@@ -175,20 +176,21 @@ class ObservationRescaler(ObservationNormalizer):
 @gin.configurable(module="alfish.transforms")
 @checked
 class RewardNormalizer(Transform):
-    """Divides rewards by the standard deviation of discounted returns-so-far, and clips. Vector rewards: per entry.
+    """Divides rewards by the standard deviation of discounted returns-so-far, and clips; vector rewards per entry.
 
-    The return-so-far of an environment is R <- gamma R + r, from 0 at each episode's start. It is stored by `env_id`,
-    so an environment may change columns between unrolls. The mean is not subtracted.
+    The return-so-far of an environment is updated as R <- gamma R + r, from 0 at each episode's start. It is stored by
+    `env_id`, so an environment may change columns between unrolls. The mean is not subtracted.
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
-      gamma: discount per environment step, the algorithm's.
-      clip: largest absolute output; None: rewards are not clipped.
-      epsilon: added to the variance.
-      largest_return: the divisor is at least the largest absolute return-so-far, divided by this, so that these stay
-        within +-`largest_return`, and most returns too, for values with a fixed range (`Bins`). None: no such bound.
+      gamma: discount per environment step, equal to the algorithm's discount.
+      clip: largest absolute output; None means that rewards are not clipped.
+      epsilon: number added to the variance.
+      largest_return: bound of returns after division, for values with a fixed range (`Bins`). The divisor is at least
+        the largest absolute return-so-far / `largest_return`, so that returns-so-far, and most returns, stay within
+        +-`largest_return`. None means no such bound.
 
-    Source: Engstrom et al., 2020, section 3 (reward scaling); the bound: Lee et al., 2025, section 4.3,
+    Source: Engstrom et al., 2020, section 3 (reward scaling); for the bound Lee et al., 2025, section 4.3,
     https://arxiv.org/abs/2502.15280.
     """
 
@@ -209,7 +211,7 @@ class RewardNormalizer(Transform):
         self._moments = RunningMoments(reward_spec.shape)
         if largest_return is not None:
             self.register_buffer("largest", torch.zeros(reward_spec.shape, dtype=torch.float64))
-        # Return-so-far by `env_id`. Its length grows with new environments, so it is not a buffer.
+        # Returns-so-far by `env_id`. The tensor grows with new environments, so it is not a buffer.
         self._return: torch.Tensor | None = None
 
     def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:
@@ -236,7 +238,8 @@ class RewardNormalizer(Transform):
         self._return = returns
         rows, mask = nest.to((so_far.flatten(0, 1), arrives.reshape(-1)), self._moments.mean.device)
         self._moments.update(rows, mask, self._epsilon)
-        # Where all rewards were 0, the scale would be 1 / sqrt(epsilon), and the first reward very large.
+        # If all rewards were 0, the scale would be 1 / sqrt(epsilon), and the first other reward would become very
+        # large.
         self._moments.scale.masked_fill_(self._moments.squares == 0, 1.0)
         if self._largest_return is not None:
             _raise_to_largest(self.largest, torch.where(nest.widened(arrives, so_far), so_far.abs(), 0))
@@ -250,7 +253,7 @@ class RewardNormalizer(Transform):
         self._return = state["return"]
 
     def _returns(self, num_envs: int, like: torch.Tensor) -> torch.Tensor:
-        """Returns a copy of the returns-so-far of at least `num_envs` environments; new ones have 0."""
+        """Returns a copy of the returns-so-far of at least `num_envs` environments; new environments have 0."""
         new = like.new_zeros(num_envs, *like.shape[2:])
         return new if self._return is None else torch.cat([self._return.to(like.device), new[len(self._return) :]])
 
@@ -258,13 +261,13 @@ class RewardNormalizer(Transform):
 @gin.configurable(module="alfish.transforms")
 @checked
 class RewardRescaler(Transform):
-    """Divides rewards of unusual size by their largest absolute value, and leaves all others as they are.
+    """Divides rewards of unusual size by their largest absolute value so far, and leaves other rewards unchanged.
 
-    Vector rewards: per entry.
+    Vector rewards are divided per entry.
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
-      smallest, largest: range of the largest absolute reward that is usual.
+      smallest, largest: usual range of the largest absolute reward; rewards in the range are not rescaled.
     """
 
     changes_rewards = in_graphs = observes_rewards = True
@@ -295,7 +298,7 @@ class RewardRescaler(Transform):
 
 
 def _raise_to_largest(sizes: torch.Tensor, found: torch.Tensor) -> None:
-    """Raises `sizes` (`[]` or `[R]`) to the largest of the rows `found` (`[T, B]` or `[T, B, R]`) of all learners."""
+    """Raises `sizes` (`[]` or `[R]`) to the largest values in all learners' rows (`[T, B]` or `[T, B, R]`)."""
     largest = found.amax((0, 1))
     largest = torch.tensor(replicas.gather(*largest.reshape(-1).tolist())).amax(0).reshape(largest.shape)
     sizes.copy_(torch.maximum(sizes, nest.to(largest.double(), sizes.device)))
@@ -304,11 +307,11 @@ def _raise_to_largest(sizes: torch.Tensor, found: torch.Tensor) -> None:
 def _turns(env_id: torch.Tensor, is_real: torch.Tensor) -> list[torch.Tensor]:
     """Returns groups of columns with distinct environments, to be processed one group after another.
 
-    An asynchronous unroll may have several columns of an environment, each of which continues the one before.
+    An asynchronous unroll may have several columns of an environment, each of which continues the previous column.
 
     Args:
-      env_id: `[B]` int64.
-      is_real: `[B]` bool, columns to be grouped. Columns with only PAD rows have a meaningless id.
+      env_id: global ids of the environments, `[B]` int64.
+      is_real: columns to be grouped, `[B]` bool. Columns with only PAD rows have a meaningless id.
     """
     columns = is_real.nonzero().squeeze(1)
     ordered, order = env_id[columns].sort(stable=True)

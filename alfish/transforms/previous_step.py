@@ -1,4 +1,4 @@
-"""The action before a row, and its reward, as parts of the observation."""
+"""The previous action and its reward as parts of the observation."""
 
 from typing import Any
 
@@ -22,18 +22,18 @@ from alfish.transforms.transform import Transform
 class PreviousStep(Transform):
     """Adds the leaves `prev_action` and `prev_reward` to the observation; both are 0 at FIRST rows.
 
-    An observation that is no dict becomes the leaf `observation` of a dict. `prev_action` `[A']` is the executed action
-    in the algorithm's units, all its leaves side by side, with one-hot codes of Discrete and MultiDiscrete entries.
-    `prev_reward` `[1]` or `[R]` has the unit of rewards at this place in the chain: behind a `RewardNormalizer` it is
-    normalized.
+    An observation that is not a dict becomes the leaf `observation` of a dict. `prev_action` `[A']` is the executed
+    action in the algorithm's units, with all its leaves side by side and one-hot codes of Discrete and MultiDiscrete
+    entries. `prev_reward` `[1]` or `[R]` has the unit of rewards at this place in the chain of transforms: after a
+    `RewardNormalizer` it is normalized.
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
       action_spec: canonical action nest.
-      action, reward: whether each of the two leaves is added.
+      action, reward: whether to add `prev_action`, and whether to add `prev_reward`.
 
     Raises:
-      UsageError: the observation has a leaf of such a name, or neither is added.
+      UsageError: the observation already has a leaf of one of these names, or neither leaf is to be added.
     """
 
     def __init__(

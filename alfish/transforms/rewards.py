@@ -13,7 +13,7 @@ from alfish.transforms.transform import Transform
 @gin.configurable(module="alfish.transforms")
 @checked
 class RewardClip(Transform):
-    """Clips rewards to [low, high], in reward units."""
+    """Clips rewards to [low, high], in units of reward."""
 
     changes_rewards = in_graphs = True
 

@@ -1,8 +1,9 @@
 """The base class of transforms, and chains of them.
 
-A transform is pure given its statistics. Statistics are buffers: they are saved and published with the weights, and
-change once per iteration, in `observe`, after the updates. So rollout and training transform rows to equal numbers, and
-PPO's first ratio is exactly 1. With `Trainer.calibration` they change before the first update, and then never.
+Given its statistics, a transform is a pure function. Statistics are buffers: they are saved and published with the
+weights, and change once per iteration, in `observe`, after the updates. Rollout and training therefore transform rows
+to equal numbers, and PPO's first ratio is exactly 1. With `Trainer.calibration`, statistics change only before the
+first update.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from gymnasium import spaces
 from torch import nn
+from torch.func import functional_call
 
 from alfish import nest, specs
 from alfish.data import TimeStep
@@ -20,7 +22,7 @@ from alfish.parameters.parts import build, parameter_names
 
 
 class RowReader(Protocol):
-    """Stored rows that a transform may look up: what replay offers. `column` is `[N]`, `position` `[K, N]`, int64."""
+    """Stored rows that a transform may look up, as in replay. `column` is `[N]`, `position` `[K, N]`, int64."""
 
     def step_type(self, column: torch.Tensor, position: torch.Tensor) -> torch.Tensor: ...
 
@@ -30,23 +32,23 @@ class RowReader(Protocol):
 
 
 class Transform(nn.Module):
-    """A function of rows. As a module it is saved with its statistics and moves to devices.
+    """A function of rows. As a module, it can be saved with its statistics and moved to devices.
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
 
     Attributes:
       observation_spec, reward_spec: specs of the output rows; a subclass replaces the specs that it changes. The first
-        rows are compared with them.
-      look_back: number of rows before a row that its output depends on.
-      changes_rewards: True if rewards change.
-      shows_rewards: True if observations have the reward of arriving at their row.
-      in_graphs: True if a compiled update can compute it: each row from that row alone, by operations of torch, and
-        from no tensors but its buffers.
-      observes_rewards: True if `observe` reads step types, rewards and environment ids only. These may then be on the
+        rows are checked against these specs.
+      look_back: number of earlier rows on which the output for a row depends.
+      changes_rewards: whether the transform changes rewards.
+      shows_rewards: whether output observations contain the reward of arriving at their row.
+      in_graphs: whether a compiled update can compute the transform: each output row depends only on its input row and
+        the transform's buffers, by operations of torch.
+      observes_rewards: whether `observe` reads only step types, rewards and environment ids, which may then be on the
         host while the statistics are on a GPU.
-      encodes: True if it defines `encode`, and nothing else: observations change once, when their row arrives.
-      source: part of another run that its `encoder` is read from when a run is new; None: there is none.
+      encodes: whether the transform defines only `encode`: observations change once, when their row arrives.
+      source: part of another run from which a new run reads the transform's `encoder`; None if no part is read.
     """
 
     look_back = 0
@@ -62,35 +64,35 @@ class Transform(nn.Module):
         self.observation_spec, self.reward_spec = observation_spec, reward_spec
 
     def initial_state(self, batch_size: int) -> Nest:
-        """Returns the state that acting carries from row to row, `[B, ...]`; None if there is none."""
+        """Returns the state that acting carries from row to row, `[B, ...]`; None without state."""
         return None
 
     def forward(self, time_step: TimeStep, state: Nest) -> tuple[TimeStep, Nest]:
-        """Transforms one row `[B]` while acting, and returns it with the next state. Never writes in place.
+        """Transforms one row `[B]` while acting, and returns the result with the next state. Never writes in place.
 
         Default: `transform`.
         """
         return self.transform(time_step, state), state
 
     def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:
-        """Transforms consecutive rows `[T, N]` in training, from the state before row 0."""
+        """Transforms consecutive rows `[T, N]` in training, starting from the state before row 0."""
         raise NotImplementedError(f"{type(self).__name__} must define transform")
 
     def window_state(self, rows: RowReader, column: torch.Tensor, position: torch.Tensor) -> Nest:
         """Returns the state before stored rows, computed from the rows before them. Default: None.
 
         Args:
-          rows: the stored rows.
-          column, position: `[N]` int64 each, of the rows.
+          rows: stored rows.
+          column, position: columns and positions of the rows, `[N]` int64 each.
         """
         return None
 
     def encode(self, observation: Nest) -> Nest:
-        """Returns what is stored in place of raw observations `[B, ...]`. It depends on no statistics and no state."""
+        """Returns the stored form of raw observations `[B, ...]`, which depends on neither statistics nor state."""
         raise NotImplementedError(f"{type(self).__name__} must define encode")
 
     def observe(self, time_step: TimeStep) -> None:
-        """Updates the statistics with new rows `[T, B]`, after the transforms before this one.
+        """Updates the statistics with new rows `[T, B]`, which the previous transforms have transformed.
 
         PAD rows do not count. Default: does nothing.
         """
@@ -99,20 +101,20 @@ class Transform(nn.Module):
 class Transforms(nn.Module):
     """A chain of transforms, the first one applied first.
 
-    Transforms at its head that encode observations are applied once, by `encode`, when a row arrives. All others are
-    applied to stored rows whenever these are used.
+    Transforms at the head of the chain that encode observations are applied once, by `encode`, when a row arrives. All
+    other transforms are applied to stored rows whenever rows are used.
 
     Args:
-      factories: transform classes or partials of them, which take (observation_spec, reward_spec) and, if they have a
-        parameter of that name, `action_spec`.
+      factories: transform classes or partials of classes, which take (observation_spec, reward_spec) and, if they have
+        a parameter of that name, `action_spec`.
       observation_spec, reward_spec: specs of raw rows.
-      action_spec: canonical action nest; None: no transform takes it.
+      action_spec: canonical action nest; None if no transform takes it.
 
     Attributes:
       raw_observation_spec, raw_reward_spec: specs of the environment's rows.
-      stored_observation_spec: spec of stored observations, which are raw unless a transform at the head `encodes` them.
+      stored_observation_spec: spec of stored observations, which are raw unless a transform at the head encodes them.
       observation_spec, reward_spec: specs of the output rows.
-      encoders, others: the transforms that encode observations before they are stored, and those of stored rows.
+      encoders, others: transforms that encode observations before these are stored, and transforms of stored rows.
     """
 
     def __init__(
@@ -129,7 +131,7 @@ class Transforms(nn.Module):
         self._chain: Any = nn.ModuleList()
         self.encoders: list[Transform] = []
         self.others: list[Transform] = []
-        self._fit: set[Transform] = set()  # whose first rows fit their spec
+        self._fit: set[Transform] = set()  # transforms whose first rows were checked against their spec
         for factory in factories:
             given = self.observation_spec, self.reward_spec
             keywords = {"action_spec": action_spec} if "action_spec" in parameter_names(factory) else {}
@@ -154,18 +156,18 @@ class Transforms(nn.Module):
                 self.stored_observation_spec = self.observation_spec
 
     def __len__(self) -> int:
-        """Number of transforms of stored rows; without one, stored rows are what networks receive."""
+        """Number of transforms of stored rows; without any, networks receive the stored rows."""
         return len(self.others)
 
     @torch.no_grad()
     def encode(self, observation: Nest) -> Nest:
-        """Returns raw observations `[B, ...]` as they are stored."""
+        """Returns the stored form of raw observations `[B, ...]`."""
         for transform in self.encoders:
             observation = transform.encode(observation)
         return observation
 
     def sources(self) -> dict[str, str]:
-        """Returns the parts of other runs that encoders are read from, by the name of the encoder in the state."""
+        """Returns the parts of other runs from which encoders are read, by the encoder's name in the state."""
         chain = enumerate(self._chain)
         return {f"_chain.{k}.encoder": transform.source for k, transform in chain if transform.source is not None}
 
@@ -208,22 +210,22 @@ class Transforms(nn.Module):
 
     @torch.no_grad()
     def observe(self, time_step: TimeStep, state: Nest, num_seen: int) -> None:
-        """Updates all statistics with raw rows `[T, B]`, from any device; the first `num_seen` do not count again."""
+        """Updates all statistics with raw rows `[T, B]` on any device, without `num_seen` rows observed before."""
         device = next(self.buffers(), time_step.step_type).device
-        raw: TimeStep | None = time_step  # None once rewards have changed
+        raw: TimeStep | None = time_step  # None after a transform that changes rewards
         for transform, before in zip(self.others, state or (), strict=True):
             if transform.observes_rewards and raw is not None:
-                seen = raw  # on a GPU, each number of them that is read would wait for the updates
+                seen = raw  # on the host, because reading a number from a GPU waits for the updates
             else:
                 seen = time_step = nest.to(time_step, device)
             if transform is not self.others[-1]:
-                # The next transform observes rows made with the statistics from before this update.
+                # The next transform observes rows that this one makes with its statistics before the update.
                 time_step = transform.transform(*nest.to((time_step, before), device))
                 raw = None if transform.changes_rewards else raw
             transform.observe(nest.at(seen, slice(num_seen, None)))
 
     def _checked(self, found: Any, transform: Transform) -> TimeStep:
-        """Returns a transform's result; raises UsageError if it is no time step, or does not fit the spec."""
+        """Returns a transform's result; raises UsageError if it is not a time step, or does not fit the spec."""
         if not isinstance(found, TimeStep):
             kind = "None" if found is None else f"a {type(found).__name__}"
             raise UsageError(
@@ -237,7 +239,7 @@ class Transforms(nn.Module):
 
 
 def _check_fits(time_step: TimeStep, transform: Transform) -> None:
-    """Raises UsageError if rows have other observations or rewards than the transform's specs say."""
+    """Raises UsageError if observations or rewards of rows do not fit the transform's specs."""
     name, spec, observation = type(transform).__name__, transform.observation_spec, time_step.observation
     remedy = "set self.observation_spec in its constructor to what it returns"
     if nest.paths(observation) != nest.paths(spec):
@@ -262,3 +264,28 @@ def _check_fits(time_step: TimeStep, transform: Transform) -> None:
             f"{name} returned rewards of shape {shape}, and its reward_spec has {transform.reward_spec.shape}; set "
             "self.reward_spec in its constructor to what it returns"
         )
+
+
+class TransformsInGraph:
+    """Transforms as a nest whose leaves are their statistics.
+
+    Args:
+      transforms: transforms that are `in_graphs`.
+      statistics: statistics that replace the transforms' buffers, in the same order.
+    """
+
+    def __init__(self, transforms: Transforms, statistics: Sequence[torch.Tensor]):
+        self.transforms, self.statistics = transforms, tuple(statistics)
+
+    def __call__(self, time_step: TimeStep) -> TimeStep:
+        """Returns transformed rows `[T, N]`."""
+        names = [name for name, _ in self.transforms.named_buffers()]
+        states = (None,) * len(self.transforms)
+        return functional_call(self.transforms, dict(zip(names, self.statistics, strict=True)), (time_step, states))[0]
+
+
+nest.add_kind(
+    TransformsInGraph,
+    lambda this: (this.statistics, this.transforms),
+    lambda transforms, statistics: TransformsInGraph(transforms, statistics),
+)

@@ -1,8 +1,8 @@
-"""Unrollers: a policy and environments in, rows of experience out."""
+"""Unrollers, which let a policy act in environments and collect rows of experience."""
 
 from alfish.unrollers.sync import SyncUnroller
 from alfish.unrollers.unroller import StepRecords, Unroller
 from alfish.unrollers.workers.asynchronous import AsyncUnroller
-from alfish.unrollers.workers.pool import Workers
+from alfish.unrollers.workers.transport import Workers
 
 __all__ = ["StepRecords", "AsyncUnroller", "SyncUnroller", "Unroller", "Workers"]

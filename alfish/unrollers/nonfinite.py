@@ -1,7 +1,7 @@
-"""Checks of the rows of an unroll or of one step: values are finite, and choices are inside their spaces.
+"""Checks of the rows of an unroll or of one step: values must be finite, and choices must be inside their spaces.
 
-A finite sum shows that all values are finite, since any nan or infinity remains in the sum. A sum of finite values may
-overflow, so after a sum that is not finite the values themselves are tested.
+If a sum is finite, so are all its values, since any nan or infinity remains in the sum. A sum of finite values may
+overflow, so if the sum is not finite, the values themselves are tested.
 """
 
 import math
@@ -21,7 +21,7 @@ def check_finite(time_step: TimeStep) -> None:
     """Tests an unroll's rewards, discounts and observations.
 
     Args:
-      time_step: leaves `[T, B, ...]`, arrays or tensors.
+      time_step: rows `[T, B, ...]`, arrays or tensors.
 
     Raises:
       RunError: names the environment, the row and the leaf of the first value that is not finite.
@@ -51,7 +51,7 @@ def check_finite(time_step: TimeStep) -> None:
 
 
 class RowCheck:
-    """Tests that values of an unroll are finite, and that those of Discrete and Multi* leaves are inside their spaces.
+    """Tests that an unroll's values are finite, and that values of Discrete and Multi* leaves are inside their spaces.
 
     Args:
       observation_spec: spec of the observations; leaves that it lacks are tested for finite values only.
@@ -90,10 +90,10 @@ def _sizes(spec: spaces.Space) -> torch.Tensor:
 
 
 def nonfinite_rows(time_step: TimeStep) -> np.ndarray | None:
-    """`[B]` bool mask of rows whose reward or observation is not finite; None if there are none.
+    """Returns a `[B]` bool mask of the rows whose reward or observation is not finite; None without such rows.
 
     Args:
-      time_step: one step, arrays `[B, ...]`.
+      time_step: time step of arrays `[B, ...]`.
     """
     leaves: list[Any] = [time_step.reward, *nest.leaves(time_step.observation)]
     if _sum_is_finite(leaves):
@@ -104,11 +104,11 @@ def nonfinite_rows(time_step: TimeStep) -> np.ndarray | None:
 
 
 def _sum_is_finite(leaves: list[Any]) -> bool:
-    """True if the sum of all floats in the leaves, arrays or tensors, is finite."""
+    """Returns whether the sum of all floats in the leaves, arrays or tensors, is finite."""
     total: Any = 0
     for leaf in leaves:
         if type(leaf) is not np.ndarray:
             total = total + leaf.sum() if leaf.is_floating_point() else total
         elif leaf.dtype.kind == "f":
-            total = total + np.add.reduce(leaf, axis=None)  # `sum` without its function in Python
+            total = total + np.add.reduce(leaf, axis=None)  # `sum` without its Python wrapper
     return math.isfinite(total)

@@ -1,7 +1,5 @@
-"""The way from a raw row to an action: transforms, memory's reset, the hook; if possible as a numpy program."""
+"""Acting from stored rows: an actor, run as a numpy program if possible."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -9,9 +7,8 @@ import torch
 from absl import logging
 
 from alfish import nest
-from alfish.algorithms.acting import reset_state
-from alfish.algorithms.contract import check_action, check_step
-from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.algorithms.acting import Actor
+from alfish.algorithms.contract import check_action
 from alfish.compiler import torch_internals
 from alfish.compiler.inductor import is_checked
 from alfish.compiler.numpy_program import NotTranslatable, NumpyProgram
@@ -20,59 +17,47 @@ from alfish.data import AlgStep, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest, as_array, as_tensor
 from alfish.runs import random_state
-from alfish.transforms import Transforms
 
 
 class PolicyRunner:
-    """Acts from raw rows, one call a vector step.
+    """Acts from stored rows, with one call for each vector step.
 
     Args:
-      algorithm: its hook acts.
-      transforms: applied to raw rows first.
-      initial_state: the policy's state at an episode's start, `[B, ...]`.
-      numpy_policy: calls after which it acts through numpy; None: never.
-      hook: name of the hook, `rollout_step` or `predict_step`.
-      mode: makes the context in which the hook runs; None: callers make it.
+      actor: actor that computes the actions.
+      initial_state: state of the policy at an episode's start, `[B, ...]`.
+      numpy_policy: number of calls after which acting goes through numpy; None means never.
 
     Attributes:
-      initial_state: the argument; another one of equal shapes may be assigned.
+      initial_state: the argument; another state of equal shapes may be assigned.
       num_calls: number of calls so far.
-      gave_up: True if it acts through torch again. Both are saved with the run, so that a resumed run has equal bits.
+      gave_up: whether acting goes through torch for good. `num_calls` and `gave_up` are saved with the run, so that a
+        resumed run has equal bits.
     """
 
-    def __init__(
-        self,
-        algorithm: RLAlgorithm,
-        transforms: Transforms,
-        initial_state: Nest,
-        numpy_policy: int | None,
-        hook: str = "rollout_step",
-        mode: Callable[[], AbstractContextManager[Any]] | None = None,
-    ):
-        self._algorithm, self._transforms, self.initial_state = algorithm, transforms, initial_state
-        self._hook, self._mode = hook, mode
-        self._device = algorithm.progress.device
+    def __init__(self, actor: Actor, initial_state: Nest, numpy_policy: int | None):
+        self._actor, self._algorithm, self.initial_state = actor, actor.algorithm, initial_state
+        self._device = actor.device
         self._numpy_policy = numpy_policy if self._device.type == "cpu" else None
         self._program: NumpyProgram | None = None
-        self._has_looked = False  # checked the result of the hook
-        self._has_looked_at_random = False  # checked the result of random_action
+        self._has_looked = False  # whether the result of the hook was checked
+        self._has_looked_at_random = False  # whether the result of `random_action` was checked
         self.num_calls = 0
         self.gave_up = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_program": None, "_sources": [], "_arrays": []}  # a copy translates again
+        return self.__dict__ | {"_program": None, "_sources": [], "_arrays": []}  # a copy translates the policy again
 
     def __call__(self, time_step: TimeStep, transform_state: Nest, state: Nest) -> tuple[AlgStep, Nest]:
         """Returns actions for B rows and the transforms' next state, without gradient.
 
-        Leaves are arrays or tensors. The result has arrays if it acts through numpy. It does not where a leaf that it
-        reads is of a subclass of tensors, as one that stands for a missing leaf.
+        Leaves are arrays or tensors. The result has arrays if acting goes through numpy. A call acts through torch if a
+        leaf that the program reads is of a subclass of tensors, such as the placeholder of a missing leaf.
         """
         row = time_step, transform_state, state, self.initial_state
         if self._numpy_policy is not None and not self.gave_up and self.num_calls >= self._numpy_policy:
             if self._program is None:
                 self._translate(row)
-            # A hook that is not pure may depend on a value that tracing took for a constant.
+            # If a hook is not pure, its result may depend on a value that tracing took for a constant.
             elif is_checked(self.num_calls - self._numpy_policy):
                 self._compare(row)
         self.num_calls += 1
@@ -80,8 +65,8 @@ class PolicyRunner:
 
     @torch.no_grad()
     def random_action(self, time_step: TimeStep, transform_state: Nest) -> Nest:
-        """Returns the algorithm's `random_action` for B rows, tensors on its device."""
-        seen, _ = self._transforms(*nest.tensors((time_step, transform_state), self._device))
+        """Returns the algorithm's `random_action` for B rows, as tensors on the algorithm's device."""
+        seen, _ = self._actor.transforms(*nest.tensors((time_step, transform_state), self._device))
         algorithm = self._algorithm
         action = algorithm.random_action(seen)
         if not self._has_looked_at_random:
@@ -90,7 +75,7 @@ class PolicyRunner:
         return nest.to(action, self._device)
 
     def refresh(self) -> None:
-        """Reads parameters and buffers that may have changed. Call it before acting with them."""
+        """Reads parameters and buffers that may have changed. Call it before acting with changed values."""
         if self._program is None:
             return
         if [tensor.data_ptr() for tensor in self._sources] != self._addresses:
@@ -118,46 +103,30 @@ class PolicyRunner:
         return self._program(leaves)
 
     @torch.no_grad()
-    def _act(
-        self, time_step: TimeStep, transform_state: Nest, state: Nest, initial_state: Nest
-    ) -> tuple[AlgStep, Nest]:
-        time_step, transform_state, state = nest.tensors((time_step, transform_state, state), self._device)
-        if not self._has_looked:
-            return self._look(time_step, transform_state, state, initial_state)
-        return self._policy(time_step, transform_state, state, initial_state)
+    def _act(self, *row: Nest) -> tuple[AlgStep, Nest]:
+        *row_and_states, initial_state = row
+        given = *nest.tensors(tuple(row_and_states), self._device), initial_state
+        return self._actor.act(*given) if self._has_looked else self._look(*given)
 
     def _look(self, *row: Any) -> tuple[AlgStep, Nest]:
-        """Calls `_policy` and checks that it returns what it should and does not write to its arguments."""
+        """Acts, and checks the result of the hook, and that nothing is written to the arguments."""
         given = nest.leaves(row)
         before = [leaf._version for leaf in given]
-        step, transform_state = self._policy(*row)
-        algorithm = self._algorithm
+        step, transform_state = self._actor.act(*row)
         if [leaf._version for leaf in given] != before:
             raise UsageError(
-                f"a transform, or {self._hook} of {type(algorithm).__name__}, writes to the time step or the state in "
-                "its arguments, and so changes stored rows; change a copy"
+                f"a transform, or {self._actor.hook} of {type(self._algorithm).__name__}, writes to the time step or "
+                "the state in its arguments, and so changes stored rows; change a copy"
             )
-        batch_size = len(row[0].step_type)
-        check_step(step, algorithm, self._hook, algorithm.action_spec, batch_size, self.initial_state)
+        self._actor.check(step, self.initial_state, len(row[0].step_type))
         self._has_looked = True
         return step, transform_state
-
-    def _policy(
-        self, time_step: TimeStep, transform_state: Nest, state: Nest, initial_state: Nest
-    ) -> tuple[AlgStep, Nest]:
-        seen, transform_state = self._transforms(time_step, transform_state)
-        state = reset_state(state, initial_state, seen.step_type)
-        act = getattr(self._algorithm, self._hook)
-        if self._mode is None:
-            return act(seen, state), transform_state
-        with self._mode():
-            return act(seen, state), transform_state
 
     def _translate(self, row: tuple) -> None:
         if not self._has_looked:
             with random_state.preserved():
                 self._act(*row)
-        modules = (self._algorithm, self._transforms)
+        modules = (self._algorithm, self._actor.transforms)
         tensors = tuple(dict((*module.named_parameters(), *module.named_buffers())) for module in modules)
 
         def act(arguments: Nest) -> Nest:
@@ -165,9 +134,9 @@ class PolicyRunner:
             reparametrize = torch_internals.reparametrize_module
             with (
                 reparametrize(self._algorithm, of_algorithm, tie_weights=True),
-                reparametrize(self._transforms, of_transforms, tie_weights=True),
+                reparametrize(self._actor.transforms, of_transforms, tie_weights=True),
             ):
-                return self._policy(*row)
+                return self._actor.act(*row)
 
         try:
             fixed = nest.leaves(tensors)
@@ -183,14 +152,14 @@ class PolicyRunner:
             return
         used = self._program.used
         self._sources = [fixed[index] for index in used if index < len(fixed)]
-        self._share_memory()  # what is written in place from here on is seen
+        self._share_memory()  # the program then reads parameters that are later updated in place
         keys = nest.keys(row)
         self._used = [keys[index - len(fixed)] for index in used if index >= len(fixed)]
         self.refresh()
         self._compare(row)
 
     def _compare(self, row: tuple) -> None:
-        """Compares the program with the policy; if they differ, it acts through torch from then on."""
+        """Compares the program with the policy; if their results differ, acting goes through torch from then on."""
         with random_state.preserved():
             expected = nest.leaves(self._act(*row))
         with random_state.preserved():
@@ -205,7 +174,7 @@ class PolicyRunner:
                 "%s acts differently in numpy, because its %s depends on a value that changes between "
                 "steps; make it a buffer. It acts through torch from now on",
                 type(self._algorithm).__name__,
-                self._hook,
+                self._actor.hook,
             )
             self._program, self.gave_up = None, True
 

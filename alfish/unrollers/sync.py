@@ -8,26 +8,25 @@ import numpy as np
 import torch
 
 from alfish import nest
-from alfish.algorithms.acting import StatefulInfo, in_eval_mode, reset_state
+from alfish.algorithms.acting import Actor, StatefulInfo, in_eval_mode, reset_state
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiler.numpy_program import quiet
 from alfish.data import AlgStep, Experience, StepType, TimeStep
 from alfish.environments import Environment
 from alfish.errors import UsageError
-from alfish.metrics.rows import own_info
+from alfish.errors.user_code import calling, refuse, refuse_default_dtype
+from alfish.metrics.step_batch import own_info
 from alfish.nest import Nest, as_array
 from alfish.parameters import NonNegativeInt, Rate, checked
 from alfish.runs.random_state import called_apart
 from alfish.runs.timer import Timer
 from alfish.transforms import Transforms
-from alfish.unrollers import aligned_rollout
-from alfish.unrollers.collector import run_episodes
+from alfish.unrollers import rollouts
+from alfish.unrollers.episode_runner import run_episodes
 from alfish.unrollers.nonfinite import RowCheck
 from alfish.unrollers.policy_runner import PolicyRunner
-from alfish.unrollers.stragglers import StragglerCut
-from alfish.unrollers.uneven_rollout import UnevenRollout
+from alfish.unrollers.rollouts import StragglerCut, UnevenRollout
 from alfish.unrollers.unroller import ENVIRONMENT, POLICY, Unroller
-from alfish.user_code import calling, refuse, refuse_default_dtype
 
 
 @gin.configurable(module="alfish.unrollers")
@@ -36,16 +35,16 @@ class SyncUnroller(Unroller):
     """Steps an environment in this process.
 
     Args:
-      environment, algorithm, transforms: see `Unroller`.
-      numpy_policy: vector steps after which acting on a CPU goes through numpy, where the policy can be translated
-        (`compiler.numpy_program`): the same to float error, and several times faster for small networks. None: never.
-      overwrite_policy_output: stores the info `executed_action` as the action, where a human, an expert or another
-        controller acts. Off-policy only.
-      sync_fraction: on-policy, with several learners: once this fraction of them has finished an unroll, the others
-        end theirs at their next vector step (`StragglerCut`). None: all learners finish their unrolls.
+      environment, algorithm, transforms: parts of the run, see `Unroller`.
+      numpy_policy: number of vector steps after which a policy on a CPU acts through numpy, if it can be translated
+        (`compiler.numpy_program`). Results equal torch's up to rounding; small networks act faster. None means never.
+      overwrite_policy_output: whether the info `executed_action` is stored as the action, for environments in which a
+        human, an expert or another controller acts. Off-policy only.
+      sync_fraction: fraction of several learners, on-policy. Once this fraction has finished an unroll, the others end
+        their unrolls at their next vector step (`StragglerCut`). None means that all learners finish unrolls.
 
     Attributes:
-      time_step: the row to act from, which is row 0 of the next unroll; None before `start`.
+      time_step: row to act from, which is row 0 of the next unroll; None before `start`.
     """
 
     def __init__(
@@ -68,17 +67,17 @@ class SyncUnroller(Unroller):
         self._ones = np.ones(environment.num_envs, np.int64)
         self._check_rows = quiet(RowCheck(() if transforms.encoders else environment.observation_spec))
         self.time_step: Any = None  # a TimeStep `[B]`; None before the first reset
-        self._initial_state = nest.to(algorithm.initial_state(environment.num_envs), self._device)
+        actor = Actor(algorithm, transforms)
+        self._transform_state, self._initial_state = actor.first_state(environment.num_envs)
         self._reads_infos = True
-        self._unseen = False  # True if no unroll has begun with it yet
+        self._unseen = False  # whether no unroll has begun with this time step yet
         self._state = self._initial_state
-        self._transform_state = nest.to(transforms.initial_state(environment.num_envs), self._device)
-        self._actor = PolicyRunner(algorithm, transforms, self._initial_state, numpy_policy)
+        self._actor = PolicyRunner(actor, self._initial_state, numpy_policy)
         self._policy, self._step = self._actor.__call__, called_apart(_step_of(self))  # see `time`
 
     @property
     def start_state(self) -> tuple[Nest, Nest]:
-        """The policy's state at an episode's start, and the transforms' state before the row to act from."""
+        """State of the policy at an episode's start, and state of the transforms before the row to act from."""
         return self._initial_state, self._transform_state
 
     def check_learners(self) -> None:
@@ -90,22 +89,22 @@ class SyncUnroller(Unroller):
         self._reads_infos = False
 
     def start(self) -> None:
-        """Resets the environment. Without this call the first unroll does."""
+        """Resets the environment. Without this call, the first unroll resets it."""
         if self.time_step is None:
             self._tell_progress()
             self.time_step = self._reset()
             self._unseen = True
 
     def unroll(self, length: int, at_random: bool = False) -> Experience:
-        """Collects `length` rows. On-policy one more row follows for its value, which is row 0 of the next unroll.
+        """Collects `length` rows. On-policy an extra row follows for its value, and is also row 0 of the next unroll.
 
         If environments make two rows at an episode's end (`Environment.uneven`), columns with more ends fill up sooner.
-        The unroll stops when a column is full, on-policy one row earlier because an end takes two. PAD rows complete
-        the columns, and it then has `length + 1` rows.
+        The unroll stops when a column is full, on-policy one row earlier, because the end of an episode takes two rows.
+        PAD rows complete the columns, and the unroll then has `length + 1` rows.
 
         Args:
-          length: rows.
-          at_random: execute the algorithm's `random_action` in place of the policy's action.
+          length: number of rows.
+          at_random: whether to execute the algorithm's `random_action` in place of the policy's action.
 
         Returns:
           Experience with leaves `[length, B, ...]`, on-policy `[length+1, B, ...]`. The extra row's action is never
@@ -136,11 +135,11 @@ class SyncUnroller(Unroller):
     def generate_batch(self, num_steps: int) -> Experience:
         """Collects the rows of the next vector steps, for a program without a trainer.
 
-        Acts by `rollout_step` with the algorithm's current parameters, in eval mode except modules that explore. Each
-        call continues the last one.
+        Acts by `rollout_step` with the algorithm's current parameters, in eval mode except for modules that explore.
+        Each call continues where the last call ended.
 
         Args:
-          num_steps: vector steps, at least 1; rows if environments reset in the same step (`Environment.uneven`).
+          num_steps: number of vector steps, at least 1; in environments that are `uneven`, number of rows.
 
         Returns:
           The result of `unroll` in tensors `[num_steps, B, ...]`, on-policy `[num_steps+1, B, ...]`. The last action
@@ -156,13 +155,13 @@ class SyncUnroller(Unroller):
             return nest.tensors(self.unroll(num_steps))
 
     def generate_episodes(self, num_episodes: int) -> list[Experience]:
-        """Collects whole episodes by `rollout_step`, as `generate_batch`, with the algorithm's current parameters.
+        """Collects whole episodes by `rollout_step`, as in `generate_batch`, with the algorithm's current parameters.
 
         All environments are reset first, which drops the current episodes of `generate_batch`. Episodes count from
         their start, and each of them runs to its end, so short episodes are not over-represented.
 
         Args:
-          num_episodes: at least 1.
+          num_episodes: number of episodes, at least 1.
 
         Returns:
           The episodes in the order of their starts; one of T actions has tensors `[T+1, 1, ...]`, FIRST to LAST. The
@@ -181,7 +180,7 @@ class SyncUnroller(Unroller):
         self._actor.refresh()
         with in_eval_mode(self._algorithm, explores=True):
             found = run_episodes(self, num_episodes)
-        self._restart_episodes()  # other episodes have lost their beginnings
+        self._restart_episodes()  # episodes under way have lost their beginnings
         return [self._as_experience(*nest.tensors(episode)) for episode in found]
 
     def time(self, timer: Timer) -> None:
@@ -201,7 +200,7 @@ class SyncUnroller(Unroller):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a state. Episodes that the environment cannot continue are truncated."""
         self.policy_version = state["policy_version"]
-        if "time_step" not in state:  # of an `AsyncUnroller`: new episodes begin
+        if "time_step" not in state:  # the state of an `AsyncUnroller`, after which new episodes begin
             return
         self._state = nest.to(nest.like(self._state, state["state"]), self._device)
         transform_state = nest.like(self._transform_state, state["transform_state"])
@@ -249,16 +248,16 @@ class SyncUnroller(Unroller):
                 infos.append((t + unseen, info))
             action = self._executed(step.output) if self._overwrites else step.output
             if self.environment.broken is not None:
-                seen = aligned_rollout.ended(seen, self.environment.broken)
+                seen = rollouts.ended(seen, self.environment.broken)
             rows.append((seen, action, step.info))
         last = self.time_step
         if self._algorithm.on_policy:
-            step, _ = self.act()  # from row 0 of the next unroll, which acts again, so the state is dropped
+            step, _ = self.act()  # the next unroll acts from this row again, so the state is dropped
             rows.append((last, step.output, step.info))
-        unrolled = aligned_rollout.stacked(rows)
+        unrolled = rollouts.stacked(rows)
         after = None if self._algorithm.on_policy else last
-        self.records = aligned_rollout.records(unrolled[0], after, unseen, infos, self.shown)
-        return unrolled if self._cut is None else aligned_rollout.filled_up(unrolled, length + 1)
+        self.records = rollouts.records(unrolled[0], after, unseen, infos, self.shown)
+        return unrolled if self._cut is None else rollouts.filled_up(unrolled, length + 1)
 
     def _unroll_uneven(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Nest]:
         """Unrolls environments in which an episode's end is one more row of its column."""
@@ -321,7 +320,7 @@ class SyncUnroller(Unroller):
         self._check_rows(time_step)
 
     def _executed(self, action: Nest) -> Nest:
-        """Returns the executed actions; where the step was a reset, the policy's."""
+        """Returns the executed actions, or the policy's actions where the step was a reset."""
         acted = as_array(self.time_step.step_type) != StepType.FIRST
 
         def executed(own: Any, other: Any) -> np.ndarray:

@@ -18,19 +18,19 @@ from alfish.transforms import Transforms
 
 # Parts of an unroll, see `alfish.runs.timer.Timer`.
 ENVIRONMENT, POLICY = "environment", "policy"
-# Optional fields of `StepRecords`, and the fields of `TimeStep` that they are copied from.
+# Optional fields of `StepRecords`, each with the field of `TimeStep` from which it is copied.
 SHOWN_FIELDS = {"observation": "observation", "action": "prev_action"}
 
 
 class StepRecords(NamedTuple):
-    """The new rows of an unroll for metrics, in the order in which they arrived."""
+    """New rows of an unroll, for metrics, in the order in which the rows arrived."""
 
     step_type: np.ndarray  # [S, B]
     reward: np.ndarray  # [S, B] or [S, B, R], raw
-    infos: list[tuple[int, dict[str, Any]]]  # index into S, and gymnasium's info of that step
-    # Only where metrics read them, see `Unroller.shown`; arrays `[S, B, ...]`.
-    observation: Nest = None  # raw
-    action: Nest = None  # executed on the way to the row, in the algorithm's units
+    infos: list[tuple[int, dict[str, Any]]]  # pairs of an index into S and gymnasium's info of that step
+    # The following fields, arrays `[S, B, ...]`, are set only if metrics read them, see `Unroller.shown`.
+    observation: Nest = None  # raw observations
+    action: Nest = None  # actions executed on the way to the row, in the algorithm's units
 
 
 def without_infos(records: StepRecords) -> Any:
@@ -42,21 +42,23 @@ class Unroller(abc.ABC):
     """Acts with an algorithm in environments and collects raw rows.
 
     Args:
-      environment: the environments to act in, or an example of them.
-      algorithm: its `rollout_step` acts.
-      transforms: applied to raw rows before the algorithm receives them.
+      environment: environments to act in, or an example of these environments.
+      algorithm: algorithm whose `rollout_step` acts.
+      transforms: transforms that are applied to raw rows before the algorithm receives the rows.
 
     Attributes:
       num_envs: number of environments.
-      num_columns: B of the experience that `unroll` returns.
-      stepping: how environments are stepped, in words that follow their number; '' if there is nothing to say.
-      records: of the last unroll, for metrics, `num_envs` columns.
-      log: receives lines for the user.
-      check_signals: called during waits for other processes; raises if a signal asks to stop.
-      drains: True if `unroll` returns the rows that other processes have collected, however many, and ignores `length`.
-      shown: which of `SHOWN_FIELDS` records have; set it before the first unroll.
-      stores_states: whether the info of unrolls is a `StatefulInfo`, with a state for each row; set it before, too.
-      policy_version: how often weights were published.
+      num_columns: number of columns of the experience that `unroll` returns, B.
+      stepping: way of stepping environments, in words that follow the number of environments; '' if there is nothing to
+        say.
+      records: records of the last unroll, for metrics, with `num_envs` columns.
+      log: function that receives lines for the user.
+      check_signals: function that is called during waits for other processes, and raises if a signal asks to stop.
+      drains: whether `unroll` returns the rows that other processes have collected, however many, and ignores `length`.
+      shown: names of the optional fields (`SHOWN_FIELDS`) that records have; set before the first unroll.
+      stores_states: whether the info of unrolls is a `StatefulInfo`, with a state for each row; set before the first
+        unroll.
+      policy_version: number of times that weights were published.
     """
 
     drains = False
@@ -85,11 +87,11 @@ class Unroller(abc.ABC):
         return self.environment.stepping
 
     def bind(self, make_environment: Callable[..., Environment], unroll_length: float, seed: int) -> None:
-        """Receives what building environments elsewhere needs. Called once, before all other methods.
+        """Receives the arguments by which other processes build environments. Called once, before all other methods.
 
         Args:
-          make_environment: takes the keywords `seed` and `num_envs`.
-          unroll_length: average length of the unrolls to come.
+          make_environment: factory of environments, which takes the keywords `seed` and `num_envs`.
+          unroll_length: average number of vector steps of an unroll.
           seed: seed of the run.
         """
         self.unroll_length = unroll_length
@@ -97,15 +99,15 @@ class Unroller(abc.ABC):
     def check_learners(self) -> None:
         """Checks that the settings suit the number of learners; called before a run, and not before an evaluation.
 
-        Default: they do.
+        Default: accepts all.
 
         Raises:
-          UsageError: they do not.
+          UsageError: the settings do not suit the number of learners.
         """
 
     @abc.abstractmethod
     def unroll(self, length: int, at_random: bool = False) -> Experience:
-        """Collects rows. On-policy one more row follows, for its value.
+        """Collects rows. On-policy one more row follows, because its value is needed.
 
         Leaves are arrays on the host, or tensors if the environment returns tensors.
         """
@@ -131,14 +133,14 @@ class Unroller(abc.ABC):
         self.policy_version += 1
 
     def ignore_infos(self) -> None:
-        """Allows infos to be dropped, since no metric reads them. Default: the environment stops gathering them."""
+        """Allows infos to be dropped, since no metric reads infos. Default: the environment stops gathering them."""
         self.environment.ignore_infos()
 
     def time(self, timer: Timer) -> None:
         """Measures `ENVIRONMENT` and `POLICY` as separate parts from now on. Default: does nothing."""
 
     def stats(self) -> dict[str, float]:
-        """Returns scalars for summaries, over the time since the last call. Default: none."""
+        """Returns scalars for summaries, which cover the time since the last call. Default: no scalars."""
         return {}
 
     @abc.abstractmethod
@@ -150,7 +152,7 @@ class Unroller(abc.ABC):
         """Restores a state. Episodes that cannot continue are truncated."""
 
     def break_off(self) -> None:
-        """Drops the current episodes, whose step may never have ended. Default: does nothing."""
+        """Drops the current episodes, because their last step may never have ended. Default: does nothing."""
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -12,14 +12,14 @@ from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
-from alfish.batches import EpochBatches, ReplayBatches
 from alfish.compiler import matmul
 from alfish.environments import make_environment
 from alfish.environments.atari import EpisodicLife, FireOnReset, preprocess_atari
+from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.learner.learner import Learner
 from alfish.learner.optimizers import Adam
 from alfish.networks import MLP, ActorCritic, DeterministicActor, QNetwork, Torso
-from alfish.schedules import Linear
+from alfish.parameters.schedules import Linear
 from alfish.training.listener import Listener, Report, Run
 from alfish.training.listeners import CheckpointSaver, Summaries
 from alfish.training.trainer import Trainer

@@ -5,13 +5,14 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from alfish import nest, returns, specs
+from alfish import nest, specs
 from alfish.algorithms.a2c import A2C
-from alfish.batches import EpochBatches
 from alfish.data import Experience, StepType, TimeStep, trainable
+from alfish.functional import returns
+from alfish.learner.batches import EpochBatches
 from alfish.learner.learner import Learner
 from alfish.learner.optimizers import TorchOptimizer
-from alfish.schedules import Linear
+from alfish.parameters.schedules import Linear
 from alfish.transforms import Transforms
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
@@ -119,7 +120,7 @@ def test_one_gradient_step_is_the_policy_gradient():
     torch.testing.assert_close(bias.detach(), expected, atol=1e-6, rtol=1e-4)
 
 
-def test_the_policys_loss_leaves_the_critics_torso_alone():
+def test_the_policys_loss_does_not_change_the_critics_torso():
     a2c = _a2c(value_coef=0.0)
     before = [parameter.clone() for parameter in a2c.network.critic_torso.parameters()]
     experience = _unroll(a2c, _column(MID, MID, MID, num_envs=4))

@@ -105,7 +105,7 @@ def test_no_hook_takes_an_action_that_its_mask_forbids(name, kind):
 
 
 @pytest.mark.parametrize("kind", ACTIONS)
-def test_encoders_leave_the_mask_out_unless_they_are_told_to_see_it(kind):
+def test_encoders_leave_the_mask_out_by_default(kind):
     observation_spec, action_spec = spec_of(ACTIONS[kind])
     blind, seeing = Encoder(observation_spec), Encoder(observation_spec, sees_mask=True)
     assert blind.output_size == 3 and seeing.output_size == 3 + specs.num_choices(action_spec)
@@ -148,7 +148,7 @@ def test_a_head_that_takes_no_masks_is_refused():
 
 
 @pytest.mark.parametrize("name", ["PPO", "A2C", "APPO", "BC"])
-def test_the_gradient_is_that_of_a_policy_that_has_the_allowed_choices_alone(name):
+def test_the_gradient_is_that_of_a_policy_that_has_only_the_allowed_choices(name):
     """The same choices are forbidden at all rows; the other policy's last layer has the allowed ones only."""
     torch.manual_seed(0)
     kept = torch.tensor([0, 2, 3])
@@ -280,7 +280,7 @@ def sac_window(algorithm, states, allowed, step_type):
 
 
 @pytest.mark.parametrize("length", [2, 4])
-def test_sacs_values_and_entropies_are_over_the_allowed_choices_alone(length):
+def test_sacs_values_and_entropies_are_only_over_the_allowed_choices(length):
     """The forbidden choice of each of three states has a huge value and nearly all of the unmasked probability."""
     torch.manual_seed(0)
     gamma, alpha = 0.5, 0.3

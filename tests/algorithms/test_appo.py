@@ -8,18 +8,19 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from alfish import corrections, nest, policy_losses, specs
+from alfish import nest, specs
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.ppo import PPO
-from alfish.batches import EpochBatches
 from alfish.data import Experience, StepType, TimeStep, trainable
 from alfish.errors import UsageError
+from alfish.functional import corrections, losses
+from alfish.learner.batches import EpochBatches
 from alfish.learner.learner import Learner
 from alfish.learner.optimizers import Adam, TorchOptimizer
 from alfish.learner.updates import Updates
 from alfish.networks import MLP, ActorCritic, Torso
-from alfish.schedules import Linear
+from alfish.parameters.schedules import Linear
 from alfish.transforms import Transforms
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
@@ -182,7 +183,7 @@ class TestWithLag:
         appo.progress.fill_(0.5)
         info, loss_info = _loss(appo, batch)
         rollout, log_prob = batch.experience.info, info.policy.log_prob(batch.experience.action)
-        policy_loss, ratio = policy_losses.clipped_surrogate(log_prob, rollout.log_prob, rollout.advantage, 0.9, 1.1)
+        policy_loss, ratio = losses.clipped_surrogate(log_prob, rollout.log_prob, rollout.advantage, 0.9, 1.1)
         if loss == "impala":
             policy_loss = -ratio.clamp(max=1.2) * log_prob * rollout.advantage
         value_loss = 0.5 * (info.value - rollout.target) ** 2
@@ -212,7 +213,7 @@ class TestWithLag:
         summary = Learner(appo, learning_rate=3e-2).train(_chunks(appo, experience, 3))
         assert summary["rho_clipped"] == pytest.approx(share)
 
-    def test_rows_beyond_the_clip_range_train_the_value_alone(self):
+    def test_rows_beyond_the_clip_range_train_only_the_value(self):
         appo = _make()
         batch = _batch(appo, _lagged(appo))
         info, loss_info = _loss(appo, batch)

@@ -9,8 +9,8 @@ from gymnasium import spaces
 
 from alfish import nest
 from alfish.algorithms.bc import BC
-from alfish.batches import Minibatches
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
+from alfish.learner.batches import Minibatches
 from alfish.learner.learner import Learner
 from alfish.networks import GRU, MLP, PolicyHead, Torso, burn_in_state
 

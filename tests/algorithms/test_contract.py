@@ -21,9 +21,9 @@ from alfish import nest, specs
 from alfish.algorithms.acting import reset_state
 from alfish.algorithms.actor_critic import ActorCriticAlgorithm
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.batches import EpochBatches, Minibatches
 from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep, trainable
 from alfish.errors import UsageError
+from alfish.learner.batches import EpochBatches, Minibatches
 from alfish.learner.learner import Learner
 from alfish.transforms import Transforms
 
@@ -32,6 +32,8 @@ T, B = 4, 3
 
 def _shipped():
     for module in pkgutil.iter_modules(alfish.algorithms.__path__):
+        if module.ispkg:
+            continue
         for value in vars(importlib.import_module(f"alfish.algorithms.{module.name}")).values():
             if isinstance(value, type) and issubclass(value, RLAlgorithm) and not inspect.isabstract(value):
                 yield value
@@ -176,7 +178,9 @@ def _window(algorithm, length=3, num_windows=8, seed=0):
     action = nest.map(
         lambda leaf: leaf.view(length, num_windows, *leaf.shape[1:]), specs.sample(algorithm.action_spec, count)
     )
-    return Experience(rows, action, None, algorithm.initial_state(num_windows))
+    needed = {"log_prob": torch.zeros(length, num_windows), "action": action}  # of an action, for Retrace
+    info = {name: needed[name] for name in algorithm.replay_needs.info} or None
+    return Experience(rows, action, info, algorithm.initial_state(num_windows))
 
 
 def _replayed(experience, num_updates=1):
@@ -348,7 +352,8 @@ def test_hooks_that_see_windows_write_no_attribute_and_edit_no_experience(name, 
 def test_weighted_losses_are_of_groups_that_there_are(name):
     algorithm = _make(name)
     assert set(algorithm.weighted_losses or ()) <= set(algorithm.parameter_groups())
-    assert algorithm.replay_needs.return_gamma is None and algorithm.replay_needs.info == ()
+    assert algorithm.replay_needs.return_gamma is None
+    assert bool(algorithm.replay_needs.info) == ("Retrace" in name and name != "RetraceDQN")
 
 
 @pytest.mark.parametrize("name", ACTOR_CRITICS)

@@ -7,17 +7,19 @@ import pytest
 import torch
 from test_sac import ACTIONS, BOX, make, rows
 
-from alfish.batches import Minibatches
+from alfish.algorithms.crossq import XQC, CrossQ
+from alfish.algorithms.sac import SAC
 from alfish.data import Batch
+from alfish.learner.batches import Minibatches
 from alfish.learner.learner import Learner
 from alfish.networks import MLP, CriticEnsemble
 from alfish.networks.bodies.batch_norm import BatchNorm, Moments, has_batch_norm
-from alfish.networks.bodies.unit_rows import UnitRows
+from alfish.networks.bodies.linear import UnitRows
 
 NORMED = {
     "critic": functools.partial(CriticEnsemble, layers=(8, 6), norm="batch", norm_after=True),
     "actor_mlp": functools.partial(MLP, layers=(8,), norm="batch", norm_after=True, activation="relu"),
-    "joint_pass": True,
+    "kind": CrossQ,
 }
 
 
@@ -40,7 +42,7 @@ def learner_of(sac, **settings):
 @pytest.mark.parametrize("target_rate", [0.005, None])
 def test_without_batch_norm_a_joint_pass_gives_the_losses_of_two_passes(name, target_rate):
     experience = rows(ACTIONS[name], step_type=(0, 1, 1), discount=(1.0, 1.0, 0.0))
-    apart, joint = (make(ACTIONS[name], joint_pass=is_joint, target_rate=target_rate) for is_joint in (False, True))
+    apart, joint = (make(ACTIONS[name], kind=kind, target_rate=target_rate) for kind in (SAC, CrossQ))
     joint.load_state_dict(apart.state_dict())
     one, other = losses_of(apart, experience), losses_of(joint, experience)
     for group in one.loss:
@@ -56,7 +58,7 @@ def test_without_batch_norm_a_joint_pass_gives_the_losses_of_two_passes(name, ta
 
 
 def test_without_target_networks_the_next_values_are_the_critics_own_without_gradient():
-    sac, experience = make(target_rate=None, joint_pass=True), rows(BOX)
+    sac, experience = make(target_rate=None, kind=CrossQ), rows(BOX)
     assert not [name for name in sac.state_dict() if name.startswith("target")]
     info = sac.train_step(experience, None).info
     assert not info.following.value.requires_grad and info.q.requires_grad
@@ -91,7 +93,7 @@ def test_a_joint_pass_with_batch_norm_has_the_statistics_of_both_rows(target_rat
 
 @pytest.mark.parametrize("always", [False, True])
 def test_running_statistics_after_three_updates_are_those_by_hand(always):
-    sac = make(**NORMED, target_rate=None, actor_period=2, actor_statistics_always=always)
+    sac = make(**NORMED | {"kind": XQC if always else CrossQ}, target_rate=None, actor_period=2)
     learner, layers = learner_of(sac, learning_rate=0.0), dict(sac.named_modules())
     first, own = layers["critic.body.0"], layers["actor_mlp.0"]
     mean, variance, trained = torch.zeros(5), torch.ones(5), torch.zeros(3)
@@ -113,7 +115,7 @@ def test_running_statistics_after_three_updates_are_those_by_hand(always):
         torch.testing.assert_close(own.mean, trained)
 
 
-def test_an_update_that_is_skipped_leaves_running_statistics_alone():
+def test_an_update_that_is_skipped_does_not_change_running_statistics():
     sac = make(**NORMED, target_rate=None)
     learner = learner_of(sac)
     learner.train(chunk(rows(BOX)))
@@ -135,7 +137,7 @@ def test_a_loss_on_a_batch_without_training_writes_nothing():
 
 def test_weights_of_unit_norm_keep_it_over_100_updates_and_biases_are_free():
     settings = {"norm": "batch", "bias": False, "unit_rows": True}
-    sac = make(critic=functools.partial(CriticEnsemble, layers=(8, 6), **settings), joint_pass=True,
+    sac = make(critic=functools.partial(CriticEnsemble, layers=(8, 6), **settings), kind=CrossQ,
                actor_mlp=functools.partial(MLP, layers=(8,), **settings))  # fmt: skip
     layers = {
         name: layer for name, layer in sac.named_modules() if isinstance(layer, UnitRows) and "target" not in name
@@ -181,7 +183,7 @@ def test_the_actors_critics_use_running_statistics_and_take_no_gradient():
     info = sac.train_step(experience, None).info
     torch.manual_seed(3)
     sac.policy(experience.time_step.observation[1:], None).choose()
-    choice = sac.policy(experience.time_step.observation[:1], None, Moments()).choose()
+    choice = sac.policy_with_moments(experience.time_step.observation[:1], None, Moments()).choose()
     q = sac.critic(experience.time_step.observation[:1], choice.box).amin(0)
     alpha = sac.temperatures.log_alpha["box"].exp()
     torch.testing.assert_close(info.value, q - alpha * choice.log_density)

@@ -10,12 +10,14 @@ from torch import nn
 
 from alfish import nest
 from alfish.algorithms.dqn import DQN
-from alfish.batches import Minibatches
+from alfish.algorithms.retrace import RetraceDQN
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.errors import UsageError
+from alfish.functional.values import LowerBounded
+from alfish.learner.batches import Minibatches
 from alfish.learner.learner import Learner
 from alfish.networks import MLP, QNetwork, Torso
-from alfish.schedules import Linear
+from alfish.parameters.schedules import Linear
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 NUM_STATES, NUM_ACTIONS = 4, 3
@@ -37,8 +39,8 @@ class Table(nn.Module):
         return time_step.observation @ self.q, state
 
 
-def make(online=None, target=None, **settings):
-    dqn = DQN(OBSERVATION, spaces.Discrete(NUM_ACTIONS), REWARD, **{"q_network": Table, "gamma": 0.5, **settings})
+def make(online=None, target=None, kind=DQN, **settings):
+    dqn = kind(OBSERVATION, spaces.Discrete(NUM_ACTIONS), REWARD, **{"q_network": Table, "gamma": 0.5, **settings})
     with torch.no_grad():
         if online is not None:
             dqn.q_network.q.copy_(torch.tensor(online))
@@ -135,32 +137,34 @@ def with_actions(rows, *later):
 @pytest.mark.parametrize("last", [0, 1, 2])
 def test_retrace_of_greedy_actions_is_the_n_step_return(last):
     rows = with_actions(window(*ROWS), 1, 0, last)  # as the online network chooses
-    assert one_step_target(make(ONLINE, TARGET, retrace=True), rows) == 8 + 0.5 * 4 + 0.25 * 2 + 0.125 * 3
+    assert one_step_target(make(ONLINE, TARGET, kind=RetraceDQN), rows) == 8 + 0.5 * 4 + 0.25 * 2 + 0.125 * 3
     rows = with_actions(window(*ROWS), 0, 1, last)  # as the target network does
-    assert one_step_target(make(ONLINE, TARGET, retrace=True, double=False), rows) == 8 + 0.5 * 4 + 0.25 * 2 + 0.125 * 3
+    assert (
+        one_step_target(make(ONLINE, TARGET, kind=RetraceDQN, double=False), rows) == 8 + 0.5 * 4 + 0.25 * 2 + 0.125 * 3
+    )
 
 
 def test_retrace_ends_where_an_action_is_not_greedy():
     greedy_first = with_actions(window(*ROWS), 1, 1, 2)
-    assert one_step_target(make(ONLINE, TARGET, retrace=True), greedy_first) == 8 + 0.5 * 4 + 0.25 * 2
+    assert one_step_target(make(ONLINE, TARGET, kind=RetraceDQN), greedy_first) == 8 + 0.5 * 4 + 0.25 * 2
     at_once = with_actions(window(*ROWS), 0, 0, 2)
-    assert one_step_target(make(ONLINE, TARGET, retrace=True), at_once) == 8 + 0.5 * 4
+    assert one_step_target(make(ONLINE, TARGET, kind=RetraceDQN), at_once) == 8 + 0.5 * 4
     assert one_step_target(make(ONLINE, TARGET), at_once) == 8 + 0.5 * 4 + 0.25 * 2 + 0.125 * 3
 
 
 def test_retrace_weighs_what_follows_by_lambda():
     rows = with_actions(window(*ROWS), 1, 0, 2)
     # G_2 = 2 + 0.5 3; G_1 = 4 + 0.5 (2 + 0.5 (3.5 - 2)); G_0 = 8 + 0.5 (4 + 0.5 (5.375 - 4))
-    assert one_step_target(make(ONLINE, TARGET, retrace=True, lambda_=0.5), rows) == 8 + 0.5 * (4 + 0.5 * 1.375)
+    assert one_step_target(make(ONLINE, TARGET, kind=RetraceDQN, lambda_=0.5), rows) == 8 + 0.5 * (4 + 0.5 * 1.375)
 
 
 def test_retrace_ends_with_the_episode():
     rows = with_actions(window([0, 1, 2, 3], [FIRST, MID, LAST, FIRST], [JUNK, 8.0, 4.0, JUNK]), 1, 0, 2)
-    assert one_step_target(make(ONLINE, TARGET, retrace=True), rows) == 8 + 0.5 * 4 + 0.25 * 2
+    assert one_step_target(make(ONLINE, TARGET, kind=RetraceDQN), rows) == 8 + 0.5 * 4 + 0.25 * 2
 
 
 def test_what_retrace_asks_of_later_rows_carries_no_gradient():
-    dqn = make(ONLINE, TARGET, retrace=True)
+    dqn = make(ONLINE, TARGET, kind=RetraceDQN)
     info = dqn.train_step(with_actions(window(*ROWS), 1, 0, 2), None).info
     assert not any(leaf.requires_grad for leaf in nest.leaves(info.following))
     dqn.calc_loss(window(*ROWS), info).loss.sum().backward()
@@ -170,7 +174,7 @@ def test_what_retrace_asks_of_later_rows_carries_no_gradient():
 @pytest.mark.parametrize(("known", "expected"), [(50.0, 50.0), (10.0, 12.0), (float("nan"), 12.0), (-50.0, 12.0)])
 def test_a_target_is_no_less_than_what_was_earned_where_that_is_known(known, expected):
     rows = window([0, 1], [FIRST, MID], [JUNK, 10.0])._replace(return_to_go=torch.tensor([[known], [JUNK]]))
-    dqn = make(ONLINE, TARGET, lower_bound=True)
+    dqn = make(ONLINE, TARGET, values=LowerBounded)
     assert dqn.replay_needs.return_gamma == 0.5
     assert one_step_target(dqn, rows) == expected
     assert one_step_target(make(ONLINE, TARGET), rows) == 12
@@ -178,8 +182,8 @@ def test_a_target_is_no_less_than_what_was_earned_where_that_is_known(known, exp
 
 def test_a_lower_bound_without_returns_is_refused():
     assert make().replay_needs.return_gamma is None
-    with pytest.raises(UsageError, match="lower_bound needs the returns of whole episodes"):
-        learn(make(lower_bound=True), window([0, 1], [FIRST, MID], [JUNK, 10.0]))
+    with pytest.raises(UsageError, match="LowerBounded needs the returns of whole episodes"):
+        learn(make(values=LowerBounded), window([0, 1], [FIRST, MID], [JUNK, 10.0]))
 
 
 # Loss and gradient.
@@ -335,5 +339,5 @@ def make_random(action):
 
 
 def test_a_lower_bound_of_a_vector_reward_is_refused():
-    with pytest.raises(UsageError, match="lower_bound takes a scalar reward, .*; set lower_bound to False"):
-        DQN(OBSERVATION, spaces.Discrete(2), spaces.Box(-1, 1, (2,)), lower_bound=True)
+    with pytest.raises(UsageError, match="DQN.values is set, and such values are of a reward of one number"):
+        DQN(OBSERVATION, spaces.Discrete(2), spaces.Box(-1, 1, (2,)), values=LowerBounded)

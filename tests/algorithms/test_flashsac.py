@@ -9,18 +9,18 @@ from test_crossq import chunk, learner_of
 from test_sac import BOX, DISCRETE, make, rows
 
 from alfish import nest
+from alfish.algorithms.flashsac import FlashSAC
 from alfish.errors import UsageError
 from alfish.networks import CriticEnsemble
 from alfish.networks.bodies.batch_norm import Moments
+from alfish.networks.bodies.linear import Projected, UnitRows
 from alfish.networks.bodies.residual import Residual
-from alfish.networks.bodies.unit_rows import Projected, UnitRows
-from alfish.networks.hybrid import HeldNoise
 
 BODY = functools.partial(Residual, width=8, blocks=1, expansion=2)
 FLASH = {
     "critic": functools.partial(CriticEnsemble, body=BODY, unit_rows=True),
     "actor_mlp": BODY,
-    "joint_pass": "with_actor",
+    "kind": functools.partial(FlashSAC, noise=None),
 }
 
 
@@ -29,7 +29,7 @@ def test_the_actor_trains_by_statistics_of_both_rows():
     observation, moments = experience.time_step.observation, Moments()
     torch.manual_seed(4)
     sac.policy(observation[1:], None).choose()
-    both = sac.policy(observation, None, moments)
+    both = sac.policy_with_moments(observation, None, moments)
     choice = nest.at(both, slice(1)).choose()
     torch.manual_seed(4)
     info = sac.train_step(experience, None).info
@@ -58,7 +58,7 @@ def test_norms_are_kept_over_20_updates():
 
 
 def test_held_noise_is_policy_state_that_evaluation_leaves_alone():
-    sac = make(noise=HeldNoise)
+    sac = make(kind=FlashSAC)
     step = nest.at(rows(BOX).time_step, 0)
     state = sac.initial_state(6)
     acted = sac.rollout_step(step, state)
@@ -69,9 +69,6 @@ def test_held_noise_is_policy_state_that_evaluation_leaves_alone():
     assert best.state is held and torch.equal(best.output, make().predict_step(step, None).output)
 
 
-def test_held_noise_goes_with_a_joint_pass_and_is_refused_where_it_has_no_meaning():
-    make(**FLASH, noise=HeldNoise)
-    with pytest.raises(UsageError, match="SAC.noise is set, and SAC.retrace needs actions that are drawn anew"):
-        make(noise=HeldNoise, retrace=True)
-    with pytest.raises(UsageError, match="the action has no Box leaf"):
-        make(DISCRETE, noise=HeldNoise)
+def test_noise_is_refused_without_a_box_leaf():
+    with pytest.raises(UsageError, match="takes an action with a Box leaf"):
+        make(DISCRETE, kind=FlashSAC)

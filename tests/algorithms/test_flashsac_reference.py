@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from test_crossq import chunk, learner_of
 from test_sac import BOX, OBSERVATION, REWARD, rows
 
-from alfish.algorithms.sac import SAC
+from alfish.algorithms.flashsac import FlashSAC
 from alfish.configuration import reading
 
 LEARNING_RATE, TARGET_ENTROPY, NUM_BINS = 0.01, -1.0, 21
@@ -16,13 +16,13 @@ NOISE = 0.3  # in place of each random number of the policy
 
 
 def shipped(linear_in):
-    """SAC as `flashsac.gin` has it, with small networks."""
+    """FlashSAC as `flashsac.gin` has it, with small networks."""
     sizes = ["critic/Residual.width = 8", "actor/Residual.width = 6", f"Bins.num_bins = {NUM_BINS}"]
     entropy = [f"SAC.box_target_entropy = {TARGET_ENTROPY}", f"Temperatures.linear_in = '{linear_in}'"]
     with reading.preserved():
         reading.read(["flashsac.gin"], sizes + entropy)
         torch.manual_seed(0)
-        return SAC(OBSERVATION, BOX, REWARD)
+        return FlashSAC(OBSERVATION, BOX, REWARD, noise=None)
 
 
 class Reference:

@@ -10,15 +10,15 @@ from alfish import nest
 from alfish.algorithms.contract import check_step
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.rl_algorithm import ReplayNeeds, RLAlgorithm
-from alfish.batches import EpochBatches
 from alfish.data import AlgStep, LossInfo
 from alfish.environments import make_environment
 from alfish.errors import UsageError
+from alfish.errors.user_code import CodeError
+from alfish.learner.batches import EpochBatches
 from alfish.learner.updates import EARLY
 from alfish.training.listeners import Listener
 from alfish.training.trainer import Trainer
 from alfish.transforms import Transform
-from alfish.user_code import CodeError
 
 B = 4
 
@@ -43,6 +43,7 @@ class Right(RLAlgorithm):
 
 
 def train(tmp_path, algorithm, transforms=(), num_iterations=2):
+    """Returns the number of updates."""
     environment = functools.partial(make_environment, "CartPole-v1", num_envs=B)
     options = {
         "num_iterations": num_iterations,
@@ -52,7 +53,9 @@ def train(tmp_path, algorithm, transforms=(), num_iterations=2):
         "transforms": transforms,
         "device": "cpu",
     }
-    Trainer(tmp_path, algorithm=algorithm, environment=environment, batches=EpochBatches, **options).train()
+    trainer = Trainer(tmp_path, algorithm=algorithm, environment=environment, batches=EpochBatches, **options)
+    trainer.train()
+    return trainer.clock.updates
 
 
 def returns(hook, value):
@@ -110,7 +113,7 @@ WRONG = {
 
 
 def test_what_is_right_trains(tmp_path):
-    train(tmp_path, Right)
+    assert train(tmp_path, Right) == 2
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -270,7 +273,7 @@ class DelaysTheCritic(ForgetsTheCritic):
 
 @pytest.mark.parametrize("algorithm", [TwoGroups, DelaysTheCritic])
 def test_a_group_may_have_no_loss_in_updates_of_their_own_graph_key(tmp_path, algorithm):
-    train(tmp_path, algorithm, num_iterations=EARLY + 2)
+    assert train(tmp_path, algorithm, num_iterations=EARLY + 2) == EARLY + 2
 
 
 def test_a_group_that_never_has_a_loss_is_refused(tmp_path):
@@ -289,7 +292,8 @@ class Holds(Right):
 
 
 def test_frozen_modules_in_a_list_are_accepted(tmp_path):
-    train(tmp_path, functools.partial(Holds, held=[torch.nn.Linear(4, 2).requires_grad_(False), torch.zeros(3)]))
+    held = [torch.nn.Linear(4, 2).requires_grad_(False), torch.zeros(3)]
+    assert train(tmp_path, functools.partial(Holds, held=held)) == 2
 
 
 class KeepsAGraph(TwoGroups):
@@ -317,7 +321,7 @@ def test_a_graph_that_outlives_its_update_is_refused(tmp_path):
 
 
 def test_an_attribute_may_keep_a_detached_tensor(tmp_path):
-    train(tmp_path, KeepsADetachedTensor)
+    assert train(tmp_path, KeepsADetachedTensor) == 2
 
 
 def test_a_hook_with_other_arguments_is_refused(tmp_path):
@@ -332,9 +336,10 @@ def test_a_misspelt_hook_is_refused(tmp_path):
         train(tmp_path, wrong)
 
 
-@pytest.mark.parametrize("name", ["_preprocess_experiance", "calc_losses", "state_value"])
+@pytest.mark.parametrize("name", ["_preprocess_experiance", "calc_losses", "value_of_state"])
 def test_methods_of_other_names_are_accepted(tmp_path, name):
-    train(tmp_path, type("Named", (Right,), {name: lambda self: None, "calc_loss": Right.calc_loss}))
+    named = type("Named", (Right,), {name: lambda self: None, "calc_loss": Right.calc_loss})
+    assert train(tmp_path, named) == 2
 
 
 def test_a_constructor_that_does_not_call_that_of_its_base_class_is_named(tmp_path):

@@ -19,13 +19,13 @@ from alfish.algorithms.imitation.distillation import Distillation
 from alfish.algorithms.imitation.expert import AbsentExpert, Expert, PolicyExpert
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
-from alfish.batches import EpochBatches, Minibatches
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.errors import UsageError
+from alfish.learner.batches import EpochBatches, Minibatches
 from alfish.learner.learner import Learner
 from alfish.networks import GRU, MLP, ActorCritic, Encoder, PolicyHead, QNetwork, Torso
 from alfish.offline import Arrays, Episode, OfflineBuffer, Spaces
-from alfish.processes.pickling import from_bytes, to_bytes
+from alfish.processes.channel import from_bytes, to_bytes
 from alfish.runs.loading import load_model
 from alfish.training.policy import Policy
 from alfish.transforms import FrameStack, FrozenEncoder, ObservationNormalizer, RewardNormalizer, Transforms
@@ -320,7 +320,7 @@ def test_the_label_is_cloned_and_not_the_action_that_was_executed(torso):
     assert student.has_state
 
 
-def test_a_policy_without_its_expert_acts_alone():
+def test_a_policy_acts_without_its_expert():
     student = make(DAgger, AbsentExpert(), torso=MEMORY, beta=1.0)
     row = nest.at(rows(VECTOR, 1, 5), 0)
     whole = make(DAgger, expert_of(trained()), torso=MEMORY, beta=0.0)
@@ -417,8 +417,7 @@ def test_actions_of_the_student_keep_their_deviation():
     assert abs(noise.std() - 0.1) < 0.005
 
 
-@pytest.mark.parametrize("cls", [DAgger, Distillation])
-@pytest.mark.parametrize("torso", [TORSO, MEMORY])
+@pytest.mark.parametrize(("cls", "torso"), [(DAgger, MEMORY), (Distillation, TORSO)])
 def test_a_student_learns_what_its_expert_does(cls, torso):
     student = make(cls, Opposite(), torso=torso)
     learner = Learner(student, learning_rate=1e-2, compile=False)

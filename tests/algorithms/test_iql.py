@@ -7,12 +7,13 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from alfish import nest, returns, specs
+from alfish import nest, specs
 from alfish.algorithms.bc import BC
 from alfish.algorithms.iql import IQL, expectile_loss
-from alfish.batches import Minibatches
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.errors import UsageError
+from alfish.functional import returns
+from alfish.learner.batches import Minibatches
 from alfish.learner.learner import Learner
 from alfish.networks import MLP, CriticEnsemble, PolicyHead, Torso
 
@@ -278,7 +279,7 @@ def test_settings_that_mean_nothing_are_refused(settings, message):
         make(**settings)
 
 
-def test_a_great_advantage_is_no_infinite_weight():
+def test_a_great_advantage_has_a_finite_weight():
     algorithm = make(beta=1e6)
     found = losses_of(algorithm, rows(BOX, 40))
     assert found.extra["weight"].max() == 100

@@ -13,13 +13,13 @@ import torch
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.ppo import PPO
-from alfish.batches import EpochBatches
 from alfish.data import TimeStep
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, NestedBandit, OneState
+from alfish.learner.batches import EpochBatches
 from alfish.learner.learner import Learner
 from alfish.networks import MLP, ActorCritic, Encoder, Flat, Torso
-from alfish.schedules import Linear
+from alfish.parameters.schedules import Linear
 from alfish.training.trainer import Trainer
 from alfish.unrollers import SyncUnroller
 

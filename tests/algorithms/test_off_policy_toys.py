@@ -11,13 +11,13 @@ from gymnasium import spaces
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
-from alfish.batches import ReplayBatches
 from alfish.data import TimeStep
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, OneState
+from alfish.learner.batches import ReplayBatches
 from alfish.learner.learner import Learner
 from alfish.networks import MLP, CriticEnsemble, DeterministicActor, QNetwork, Torso
-from alfish.schedules import Linear
+from alfish.parameters.schedules import Linear
 from alfish.training.trainer import Trainer
 
 LONG, SLOW = pytest.mark.long, pytest.mark.slow

@@ -7,18 +7,19 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from alfish import losses, nest, policy_losses, returns, specs
+from alfish import nest, specs
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.ppo import PPO, PPOTarget
-from alfish.batches import EpochBatches, take
 from alfish.data import Experience, StepType, TimeStep, trainable
-from alfish.distributions import Categorical, uniform_kl
 from alfish.errors import UsageError
+from alfish.functional import losses, returns
+from alfish.functional.distributions import Categorical, uniform_kl
+from alfish.learner.batches import EpochBatches, take
 from alfish.learner.learner import Learner
 from alfish.learner.optimizers import Adam, TorchOptimizer
 from alfish.learner.updates import Updates
 from alfish.networks import ActorCritic, PolicyHead
-from alfish.schedules import Linear
+from alfish.parameters.schedules import Linear
 from alfish.transforms import Transforms
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
@@ -204,7 +205,7 @@ class TestLoss:
         info, loss_info = self._loss(ppo, batch)
         rollout = batch.experience.info
         log_prob = info.policy.log_prob(batch.experience.action)
-        surrogate, _ = policy_losses.clipped_surrogate(log_prob, rollout.log_prob, rollout.advantage, 0.9, 1.1)
+        surrogate, _ = losses.clipped_surrogate(log_prob, rollout.log_prob, rollout.advantage, 0.9, 1.1)
         coefficient = 0.0 if entropy_coef == 0 else 0.1
         expected = surrogate + 0.7 * 0.5 * (info.value - rollout.target) ** 2 - coefficient * info.policy.entropy()
         torch.testing.assert_close(loss_info.loss, expected)
@@ -236,7 +237,7 @@ class TestLoss:
             ppo.network.value_head.bias.add_(1.0)
         info, loss_info = self._loss(ppo, batch)
         rollout = batch.experience.info
-        expected = policy_losses.clipped_value_loss(info.value, rollout.value, rollout.target, 0.05)
+        expected = losses.clipped_value_loss(info.value, rollout.value, rollout.target, 0.05)
         torch.testing.assert_close(loss_info.extra["value_loss"], expected.detach())
         assert not torch.allclose(expected, losses.squared(info.value - rollout.target))
 

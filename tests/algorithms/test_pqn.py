@@ -55,7 +55,7 @@ def test_a_time_limit_bootstraps_and_an_end_does_not(discount, expected):
     assert prepared(pqn, experience).info.target[0, 0].item() == expected
 
 
-def test_the_loss_trains_the_taken_action_alone():
+def test_the_loss_trains_only_the_taken_action():
     pqn = PQN(OBSERVATION, spaces.Discrete(2), specs.reward_spec(), q_network=Table, gamma=0.5)
     experience = prepared(pqn, unroll([FIRST, MID], [0.0, 1.0], [1.0, 1.0], [3.0, 4.0], [1, 1]))
     rows = experience._replace(time_step=TimeStep(*(x if x is None else x[:-1] for x in experience.time_step)),

@@ -10,16 +10,16 @@ from gymnasium import spaces
 
 from alfish import nest, specs
 from alfish.algorithms.reppo import REPPO, REPPOTarget, REPPOTrain
-from alfish.batches import EpochBatches
 from alfish.data import Experience, StepType, TimeStep
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit
 from alfish.errors import UsageError
+from alfish.functional.return_distributions import Bins, Quantiles
+from alfish.learner.batches import EpochBatches
 from alfish.learner.learner import Learner
 from alfish.networks import MLP, PredictiveCritic
 from alfish.training.trainer import Trainer
 from alfish.transforms import Transforms
-from alfish.values import Bins, Quantiles
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 OBSERVATION = spaces.Box(-10, 10, (3,), np.float32)
@@ -59,7 +59,7 @@ def training_rows(experience):
     return experience._replace(time_step=step, action=action)
 
 
-def test_targets_are_soft_lambda_returns_that_bootstrap_at_time_outs_alone():
+def test_targets_are_soft_lambda_returns_that_bootstrap_only_at_time_outs():
     reppo = make(gamma=0.9, lambda_=0.7, initial_alpha=0.3)
     with torch.no_grad():
         reppo.critic.initial.zero_()

@@ -11,14 +11,18 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from alfish import corrections, nest, specs
+from alfish import nest, specs
+from alfish.algorithms.redq import REDQ
+from alfish.algorithms.retrace import RetraceSAC
 from alfish.algorithms.sac import SAC
-from alfish.batches import Minibatches, ReplayBatches, take
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
-from alfish.distributions import SquashedNormal
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit
 from alfish.errors import UsageError
+from alfish.functional import corrections
+from alfish.functional.distributions import SquashedNormal
+from alfish.functional.values import LowerBounded
+from alfish.learner.batches import Minibatches, ReplayBatches, take
 from alfish.learner.learner import Learner
 from alfish.networks import MLP, CriticEnsemble
 from alfish.transforms import Transforms
@@ -33,11 +37,11 @@ NESTED = {"arm": spaces.Box(-1, 1, (2,), np.float32), "hand": (DISCRETE, spaces.
 ACTIONS = {"box": BOX, "discrete": DISCRETE, "nested": NESTED}
 
 
-def make(action=BOX, ensemble_size=2, seed=0, **settings):
+def make(action=BOX, ensemble_size=2, seed=0, kind=SAC, **settings):
     torch.manual_seed(seed)
     critic = functools.partial(CriticEnsemble, layers=(8,), ensemble_size=ensemble_size)
     mlp = functools.partial(MLP, layers=(8,))
-    sac = SAC(OBSERVATION, action, REWARD, **{"critic": critic, "actor_mlp": mlp, "gamma": 0.5, **settings})
+    sac = kind(OBSERVATION, action, REWARD, **{"critic": critic, "actor_mlp": mlp, "gamma": 0.5, **settings})
     with torch.no_grad():  # the last layer of a policy starts close to zero, where mistakes hide
         for parameter in sac.policy_head.parameters():
             if parameter.ndim == 2:
@@ -325,10 +329,10 @@ def constant_critics(sac, values):
             critic.body[-1].bias.copy_(torch.tensor(values)[:, None, None].expand_as(critic.body[-1].bias))
 
 
-def test_targets_take_the_minimum_of_a_random_subset_drawn_anew_each_update():
+def test_targets_take_the_minimum_of_a_random_subset_drawn_again_each_update():
     experience = rows(DISCRETE)
     seen = []
-    sac = make(DISCRETE, ensemble_size=5, target_subset=2, initial_alpha=1e-9)
+    sac = make(DISCRETE, ensemble_size=5, kind=REDQ, target_subset=2, initial_alpha=1e-9)
     constant_critics(sac, [4.0, 1.0, 3.0, 5.0, 2.0])
     for seed in range(500):
         value = learn(sac, experience, seed=seed)[0].following.value[0]
@@ -341,9 +345,9 @@ def test_targets_take_the_minimum_of_a_random_subset_drawn_anew_each_update():
     torch.testing.assert_close(learn(sac, experience)[0].following.value[0], torch.full((6,), 2.0))
 
 
-@pytest.mark.parametrize(("uses_mean", "expected"), [(False, 1.0), (True, 3.0)])
-def test_the_actor_maximises_the_minimum_or_the_mean_of_all_critics(uses_mean, expected):
-    sac = make(DISCRETE, ensemble_size=3, actor_uses_mean=uses_mean, initial_alpha=1e-9)
+@pytest.mark.parametrize(("kind", "expected"), [(SAC, 1.0), (REDQ, 3.0)])
+def test_the_actor_maximises_the_minimum_or_the_mean_of_all_critics(kind, expected):
+    sac = make(DISCRETE, ensemble_size=3, kind=kind, initial_alpha=1e-9)
     constant_critics(sac, [1.0, 3.0, 5.0])
     torch.testing.assert_close(learn(sac, rows(DISCRETE))[0].value[0], torch.full((6,), expected))
 
@@ -387,7 +391,7 @@ def acted(sac, action, num_windows=40):
 
 @pytest.mark.parametrize("name", ACTIONS)
 def test_retraces_targets_are_those_of_the_policys_ratio_and_the_target_critics(name):
-    sac = make(ACTIONS[name], ensemble_size=3, retrace=True)
+    sac = make(ACTIONS[name], ensemble_size=3, kind=RetraceSAC)
     experience = acted(sac, ACTIONS[name])
     step, info = experience.time_step, learn(sac, experience)[0]
     ratio = (log_prob_by_hand(sac, step.observation, experience.action) - experience.info["log_prob"]).exp().float()
@@ -408,7 +412,7 @@ def test_retraces_targets_are_those_of_the_policys_ratio_and_the_target_critics(
 
 @pytest.mark.parametrize("name", ACTIONS)
 def test_retrace_ends_where_the_probability_of_an_action_is_not_known(name):
-    sac = make(ACTIONS[name], retrace=True)
+    sac = make(ACTIONS[name], kind=RetraceSAC)
     experience = acted(sac, ACTIONS[name])
     before = learn(sac, experience)[0].following.trace
     assert (before > 0).all()
@@ -422,26 +426,15 @@ def test_retrace_ends_where_the_probability_of_an_action_is_not_known(name):
     assert torch.equal(after, torch.where(changed, 0, before))
 
 
-def test_retrace_compares_action_values_of_the_same_critics():
-    sac = make(DISCRETE, ensemble_size=5, target_subset=2, initial_alpha=1e-9, retrace=True)
-    constant_critics(sac, [4.0, 1.0, 3.0, 5.0, 2.0])
-    experience, seen = acted(sac, DISCRETE), set()
-    for seed in range(40):
-        info = learn(sac, experience, seed=seed)[0]
-        torch.testing.assert_close(info.following.q, info.following.value, atol=1e-5, rtol=0)
-        seen.add(round(float(info.following.q[0, 0])))
-    assert seen == {1, 2, 3, 4}
-
-
 @pytest.mark.parametrize("name", ACTIONS)
 def test_a_policy_that_retraces_says_how_likely_its_action_was_and_acts_as_any_other(name):
     step = TimeStep(None, None, None, torch.randn(50, 3), None, None)
     results = []
-    for retrace in (False, True):
-        sac = make(ACTIONS[name], retrace=retrace)
+    for kind in (SAC, RetraceSAC):
+        sac = make(ACTIONS[name], kind=kind)
         torch.manual_seed(3)
         results.append(sac.rollout_step(step, None))
-        assert sac.replay_needs.info == (("log_prob", "action") if retrace else ())
+        assert sac.replay_needs.info == (("log_prob", "action") if kind is RetraceSAC else ())
     plain, told = results
     assert plain.info is None
     for leaves in zip(*map(nest.leaves, (plain.output, told.output, told.info.action))):
@@ -455,7 +448,7 @@ def test_replay_keeps_what_retrace_asks_and_knows_nothing_of_random_actions(acti
     environment = make_environment(Bandit, 3, env_kwargs={"action": action, "length": 5})
     kinds = environment.observation_spec, environment.action_spec, environment.reward_spec
     torch.manual_seed(0)
-    sac = SAC(*kinds, critic=functools.partial(CriticEnsemble, layers=(8,)), retrace=True)
+    sac = RetraceSAC(*kinds, critic=functools.partial(CriticEnsemble, layers=(8,)))
     transforms = Transforms([], kinds[0], kinds[2])
     unroller = SyncUnroller(environment, sac, transforms, numpy_policy=3)
     source = ReplayBatches(capacity=600, batch_size=200, window_length=4, warmup_env_steps=200)
@@ -476,12 +469,12 @@ def test_replay_keeps_what_retrace_asks_and_knows_nothing_of_random_actions(acti
 
 
 def test_retrace_of_recorded_data_is_refused():
-    with pytest.raises(UsageError, match="recorded data have none; set retrace to False"):
-        learn(make(retrace=True), rows(BOX))
+    with pytest.raises(UsageError, match="recorded data have none; train with a class without Retrace"):
+        learn(make(kind=RetraceSAC), rows(BOX))
 
 
 def test_a_target_is_no_less_than_what_was_earned_where_that_is_known():
-    sac, experience = make(lower_bound=True), rows(BOX)
+    sac, experience = make(values=LowerBounded), rows(BOX)
     assert sac.replay_needs.return_gamma == 0.5 and make().replay_needs.return_gamma is None
     expected = targets(make(), experience)
     known = torch.stack([expected + torch.tensor([1.0, -1.0, math.nan] * 2), torch.full((6,), 1e6)])
@@ -494,7 +487,7 @@ def test_a_target_is_no_less_than_what_was_earned_where_that_is_known():
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_actions_have_the_specs_structure_and_the_mode_is_no_sample(name):
+def test_actions_have_the_specs_structure_and_the_mode_is_not_sampled(name):
     sac = make(ACTIONS[name])
     step = TimeStep(None, None, None, torch.randn(5, 3), None, None)
     for output in (sac.rollout_step(step, None).output, sac.predict_step(step, None).output):
@@ -533,8 +526,8 @@ def test_a_discrete_leaf_of_one_choice_is_refused():
 
 @pytest.mark.parametrize("subset", [0, 3])
 def test_a_subset_that_the_ensemble_does_not_have_is_refused(subset):
-    with pytest.raises(UsageError, match=f"SAC.target_subset is {subset}; it must be (at most 2|a whole)"):
-        SAC(OBSERVATION, BOX, REWARD, target_subset=subset)
+    with pytest.raises(UsageError, match=f"REDQ.target_subset is {subset}; it must be (at most 2|a whole)"):
+        REDQ(OBSERVATION, BOX, REWARD, target_subset=subset)
 
 
 def test_a_second_discrete_leaf_is_refused():

@@ -7,13 +7,14 @@ from test_sac import BOX, OBSERVATION, REWARD, rows
 from torch import nn
 
 from alfish.algorithms.acting import in_eval_mode
+from alfish.algorithms.redq import REDQ, TQC
 from alfish.algorithms.sac import SAC
-from alfish.batches import Minibatches
 from alfish.configuration import reading
 from alfish.data import Batch
+from alfish.functional.return_distributions import Quantiles
+from alfish.learner.batches import Minibatches
 from alfish.learner.learner import Learner
-from alfish.networks.bodies.ensembles import EnsembleLayerNorm, EnsembleLinear
-from alfish.values import Quantiles
+from alfish.networks.bodies.residual import EnsembleLayerNorm, EnsembleLinear
 
 HIDDEN = {
     "sac": [EnsembleLinear, nn.ReLU],
@@ -27,7 +28,7 @@ def configured(name, *bindings):
     """The algorithm of a conf on small spaces."""
     reading.read([f"{name}_pendulum.gin"], bindings)
     torch.manual_seed(0)
-    return SAC(OBSERVATION, BOX, REWARD)
+    return {"droq": REDQ, "redq": REDQ, "tqc": TQC}.get(name, SAC)(OBSERVATION, BOX, REWARD)
 
 
 def update(learner, seed=1):
@@ -67,8 +68,8 @@ def test_an_environment_step_has_twenty_updates_of_the_critics_and_the_last_one_
     assert gin.query_parameter("ReplayBatches.updates_per_env_step") == 20
     turns = []
     for _ in range(40):
-        turns.append(sac.trains_actor())
-        sac.after_update()
+        turns.append(sac.trains("actor"))
+        sac.num_updates += 1
     assert turns == ([False] * 19 + [True]) * 2
 
 
@@ -76,7 +77,7 @@ def test_temperatures_are_shown_in_each_update_and_entropies_where_the_actor_tra
     sac, experience, shown = configured("droq"), rows(BOX), []
     for _ in range(20):
         shown.append(sac.calc_loss(experience, sac.train_step(experience, None).info).extra)
-        sac.after_update()
+        sac.num_updates += 1
     assert ["entropy_box" in extra for extra in shown] == [False] * 19 + [True]
     assert all(extra["alpha_box"].item() == pytest.approx(1.0) for extra in shown)
 
@@ -111,7 +112,7 @@ def test_redq_takes_the_least_of_the_two_critics_that_torchs_generator_draws():
     assert len(pairs) > 1
 
 
-def test_droq_drops_features_in_critics_and_targets_and_draws_each_pass_anew(dropouts):
+def test_droq_drops_features_in_critics_and_targets_and_draws_each_pass_again(dropouts):
     sac = configured("droq", "SAC.actor_period = 2", "CriticEnsemble.dropout = 0.5")
     learner = Learner(sac, compile=False)
     update(learner)

@@ -10,14 +10,14 @@ from gymnasium import spaces
 from alfish import nest
 from alfish.algorithms.ddpg import DDPG
 from alfish.algorithms.td3 import TD3
-from alfish.batches import Minibatches
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit
 from alfish.errors import UsageError
+from alfish.learner.batches import Minibatches
 from alfish.learner.learner import Learner
 from alfish.networks import MLP, CriticEnsemble, DeterministicActor
-from alfish.schedules import Linear
+from alfish.parameters.schedules import Linear
 from alfish.transforms import Transforms
 from alfish.unrollers import SyncUnroller
 
@@ -124,7 +124,7 @@ def test_without_its_turn_the_actor_has_no_loss():
     algorithm, experience = make(), rows()
     info = algorithm.train_step(experience, None).info
     assert info.policy_q is None and set(algorithm.calc_loss(experience, info).loss) == {"critic"}
-    algorithm.after_update()
+    algorithm.num_updates = 1
     assert set(algorithm.calc_loss(experience, algorithm.train_step(experience, None).info).loss) == {"critic", "actor"}
 
 
@@ -135,6 +135,7 @@ def test_targets_follow_by_their_rate():
         algorithm.actor.linear.bias.fill_(16.0)
     for expected in (0.0, 4.0, 4.0, 7.0):
         algorithm.after_update()
+        algorithm.num_updates += 1
         assert float(algorithm.target_actor.network.linear.bias[0]) == expected
 
 
@@ -242,7 +243,7 @@ def test_noisy_actions_stay_within_bounds_and_noise_runs_on_progress():
     assert act(algorithm, 100).output.eq(0).all()
 
 
-def test_noise_is_correlated_within_an_episode_and_starts_anew_with_each():
+def test_noise_is_correlated_within_an_episode_and_starts_again_with_each():
     torch.manual_seed(0)
     rho, num_envs, length = 0.9, 400, 8
     environment = make_environment(Bandit, num_envs, env_kwargs={"action": "box", "length": length})
@@ -289,11 +290,13 @@ def test_only_bounded_boxes_are_taken(algorithm, action, name):
         algorithm(OBSERVATION, action, REWARD)
 
 
-def test_the_actors_turn_is_saved():
+def test_the_actors_turn_is_saved_with_the_learner():
     algorithm, other = make(), make()
-    algorithm.after_update()
-    other.load_state_dict(algorithm.state_dict())
-    assert algorithm.trains_actor() and other.trains_actor() and not make().trains_actor()
+    learner, fresh = Learner(algorithm, compile=False), Learner(other, compile=False)
+    learner.updates = 1
+    assert not other.trains("actor")
+    fresh.load_state_dict(learner.state_dict())
+    assert other.trains("actor")
 
 
 @pytest.mark.parametrize("algorithm", [TD3, DDPG])

@@ -11,8 +11,8 @@ from alfish.algorithms.bc import BC
 from alfish.algorithms.ddpg import DDPG
 from alfish.algorithms.td3 import TD3
 from alfish.algorithms.td3_bc import TD3BC
-from alfish.batches import Minibatches
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
+from alfish.learner.batches import Minibatches
 from alfish.learner.learner import Learner
 from alfish.networks import MLP, CriticEnsemble, DeterministicActor, Torso
 
@@ -77,13 +77,13 @@ def test_rewards_in_other_units_leave_the_balance_as_it_is():
 
 
 @pytest.mark.parametrize("period", [1, 2])
-def test_all_else_is_td3(period):
+def test_everything_else_is_td3(period):
     """The critics' loss, who has a turn, and what is drawn."""
     ours, theirs = make(actor_period=period), make(TD3, actor_period=period)
     for update in range(3):
         experience = rows(seed=10 + update)
         mine, expected = losses_of(ours, experience), losses_of(theirs, experience)
-        assert set(mine.loss) == set(expected.loss) == ({"critic", "actor"} if ours.trains_actor() else {"critic"})
+        assert set(mine.loss) == set(expected.loss) == ({"critic", "actor"} if ours.trains("actor") else {"critic"})
         assert torch.equal(mine.loss["critic"], expected.loss["critic"])
         assert torch.equal(mine.priority, expected.priority)
         for algorithm in (ours, theirs):

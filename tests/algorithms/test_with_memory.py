@@ -9,17 +9,19 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from alfish import corrections, nest, returns, specs
+from alfish import nest, specs
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.recurrent_sac import RecurrentSAC
 from alfish.algorithms.recurrent_td3 import RecurrentTD3
-from alfish.batches import EpochBatches, OfflineBatches, ReplayBatches, take
+from alfish.algorithms.retrace import RecurrentRetraceSAC, RetraceDQN
 from alfish.data import Experience, StepType, TimeStep, trainable
 from alfish.environments import VectorEnvironment
 from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
+from alfish.functional import corrections, returns
+from alfish.learner.batches import EpochBatches, OfflineBatches, ReplayBatches, take
 from alfish.networks import (
     GRU,
     LSTM,
@@ -315,7 +317,7 @@ def test_rows_that_warm_up_are_run_over_without_gradient():
 
 
 @pytest.mark.parametrize(("lambda_", "expected"), [(None, 0.0), (0.7, 0.7)])
-def test_with_memory_returns_are_of_one_step_unless_told_otherwise(lambda_, expected):
+def test_with_memory_returns_are_of_one_step_by_default(lambda_, expected):
     dqn = functools.partial(DQN, lambda_=lambda_)
     _, recurrent, _ = make(functools.partial(dqn, q_network=q_network(GRU)))
     _, plain, _ = make(dqn)
@@ -324,10 +326,10 @@ def test_with_memory_returns_are_of_one_step_unless_told_otherwise(lambda_, expe
     assert recurrent.has_state and not plain.has_state
 
 
-def recurrent_sac(kind=GRU, **settings):
+def recurrent_sac(kind=GRU, algorithm=RecurrentSAC, **settings):
     memory = functools.partial(kind, size=5)
     defaults = {"critic": CRITIC, "actor_mlp": SMALL, "memory": memory, "gamma": 0.5}
-    _, sac, _ = make(functools.partial(RecurrentSAC, **{**defaults, **settings}))
+    _, sac, _ = make(functools.partial(algorithm, **{**defaults, **settings}))
     return sac
 
 
@@ -364,8 +366,8 @@ def test_every_trainable_row_of_a_window_trains_sac_to_its_soft_one_step_target(
 @pytest.mark.parametrize("burn_in", [0, 2])
 def test_retrace_reads_the_rows_of_a_window_that_memory_runs_over(kind, burn_in):
     """All but row 0, whose action value and trace no target takes."""
-    settings = {"q_network": q_network(kind), "gamma": 0.5, "huber_delta": None, "retrace": True}
-    _, dqn, _ = make(functools.partial(DQN, **settings))
+    settings = {"q_network": q_network(kind), "gamma": 0.5, "huber_delta": None}
+    _, dqn, _ = make(functools.partial(RetraceDQN, **settings))
     assert dqn._lambda == 1
     experience = windows(dqn, burn_in)
     step = experience.time_step
@@ -388,7 +390,7 @@ def test_retrace_reads_the_rows_of_a_window_that_memory_runs_over(kind, burn_in)
     trains = trainable(step.step_type)
     torch.testing.assert_close(loss[trains], 0.5 * (own[:-1] - target).square()[trains])
 
-    sac = recurrent_sac(kind, retrace=True)
+    sac = recurrent_sac(kind, RecurrentRetraceSAC)
     experience = windows(sac, burn_in)
     step, target_critic = experience.time_step, sac.target_critic.network
     log_mu = -2 * torch.rand(experience.action.shape)
@@ -410,7 +412,7 @@ def test_retrace_reads_the_rows_of_a_window_that_memory_runs_over(kind, burn_in)
     torch.testing.assert_close(loss[trains], 0.5 * (own - target).square().sum(0)[trains])
 
 
-def test_the_critics_loss_alone_moves_the_memory_of_sac():
+def test_only_the_critics_loss_moves_the_memory_of_sac():
     sac = recurrent_sac()
     experience = windows(sac)
     loss = sac.calc_loss(experience, sac.train_step(experience, experience.state).info).loss

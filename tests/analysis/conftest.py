@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from alfish.writers import CSVWriter
+from alfish.runs.writers import Counters, CSVWriter
 
 OPERATIVE = """import alfish.algorithms.ppo
 
@@ -45,8 +45,8 @@ def make_run(tmp_path):
             if offline:
                 counters = 0, k, clock, seconds
             train = {"train/loss": 10.0 / k + seed, "metrics/average_return": value - 1}
-            writer.scalars(train, counters[0] or clock, *counters)
-            writer.scalars({"evaluation/mean_return": value, "evaluation/mean_length": 7.0}, clock, *counters)
+            writer.scalars(train, Counters(counters[0] or clock, *counters))
+            writer.scalars({"evaluation/mean_return": value, "evaluation/mean_length": 7.0}, Counters(clock, *counters))
             path = directory / "eval" / f"evaluation-{clock:012d}.csv"
             path.write_text(f"episode,seed,return,length\n0,0,{value - 1},6\n1,1,{value + 1},8\n")
         writer.close()

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from alfish.analysis.run_source import RunSource
+from alfish.analysis.run_source import RunSeriesSource
 from alfish.analysis.sources import find
 from alfish.errors import UsageError
 from alfish.parameters import differences
@@ -21,34 +21,34 @@ def rows(series):
 
 
 def test_an_evaluation_stands_at_the_clock_at_which_it_was_due(make_run):
-    clocks, values = rows(RunSource(make_run("run", seed=3)).series("evaluation/mean_return"))
+    clocks, values = rows(RunSeriesSource(make_run("run", seed=3)).series("evaluation/mean_return"))
     assert values == [1, 2, 3] and clocks["env_steps"] == [1000, 2000, 3000] and clocks["updates"] == [100, 200, 300]
     np.testing.assert_allclose(clocks["wall_seconds"], [0.8, 1.3, 1.8])
 
 
 def test_a_metric_of_training_stands_at_the_clock_of_its_iteration(make_run):
-    clocks, values = rows(RunSource(make_run("run", seed=3)).series("train/loss"))
+    clocks, values = rows(RunSeriesSource(make_run("run", seed=3)).series("train/loss"))
     assert values == [13, 8, 10 / 3 + 3] and clocks["env_steps"] == [1030, 2030, 3030]
 
 
 def test_a_column_of_the_evaluations_is_the_mean_over_their_episodes(make_run):
-    source = RunSource(make_run("run", seed=3))
+    source = RunSeriesSource(make_run("run", seed=3))
     for metric, values in {"evaluation/return": [1, 2, 3], "evaluation/length": [7, 7, 7]}.items():
         series = source.series(metric)
         assert list(series.values) == values and list(series.clocks["env_steps"]) == [1000, 2000, 3000]
 
 
 def test_a_row_of_training_at_the_clock_of_an_evaluation_is_not_one(make_run):
-    assert list(RunSource(make_run("run", seed=0)).series("evaluation/return").values) == [1, 2, 3]
+    assert list(RunSeriesSource(make_run("run", seed=0)).series("evaluation/return").values) == [1, 2, 3]
 
 
 def test_a_run_on_recorded_data_has_updates_and_no_env_steps(make_run):
-    clocks, _ = rows(RunSource(make_run("run", offline=True)).series("evaluation/mean_return"))
+    clocks, _ = rows(RunSeriesSource(make_run("run", offline=True)).series("evaluation/mean_return"))
     assert set(clocks) == {"updates", "wall_seconds"} and clocks["updates"] == [1000, 2000, 3000]
 
 
 def test_a_run_says_its_environment_algorithm_and_seed(make_run):
-    source = RunSource(make_run("run", seed=3, env_id="ALE/Pong-v5"))
+    source = RunSeriesSource(make_run("run", seed=3, env_id="ALE/Pong-v5"))
     assert source.environment == "ALE/Pong-v5" and source.seed == "3"
     assert source.bindings["Trainer.algorithm"] == "@PPO"
     assert source.bindings["Trainer.listeners"] == "[@Evaluate(), @Summaries()]"
@@ -67,7 +67,7 @@ def test_a_run_says_its_environment_algorithm_and_seed(make_run):
 )
 def test_the_environment_is_found_wherever_a_configuration_names_it(tmp_path, text, environment):
     (tmp_path / "config.gin").write_text(f"{text}\n")
-    assert RunSource(tmp_path).environment == environment
+    assert RunSeriesSource(tmp_path).environment == environment
 
 
 def test_equal_values_have_one_text():
@@ -107,7 +107,7 @@ def test_an_incomplete_last_row_is_left_out_and_noted(make_run):
     directory = make_run("run")
     path = directory / "metrics.csv"
     path.write_bytes(path.read_bytes()[:-4])
-    source = RunSource(directory)
+    source = RunSeriesSource(directory)
     assert list(source.series("evaluation/mean_return").values) == [1, 2]
     assert source.notes == [f"{path} ends within a row, which is left out"]
 
@@ -159,7 +159,7 @@ def test_words_are_directories_globs_and_labels(make_run, tmp_path):
     assert {source.label for source in find([f"mine={tmp_path}/runs/*"])} == {"mine"}
 
 
-def test_a_directory_that_is_no_run_is_left_out_beside_runs(make_run, tmp_path):
+def test_a_directory_that_is_not_a_run_is_left_out_beside_runs(make_run, tmp_path):
     make_run("runs/ppo", seed=0)
     (tmp_path / "runs" / "refused").mkdir()
     (tmp_path / "runs" / "refused" / "log.txt").write_text("")
@@ -179,7 +179,7 @@ def test_a_directory_that_is_no_run_is_left_out_beside_runs(make_run, tmp_path):
         (lambda path: (path / "x.txt").write_text("") * 0 or path / "x.txt", "is not a run"),
     ],
 )
-def test_what_is_no_run_is_named(tmp_path, make, words):
+def test_what_is_not_a_run_is_named(tmp_path, make, words):
     with pytest.raises(UsageError, match=words):
         find([make(tmp_path)])
 
@@ -197,15 +197,15 @@ def test_what_is_no_run_is_named(tmp_path, make, words):
 def test_a_damaged_table_of_metrics_is_named(tmp_path, content, words):
     (tmp_path / "metrics.csv").write_bytes(content)
     with pytest.raises(UsageError, match=words):
-        RunSource(tmp_path).series("x")
+        RunSeriesSource(tmp_path).series("x")
 
 
 def test_a_metric_that_is_not_there_is_named_with_close_ones(make_run):
-    source = RunSource(make_run("run"))
+    source = RunSeriesSource(make_run("run"))
     with pytest.raises(UsageError, match="no metric 'train/los'.*close ones are train/loss"):
         source.series("train/los")
     with pytest.raises(UsageError, match="has no evaluation yet"):
-        RunSource(make_run("young", returns=())).series("evaluation/mean_return")
+        RunSeriesSource(make_run("young", returns=())).series("evaluation/mean_return")
 
 
 def test_evaluations_without_rows_and_of_another_name_are_named(make_run):
@@ -214,21 +214,21 @@ def test_evaluations_without_rows_and_of_another_name_are_named(make_run):
     text = metrics.read_text()
     metrics.write_text(text.replace("evaluation/", "greedy/"))
     with pytest.raises(UsageError, match="run has evaluations without rows in metrics.csv, which has their clocks"):
-        RunSource(directory).series("evaluation/length")
+        RunSeriesSource(directory).series("evaluation/length")
     shutil.rmtree(directory / "eval")
     with pytest.raises(UsageError, match="no evaluation of this name; one of its evaluations is metric='greedy/mean_"):
-        RunSource(directory).series("evaluation/mean_return")
+        RunSeriesSource(directory).series("evaluation/mean_return")
 
 
-def test_the_clock_that_names_evaluations_is_told(make_run):
-    assert RunSource(make_run("acting")).clock_words == "env steps"
-    assert RunSource(make_run("offline", offline=True)).clock_words == "updates"
+def test_the_clock_that_names_evaluations_is_known(make_run):
+    assert RunSeriesSource(make_run("acting")).clock_words == "env steps"
+    assert RunSeriesSource(make_run("offline", offline=True)).clock_words == "updates"
     directory = make_run("both")
     header, *rows = (directory / "metrics.csv").read_text().splitlines()
     assert header.startswith("steps,env_steps,")
     rows = [",".join([row.split(",")[0], "7", *row.split(",")[2:]]) for row in rows]
     (directory / "metrics.csv").write_text("\n".join([header, *rows]) + "\n")
-    assert RunSource(directory).clock_words == "clock steps"
+    assert RunSeriesSource(directory).clock_words == "clock steps"
 
 
 def test_a_table_without_its_columns_is_named(tmp_path, make_monitor):

@@ -13,6 +13,13 @@ from alfish.analysis.sources import find
 from alfish.errors import UsageError
 
 
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch):
+    """Bootstraps draw less often; test_statistics.py has the intervals."""
+    for function in (statistics.estimate, statistics.estimate_improvement):
+        monkeypatch.setattr(function, "__defaults__", (500, 0))
+
+
 @pytest.fixture
 def compared():
     """Compares the runs of some words; notes are in `compared.notes`."""
@@ -96,7 +103,7 @@ def test_a_run_that_ended_early_is_noted_also_if_it_is_alone_in_its_group(make_r
     ]
 
 
-def test_a_run_whose_score_is_nan_is_no_best_run_and_is_noted(make_run, compared, tmp_path, capsys):
+def test_a_run_whose_score_is_nan_is_not_the_best_run_and_is_noted(make_run, compared, tmp_path, capsys):
     for seed, value in enumerate((100.0, 200.0, 300.0, float("nan"))):
         make_run(f"a-{seed}", (1.0, value), seed=seed), make_run(f"b-{seed}", (1.0, 5.0), seed=seed, gamma=0.9)
     with_nan, whole = compared(tmp_path, thresholds=["50"]).rows

@@ -207,7 +207,7 @@ def test_runs_of_different_environments_in_one_plot_are_refused(make_run, tmp_pa
         alfish.plot(one, threshold="high")
 
 
-def test_a_run_without_an_evaluation_is_left_out_beside_others_and_refused_alone(make_run, capsys, tmp_path):
+def test_a_run_without_an_evaluation_is_left_out_beside_others_and_refused_on_its_own(make_run, capsys, tmp_path):
     make_run("a"), make_run("b", returns=())
     assert main(["plot", str(tmp_path), f"--output={tmp_path / 'x.svg'}"]) == 0
     assert "note: " + str(tmp_path / "b") + " has no evaluation yet" in capsys.readouterr().err

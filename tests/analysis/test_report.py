@@ -134,7 +134,7 @@ def test_a_young_run_and_one_of_another_program_have_a_page(make_run, page):
     assert "<pre>python mine.py \\\n" in text and "Compared with" not in text
 
 
-def test_what_is_no_run_and_what_cannot_be_written_are_named(make_run, tmp_path, capsys):
+def test_what_is_not_a_run_and_what_cannot_be_written_are_named(make_run, tmp_path, capsys):
     run = make_run("run")
     for words, *arguments in (
         ("--root_dir is missing", f"--output={tmp_path / 'x.html'}"),

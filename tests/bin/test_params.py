@@ -36,7 +36,7 @@ def test_a_class_has_the_parameters_that_it_passes_to_its_base(entries):
     assert entries["TD3.gamma"].default == "0.99"
 
 
-def test_arguments_that_the_trainer_passes_are_no_parameters(entries):
+def test_arguments_that_the_trainer_passes_are_not_parameters(entries):
     assert not {"PPO.observation_spec", "MLP.input_size", "Learner.algorithm", "Trainer.root_dir"} & set(entries)
 
 

@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from alfish.algorithms.dqn import DQN
-from alfish.batches import ReplayBatches
 from alfish.compiler import background, cache, kernels
 from alfish.environments import make_environment
-from alfish.learner import compile_plan
+from alfish.learner import compiled_later
+from alfish.learner.batches import ReplayBatches
 from alfish.learner.compiled_updates import CompiledUpdates
 from alfish.learner.learner import Learner
 from alfish.networks import MLP, QNetwork, Torso
@@ -67,8 +67,8 @@ class Machine:
             monkeypatch.setenv(name, value)
         # It is not nicer than training, which waits for it.
         monkeypatch.setattr(background, "PROGRAM", f"import os; os.nice = abs; {background.PROGRAM}")
-        monkeypatch.setattr(compile_plan, "first_compiled_update", lambda work: FIRST)
-        monkeypatch.setattr(compile_plan, "pays_beside", lambda num_updates, work: True)
+        monkeypatch.setattr(compiled_later, "first_compiled_update", lambda work: FIRST)
+        monkeypatch.setattr(compiled_later, "pays_beside", lambda num_updates, work: True)
 
     def built(self):
         """Files that C++ compilers were started for, in order."""
@@ -168,9 +168,9 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import test_bits
-from alfish.learner import compile_plan
-compile_plan.first_compiled_update = lambda work: test_bits.FIRST
-compile_plan.pays_beside = lambda num_updates, work: True
+from alfish.learner import compiled_later
+compiled_later.first_compiled_update = lambda work: test_bits.FIRST
+compiled_later.pays_beside = lambda num_updates, work: True
 test_bits.run(Path(sys.argv[2]), test_bits.SMALL)
 """
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from alfish.algorithms.dqn import DQN
-from alfish.batches import ReplayBatches
 from alfish.compiler import kernels, matmul
 from alfish.compiler.kernels import HelperCounts
 from alfish.environments import make_environment
+from alfish.learner.batches import ReplayBatches
 from alfish.learner.learner import Learner
 from alfish.networks import MLP, QNetwork, Torso
 from alfish.training.listeners import Summaries

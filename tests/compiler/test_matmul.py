@@ -250,7 +250,7 @@ def test_the_kernels_read_nothing_beside_their_matrices(turned, rows):
 
 
 @kernel
-def test_torchs_compiler_is_told_what_the_kernels_return():
+def test_torchs_compiler_knows_what_the_kernels_return():
     for kernel, dtype in both_kernels():
         for shape in ((5, 6), (3, 5, 6)):
             a = torch.randn(shape).to(dtype)

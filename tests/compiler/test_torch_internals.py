@@ -65,6 +65,6 @@ def test_the_compiler_is_asked_for_flags_only(monkeypatch, flags, is_known):
     assert instructions.check_build("this is no C++") == is_known
 
 
-def test_another_name_is_no_attribute():
+def test_another_name_is_not_an_attribute():
     with pytest.raises(AttributeError, match="'alfish.compiler.torch_internals' has no attribute 'anything'"):
         torch_internals.anything  # noqa: B018

@@ -10,10 +10,10 @@ import torch
 from gymnasium import spaces
 
 from alfish.algorithms.dqn import DQN
-from alfish.batches import ReplayBatches
 from alfish.data import StepType
 from alfish.environments import make_environment
 from alfish.environments.atari import EpisodicLife, FireOnReset, preprocess_atari
+from alfish.learner.batches import ReplayBatches
 from alfish.networks import MLP, NatureCNN, QNetwork, Torso
 from alfish.training.trainer import Trainer
 from alfish.transforms import FrameStack, RewardClip

@@ -8,8 +8,8 @@ import pytest
 
 from alfish.__main__ import main
 from alfish.algorithms.ppo import PPO
-from alfish.batches import EpochBatches
 from alfish.environments import make_environment
+from alfish.learner.batches import EpochBatches
 from alfish.training.trainer import Trainer
 
 pytest.importorskip("envpool")
@@ -86,7 +86,7 @@ def test_a_run_trains_and_evaluates_where_gymnasium_has_no_such_id(tmp_path, num
     assert lengths == (100, 100, 100) or len(set(lengths)) > 1
 
 
-def test_check_env_steps_what_only_envpool_has(capsys):
+def test_check_env_steps_what_only_envpool_has(capsys, untried_training):
     arguments = [f"--env_id={ONLY_POOLS}", "--gin_param=make_environment.vectorization = 'envpool'"]
     assert main(["check-env", *arguments, "--num_steps=300"]) == 0
     shown = capsys.readouterr().out

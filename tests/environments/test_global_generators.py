@@ -146,7 +146,7 @@ def test_numbers_do_not_repeat_however_often_other_code_seeds_the_generators():
     assert len(set(expected.tolist())) == 3
 
 
-def test_evaluation_is_seeded_and_leaves_the_training_environments_generators_alone(tmp_path):
+def test_evaluation_is_seeded_and_does_not_change_the_training_environments_generators(tmp_path):
     trainer = Trainer(
         tmp_path,
         algorithm=PPO,

@@ -6,15 +6,15 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from calls import python_calls
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import OrderEnforcing, RecordEpisodeStatistics, TimeLimit
+from test_vector import assert_identical
 
 from alfish.environments import joint_steps, make_environment
 from alfish.environments.joint_steps import JointCartPoles
 from alfish.environments.sequential import SequentialVectorEnv
-from tests.environments.test_vector import assert_identical
-from tests.test_counts import python_calls
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED]
 

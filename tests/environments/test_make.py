@@ -28,9 +28,9 @@ from alfish.environments.sequential import SequentialVectorEnv
 from alfish.environments.toy import OneState, Stamped, TensorPointMass
 from alfish.environments.wrapping import ScalarReward
 from alfish.errors import UsageError
+from alfish.errors.user_code import CodeError
 from alfish.parameters import imports
 from alfish.training.trainer import Trainer
-from alfish.user_code import CodeError
 
 
 def stamps(seed, num_envs, **options):
@@ -606,7 +606,7 @@ BREACHES = {
 
 
 @pytest.mark.parametrize("name", BREACHES)
-def test_environments_that_do_not_do_as_gymnasium_asks_are_told_so(name):
+def test_environments_that_break_the_api_of_gymnasium_are_refused(name):
     changes, words = BREACHES[name]
     environment = make_environment(returning(**changes), num_envs=2)
     with pytest.raises(UsageError, match=words):
@@ -682,7 +682,7 @@ def test_metadata_that_are_none_are_a_breach(vectorization):
         make_environment(Bare, vectorization=vectorization)
 
 
-def test_a_process_that_cannot_have_children_is_told_so(monkeypatch):
+def test_a_process_that_cannot_have_children_gets_one_sentence(monkeypatch):
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
     with pytest.raises(UsageError, match="vectorization is 'async', and this process is daemonic, .* take 'sync', or"):
         make_environment(OneState, vectorization="async")
@@ -827,7 +827,7 @@ class Told(TensorPointMass):
         return super().reset()  # as libraries that take their seed in the constructor
 
 
-def test_a_vector_callable_is_told_of_its_run():
+def test_a_vector_callable_receives_its_run():
     Told.notes.clear()
     for seed in (0, 1):
         make_environment(Told, num_envs=2, seed=seed)

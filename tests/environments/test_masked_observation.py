@@ -347,7 +347,7 @@ class Masked(gymnasium.Env):
 
 
 @pytest.mark.parametrize("at_step", [0, 2])
-def test_a_vector_class_is_told_of_a_mask_that_is_none(at_step):
+def test_a_vector_class_that_returns_an_invalid_mask_is_refused(at_step):
     def games(num_envs):
         return SyncVectorEnv([functools.partial(Masked, -1), functools.partial(Masked, at_step)][:num_envs])
 

@@ -10,11 +10,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from alfish import nest
 from alfish.algorithms.ppo import PPO
-from alfish.batches import EpochBatches
 from alfish.data import StepType
 from alfish.environments import TensorEnvironment, make_environment
 from alfish.environments.toy import TensorPointMass
 from alfish.errors import UsageError
+from alfish.learner.batches import EpochBatches
 from alfish.training.trainer import Trainer
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
@@ -308,7 +308,7 @@ def test_observations_of_another_shape_or_kind_are_named(change, words):
         TensorEnvironment(env, 0).reset()
 
 
-def test_results_of_a_step_that_are_no_tensors_are_named():
+def test_results_of_a_step_that_are_not_tensors_are_named():
     env = TensorPointMass(2)
     step = env.step
     env.step = lambda action: (step(action)[0], np.zeros(2), *step(action)[2:])

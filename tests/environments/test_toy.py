@@ -56,7 +56,7 @@ def test_toys_pass_gymnasiums_own_checker(make):
 
 
 @pytest.mark.parametrize(("num_cues", "delay"), [(4, 8), (3, 1), (2, 0)])
-def test_recall_shows_the_cue_once_and_rewards_its_name_at_the_end_alone(num_cues, delay):
+def test_recall_shows_the_cue_once_and_rewards_its_name_only_at_the_end(num_cues, delay):
     env, seen = Recall(num_cues, delay), []
     for seed in range(40):
         observation, _ = env.reset(seed=seed)

@@ -18,8 +18,8 @@ from alfish.environments import VectorEnvironment, make_environment
 from alfish.environments.sequential import SequentialVectorEnv, gathered
 from alfish.environments.toy import NestedBandit, Stamped
 from alfish.errors import UsageError
+from alfish.errors.user_code import CodeError
 from alfish.runs.stop_signals import Interrupted
-from alfish.user_code import CodeError
 
 FIRST, MID, LAST = StepType.FIRST, StepType.MID, StepType.LAST
 LENGTHS = ((3, 5, 1, 8), (2, 2, 7), (1,))
@@ -695,7 +695,7 @@ def test_actions_of_other_environments_are_refused(count):
         env.step(np.zeros(count, np.int64))
 
 
-def test_an_end_is_told_of_once():
+def test_an_end_is_reported_once():
     env = SequentialVectorEnv([lambda: Stamped((2,)), lambda: Stamped((3,))], AutoresetMode.NEXT_STEP)
     env.reset()
     ends = [env.step(np.zeros(2, np.int64))[2:4] for _ in range(8)]
@@ -882,7 +882,7 @@ class Wrong(Stamped):
 
 
 @pytest.mark.parametrize("kind", ["nan", "shape"])
-def test_what_is_built_anew_has_no_end_left_to_reset(kind):
+def test_what_is_built_again_has_no_end_left_to_reset(kind):
     Wrong.made = 0
     environment = make_environment(lambda: Wrong(kind))
     environment.tolerate_errors(lambda index, error: None)
@@ -907,7 +907,7 @@ def test_only_an_episode_under_way_can_be_broken_off():
     assert step.step_type == MID and step.observation[0, 1:].tolist() == [1, 1]
 
 
-def test_environments_that_are_built_anew_have_seeds_of_their_own():
+def test_environments_that_are_built_again_have_seeds_of_their_own():
     environment = make_environment(lambda: Stamped((4,)), num_envs=2)
     step = environment.reset()
     stamps = set(step.observation[:, 0].tolist())
@@ -933,7 +933,7 @@ class Levels(gymnasium.Env):
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
-def test_what_the_next_episode_says_of_itself_is_no_info_of_the_last_row(mode):
+def test_what_the_next_episode_says_of_itself_is_not_an_info_of_the_last_row(mode):
     environment = VectorEnvironment(SyncVectorEnv([Levels] * 2, autoreset_mode=mode), seeds=[0, 1])
     environment.reset()
     for _ in range(5):
@@ -1030,7 +1030,7 @@ def test_infos_without_a_place_do_not_end_the_run(vectorization):
     environment.close()
 
 
-def test_the_mask_of_a_key_is_no_value_of_another_environment():
+def test_the_mask_of_a_key_is_not_a_value_of_another_environment():
     for infos in ([{"_a": 7}, {"a": 2}], [{"a": 2}, {"_a": 7}]):
         found = gathered(infos)
         assert found["_a"].dtype == bool and found["_a"].tolist() == ["a" in info for info in infos]

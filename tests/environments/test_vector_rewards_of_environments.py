@@ -12,7 +12,7 @@ from alfish import specs
 from alfish.environments import make_environment
 from alfish.environments.toy import OneState
 from alfish.errors import UsageError
-from alfish.offline.spaces import TrainedSpaces, spaces_of_checkpoint
+from alfish.offline.recorded_spaces import TrainedSpaces, spaces_of_checkpoint
 
 
 class TwoGoals(OneState):

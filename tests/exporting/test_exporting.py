@@ -23,9 +23,9 @@ from alfish.errors import RunError, UsageError
 from alfish.exporting import exporting, numpy_file, onnx_file
 from alfish.exporting.graph import NotExportable, PolicyGraph
 from alfish.exporting.policy_step import PolicyStep
-from alfish.exporting.recording import Step, from_environment
+from alfish.exporting.verification import Step, from_environment
 from alfish.networks import GRU, ActorCritic, Encoder, PolicyHead, QNetwork
-from alfish.networks.torsos import Torso
+from alfish.networks.encoders import Torso
 from alfish.training.policy import Policy, make_networks
 from alfish.transforms import ObservationNormalizer, PreviousStep
 
@@ -149,7 +149,7 @@ def test_a_state_that_differs_is_a_difference(leaf, tmp_path, monkeypatch):
     torch.manual_seed(0)
     action = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     policy = of_spaces(spaces.Box(-1, 1, (3,), np.float32), action, [PreviousStep], memory=GRU)
-    run = exporting.comparison.run_onnx
+    run = exporting.verification.run_onnx
 
     def changed(program, path, inputs):
         names = [one.name for one in (*program.actions, *program.state)]
@@ -247,11 +247,11 @@ def test_layers_of_users_act_alike(suffix, tmp_path):
     observation, action = spaces.Box(0, 255, (8, 8, 3), np.uint8), spaces.Box(-1, 1, (3,), np.float32)
     policy = of_spaces(observation, action, encoder=encoder)
     assert exporting.export(policy, tmp_path / f"policy{suffix}", sampled(policy, 20)).difference < 1e-6
-    actions = exporting.comparison.results_of(policy, PolicyGraph(policy), sampled(policy, 20), sample=False)[0]
+    actions = exporting.verification.results_of(policy, PolicyGraph(policy), sampled(policy, 20), sample=False)[0]
     assert actions.std(0).min() > 1e-4  # else nothing was compared
 
 
-def test_leaves_that_no_action_depends_on_are_no_inputs():
+def test_leaves_that_no_action_depends_on_are_not_inputs():
     observation = spaces.Dict({name: spaces.Box(-1, 1, (2,), np.float32) for name in ("seen", "hidden")})
     policy = of_spaces(observation, spaces.Discrete(2), encoder=lambda spec: Encoder(spec, leaves={"hidden": None}))
     assert [leaf.name for leaf in PolicyGraph(policy).inputs] == ["observation.seen"]
@@ -267,7 +267,7 @@ def test_sampled_policies_with_noisy_layers_are_refused_for_what_they_are(tmp_pa
         exporting.export(noisy, tmp_path / "sampled.py", sampled(noisy, 20), sample=True)
 
 
-def test_samples_are_drawn_anew_at_each_call(policy, tmp_path):
+def test_samples_are_drawn_again_at_each_call(policy, tmp_path):
     import onnxruntime
 
     exporting.export(policy, tmp_path / "policy.py", sampled(policy, 10), sample=True)
@@ -354,7 +354,7 @@ def test_a_policy_that_would_act_differently_is_not_written(suffix, tmp_path):
 def test_a_number_that_is_not_one_is_a_difference():
     nan, zero = np.array([np.nan]), np.zeros(1)
     for found in ([nan, zero], [zero, nan]):
-        assert not exporting.comparison.difference(found, [zero, zero]) <= exporting.LIMIT
+        assert not exporting.verification.difference(found, [zero, zero]) <= exporting.LIMIT
 
 
 def test_a_numpy_file_refuses_other_weights(policy, tmp_path):
@@ -376,10 +376,10 @@ def test_the_numpy_file_is_checked_without_torch_and_alfish(policy, tmp_path):
     numpy_file.write(program, path, "mine")
     path.write_text(path.read_text() + "\nimport torch\n")
     steps = sampled(policy, 2)
-    results = exporting.comparison.results_of(policy, program, steps, sample=False)
-    inputs = exporting.comparison.inputs_of(program, steps, results)
+    results = exporting.verification.results_of(policy, program, steps, sample=False)
+    inputs = exporting.verification.inputs_of(program, steps, results)
     with pytest.raises(RunError, match="torch"):
-        exporting.comparison.run_numpy(program, path, inputs)
+        exporting.verification.run_numpy(program, path, inputs)
 
 
 def test_the_command_exports_a_run(tmp_path, capsys):

@@ -23,34 +23,37 @@ from alfish import nest, specs
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.acting import reset_state
 from alfish.algorithms.appo import APPO
+from alfish.algorithms.composition import ICM, RND, Composed, DynamicsFeatures
+from alfish.algorithms.crossq import XQC, CrossQ
 from alfish.algorithms.ddpg import DDPG
 from alfish.algorithms.dqn import DQN
+from alfish.algorithms.munchausen import MunchausenDQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.pqn import PQN
 from alfish.algorithms.recurrent_sac import RecurrentSAC
 from alfish.algorithms.recurrent_td3 import RecurrentTD3
+from alfish.algorithms.redq import REDQ, TQC
 from alfish.algorithms.reppo import REPPO
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
-from alfish.batches import EpochBatches, Minibatches, ReplayBatches, take
 from alfish.compiler import cuda_graphs, inductor, matmul
 from alfish.compiler.inductor import CompiledFunction, NotCompilable, is_checked
 from alfish.compiler.torch_internals import HOMES
-from alfish.composition import ICM, RND, Composed, DynamicsFeatures
 from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep, trainable
 from alfish.environments import make_environment
 from alfish.errors import RunError, UsageError
+from alfish.functional.return_distributions import Bins, Quantiles
+from alfish.learner.batches import EpochBatches, Minibatches, ReplayBatches, take
 from alfish.learner.compiled_updates import CALLS_BEFORE_RECORDING
 from alfish.learner.learner import Learner
 from alfish.learner.optimizers import Adam, RMSprop, TorchOptimizer
 from alfish.networks import GRU, LSTM, MLP, ActorCritic, CriticEnsemble, PredictiveCritic, QNetwork, Torso
-from alfish.networks.bodies.unit_rows import UnitLinear
+from alfish.networks.bodies.linear import UnitLinear
+from alfish.parameters.schedules import Linear, Steps
 from alfish.replay import Prioritized, RingView, Uniform
-from alfish.schedules import Linear, Steps
 from alfish.training.trainer import Trainer
 from alfish.transforms import ObservationNormalizer, Transforms
-from alfish.values import Bins, Quantiles
 
 pytestmark = [
     # Torch's compiler, at import.
@@ -79,8 +82,7 @@ ON_POLICY = {
     "reppo": (functools.partial(REPPO, actor_mlp=NORMALISED, critic=functools.partial(PredictiveCritic, mlp=NORMALISED),
                                 target_kl=1e-3), BOX),
 }  # fmt: skip
-_SAC = functools.partial(SAC, actor_mlp=SMALL, critic=functools.partial(CRITIC, dropout=0.1, ensemble_size=3),
-                         target_subset=2)  # fmt: skip
+_SAC = functools.partial(REDQ, actor_mlp=SMALL, critic=functools.partial(CRITIC, dropout=0.1, ensemble_size=3))
 OFF_POLICY = {
     "dqn": (functools.partial(DQN, q_network=functools.partial(QNetwork, torso=TORSO), target_period=7), DISCRETE),
     "sac box": (_SAC, BOX),
@@ -93,19 +95,18 @@ OFF_POLICY = {
                               target_period=7, values=functools.partial(Bins, num_bins=11)), DISCRETE),
     "qr-dqn": (functools.partial(DQN, q_network=functools.partial(QNetwork, torso=TORSO), target_period=7,
                                  values=functools.partial(Quantiles, num_quantiles=5)), DISCRETE),
-    "munchausen": (functools.partial(DQN, q_network=functools.partial(QNetwork, torso=TORSO), entropy_temperature=0.1,
-                                     munchausen=0.9, target_period=7), DISCRETE),
-    "tqc": (functools.partial(SAC, actor_mlp=SMALL, critic=CRITIC, actor_uses_mean=True,
+    "munchausen": (functools.partial(MunchausenDQN, q_network=functools.partial(QNetwork, torso=TORSO),
+                                     entropy_temperature=0.1, target_period=7), DISCRETE),
+    "tqc": (functools.partial(TQC, actor_mlp=SMALL, critic=CRITIC,
                               values=functools.partial(Quantiles, num_quantiles=5, num_dropped=2)), BOX),
     "sac, bins": (functools.partial(SAC, actor_mlp=SMALL, critic=CRITIC,
                                     values=functools.partial(Bins, num_bins=11)), BOX),
-    "crossq": (functools.partial(SAC, actor_mlp=functools.partial(SMALL, norm="batch"), joint_pass=True,
+    "crossq": (functools.partial(CrossQ, actor_mlp=functools.partial(SMALL, norm="batch"),
                                  critic=functools.partial(CRITIC, norm="batch", norm_after=True), actor_period=2,
                                  target_rate=None), BOX),
-    "xqc": (functools.partial(SAC, actor_mlp=functools.partial(SMALL, norm="batch", unit_rows=True), joint_pass=True,
+    "xqc": (functools.partial(XQC, actor_mlp=functools.partial(SMALL, norm="batch", unit_rows=True),
                               critic=functools.partial(CRITIC, norm="batch", unit_rows=True, bias=False),
-                              values=functools.partial(Bins, num_bins=11), actor_period=2,
-                              actor_statistics_always=True), BOX),
+                              values=functools.partial(Bins, num_bins=11), actor_period=2), BOX),
 }  # fmt: skip
 
 
@@ -125,8 +126,8 @@ PARTS = {
 }
 SPECIAL = {
     "stopping ppo": (functools.partial(PPO, network=NETWORK, target_kl=0.01), DISCRETE),
-    "layer norm": (functools.partial(SAC, actor_mlp=functools.partial(SMALL, norm="layer"), critic=NORMED,
-                                     target_period=3, actor_uses_mean=True), BOTH),
+    "layer norm": (functools.partial(REDQ, actor_mlp=functools.partial(SMALL, norm="layer"), critic=NORMED,
+                                     target_period=3, target_subset=None), BOTH),
     "silent td3": (functools.partial(SilentTD3, critic=CRITIC, actor_period=3), BOX),
     "wide dqn": (functools.partial(DQN, q_network=functools.partial(QNetwork, torso=WIDE)), DISCRETE),
 }  # fmt: skip
@@ -416,7 +417,7 @@ def test_batches_of_another_shape_compile_another_graph(interpreted):
     assert len(made[1]._compiled._made) == 3
 
 
-def test_layer_norm_and_targets_that_wait_are_no_obstacle(interpreted):
+def test_layer_norm_and_targets_that_wait_are_compiled(interpreted):
     plain, made = both("layer norm", [chunks_of("layer norm", 10)], optimizer=ADAM, learning_rate=1e-2)
     assert_alike(plain, made)
 
@@ -934,7 +935,7 @@ def test_weights_of_fixed_norm_are_scaled_after_compiled_updates(may_stop, inter
     assert abs(algorithm.linear.weight.item()) == 1
 
 
-def test_what_is_not_finite_in_one_minibatch_skips_that_alone(interpreted):
+def test_values_that_are_not_finite_skip_only_their_minibatch(interpreted):
     def iterations(as_columns):
         for k in range(2):
             [chunk] = columns_of(k, num_updates=4)

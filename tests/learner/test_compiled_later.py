@@ -16,14 +16,14 @@ from torch import nn
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.td3 import TD3
-from alfish.batches import EpochBatches, ReplayBatches
 from alfish.compiler import background, inductor
 from alfish.compiler.background import Compiled, NotSendable
 from alfish.compiler.inductor import CompiledFunction, NotCompilable
 from alfish.environments import make_environment
 from alfish.environments.toy import TensorPointMass
 from alfish.errors import UsageError
-from alfish.learner import compile_plan, compiled_updates
+from alfish.learner import compiled_later, compiled_updates
+from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.learner.learner import Learner
 from alfish.networks import MLP, ActorCritic, CriticEnsemble, DeterministicActor, QNetwork, Torso
 from alfish.training.listeners import CheckpointSaver
@@ -127,8 +127,8 @@ def inexact(graph, *_):
 def other_process(monkeypatch):
     monkeypatch.setattr(inductor, "_compile", inexact)
     monkeypatch.setattr(compiled_updates, "BackgroundCompiler", InThisProcess)
-    monkeypatch.setattr(compile_plan, "first_compiled_update", lambda work: FIRST)
-    monkeypatch.setattr(compile_plan, "pays_beside", lambda num_updates, work: True)
+    monkeypatch.setattr(compiled_later, "first_compiled_update", lambda work: FIRST)
+    monkeypatch.setattr(compiled_later, "pays_beside", lambda num_updates, work: True)
     for name, value in {"ready": True, "failure": "", "num_requests": 0, "num_closed": 0, "num_waits": 0}.items():
         monkeypatch.setattr(InThisProcess, name, value)
 
@@ -212,7 +212,7 @@ def test_an_update_that_cannot_be_sent_is_compiled_here_if_the_run_is_long_enoug
     class Local(DQN):
         """Cannot be imported by another process."""
 
-    monkeypatch.setattr(compile_plan, "pays_in_foreground", lambda num_updates, work: pays)
+    monkeypatch.setattr(compiled_later, "pays_in_foreground", lambda num_updates, work: pays)
     monkeypatch.setitem(RECIPES["dqn"], "algorithm", functools.partial(Local, **RECIPES["dqn"]["algorithm"].keywords))
     trainer, _ = run(tmp_path / "local")
     assert trainer.learner.is_plain != pays
@@ -224,7 +224,7 @@ def test_an_update_that_cannot_be_sent_stays_plain_in_a_run_that_continues_at_th
     class Local(DQN):
         """Cannot be imported by another process."""
 
-    monkeypatch.setattr(compile_plan, "pays_in_foreground", lambda num_updates, work: False)
+    monkeypatch.setattr(compiled_later, "pays_in_foreground", lambda num_updates, work: False)
     monkeypatch.setitem(RECIPES["dqn"], "algorithm", functools.partial(Local, **RECIPES["dqn"]["algorithm"].keywords))
     trainer = Trainer(tmp_path, **RECIPES["dqn"], learner=Learner, listeners=[], num_env_steps=200)
     trainer.start()
@@ -258,7 +258,7 @@ class _ReadingDQN(DQN):
 
 
 def test_a_run_that_ends_before_the_switch_ends_the_other_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(compile_plan, "first_compiled_update", lambda work: 10**6)
+    monkeypatch.setattr(compiled_later, "first_compiled_update", lambda work: 10**6)
     run(tmp_path, num_env_steps=60)
     assert (InThisProcess.num_requests, InThisProcess.num_closed) == (1, 1)
 
@@ -275,7 +275,7 @@ def test_a_learner_that_was_closed_before_the_switch_requests_its_graph_again(tm
     assert report.updates > FIRST and not trainer.learner.is_plain and InThisProcess.num_requests == 2
 
 
-def test_values_that_are_no_arguments_of_the_function_are_sent():
+def test_values_that_are_not_arguments_of_the_function_are_sent():
     constant, argument = torch.arange(3.0), torch.ones(4)
     data = background._to_bytes((constant, argument[:2], nn.Parameter(argument)), {background.storage_id(argument)})
     sent, empty, parameter = pickle.loads(data)
@@ -301,21 +301,21 @@ class TestPlan:
         monkeypatch.undo()
 
     def test_small_updates_are_compiled_in_runs_of_some_sixteen_thousand(self):
-        assert not compile_plan.pays_beside(15_000, 10_000)
-        assert compile_plan.pays_beside(20_000, 10_000)
+        assert not compiled_later.pays_beside(15_000, 10_000)
+        assert compiled_later.pays_beside(20_000, 10_000)
 
     def test_larger_updates_are_compiled_earlier_and_in_shorter_runs(self):
-        firsts = [compile_plan.first_compiled_update(work) for work in (0, 10**6, 10**7, 10**8)]
+        firsts = [compiled_later.first_compiled_update(work) for work in (0, 10**6, 10**7, 10**8)]
         assert firsts == sorted(firsts, reverse=True) and 4000 < firsts[0] < 8000 and firsts[-1] < 500
-        assert compile_plan.pays_beside(2000, 56_000_000) and not compile_plan.pays_beside(1000, 56_000_000)
+        assert compiled_later.pays_beside(2000, 56_000_000) and not compiled_later.pays_beside(1000, 56_000_000)
 
     def test_a_run_that_waits_for_it_must_be_longer(self):
         for work in (0, 10**6, 10**8):
-            number = next(n for n in range(0, 10**6, 100) if compile_plan.pays_beside(n, work))
-            assert not compile_plan.pays_in_foreground(number, work)
+            number = next(n for n in range(0, 10**6, 100) if compiled_later.pays_beside(n, work))
+            assert not compiled_later.pays_in_foreground(number, work)
 
     def test_the_first_compiled_update_does_not_depend_on_the_budget(self, tmp_path):
         """So a run that is prolonged continues with the same bits."""
-        assert compile_plan.first_compiled_update.__code__.co_argcount == 1
+        assert compiled_later.first_compiled_update.__code__.co_argcount == 1
         with pytest.raises(UsageError, match="compile"):
             Learner(nn.Module(), compile="sometimes")

@@ -12,12 +12,12 @@ from torch import nn
 
 from alfish import specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.batches import EpochBatches, Minibatches
 from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep
 from alfish.errors import RunError, UsageError
+from alfish.learner.batches import EpochBatches, Minibatches
 from alfish.learner.learner import Learner
 from alfish.learner.optimizers import Adam, RMSprop, TorchOptimizer
-from alfish.schedules import Linear, Steps
+from alfish.parameters.schedules import Linear, Steps
 from alfish.transforms import Transforms
 
 SGD = partial(TorchOptimizer, optimizer=torch.optim.SGD)
@@ -120,7 +120,7 @@ class TestReduction:
 
         assert _after(_Regression(calc_loss), _chunk([1, 2, 6])) == pytest.approx(3 - 5)
 
-    def test_a_group_may_have_a_scalar_loss_alone(self):
+    def test_a_group_may_have_only_a_scalar_loss(self):
         def calc_loss(self, experience, info):
             return LossInfo({}, scalar={"all": 5 * self.weight})
 
@@ -223,7 +223,7 @@ class TestMistakes:
             Learner(algorithm)
 
     @pytest.mark.parametrize("claim", [lambda self: self, lambda self: [self.parameters()], nn.Module.named_parameters])
-    def test_an_entry_of_a_group_that_is_no_parameter_is_named(self, claim):
+    def test_an_entry_of_a_group_that_is_not_a_parameter_is_named(self, claim):
         algorithm = _ActorCritic()
         algorithm.parameter_groups = lambda: {"all": claim(nn.Sequential(algorithm.actor, algorithm.critic))}
         with pytest.raises(UsageError, match="in the group 'all'; each entry must be a parameter"):
@@ -360,7 +360,7 @@ class TestNonFinite:
         with pytest.raises(RunError, match="3 consecutive updates, up to update 3"):
             learner.unreported()
 
-    def test_a_good_one_between_starts_the_count_anew(self):
+    def test_a_good_one_between_starts_the_count_again(self):
         learner = Learner(self._poisoned({0, 1, 3, 4, 6, 7}), max_nonfinite_updates=3)
         for _ in range(9):
             learner.train([_chunk([1])])
@@ -618,7 +618,7 @@ def test_after_update_runs_after_every_update_without_gradients():
     assert algorithm.after_updates == learner.updates == 4
 
 
-def test_it_trains_every_row_of_an_unroll_in_the_first_iteration():
+def test_it_needs_every_row_of_an_unroll_in_the_first_iteration():
     """All T rows, with row T for its value only; A5."""
     algorithm = _Regression()
     observation = torch.tensor([[1.0], [2.0], [6.0], [1000.0]])

@@ -16,7 +16,7 @@ from alfish.errors import UsageError
 from alfish.learner.learner import Learner
 from alfish.networks import MLP, QNetwork, Torso
 from alfish.networks.bodies.batch_norm import Moments
-from alfish.schedules import Linear
+from alfish.parameters.schedules import Linear
 
 PART = "network.actor_torso"
 

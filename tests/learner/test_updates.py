@@ -8,9 +8,9 @@ from torch import nn
 
 from alfish import specs
 from alfish.algorithms.rl_algorithm import ReplayNeeds, RLAlgorithm
-from alfish.batches import Minibatches, take
 from alfish.data import AlgStep, Batch, Experience, LossInfo, TimeStep
 from alfish.errors import UsageError
+from alfish.learner.batches import Minibatches, take
 from alfish.learner.optimizers import Adam
 from alfish.learner.updates import Updates, extra_sums
 

@@ -129,7 +129,7 @@ def test_masks_of_nested_dicts_hold_at_both_levels():
     assert fed(EnvInfo(), [[FIRST] * 3, [LAST] * 3], [{}, info]) == {"env_info/a.b.x": 1, "env_info/a.b.x/n": 1}
 
 
-def test_a_key_may_be_a_number_and_its_mask_is_no_metric():
+def test_a_key_may_be_a_number_and_its_mask_is_not_a_metric():
     info = {3: np.array([1.0, 5.0]), "_3": np.array([False, True]), "_alone": np.array([2.0, 4.0])}
     results = fed(EnvInfo(), [[FIRST] * 2, [LAST] * 2], [{}, info])
     assert results == {"env_info/3": 5, "env_info/3/n": 1, "env_info/_alone": 3, "env_info/_alone/n": 2}
@@ -207,7 +207,7 @@ def test_non_finite_values_are_counted():
         assert results == {"env_info/x": 2, "env_info/x/n": 1, "env_info/x/nonfinite": 1}
 
 
-def test_the_observation_in_a_final_info_is_no_scalar():
+def test_the_observation_in_a_final_info_is_not_a_scalar():
     final = {"x": np.array([1.0]), "final_obs": np.array([5.0])}
     info = {
         "final_info": final,

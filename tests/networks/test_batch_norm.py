@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from gymnasium import spaces
 
 from alfish import specs
+from alfish.algorithms.crossq import CrossQ
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.recurrent_sac import RecurrentSAC
+from alfish.algorithms.retrace import RetraceSAC
 from alfish.algorithms.sac import SAC
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
@@ -99,6 +101,7 @@ def test_an_ensembles_running_pass_is_that_of_each_critic():
          spaces.Discrete(2), "q_network.torso.mlp.0"),
         (functools.partial(RecurrentSAC, actor_mlp=functools.partial(MLP, norm="batch")), VECTOR, "actor_mlp.0"),
         (functools.partial(SAC, actor_encoder=NormedEncoder), VECTOR, "actor_encoder.mlp.0"),
+        (functools.partial(CrossQ, actor_encoder=NormedEncoder), VECTOR, "actor_encoder.mlp.0"),
         (functools.partial(DQN, q_network=functools.partial(
             QNetwork, torso=functools.partial(Torso, mlp=Residual))),
          spaces.Discrete(2), "q_network.torso.mlp.input_norm"),
@@ -110,12 +113,12 @@ def test_batch_norm_is_refused_where_nobody_updates_its_statistics(algorithm, ac
         Learner(made)
 
 
-@pytest.mark.parametrize("kind, settings", [(SAC, {"retrace": True}), (RecurrentSAC, {})])
-@pytest.mark.parametrize("joint_pass", [False, True])
-def test_critics_with_batch_norm_go_with_neither_retrace_nor_memory(kind, settings, joint_pass):
+@pytest.mark.parametrize("kind", [SAC, RetraceSAC, RecurrentSAC])
+def test_critics_with_batch_norm_need_a_joint_pass(kind):
     critic = functools.partial(CriticEnsemble, norm="batch")
-    with pytest.raises(UsageError, match="goes with neither Retrace nor memory; take critics without it"):
-        kind(VECTOR, VECTOR, specs.reward_spec(), critic=critic, joint_pass=joint_pass, **settings)
+    made = kind(specs.observation_spec(VECTOR), VECTOR, specs.reward_spec(), critic=critic)
+    with pytest.raises(UsageError, match="critic.body.0 of .* is a batch norm, .*: only CrossQ, XQC and FlashSAC do"):
+        Learner(made)
 
 
 def test_a_network_of_the_user_with_batch_norm_must_take_its_moments():
@@ -128,19 +131,7 @@ def test_a_network_of_the_user_with_batch_norm_must_take_its_moments():
             return self.norm(x)
 
     with pytest.raises(UsageError, match=r"actor_mlp, with batch norm, made an Own, whose forward takes \(x\); it is"):
-        SAC(VECTOR, VECTOR, specs.reward_spec(), actor_mlp=Own)
-
-
-def test_sac_refuses_critics_with_batch_norm_without_a_joint_pass():
-    with pytest.raises(UsageError, match="set SAC.joint_pass to True"):
-        SAC(VECTOR, VECTOR, specs.reward_spec(), critic=functools.partial(CriticEnsemble, norm="batch"))
-
-
-@pytest.mark.parametrize("settings", [{"retrace": True}, {}])
-def test_a_joint_pass_is_refused_with_retrace_and_with_memory(settings):
-    kind = SAC if settings else RecurrentSAC
-    with pytest.raises(UsageError, match=f"{kind.__name__}.joint_pass takes neither Retrace nor memory"):
-        kind(specs.observation_spec(VECTOR), VECTOR, specs.reward_spec(), joint_pass=True, **settings)
+        CrossQ(VECTOR, VECTOR, specs.reward_spec(), actor_mlp=Own)
 
 
 def test_a_smooth_log_deviation_lies_between_its_bounds_with_a_gradient_everywhere():

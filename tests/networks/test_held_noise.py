@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from alfish.distributions import SquashedNormal
+from alfish.functional.distributions import SquashedNormal
 from alfish.networks.hybrid import HeldNoise, HybridPolicy
 
 

@@ -147,7 +147,7 @@ def test_nothing_and_no_gradient_goes_across_a_first_row(kind, way):
     assert of_features[0].all() and not of_features[4:].any() and all(gradient.any() for gradient in of_state)
 
 
-def test_rows_are_cut_before_first_rows_alone():
+def test_rows_are_cut_only_before_first_rows():
     rows = [[MID, FIRST], [LAST, MID], [FIRST, LAST], [MID, PAD], [FIRST, PAD]]
     pieces = cut(torch.tensor(rows, dtype=torch.int32))
     assert pieces.column.tolist() == [0, 0, 0, 1] and pieces.row.tolist() == [0, 2, 4, 0]

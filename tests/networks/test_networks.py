@@ -10,11 +10,11 @@ from torch import nn
 
 from alfish import nest, specs
 from alfish.data import TimeStep
-from alfish.distributions import Bernoulli, Categorical, DiagonalNormal, Joint, MultiCategorical
 from alfish.errors import UsageError
+from alfish.functional.distributions import Bernoulli, Categorical, DiagonalNormal, Joint, MultiCategorical
 from alfish.networks import MLP, ActorCritic, Encoder, Flat, ImpalaCNN, NatureCNN, OneHot, PolicyHead, SmallCNN, Torso
-from alfish.networks.bodies.noisy import NoisyLinear
-from alfish.networks.hybrid.policy import SquashedNormalHead
+from alfish.networks.bodies.linear import NoisyLinear
+from alfish.networks.hybrid.hybrid_policy import SquashedNormalHead
 from alfish.networks.images import is_image
 from alfish.networks.layers import RMSNorm, Tanh
 
@@ -498,7 +498,7 @@ def test_images_of_every_size_have_an_encoder(shape, kind):
     assert isinstance(own.encoders[0], Flat)  # what is asked for is taken
 
 
-def test_a_noisy_layer_draws_anew_in_each_pass_and_not_in_evaluation():
+def test_a_noisy_layer_draws_again_in_each_pass_and_not_in_evaluation():
     torch.manual_seed(0)
     layer, x = NoisyLinear(4, 3), torch.randn(200, 4)
     first, second = layer(x), layer(x)

@@ -11,6 +11,7 @@ from torch import nn
 from alfish.__main__ import main
 from alfish.algorithms.bc import BC
 from alfish.algorithms.dqn import DQN
+from alfish.algorithms.flashsac import FlashSAC
 from alfish.algorithms.iql import IQL
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.recurrent_sac import RecurrentSAC
@@ -18,9 +19,9 @@ from alfish.algorithms.recurrent_td3 import RecurrentTD3
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
 from alfish.errors import UsageError
+from alfish.errors.user_code import CodeError
 from alfish.networks import GRU, LSTM, MLP, ActorCritic, CriticEnsemble, Encoder, PolicyHead, QNetwork, Torso
 from alfish.networks.hybrid import HeldNoise
-from alfish.user_code import CodeError
 
 OBSERVATION = spaces.Box(-1, 1, (3,), np.float32)
 REWARD = spaces.Box(-np.inf, np.inf, (), np.float32)
@@ -104,12 +105,18 @@ REFUSED = [
         algorithm(SAC, BOX, actor_mlp=MLP(3)),
         "SAC.actor_mlp cannot be called as .*: it is an MLP already; give its class",
     ),
-    (algorithm(SAC, BOX, noise=HeldNoise(2)), "SAC.noise cannot be called as .*: it is a HeldNoise already; give its"),
     (
-        algorithm(SAC, BOX, noise=MLP),
-        "SAC.noise made an MLP, which has no initial_state and no sample; it needs initial",
+        algorithm(FlashSAC, BOX, noise=HeldNoise(2)),
+        "FlashSAC.noise cannot be called as .*: it is a HeldNoise already; give its",
     ),
-    (algorithm(SAC, BOX, noise=lambda size: None), "SAC.noise made None, which has no initial_state and no sample"),
+    (
+        algorithm(FlashSAC, BOX, noise=MLP),
+        "FlashSAC.noise made an MLP, which has no initial_state and no sample; it needs initial",
+    ),
+    (
+        algorithm(FlashSAC, BOX, noise=lambda size: None),
+        "FlashSAC.noise made None, which has no initial_state and no sample",
+    ),
     (
         lambda: CriticEnsemble(OBSERVATION, 2, body=nn.Linear),
         "CriticEnsemble.body made a Linear, which has no output_si",

@@ -6,7 +6,7 @@ from torch import nn
 
 from alfish.errors import UsageError
 from alfish.networks import TargetNetwork
-from alfish.networks.flat_parameters import lay_side_by_side, vector_of
+from alfish.networks.target import lay_side_by_side, vector_of
 
 
 class Scaled(nn.Module):

@@ -4,7 +4,7 @@ import pytest
 from data_sets import NEEDS_MINARI
 
 from alfish.__main__ import main
-from alfish.offline.sources import files, flat
+from alfish.offline.sources import flat, source_files
 
 
 @pytest.fixture
@@ -38,4 +38,4 @@ def refused(capsys):
 def block_rows(request, monkeypatch):
     """Tables are read whole, or a few rows at a time."""
     monkeypatch.setattr(flat, "BLOCK_ROWS", request.param)
-    monkeypatch.setattr(files.blocks, "__defaults__", (0, request.param))
+    monkeypatch.setattr(source_files.blocks, "__defaults__", (0, request.param))

@@ -10,7 +10,7 @@ from recorded import SPACES
 
 from alfish import nest
 from alfish.__main__ import main
-from alfish.offline import Reading, open_writer
+from alfish.offline import SourceReading, open_writer
 
 NEEDS_MINARI = pytest.mark.skipif(
     not all(importlib.util.find_spec(name) for name in ("minari", "h5py")), reason="needs the extra 'minari'"
@@ -44,7 +44,7 @@ def assert_same(episodes, others):
 
 def read(name):
     """The episodes, exactly as they were written: the validator finds nothing to mend."""
-    reading = Reading([name])
+    reading = SourceReading([name])
     episodes = list(reading)
     assert reading.report.found("error") == reading.report.found("mended") == {}
     return episodes

@@ -14,7 +14,7 @@ from test_alf import checkpoint
 import alfish
 from alfish.__main__ import main
 from alfish.offline import OfflineBuffer, Spaces, open_source
-from alfish.offline.spaces import NO_SPACES
+from alfish.offline.recorded_spaces import NO_SPACES
 
 PAGE = Path(alfish.__file__).parent.parent / "docs" / "offline.md"
 LIBRARIES = {"minari": "minari", "h5py": "h5py", "stable_baselines3": "stable_baselines3", "d3rlpy": "d3rlpy",
@@ -69,7 +69,7 @@ def foreign_files():
             file[name] = np.concatenate(parts)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_the_page_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,7 @@ from data_sets import STAMPED, TOY, about, assert_same, left_by, trained
 from recorded import SPACES, assert_rows
 
 from alfish.__main__ import main
-from alfish.offline import OfflineBuffer, Reading, open_source
+from alfish.offline import OfflineBuffer, SourceReading, open_source
 
 
 def test_a_runs_replay_is_exported_row_by_row(tmp_path, output, capsys):
@@ -21,7 +21,7 @@ def test_a_runs_replay_is_exported_row_by_row(tmp_path, output, capsys):
     exported = output if output.startswith("minari:") else f"alfish:{output}"
     words = capsys.readouterr().out
     assert f"{len(kept)} kept" in words and f"OfflineBuffer.sources = ['{exported}']" in words
-    assert_same(list(Reading([exported])), kept)
+    assert_same(list(SourceReading([exported])), kept)
     buffer = OfflineBuffer([exported])
     assert buffer.spaces == SPACES
     assert_rows(buffer, kept)

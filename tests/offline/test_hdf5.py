@@ -9,8 +9,7 @@ from data_sets import written
 from recorded import BOX_SPACES, SPACES, assert_rows, record, table_of, unstretched, without_final
 
 from alfish.errors import UsageError
-from alfish.offline import OfflineBuffer, Reading, open_source
-from alfish.offline.sources import limits
+from alfish.offline import OfflineBuffer, SourceReading, limits, open_source
 
 h5py = pytest.importorskip("h5py", reason="needs the extra 'hdf5'")
 
@@ -64,7 +63,7 @@ def test_d4rl_that_stops_within_an_episode_is_truncated_there(tmp_path):
     assert_rows(OfflineBuffer([f"d4rl:{tmp_path}/a"], spaces=SPACES), [episodes[0], last])
 
 
-def test_a_break_in_the_middle_is_told_where_the_last_row_has_a_flag_too(tmp_path):
+def test_a_break_in_the_middle_is_reported_where_the_last_row_has_a_flag_too(tmp_path):
     timeouts = table_of(record())["truncated"]
     timeouts[7] = False  # of episode 1
     buffer = OfflineBuffer([d4rl(tmp_path / "a", record(), timeouts=timeouts)], spaces=SPACES)
@@ -141,7 +140,7 @@ def test_an_episode_of_d3rlpy_that_is_something_else_is_named(tmp_path, field, v
     assert_rows(OfflineBuffer([name], spaces=SPACES, policy="drop_episode"), episodes)
 
 
-def test_episodes_of_d3rlpy_beyond_the_declared_number_are_told(tmp_path):
+def test_episodes_of_d3rlpy_beyond_the_declared_number_are_reported(tmp_path):
     name = d3rlpy(tmp_path / "a", record())
     with h5py.File(tmp_path / "a", "a") as file:
         file["num_episodes"][()] = 8
@@ -327,12 +326,12 @@ def test_a_part_that_is_larger_than_the_memory_at_hand_is_named(tmp_path, monkey
     monkeypatch.setattr(limits, "memory_at_hand", lambda: 40)
     for name in names:
         with pytest.raises(UsageError, match="takes .* bytes of memory, and 40 bytes are at hand"):
-            list(Reading([name]))
+            list(SourceReading([name]))
 
 
 @pytest.mark.parametrize("write", [d4rl, d3rlpy])
 def test_episodes_that_do_not_fit_into_memory_are_not_taken_for_damaged_ones(tmp_path, monkeypatch, write):
-    reading = Reading([write(tmp_path / "a", record())], policy="drop_episode")
+    reading = SourceReading([write(tmp_path / "a", record())], policy="drop_episode")
     monkeypatch.setattr(limits, "memory_at_hand", lambda: 40)  # what was read before has taken the rest
     with pytest.raises(UsageError, match="takes .* bytes of memory, and 40 bytes are at hand; free memory"):
         list(reading)
@@ -366,7 +365,7 @@ def test_any_wrong_byte_is_reported_in_one_sentence(tmp_path, write, num_bytes):
 
 
 @pytest.mark.parametrize("scheme", ["d4rl", "d3rlpy"])
-def test_a_file_that_is_no_hdf5_is_named(tmp_path, scheme):
+def test_a_file_that_is_not_hdf5_is_named(tmp_path, scheme):
     (tmp_path / "a").write_text("these are no data")
     with pytest.raises(UsageError, match="is not an HDF5 file"):
         open_source(f"{scheme}:{tmp_path}/a")

@@ -10,8 +10,7 @@ from gymnasium import spaces
 from recorded import BOX_SPACES, SPACES, assert_rows, record, unstretched, without_final
 
 from alfish.errors import UsageError
-from alfish.offline import OfflineBuffer, Spaces, open_source
-from alfish.offline.sources import limits
+from alfish.offline import OfflineBuffer, Spaces, limits, open_source
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra 'arrow'")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -117,7 +116,7 @@ def test_a_frame_after_the_end_is_the_final_observation(tmp_path):
     assert_rows(OfflineBuffer([name], spaces=SPACES), record())
 
 
-def test_a_reward_that_is_dropped_with_the_only_step_that_has_one_is_told(tmp_path):
+def test_a_reward_that_is_dropped_with_the_only_step_that_has_one_is_reported(tmp_path):
     episodes = [e._replace(rewards=e.rewards * (e.terminated | e.truncated)) for e in record()]
     report = OfflineBuffer([written(tmp_path / "set", episodes)], spaces=SPACES).report
     assert "episodes whose only reward is that of their last frame are truncated there" in report.sentences(
@@ -293,7 +292,7 @@ def test_frames_and_lists_that_are_not_what_was_recorded_are_named(tmp_path, cha
         OfflineBuffer([name], spaces=SPACES)
 
 
-def test_an_episode_whose_first_frames_are_missing_is_told(tmp_path):
+def test_an_episode_whose_first_frames_are_missing_is_reported(tmp_path):
     name = written(tmp_path / "set", record(), 1000)
     changed(name, lambda columns: [values.pop(0) for values in columns.values()])
     report = OfflineBuffer([name], spaces=SPACES).report

@@ -14,7 +14,7 @@ from recorded import BOX_SPACES, SPACES, assert_rows, record, unstretched
 
 import alfish
 from alfish.errors import UsageError
-from alfish.offline import OfflineBuffer, Reading, Spaces, open_source
+from alfish.offline import OfflineBuffer, SourceReading, Spaces, open_source
 
 minari = pytest.importorskip("minari", reason="needs the extra 'minari'")
 pytest.importorskip("h5py", reason="needs the extra 'hdf5'")
@@ -112,7 +112,7 @@ def test_any_key_of_observations_may_be_left_out():
 
 
 @pytest.mark.parametrize("is_jpeg", [True, False])
-def test_images_that_are_stored_as_jpeg_are_told(is_jpeg):
+def test_images_that_are_stored_as_jpeg_are_reported(is_jpeg):
     from minari.data_collector import EpisodeBuffer
 
     space = spaces.Box(0, 255, (32, 32, 3), np.uint8)
@@ -165,7 +165,7 @@ def test_an_episode_that_lacks_a_part_is_named_and_the_others_are_read(home):
         del file["episode_3/rewards"]
         del file["episode_0"]
     with pytest.raises(UsageError, match="2 of 11 episodes .*it is not readable.*rewards"):
-        list(Reading([name]))
+        list(SourceReading([name]))
     buffer = OfflineBuffer([name], policy="drop_episode")
     assert_rows(buffer, [e for e in record() if e.id not in "03"])
 
@@ -181,7 +181,7 @@ def test_an_arrow_episode_that_is_cut_off_is_named_and_the_others_are_read(home)
 
 
 @pytest.mark.parametrize("data_format", FORMATS)
-def test_episodes_beyond_the_declared_number_are_told(home, data_format):
+def test_episodes_beyond_the_declared_number_are_reported(home, data_format):
     name = written(record(), data_format=data_format)
     path = home / "test/stamped-v0/data/metadata.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"total_episodes": 8}))
@@ -233,7 +233,7 @@ def test_what_minari_stores_without_a_word_is_found():
     episodes[2].observations[0] = np.nan
     episodes[3] = episodes[3]._replace(observations=episodes[3].observations[:-1])
     episodes[4] = episodes[4]._replace(rewards=episodes[4].rewards.astype(np.int64))
-    reading = Reading([written(episodes)], policy="drop_episode")
+    reading = SourceReading([written(episodes)], policy="drop_episode")
     assert [e.id for e in reading] == ["0", *(str(k) for k in range(3, 11))]
     errors, mended = reading.report.found("error"), reading.report.found("mended")
     assert errors == {"it has 4 rewards and 5 actions": ["1"], "observation is not finite": ["2"]}

@@ -15,14 +15,14 @@ from alfish.environments import make_environment
 from alfish.environments.wrapping import StickyAction
 from alfish.errors import RunError, UsageError
 from alfish.offline import MinariWriter, OfflineBuffer, Spaces, open_writer
-from alfish.offline import writer as writer_module
+from alfish.offline import data_set as writer_module
 from alfish.offline.outputs import rebuildable
 
 pytestmark = pytest.mark.usefixtures("home")
 
 
 @NEEDS_MINARI
-def test_a_key_that_is_no_name_in_hdf5_is_refused_before_anything_is_recorded():
+def test_a_key_that_hdf5_cannot_store_is_refused_before_anything_is_recorded():
     box = spaces.Box(-1, 1, (2,))
     nested = spaces.Dict(body=spaces.Tuple([spaces.Dict({"walker/joints": box})]))
     with pytest.raises(UsageError, match="cannot store the observation 'walker/joints', in which HDF5 takes '/'"):

@@ -9,12 +9,12 @@ from gymnasium import spaces
 
 from alfish.algorithms.bc import BC
 from alfish.algorithms.iql import IQL
-from alfish.batches import OfflineBatches
 from alfish.environments import make_environment
 from alfish.environments.toy import MaskedIdentity
 from alfish.errors import UsageError
+from alfish.learner.batches import OfflineBatches
 from alfish.offline import Arrays, Episode, OfflineBuffer, Spaces, Validator
-from alfish.offline.spaces import check_fit, from_json, to_json
+from alfish.offline.recorded_spaces import check_fit, from_json, to_json
 from alfish.specs import ActionMask
 from alfish.training.trainer import Trainer
 
@@ -136,8 +136,7 @@ def recorded(with_masks, count=30):
     return Arrays(made, of, "recorded")
 
 
-@pytest.mark.parametrize("algorithm", [BC, IQL])
-@pytest.mark.parametrize("with_masks", [True, False])
+@pytest.mark.parametrize(("algorithm", "with_masks"), [(BC, True), (IQL, False)])
 def test_offline_training_takes_masks_from_the_data_or_adds_them(tmp_path, algorithm, with_masks):
     source = recorded(with_masks)
     make = functools.partial(

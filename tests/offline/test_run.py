@@ -15,10 +15,9 @@ from recorded import SPACES, assert_rows, record, table_of
 from alfish.__main__ import main
 from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
-from alfish.offline import OfflineBuffer, open_source
-from alfish.offline.sources import limits
+from alfish.offline import OfflineBuffer, limits, open_source
+from alfish.offline.recorded_spaces import spaces_of
 from alfish.offline.sources import run as run_source
-from alfish.offline.spaces import spaces_of
 from alfish.runs.checkpoints import Checkpoints
 from alfish.specs import ObservationUnits
 

@@ -172,7 +172,7 @@ def test_a_model_in_the_place_of_its_buffer_is_named(tmp_path):
         open_source(f"sb3:{tmp_path}/model.zip")
 
 
-def test_resets_that_leave_no_trace_are_told(tmp_path, buffer_class):
+def test_resets_that_leave_no_trace_are_reported(tmp_path, buffer_class):
     fields = {"handle_timeout_termination": False, "next_observations": None}
     name = saved(tmp_path / "b.pkl", filled(buffer_class, [record()], 60, **fields))
     report = OfflineBuffer([f"{name}?dones=terminated"]).report
@@ -425,7 +425,7 @@ def test_parts_that_are_shared_cost_their_size_once(program):
 
 def test_parts_that_are_shared_are_not_copied_without_end(monkeypatch):
     """By instructions of a few bytes each, which would each take the memory of a part."""
-    monkeypatch.setattr("alfish.offline.pickles.limits.MAX_SHARED", 2**14)
+    monkeypatch.setattr("alfish.offline.pickles.faults.MAX_SHARED", 2**14)
     text, entries = "a" * 2000, [None] * 2000
     encode = [Pickled(codecs.encode, text, "latin1") for _ in range(40)]
     objects = [array(entries, "O8", (2000,), (3, "|", None, None, None, -1, -1, 63)) for _ in range(40)]
@@ -468,13 +468,13 @@ def test_spaces_may_have_the_generator_of_older_libraries(tmp_path, buffer_class
     assert len(list(open_source(path).episodes())) == len(record())
 
 
-def test_numbers_whose_hashes_may_be_equal_are_no_keys():
+def test_numbers_whose_hashes_may_be_equal_are_not_keys():
     with pytest.raises(pickles.PickleError, match="too large a number"):
         pickles.read(io.BytesIO(pickle.dumps({2**61 - 1: 3})))
     assert pickles.read(io.BytesIO(pickle.dumps({2**59: 3}))) == {2**59: 3}
 
 
-def test_a_tuple_is_no_key():
+def test_a_tuple_is_not_a_key():
     with pytest.raises(pickles.PickleError, match="no name and no number"):
         pickles.read(io.BytesIO(pickle.dumps({(1, 2): 3})))
 
@@ -505,7 +505,7 @@ def test_fields_that_are_something_else_are_named(tmp_path, buffer_class, fields
 
 
 @pytest.mark.parametrize("content", [[1, 2, 3], {"observations": np.zeros(3)}, "text"])
-def test_a_pickle_that_is_no_replay_buffer_is_named(tmp_path, content):
+def test_a_pickle_that_is_not_a_replay_buffer_is_named(tmp_path, content):
     (tmp_path / "b.pkl").write_bytes(pickle.dumps(content))
     with pytest.raises(UsageError, match=f"holds a {type(content).__name__}, which is no replay buffer"):
         open_source(f"sb3:{tmp_path}/b.pkl")

@@ -14,11 +14,21 @@ from recorded import BOX_SPACES, SPACES, assert_rows, record, source, table_of, 
 
 from alfish.__main__ import main
 from alfish.errors import RunError, UsageError
-from alfish.offline import Arrays, DataSetWriter, Episode, EpisodeSource, OfflineBuffer, Reading, Spaces, open_source
+from alfish.offline import (
+    Arrays,
+    DataSetWriter,
+    Episode,
+    EpisodeSource,
+    OfflineBuffer,
+    SourceReading,
+    Spaces,
+    limits,
+    open_source,
+)
 from alfish.offline import data_set as data_set_module
-from alfish.offline import writer as writer_module
-from alfish.offline.sources import SCHEMES, files, flat, limits, npz
-from alfish.offline.spaces import from_json, to_json
+from alfish.offline import data_set as writer_module
+from alfish.offline.recorded_spaces import from_json, to_json
+from alfish.offline.sources import SCHEMES, flat, npz, source_files
 from alfish.runs import checkpoints
 from alfish.runs.checkpoints import Checkpoints
 
@@ -71,7 +81,7 @@ def test_large_rows_are_read_a_few_at_a_time(monkeypatch):
     arrived = np.concatenate([images[1:], images[-1:]])
     arrived[19, 0, 0] = 0  # not the image that row 20 has
     never = np.zeros(50, bool)
-    table = flat.Table(images, never, np.zeros(50), never, None, arrived)
+    table = flat.TransitionTable(images, never, np.zeros(50), never, None, arrived)
     monkeypatch.setattr(flat, "BLOCK_BYTES", 7 * 64)
     read, whole = [], flat.read_rows
     monkeypatch.setattr(
@@ -189,7 +199,7 @@ def test_npz_lengths_must_add_up(tmp_path):
 def test_an_npz_is_read_some_rows_at_a_time(tmp_path, monkeypatch, save, lengths):
     """Arrays that were written transposed are read whole."""
     monkeypatch.setattr(flat, "BLOCK_ROWS", 7)
-    monkeypatch.setattr(files.blocks, "__defaults__", (0, 7))
+    monkeypatch.setattr(source_files.blocks, "__defaults__", (0, 7))
     monkeypatch.setattr(npz, "CHUNK_BYTES", 50)
     sizes, table = [], table_of(record(), next_observations=not lengths)
     if lengths:
@@ -449,7 +459,7 @@ def test_a_file_of_another_library_is_named_by_its_suffix(tmp_path):
                 open_source(f"{scheme}:{tmp_path}/{name}")
 
 
-def test_a_directory_that_is_no_run_is_named(tmp_path):
+def test_a_directory_that_is_not_a_run_is_named(tmp_path):
     (tmp_path / "set/meta").mkdir(parents=True)
     with pytest.raises(UsageError, match="is not a run of `alfish train`; it holds meta"):
         open_source(f"run:{tmp_path}/set")
@@ -526,7 +536,7 @@ def test_npz_lengths_whose_sum_overflows_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("scheme", FILES)
-def test_what_is_no_regular_file_is_named_and_not_read(tmp_path, scheme):
+def test_what_is_not_a_regular_file_is_named_and_not_read(tmp_path, scheme):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
     with pytest.raises(UsageError, match="pipe is a pipe, and data are read from files only"):
@@ -595,7 +605,7 @@ def test_what_a_file_calls_its_parts_is_shown_in_short_and_without_commands_to_a
     for key in ("\x1b]0;title\x07", "long" * 10_000):
         resaved(tmp_path / "set", lambda state, key=key: state.update(observations={key: torch.zeros(52, 3)}))
         with pytest.raises(UsageError, match="its observations are ") as error:
-            list(Reading([name]))
+            list(SourceReading([name]))
         assert str(error.value).isprintable() and len(str(error.value)) < 3000
     np.savez(tmp_path / "a.npz", **{"unknown" * 1000: np.zeros(3)})
     (tmp_path / "a\x1b[2J\n.npz").write_bytes(b"no zip")
@@ -672,10 +682,10 @@ def test_any_exception_of_a_source_becomes_a_sentence_with_the_file(monkeypatch,
         "usage": "npz:usage: deep inside",
     }.items():
         with pytest.raises(UsageError, match=words) as error:
-            list(Reading([f"npz:{name}"]))
+            list(SourceReading([f"npz:{name}"]))
         assert error.value.__cause__ is not None  # whose traceback is kept
     with pytest.raises(KeyboardInterrupt):
-        list(Reading(["npz:interrupted"]))
+        list(SourceReading(["npz:interrupted"]))
     sentence = refused("import", "--source=npz:read")
     assert "npz:read is damaged" in sentence
     before = logging.get_verbosity()
@@ -719,7 +729,7 @@ def test_every_scheme_has_its_file():
 
 def test_spaces_that_fit_and_still_differ_are_a_warning_that_names_both():
     wider = Spaces(spaces.Box(-np.inf, np.inf, (3,), np.float64), SPACES.action)
-    reading = Reading([source(record(), wider)], SPACES)
+    reading = SourceReading([source(record(), wider)], SPACES)
     assert [episode.id for episode in reading] == [str(k) for k in range(11)]
     said = reading.report.sentences("warning")
     assert str(wider.observation) in said and str(SPACES.observation) in said
@@ -731,11 +741,11 @@ def test_spaces_that_fit_and_still_differ_are_a_warning_that_names_both():
 def test_dtypes_of_integers_may_differ(action):
     actions = [e._replace(actions=np.stack([e.actions, e.actions], 1)) for e in record()]
     stored = Spaces(SPACES.observation, spaces.MultiDiscrete([3, 3]))
-    reading = Reading([source(actions, stored)], Spaces(SPACES.observation, action))
+    reading = SourceReading([source(actions, stored)], Spaces(SPACES.observation, action))
     assert len(list(reading)) == 11 and "declared" not in reading.report.sentences("warning")
     other = Spaces(SPACES.observation, spaces.MultiDiscrete([3, 4], dtype=np.int32))
     with pytest.raises(UsageError, match="actions of arrays"):
-        Reading([source(actions, stored)], other)
+        SourceReading([source(actions, stored)], other)
 
 
 @pytest.mark.parametrize("shapes", [((), (1,)), ((1,), ()), ((1, 1), (1,))])
@@ -743,26 +753,26 @@ def test_one_number_a_step_has_any_shape(shapes):
     there, here = shapes
     of = Spaces(SPACES.observation, spaces.Box(-2, 6, here, np.float32))
     episodes = [e._replace(actions=e.actions[:, 0].reshape(-1, *there)) for e in record(continuous=True)]
-    reading = Reading([Arrays(episodes)], of)
+    reading = SourceReading([Arrays(episodes)], of)
     assert [e.actions.shape for e in reading] == [(e.length, *here) for e in record()]
     assert f"action of shape {list(there)} is made {list(here)}" in reading.report.sentences("mended")
 
 
 def test_a_data_set_of_another_environment_is_refused_and_both_are_named():
     with pytest.raises(UsageError, match=r"actions of arrays are Box.*the environment's are Discrete\(3\)"):
-        Reading([source(record(continuous=True), BOX_SPACES)], SPACES)
+        SourceReading([source(record(continuous=True), BOX_SPACES)], SPACES)
 
 
 def test_episodes_with_errors_do_not_stop_the_reading_before_all_are_known():
     episodes = record()
     for k in (2, 7):
         episodes[k] = episodes[k]._replace(rewards=None)
-    reading = Reading([Arrays(episodes[:4], SPACES), Arrays(episodes[4:], SPACES)])
+    reading = SourceReading([Arrays(episodes[:4], SPACES), Arrays(episodes[4:], SPACES)])
     read = []
     with pytest.raises(UsageError, match=r"2 of 11 episodes.*\(2 episodes: arrays 2, arrays 7\)"):
         read.extend(reading)
     assert reading.report.num_read == 11
-    assert isinstance(next(iter(Reading([source(episodes)], policy="warn"))), Episode)
+    assert isinstance(next(iter(SourceReading([source(episodes)], policy="warn"))), Episode)
 
 
 def test_a_file_of_ours_is_a_plain_checkpoint(tmp_path):
@@ -773,7 +783,7 @@ def test_a_file_of_ours_is_a_plain_checkpoint(tmp_path):
 
 def test_a_missing_part_of_a_data_set_is_named(tmp_path):
     with pytest.raises(UsageError, match="there is no file .*main_data.hdf5, which the data set needs; fetch"):
-        files.check_regular(tmp_path / "main_data.hdf5")
+        source_files.check_regular(tmp_path / "main_data.hdf5")
 
 
 def test_an_index_with_a_byte_order_mark_is_read(tmp_path):

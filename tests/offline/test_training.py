@@ -14,13 +14,13 @@ from torch import nn
 
 from alfish import nest
 from alfish.algorithms.bc import BC
+from alfish.algorithms.composition import Composed, DynamicsFeatures, NormalizedObservation
 from alfish.algorithms.rl_algorithm import ReplayNeeds, RLAlgorithm
-from alfish.batches import OfflineBatches, ReplayBatches, take
-from alfish.composition import Composed, DynamicsFeatures, NormalizedObservation
 from alfish.data import AlgStep, LossInfo
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, Stamped
 from alfish.errors import UsageError
+from alfish.learner.batches import OfflineBatches, ReplayBatches, take
 from alfish.learner.learner import Learner
 from alfish.offline import OfflineBuffer, open_writer
 from alfish.replay import Epochs, HindsightReplay, Prioritized, RingView, Uniform
@@ -268,7 +268,7 @@ def test_settings_that_mean_nothing_are_refused(tmp_path, settings, complaint):
 # What is chosen of the data.
 
 
-def test_the_best_episodes_alone():
+def test_only_the_best_episodes_are_kept():
     episodes = record()
     buffer = data(top_fraction=0.3)()
     returns = sorted((float(e.rewards.sum()) for e in episodes), reverse=True)[:3]
@@ -334,7 +334,7 @@ def test_a_holdout_that_leaves_nothing_is_refused():
 
 @pytest.mark.parametrize("num_columns", [1, 3])
 def test_normalizers_begin_with_the_moments_of_all_rows(tmp_path, num_columns, monkeypatch):
-    monkeypatch.setattr("alfish.batches.sequence_sampler.OBSERVED_ROWS", 4)
+    monkeypatch.setattr("alfish.learner.batches.sequence_sampler.OBSERVED_ROWS", 4)
     transforms = [ObservationNormalizer, RewardNormalizer]
     trainer = offline(tmp_path, transforms=transforms, buffer=data(num_columns=num_columns))
     trainer.start()
@@ -496,8 +496,14 @@ class Recording(Uniform):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("update", ["plain", "interpreted", pytest.param("compiled", marks=pytest.mark.long)])
-@pytest.mark.parametrize("kind", ["offline", "collected", "recorded", "both"])
+@pytest.mark.parametrize(
+    ("kind", "update"),
+    [
+        *((kind, "plain") for kind in ("offline", "collected", "recorded")),
+        *((kind, "interpreted") for kind in ("offline", "both")),
+        *(pytest.param(kind, "compiled", marks=pytest.mark.long) for kind in ("offline", "both")),
+    ],
+)
 def test_priorities_of_the_loss_come_back_to_the_rows_they_are_of(tmp_path, kind, update, monkeypatch):
     if update == "interpreted":  # the graph as it was traced, without the seconds of torch's compiler
         monkeypatch.setattr("alfish.compiler.inductor._compile", lambda graph, *_: lambda leaves: graph(*leaves))

@@ -9,7 +9,7 @@ from recorded import BOX_SPACES, LENGTHS, SPACES, record
 
 from alfish import specs
 from alfish.errors import UsageError
-from alfish.offline import Arrays, Reading, Spaces, Validator
+from alfish.offline import Arrays, SourceReading, Spaces, Validator
 from alfish.offline.episode import Unreadable
 
 DICT_SPACES = Spaces(spaces.Dict(camera=SPACES.observation, speed=SPACES.observation), SPACES.action)
@@ -110,7 +110,7 @@ BAD_VALUES = {
 
 
 @pytest.mark.parametrize("name", BAD_VALUES)
-def test_bad_values_are_errors_unless_told_otherwise(name):
+def test_bad_values_are_errors_by_default(name):
     episodes, words = BAD_VALUES[name]
     with pytest.raises(UsageError, match=rf"{words} \(1 episode: 3\)"):
         validate(episodes)
@@ -218,7 +218,7 @@ def test_actions_a_rounding_error_outside_are_clipped_and_others_are_errors():
 
 
 @pytest.mark.parametrize("number_good", [0, 1, 2])
-def test_dropping_episodes_is_no_remedy_where_hardly_one_is_left(number_good):
+def test_dropping_episodes_is_not_suggested_where_hardly_one_is_left(number_good):
     episodes = [e._replace(observations=e.observations[:, :2]) for e in record()]
     episodes[:number_good] = record()[:number_good]
     with pytest.raises(UsageError, match="of 11 episodes") as error:
@@ -234,7 +234,7 @@ def test_an_environment_that_was_named_is_not_asked_for():
     episodes = [e._replace(observations=e.observations[:, :2]) for e in record()]
     for policy in ("raise", "drop_episode"):
         with pytest.raises(UsageError, match="do not fit the environment that was named: name the one") as error:
-            list(Reading([Arrays(episodes)], SPACES, policy=policy))
+            list(SourceReading([Arrays(episodes)], SPACES, policy=policy))
         assert "--env_id" not in str(error.value)
 
 
@@ -250,10 +250,10 @@ def test_rewards_are_compared_with_the_environments():
     vectors = [e._replace(rewards=np.stack([e.rewards, e.rewards], 1)) for e in record()]
     words = "the rewards of arrays have 2 entries, and the environment's are one number; name the environment"
     with pytest.raises(UsageError, match=words):
-        list(Reading([Arrays(vectors)], SPACES, specs.reward_spec()))
+        list(SourceReading([Arrays(vectors)], SPACES, specs.reward_spec()))
     with pytest.raises(UsageError, match="are one number, and the environment's have 2 entries"):
-        list(Reading([Arrays(record())], SPACES, specs.reward_spec(2)))
-    assert len(list(Reading([Arrays(vectors)], SPACES, specs.reward_spec(2)))) == 11
+        list(SourceReading([Arrays(record())], SPACES, specs.reward_spec(2)))
+    assert len(list(SourceReading([Arrays(vectors)], SPACES, specs.reward_spec(2)))) == 11
 
 
 def warnings_of(episodes, of=SPACES):
@@ -308,7 +308,7 @@ def test_spaces_that_cannot_be_learned_from_are_refused():
     with pytest.raises(UsageError, match="observation is a Text space"):
         Validator(text)
     with pytest.raises(UsageError, match="arrays: observation is a Text space"):
-        Reading([Arrays([], text)])
+        SourceReading([Arrays([], text)])
 
 
 def test_the_report_counts_what_was_kept():

@@ -20,10 +20,10 @@ import alfish
 from alfish import specs
 from alfish.__main__ import main
 from alfish.algorithms.ppo import PPO
-from alfish.batches import EpochBatches
 from alfish.configuration import reading
 from alfish.environments import make_environment
 from alfish.errors import UsageError
+from alfish.learner.batches import EpochBatches
 from alfish.networks import MLP, ActorCritic, Torso
 from alfish.parameters import description, imports
 from alfish.training.listener import Listener
@@ -95,7 +95,7 @@ def test_a_class_that_is_defined_again_is_trained(tmp_path, monkeypatch):
     assert list(map(float, returns)) == [5, 50]
 
 
-def test_what_no_command_can_open_is_told_before_training(tmp_path, caplog):
+def test_what_no_command_can_open_is_reported_before_training(tmp_path, caplog):
     settings = {"num_env_steps": 100, "unroll_length": 50}
     alfish.train("PPO", lambda: gymnasium.make("CartPole-v1"), root_dir=tmp_path / "run", **settings)
     assert "make_environment.env_id is of this program, so that no other one" in caplog.text
@@ -114,7 +114,7 @@ def test_the_command_continues_a_trainer_of_importable_parts(tmp_path, capsys):
 
 @pytest.mark.parametrize("value", [np.str_("relu"), np.array(["relu"])[0], "relu"])
 def test_values_of_numpy_are_written_as_those_of_python(value):
-    written = description.Writer()
+    written = description.GinWriter()
     written.bind("", "MLP", "activation", value, "MLP.activation")
     written.bind("", "MLP", "layers", np.array([64, 32]), "MLP.layers")
     written.bind("", "MLP", "bias", np.True_, "MLP.bias")
@@ -267,6 +267,7 @@ def test_own_modules_may_be_named():
         imports.import_part("torch.nn.modules.flatten", "Flatten", "a test")
     with imports.restricted(["torch"]):
         imports.import_part("torch.utils.data.dataloader", "DataLoader", "a test")
+    assert {"described_parts", "torch.nn.modules.flatten", "torch.utils.data.dataloader"} <= set(sys.modules)
 
 
 # alfish.train

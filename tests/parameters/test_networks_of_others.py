@@ -10,9 +10,9 @@ from torch import nn
 from alfish.algorithms.contract import check_registered
 from alfish.algorithms.ppo import PPO
 from alfish.errors import UsageError
+from alfish.errors.user_code import CodeError
 from alfish.networks import MLP, ActorCritic, Torso
 from alfish.parameters.parts import build
-from alfish.user_code import CodeError
 
 SPECS = spaces.Box(-1, 1, (3,)), spaces.Discrete(2), spaces.Box(-1, 1, ())
 

@@ -17,10 +17,10 @@ from gymnasium import spaces
 
 import alfish
 from alfish.algorithms.ppo import PPO
-from alfish.batches import EpochBatches, OfflineBatches, ReplayBatches
 from alfish.configuration import reading
 from alfish.environments import make_environment
 from alfish.errors import UsageError
+from alfish.learner.batches import EpochBatches, OfflineBatches, ReplayBatches
 from alfish.learner.optimizers import Adam
 from alfish.metrics import AverageReturn, Metric
 from alfish.networks import MLP
@@ -36,7 +36,7 @@ from alfish.parameters import (
     checking,
 )
 from alfish.parameters.kinds import SEQUENCES, bare, elements, members, mistake
-from alfish.schedules import Linear, Schedule
+from alfish.parameters.schedules import Linear, Schedule
 from alfish.training.listeners import Evaluate
 from alfish.training.trainer import Trainer
 

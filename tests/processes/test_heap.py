@@ -42,6 +42,6 @@ def test_memory_that_an_update_frees_stays_with_the_process():
     assert page_faults(kept=True) < 64 * 100
 
 
-def test_a_heap_that_the_user_has_set_is_left_alone(monkeypatch):
+def test_a_heap_that_the_user_has_set_is_unchanged(monkeypatch):
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "1000000")
     assert not heap.keep_freed_memory.__wrapped__()

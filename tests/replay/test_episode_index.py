@@ -261,7 +261,7 @@ def test_check_valid_finds_damage(name, value):
 
 
 @pytest.mark.parametrize("gamma", [-0.1, 1.5])
-def test_a_gamma_that_is_no_discount_is_refused(gamma):
+def test_a_gamma_that_is_not_a_discount_is_refused(gamma):
     with pytest.raises(UsageError, match=f"return_gamma of a replay is {gamma}"):
         RingBuffer(20, 1, return_gamma=gamma)
 

@@ -13,11 +13,11 @@ from test_ring_buffer import LAST, PAD, Columns, reloaded
 
 from alfish import nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.batches import ReplayBatches
 from alfish.data import AlgStep, Experience, LossInfo, StepType, TimeStep, trainable
 from alfish.environments import make_environment
 from alfish.environments.bit_flip import BitFlip, bit_flip_reached, bit_flip_reward
 from alfish.errors import UsageError
+from alfish.learner.batches import ReplayBatches
 from alfish.offline import Arrays, Episode, OfflineBuffer, Spaces
 from alfish.replay import HindsightReplay, RingBuffer
 from alfish.replay.ring_buffer import SequenceIndex
@@ -471,7 +471,9 @@ def test_it_is_configured_by_name():
         HindsightReplay.reward_fn = @bit_flip_reward
         HindsightReplay.terminated_fn = @bit_flip_reached
     """)
-    HindsightReplay().bind(RingBuffer(20, 1, keeps_episodes=True), bit_flip_spec(4))
+    replay = HindsightReplay()
+    replay.bind(RingBuffer(20, 1, keeps_episodes=True), bit_flip_spec(4))
+    assert (replay._reward_fn, replay._terminated_fn) == (bit_flip_reward, bit_flip_reached)
 
 
 def bit_flip_spec(num_bits):
@@ -642,7 +644,7 @@ def test_a_missing_method_of_the_environment_is_one_sentence(make, settings, sen
     assert str(error.value) == sentence
 
 
-def test_a_reward_function_of_one_pair_is_told_what_it_receives():
+def test_a_reward_function_of_one_pair_is_refused_with_what_it_receives():
     words = (
         r"compute_reward, called with goals \[36, 2\] and \[36, 2\] and 36 infos \{\}, raised AssertionError: one pair "
         r"\(.*, in compute_reward\); let it take one pair or many and return one value a row, or bind a function of"

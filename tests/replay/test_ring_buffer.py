@@ -317,7 +317,7 @@ def test_a_window_is_more_than_rows_where_states_or_returns_are_kept(options):
     assert (buffer.in_place(2) is None) == any(name in options for name in ("state_period", "return_gamma"))
 
 
-def test_a_ring_with_states_is_no_ring_without_them():
+def test_a_ring_with_states_is_not_a_ring_without_them():
     columns, states, buffer = Columns(1), States(1, 4), RingBuffer(20, 1, state_period=4)
     push_with_states(buffer, states, columns, [3])
     for period in (None, 5):
@@ -483,7 +483,7 @@ def test_a_column_that_is_empty_at_first_gets_its_own_env_id_later():
     assert buffer.sample(100).env_id.unique().tolist() == [10, 11, 12]
 
 
-def test_a_ring_that_had_rows_takes_names_anew_after_loading_an_empty_one():
+def test_a_ring_that_had_rows_takes_names_again_after_loading_an_empty_one():
     buffer = RingBuffer(30, 3)
     buffer.push(Columns(3).unroll([4, 4, 4]))
     buffer.load_state_dict(RingBuffer(30, 3).state_dict())

@@ -10,8 +10,8 @@ import torch
 from alfish.data import Experience, StepType, TimeStep
 from alfish.errors import UsageError
 from alfish.offline import Arrays, Episode, OfflineBuffer, Spaces
+from alfish.parameters.schedules import Linear
 from alfish.replay import Epochs, Prioritized, RingBuffer, SequenceIndex, Uniform
-from alfish.schedules import Linear
 
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 

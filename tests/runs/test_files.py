@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from alfish.__main__ import main
-from alfish.archives import archive
 from alfish.errors import UsageError
 from alfish.runs import files
+from alfish.runs.packed import archive
 from alfish.runs.run_log import RunLog
 from alfish.sweeps.jobs import OUTPUT, LocalJobs
 from alfish.training.run_directory import RunDirectory

@@ -13,10 +13,10 @@ import pytest
 
 from alfish.__main__ import main
 from alfish.algorithms.ppo import PPO
-from alfish.batches import EpochBatches
 from alfish.environments import make_environment
 from alfish.environments.toy import OneState
 from alfish.errors import RunError
+from alfish.learner.batches import EpochBatches
 from alfish.networks import MLP, ActorCritic, Torso
 from alfish.runs import stop_signals
 from alfish.runs.checkpoints import Checkpoints
@@ -264,7 +264,7 @@ def test_an_environment_that_exits_in_evaluation_does_too(tmp_path):
     assert len(Checkpoints(tmp_path / "checkpoints").steps()) == 1
 
 
-def test_an_environment_that_exits_is_built_anew_where_errors_are_tolerated():
+def test_an_environment_that_exits_is_built_again_where_errors_are_tolerated():
     environment = make_environment(functools.partial(Exiting, 2))
     errors = []
     environment.tolerate_errors(lambda index, error: errors.append((index, type(error))))

@@ -63,4 +63,5 @@ def test_numpy_does_not_warn_of_a_subnormal_that_is_zero():
         "import numpy as np; from alfish.runs.subnormals import flush_subnormals; flush_subnormals(); "
         "[np.finfo(kind).max for kind in (np.float16, np.float32, np.float64)]"
     )
-    subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], check=True)
+    ran = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr

@@ -163,7 +163,7 @@ def test_concurrent_and_killed_writers_leave_whole_entries(lab):
         "for number in range(40):\n    trust.record(f\"make_environment.env_id = 'lab_of_trust:A{number}'\")\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    processes = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(3)]
-    assert [process.wait() for process in processes] == [-9] * 3
+    processes = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(2)]
+    assert [process.wait() for process in processes] == [-9] * 2
     entries = list((lab / "state" / "alfish" / "trusted").iterdir())
     assert len(entries) == 40 and {entry.read_text() for entry in entries} == {"lab_of_trust\n"}

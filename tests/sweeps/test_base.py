@@ -37,7 +37,7 @@ def test_bindings_are_refused_before_anything_starts(toy, tmp_path, variants, wo
         Base.read([str(toy)], [], variants)
 
 
-def test_a_run_that_is_called_base_is_left_alone(toy, tmp_path, monkeypatch):
+def test_a_run_that_is_called_base_is_not_changed(toy, tmp_path, monkeypatch):
     (tmp_path / BASE / "checkpoints").mkdir(parents=True)
     (tmp_path / BASE / "checkpoints" / "checkpoint-000000000100.pt").touch()
     (tmp_path / BASE / "config.gin").write_text(toy.read_text() + "Trainer.seed = 8\n")

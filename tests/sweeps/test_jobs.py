@@ -9,7 +9,7 @@ import time
 import pytest
 
 from alfish.sweeps import jobs, run_state
-from alfish.sweeps.jobs import OUTPUT, Ended, LocalJobs
+from alfish.sweeps.jobs import OUTPUT, JobEnded, LocalJobs
 from alfish.sweeps.run_state import MAX_DEATHS, Endings, RunState, mark_failed
 
 # In place of the real program: says what it was given, and ends by itself, or when it is asked to.
@@ -62,12 +62,12 @@ def test_a_process_gets_its_directory_and_arguments_and_its_end_is_reported_once
     run = directory(tmp_path)
     pool.start(run, ["--gin_param=a=1", "3"])
     assert list(pool.running) == [run]
-    assert ended(pool) == [Ended(run, 3)]
+    assert ended(pool) == [JobEnded(run, 3)]
     assert not pool.running and pool.wait(0) == []
     assert (run / OUTPUT).read_text() == f"train --root_dir={run} --gin_param=a=1 3\n"
 
 
-def test_a_process_has_a_group_of_its_own_and_one_is_stopped_alone(tmp_path, pool):
+def test_a_process_has_a_group_of_its_own_and_is_stopped_without_the_others(tmp_path, pool):
     runs = directory(tmp_path, "a"), directory(tmp_path, "b")
     for run in runs:
         pool.start(run, ["--gin_param=sleep"])
@@ -75,7 +75,7 @@ def test_a_process_has_a_group_of_its_own_and_one_is_stopped_alone(tmp_path, poo
     groups = {os.getpgid(process.pid) for process in pool._processes.values()}
     assert len(groups) == 2 and os.getpgid(0) not in groups
     pool.stop(runs[1])
-    assert ended(pool) == [Ended(runs[1], 143)]
+    assert ended(pool) == [JobEnded(runs[1], 143)]
     assert list(pool.running) == [runs[0]]
 
 
@@ -119,19 +119,19 @@ def test_a_run_begins_when_the_one_before_it_has_left_the_directory(tmp_path, po
     pool.start(run, ["0"])
     assert pool.wait(0.5) == [] and not text(run / OUTPUT)
     unlock()
-    assert ended(pool) == [Ended(run, 0)]
+    assert ended(pool) == [JobEnded(run, 0)]
 
 
 def test_interrupted_runs_are_continued_and_failed_ones_are_not(tmp_path):
     run, endings = directory(tmp_path), Endings()
     (run / OUTPUT).write_text("a line\nalfish train: a minibatch does not divide\n")
     for status in (0, 75, 130, 143):
-        assert endings.failure(Ended(run, status)) is None
-    assert endings.failure(Ended(run, 2)) == "a minibatch does not divide"
+        assert endings.failure(JobEnded(run, status)) is None
+    assert endings.failure(JobEnded(run, 2)) == "a minibatch does not divide"
     (run / OUTPUT).write_text("Traceback\n  line\nValueError: shapes differ\n\n")
-    assert endings.failure(Ended(run, 1)) == "ValueError: shapes differ"
+    assert endings.failure(JobEnded(run, 1)) == "ValueError: shapes differ"
     (run / OUTPUT).write_text("alfish train: worker 0 failed:\nTraceback\n  line\nValueError: no such map\n")
-    assert endings.failure(Ended(run, 1)) == "worker 0 failed: ValueError: no such map"
+    assert endings.failure(JobEnded(run, 1)) == "worker 0 failed: ValueError: no such map"
 
 
 def test_a_run_that_is_killed_again_and_again_fails_unless_it_gets_on(tmp_path):
@@ -139,11 +139,11 @@ def test_a_run_that_is_killed_again_and_again_fails_unless_it_gets_on(tmp_path):
     checkpoints = run / "checkpoints"
     checkpoints.mkdir()
     for _ in range(MAX_DEATHS - 1):
-        assert endings.failure(Ended(run, -9)) is None
+        assert endings.failure(JobEnded(run, -9)) is None
     (checkpoints / "checkpoint-000000000100.pt").touch()
     for _ in range(MAX_DEATHS - 1):
-        assert endings.failure(Ended(run, -9)) is None
-    assert "SIGKILL 5 times without a new checkpoint" in endings.failure(Ended(run, -9))
+        assert endings.failure(JobEnded(run, -9)) is None
+    assert "SIGKILL 5 times without a new checkpoint" in endings.failure(JobEnded(run, -9))
 
 
 def test_the_state_of_a_run_is_read_from_its_directory(tmp_path):

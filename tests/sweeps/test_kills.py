@@ -27,7 +27,7 @@ def whole(toy, directory, *flags):
     return table_of(directory)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_sweep_equals_an_uninterrupted_one(toy, tmp_path):
     flags = "--sampler=random", "--trials=2", "--jobs=2", RATE, ACTIVATION
     victims = kill("sweep", toy, tmp_path / "killed", 2, 2 * 2000, *flags)

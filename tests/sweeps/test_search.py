@@ -7,9 +7,9 @@ import pytest
 
 from alfish.errors import UsageError
 from alfish.sweeps.run_state import RunState
-from alfish.sweeps.samplers import MedianPruner, default_sampler, make_sampler
 from alfish.sweeps.search import Parameter, corners, parse
-from alfish.sweeps.trials import Run, Trial
+from alfish.sweeps.trial_samplers import MedianPruner, default_sampler, make_sampler
+from alfish.sweeps.trials import Trial, TrialRun
 
 SEARCH = [
     "Learner.learning_rate = log(1e-4, 1e-2)",
@@ -29,7 +29,7 @@ def trial(number, value=None, state="complete", bindings=None, seen=(), means=No
     means = means or ({} if value is None else {100: value})
     run_state = RunState(None, state == "complete", "crashed" if state == "failed" else None, None, {})
     run_state = run_state._replace(evaluations={clock: (mean,) for clock, mean in means.items()})
-    run = Run(run_state, 0, max(means) if state == "pruned" else None, 1)
+    run = TrialRun(run_state, 0, max(means) if state == "pruned" else None, 1)
     return Trial(number, bindings or {}, tuple(seen), (run,))
 
 
@@ -91,7 +91,7 @@ def test_corners_hold_each_value_each_end_and_a_fraction():
 
 
 @pytest.mark.parametrize("name", ["random", "tpe"])
-def test_proposals_lie_within_their_ranges_and_depend_on_seed_and_number_alone(name):
+def test_proposals_lie_within_their_ranges_and_depend_only_on_seed_and_number(name):
     parameters = parsed(SEARCH)
     told = [trial(k, float(k), bindings=propose(name, 7, k)) for k in range(12)]
     for number in range(12, 20):

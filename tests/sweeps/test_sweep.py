@@ -11,12 +11,10 @@ import pytest
 
 from alfish.errors import UsageError
 from alfish.runs.stop_signals import StopSignals
-from alfish.sweeps import plot
 from alfish.sweeps.base import BASE
-from alfish.sweeps.jobs import OUTPUT, Ended
-from alfish.sweeps.plot import PICTURE, write_picture
+from alfish.sweeps.jobs import OUTPUT, JobEnded
 from alfish.sweeps.sweep import Sweep, SweepSpecification, trials_of
-from alfish.sweeps.table import CSV, interval, table, write_csv
+from alfish.sweeps.table import CSV, PICTURE, interval, table, write_csv, write_picture
 from alfish.sweeps.trials import PRUNED, TRIAL
 
 SPECIFICATION = SweepSpecification(
@@ -71,7 +69,7 @@ class Jobs:
         for directory, arguments in list(self._arguments.items()):
             status = 143 if directory in self._stopped else evaluate(directory, arguments)
             if status is not None:
-                ended.append(Ended(directory, status))
+                ended.append(JobEnded(directory, status))
                 del self._arguments[directory]
         return ended
 
@@ -215,9 +213,9 @@ def test_pruning_does_not_depend_on_the_moment_of_a_look(tmp_path):
     assert "pruned" in expected
 
 
-@pytest.mark.parametrize("prune", [False, True])
-@pytest.mark.parametrize("seeds", [1, 2])
-@pytest.mark.parametrize("sampler", ["random", "tpe"])
+@pytest.mark.parametrize(
+    "sampler, seeds, prune", [("random", 1, True), ("random", 2, False), ("tpe", 1, False), ("tpe", 2, True)]
+)
 def test_a_sweep_that_is_killed_at_any_moment_equals_an_uninterrupted_one(tmp_path, sampler, seeds, prune):
     specification = dataclasses.replace(SPECIFICATION, sampler=sampler, seeds=seeds, prune=prune, trials=14)
     expected = run(tmp_path / "whole", specification)
@@ -263,7 +261,7 @@ def test_the_other_seeds_of_a_trial_that_is_over_are_stopped_for_good(tmp_path):
             for directory in [one for one in self._arguments if one.name.endswith("-0")]:
                 if len(list((directory / "eval").iterdir())) == 2:
                     del self._arguments[directory]
-                    ended.append(Ended(directory, 1))
+                    ended.append(JobEnded(directory, 1))
             return ended
 
     lines, jobs = [], First(4)
@@ -295,7 +293,7 @@ def test_a_removed_trial_is_proposed_again_as_it_was(tmp_path):
 def test_a_run_that_ends_without_its_budget_fails(tmp_path):
     class Stops(Jobs):
         def wait(self, timeout):
-            return [Ended(self._arguments.popitem()[0], 0)]
+            return [JobEnded(self._arguments.popitem()[0], 0)]
 
     found = rows(run(tmp_path / "s", dataclasses.replace(SPECIFICATION, trials=1), Stops()))
     assert found[0]["reason"] == "ended before its budget was spent"
@@ -312,7 +310,7 @@ def test_after_a_signal_nothing_is_started(tmp_path):
     assert jobs.started == ["000"]
 
 
-def test_copies_of_trials_are_left_alone(tmp_path):
+def test_copies_of_trials_are_unchanged(tmp_path):
     run(tmp_path / "s", SPECIFICATION)
     before = [trial.number for trial in trials_of(tmp_path / "s", SPECIFICATION).read()]
     for name in ("001_old", "001.bak", "1", "001-old"):
@@ -323,7 +321,7 @@ def test_copies_of_trials_are_left_alone(tmp_path):
 @pytest.mark.parametrize("values", [(-5.0, 0.0, -9.0), (0.0, None)])
 def test_the_best_trial_of_the_picture_may_have_a_value_of_0(tmp_path, monkeypatch, values):
     drawn = []
-    monkeypatch.setattr(plot, "_draw_curves", lambda axis, trials, best: drawn.append(best.value))
+    monkeypatch.setattr("alfish.sweeps.table._draw_curves", lambda axis, trials, best: drawn.append(best.value))
     trials = [SimpleNamespace(state="complete", value=value) for value in values]
     write_picture(tmp_path, [], trials)
     assert drawn == [0.0]

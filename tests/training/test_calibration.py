@@ -8,11 +8,11 @@ from resuming import assert_same, stop_after, tensors_of
 
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
-from alfish.batches import EpochBatches, ReplayBatches
 from alfish.environments import make_environment
 from alfish.environments.toy import TensorPointMass
+from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.networks import MLP, ActorCritic, CriticEnsemble, Torso
-from alfish.training.calibration import Calibration
+from alfish.training.clock import Calibration
 from alfish.training.listener import Listener
 from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer

@@ -14,26 +14,27 @@ from test_resume import make
 from test_vector_runs import TradeOff
 
 from alfish.algorithms.dqn import DQN
+from alfish.algorithms.flashsac import FlashSAC
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.pqn import PQN
 from alfish.algorithms.reppo import REPPO
+from alfish.algorithms.retrace import RetraceSAC
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
-from alfish.batches import EpochBatches, ReplayBatches
 from alfish.data import AlgStep
 from alfish.environments import make_environment
 from alfish.environments.toy import TensorPointMass
 from alfish.errors import RunError, UsageError
+from alfish.functional.return_distributions import Bins, ImplicitQuantiles, Quantiles
+from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.learner.learner import Learner
 from alfish.networks import GRU, MLP, ActorCritic, CriticEnsemble, ImplicitQNetwork, QNetwork, Torso
-from alfish.networks.hybrid import HeldNoise
+from alfish.runs.writers import Histogram, Image, Writer
 from alfish.training.diagnostics import Diagnostic, DormantUnits, ExplainedVariance, ModuleNorms, MonteCarlo
-from alfish.training.diagnostics.monte_carlo import _returns
+from alfish.training.diagnostics.estimates import _returns
 from alfish.training.listener import Listener
 from alfish.training.summaries import Summaries
 from alfish.training.trainer import Trainer
-from alfish.values import Bins, ImplicitQuantiles, Quantiles
-from alfish.writers import Histogram, Image, Writer
 
 POINT_MASS = TensorPointMass, {"length": 6}, 8
 SMALL = functools.partial(MLP, layers=(8,))
@@ -190,11 +191,11 @@ def test_a_delayed_actor_has_its_numbers_in_each_summary(tmp_path):
     assert len(rows) > 3 and norms and all(float(row[name]) > 0 for row in rows for name in norms)
     for _ in range(3):
         assert set(trainer.learner.evaluate(keeper.batch)) >= {"loss/critic", "loss/actor", "loss/alpha"}
-        trainer.algorithm.after_update()
+        trainer.algorithm.num_updates += 1
     turns = []
     for _ in range(3):
-        turns.append(trainer.algorithm.trains_actor())
-        trainer.algorithm.after_update()
+        turns.append(trainer.algorithm.trains("actor"))
+        trainer.algorithm.num_updates += 1
     assert sum(turns) == 1  # updates keep their turns
 
 
@@ -307,7 +308,7 @@ MEASURED = {
     ),
     "sac with bins": ("Pendulum-v1", functools.partial(SMALL_SAC, values=Bins), {"q", "value"}),
     "sac with quantiles": ("Pendulum-v1", functools.partial(SMALL_SAC, values=Quantiles), {"q", "value"}),
-    "held noise": ("Pendulum-v1", functools.partial(SMALL_SAC, noise=HeldNoise), {"q", "value"}),
+    "held noise": ("Pendulum-v1", functools.partial(FlashSAC, **SMALL_SAC.keywords), {"q", "value"}),
     "correlated noise": (
         "Pendulum-v1",
         functools.partial(TD3, critic=SMALL_CRITIC, noise_correlation=0.5),
@@ -414,7 +415,7 @@ def test_writers_receive_configuration_provenance_histograms_and_images(tmp_path
         def after_iteration(self, run, report):
             report.films["evaluation/film"], report.nominal_clock["evaluation"] = tmp_path / "film.mp4", 30
 
-    monkeypatch.setattr("alfish.writers.tensorboard.TensorBoardWriter.film", lambda *_: None)  # there is no film
+    monkeypatch.setattr("alfish.runs.writers.tensorboard.TensorBoardWriter.film", lambda *_: None)  # there is no film
     trainer.listeners.insert(0, Films())
     trainer.train()
     assert recorder.run.directory == tmp_path and recorder.run.id == trainer.directory.checkpoints.origin.run
@@ -447,7 +448,7 @@ def test_what_a_custom_summary_cannot_return_is_one_sentence(tmp_path, found):
         trainer.train()
 
 
-def test_what_is_no_diagnostic_and_no_writer_is_refused():
+def test_what_is_neither_a_diagnostic_nor_a_writer_is_refused():
     with pytest.raises(UsageError, match="Summaries.diagnostics "):
         Summaries([ModuleNorms])
     with pytest.raises(UsageError, match="writers has .* no Writer"):
@@ -456,7 +457,9 @@ def test_what_is_no_diagnostic_and_no_writer_is_refused():
 
 def test_monte_carlo_refuses_what_trains_on_more_than_rows(tmp_path):
     trainer = sac(
-        tmp_path, Summaries([MonteCarlo()]), algorithm=functools.partial(SMALL_SAC, retrace=True, lambda_=0.9)
+        tmp_path,
+        Summaries([MonteCarlo()]),
+        algorithm=functools.partial(RetraceSAC, *SMALL_SAC.args, **SMALL_SAC.keywords, lambda_=0.9),
     )
-    with pytest.raises(UsageError, match="MonteCarlo cannot measure SAC"):
+    with pytest.raises(UsageError, match="MonteCarlo cannot measure RetraceSAC"):
         trainer.train()

@@ -22,7 +22,7 @@ from alfish.environments import VectorEnvironment, make_environment
 from alfish.environments.toy import NestedBandit, OneState, Stamped, TensorPointMass
 from alfish.errors import RunError, UsageError
 from alfish.networks import ActorCritic, PolicyHead
-from alfish.networks.bodies.noisy import NoisyLinear
+from alfish.networks.bodies.linear import NoisyLinear
 from alfish.specs import sample as sample_actions
 from alfish.training.evaluations import evaluation
 from alfish.training.evaluator import Evaluation, Evaluator, make_evaluator

@@ -13,16 +13,16 @@ from resuming import assert_same, parameters, stop_after, tensors_of
 import alfish
 from alfish.__main__ import main
 from alfish.algorithms.appo import APPO
+from alfish.algorithms.composition import GAIL, Composed, NormalizedObservation
 from alfish.algorithms.imitation.dagger import DAgger
 from alfish.algorithms.imitation.distillation import Distillation
 from alfish.algorithms.imitation.expert import AbsentExpert
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
-from alfish.batches import EpochBatches, ReplayBatches
-from alfish.composition import GAIL, Composed, NormalizedObservation
 from alfish.configuration.experts import saved_policy
 from alfish.environments import make_environment
 from alfish.errors import UsageError
+from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.learner.learner import Learner
 from alfish.networks import GRU, MLP, ActorCritic, CriticEnsemble, Torso
 from alfish.offline import Arrays, OfflineBuffer, Spaces
@@ -181,7 +181,7 @@ def test_building_an_expert_leaves_configuration_and_random_numbers_as_they_were
     assert torch.equal(torch.get_rng_state(), before) and gin.config_str() == text
 
 
-def test_a_data_set_is_no_expert(tmp_path):
+def test_a_data_set_is_not_an_expert(tmp_path):
     (tmp_path / "data_set.json").write_text("{}")
     with pytest.raises(UsageError, match=f"^{tmp_path} is a data set, which cannot label new rows; name a run"):
         saved_policy(str(tmp_path))

@@ -19,20 +19,21 @@ from alfish.algorithms.acting import in_eval_mode
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.recurrent_sac import RecurrentSAC
+from alfish.algorithms.redq import REDQ
 from alfish.algorithms.rl_algorithm import ReplayNeeds
-from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
-from alfish.batches import EpochBatches, ReplayBatches
 from alfish.data import AlgStep, StepType
-from alfish.distributions import Categorical
 from alfish.environments import TensorEnvironment, make_environment
 from alfish.environments.toy import Bandit, Stamped, TensorPointMass
 from alfish.errors import RunError, UsageError
+from alfish.functional.distributions import Categorical
+from alfish.functional.values import LowerBounded
+from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.learner.learner import Learner
 from alfish.networks import GRU, LSTM, MLP, CriticEnsemble, DeterministicActor, QNetwork, Torso
+from alfish.parameters.schedules import Linear
 from alfish.replay import Prioritized, Uniform
 from alfish.runs.checkpoints import Checkpoints
-from alfish.schedules import Linear
 from alfish.training.listener import Listener
 from alfish.training.listeners import CheckpointSaver, Evaluate
 from alfish.training.trainer import Trainer
@@ -44,8 +45,7 @@ CRITIC = functools.partial(CriticEnsemble, layers=(8,))
 ALGORITHMS = {
     "dqn": functools.partial(DQN, q_network=functools.partial(QNetwork, torso=functools.partial(Torso, mlp=SMALL)),
                              epsilon=Linear(1.0), target_period=7),
-    "sac": functools.partial(SAC, actor_mlp=SMALL, critic=functools.partial(CRITIC, ensemble_size=3, dropout=0.1),
-                             target_subset=2),
+    "sac": functools.partial(REDQ, actor_mlp=SMALL, critic=functools.partial(CRITIC, ensemble_size=3, dropout=0.1)),
     "td3": functools.partial(TD3, actor=functools.partial(DeterministicActor, mlp=SMALL), critic=CRITIC,
                              noise_correlation=0.8, actor_period=3),
     "recurrent dqn": functools.partial(DQN, q_network=functools.partial(QNetwork, torso=functools.partial(
@@ -106,15 +106,12 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(tmp_path):
     assert not torch.equal(parameters_of(runs[0]), parameters_of(runs[2]))
 
 
-# Each algorithm and each way to stop, with one of the samplers; in `slow` those that differ from these in two ways.
+# Each algorithm and each way to stop, with one of the samplers; in `slow` all others.
 RESUMED = {
     "dqn_episode_boundary": Prioritized,
-    "sac_saved_state": Prioritized,
-    "sac_saved_state_same_step": Uniform,
     "sac_half_a_step": Uniform,
     "td3_saved_state": Uniform,
-    "recurrent_sac_saved_state": Prioritized,
-    "recurrent_sac_saved_state_same_step": Uniform,
+    "recurrent_sac_saved_state_same_step": Prioritized,
     "recurrent_dqn_episode_boundary": Uniform,
 }
 
@@ -424,7 +421,7 @@ def test_rows_go_into_replay_as_arrays_and_a_hook_sees_tensors(tmp_path, name):
 
 
 def test_a_lower_bound_is_refused_where_a_transform_changes_rewards(tmp_path):
-    bounded = functools.partial(ALGORITHMS["dqn"], lower_bound=True)
+    bounded = functools.partial(ALGORITHMS["dqn"], values=LowerBounded)
     for transform in (functools.partial(RewardScale, scale=0.1), RewardClip, RewardNormalizer):
         with pytest.raises(UsageError, match="returns of the environment's own rewards"):
             make(tmp_path, "dqn_episode_boundary", algorithm=bounded, transforms=[ObservationNormalizer, transform])

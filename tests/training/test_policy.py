@@ -18,8 +18,7 @@ from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, NestedBandit, OneState
 from alfish.errors import UsageError
 from alfish.networks import GRU, ActorCritic, ImpalaCNN, PolicyHead
-from alfish.networks.encoders import Encoder
-from alfish.networks.torsos import Torso
+from alfish.networks.encoders import Encoder, Torso
 from alfish.training.evaluator import make_evaluator
 from alfish.training.policy import Policy
 from alfish.transforms import ObservationNormalizer, PreviousStep, Transform, Transforms
@@ -378,8 +377,8 @@ def recurrent_policy():
 
 
 def through_torch(monkeypatch):
-    def make(algorithm, transforms, state, numpy_policy, *others):
-        return PolicyRunner(algorithm, transforms, state, None, *others)
+    def make(actor, state, numpy_policy):
+        return PolicyRunner(actor, state, None)
 
     monkeypatch.setattr("alfish.training.policy.PolicyRunner", make)
 
@@ -461,7 +460,7 @@ def test_another_number_of_rows_is_translated_after_some_calls():
         assert actions.shape == (2, 1) and (program(policy) is not None) == (count >= 8)
 
 
-def test_a_copy_of_a_policy_goes_on_alone():
+def test_a_copy_of_a_policy_continues_independently():
     policy = recurrent_policy()
     policy.act(np.ones(3, np.float32))
     copies = copy.deepcopy(policy), pickle.loads(pickle.dumps(policy))

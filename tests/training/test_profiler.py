@@ -9,10 +9,10 @@ import torch
 
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
-from alfish.batches import EpochBatches, ReplayBatches
 from alfish.compiler import kernels
 from alfish.environments import make_environment
 from alfish.environments.toy import TensorPointMass
+from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.runs.timer import LOOP
 from alfish.training.listener import LISTENERS
 from alfish.training.listeners import CheckpointSaver, Evaluate

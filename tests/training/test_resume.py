@@ -19,16 +19,16 @@ from alfish import nest
 from alfish.__main__ import main
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.reppo import REPPO
-from alfish.batches import EpochBatches
 from alfish.compiler import kernels
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, TensorPointMass
 from alfish.errors import UsageError
+from alfish.learner.batches import EpochBatches
 from alfish.learner.learner import Learner
 from alfish.networks import GRU, LSTM, MLP, ActorCritic, PredictiveCritic, Torso
+from alfish.parameters.schedules import Linear
 from alfish.runs.checkpoints import Checkpoints, Origin, run_id
 from alfish.runs.stop_signals import Interrupted
-from alfish.schedules import Linear
 from alfish.training.listener import Listener
 from alfish.training.listeners import CheckpointSaver, Evaluate, Summaries
 from alfish.training.trainer import Trainer
@@ -653,7 +653,7 @@ def test_a_checkpoint_of_another_configuration_is_refused_unless_it_is_asked_for
     assert main(command(tmp_path, *more, "Trainer.num_env_steps=3200")) == 0
 
 
-def test_a_larger_budget_is_no_other_configuration(tmp_path, capsys):
+def test_a_larger_budget_is_not_another_configuration(tmp_path, capsys):
     assert main(command(tmp_path, *TINY)) == 0
     assert main(command(tmp_path, *TINY, "Trainer.num_env_steps=2600")) == 0
     assert "Resuming from" in capsys.readouterr().err
@@ -668,7 +668,7 @@ def test_the_saved_configuration_is_enough_to_go_on(tmp_path, capsys):
     assert json.loads((tmp_path / "done").read_text())["env_steps"] >= 2600
 
 
-def test_a_later_stop_is_no_other_configuration(tmp_path, capsys):
+def test_a_later_stop_is_not_another_configuration(tmp_path, capsys):
     assert main(command(tmp_path, *TINY, "Trainer.stop_at=500")) == 0
     said = capsys.readouterr().err
     assert re.search(r"Paused at \d{3} steps \(Trainer.stop_at = 500\)", said) and not (tmp_path / "done").exists()

@@ -9,9 +9,9 @@ from test_resume import make
 
 from alfish import specs
 from alfish.algorithms.ddpg import DDPG
-from alfish.batches import ReplayBatches
 from alfish.environments.toy import TensorPointMass
 from alfish.errors import RunError, UsageError
+from alfish.learner.batches import ReplayBatches
 from alfish.replay import Uniform
 from alfish.training.listeners import CheckpointSaver
 from alfish.transforms import ObservationNormalizer

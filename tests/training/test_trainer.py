@@ -30,18 +30,19 @@ from alfish.algorithms.appo import APPO
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.rl_algorithm import UnrollUse
 from alfish.algorithms.sac import SAC
-from alfish.batches import EpochBatches, ReplayBatches
 from alfish.compiler import kernels
 from alfish.environments import VectorEnvironment, make_environment
 from alfish.environments.toy import Bandit, OneState, Stamped, TensorPointMass
 from alfish.errors import RunError, UsageError
+from alfish.errors.user_code import CodeError
+from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.learner.learner import Learner
 from alfish.metrics import DEFAULT_METRICS, AverageReturn, EnvInfo, EnvironmentSteps
 from alfish.networks import MLP, ActorCritic, Torso
+from alfish.parameters.schedules import Linear
 from alfish.runs import files, subnormals
 from alfish.runs.checkpoints import Checkpoints
 from alfish.runs.files import DiskError
-from alfish.schedules import Linear
 from alfish.training.evaluator import Evaluation
 from alfish.training.listener import Listener
 from alfish.training.listeners import (
@@ -56,7 +57,6 @@ from alfish.training.listeners import (
 from alfish.training.trainer import Trainer
 from alfish.transforms import ObservationNormalizer, RewardNormalizer
 from alfish.unrollers import SyncUnroller
-from alfish.user_code import CodeError
 
 torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,)))
 network = functools.partial(ActorCritic, actor_torso=torso, critic_torso=torso)
@@ -164,7 +164,7 @@ def test_a_time_limit_may_stand_beside_a_budget(tmp_path, wall_seconds, iteratio
 
 
 @pytest.mark.parametrize("length", [1, 2, 7])
-def test_reset_rows_are_no_environment_steps(tmp_path, length):
+def test_reset_rows_are_not_environment_steps(tmp_path, length):
     recorder = Recorder()
     trainer = make(tmp_path, OneState, {"length": length}, num_envs=3, num_iterations=5, listeners=[recorder])
     trainer.train()
@@ -175,7 +175,7 @@ def test_reset_rows_are_no_environment_steps(tmp_path, length):
     assert trainer.metrics.results()["environment_steps"] == trainer.clock.env_steps
 
 
-def test_rows_that_fill_up_an_unroll_are_no_steps(tmp_path):
+def test_rows_that_fill_up_an_unroll_are_not_steps(tmp_path):
     """Environments that reset in the same step, at ends that differ: a column waits while another resets."""
 
     def environment(seed=None):
@@ -214,7 +214,7 @@ BUDGETS = {  # an iteration is 8 steps of 2 environments, and 4 updates of 8 row
 
 
 @pytest.mark.parametrize("name", BUDGETS)
-def test_the_learner_is_told_how_many_updates_the_run_makes(tmp_path, name):
+def test_the_learner_knows_how_many_updates_the_run_makes(tmp_path, name):
     budget, num_updates = BUDGETS[name]
     trainer = make(tmp_path, learner=PlannedLearner, **budget)
     assert trainer.learner.planned == (num_updates, 8)
@@ -1444,6 +1444,9 @@ class ChangesDirectory(OneState):
         return super().reset(**arguments)
 
 
+FEW = {"Trainer.unroll_length": 64, "EpochBatches.num_epochs": 1, "Evaluate.num_episodes": 2}
+
+
 @pytest.mark.parametrize("in_reset", [True, False])
 def test_an_environment_that_changes_the_working_directory_leaves_the_run_whole(tmp_path, monkeypatch, in_reset):
     (tmp_path / "place").mkdir()
@@ -1452,8 +1455,9 @@ def test_an_environment_that_changes_the_working_directory_leaves_the_run_whole(
     alfish.train(
         "PPO",
         functools.partial(ChangesDirectory, **kwargs),
-        num_env_steps=4000,
+        num_env_steps=1000,
         root_dir="runs/a",
+        **FEW,
     )
     assert not list((tmp_path / "place").iterdir())
     names = {path.name for path in (tmp_path / "runs" / "a").iterdir()}
@@ -1463,7 +1467,7 @@ def test_an_environment_that_changes_the_working_directory_leaves_the_run_whole(
 def test_the_home_directory_may_be_written_as_a_tilde(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    alfish.train("PPO", "CartPole-v1", num_env_steps=2500, root_dir="~/runs/a")
+    alfish.train("PPO", "CartPole-v1", num_env_steps=500, root_dir="~/runs/a", **FEW)
     assert (tmp_path / "home" / "runs" / "a" / "done").exists()
     assert main(["evaluate", "--root_dir=~/runs/a", "--num_episodes=1"]) == 0
     assert main(["pack", "--root_dir=~/runs/a", "--output=~/a.zip"]) == 0

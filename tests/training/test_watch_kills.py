@@ -121,7 +121,7 @@ def stack():
         yield stack
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_results_survive_kills(stack, tmp_path):
     assert check_kills(stack, tmp_path / "run", 3, seed=0) >= 1
 

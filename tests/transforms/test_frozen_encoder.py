@@ -18,12 +18,12 @@ from alfish.algorithms.bc import BC
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.batches import EpochBatches, OfflineBatches, ReplayBatches
 from alfish.data import AlgStep, StepType
 from alfish.environments import EncodedEnvironment, TensorEnvironment, VectorEnvironment, make_environment
 from alfish.environments.sequential import SequentialVectorEnv
 from alfish.environments.toy import Catch, TensorPointMass
 from alfish.errors import UsageError
+from alfish.learner.batches import EpochBatches, OfflineBatches, ReplayBatches
 from alfish.learner.learner import Learner
 from alfish.metrics import AverageReturn
 from alfish.networks import MLP, ActorCritic, Encoder, QNetwork, SmallCNN, Torso

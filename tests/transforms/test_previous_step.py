@@ -9,11 +9,11 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 
 from alfish import nest, specs
 from alfish.algorithms.ppo import PPO
-from alfish.batches import EpochBatches
 from alfish.data import StepType, TimeStep
 from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, HiddenArm, NestedBandit
 from alfish.errors import UsageError
+from alfish.learner.batches import EpochBatches
 from alfish.learner.learner import Learner
 from alfish.networks import MLP, ActorCritic, Torso
 from alfish.training.policy import Policy
@@ -138,7 +138,7 @@ class TestPolicy:
             *parts_of(environment, algorithm, factory), environment.observation_space, environment.action_space
         )
 
-    def test_it_is_told_the_reward_of_its_last_action(self):
+    def test_it_receives_the_reward_of_its_last_action(self):
         policy, one = self.make(Repeating), np.ones(1, np.float32)
         assert policy.act(one) == 0  # its first action, whatever the reward before it was
         assert policy.act(one, reward=1.0) == 0

@@ -23,16 +23,16 @@ from worker_parts import Curriculum, Failing, Faulty, Informing, NotCorrecting, 
 
 from alfish import nest
 from alfish.algorithms.rl_algorithm import ReplayNeeds
-from alfish.batches import EpochBatches, ReplayBatches
 from alfish.configuration import reading
 from alfish.data import Experience, TimeStep
 from alfish.environments import make_environment
 from alfish.environments.toy import OneState, Stamped, TensorPointMass
 from alfish.errors import RunError, UsageError
+from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.processes import pool
+from alfish.processes.channel import from_bytes, to_bytes
 from alfish.processes.heartbeat import Heartbeat
 from alfish.processes.messages import Died, Plan, Seconds, Segment, Stepping
-from alfish.processes.pickling import from_bytes, to_bytes
 from alfish.replay import RingBuffer
 from alfish.runs import stop_signals
 from alfish.runs.checkpoints import Checkpoints
@@ -126,8 +126,7 @@ def step_only(step):
     return Experience(step._replace(env_id=torch.zeros_like(step.env_id)), None, None, None, None)
 
 
-@pytest.mark.parametrize("mode", ["lockstep", "free"])
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize(("mode", "num_workers"), [("free", 1), ("lockstep", 2), ("free", 2)])
 def test_off_policy_every_row_comes_once_and_in_order(made, mode, num_workers):
     unroller = made(algorithm=SeeingOffPolicy, num_workers=num_workers, mode=mode, unroll_length=4)
     unrolls, seen = [], set()
@@ -453,7 +452,7 @@ def each_failing(kinds, tmp_path, base=Faulty, **arguments):
 
 
 @pytest.mark.parametrize("algorithm", [Seeing, SeeingOffPolicy])
-def test_an_environment_that_fails_is_built_anew_and_its_episode_ends_before_that(made, algorithm, tmp_path):
+def test_an_environment_that_fails_is_built_again_and_its_episode_ends_before_that(made, algorithm, tmp_path):
     unroller = made(each_failing(KINDS, tmp_path), algorithm, mode="lockstep")
     unrolls = [nest.map(torch.clone, unroller.unroll(4)) for _ in range(12)]
     assert unroller.num_env_errors == 6 and unroller.stats()["env_errors"] == 6
@@ -693,13 +692,13 @@ def test_a_worker_that_was_stopped_with_the_trainer_is_not_killed(made):
     assert unroller.stats()["restarts"] == 0 and LOG == []
 
 
-def test_where_a_worker_hangs_is_told_however_often_it_did(made):
+def test_where_a_worker_hangs_is_reported_each_time(made):
     unroller = made()
     unroller.unroll(4)
     (worker,) = unroller._workers.all
     for _ in range(2):
         os.lseek(worker._stacks.fd, 1 << 16, os.SEEK_SET)  # as many stacks have been written before
-        assert "worker.py" in worker.stacks()
+        assert "worker_process.py" in worker.stacks()
 
 
 def test_the_traceback_comes_though_environments_do_not_close(made):
@@ -1078,7 +1077,7 @@ def test_gin_reaches_workers_scopes_included(made, tmp_path):
 
 
 def test_environments_have_ids_and_seeds_of_their_own_across_workers_and_generations():
-    plan = Plan(3, 4, 6, Stepping(None, 0, 0.0, True, 0, False), b"", 8, 0, 0, b"", 0, ())
+    plan = Plan(3, 4, 6, Stepping(None, 0, 0.0, True, 0, False), "program", b"", 8, 0, 0, b"", 0, ())
     setups = [plan.setup(index, generation) for generation in range(3) for index in range(3)]
     setups += [plan._replace(seed=seed).setup(index, 0) for seed in (1, 2) for index in range(3)]
     assert len({setup.seed for setup in setups}) == len(setups) == 9 + 6
@@ -1126,7 +1125,7 @@ def test_what_the_environment_says_was_executed_is_stored(made, gather):
     assert [actions[k] for k in (0, 2, 3)] == [0.0, -0.5, -0.75]
 
 
-def test_a_curriculum_is_told_how_far_training_is(made):
+def test_a_curriculum_receives_the_progress_of_training(made):
     unroller = made(functools.partial(make_environment, Curriculum, num_envs=2), mode="lockstep")
     told = []
     for k in range(5):
@@ -1137,7 +1136,7 @@ def test_a_curriculum_is_told_how_far_training_is(made):
     assert told == [[0, 0], [0, 0], [0.125] * 2, [0.25] * 2, [0.375] * 2]
 
 
-def test_a_curriculum_is_told_before_its_first_episode_too(made):
+def test_a_curriculum_receives_the_progress_before_its_first_episode_too(made):
     unroller = made(functools.partial(make_environment, Curriculum, num_envs=2))
     unroller._algorithm.progress.fill_(0.5)
     assert unroller.unroll(4).time_step.observation[0, :, 0].tolist() == [0.5, 0.5]
@@ -1149,7 +1148,7 @@ def test_a_curriculum_is_told_before_its_first_episode_too(made):
     assert unroller.unroll(4).time_step.observation[0, 0, 0] == 0.75
 
 
-def test_an_environment_that_is_built_anew_is_told_how_far_training_is(made, tmp_path):
+def test_an_environment_that_is_built_again_receives_the_progress_of_training(made, tmp_path):
     kinds = "raise", "nan", "shape"
     unroller = made(each_failing(kinds, tmp_path, worker_parts.FaultyCurriculum, at=1, episode=0))
     unroller._algorithm.progress.fill_(0.5)

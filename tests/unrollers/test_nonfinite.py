@@ -44,7 +44,7 @@ def test_an_action_that_is_not_finite_is_the_policys_fault():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["reward", "a", "b"])
-def test_of_one_step_the_environments_are_told(where, value):
+def test_the_environments_of_a_step_that_is_not_finite_are_found(where, value):
     step = arrays(rows(4))
     leaf = step.reward if where == "reward" else step.observation[where]
     leaf[1] = leaf[3] = value

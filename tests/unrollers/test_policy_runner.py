@@ -18,6 +18,7 @@ from torch import nn
 
 from alfish import nest, specs
 from alfish.algorithms.a2c import A2C
+from alfish.algorithms.acting import Actor
 from alfish.algorithms.ddpg import DDPG
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
@@ -25,14 +26,14 @@ from alfish.algorithms.recurrent_sac import RecurrentSAC
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
-from alfish.batches import EpochBatches, Minibatches, ReplayBatches
 from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep
 from alfish.environments import VectorEnvironment, make_environment
 from alfish.environments.sequential import SequentialVectorEnv
 from alfish.environments.toy import TensorPointMass
+from alfish.learner.batches import EpochBatches, Minibatches, ReplayBatches
 from alfish.learner.learner import Learner
 from alfish.networks import GRU, LSTM, MLP, ActorCritic, CriticEnsemble, QNetwork, TargetNetwork, Torso
-from alfish.schedules import Linear
+from alfish.parameters.schedules import Linear
 from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer
 from alfish.transforms import FrameStack, ObservationNormalizer, Transforms
@@ -358,7 +359,7 @@ class Simple(RLAlgorithm):
 
 def actor_of(algorithm, numpy_policy, transforms=()):
     chain = Transforms(transforms, FLOAT, specs.reward_spec())
-    actor = PolicyRunner(algorithm, chain, algorithm.initial_state(B), numpy_policy)
+    actor = PolicyRunner(Actor(algorithm, chain), algorithm.initial_state(B), numpy_policy)
     states = chain.initial_state(B), algorithm.initial_state(B)
 
     @torch.no_grad()
@@ -548,7 +549,7 @@ def test_at_an_episodes_start_the_state_is_not_taken_for_the_initial_one():
     algorithm = Simple(lambda self, x: x, ())
     algorithm.rollout_step = lambda time_step, state: AlgStep(state, state + 1)
     state = torch.zeros(B)
-    actor = PolicyRunner(algorithm, Transforms([], FLOAT, specs.reward_spec()), state, 0)
+    actor = PolicyRunner(Actor(algorithm, Transforms([], FLOAT, specs.reward_spec())), state, 0)
     for k in range(3):
         step, _ = actor(row(), (), state)
         assert actor._program is not None and step.output.tolist() == [k] * B

@@ -8,11 +8,11 @@ from scripted import unroll
 from worker_parts import KeepingToMask, Masked, SeeingOffPolicy
 
 from alfish import specs
-from alfish.batches import ReplayBatches
 from alfish.data import AlgStep
 from alfish.environments import TensorEnvironment, make_environment
 from alfish.environments.toy import Stamped, TensorPointMass
 from alfish.errors import UsageError
+from alfish.learner.batches import ReplayBatches
 from alfish.training.trainer import Trainer
 from alfish.transforms import Transform, Transforms
 from alfish.unrollers import AsyncUnroller, SyncUnroller, Workers
@@ -105,7 +105,7 @@ class Wrong(SeeingOffPolicy):
         return torch.zeros(len(time_step.step_type))
 
 
-def test_what_is_no_action_is_refused_in_a_sentence():
+def test_what_is_not_an_action_is_refused_in_a_sentence():
     unroller, _ = _sync(make_environment(Stamped, num_envs=3), Wrong)
     with pytest.raises(UsageError) as error:
         unroll(unroller, 2, at_random=True)

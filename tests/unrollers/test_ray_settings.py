@@ -17,15 +17,14 @@ from test_async import ALIKE, unroller_of
 
 from alfish.data import StepType, TimeStep
 from alfish.errors import RunError, UsageError
-from alfish.processes.host import Host
-from alfish.processes.host_messages import Greeting, Order, Publication
+from alfish.processes.host import Greeting, Host, Order, Publication
 from alfish.processes.messages import Died, Grant
 from alfish.processes.shared_memory import Publications
 from alfish.runs.stop_signals import Interrupted
 from alfish.unrollers import Workers
-from alfish.unrollers.ray import RayWorkers, cluster, pool
+from alfish.unrollers.ray import RayWorkers, cluster, ray_workers
+from alfish.unrollers.ray.object_store import PublishedWeights
 from alfish.unrollers.ray.remote_host import Actors, RemoteHost
-from alfish.unrollers.ray.values import PublishedWeights
 from alfish.unrollers.workers.shared_tensors import Layout, form_of
 from benchmarks.ray_runs import StampedRows
 
@@ -113,7 +112,7 @@ def test_a_machine_without_alfish_is_named():
     text = (
         "The actor died because of an error raised in its creation task, ray::Host.__init__() (pid=7, ip=10.0.0.9, x)\n"
     )
-    error = pool._unable(text + "  File ...\nModuleNotFoundError: No module named 'alfish'\n")
+    error = ray_workers._unable(text + "  File ...\nModuleNotFoundError: No module named 'alfish'\n")
     assert str(error).startswith("the machine 10.0.0.9 of the Ray cluster cannot run a host of workers: ModuleNotFound")
 
 
@@ -259,7 +258,7 @@ class FakeActor:
 
     @property
     def greet(self):
-        return types.SimpleNamespace(remote=lambda: f"greeting {self.requested.index(self)}")
+        return types.SimpleNamespace(remote=lambda program: f"greeting {self.requested.index(self)}")
 
 
 @pytest.fixture(autouse=True)

@@ -21,9 +21,9 @@ from alfish import nest
 from alfish.environments import make_environment
 from alfish.errors import UsageError
 from alfish.unrollers import Workers
-from alfish.unrollers.ray import pool
+from alfish.unrollers.ray import ray_workers
 from alfish.unrollers.ray.cluster import Cluster
-from alfish.unrollers.ray.values import ReceivedSegments
+from alfish.unrollers.ray.object_store import ReceivedSegments
 from benchmarks.ray_runs import soak
 
 ray = pytest.importorskip("ray")
@@ -87,7 +87,7 @@ def lockstep(make, algorithm, num_workers, workers):
 )
 def test_in_lockstep_every_bit_is_that_of_one_machine(made, monkeypatch, algorithm, num_workers, per_host, inline):
     if not inline:
-        monkeypatch.setattr("alfish.unrollers.ray.values.INLINE_BYTES", 0)  # weights go by reference
+        monkeypatch.setattr("alfish.unrollers.ray.object_store.INLINE_BYTES", 0)  # weights go by reference
     here = lockstep(unroller_of, algorithm, num_workers, QUICK)
     there = lockstep(made, algorithm, num_workers, functools.partial(ON_RAY, per_host=per_host))
     for (one, arrived), (other, also) in zip(here, there, strict=True):
@@ -147,8 +147,8 @@ def test_a_cluster_that_is_too_small_or_differs_is_refused(made, monkeypatch):
     sentence = r"2 hosts need 40 CPUs each .* has room for 0: its machines have .*4 \+ 4.* CPUs"
     with pytest.raises(UsageError, match=sentence):
         made(num_workers=4, workers=functools.partial(ON_RAY, cpus_per_worker=20)).unroll(4)
-    versions = pool.versions()
-    monkeypatch.setattr(pool, "versions", lambda: {**versions, "alfish": "9.9"})
+    versions = ray_workers.versions()
+    monkeypatch.setattr(ray_workers, "versions", lambda: {**versions, "alfish": "9.9"})
     with pytest.raises(UsageError, match=r"machine .* has alfish .* \(here 9.9\); install equal versions"):
         made(num_workers=2).unroll(4)
 

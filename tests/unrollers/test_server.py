@@ -93,7 +93,7 @@ def test_where_the_server_has_died_another_one_takes_its_place():
 
 def test_a_server_that_does_not_start_is_an_error_of_one_line(monkeypatch):
     monkeypatch.setattr(server, "PROGRAM", "raise SystemExit(7)")
-    monkeypatch.setattr(worker_handle, "SERVER", server.Server("never_imported"))
+    monkeypatch.setattr(worker_handle, "SERVER", server.Server())
     unroller = unroller_of(workers=QUICK)
     with pytest.raises(RunError) as raised:
         unroller.unroll(4)
@@ -114,7 +114,7 @@ def test_a_copy_of_the_trainer_has_a_server_of_its_own():
     unroller.close()
 
 
-def test_a_fork_that_fails_is_told(monkeypatch):
+def test_a_fork_that_fails_is_reported(monkeypatch):
     """By the server's loop, in this process."""
 
     def fork():

@@ -19,15 +19,15 @@ from scripted import (
     unroller_of,
 )
 
-from alfish.batches import EpochBatches, ReplayBatches
 from alfish.environments import make_environment
 from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
+from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.metrics import Metric, Metrics
-from alfish.metrics.rows import StepBatch
+from alfish.metrics.step_batch import StepBatch
 from alfish.training.trainer import Trainer
 from alfish.unrollers import AsyncUnroller
-from alfish.unrollers.workers.pool import Workers
+from alfish.unrollers.workers.transport import Workers
 
 
 class Witness(Metric):

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from alfish.processes.messages import Seconds, Segment
-from alfish.unrollers.workers.slot_ledger import SlotLedger
+from alfish.unrollers.workers.slots import SlotLedger
 
 
 def filled(worker_index, slot, sequence):

@@ -13,10 +13,10 @@ from scripted import check_stamps
 from worker_parts import SeeingOffPolicy
 
 from alfish.algorithms.appo import APPO
-from alfish.batches import EpochBatches
 from alfish.data import StepType
 from alfish.environments import make_environment
 from alfish.environments.toy import Stamped
+from alfish.learner.batches import EpochBatches
 from alfish.learner.learner import Learner
 from alfish.networks import ActorCritic
 from alfish.training.trainer import Trainer

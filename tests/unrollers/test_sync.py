@@ -418,7 +418,7 @@ def test_elsewhere_an_episode_under_way_ends_truncated_and_the_next_begins():
 
 
 @pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
-def test_elsewhere_uneven_columns_begin_anew_too(mode):
+def test_elsewhere_uneven_columns_begin_again_too(mode):
     one = unroller_of(recorded(mode, lengths=((9,), (9,))))
     unroll(one, 4)
     other = unroller_of(recorded(mode, lengths=((9,), (9,))))
@@ -511,7 +511,7 @@ def test_an_executed_action_may_be_a_list():
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_a_curriculum_is_told_how_far_training_is(vectorization):
+def test_a_curriculum_receives_the_progress_of_training(vectorization):
     environment = make_environment(Curriculum, num_envs=2, vectorization=vectorization)
     with contextlib.closing(unroller_of(environment)) as unroller:
         assert environment.follows_progress

@@ -9,8 +9,8 @@ from test_async import ALIKE, unroller_of
 from worker_parts import Seeing, SeeingOffPolicy
 
 from alfish import nest
+from alfish.processes.channel import from_bytes
 from alfish.processes.messages import Died, Seconds, Segment, Started
-from alfish.processes.pickling import from_bytes
 from alfish.unrollers import SyncUnroller, Workers
 from alfish.unrollers.workers.shared_tensors import state_tensors
 from alfish.unrollers.workers.transport import Transport

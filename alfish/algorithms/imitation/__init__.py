@@ -1,1 +1,1 @@
-"""Algorithms that learn from an expert: a trained policy that labels rows (`Expert`), or its recorded episodes."""
+"""Algorithms that learn from an expert: from the labels of a trained policy (`Expert`), or from recorded episodes."""

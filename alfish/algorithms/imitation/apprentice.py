@@ -13,13 +13,14 @@ from alfish.nest import Nest
 
 
 class LabelledRollout(NamedTuple):
-    label: Nest  # [B, ...] the expert's action
+    label: Nest  # [B, ...] action of the expert
 
 
 class Apprentice(BC):
-    """A policy that an expert labels while it acts; the subclasses describe the arguments.
+    """A student whose rows an expert labels while the student acts; the subclasses describe the arguments.
 
-    Its state is the student's and the expert's, so that the expert's memory sees the episodes that the student makes.
+    The policy's state contains the states of the student and the expert, so that the expert's memory receives the
+    student's episodes.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Apprentice(BC):
         return super().train_step(experience, experience.state)
 
     def _label(self, time_step: TimeStep, state: Nest) -> tuple[Nest, Nest]:
-        """Returns the expert's labels and its next state; raises UsageError if they are something else."""
+        """Returns the labels and the next state of the expert; raises UsageError if the expert's result is wrong."""
         result = self.expert(time_step, state)
         if not isinstance(result, tuple) or len(result) != 2:
             raise return_error(result, "(labels, state)", self.expert, "forward")
@@ -68,5 +69,5 @@ class Apprentice(BC):
         return result
 
     def executed_action(self, time_step: TimeStep, sampled: Nest, label: Nest) -> Nest:
-        """Returns the actions `[B, ...]` to execute, of the student's samples and the labels. Default: the samples."""
+        """Returns the actions `[B, ...]` to execute, from samples and labels. Default: the student's samples."""
         return sampled

@@ -1,12 +1,13 @@
 """DAgger: clones what an expert would do in the states that the student reaches.
 
-Ross et al., 2011, https://arxiv.org/abs/1011.0686, algorithm 3.1. In each round the student and the expert act in
-turns, the expert labels every row, and the student clones the labels of all rounds.
+Ross et al., 2011, https://arxiv.org/abs/1011.0686, algorithm 3.1. In each round, the student or the expert, chosen at
+random for each step, acts; the expert labels every row; and the student clones the labels of all rounds.
 
-Differences from the paper: the student's network goes on from round to round instead of being trained again; the last
-student is the result, not the best of all rounds; labels of Box actions are cloned by maximum likelihood, as in BC.
+Differences from the paper: the student's network is trained further in each round instead of from the start; the
+result is the last student, not the best of all rounds; labels of Box actions are cloned by maximum likelihood, as in
+BC.
 
-A round is an iteration: `Trainer.unroll_length` is its length. Replay must be large enough for all rows of the run.
+A round is an iteration of `Trainer.unroll_length` steps. Replay must be large enough for all rows of the run.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from alfish.data import Experience, TimeStep
 from alfish.nest import Nest
 from alfish.networks import FLOORED_HEAD, Torso
 from alfish.parameters import UnitInterval, checked
-from alfish.schedules import Schedule, as_schedule
+from alfish.parameters.schedules import Schedule, as_schedule
 
 
 @gin.configurable(module="alfish.algorithms")
@@ -32,11 +33,11 @@ class DAgger(Apprentice):
     """Dataset aggregation; the module's docstring has the paper and the differences from it.
 
     Args:
-      expert: class or factory, labels rows: `@saved_policy`, or an `Expert` of your own.
-      beta: chance that the expert's label is executed, drawn for each environment and step; may be a schedule of
-        progress.
-      torso: takes the observation spec; may have memory.
-      policy_head: takes the torso's output size and the action spec.
+      expert: class or factory of the expert, which labels rows: `@saved_policy`, or an `Expert` of your own.
+      beta: probability that the expert's label is executed, drawn for each environment and step; a number or a schedule
+        of progress.
+      torso: class or factory of the torso, takes the observation spec; the torso may have memory.
+      policy_head: class or factory of the head, takes the torso's output size and the action spec.
     """
 
     def __init__(

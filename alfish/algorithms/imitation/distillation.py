@@ -1,9 +1,9 @@
-"""Distillation of a teacher into a student that acts, on-policy: no row is kept.
+"""On-policy distillation of a teacher into a student: rows are not kept after their unroll.
 
-The student acts, the teacher labels, and the student is regressed on the labels of the unroll. With a memory, gradients
-go through the rows of an unroll, and the memory is carried on from one unroll to the next. This is DAgger (Ross et
-al., 2011, https://arxiv.org/abs/1011.0686) with beta 0 and without replay; rsl_rl (Schwarke et al., 2025,
-https://arxiv.org/abs/2509.10771) has it for legged robots, whose teacher sees more than the student does.
+The student acts, the teacher labels the rows, and the student is regressed on the labels of the unroll. With a memory,
+gradients go through the rows of an unroll, and the memory continues from one unroll to the next. This is DAgger (Ross
+et al., 2011, https://arxiv.org/abs/1011.0686) with beta 0 and without replay; rsl_rl (Schwarke et al., 2025,
+https://arxiv.org/abs/2509.10771) uses distillation for legged robots, where the teacher sees more than the student.
 """
 
 import functools
@@ -15,18 +15,19 @@ import gin
 import torch
 from gymnasium import spaces
 
-from alfish import losses, nest
+from alfish import nest
 from alfish.algorithms.bc import BCTrain
 from alfish.algorithms.imitation.apprentice import Apprentice
 from alfish.algorithms.imitation.expert import Expert
 from alfish.algorithms.rl_algorithm import UnrollUse
 from alfish.data import AlgStep, Experience, LossInfo
-from alfish.distributions import is_distribution, sum_of
+from alfish.functional import losses
+from alfish.functional.distributions import is_distribution, sum_of
 from alfish.nest import Nest
 from alfish.networks import PolicyHead, Torso
 from alfish.parameters import PositiveFloat, checked
 
-# The deviation of actions is fixed, because the squared error of the mean does not train it.
+# The standard deviation of actions is fixed, because the squared error of the mean does not train it.
 FIXED_HEAD = functools.partial(PolicyHead, initial_log_std=math.log(0.1), learn_std=False)
 
 
@@ -35,15 +36,15 @@ FIXED_HEAD = functools.partial(PolicyHead, initial_log_std=math.log(0.1), learn_
 class Distillation(Apprentice):
     """Teacher-student distillation; see the module's docstring.
 
-    The loss is the squared error (or Huber's) of the mean for Box leaves, averaged over their entries, and the
-    cross-entropy for others.
+    For Box leaves, the loss is the squared error (or Huber loss) of the mean action, averaged over the entries; for
+    other leaves, the cross-entropy.
 
     Args:
       expert: class or factory of the teacher: `@saved_policy`, or an `Expert` of your own.
-      huber_delta: error from which the loss of Box leaves is linear; None: it is squared everywhere.
-      torso: takes the observation spec; may have memory.
-      policy_head: takes the torso's output size and the action spec; by default actions have a deviation of 0.1, in
-        units of half the action's range.
+      huber_delta: error beyond which the loss of Box leaves is linear; None means a squared loss everywhere.
+      torso: class or factory of the torso, takes the observation spec; the torso may have memory.
+      policy_head: class or factory of the head, takes the torso's output size and the action spec; by default actions
+        have a standard deviation of 0.1, in units of half the action's range.
     """
 
     on_policy = True

@@ -1,4 +1,4 @@
-"""Experts: modules that know the right action of any row."""
+"""Experts: modules that return the action to clone for any row."""
 
 import abc
 import functools
@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 
 from alfish import nest
+from alfish.algorithms.acting import Actor
 from alfish.algorithms.imitation.external import External, checksum_of
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import TimeStep
@@ -22,26 +23,26 @@ from alfish.transforms import Transforms
 class Expert(External):
     """Labels rows with the action to clone. Subclasses are trained policies, or controllers and planners of your own.
 
-    An expert must be a function of its arguments and its buffers, as hooks of an algorithm are.
+    The results of an expert must depend on its arguments and its buffers only, like the results of algorithms' hooks.
     """
 
     def initial_state(self, batch_size: int) -> Nest:
-        """Returns the state at the start of an episode, `[B, ...]`. Default: None, there is no state."""
+        """Returns the state at the start of an episode, `[B, ...]`. Default: None, which means no state."""
         return None
 
     @abc.abstractmethod
     def forward(self, time_step: TimeStep, state: Nest) -> tuple[Nest, Nest]:
-        """Returns the labels `[B, ...]`, actions in the algorithm's units, and the next state.
+        """Returns labels, which are actions `[B, ...]` in the algorithm's units, and the next state.
 
         Args:
-          time_step: `[B]` rows as the algorithm receives them.
-          state: reset where a row is FIRST.
+          time_step: row of each environment, `[B]`, as the algorithm receives it.
+          state: state of the expert, already reset where a row is FIRST.
         """
 
     def check_specs(self, observation_spec: Nest, action_spec: Nest) -> None:
-        """Raises UsageError, which names the first difference, if rows of these specs cannot be labelled.
+        """Raises UsageError, which names the first difference, if the expert cannot label rows of these specs.
 
-        Default: accepts all.
+        Default: accepts all specs.
         """
 
     def start(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
@@ -49,17 +50,17 @@ class Expert(External):
 
 
 class PolicyExpert(Expert):
-    """A trained policy, frozen. The label is its mode.
+    """A trained policy, frozen; the label is the policy's mode.
 
-    Its parameters become buffers that no checkpoint stores, so that no optimizer, count of parameters or checkpoint of
-    the run includes them, and workers still receive them.
+    The policy's parameters become buffers that checkpoints do not store. These buffers are therefore left out of the
+    run's optimizers, parameter counts and checkpoints, but workers still receive the buffers.
 
     Args:
-      algorithm, transforms: trained; this module changes them and keeps them.
-      action_space: of the environment that it was trained in.
-      name: of its run, in messages.
-      leaves: paths of the observation's leaves that the expert sees, joined in this order if they are several; None:
-        the whole observation.
+      algorithm, transforms: trained algorithm and its transforms; this module keeps and freezes both.
+      action_space: action space of the environment that the policy was trained in.
+      name: name of the policy's run, for messages.
+      leaves: paths of the observation's leaves that the expert sees; several leaves are joined in this order. None
+        means the whole observation.
     """
 
     def __init__(
@@ -75,16 +76,14 @@ class PolicyExpert(Expert):
         state = {**algorithm.state_dict(), **transforms.state_dict(prefix="transforms.")}
         self.checksum = checksum_of(state[key] for key in sorted(state) if isinstance(state[key], torch.Tensor))
         self._algorithm, self._transforms = _frozen(algorithm), _frozen(transforms)
+        self._actor = Actor(self._algorithm, self._transforms, samples=False)
 
     def initial_state(self, batch_size: int) -> Nest:
-        return self._transforms.initial_state(batch_size), self._algorithm.initial_state(batch_size)
+        return self._actor.first_state(batch_size)
 
     def forward(self, time_step: TimeStep, state: Nest) -> tuple[Nest, Nest]:
-        of_transforms, of_policy = state
-        selected = self._selected(time_step.observation, _joined)
-        raw = time_step._replace(observation=self._transforms.encode(selected))
-        seen, of_transforms = self._transforms(raw, of_transforms)
-        step = self._algorithm.predict_step(seen, of_policy)
+        stored = self._transforms.encode(self._selected(time_step.observation, _joined))
+        step, of_transforms = self._actor.act(time_step._replace(observation=stored), *state)
         return step.output, (of_transforms, step.state)
 
     def check_specs(self, observation_spec: Nest, action_spec: Nest) -> None:
@@ -98,7 +97,7 @@ class PolicyExpert(Expert):
         self._compare("action", self._algorithm.action_spec, action_spec)
 
     def start(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
-        """Checks the units of actions, which specs do not have."""
+        """Checks the units of actions, which the spaces have and the specs do not."""
         if self._action_space != action_space:
             raise UsageError(
                 f"the expert {self.name} acts in {printable(str(self._action_space))}, and this environment takes "
@@ -110,7 +109,7 @@ class PolicyExpert(Expert):
 
         Args:
           observation: nest of tensors or of spaces.
-          join: function of several leaves, which returns them as one.
+          join: function that returns several leaves as one.
         """
         if self._leaves is None:
             return observation
@@ -120,7 +119,7 @@ class PolicyExpert(Expert):
         return nest.map(lambda _: only, self._transforms.raw_observation_spec)
 
     def _compare(self, kind: str, there: Nest, here: Nest) -> None:
-        """Raises UsageError if the specs of the expert and of the run differ; names the first leaf that does."""
+        """Raises UsageError, which names the first differing leaf, if the specs of the expert and of the run differ."""
         one, other = dict(nest.named_leaves(there, kind)), dict(nest.named_leaves(here, kind))
         for path in [*one, *other]:
             if one.get(path) != other.get(path):
@@ -137,7 +136,7 @@ def _joined(leaves: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _joined_box(name: str, leaves: list[Any]) -> spaces.Box:
-    """Returns the spec of joined leaves; raises UsageError if one is no vector of float."""
+    """Returns the spec of joined leaves; raises UsageError if a leaf is not a vector of floats."""
     for leaf in leaves:
         if not isinstance(leaf, spaces.Box) or leaf.dtype != np.float32 or leaf.shape is None or len(leaf.shape) != 1:
             raise UsageError(f"the expert {name} is to see several leaves joined, and {leaf} is no vector of float32")
@@ -146,9 +145,9 @@ def _joined_box(name: str, leaves: list[Any]) -> spaces.Box:
 
 
 def _frozen(module: Any) -> Any:
-    """Replaces all parameters and buffers by buffers that no checkpoint stores; returns the module in eval mode.
+    """Replaces all parameters and buffers by buffers that no checkpoint stores; returns the module in evaluation mode.
 
-    Modules that evaluation mode alone does not freeze, such as noisy layers in rollouts, have a method `freeze`.
+    Modules that need more than evaluation mode to be frozen, such as noisy layers in rollouts, have a method `freeze`.
     """
     for part in module.modules():
         if callable(freeze := getattr(part, "freeze", None)):
@@ -161,7 +160,7 @@ def _frozen(module: Any) -> Any:
 
 
 class AbsentExpert(Expert):
-    """Stands for an expert in a policy that only acts; it cannot label."""
+    """A placeholder for the expert in a policy that only acts; it cannot label."""
 
     name = "the expert"
 
@@ -174,10 +173,10 @@ def make_expert(expert: Callable[[], Expert], name: str) -> Expert:
 
     Args:
       expert: class or factory.
-      name: of the parameter, for messages.
+      name: name of the parameter, for messages.
 
     Raises:
-      UsageError: it makes something else, such as a data set.
+      UsageError: the factory does not make an expert, but for example a data set.
     """
     made: Any = build(expert, object, name)
     if not isinstance(made, Expert):

@@ -1,4 +1,4 @@
-"""Modules whose content lies outside of a run: a checkpoint stores a checksum in place of the content."""
+"""Modules whose content comes from outside the run: a checkpoint stores a checksum in place of the content."""
 
 import abc
 import contextlib
@@ -20,8 +20,8 @@ class External(nn.Module, abc.ABC):
     """A part of an algorithm that is read from another run, or from recorded data.
 
     Attributes:
-      name: of the source, in messages.
-      checksum: of the content; None: it has none that could change. Known after `start`.
+      name: name of the source, for messages.
+      checksum: checksum of the content, known after `start`; None means that there is no content to check.
     """
 
     name: str
@@ -29,17 +29,17 @@ class External(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def start(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
-        """Reads the content before the run's state is loaded, and checks that it is of the environment.
+        """Reads the content before the run's state is loaded, and checks that it fits the environment.
 
         Args:
-          observation_space, action_space: of one environment of the training.
+          observation_space, action_space: spaces of one training environment.
 
         Raises:
           UsageError: the content belongs to another environment, or cannot be read.
         """
 
     def state_dict(self, *arguments: Any, **keywords: Any) -> Any:
-        """Returns the checksum only, not the state of the modules within."""
+        """Returns the checksum only, not the state of submodules."""
         found = super().state_dict(*arguments, **keywords)
         prefix = keywords.get("prefix", "")
         for key in [key for key in found if key.startswith(prefix) and key != f"{prefix}_extra_state"]:
@@ -48,16 +48,16 @@ class External(nn.Module, abc.ABC):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        state_dict.update(super().state_dict(prefix=prefix))  # for the modules within, which torch loads next
+        state_dict.update(super().state_dict(prefix=prefix))  # for the submodules, which torch loads next
 
     def get_extra_state(self) -> dict[str, Any]:
         return {"sha256": self.checksum}
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
-        """Checks that the content is the one of `state`.
+        """Checks that the content is unchanged since `state` was saved.
 
         Raises:
-          UsageError: it has changed since the run was saved.
+          UsageError: the content has changed since the run was saved.
         """
         if None not in (self.checksum, state["sha256"]) and state["sha256"] != self.checksum:
             raise UsageError(
@@ -67,7 +67,7 @@ class External(nn.Module, abc.ABC):
 
 
 def checksum_of(tensors: Iterable[torch.Tensor]) -> str:
-    """Returns the SHA-256 sum over dtypes, shapes and bits of tensors, in their order."""
+    """Returns the SHA-256 sum over dtypes, shapes and bits of tensors, in the given order."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {list(tensor.shape)}".encode())
@@ -76,7 +76,7 @@ def checksum_of(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def is_opened_to_act() -> bool:
-    """Returns True if the policy that is being built only acts, so that it needs no external content."""
+    """Returns True if the policy that is being built will only act, and so needs no external content."""
     return _OPENED_TO_ACT.get()
 
 

@@ -34,7 +34,7 @@ def main(flag_values: flags.FlagValues, *words: str) -> int:
 
 
 def _lists() -> Iterable[tuple[str, Iterable[str]]]:
-    """Yields the variables of a script, and the words in each."""
+    """Yields the name of each variable in the script, with its words."""
     from alfish.configuration import catalogue
     from alfish.configuration.locating import confs_directory
 

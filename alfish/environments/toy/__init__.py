@@ -1,11 +1,10 @@
 """Small environments with known best returns, for tests and for trying a new algorithm in seconds.
 
-All are `gymnasium.Env`s or vector environments. Build them with `make_environment.env_id = @Bandit` and the like.
+All are `gymnasium.Env`s or vector environments. Build one by `make_environment.env_id = @Bandit`, for example.
 """
 
 from alfish.environments.toy.bandits import Bandit, MaskedIdentity, NestedBandit
-from alfish.environments.toy.chains import Corridor, OneState, Stamped
-from alfish.environments.toy.memory import HiddenArm, Recall
+from alfish.environments.toy.chains import Corridor, HiddenArm, OneState, Recall, Stamped
 from alfish.environments.toy.motion import Catch, TensorPointMass
 
 __all__ = [

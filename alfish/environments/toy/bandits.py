@@ -1,4 +1,4 @@
-"""Tasks of which each action has its own reward, with all kinds of actions and observations."""
+"""Tasks in which each action is rewarded by itself, with all kinds of actions and observations."""
 
 from typing import Any, Literal
 
@@ -17,8 +17,8 @@ class Bandit(gymnasium.Env):
     """The action must match the observation: reward 1 - |action - target| / scale. The best return is `length`.
 
     Args:
-      action: 'discrete' (4 arms), 'box' (a number in [-2, 6]), 'multi_discrete' or 'multi_binary'.
-      length: actions per episode.
+      action: kind of action: 'discrete' (4 arms), 'box' (a number in [-2, 6]), 'multi_discrete' or 'multi_binary'.
+      length: number of actions per episode.
     """
 
     def __init__(
@@ -65,9 +65,10 @@ class NestedBandit(gymnasium.Env):
     The image is bright in its left or right half. Each part of the action must match one part of the observation.
 
     Args:
-      nested_action: the action is a Dict of a Discrete, a Tuple of a Box and a MultiBinary, instead of a MultiDiscrete.
+      nested_action: whether the action is a Dict of a Discrete, a Tuple of a Box and a MultiBinary, instead of a
+        MultiDiscrete.
       image_size: height and width of the image.
-      length: actions per episode.
+      length: number of actions per episode.
     """
 
     def __init__(self, nested_action: bool = False, image_size: PositiveInt = 36, length: PositiveInt = 4):
@@ -93,7 +94,7 @@ class NestedBandit(gymnasium.Env):
         if self._nested:
             right = [
                 float(action["choice"] - 1 == digit),
-                1 - abs(float(action["parts"][0][0]) - (2 * sign - 2)) / 4,  # -2 or 0
+                1 - abs(float(action["parts"][0][0]) - (2 * sign - 2)) / 4,  # target, -2 or 0
                 float(action["parts"][1][0] == side),
             ]
         else:
@@ -112,19 +113,19 @@ class NestedBandit(gymnasium.Env):
 @gin.configurable(module="alfish.environments.toy")
 @checked
 class MaskedIdentity(gymnasium.Env):
-    """The action must be the observed number, and most other actions are forbidden, others at each step.
+    """The action must be the observed number; at each step, most other actions, newly chosen, are forbidden.
 
-    The number is uniform. `action_masks()` and the info 'action_mask' are the mask, which always allows the right
-    action. The best return is `length`; uniform allowed actions have length / (num_actions - num_forbidden).
+    The number is uniform. `action_masks()` and the info 'action_mask' return the mask, which always allows the right
+    action. The best return is `length`; uniform allowed actions return length / (num_actions - num_forbidden).
 
     Args:
-      num_actions: n.
-      num_forbidden: of each step; below n.
-      action: 'discrete'; 'multi_discrete', two numbers, each with its mask; 'multi_binary', n bits, each of which has
-        one allowed value with probability num_forbidden / n.
-      length: actions per episode, which is then truncated.
+      num_actions: number of actions, n.
+      num_forbidden: number of forbidden actions in each step, below n.
+      action: kind of action: 'discrete'; 'multi_discrete', two numbers, each with its own mask; 'multi_binary', n bits,
+        each of which has only one allowed value with probability num_forbidden / n.
+      length: number of actions per episode, which is then truncated.
 
-    Source: InvalidActionEnvDiscrete of sb3-contrib, with fresh masks at each step as there.
+    Source: InvalidActionEnvDiscrete of sb3-contrib, which also draws a new mask at each step.
     """
 
     def __init__(

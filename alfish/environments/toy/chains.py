@@ -1,25 +1,25 @@
-"""Episodes in which states follow each other in a known order."""
+"""Environments whose states follow each other in a known order."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import gin
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from alfish.parameters import PositiveInt, Range, checked
+from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked
 
 
 @gin.configurable(module="alfish.environments.toy")
 @checked
 class Stamped(gymnasium.Env):
-    """Observations are (env, episode, step), which reveal each row that was lost, doubled or shifted.
+    """Observations are (env, episode, step), so that a lost, doubled or shifted row can be detected.
 
-    Step k of an episode has reward k. The env stamp is drawn from the seed; episodes count from 0.
+    Step k of an episode has reward k. The number of the environment is drawn from the seed; episodes count from 0.
 
     Args:
-      lengths: numbers of actions of the episodes, taken in turn.
-      truncates: True: episodes end by truncation; False: by termination.
+      lengths: numbers of actions of successive episodes, repeated in turn.
+      truncates: whether episodes end by truncation instead of termination.
     """
 
     def __init__(self, lengths: tuple[PositiveInt, ...] = (3, 5, 1, 8), truncates: bool = False):
@@ -48,7 +48,7 @@ class Stamped(gymnasium.Env):
 @gin.configurable(module="alfish.environments.toy")
 @checked
 class OneState(gymnasium.Env):
-    """One state with reward 1 per step, truncated after `length` actions. Its value is 1 / (1 - gamma)."""
+    """One state with reward 1 per step and value 1 / (1 - gamma); episodes are truncated after `length` actions."""
 
     def __init__(self, length: PositiveInt = 7):
         self.observation_space = spaces.Box(1, 1, (1,), np.float32)
@@ -68,16 +68,16 @@ class OneState(gymnasium.Env):
 @gin.configurable(module="alfish.environments.toy")
 @checked
 class Corridor(gymnasium.Env):
-    """A row of rooms with a reward of 1 in the last one, which random actions practically never reach.
+    """A row of rooms with a reward of 1 in the last room, which random actions practically never reach.
 
-    One action of each room leads to the next room, and the others lead back to the one before. Which one leads on
-    differs from room to room, and is the same in all episodes. The observation is the room's one-hot code. The best
-    return is 1; a policy that does not explore earns 0.
+    In each room, one action leads to the next room, and the other actions lead back to the previous room. The right
+    action differs from room to room, and is the same in all episodes. The observation is the room's one-hot code. The
+    best return is 1; a policy that does not explore earns 0.
 
     Args:
-      num_rooms: rooms; an episode ends in the last one.
-      num_actions: actions in each room.
-      length: actions after which an episode is truncated; None: 3 for each room.
+      num_rooms: number of rooms; an episode ends in the last room.
+      num_actions: number of actions in each room.
+      length: number of actions after which an episode is truncated; None means 3 num_rooms.
     """
 
     def __init__(
@@ -107,3 +107,78 @@ class Corridor(gymnasium.Env):
         observation = np.zeros(len(self._onward), np.float32)
         observation[self._room] = 1
         return observation
+
+
+@gin.configurable(module="alfish.environments.toy")
+@checked
+class Recall(gymnasium.Env):
+    """A memory task: the first observation shows a cue, and `delay` steps later the matching action has reward 1.
+
+    The first observation contains the cue's one-hot code, and later observations contain zeros in its place. The last
+    entry of an observation is 1 where the action counts. The best average return without memory is 1 / num_cues, or 0.5
+    for two cues and a Box action.
+
+    Args:
+      num_cues: number of equally likely cues, and of actions.
+      delay: number of actions before the action that counts; with 0 the cue is visible at that action.
+      action: kind of action: 'discrete' is the index of the cue; 'box' is a number in [-1, 1], where the cues lie at
+        equal distances. The reward of 'box' is 1 minus half the distance to the cue.
+    """
+
+    def __init__(
+        self,
+        num_cues: Annotated[int, Range(2)] = 4,
+        delay: NonNegativeInt = 8,
+        action: Literal["discrete", "box"] = "discrete",
+    ):
+        self.observation_space = spaces.Box(0, 1, (num_cues + 1,), np.float32)
+        self.action_space = spaces.Discrete(num_cues) if action == "discrete" else spaces.Box(-1, 1, (1,), np.float32)
+        self._num_cues, self._delay, self._step, self._cue, self._kind = num_cues, delay, 0, 0, action
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._step, self._cue = 0, int(self.np_random.integers(self._num_cues))
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        counts = self._step == self._delay
+        self._step += 1
+        if self._kind == "discrete":
+            reward = float(action == self._cue)
+        else:
+            reward = 1 - abs(float(action[0]) - np.linspace(-1, 1, self._num_cues)[self._cue]) / 2
+        return self._observation(), counts * reward, counts, False, {}
+
+    def _observation(self) -> np.ndarray:
+        observation = np.zeros(self._num_cues + 1, np.float32)
+        observation[self._cue] = self._step == 0
+        observation[-1] = self._step == self._delay
+        return observation
+
+
+@gin.configurable(module="alfish.environments.toy")
+@checked
+class HiddenArm(gymnasium.Env):
+    """One arm, drawn uniformly for each episode, has reward 1, and the others 0; the observation never changes.
+
+    Only the last action and its reward show what to do: repeat a rewarded action. With two arms the best return is
+    `length` - 0.5; for a policy that does not know the last action or its reward, it is `length` / 2.
+
+    Args:
+      num_arms: number of actions.
+      length: number of actions per episode, which is then truncated.
+    """
+
+    def __init__(self, num_arms: Annotated[int, Range(2)] = 2, length: PositiveInt = 8):
+        self.observation_space = spaces.Box(1, 1, (1,), np.float32)
+        self.action_space = spaces.Discrete(num_arms)
+        self._num_arms, self._length, self._step, self._arm = num_arms, length, 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._step, self._arm = 0, int(self.np_random.integers(self._num_arms))
+        return np.ones(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._step += 1
+        return np.ones(1, np.float32), float(action == self._arm), False, self._step >= self._length, {}

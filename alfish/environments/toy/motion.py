@@ -1,4 +1,4 @@
-"""Things that move: as an image, and in torch."""
+"""Environments with moving objects: one with image observations, and one computed in torch."""
 
 from typing import Any, Literal
 
@@ -15,15 +15,15 @@ from alfish.parameters import PositiveInt, checked
 @gin.configurable(module="alfish.environments.toy")
 @checked
 class Catch(gymnasium.Env):
-    """A ball falls from a random column of a board, one row a step; a paddle at the bottom moves left, stays, or right.
+    """A ball falls down a random column of a board, one row per step, and must be caught by a paddle at the bottom.
 
-    The observation is the image of the board. At the bottom row the episode ends with reward 1 if the paddle is below
-    the ball, else -1.
+    The actions move the paddle left, leave it, or move it right. The observation is the image of the board. When the
+    ball reaches the bottom row, the episode ends, with reward 1 if the paddle is below the ball, else -1.
 
     Args:
-      rows, columns: of the board.
-      scale: pixels of a field's side; 8 makes 80 x 40 pixels of 10 x 5 fields.
-      mirrored: left and right are exchanged.
+      rows, columns: numbers of rows and columns of the board.
+      scale: size of a field in pixels; with 8, a board of 10 x 5 fields has 80 x 40 pixels.
+      mirrored: whether left and right are exchanged.
 
     Source: Osband et al., 2020, bsuite, section A.3.
     """
@@ -61,14 +61,14 @@ class Catch(gymnasium.Env):
 class TensorPointMass(VectorEnv):
     """A point on a line, stepped in torch for all environments together. The state can be saved and restored exactly.
 
-    The action is a push in [-1, 1], the reward -|position|. The return is about -0.5 `length` without pushes, and about
-    -0.5 at best.
+    The action is a push in [-1, 1], and the reward is -|position|. The return is about -0.5 `length` without pushes,
+    and about -0.5 at best.
 
     Args:
-      num_envs: B.
-      length: actions per episode, which is then truncated.
+      num_envs: number of environments, B.
+      length: number of actions per episode, which is then truncated.
       device: device of all tensors.
-      autoreset: 'next_step' or 'same_step'.
+      autoreset: mode of resets, 'next_step' or 'same_step'.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class TensorPointMass(VectorEnv):
 
     def step(self, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, dict]:
         same_step = self.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
-        restart = self._elapsed >= self._length  # never in SAME_STEP
+        restart = self._elapsed >= self._length  # always False in SAME_STEP
         moved = (self._position + 0.5 * action[:, 0]).clamp(-2, 2)
         self._position = torch.where(restart, self._start(), moved)
         self._elapsed = torch.where(restart, 0, self._elapsed + 1)

@@ -1,1 +1,1 @@
-"""Parts of bodies, which stand between the inputs of a network and its head."""
+"""Parts of bodies, the layers between the inputs of a network and its head."""

@@ -1,8 +1,9 @@
-"""Batch norm under pure hooks: a pass writes no running statistic.
+"""Batch norm under pure hooks: a pass does not write running statistics.
 
 Which statistics a pass uses is an argument of the call, never `Module.training`, because one update uses both kinds.
-Without `Moments` a pass uses the running statistics. With `Moments` it uses those of its batch, with the gradient
-through them, and the moments collect the new running statistics, which `calc_loss` returns as `LossInfo.buffers`.
+Without `Moments` a pass uses the running statistics. With `Moments` a pass uses the statistics of its batch, with
+the gradient through these, and the moments collect the new running statistics, which `calc_loss` returns as
+`LossInfo.buffers`.
 """
 
 from typing import Annotated
@@ -16,9 +17,9 @@ from alfish.parameters import PositiveFloat, PositiveInt, Range, checked
 
 
 class Moments(dict[torch.Tensor, torch.Tensor]):
-    """Makes the passes to which it is given use the statistics of their batch, and collects the new running ones.
+    """Argument that makes a pass use the statistics of its batch, and that collects the new running statistics.
 
-    It maps the buffers of the layers to their new values. A layer's last pass counts.
+    A dict from the buffers of the layers to their new values. If a layer makes several passes, the last one counts.
     """
 
 
@@ -32,14 +33,14 @@ class BatchNorm(nn.Module):
 
     The variance is the biased one, in the pass and in the running statistics.
 
-    Frozen (`Learner.frozen_parts`), it uses the running statistics in all passes, and these stay as they are.
+    When frozen (`Learner.frozen_parts`), the layer uses the running statistics in all passes, and does not change them.
 
     Args:
-      size: features.
-      ensemble_size: E networks with statistics of their own, for inputs `[E, N, size]`, or `[N, size]` for all; None:
-        one network, for inputs `[..., size]`.
-      rate: of the running statistics.
-      eps: added to the variance.
+      size: number of features.
+      ensemble_size: number E of networks, each with statistics of its own, for inputs `[E, N, size]`, or `[N, size]`
+        that all networks share; None means one network, for inputs `[..., size]`.
+      rate: step size of the running statistics, in (0, 1].
+      eps: number added to the variance.
 
     Source: Ioffe & Szegedy, 2015, https://arxiv.org/abs/1502.03167.
     """
@@ -71,9 +72,10 @@ class BatchNorm(nn.Module):
         """Returns the normalized features.
 
         Args:
-          x: as the class says.
-          moments: collects statistics of this batch, which the pass uses; None: the pass uses the running ones.
-          num_members: number of networks, from the first; None: all E.
+          x: inputs with the shape that the class states.
+          moments: collector of this batch's statistics, which the pass uses; None means that the pass uses the running
+            statistics.
+          num_members: number of networks to compute, from the first; None means all E.
         """
         members = slice(num_members)
         weight, bias = self.weight[members], self.bias[members]
@@ -93,7 +95,7 @@ class BatchNorm(nn.Module):
 def check_batch_norms(owner: nn.Module) -> None:
     """Raises UsageError if running statistics of a batch norm of `owner` would never change.
 
-    A module names its submodules that it calls with `Moments` in `updates_batch_norms`, in a tuple.
+    A module with such layers names, in the tuple `updates_batch_norms`, the submodules that it calls with `Moments`.
     """
     users = tuple(
         f"{name}.{part}.".lstrip(".")
@@ -103,9 +105,9 @@ def check_batch_norms(owner: nn.Module) -> None:
     for name, module in owner.named_modules():
         if isinstance(module, BatchNorm) and not f"{name}.".startswith(users):
             raise UsageError(
-                f"{name} of {type(owner).__name__} is a batch norm, whose running statistics nothing updates: only SAC "
-                "does, in actor_mlp and in the hidden layers of its critics. Set norm to 'layer' or None, or take "
-                "another network, there"
+                f"{name} of {type(owner).__name__} is a batch norm, whose running statistics nothing updates: only "
+                "CrossQ, XQC and FlashSAC do, in actor_mlp and in the hidden layers of their critics. Set norm to "
+                "'layer' or None, or take another network, there"
             )
 
 

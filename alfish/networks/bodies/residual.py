@@ -1,18 +1,67 @@
-"""Residual bodies: blocks with inverted bottlenecks and batch norm, whose outputs are added to their inputs."""
+"""Layers of E networks at once, in batched products; and residual bodies of such layers.
+
+A block of a residual body has an inverted bottleneck and batch norm, and its output is added to its input.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 import gin
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from alfish.networks.bodies.batch_norm import BatchNorm, Moments
-from alfish.networks.bodies.ensembles import EnsembleLayerNorm, EnsembleLinear, UnitEnsembleLinear
-from alfish.networks.bodies.unit_rows import UnitScale
-from alfish.networks.layers import RMSNorm, linear
+from alfish.networks.bodies.linear import UnitRows, UnitScale
+from alfish.networks.layers import RMSNorm, linear, orthogonal
 from alfish.parameters import LayerSize, NonNegativeInt, PositiveInt, checked
 from alfish.parameters.parts import build_network
+
+
+class EnsembleLinear(nn.Module):
+    """Applies E linear layers in one product, to `[E, N, in]` or to `[N, in]` for all layers; returns `[E, N, out]`."""
+
+    def __init__(
+        self, ensemble_size: int, input_size: int, output_size: int, gain: float = 2**0.5, has_bias: bool = True
+    ):
+        super().__init__()
+        layers: list[Any] = [orthogonal(nn.Linear(input_size, output_size), gain) for _ in range(ensemble_size)]
+        self.weight = nn.Parameter(torch.stack([layer.weight.detach().T for layer in layers]))  # [E, in, out]
+        self.bias = nn.Parameter(torch.zeros(ensemble_size, 1, output_size)) if has_bias else None
+
+    def forward(self, x: torch.Tensor, num_members: int | None = None) -> torch.Tensor:
+        """Returns the outputs of the first `num_members` layers; None means all."""
+        weight, all_biases = self.weight[:num_members], self.bias
+        bias = None if all_biases is None else all_biases[:num_members]
+        if x.ndim == 2:
+            x = x.expand(len(weight), *x.shape)
+        if bias is None:
+            return torch.bmm(x, weight)
+        if weight.shape[-1] == 1:  # a batched product with a vector takes five times as long
+            return (x * weight.mT).sum(-1, keepdim=True) + bias
+        return torch.baddbmm(bias, x, weight)
+
+
+class UnitEnsembleLinear(UnitRows, EnsembleLinear):
+    """`EnsembleLinear` whose weights have norm 1 for each output."""
+
+    input_dim = 1
+
+    def __init__(self, *arguments: Any, **settings: Any):
+        super().__init__(*arguments, **settings)
+        self.project()
+
+
+class EnsembleLayerNorm(nn.Module):
+    """E layer norms, for `[E, N, size]`, each with a scale and an offset of its own."""
+
+    def __init__(self, size: int, ensemble_size: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(ensemble_size, 1, size))
+        self.bias = nn.Parameter(torch.zeros(ensemble_size, 1, size))
+
+    def forward(self, x: torch.Tensor, num_members: int | None = None) -> torch.Tensor:
+        return torch.addcmul(self.bias[:num_members], F.layer_norm(x, x.shape[-1:]), self.weight[:num_members])
 
 
 class UnitBatchNorm(UnitScale, BatchNorm):
@@ -20,7 +69,10 @@ class UnitBatchNorm(UnitScale, BatchNorm):
 
 
 class EnsembleRMSNorm(RMSNorm):
-    """E norms of `[E, N, size]`, each with scales of its own; None: one, of `[..., size]`."""
+    """RMS norms of E networks, for `[E, N, size]`, each with scales of its own.
+
+    With `ensemble_size` None, there is one norm, for `[..., size]`.
+    """
 
     def __init__(self, size: int, ensemble_size: int | None):
         super().__init__(size)
@@ -45,16 +97,17 @@ class Residual(nn.Module):
         x = x + relu(BN(W2 relu(BN(W1 x))))                             for each block
         y = weight x / root mean square of x
 
-    Linear layers have no bias. Only SAC trains it.
+    Linear layers have no bias. Only SAC trains this body.
 
     Args:
-      input_size: features in.
-      ensemble_size: E networks, for inputs `[N, size]` of all or `[E, N, size]`; None: one network, for `[..., size]`.
-      width: features between the blocks, d, and out.
+      input_size: number of input features.
+      ensemble_size: number of networks E, for inputs `[E, N, size]`, or `[N, size]` that all networks share; None means
+        one network, for inputs `[..., size]`.
+      width: number of features between the blocks, d, and of the output.
       blocks: number of blocks.
-      expansion: features within a block, in units of the width.
-      unit_rows: the weights of each output have norm 1, see `UnitRows`, and those of each norm layer sqrt(d), see
-        `UnitScale`.
+      expansion: number of features within a block, in units of the width.
+      unit_rows: whether the weights of each output have norm 1, see `UnitRows`, and the scales and offsets of each norm
+        layer together have norm sqrt(d), see `UnitScale`.
 
     Source: Kim et al., 2026, https://arxiv.org/abs/2604.04539.
     """
@@ -90,7 +143,7 @@ class Residual(nn.Module):
         self._is_ensemble = ensemble_size is not None
 
     def forward(self, x: torch.Tensor, moments: Moments | None = None, num_members: int | None = None) -> torch.Tensor:
-        """Returns features `[..., width]`; `moments` and `num_members` as in `BatchNorm`."""
+        """Returns features `[..., width]`; `moments` and `num_members` are arguments of `BatchNorm`."""
         members = (num_members,) if self._is_ensemble else ()
         x = self.embedding(self.input_norm(x, moments, num_members), *members)
         for first, first_norm, active, second, second_norm, second_active in self.blocks:
@@ -105,5 +158,5 @@ def made_body(body: Callable[[int, int], Any], input_size: int, ensemble_size: i
     return [made], made.output_size
 
 
-WITH_MOMENTS = BatchNorm, Residual  # take `moments`
-OF_MEMBERS = EnsembleLinear, EnsembleLayerNorm, *WITH_MOMENTS  # take `num_members`
+WITH_MOMENTS = BatchNorm, Residual  # layers that take `moments`
+OF_MEMBERS = EnsembleLinear, EnsembleLayerNorm, *WITH_MOMENTS  # layers that take `num_members`

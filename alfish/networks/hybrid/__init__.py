@@ -1,8 +1,8 @@
 """Policies over actions in two parts, Box and Discrete, and the temperatures of their entropies."""
 
-from alfish.networks.hybrid.held_noise import HeldNoise
-from alfish.networks.hybrid.policy import (
+from alfish.networks.hybrid.hybrid_policy import (
     Choice,
+    HeldNoise,
     HybridAction,
     HybridHead,
     HybridPolicy,

@@ -7,10 +7,10 @@ import gin
 import torch
 from torch import nn
 
-from alfish.distributions import sum_of
+from alfish.functional.distributions import sum_of
+from alfish.functional.values import Scalar
 from alfish.networks.hybrid import HybridSpace
 from alfish.parameters import FiniteFloat, PositiveFloat, UnitInterval, checked
-from alfish.values import Scalar
 
 
 @gin.configurable(module="alfish.networks", allowlist=["linear_in"])
@@ -19,17 +19,17 @@ class Temperatures(nn.Module):
     """One temperature alpha for each part of an action, Box and Discrete.
 
     Args:
-      space: of the actions.
+      space: space of the actions.
       initial: temperature at the start.
       learned: whether temperatures move so that the policy's entropies reach their targets.
-      box_target: target entropy of the Box part, in nats; None: minus the number of its entries.
-      discrete_fraction: target entropy of the Discrete part, in [0, 1] of the maximum.
-      linear_in: the loss is linear in 'alpha', as in the paper, or in 'log_alpha'. With 'alpha' its gradient is in
-        proportion to alpha, and Adam divides by the root mean square of earlier gradients, so alpha rises faster and
-        falls more slowly.
+      box_target: target entropy of the Box part, in nats; None means minus the number of Box entries.
+      discrete_fraction: target entropy of the Discrete part, as a fraction in [0, 1] of the maximum.
+      linear_in: variable that the loss is linear in: 'alpha', as in the paper, or 'log_alpha'. With 'alpha' the loss's
+        gradient is in proportion to alpha, and Adam divides by the root mean square of earlier gradients, so alpha
+        rises faster and falls more slowly.
 
     Attributes:
-      log_alpha: 0-d parameters, by part.
+      log_alpha: log temperatures by part, 0-d parameters.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Temperatures(nn.Module):
         """Returns the value with a bonus for entropy: V = E[Q] + sum of alpha H over the parts of the action.
 
         Args:
-          values: the kind of `value`.
-          value: `[..., K]`.
-          entropies: `[...]` of each part.
+          values: kind of the critics' values.
+          value: value of each row, `[..., K]`.
+          entropies: entropy `[...]` of each part.
         """
         for kind, entropy in entropies.items():
-            alpha = self.log_alpha[kind].exp().detach()  # it has a loss of its own
+            alpha = self.log_alpha[kind].exp().detach()  # alpha has a loss of its own
             value = values.with_bonus(value, alpha * entropy)
         return value
 
@@ -64,8 +64,8 @@ class Temperatures(nn.Module):
         """Returns the loss of the temperatures, `[...]`: alpha or its logarithm times (entropy - target entropy).
 
         Args:
-          entropies: `[...]` of each part.
-          mask: `[..., n]` of the Discrete choices; the target is a fraction of the entropy of those that it allows.
+          entropies: entropy `[...]` of each part.
+          mask: mask `[..., n]` of the Discrete choices; the target is a fraction of the entropy of the allowed choices.
         """
         targets = self._targets
         if mask is not None:
@@ -75,6 +75,6 @@ class Temperatures(nn.Module):
         return sum_of(weights[kind] * (entropy - targets[kind]).detach() for kind, entropy in entropies.items())
 
     def shown(self, entropies: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Returns temperatures, and the entropies that there are, for summaries."""
+        """Returns temperatures, and the entropies of the parts that exist, for summaries."""
         found = {f"entropy_{kind}": entropy for kind, entropy in entropies.items()}
         return found | {f"alpha_{kind}": self.log_alpha[kind].exp() for kind in self._targets}

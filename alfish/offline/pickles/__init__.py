@@ -1,9 +1,9 @@
-"""A reader of pickles that executes nothing of them.
+"""A reader of pickles that does not execute them.
 
-A pickle is a program for a small stack machine, whose instructions build values and call what they name. `machine` runs
-only the instructions that build values. A name of a short list becomes an inert stand-in (`stand_ins`); any other name
-is refused. No object of numpy receives anything from the file: an array stays a stand-in until the whole file was read,
-and is then made of bytes whose number fits its shape and dtype (`resolving`).
+A pickle is a program for a small stack machine, whose instructions build values and call the functions that they name.
+`machine` runs only the instructions that build values. A name of a short list becomes an inert stand-in (`stand_ins`);
+any other name is refused. Nothing in the file reaches an object of numpy directly: an array stays a stand-in until the
+whole file was read, and is then made of bytes whose number fits its shape and dtype (`resolving`).
 """
 
 import io
@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from alfish.errors import UsageError
-from alfish.offline.pickles.faults import PickleError, RefusedError, shown
-from alfish.offline.pickles.limits import CopyBudget
+from alfish.offline.pickles.faults import CopyBudget, PickleError, RefusedError, shown
 from alfish.offline.pickles.machine import Machine
 from alfish.offline.pickles.resolving import Resolver
 from alfish.offline.pickles.stand_ins import DType, Inert, numpy_number
@@ -25,12 +24,12 @@ def read(file: BinaryIO, inert: Iterable[str] = ()) -> Any:
     """Returns the object that a pickle holds.
 
     Args:
-      file: open for reading, from its beginning.
-      inert: `module.name` of the classes that become `Inert` objects.
+      file: file that is open for reading, at its beginning.
+      inert: names `module.name` of the classes that become `Inert` objects.
 
     Raises:
-      RefusedError: the pickle asks for another name.
-      ValueError, LookupError, TypeError: it is damaged, or it is no pickle of data.
+      RefusedError: the pickle asks for a name that is not allowed.
+      ValueError, LookupError, TypeError: the pickle is damaged, or does not hold data.
     """
     copies = CopyBudget(file.seek(0, io.SEEK_END))
     file.seek(0)
@@ -41,12 +40,12 @@ def load(path: Path, what: str, inert: Iterable[str]) -> Any:
     """Returns the object in a file.
 
     Args:
-      path: of the file.
+      path: path of the file.
       what: name of the expected format, for messages.
-      inert: as in `read`.
+      inert: names `module.name` of the classes that become `Inert` objects.
 
     Raises:
-      UsageError: the file is cut off, is no pickle of data, or asks for a name that is not allowed.
+      UsageError: the file is cut off, is not a pickle of data, or asks for a name that is not allowed.
     """
     size = path.stat().st_size
     with open(path, "rb") as file:

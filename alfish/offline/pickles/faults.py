@@ -1,13 +1,13 @@
-"""Errors of the pickle reader, and values of a file as messages show them."""
+"""Errors of the pickle reader, limits on what a pickle may build, and the form of values in messages."""
 
 from typing import Any
 
 MAX_DIMS = 32
-MAX_SHOWN = 200  # characters of a file's own words in a message
+MAX_SHOWN = 200  # maximum number of characters of a file's words in a message
 
 
 class PickleError(ValueError):
-    """A pickle is damaged, or holds something else than data; the message completes "...: it ..."."""
+    """A pickle is damaged, or does not hold data; the message completes "...: it ..."."""
 
 
 class RefusedError(Exception):
@@ -15,10 +15,38 @@ class RefusedError(Exception):
 
 
 def shown(value: Any) -> str:
-    """Returns a value of a file for a message, at most `MAX_SHOWN` characters of it."""
+    """Returns a value of a file for a message, at most `MAX_SHOWN` characters long."""
     words = str(value) if isinstance(value, (str, int, float)) or _is_flat(value) else type(value).__name__
     return words if len(words) <= MAX_SHOWN else f"{words[:MAX_SHOWN]}..."
 
 
 def _is_flat(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) <= MAX_DIMS and all(isinstance(part, (int, str)) for part in value)
+
+
+MAX_SHARED = 2**20  # bytes and entries that a file may copy in addition to its own size
+MAX_WAITING = 2**17  # values and marks on the stack; lists nested more deeply are not data
+KEYS = (str, bytes, int, float, type(None))  # no tuples: their parts may be shared, and hashing may never end
+
+
+class CopyBudget:
+    """Counts the bytes and entries that reading a file copies.
+
+    Each byte or entry takes at least one byte of the file, unless the file shares it.
+
+    Args:
+      num_bytes: size of the file.
+    """
+
+    def __init__(self, num_bytes: int):
+        self._left = num_bytes + MAX_SHARED
+
+    def spend(self, values: Any) -> None:
+        """Counts a copy of `values`.
+
+        Raises:
+          PickleError: shared parts are copied far more often than the file's size allows.
+        """
+        self._left -= len(values)
+        if self._left < 0:
+            raise PickleError("it copies its parts far more often than its size allows")

@@ -1,14 +1,13 @@
-"""A stack machine that runs those instructions of a pickle which build values."""
+"""A stack machine that runs only the instructions of a pickle that build values."""
 
 import pickletools
 from collections.abc import Callable, Iterable
 from typing import Any, BinaryIO
 
-from alfish.offline.pickles.faults import PickleError, RefusedError, shown
-from alfish.offline.pickles.limits import KEYS, MAX_WAITING, CopyBudget
+from alfish.offline.pickles.faults import KEYS, MAX_WAITING, CopyBudget, PickleError, RefusedError, shown
 from alfish.offline.pickles.stand_ins import CALLS, ArrayStandIn, DType, Inert, encoded
 
-# Instructions that push their argument; and those that push a new value.
+# Instructions that push their argument, and instructions that push a new value.
 ARGUMENTS = frozenset(
     {
         *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
@@ -39,8 +38,8 @@ class Machine:
     """Runs the instructions of one file. A method `_x` is the instruction X of `pickletools`.
 
     Args:
-      inert: `module.name` of the classes that become `Inert` objects.
-      copies: budget of what the instructions may copy.
+      inert: names `module.name` of the classes that become `Inert` objects.
+      copies: budget of the bytes that the instructions may copy.
     """
 
     def __init__(self, inert: Iterable[str], copies: CopyBudget):
@@ -54,7 +53,7 @@ class Machine:
 
         Raises:
           PickleError, RefusedError: an instruction is damaged, or not allowed.
-          ValueError, LookupError, TypeError: the file is no pickle.
+          ValueError, LookupError, TypeError: the file is not a pickle.
         """
         for opcode, argument, _ in pickletools.genops(file):
             name = opcode.name
@@ -158,7 +157,7 @@ class Machine:
     def _extend(self, values: list[Any]) -> None:
         if isinstance(self._stack[-1], list):
             self._stack[-1].extend(values)
-        elif not isinstance(self._stack[-1], Inert):  # nothing would read its items
+        elif not isinstance(self._stack[-1], Inert):  # no code would read its items
             raise PickleError("it adds to what is no list")
 
     def _setitem(self, _: Any) -> None:
@@ -179,7 +178,7 @@ class Machine:
             raise PickleError("it adds to what is no set")
         self._stack[-1].update(map(_key, values))
 
-    # Names, and the objects that are made of them.
+    # Names, and the objects made from them.
 
     def _global(self, path: str) -> None:
         module, _, name = path.partition(" ")
@@ -207,7 +206,7 @@ class Machine:
     _newobj = _reduce
 
     def _newobj_ex(self, _: Any) -> None:
-        self._take(1)  # arguments by name
+        self._take(1)  # keyword arguments
         self._reduce(None)
 
     def _build(self, _: Any) -> None:
@@ -227,6 +226,6 @@ class Machine:
 def _key(value: Any) -> Any:
     if not isinstance(value, KEYS):
         raise PickleError("a key in it is no name and no number")
-    if isinstance(value, int) and value.bit_length() > 60:  # hashes of larger numbers may be equal without end
+    if isinstance(value, int) and value.bit_length() > 60:  # any number of larger numbers may have the same hash
         raise PickleError("a key in it is too large a number")
     return value

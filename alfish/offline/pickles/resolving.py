@@ -4,11 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from alfish.offline.pickles.faults import PickleError
-from alfish.offline.pickles.limits import KEYS, CopyBudget
+from alfish.offline.pickles.faults import KEYS, CopyBudget, PickleError
 from alfish.offline.pickles.stand_ins import ArrayStandIn, DType, Inert
 
-MAX_DEPTH = 200  # of lists, tuples, dicts and objects inside one another
+MAX_DEPTH = 200  # maximum depth of nested lists, tuples, dicts and objects
 
 
 class Resolver:
@@ -17,14 +16,14 @@ class Resolver:
     def __init__(self, copies: CopyBudget) -> None:
         self._copies = copies
         self._made: dict[int, Any] = {}
-        self._seen: list[Any] = []  # kept alive, so that no other object receives an identity that is in `_made`
+        self._seen: list[Any] = []  # kept alive, so that no other object gets an identity that is in `_made`
         self._depth = 0
 
     def resolved(self, value: Any) -> Any:
         """Returns the value without stand-ins.
 
         Raises:
-          PickleError: a part of it is not whole, a tuple holds itself, or parts are nested too deep.
+          PickleError: a part is incomplete, a tuple holds itself, or parts are nested too deep.
         """
         if isinstance(value, KEYS):
             return value

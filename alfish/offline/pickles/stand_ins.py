@@ -1,4 +1,4 @@
-"""Stand-ins for what a pickle of data names: dtypes, arrays, and objects without behaviour.
+"""Stand-ins for the names in a pickle of data: dtypes, arrays, and objects without behaviour.
 
 Nothing of a stand-in reaches numpy before `made` has checked it.
 """
@@ -21,10 +21,10 @@ class DType:
     """A stand-in for a numpy dtype.
 
     Args:
-      code: kind and size, as 'f4': numbers, text, or objects ('O8').
+      code: numpy's code of kind and size: of numbers ('f4'), text ('U3') or objects ('O8').
 
     Raises:
-      PickleError: the code is another one.
+      PickleError: the code is of another form.
     """
 
     def __init__(self, code: Any, *_: Any):
@@ -54,14 +54,14 @@ class ArrayStandIn:
 
     def __init__(self, *state: Any, is_number: bool = False):
         self._state, self._is_number = state, is_number  # shape, dtype, whether in Fortran's order, content
-        self._axes: tuple[int, ...] | None = None  # the order of axes of an array that lies transposed in memory
+        self._axes: tuple[int, ...] | None = None  # order of axes of an array that is transposed in memory
 
     @classmethod
     def from_buffer(cls, buffer: Any, dtype: Any, shape: Any, order: Any = "C", axes: Any = None) -> "ArrayStandIn":
         """Returns what `numpy._core.numeric._frombuffer` returns.
 
         Raises:
-          PickleError: the order in memory is none that numpy writes.
+          PickleError: numpy does not write this memory order.
         """
         made = cls(shape, dtype, order == "F", buffer)
         if order == "K":
@@ -81,14 +81,14 @@ class ArrayStandIn:
 
     @property
     def objects(self) -> list[Any] | None:
-        """The list that an array of objects copies; None for any other array."""
+        """The list that an array of objects copies; None for an array of another dtype."""
         return self._state[3] if len(self._state) == 4 and isinstance(self._state[3], list) else None
 
     def made(self) -> Any:
         """Returns the array.
 
         Raises:
-          PickleError: the content has another length than shape and dtype say.
+          PickleError: the length of the content does not fit shape and dtype.
         """
         if not self._state:
             raise PickleError("it holds an array without content")
@@ -135,7 +135,7 @@ class Inert:
         return self.path.rpartition(".")[2]
 
     def set(self, state: Any) -> None:
-        """Takes attributes, those in slots included. Any other state is dropped, because nothing would read it."""
+        """Takes attributes, including those in slots. Any other state is dropped, because nothing would read it."""
         parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
         for part in parts:
             if isinstance(part, dict):
@@ -146,7 +146,7 @@ def numpy_number(dtype: Any, content: Any) -> Any:
     """Returns what `numpy.core.multiarray.scalar` returns.
 
     Raises:
-      PickleError: the content has another length than the dtype says.
+      PickleError: the length of the content does not fit the dtype.
     """
     return _number(dtype, content).made()
 

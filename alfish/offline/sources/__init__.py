@@ -12,16 +12,16 @@ from typing import NamedTuple
 from alfish import specs
 from alfish.errors import RunError, UsageError, printable
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
-from alfish.offline.sources.files import said
+from alfish.offline.recorded_spaces import NO_SPACES, Spaces
 from alfish.offline.sources.recognition import PAGE, foreign_file, foreign_scheme
-from alfish.offline.spaces import NO_SPACES, Spaces
+from alfish.offline.sources.source_files import said
 
 
 class Scheme(NamedTuple):
-    module: str  # in this folder
-    source: str  # the class; its arguments are the text after the colon and the environment's spaces
+    module: str  # module in this folder
+    source: str  # name of the class; its arguments are the text after the colon and the environment's spaces
     example: str
-    options: tuple[str, ...] = ()  # their names, see `open_source`
+    options: tuple[str, ...] = ()  # names of its options, see `open_source`
 
 
 DONES = ("terminated", "truncated")
@@ -39,24 +39,25 @@ SCHEMES = {
 }
 SCHEME_OF_SUFFIX = {".npz": "npz", ".pkl": "sb3", ".hdf5": "d4rl", ".h5": "d3rlpy"}
 
-MAX_NAME, MAX_SENTENCE = 500, 2000  # characters; names in a file may have any length
+MAX_NAME, MAX_SENTENCE = 500, 2000  # maximum number of characters, because names in a file may have any length
 
 
 def open_source(name: str, environment: Spaces = NO_SPACES) -> EpisodeSource:
     """Opens the source that `scheme:where` names, and reads its spaces.
 
-    A format that leaves a question open has options, as in `sb3:FILE?dones=terminated`:
+    A format that leaves a question open has options, such as `sb3:FILE?dones=terminated`:
 
         dones      meaning of a flag 'done': 'terminated' or 'truncated'
         leave_out  keys of dict observations that are not read, separated by commas
 
     Args:
-      name: a scheme, a colon, and a path or the name of a data set; then `?` and options, separated by `&`.
+      name: name of the source: a scheme, a colon, and a path or the name of a data set; then `?` and options, separated
+        by `&`.
       environment: spaces of the environment; formats that store actions in an algorithm's units need them.
 
     Raises:
-      UsageError: the scheme (with close matches), option or file does not exist, an extra is missing, or the format is
-        another.
+      UsageError: the scheme, option or file does not exist (the message names similar schemes), an extra is missing, or
+        the file has another format.
     """
     scheme, colon, where = name.partition(":")
     if not colon or scheme not in SCHEMES:
@@ -72,7 +73,7 @@ def _options(where: str, scheme: str) -> tuple[str, dict[str, str]]:
     """Splits the text after a scheme into the place of the data and options.
 
     Raises:
-      UsageError: the scheme has no such option, or `dones` has another value.
+      UsageError: the scheme has no such option, or the value of `dones` is not allowed.
     """
     found = re.fullmatch(r"(.*?)\?(\w+=[^?/]*)", where, re.DOTALL)
     if not found or os.path.exists(os.path.expanduser(where)):  # a path may have a question mark
@@ -89,10 +90,10 @@ def _options(where: str, scheme: str) -> tuple[str, dict[str, str]]:
 
 
 class _Opened(EpisodeSource):
-    """A source whose errors are single sentences that name the file.
+    """A source whose errors are one sentence each that names the file.
 
     Args:
-      name: as the user gave it.
+      name: name of the source, as the user gave it.
       opened: function that constructs the source.
 
     Raises:

@@ -1,8 +1,8 @@
 """The replay buffer in a checkpoint of ALF: `ckpt-N-replay_buffer`, or one file that holds everything.
 
 Each environment has a ring: the row of position p lies at p modulo the length. An episode whose beginning was
-overwritten starts with its oldest row. What the algorithm stored with its actions (`rollout_info`) is not read. The
-format declares no spaces.
+overwritten starts with its oldest row. The info that the algorithm stored with its actions (`rollout_info`) is not
+read. The format declares no spaces.
 """
 
 import pickle
@@ -16,11 +16,12 @@ import torch
 from alfish import nest
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.offline import rows
+from alfish.offline import episode_rows
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
+from alfish.offline.limits import check_tensor
 from alfish.offline.pickles import DType, numpy_number
-from alfish.offline.sources.files import check_tensor, check_zip, existing_file, said
-from alfish.offline.spaces import NO_SPACES, Spaces
+from alfish.offline.recorded_spaces import NO_SPACES, Spaces
+from alfish.offline.sources.source_files import check_zip, existing_file, said
 
 REPLAY = "_replay_buffer."
 FIELDS = ("step_type", "reward", "discount", "observation")
@@ -30,11 +31,11 @@ class ALFSource(EpisodeSource):
     """Reads the episodes of `alf:checkpoint`.
 
     Args:
-      where: the file.
-      environment: not used.
+      where: path of the file.
+      environment: spaces of the environment, which are not used.
 
     Raises:
-      UsageError: the file does not exist, is damaged, or holds no replay buffer or several.
+      UsageError: the file does not exist, is damaged, or does not hold exactly one replay buffer.
     """
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES):
@@ -64,7 +65,7 @@ class ALFSource(EpisodeSource):
                     "expected; copy it again"
                 )
         self._rows, self._length = stored, shape[1]
-        is_full = self._size == self._length  # its position may restart at 0 in each round
+        is_full = self._size == self._length  # the position may restart at 0 in each round
         if not ((self._size >= 0) & (self._size <= self._length) & (self._pos >= self._size * ~is_full)).all():
             raise UsageError(
                 f"{where} is damaged: rings of {self._length} rows hold {self._size.tolist()}, written up to row "
@@ -82,11 +83,11 @@ class ALFSource(EpisodeSource):
             if size and step_type[0] != 0:
                 self.note(f"environment {env}: the beginning of its oldest episode was overwritten; the rest is kept")
             observation, action = nest.map(read, self._rows["observation"]), nest.map(read, self._action)
-            yield from rows.episodes(str(env), step_type, reward, discount, observation, action)
+            yield from episode_rows.episodes(str(env), step_type, reward, discount, observation, action)
 
 
 def _load(path: Path) -> Any:
-    """Loads the file without executing anything of it. Tensors stay on the disk until they are read."""
+    """Loads the file without executing its content. Tensors stay on the disk until they are read."""
     with open(path, "rb") as file:
         is_zip = file.read(4) == b"PK\x03\x04"
     if not is_zip:

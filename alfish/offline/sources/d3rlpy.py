@@ -1,7 +1,7 @@
-"""d3rlpy's HDF5 files: those that `dump` of a buffer or data set writes, and the tables of its first version.
+"""d3rlpy's HDF5 files: files that `dump` of a buffer or data set writes, and the tables of version 1.
 
 Needs the extra 'hdf5'. The format has no final observations. If an episode terminated, its last observation is
-repeated; if it was cut, its last step is dropped. The format declares no spaces.
+repeated; if the episode was cut, its last step is dropped. The format declares no spaces.
 """
 
 import itertools
@@ -16,8 +16,11 @@ from alfish import nest
 from alfish.errors import UsageError, printable
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable, ends, without_final_observation
+from alfish.offline.limits import NotEnoughMemory, check_memory
+from alfish.offline.recorded_spaces import NO_SPACES, Spaces
 from alfish.offline.sources import flat
-from alfish.offline.sources.files import (
+from alfish.offline.sources.recognition import foreign_hdf5
+from alfish.offline.sources.source_files import (
     HDF5_DAMAGE,
     MAX_WORDS,
     damage_named,
@@ -26,9 +29,6 @@ from alfish.offline.sources.files import (
     open_hdf5,
     said,
 )
-from alfish.offline.sources.limits import NotEnoughMemory, check_memory
-from alfish.offline.sources.recognition import foreign_hdf5
-from alfish.offline.spaces import NO_SPACES, Spaces
 
 COLUMNS = ("observations", "actions", "rewards", "terminated")
 EPISODE = re.compile(r"actions_(\d+)(_0)?")
@@ -39,8 +39,8 @@ class D3rlpySource(EpisodeSource):
     """Reads the episodes of `d3rlpy:file.h5`.
 
     Args:
-      where: the file.
-      environment: not used.
+      where: path of the file.
+      environment: spaces of the environment, which are not used.
 
     Raises:
       UsageError: the file does not exist, or has another format.
@@ -70,7 +70,7 @@ class D3rlpySource(EpisodeSource):
                 return
             with damage_named(self._path):
                 num_episodes = operator.index(file["num_episodes"][()])
-            if not 0 <= num_episodes <= len(file):  # each has several entries
+            if not 0 <= num_episodes <= len(file):  # each episode has several entries
                 raise UsageError(
                     f"{self._path} is damaged: it declares {num_episodes:,} episodes and has {len(file):,} entries in "
                     "all; fetch it again"
@@ -110,7 +110,7 @@ class D3rlpySource(EpisodeSource):
                 ending = flat.flags(file["episode_terminals"], f"{self.name}: episode_terminals")
             flat.check_rows(file["actions"], f"{self.name}: actions")
             actions = _action(_read(file["actions"]))
-            table = flat.Table(file["observations"], actions, file["rewards"], terminated, ending)
+            table = flat.TransitionTable(file["observations"], actions, file["rewards"], terminated, ending)
             flat.check_shapes(table, self.name)
             if ending is not None:
                 table = table._replace(truncated=ending & ~terminated)
@@ -141,6 +141,6 @@ def _read(stored: Any) -> np.ndarray:
 
 
 def _action(values: np.ndarray) -> np.ndarray:
-    """Returns actions `[T, ...]` as in their space; the format stores a discrete action as an array of one."""
+    """Returns actions `[T, ...]` in their space's form; the format stores a discrete action as one-entry array."""
     is_discrete = values.dtype.kind in "iu" and values.ndim == 2 and values.shape[1] == 1
     return values[:, 0] if is_discrete else values

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from alfish.errors import UsageError
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
+from alfish.offline.recorded_spaces import NO_SPACES, Spaces
 from alfish.offline.sources import flat
-from alfish.offline.sources.files import damage_named, existing_file, hdf5_nest, missing, open_hdf5
 from alfish.offline.sources.recognition import foreign_hdf5
-from alfish.offline.spaces import NO_SPACES, Spaces
+from alfish.offline.sources.source_files import damage_named, existing_file, hdf5_nest, missing, open_hdf5
 
 NEEDED = ("observations", "actions", "rewards", "terminals")
 
@@ -19,8 +19,8 @@ class D4RLSource(EpisodeSource):
     """Reads the episodes of `d4rl:file.hdf5`.
 
     Args:
-      where: the file.
-      environment: not used.
+      where: path of the file.
+      environment: spaces of the environment, which are not used.
 
     Raises:
       UsageError: the file does not exist, or has another format.
@@ -49,7 +49,7 @@ class D4RLSource(EpisodeSource):
                     truncated = flat.flags(file["timeouts"], f"{self.name}: timeouts")
                 observations, actions = hdf5_nest(file["observations"]), hdf5_nest(file["actions"])
                 following = hdf5_nest(file["next_observations"]) if "next_observations" in file else None
-                table = flat.Table(observations, actions, file["rewards"], terminated, truncated, following)
+                table = flat.TransitionTable(observations, actions, file["rewards"], terminated, truncated, following)
                 flat.check_shapes(table, self.name)
                 ends, num_unmarked = flat.cut(table)
             for sentence in flat.notes(table, num_unmarked):

@@ -10,33 +10,33 @@ from alfish import nest
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, Unreadable, without_final_observation
-from alfish.offline.sources.files import BLOCK_BYTES, BLOCK_ROWS, HDF5_DAMAGE, blocks, inside, read_rows, said
-from alfish.offline.sources.limits import check_memory
+from alfish.offline.limits import check_memory
+from alfish.offline.sources.source_files import BLOCK_BYTES, BLOCK_ROWS, HDF5_DAMAGE, blocks, inside, read_rows, said
 
-NUMBERS = "fiub"  # kinds of dtypes
+NUMBERS = "fiub"  # kinds of numeric dtypes
 SAME = 1e-6  # largest difference between two equal observations
 
 
-class Table(NamedTuple):
+class TransitionTable(NamedTuple):
     """N transitions. Leaves are arrays, or objects that return an array when they are sliced."""
 
     observations: Nest  # [N, ...]
     actions: Nest  # [N, ...]
     rewards: Any  # [N]
     terminated: np.ndarray  # [N] bool
-    truncated: np.ndarray | None  # [N] bool; None: not recorded
-    next_observations: Nest = None  # [N, ...], with the true final ones; None: not recorded
+    truncated: np.ndarray | None  # [N] bool; None if not recorded
+    next_observations: Nest = None  # [N, ...], with the true final observations; None if not recorded
 
 
 def flags(stored: Any, label: str) -> np.ndarray:
     """Returns flags of 0 and 1 as `[N]` bool.
 
     Args:
-      stored: `[N]` or `[N, 1]`, of any dtype of numbers.
+      stored: recorded flags, `[N]` or `[N, 1]`, of any dtype of numbers.
       label: name of the flags and their file, for messages.
 
     Raises:
-      UsageError: they have another shape or other values.
+      UsageError: the flags have another shape or other values.
     """
     check_rows(stored, label)
     if stored.shape[1:] not in ((), (1,)):
@@ -49,7 +49,7 @@ def flags(stored: Any, label: str) -> np.ndarray:
     return values.astype(bool)
 
 
-def check_shapes(table: Table, name: str) -> None:
+def check_shapes(table: TransitionTable, name: str) -> None:
     """Checks that the arrays of a table fit together.
 
     Raises:
@@ -82,10 +82,10 @@ def check_shapes(table: Table, name: str) -> None:
 
 
 def check_rows(values: Any, label: str) -> None:
-    """Raises where values are no array of numbers that has rows.
+    """Checks that values are an array of numbers with rows.
 
     Raises:
-      UsageError: says what they are.
+      UsageError: the values are something else, which the message describes.
     """
     shape, dtype = getattr(values, "shape", None), getattr(values, "dtype", None)
     if shape is None or dtype is None:
@@ -98,8 +98,8 @@ def check_rows(values: Any, label: str) -> None:
         raise UsageError(f"{label} has shape {list(shape)}, and a row without numbers cannot be learned from")
 
 
-def cut(table: Table) -> tuple[np.ndarray, int]:
-    """Finds the ends of episodes: flags, the end of the table, and rows whose next observation is not in the next row.
+def cut(table: TransitionTable) -> tuple[np.ndarray, int]:
+    """Finds the ends of episodes: at flags, at the table's end, and where the next observation is not in the next row.
 
     Returns:
       `[E]` int64, the row after each episode's last one; and the number of ends without a flag.
@@ -115,7 +115,8 @@ def cut(table: Table) -> tuple[np.ndarray, int]:
             arrived = read_rows(table.next_observations, rows)
             for one, other in zip(nest.leaves(after), nest.leaves(arrived)):
                 if one.dtype.kind == other.dtype.kind == "f":
-                    # A difference from NaN is no cut; the validator reports it. Of two precisions the coarser counts.
+                    # A difference from NaN is not a cut; the validator reports NaN. If the precisions differ, the
+                    # coarser one is used.
                     kind = min(one.dtype, other.dtype, key=lambda dtype: dtype.itemsize)
                     one, other = (part.astype(kind).astype(np.float64) for part in (one, other))
                     apart = np.abs(one - other) > SAME
@@ -126,19 +127,19 @@ def cut(table: Table) -> tuple[np.ndarray, int]:
     return np.flatnonzero(flagged | broken) + 1, int((broken & ~flagged).sum())
 
 
-def block_size(table: Table) -> int:
-    """Returns the number of rows of a table that are read at a time, fewer where they are large."""
+def block_size(table: TransitionTable) -> int:
+    """Returns the number of rows of a table that are read at a time, fewer if rows are large."""
     row_bytes = sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in nest.leaves(table.observations))
     return max(1, min(BLOCK_ROWS, BLOCK_BYTES // row_bytes))
 
 
-def marked(table: Table) -> np.ndarray:
+def marked(table: TransitionTable) -> np.ndarray:
     """Returns a mask `[N]` of rows at which a flag ends an episode."""
     return table.terminated if table.truncated is None else table.terminated | table.truncated
 
 
-def episodes(table: Table, ends: np.ndarray) -> Iterator[Episode | Unreadable]:
-    """Yields the episodes of a table, each with its final observation if that was recorded."""
+def episodes(table: TransitionTable, ends: np.ndarray) -> Iterator[Episode | Unreadable]:
+    """Yields the episodes of a table, each with its final observation if it was recorded."""
     number = 0
     for block in blocks(ends, size=block_size(table)):
         rows = slice(block[0].start, block[-1].stop)
@@ -172,7 +173,7 @@ def episodes(table: Table, ends: np.ndarray) -> Iterator[Episode | Unreadable]:
             number += 1
 
 
-def notes(table: Table, num_unmarked: int) -> Iterator[str]:
+def notes(table: TransitionTable, num_unmarked: int) -> Iterator[str]:
     """Yields sentences on how a table was cut into episodes."""
     if table.next_observations is None:
         yield (
@@ -181,12 +182,12 @@ def notes(table: Table, num_unmarked: int) -> Iterator[str]:
         )
     elif table.truncated is None:
         yield "no time-outs were recorded: episodes are cut at terminations and where observations do not go on"
-    if num_unmarked > (not marked(table)[-1:].all()):  # the last one may have been under way when it was saved
+    if num_unmarked > (not marked(table)[-1:].all()):  # the last episode may have been unfinished when it was saved
         which = "1 episode ends" if num_unmarked == 1 else f"{num_unmarked:,} episodes end"
         yield f"{which} without a flag, where observations do not go on: truncated there"
 
 
-def warnings(table: Table, flag: str) -> Iterator[str]:
+def warnings(table: TransitionTable, flag: str) -> Iterator[str]:
     """Yields sentences on what is wrong with a table if episodes timed out.
 
     Args:

@@ -1,9 +1,10 @@
 """LeRobot's directories: `meta/info.json` and `data/chunk-*/*.parquet`, one row for each frame.
 
-Needs the extra 'arrow'. An episode terminated if its last frame has both `next.done` and `next.success`. It then keeps
-the reward of its last frame, and its last observation stands for the final one. Otherwise it is truncated: its last
-frame becomes the final observation, and the action and reward of that frame are dropped. A frame after the one that is
-done is the final observation in both cases. The indices and lengths of episodes must be those of `meta`.
+Needs the extra 'arrow'. An episode terminated if its last frame has both `next.done` and `next.success`. A terminated
+episode keeps the reward of its last frame, and its last observation is used as the final one. Any other episode is
+truncated: its last frame becomes the final observation, and the action and reward of that frame are dropped. A frame
+that follows the frame with `next.done` is the final observation in both cases. The indices and lengths of episodes must
+agree with `meta`.
 
 Films are not read. Several `observation.*` columns become a dict with the names after the dot; a single one becomes the
 observation. The format declares no spaces.
@@ -20,15 +21,20 @@ from typing import Any
 import numpy as np
 
 from alfish import nest
-from alfish.errors import UsageError, first_line
-from alfish.formatting import counted
+from alfish.errors import UsageError, counted, first_line, optional_module
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable, without_final_observation
+from alfish.offline.limits import NotEnoughMemory, check_expansion, check_memory, stored_values
+from alfish.offline.recorded_spaces import NO_SPACES, Spaces
 from alfish.offline.sources import flat
-from alfish.offline.sources.files import JSON_EXPANSION, check_regular, existing_directory, extra, read_json, said
-from alfish.offline.sources.limits import NotEnoughMemory, check_expansion, check_memory, stored_values
 from alfish.offline.sources.recognition import check_beginning, said_of_directory
-from alfish.offline.spaces import NO_SPACES, Spaces
+from alfish.offline.sources.source_files import (
+    JSON_EXPANSION,
+    check_regular,
+    existing_directory,
+    read_json,
+    said,
+)
 
 NUMBER_BYTES = 8
 INDEX, FRAMES = "episode_index", "frame_index"
@@ -40,9 +46,9 @@ class LeRobotSource(EpisodeSource):
     """Reads the episodes of `lerobot:directory`.
 
     Args:
-      where: the data set's directory, which holds `meta` and `data`.
-      environment: not used.
-      dones: meaning of `next.done`, 'terminated' or 'truncated'; None: `next.success` says which.
+      where: path of the data set's directory, which holds `meta` and `data`.
+      environment: spaces of the environment, which are not used.
+      dones: meaning of `next.done`, 'terminated' or 'truncated'; None means that `next.success` decides.
 
     Raises:
       UsageError: the directory does not exist, lacks a part, or has other episodes than its `meta` declares.
@@ -50,7 +56,7 @@ class LeRobotSource(EpisodeSource):
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES, dones: str | None = None):
         what = "a LeRobot data set"
-        self._parquet = extra("pyarrow.parquet", "arrow", what)
+        self._parquet = optional_module("pyarrow.parquet", "arrow", what)
         self._root = root = existing_directory(where, what)
         self._files = sorted((root / "data").glob("**/*.parquet"))
         if not (root / "meta" / "info.json").exists():
@@ -70,7 +76,7 @@ class LeRobotSource(EpisodeSource):
         if not self._files:
             raise UsageError(f"{where} is not {what}: there is no data/**/*.parquet")
         check_regular(self._files[0])
-        check_beginning(self._files[0])  # a clone without Git LFS has pointers only
+        check_beginning(self._files[0])  # a clone without Git LFS contains only pointers
         seen = [name for name in features if name.startswith("observation.") or name == "observation"]
         images = [name for name in seen if features[name].get("dtype") in IMAGES]
         self._observations = [name for name in seen if name not in images]
@@ -104,16 +110,16 @@ class LeRobotSource(EpisodeSource):
         columns = [*self._observations, "action", INDEX, *self._present]
         faults, missing = self._faults()
         yield from (Unreadable(str(i), "it is not there") for i in missing)
-        unread = Table({}, 0)  # rows of the episode that may continue in the next file
+        unread = ParquetTable({}, 0)  # rows of the episode that may continue in the next file
         for path in self._files:
             try:
                 table = self._read(path, columns)
             except NotEnoughMemory:
                 raise
             except (OSError, ValueError, KeyError, TypeError, NotImplementedError) as error:
-                if unread.length:  # rows after a lost file do not continue these
+                if unread.length:  # rows after a lost file do not continue these rows
                     yield self._episode(unread, faults)
-                    unread = Table({}, 0)
+                    unread = ParquetTable({}, 0)
                 readable = len(self._files) - 1
                 yield Unreadable(path.name, f"{path} ({said(error)}); {readable} other files of the data set are there")
                 continue
@@ -128,7 +134,7 @@ class LeRobotSource(EpisodeSource):
             yield self._episode(unread, faults)
 
     def _faults(self) -> tuple[dict[int, str], list[int]]:
-        """Returns what is wrong with episodes, by their indices, and the indices that are nowhere.
+        """Returns the faults of episodes, by their indices, and the indices that are missing.
 
         Raises:
           UsageError: `meta` declares far more episodes than there are frames.
@@ -137,7 +143,7 @@ class LeRobotSource(EpisodeSource):
         for path in self._files:
             try:
                 found.append(self._read(path, [INDEX]).columns[INDEX].reshape(-1))
-            except (OSError, ValueError, KeyError, TypeError, NotImplementedError):  # named when it is read
+            except (OSError, ValueError, KeyError, TypeError, NotImplementedError):  # the error comes when it is read
                 continue
         index = np.concatenate(found).astype(np.float64)
         places = Counter(int(value) for value in index[_begins(index)].tolist() if _is_index(value))
@@ -152,7 +158,7 @@ class LeRobotSource(EpisodeSource):
                 f"{first_line(error)}); fetch the data set again"
             ) from error
         total = len(declared) if self._total is None else self._total
-        if total > 2 * len(index) + 100:  # some may be lost
+        if total > 2 * len(index) + 100:  # some frames may be lost
             raise UsageError(
                 f"{self._root}/meta/info.json declares {total:,} episodes, and there are {len(index):,} frames; fetch "
                 "the data set again"
@@ -170,7 +176,7 @@ class LeRobotSource(EpisodeSource):
         return faults, [i for i in range(total) if i not in places]
 
     def _lengths(self) -> tuple[dict[int, int], str]:
-        """Returns the length of each episode that `meta` declares, and the name of the file that does."""
+        """Returns the length of each episode that `meta` declares, and the name of the declaring file."""
         meta = self._root / "meta"
         if (lines := meta / "episodes.jsonl").exists():
             check_regular(lines)
@@ -183,7 +189,7 @@ class LeRobotSource(EpisodeSource):
             found |= dict(zip(columns[INDEX].tolist(), columns["length"].tolist()))
         return found, "meta/episodes"
 
-    def _read(self, path: Path, columns: list[str]) -> "Table":
+    def _read(self, path: Path, columns: list[str]) -> "ParquetTable":
         check_regular(path)
         check_beginning(path)
         with self._parquet.ParquetFile(path) as file:
@@ -195,9 +201,9 @@ class LeRobotSource(EpisodeSource):
             columns = [*columns, *([FRAMES] if FRAMES in file.schema_arrow.names else [])]
             table = file.read(columns)
         arrays = {name: _array(table.column(name), self._shapes.get(name, ())) for name in columns}
-        return Table(arrays, table.num_rows)
+        return ParquetTable(arrays, table.num_rows)
 
-    def _episode(self, table: "Table", faults: dict[int, str]) -> Episode | Unreadable:
+    def _episode(self, table: "ParquetTable", faults: dict[int, str]) -> Episode | Unreadable:
         of, length = table.columns, table.length
         index, frames = float(of[INDEX].flat[0]), of.get(FRAMES)
         if not _is_index(index):
@@ -231,9 +237,9 @@ class LeRobotSource(EpisodeSource):
         return without_final_observation(id, observations, of["action"], rewards, terminated, truncated)
 
     def _ends(self, of: dict[str, np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns masks `[length]`: frames at which the episode is done, and those at which it terminated."""
+        """Returns masks `[length]`: frames at which the episode is done, and frames at which it terminated."""
         done = np.zeros(length, bool)
-        done[-1] = True  # of a recording that does not say
+        done[-1] = True  # for a recording that does not mark its end
         if DONE in of:
             done = flat.flags(of[DONE], f"{self.name}: {DONE}")
         if self._dones is not None:
@@ -243,23 +249,23 @@ class LeRobotSource(EpisodeSource):
         return done, done & flat.flags(of[SUCCESS], f"{self.name}: {SUCCESS}")
 
 
-class Table:
+class ParquetTable:
     """Rows with several columns."""
 
     def __init__(self, columns: dict[str, np.ndarray], length: int):
         self.columns, self.length = columns, length
 
-    def then(self, other: "Table") -> "Table":
+    def then(self, other: "ParquetTable") -> "ParquetTable":
         """Returns these rows followed by the other's."""
         if not self.length:
             return other
-        return Table(
+        return ParquetTable(
             nest.map(lambda a, b: np.concatenate([a, b]), self.columns, other.columns), self.length + other.length
         )
 
-    def part(self, start: int, stop: int) -> "Table":
+    def part(self, start: int, stop: int) -> "ParquetTable":
         """Returns the rows from `start` to before `stop`."""
-        return Table(nest.at(self.columns, slice(start, stop)), stop - start)
+        return ParquetTable(nest.at(self.columns, slice(start, stop)), stop - start)
 
 
 def _is_index(value: float) -> bool:
@@ -277,7 +283,7 @@ def _array(column: Any, shape: tuple[int, ...]) -> np.ndarray:
     count, column = len(column), column.combine_chunks()
     if column.null_count:
         raise ValueError(f"{column.null_count} values are missing")
-    sizes: list[int] = []  # of the lists at each depth
+    sizes: list[int] = []  # lengths of the lists at each depth
     while hasattr(column, "flatten") and "list" in str(column.type):
         lengths = (
             set(column.value_lengths().to_pylist()) if hasattr(column, "value_lengths") else {column.type.list_size}

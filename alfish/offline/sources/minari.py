@@ -1,7 +1,7 @@
 """Minari's data sets, read through its API.
 
-Needs the extra 'minari', and 'arrow' for data sets in Arrow or Parquet. Its episodes have the same form: T+1
-observations, and T actions, rewards and flags. Text in dict observations is left out.
+Needs the extra 'minari', and 'arrow' for data sets in Arrow or Parquet. Minari's episodes have the same form as
+alfish's: T+1 observations, and T actions, rewards and flags. Text in dict observations is left out.
 """
 
 import contextlib
@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from alfish.errors import UsageError, printable
+from alfish.errors import UsageError, optional_module, printable
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
-from alfish.offline.sources.files import check_regular, extra, open_hdf5, read_json, said
-from alfish.offline.sources.limits import check_expansion, check_memory, stored_values
-from alfish.offline.spaces import NO_SPACES, Spaces
-from alfish.specs.spaces import LEAF_SPACES
+from alfish.offline.limits import check_expansion, check_memory, stored_values
+from alfish.offline.recorded_spaces import NO_SPACES, Spaces
+from alfish.offline.sources.source_files import check_regular, open_hdf5, read_json, said
+from alfish.specs import LEAF_SPACES
 
 METADATA, EPISODE = "metadata.json", re.compile(r"episode_(\d+)")
 # What h5py, pyarrow and Minari's own checks raise at an episode that is damaged or lacks a part.
@@ -32,17 +32,18 @@ class MinariSource(EpisodeSource):
     """Reads the episodes of `minari:namespace/name-v0`, a data set on this machine.
 
     Args:
-      where: the data set's id.
-      environment: not used.
-      leave_out: keys of dict observations that are not read, separated by commas; of a dict in a dict 'outer.inner'.
+      where: id of the data set.
+      environment: spaces of the environment, which are not used.
+      leave_out: keys of dict observations that are not read, separated by commas; 'outer.inner' is a key of a dict in a
+        dict.
 
     Raises:
-      UsageError: the data set is not on this machine (names close matches), is damaged, or was written by a Minari that
-        the installed one does not read; or there is no such key.
+      UsageError: the data set is not on this machine (the message names close matches), is damaged, or was written by a
+        version of Minari that the installed one does not read; or a key does not exist.
     """
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES, leave_out: str = ""):
-        minari = extra("minari", "minari", "a Minari data set")
+        minari = optional_module("minari", "minari", "a Minari data set")
         from minari.storage.datasets_root_dir import get_dataset_path
 
         path = get_dataset_path(where)
@@ -53,7 +54,7 @@ class MinariSource(EpisodeSource):
             _check_metadata(minari, where, metadata)
             held = _held(path / "data", metadata["data_format"])
             total = operator.index(metadata["total_episodes"])
-            if not 0 <= total <= 2 * len(held) + 100:  # some may be lost
+            if not 0 <= total <= 2 * len(held) + 100:  # some episodes may be lost
                 raise ValueError(f"it declares {total:,} episodes and holds {len(held):,}")
             self._dataset = minari.load_dataset(where)
         except UsageError:
@@ -99,7 +100,7 @@ class MinariSource(EpisodeSource):
         indices = [i for i in map(int, self._dataset.episode_indices) if i not in missing]
         done = 0
         try:
-            # One generator for all, because it opens the file once.
+            # One generator for all episodes, because it opens the file once.
             for episode in self._dataset.iterate_episodes(indices):
                 yield self._episode(episode)
                 done += 1
@@ -135,7 +136,7 @@ def _held(data: Path, data_format: str) -> set[int]:
         check_regular(path)
         if path.suffix == f".{data_format}":
             declared = 0
-            with contextlib.suppress(OSError, ValueError, LookupError):  # a damaged one is named when it is read
+            with contextlib.suppress(OSError, ValueError, LookupError):  # a damaged file is named when it is read
                 declared = _declared(path, data_format)
             check_expansion(declared, path.stat().st_size, str(path))
             check_memory(declared, str(path))
@@ -143,22 +144,22 @@ def _held(data: Path, data_format: str) -> set[int]:
 
 
 def _declared(path: Path, data_format: str) -> int:
-    """Returns the bytes of a file's rows in memory; compressed, they may take a thousandth of that."""
+    """Returns the bytes of a file's rows in memory; compressed rows may take a thousandth of that."""
     if data_format == "parquet":
-        with extra("pyarrow.parquet", "arrow", "a Minari data set").ParquetFile(path) as file:
+        with optional_module("pyarrow.parquet", "arrow", "a Minari data set").ParquetFile(path) as file:
             stored = sum(values for _, values in stored_values(file.metadata))  # also of lists of any length
             return max(stored, file.metadata.num_rows * sum(map(_row_bytes, file.schema_arrow.types)))
-    ipc = extra("pyarrow.ipc", "arrow", "a Minari data set")
+    ipc = optional_module("pyarrow.ipc", "arrow", "a Minari data set")
     with ipc.open_file(str(path)) as file:
         schema = file.schema
-    one = ipc.IpcReadOptions(included_fields=[schema.names.index("terminations")])  # the narrowest, a bit a row
+    one = ipc.IpcReadOptions(included_fields=[schema.names.index("terminations")])  # the narrowest column, a bit a row
     with ipc.open_file(str(path), options=one) as file:
         num_rows = sum(file.get_batch(i).num_rows for i in range(file.num_record_batches))
     return num_rows * sum(map(_row_bytes, schema.types))
 
 
 def _row_bytes(kind: Any) -> int:
-    """Returns the bytes of a row of an Arrow type; of a type of variable length, those of its offset."""
+    """Returns the bytes of a row of an Arrow type; for a type of variable length, the bytes of its offset."""
     if getattr(kind, "num_fields", 0):
         size = sum(_row_bytes(kind.field(i).type) for i in range(kind.num_fields))
         return size * getattr(kind, "list_size", 1)
@@ -177,17 +178,17 @@ def _arrays(part: Any, left_out: Collection[str] = (), path: str = "observation"
 
 
 def _left_out(space: spaces.Space, asked: set[str]) -> list[str]:
-    """Returns the names of parts of observations that are not read: those asked for, and those not to be learned from.
+    """Returns the names of the parts of observations that the user leaves out, or that cannot be learned from.
 
     Raises:
-      UsageError: a part that was asked for does not exist.
+      UsageError: a part that the user names does not exist.
     """
     found = dict(_parts(space, "observation"))
     if unknown := asked - {name.partition(".")[2] for name in found}:
         there = ", ".join(sorted(name.partition(".")[2] for name in found)) or "none"
         raise UsageError(f"leave_out names {', '.join(sorted(unknown))}, and the keys of observations are {there}")
     names: list[str] = []
-    for name, part in found.items():  # a dict before its parts
+    for name, part in found.items():  # a dict comes before its parts
         is_asked = name.partition(".")[2] in asked
         if (is_asked or not isinstance(part, (spaces.Dict, spaces.Tuple, *LEAF_SPACES))) and not any(
             name.startswith(f"{outer}.") for outer in names
@@ -234,7 +235,7 @@ def _check_metadata(minari: Any, where: str, metadata: Any) -> None:
         )
     for kind in ("observation_space", "action_space"):
         if kind not in metadata:
-            # Minari would build the environment that the file describes, which imports whatever that says.
+            # Minari would build the environment that the file describes, which imports whatever the file says.
             raise UsageError(f"minari:{where} declares no {kind}; write it again with a newer Minari")
 
 

@@ -32,31 +32,31 @@ from alfish import nest
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable, ends
+from alfish.offline.limits import check_memory
+from alfish.offline.recorded_spaces import NO_SPACES, Spaces
 from alfish.offline.sources import flat
-from alfish.offline.sources.files import check_zip, existing_file, missing, said
-from alfish.offline.sources.limits import check_memory
-from alfish.offline.spaces import NO_SPACES, Spaces
+from alfish.offline.sources.source_files import check_zip, existing_file, missing, said
 
 NEEDED = ("observations", "actions", "rewards", "terminated")
 KNOWN = (*NEEDED, "truncated", "next_observations", "lengths")
 NESTS = ("observations", "actions", "next_observations")
 
 
-CHUNK_BYTES = 2**23  # read at a time
+CHUNK_BYTES = 2**23  # bytes that are read at a time
 DAMAGE = (ValueError, TypeError, OSError, EOFError, RuntimeError, LookupError, zipfile.BadZipFile, zlib.error)
 
 
-class Member:
-    """An array in an .npz file. Only the rows of a slice are read, forward from those that were read before.
+class NpzMember:
+    """An array in an .npz file. Only the rows of a slice are read, and reading only goes forward.
 
     Reading to the last row compares the file's checksum.
 
     Args:
-      archive: the open file.
-      name: of the array.
+      archive: open file.
+      name: name of the array.
 
     Raises:
-      UsageError: it is damaged, or holds Python objects; raised by slicing too.
+      UsageError: the array is damaged, or holds Python objects; slicing may raise it too.
     """
 
     def __init__(self, archive: zipfile.ZipFile, name: str):
@@ -92,7 +92,7 @@ class Member:
             return self._read(stop - start, keep=True)
 
     def _read(self, count: int, keep: bool = False) -> np.ndarray:
-        """Reads the next rows, and returns them if they are to be kept."""
+        """Reads the next rows, and returns them if `keep` is True."""
         row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         check_memory(count * row_bytes if keep else 0, self._name)
         array = np.empty((count if keep else 0, *self.shape[1:]), self.dtype)
@@ -107,7 +107,7 @@ class Member:
             at += len(part)
         self._row += count
         if self._row == len(self):
-            self._file.read(1)  # at its end the checksum is compared
+            self._file.read(1)  # the checksum is compared at the end
         return array
 
     @contextlib.contextmanager
@@ -125,32 +125,32 @@ class Member:
 
 
 @contextlib.contextmanager
-def open_npz(path: Path) -> Iterator[Mapping[str, Member]]:
+def open_npz(path: Path) -> Iterator[Mapping[str, NpzMember]]:
     """Yields the arrays of a file by name; they can be read within the context.
 
     Raises:
-      UsageError: the file is no .npz file, or is damaged.
+      UsageError: the file is not an .npz file, or is damaged.
     """
-    with open(path, "rb") as file:  # closed here, while the archive would leave that to its members
+    with open(path, "rb") as file:  # closed here, because the archive would leave closing to its members
         begin = file.read(6)
         if begin == b"\x93NUMPY":
             raise UsageError(f"{path} is one array, and an .npz file of several is needed; use numpy.savez")
         if begin[:2] != b"PK":  # as every zip file begins
             raise UsageError(f"{path} is not an .npz file; write one with numpy.savez")
-        check_zip(path, fits_memory=False)  # which parts of it need
+        check_zip(path, fits_memory=False)  # only parts of the file need to fit
         with zipfile.ZipFile(file) as archive:
             yield _Members(archive)
 
 
-class _Members(Mapping[str, Member]):
+class _Members(Mapping[str, NpzMember]):
     """The arrays of an archive by name, each opened when it is asked for."""
 
     def __init__(self, archive: zipfile.ZipFile):
         self._archive = archive
         self._names = [name.removesuffix(".npy") for name in archive.namelist()]
 
-    def __getitem__(self, name: str) -> Member:
-        return Member(self._archive, name)
+    def __getitem__(self, name: str) -> NpzMember:
+        return NpzMember(self._archive, name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -163,8 +163,8 @@ class NpzSource(EpisodeSource):
     """Reads the episodes of `npz:file.npz`.
 
     Args:
-      where: the file.
-      environment: not used.
+      where: path of the file.
+      environment: spaces of the environment, which are not used.
 
     Raises:
       UsageError: the file does not exist or is damaged, or names are missing or unknown.
@@ -189,11 +189,13 @@ class NpzSource(EpisodeSource):
                     parts[name] = flat.flags(parts[name], f"{self.name}: {name}")
             lengths = parts.pop("lengths")
             if lengths is None:
-                yield from self._of_table(flat.Table(**{name: parts[name] for name in flat.Table._fields}))
+                yield from self._of_table(
+                    flat.TransitionTable(**{name: parts[name] for name in flat.TransitionTable._fields})
+                )
             else:
                 yield from self._of_episodes(lengths, parts)
 
-    def _of_table(self, table: flat.Table) -> Iterator[Episode | Unreadable]:
+    def _of_table(self, table: flat.TransitionTable) -> Iterator[Episode | Unreadable]:
         flat.check_shapes(table, self.name)
         cuts, num_unmarked = flat.cut(table)
         for sentence in flat.notes(table, num_unmarked):
@@ -202,11 +204,11 @@ class NpzSource(EpisodeSource):
             self.warn(sentence)
         yield from flat.episodes(table, cuts)
 
-    def _of_episodes(self, stored: Member, parts: dict[str, Any]) -> Iterator[Episode]:
+    def _of_episodes(self, stored: NpzMember, parts: dict[str, Any]) -> Iterator[Episode]:
         if parts["next_observations"] is not None:
             raise UsageError(f"{self.name} has lengths and next_observations; with lengths, observations hold them")
         lengths = self._lengths(stored)
-        count = sum(map(int, lengths))  # numpy's sum would overflow
+        count = sum(map(int, lengths))  # because numpy's sum would overflow
         needed = {"observations": count + len(lengths), "actions": count, "rewards": count}
         for name, expected in needed.items():
             for label, leaf in nest.named_leaves(parts[name], name):
@@ -229,7 +231,7 @@ class NpzSource(EpisodeSource):
             )
             start += length
 
-    def _lengths(self, stored: Member) -> np.ndarray:
+    def _lengths(self, stored: NpzMember) -> np.ndarray:
         if len(stored.shape) != 1:
             raise UsageError(
                 f"{self.name}: lengths has shape {list(stored.shape)}, and [E], a number for each episode, is expected"
@@ -252,7 +254,7 @@ class NpzSource(EpisodeSource):
             raise UsageError(f"{self.name}: {name} has {len(values):,} rows, neither {num_episodes:,} nor {count:,}")
         return values[rows]
 
-    def _read(self, arrays: Mapping[str, Member], name: str) -> Nest:
+    def _read(self, arrays: Mapping[str, NpzMember], name: str) -> Nest:
         found = [key for key in arrays if key == name or key.startswith(f"{name}/")]
         if found and found != [name] and name not in NESTS:
             raise UsageError(f"{self._path} has {', '.join(found)}, and {name} is one array; write it under that name")

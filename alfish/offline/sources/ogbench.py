@@ -1,8 +1,8 @@
 """OGBench's .npz files, as its server has them: trajectories of T + 1 states, one after the other.
 
 `terminals` is 1 at the last state of a trajectory, where the time limit ended it. The action of that row was not taken.
-So a trajectory is a truncated episode of T transitions, whose final observation is its last state. Extra arrays, as
-`qpos`, are not read. The format declares no spaces, and files of goal-conditioned tasks have no rewards.
+So a trajectory is a truncated episode of T transitions, whose final observation is its last state. Extra arrays, such
+as `qpos`, are not read. The format declares no spaces, and files of goal-conditioned tasks have no rewards.
 """
 
 from collections.abc import Iterator
@@ -12,24 +12,24 @@ import numpy as np
 from alfish import nest
 from alfish.errors import UsageError
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable, ends
+from alfish.offline.recorded_spaces import NO_SPACES, Spaces
 from alfish.offline.sources import flat
-from alfish.offline.sources.files import blocks, existing_file, inside, missing, read_rows
 from alfish.offline.sources.npz import open_npz
-from alfish.offline.spaces import NO_SPACES, Spaces
+from alfish.offline.sources.source_files import blocks, existing_file, inside, missing, read_rows
 
 NEEDED = ("observations", "actions", "terminals")
-LOADED = ("next_observations", "valids", "masks")  # which OGBench adds when it reads a file
+LOADED = ("next_observations", "valids", "masks")  # fields that OGBench adds when it reads a file
 
 
 class OGBenchSource(EpisodeSource):
     """Reads the episodes of `ogbench:file.npz`.
 
     Args:
-      where: the file.
-      environment: not used.
+      where: path of the file.
+      environment: spaces of the environment, which are not used.
 
     Raises:
-      UsageError: the file does not exist, or is none that OGBench published.
+      UsageError: the file does not exist, or was not published by OGBench.
     """
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES):
@@ -60,9 +60,9 @@ class OGBenchSource(EpisodeSource):
         with open_npz(self._path) as arrays:
             is_last = flat.flags(arrays["terminals"], f"{self.name}: terminals")
             rewards = arrays["rewards"] if self._has_rewards else np.zeros(len(is_last), np.float32)
-            table = flat.Table(arrays["observations"], arrays["actions"], rewards, is_last & False, is_last)
+            table = flat.TransitionTable(arrays["observations"], arrays["actions"], rewards, is_last & False, is_last)
             flat.check_shapes(table, self.name)
-            is_last[-1:] = True  # of a trajectory that breaks off
+            is_last[-1:] = True  # the last state of a trajectory that breaks off
             number = 0
             for block in blocks(np.flatnonzero(is_last) + 1, size=flat.block_size(table)):
                 read = [read_rows(part, slice(block[0].start, block[-1].stop)) for part in table[:3]]

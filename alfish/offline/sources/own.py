@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from alfish.errors import UsageError
 from alfish.offline.data_set import EPISODES_DIRECTORY, FORMAT_VERSION, INDEX_FILE, unpacked_episodes
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
-from alfish.offline.sources.files import existing_directory, read_json, said
+from alfish.offline.recorded_spaces import NO_SPACES, Spaces, from_json
 from alfish.offline.sources.recognition import said_of_directory
-from alfish.offline.spaces import NO_SPACES, Spaces, from_json
+from alfish.offline.sources.source_files import existing_directory, read_json, said
 from alfish.runs.checkpoints import Checkpoints
 
 
@@ -16,8 +16,8 @@ class OwnSource(EpisodeSource):
     """Reads the episodes of `alfish:directory`.
 
     Args:
-      where: the directory.
-      environment: not used.
+      where: path of the directory.
+      environment: spaces of the environment, which are not used.
 
     Raises:
       UsageError: the directory does not exist, or is damaged.
@@ -38,7 +38,7 @@ class OwnSource(EpisodeSource):
             if min(self._num_episodes, default=0) < 0:
                 raise ValueError(f"a file of {min(self._num_episodes)} episodes")
             num_files = len(Checkpoints(directory / EPISODES_DIRECTORY).steps())
-            if len(self._num_episodes) > 2 * num_files + 100:  # some may be lost
+            if len(self._num_episodes) > 2 * num_files + 100:  # some files may be lost
                 raise ValueError(f"it declares {len(self._num_episodes):,} files, and {num_files:,} are there")
         except UsageError:
             raise

@@ -1,4 +1,4 @@
-"""What a file or directory is that no source reads: a failed download, a compressed file, another library's format."""
+"""Names files and directories that no source reads: a failed download, a compressed file, another library's format."""
 
 import contextlib
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from alfish.errors import UsageError
 
-BEGINNINGS = {  # first bytes of a file: what it is, and the remedy
+BEGINNINGS = {  # kind of file, and the remedy, by a file's first bytes
     b"version https://git-lfs.": "is a Git LFS pointer, which stands for the data; fetch them with `git lfs pull`",
     b"\x1f\x8b": "is compressed with gzip; unpack it with `gunzip`",
     b"BZh": "is compressed with bzip2; unpack it with `bunzip2`",
@@ -21,8 +21,8 @@ PAGE = "docs/offline.md, 'Another format',"
 class Foreign(NamedTuple):
     """A format of another library."""
 
-    what: str  # its data
-    reader: str  # that returns them as arrays
+    what: str  # name of its data
+    reader: str  # package that returns them as arrays
     schemes: tuple[str, ...]  # names that a user may give it
 
     def __str__(self) -> str:
@@ -74,13 +74,13 @@ def said_of_directory(path: Path) -> str:
 
 
 def check_beginning(path: Path) -> None:
-    """Checks that a file is not one that stands in the place of data.
+    """Checks that a file does not stand in for missing data.
 
     Raises:
-      UsageError: it is a web page, a Git LFS pointer, or compressed.
+      UsageError: the file is a web page, a Git LFS pointer, or compressed.
     """
     begin = b""
-    with contextlib.suppress(OSError), open(path, "rb") as file:  # its reader says what is wrong
+    with contextlib.suppress(OSError), open(path, "rb") as file:  # the file's reader says what is wrong
         begin = file.read(256)
     for start, what in BEGINNINGS.items():
         if begin.startswith(start):

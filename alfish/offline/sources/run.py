@@ -1,7 +1,7 @@
 """The rows that an alfish run has collected: what its newest checkpoint keeps in `replay/`.
 
-Rows are in the algorithm's units, so the environment's spaces are needed to say what they were in its own. The run's
-checkpoint has them; nothing of the run's configuration is read or built.
+Rows are in the algorithm's units, so the environment's spaces are needed to convert them to the environment's units.
+The run's checkpoint has the spaces; the run's configuration is not read, and no part of it is built.
 """
 
 import operator
@@ -15,12 +15,12 @@ from alfish import nest
 from alfish.data import StepType
 from alfish.errors import UsageError
 from alfish.nest import Nest
-from alfish.offline import rows
+from alfish.offline import episode_rows
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
-from alfish.offline.sources.files import check_tensor, existing_directory
-from alfish.offline.sources.limits import check_memory, check_nest
+from alfish.offline.limits import check_memory, check_nest, check_tensor
+from alfish.offline.recorded_spaces import NO_SPACES, Spaces, spaces_of_checkpoint
 from alfish.offline.sources.recognition import said_of_directory
-from alfish.offline.spaces import NO_SPACES, Spaces, spaces_of_checkpoint
+from alfish.offline.sources.source_files import existing_directory
 from alfish.parameters.description import CONFIG_FILE
 from alfish.replay import RingBuffer
 from alfish.runs.checkpoints import checkpoints_of
@@ -32,7 +32,7 @@ class RunSource(EpisodeSource):
 
     Args:
       where: directory of an off-policy run of `alfish train`.
-      environment: spaces, if the run did not store its own.
+      environment: spaces of the environment, used if the run did not store any.
 
     Raises:
       UsageError: the run does not exist, has no replay, or its spaces are unknown.
@@ -83,7 +83,9 @@ class RunSource(EpisodeSource):
             # The executed action is in the row of arrival. The sampled action may be out of bounds.
             executed = nest.map(lambda leaf: np.concatenate([leaf[1:], leaf[:1]]), step.prev_action)
             actions = ActionUnits(self.spaces.action).stretch(executed)
-            yield from rows.episodes(str(column), step.step_type, step.reward, step.discount, observation, actions)
+            yield from episode_rows.episodes(
+                str(column), step.step_type, step.reward, step.discount, observation, actions
+            )
 
     def _check_raw(self, observation: Nest, spec: Nest) -> None:
         """Raises UsageError if rows `[T, ...]` have features of a `FrozenEncoder` in place of a leaf."""
@@ -96,10 +98,10 @@ class RunSource(EpisodeSource):
 
 
 def _check_state(state: Any) -> None:
-    """Checks that this is the state of a replay, with as many rows as it declares.
+    """Checks that a state is the state of a replay, and has as many rows as it declares.
 
     Raises:
-      UsageError, LookupError, TypeError, ValueError: it is not.
+      UsageError, LookupError, TypeError, ValueError: the state is not such a state.
     """
     pos, start, startable = (check_tensor(state[name], name) for name in ("pos", "start", "startable"))
     length, num_columns = operator.index(state["length"]), len(pos)

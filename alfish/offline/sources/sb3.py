@@ -1,6 +1,6 @@
-"""Stable-Baselines3's replay buffers, as `model.save_replay_buffer` pickles them.
+"""Stable-Baselines3's replay buffers, pickled by `model.save_replay_buffer`.
 
-The pickle is read without Stable-Baselines3, and nothing of it is executed (`pickles`). Each environment is a column,
+The pickle is read without Stable-Baselines3, and without executing anything (`pickles`). Each environment is a column,
 read from its oldest row. The file has Box actions in [-1, 1], which are stretched to the space's bounds.
 """
 
@@ -15,11 +15,11 @@ from alfish import nest, specs
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
+from alfish.offline.limits import check_nest
 from alfish.offline.pickles import Inert, load, shown
+from alfish.offline.recorded_spaces import MAX_SIZE, NO_SPACES, Spaces
 from alfish.offline.sources import flat
-from alfish.offline.sources.files import existing_file
-from alfish.offline.sources.limits import check_nest
-from alfish.offline.spaces import MAX_SIZE, NO_SPACES, Spaces
+from alfish.offline.sources.source_files import existing_file
 
 SPACES = (
     "box.Box",
@@ -45,7 +45,7 @@ INERT = (
     "numpy.random._pcg64.__pyx_unpickle_PCG64",
     "numpy.random.bit_generator.SeedSequence",
     "numpy.random.bit_generator.__pyx_unpickle_SeedSequence",
-    "numpy.random._pickle.__randomstate_ctor",  # of older gym
+    "numpy.random._pickle.__randomstate_ctor",  # used by older gym
     "numpy.random.mtrand.RandomState",
     "numpy.random._mt19937.MT19937",
     "gymnasium.utils.seeding.RandomNumberGenerator",
@@ -54,7 +54,7 @@ INERT = (
 )
 ARRAYS = ("observations", "actions", "rewards", "dones", "timeouts", "next_observations")
 SEQUENCES = (list, tuple, np.ndarray)
-MAX_PARTS = 300  # of a space
+MAX_PARTS = 300  # maximum number of parts of a space
 NEEDED = ("observations", "actions", "rewards", "dones", "pos", "full", "observation_space", "action_space")
 
 
@@ -62,13 +62,13 @@ class SB3Source(EpisodeSource):
     """Reads the episodes of `sb3:file.pkl`.
 
     Args:
-      where: the file.
-      environment: not used.
-      dones: meaning of `dones` in a buffer that does not record time-outs, 'terminated' or 'truncated'; None: they are
-        taken for time-outs, with a warning.
+      where: path of the file.
+      environment: spaces of the environment, which are not used.
+      dones: meaning of `dones` in a buffer that does not record time-outs, 'terminated' or 'truncated'; None means
+        'truncated', with a warning.
 
     Raises:
-      UsageError: the file does not exist, is no replay buffer, or says itself which ends timed out.
+      UsageError: the file does not exist, is not a replay buffer, or says itself which ends timed out.
     """
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES, dones: str | None = None):
@@ -153,7 +153,7 @@ class SB3Source(EpisodeSource):
             for sentence in flat.warnings(table, "handle_timeout_termination = True when it is recorded"):
                 self.warn(sentence)
             ends, num_unmarked = flat.cut(table)
-            num_unmarked -= len(ends) > 0 and not flat.marked(table)[-1]  # still under way when saved
+            num_unmarked -= len(ends) > 0 and not flat.marked(table)[-1]  # unfinished when the buffer was saved
             if num_unmarked:
                 self.note(
                     f"column {column} has {num_unmarked} episodes that break off without a flag: they count as "
@@ -162,7 +162,7 @@ class SB3Source(EpisodeSource):
             for episode in flat.episodes(table, ends):
                 yield episode._replace(id=f"{column}.{episode.id}")
 
-    def _column(self, column: int) -> flat.Table:
+    def _column(self, column: int) -> flat.TransitionTable:
         fields, declared = self._fields, self.spaces
         assert declared.observation is not None and declared.action is not None
 
@@ -182,12 +182,12 @@ class SB3Source(EpisodeSource):
             return specs.map_space(lambda leaf, part: rows(part).reshape(-1, *leaf.shape), space, column)
 
         observations, actions = of(declared.observation, fields["observations"]), of(declared.action, fields["actions"])
-        if isinstance(declared.action, spaces.Box):  # Stable-Baselines3 stores them in [-1, 1], as alfish does
+        if isinstance(declared.action, spaces.Box):  # Stable-Baselines3 stores actions in [-1, 1], as alfish does
             flat_actions = actions.reshape(len(actions), math.prod(declared.action.shape))
             stretched = specs.ActionUnits(declared.action).to_environment(flat_actions)
             actions = stretched.astype(declared.action.dtype)
         following = fields["next_observations"]
-        table = flat.Table(
+        table = flat.TransitionTable(
             observations,
             actions,
             rows(fields["rewards"]),
@@ -209,7 +209,7 @@ class _Size:
         """Counts a part, or its numbers.
 
         Raises:
-          UsageError: there are too many; names `where`.
+          UsageError: there are too many parts; the message names `where`.
         """
         self._parts, self._numbers = self._parts + (not numbers), self._numbers + numbers
         if self._parts > MAX_PARTS or self._numbers > MAX_SIZE:

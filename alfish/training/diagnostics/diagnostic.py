@@ -1,4 +1,4 @@
-"""The interface of diagnostics, and the update that they look at."""
+"""The interface of diagnostics, the update that diagnostics look at, and the diagnostic of an iteration's phases."""
 
 import abc
 import contextlib
@@ -6,28 +6,33 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
+import gin
 import torch
 
-from alfish import replicas
 from alfish.algorithms.acting import in_eval_mode
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.batches import Minibatches
-from alfish.batches.batches import take
 from alfish.data import Batch, Experience
+from alfish.functional.return_distributions import Distribution
+from alfish.functional.values import Vector
+from alfish.learner.batches import Minibatches
+from alfish.learner.batches.batches import take
 from alfish.nest import Nest
+from alfish.parameters import checked
+from alfish.processes import replicas
 from alfish.runs import random_state
-from alfish.training.listener import Run
-from alfish.values import Distribution, Vector
-from alfish.writers import Shown
+from alfish.runs.timer import LOOP
+from alfish.runs.writers import Shown
+from alfish.training.listener import LISTENERS, Run
+from alfish.training.loop import COLLECT, METRICS, SAMPLE, STORE, UPDATE
 
 
 class LastUpdate:
     """The last update of an iteration.
 
     Args:
-      chunk: rows, and the minibatches in them.
-      index: of the minibatch; one of `chunk.minibatches()`.
-      parameters: of the algorithm, by name; copies are kept.
+      chunk: rows of the update, and the minibatches in these rows.
+      index: index of the minibatch in the rows, one of `chunk.minibatches()`.
+      parameters: parameters of the algorithm, by name, which are copied.
     """
 
     def __init__(self, chunk: Minibatches, index: Nest, parameters: Mapping[str, torch.Tensor]):
@@ -41,13 +46,13 @@ class LastUpdate:
 
 
 class Diagnostic(abc.ABC):
-    """Shows something of a run. `measure` only reads, and is called from time to time after an iteration."""
+    """Computes values that summaries show. `measure` only reads, and is called from time to time after an iteration."""
 
     def start(self, run: Run) -> None:
         """Prepares the diagnostic, before the first iteration and after a resume.
 
         Raises:
-          UsageError: it cannot be computed of this run.
+          UsageError: the diagnostic cannot be computed for this run.
         """
 
     @abc.abstractmethod
@@ -55,8 +60,8 @@ class Diagnostic(abc.ABC):
         """Returns values by name; the first segment of a name is the diagnostic's own.
 
         Args:
-          run: after the iteration.
-          update: its last update.
+          run: run after the iteration.
+          update: last update of the iteration.
         """
 
     def close(self) -> None:
@@ -65,32 +70,33 @@ class Diagnostic(abc.ABC):
 
 @contextlib.contextmanager
 def reading(algorithm: RLAlgorithm) -> Iterator[None]:
-    """Runs networks in evaluation mode and without gradient, apart from other learners; no random state changes."""
+    """Runs networks in evaluation mode and without gradient, on this learner only; random states do not change."""
     with in_eval_mode(algorithm), random_state.preserved(), replicas.apart(), torch.no_grad():
         yield
 
 
 def info_of(algorithm: RLAlgorithm, experience: Experience) -> Any:
-    """Returns the info of `train_step`, which has gradients as in an update, because it may differentiate."""
+    """Returns the info of `train_step`. Gradients are enabled as in an update, because the method may differentiate."""
     with torch.enable_grad():
         return algorithm.train_step(experience, experience.state).info
 
 
 def module_of(name: str, depth: int) -> str:
-    """Returns the module of a parameter or layer, of at most `depth` parts: `critic.mlp` of `critic.mlp.0.weight`."""
+    """Returns a parameter's or layer's module name of at most `depth` parts: `critic.mlp` of `critic.mlp.0.weight`."""
     parts = name.split(".")
     return ".".join(parts[: max(1, min(depth, len(parts) - 1))])
 
 
 def value_estimates(algorithm: RLAlgorithm, info: Any) -> dict[str, torch.Tensor]:
-    """Returns the estimates in what `train_step` returned, without gradient, by name: `value` and `q`, if it has them.
+    """Returns the estimates in what `train_step` returned, without gradient, by name: `value` and `q`, if they exist.
 
-    They are `[T', N]`; of a vector reward `[T', N, R]`, unless they are weighted sums already. Distributions and
-    ensembles have their means.
+    Estimates are `[T', N]`; for a vector reward `[T', N, R]`, unless they are weighted sums already. Distributions and
+    ensembles are replaced by their means.
 
     Args:
-      algorithm: with `values`; without, an estimate is one number. One that wraps another has it as `algorithm`.
-      info: of the AlgStep; that of the wrapped algorithm is in `algorithm`.
+      algorithm: algorithm whose `values` read estimates; without `values` an estimate is one number. An algorithm that
+        wraps another one has that one as its attribute `algorithm`.
+      info: info of the AlgStep; its field `algorithm` is the info of a wrapped algorithm.
     """
     values = getattr(getattr(algorithm, "algorithm", algorithm), "values", None)
     info, estimates = getattr(info, "algorithm", info), {}
@@ -104,3 +110,31 @@ def value_estimates(algorithm: RLAlgorithm, info: Any) -> dict[str, torch.Tensor
         is_ensemble = estimate.ndim > (3 if isinstance(values, Vector) else 2)
         estimates[name] = estimate.mean(0) if is_ensemble else estimate
     return estimates
+
+
+PHASES = {
+    COLLECT: "collect",
+    METRICS: "metrics",
+    STORE: "store",
+    SAMPLE: "sample",
+    UPDATE: "update",
+    LISTENERS: "listeners",
+    LOOP: "rest",
+}
+
+
+@gin.configurable(module="alfish.training.diagnostics")
+@checked
+class PhaseTimes(Diagnostic):
+    """Milliseconds of an iteration in each of its phases, averaged since this diagnostic was last shown."""
+
+    def start(self, run: Run) -> None:
+        run.timer.start()
+        self._before, self._iterations = dict(run.timer.seconds), run.clock.iterations
+
+    def measure(self, run: Run, update: LastUpdate) -> dict[str, Shown]:
+        now, iterations = dict(run.timer.seconds), run.clock.iterations
+        count = max(1, iterations - self._iterations)
+        spent = {phase: now.get(phase, 0.0) - self._before.get(phase, 0.0) for phase in PHASES}
+        self._before, self._iterations = now, iterations
+        return {f"time/phase/{name}_ms": 1000 * spent[phase] / count for phase, name in PHASES.items()}

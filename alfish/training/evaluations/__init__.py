@@ -1,1 +1,1 @@
-"""Results of evaluations, and evaluations of checkpoints by another process than the training."""
+"""Results of evaluations, and evaluations of checkpoints by a process other than the training process."""

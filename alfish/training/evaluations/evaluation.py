@@ -8,23 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from alfish.formatting import significant
+from alfish.errors import significant
 
 NUM_RESAMPLES = 10_000
-LARGEST = 1e300  # absolute return, of which sums are finite
-BLOCK = 1 << 20  # returns that are drawn at a time
+LARGEST = 1e300  # largest absolute return whose sums are finite
+BLOCK = 1 << 20  # maximum number of returns that are drawn at a time
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Results of an evaluation; episode k was reset with `seed + k`."""
 
-    env_steps: int  # of the policy's training
+    env_steps: int  # environment steps of the policy's training
     seed: int
     returns: tuple[float, ...]
-    lengths: tuple[int, ...]  # actions
-    num_cut: int = 0  # episodes that were truncated at the evaluator's `max_length`
-    # Of each entry of vector rewards, by its name; `returns` are their weighted sums.
+    lengths: tuple[int, ...]  # number of actions of each episode
+    num_cut: int = 0  # number of episodes that were truncated at the evaluator's `max_length`
+    # Returns of each entry of vector rewards, by its name; `returns` are their weighted sums.
     by_objective: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
@@ -34,7 +34,7 @@ class Evaluation:
 
     @functools.cached_property
     def interval(self) -> tuple[float, float]:
-        """A 95 % bootstrap interval of the mean."""
+        """Bootstrap interval of the mean, with 95 % confidence."""
         return bootstrap_interval(self.returns)
 
     def summary(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Evaluation:
         }
 
     def scalars(self, name: str) -> dict[str, float]:
-        """Returns the scalars that a run shows of an evaluation of this name."""
+        """Returns the scalars by which a run shows the evaluation called `name`."""
         summary = self.summary()
         shown = {f"{name}/{which}_return": summary[which] for which in ("mean", "std", "min", "max")}
         for objective, returns in self.by_objective.items():
@@ -78,27 +78,27 @@ class Evaluation:
 
 
 def scalar_names(objectives: Sequence[str] = ()) -> list[str]:
-    """Returns the names that `Evaluation.scalars` has after `name/`."""
+    """Returns the names that `Evaluation.scalars` writes after `name/`."""
     by_objective = [f"mean_return/{objective}" for objective in objectives]
     return ["mean_return", "std_return", "min_return", "max_return", *by_objective, "mean_length"]
 
 
 def mean(values: Collection[float]) -> float:
-    """Returns the mean of one or more numbers, rounded once; nan if their sum is not a number."""
+    """Returns the mean of one or more numbers, rounded only once; nan if the sum is not a number."""
     try:
         return math.fsum(values) / len(values)
-    except (OverflowError, ValueError):  # of numbers near the largest one, or infinite ones of both signs
+    except (OverflowError, ValueError):  # for numbers near the largest float, or infinities of both signs
         return math.nan
 
 
-@np.errstate(over="ignore", invalid="ignore")  # of numbers near the largest one
+@np.errstate(over="ignore", invalid="ignore")  # for numbers near the largest float
 def deviation(values: np.ndarray) -> float:
     """Returns the standard deviation of two or more numbers; inf or nan if it is not a finite number."""
     return float(values.std(ddof=1))
 
 
 def ranked(value: float) -> float:
-    """Returns a value to order results by: nan is the worst, and not equal to everything as in comparisons."""
+    """Returns a number to order results by, in which nan counts as the worst value."""
     return -math.inf if math.isnan(value) else value
 
 
@@ -107,7 +107,7 @@ def bootstrap_interval(returns: Sequence[float] | np.ndarray) -> tuple[float, fl
     if not (np.abs(returns) < LARGEST).all():
         return math.nan, math.nan
     rng, count = np.random.default_rng(0), len(returns)
-    rows = max(1, BLOCK // count)  # resamples at a time
+    rows = max(1, BLOCK // count)  # number of resamples drawn at a time
     means = [rng.choice(returns, (min(rows, NUM_RESAMPLES - k), count)).mean(1) for k in range(0, NUM_RESAMPLES, rows)]
     low, high = np.percentile(np.concatenate(means), [2.5, 97.5])
     return float(low), float(high)

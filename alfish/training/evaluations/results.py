@@ -1,7 +1,8 @@
 """Evaluations of checkpoints by a process that does not train, in the directory of the run.
 
-A result appears in `eval/watch/` at once, under a key: the policy, the environment and the episodes. Its CSV in `eval/`
-and its events in `tensorboard/watch/` are written afterwards from it, and again if a killed process has not.
+A result is first written to `eval/watch/`, atomically, with its key: the policy, the environment and the episodes. The
+CSV in `eval/` and the events in `tensorboard/watch/` are then derived from that file. If a process is killed before it
+has written them, the next process writes them.
 """
 
 import dataclasses
@@ -18,10 +19,10 @@ from alfish.errors import UsageError, first_line
 from alfish.runs import contents
 from alfish.runs.contents import LARGEST_CLOCK
 from alfish.runs.files import make_directory, write_atomically
+from alfish.runs.writers import Counters, TensorBoardWriter
 from alfish.training.evaluations.evaluation import Evaluation
-from alfish.writers import TensorBoardWriter
 
-WATCH = "watch"  # directory of results in `eval/`, and of events in `tensorboard/`
+WATCH = "watch"  # name of the directories of results in `eval/` and of events in `tensorboard/`
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,10 @@ class Episodes:
     """The episodes of an evaluation.
 
     Attributes:
-      environment: in words that are the same for the same environment.
-      seed: of episode 0.
-      num_episodes: whole episodes.
-      max_length: actions after which an episode is truncated.
+      environment: description of the environment in words that are the same for the same environment.
+      seed: seed of episode 0.
+      num_episodes: number of whole episodes.
+      max_length: number of actions after which an episode is truncated.
     """
 
     environment: str
@@ -42,15 +43,15 @@ class Episodes:
 
 
 @dataclass(frozen=True)
-class Result:
+class EvaluationResult:
     """An evaluation of a checkpoint.
 
     Attributes:
       steps, env_steps, iterations, updates, wall_seconds: counters of the checkpoint; `steps` names its file.
-      policy: digest of its weights and statistics.
-      episodes: that were run.
-      evaluation: of them.
-      film: file in the run's directory; None: there is none.
+      policy: digest of the policy's weights and statistics.
+      episodes: episodes of the evaluation.
+      evaluation: evaluation of these episodes.
+      film: file in the run's directory; None if there is no film.
     """
 
     steps: int
@@ -64,19 +65,18 @@ class Result:
     film: str | None = None
 
     @property
-    def counters(self) -> tuple[int, int, int, int, float]:
-        """The counters, in the order of a writer's."""
-        return self.steps, self.env_steps, self.iterations, self.updates, self.wall_seconds
+    def counters(self) -> Counters:
+        return Counters(self.steps, self.env_steps, self.iterations, self.updates, self.wall_seconds)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self)) + "\n"
 
     @classmethod
-    def from_json(cls, content: Any) -> "Result":
+    def from_json(cls, content: Any) -> "EvaluationResult":
         """Returns the result of the JSON value that `to_json` wrote.
 
         Raises:
-          ValueError, TypeError, KeyError, AttributeError, OverflowError: it is another value.
+          ValueError, TypeError, KeyError, AttributeError, OverflowError: the value has another form.
         """
         given = content["evaluation"]
         returns, lengths = tuple(map(float, given["returns"])), tuple(map(int, given["lengths"]))
@@ -93,14 +93,14 @@ class Result:
 
 
 class Results:
-    """The results of one name in a run's directory.
+    """The results that one name has in a run's directory.
 
     Args:
-      root_dir: of the run.
-      name: of files and scalars.
+      root_dir: directory of the run.
+      name: name of files and scalars.
 
     Raises:
-      UsageError: the name cannot be that of a file.
+      UsageError: the name cannot be a file name.
     """
 
     def __init__(self, root_dir: Path, name: str):
@@ -110,22 +110,22 @@ class Results:
         self.directory = root_dir / "eval" / WATCH
         self._events = root_dir / "tensorboard" / WATCH
 
-    def all(self) -> dict[int, Result]:
+    def all(self) -> dict[int, EvaluationResult]:
         """Returns the results by the steps of their checkpoints, ascending."""
         pattern = re.compile(rf"{re.escape(self.name)}-(\d{{12,}})\.json")
         found = (pattern.fullmatch(path.name) for path in sorted(self.directory.glob("*.json")))
         return {int(match[1]): self._read(int(match[1])) for match in found if match}
 
-    def add(self, result: Result) -> None:
-        """Writes a result, and what is derived from it."""
+    def add(self, result: EvaluationResult) -> None:
+        """Writes a result, and the files derived from it."""
         make_directory(self._events)
-        self._events_of(result.steps).unlink(missing_ok=True)  # of another policy with these steps
+        self._events_of(result.steps).unlink(missing_ok=True)  # events of another policy with these steps
         make_directory(self.directory)
         write_atomically(self._path(result.steps), result.to_json())
         self.complete(result)
 
-    def complete(self, result: Result) -> None:
-        """Writes the CSV and the events of a result, unless they are there."""
+    def complete(self, result: EvaluationResult) -> None:
+        """Writes the CSV and the events of a result, unless they exist."""
         path, content = self.csv(result.steps), result.evaluation.to_csv()
         if contents.content(self._root_dir, f"eval/{path.name}") != content.encode():
             write_atomically(path, content)
@@ -137,18 +137,18 @@ class Results:
         return self._root_dir / "eval" / f"{self.name}-{steps:012d}.csv"
 
     def first_steps(self, newest: int) -> int:
-        """Returns the steps from which on checkpoints are evaluated: `newest` when this was called first."""
+        """Returns the steps from which on checkpoints are evaluated: the argument `newest` of the first call."""
         path = self.directory / f"{self.name}.json"
         found = contents.record(self.directory, path.name, {"first_steps": int})
         if found is None:
             write_atomically(path, json.dumps({"first_steps": newest}) + "\n")
         return newest if found is None else found["first_steps"]
 
-    def _read(self, steps: int) -> Result:
+    def _read(self, steps: int) -> EvaluationResult:
         path = self._path(steps)
         content = contents.json_value(self._root_dir, f"eval/{WATCH}/{path.name}")
         try:
-            return Result.from_json(content)
+            return EvaluationResult.from_json(content)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             raise UsageError(f"{path} is not a result of `alfish watch` ({first_line(error)}); remove it") from error
 
@@ -156,14 +156,15 @@ class Results:
         return self.directory / f"{self.name}-{steps:012d}.json"
 
     def _events_of(self, steps: int) -> Path:
-        # One file for each result: it is there or not. TensorBoard reads files in the order of their names.
+        # One file for each result, so that a result is complete or missing. TensorBoard reads files in the order of
+        # names.
         return self._events / f"events.out.tfevents.{steps:012d}.{self.name}"
 
-    def _write_events(self, result: Result) -> None:
+    def _write_events(self, result: EvaluationResult) -> None:
         unfinished = self.directory / f".{self.name}.tmp"
-        shutil.rmtree(unfinished, ignore_errors=True)  # of a killed process
+        shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed process
         writer = TensorBoardWriter(unfinished)
-        writer.scalars(result.evaluation.scalars(self.name), *result.counters)
+        writer.scalars(result.evaluation.scalars(self.name), result.counters)
         if result.film is not None and (film := self._root_dir / result.film).is_file():
             contents.check_inside(self._root_dir, result.film)
             writer.film(f"{self.name}/film", film, result.steps)
@@ -181,6 +182,5 @@ def scalars_of(directory: Path) -> list[Mapping[str, Any]]:
     for path in found:
         name, _, steps = path.stem.rpartition("-")
         result = Results(directory, name)._read(int(steps))
-        counters = zip(("steps", "env_steps", "iterations", "updates", "wall_seconds"), result.counters)
-        rows.append({**dict(counters), **result.evaluation.scalars(name)})
+        rows.append({**result.counters._asdict(), **result.evaluation.scalars(name)})
     return sorted(rows, key=lambda row: row["steps"])

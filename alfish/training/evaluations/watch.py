@@ -16,44 +16,45 @@ import torch
 
 from alfish import nest
 from alfish.environments import Environment
-from alfish.errors import UsageError
-from alfish.films import Camera, Recorder
-from alfish.formatting import counted
+from alfish.errors import UsageError, counted
 from alfish.runs import contents, files
 from alfish.runs.checkpoint_file import BrokenCheckpoint
-from alfish.training.evaluations.results import Episodes, Result, Results
+from alfish.training.camera import Camera
+from alfish.training.evaluations.results import Episodes, EvaluationResult, Results
+from alfish.training.films import Recorder
 from alfish.training.trainer import Trainer
 
 POLL_SECONDS = 1.0
-# How long to wait for the row of metrics.csv: older versions wrote it after the checkpoint.
+# Seconds to wait for a checkpoint's row of metrics.csv, which older versions wrote after the checkpoint.
 SETTLE_SECONDS = 1.0
 
-# Identity of a checkpoint's file: a run that continues from an earlier checkpoint writes other ones with equal names.
+# Identity of a checkpoint's file: a run that continues from an earlier checkpoint writes other files with equal names.
 FileId = tuple[int, int, int, int]
 
 
 class Watch:
     """Evaluates checkpoints of a run, each once, on the same episodes.
 
-    Checkpoints that training has evaluated on these episodes are left out. The directory is only read, but for results
-    and films; training is neither waited for nor slowed down.
+    Checkpoints that training has evaluated on these episodes are left out. The directory is only read, except for
+    results and films; training is neither waited for nor slowed down.
 
     Args:
-      trainer: of the run, built to read it.
-      name: of files and scalars.
-      num_episodes: complete episodes of one evaluation.
-      seed: of episode 0.
-      num_envs: environments at a time; results do not depend on it.
-      max_length: actions after which an episode is truncated; None: the trainer's max_evaluation_length.
-      num_filmed: episodes in the film of each evaluation, side by side; 0: there is no film.
+      trainer: trainer of the run, built to read it.
+      name: name of files and scalars.
+      num_episodes: number of complete episodes in one evaluation.
+      seed: seed of episode 0.
+      num_envs: number of environments at a time; results do not depend on it.
+      max_length: number of actions after which an episode is truncated; None means the trainer's max_evaluation_length.
+      num_filmed: number of episodes in the film of each evaluation, side by side; 0 means no film.
       captions: whether films show return, reward, value and action.
-      show: receives a line for each checkpoint.
+      show: function that receives a line for each checkpoint.
 
     Attributes:
-      num_evaluated, num_lost: checkpoints that were evaluated, and that were removed before they could be.
+      num_evaluated: number of checkpoints that were evaluated.
+      num_lost: number of checkpoints that were removed before they could be evaluated.
 
     Raises:
-      UsageError: results of this name are of other episodes, or another process writes them.
+      UsageError: results of this name come from other episodes, or another process writes them.
     """
 
     def __init__(
@@ -84,21 +85,22 @@ class Watch:
         self.num_evaluated = self.num_lost = 0
 
     def run(self, all_kept: bool = False, idle_seconds: float = float("inf")) -> None:
-        """Evaluates checkpoints until the run is finished, or no new one has come for `idle_seconds`.
+        """Evaluates checkpoints until the run is finished, or no new checkpoint has appeared for `idle_seconds`.
 
         Args:
-          all_kept: whether to begin with the oldest checkpoint; else with the one that was the newest when the run was
-            first watched under this name.
-          idle_seconds: 0 evaluates what there is, and ends.
+          all_kept: whether to begin with the oldest checkpoint; if not, the first one is the checkpoint that was the
+            newest when the run was first watched under this name.
+          idle_seconds: seconds without a new checkpoint after which the watch ends; 0 evaluates the existing
+            checkpoints only.
         """
         for result in self._known.values():
             self._results.complete(result)
         first = self._results.first_steps(max(self._checkpoints.steps(), default=0))
-        if not all_kept:  # later ones may have fewer steps: those of a run that falls back to an earlier checkpoint
+        if not all_kept:  # later checkpoints may have fewer steps, if a run falls back to an earlier one
             self._done_with |= {file_id for steps, file_id in self._pending() if steps < first}
         last_new = time.monotonic()
         while True:
-            is_done = (self._trainer.directory.path / "done").exists()  # before the last checkpoint is looked for
+            is_done = (self._trainer.directory.path / "done").exists()  # read before the last checkpoint is looked for
             pending = next(self._pending(), None)
             if pending is not None:
                 self._visit(*pending)
@@ -109,7 +111,7 @@ class Watch:
                 time.sleep(POLL_SECONDS)
 
     def words(self) -> str:
-        """Returns what was done, in words."""
+        """Returns a sentence that says what was done."""
         lost = f", {self.num_lost} removed before they could be" if self.num_lost else ""
         return f"{counted(self.num_evaluated, 'checkpoint')} evaluated{lost}"
 
@@ -119,18 +121,18 @@ class Watch:
         self._unlock()
 
     def _pending(self) -> Iterator[tuple[int, FileId]]:
-        """Yields checkpoints that were not visited, ascending."""
+        """Yields the checkpoints that were not visited yet, ascending."""
         for steps in self._checkpoints.steps():
             try:
                 status = os.stat(self._checkpoints.path(steps))
-            except FileNotFoundError:  # training has removed it since
+            except FileNotFoundError:  # training has removed the checkpoint meanwhile
                 continue
             file_id = steps, status.st_ino, status.st_mtime_ns, status.st_size
             if file_id not in self._done_with:
                 yield steps, file_id
 
     def _visit(self, steps: int, file_id: FileId) -> None:
-        """Evaluates a checkpoint, unless that was done before or it cannot be read."""
+        """Evaluates a checkpoint, unless it was evaluated before or cannot be read."""
         self._done_with.add(file_id)
         try:
             self._trainer.load_policy(steps)
@@ -156,7 +158,7 @@ class Watch:
         self.num_evaluated += 1
         self._show(f"checkpoint {steps:,}: {result.evaluation.words()}")
 
-    def _evaluated(self, steps: int, policy: str) -> Result:
+    def _evaluated(self, steps: int, policy: str) -> EvaluationResult:
         clock, episodes = self._trainer.clock, self._episodes
         arguments = episodes.num_episodes, episodes.seed, False, clock.env_steps
         film = None
@@ -169,7 +171,7 @@ class Watch:
                 evaluation = self._evaluator.evaluate(*arguments, recorder, self._captions)
             film = str(recorder.written[0][0].relative_to(root_dir))
         counters = clock.env_steps, clock.iterations, clock.updates, clock.wall_seconds
-        return Result(steps, *counters, policy, episodes, evaluation, film)
+        return EvaluationResult(steps, *counters, policy, episodes, evaluation, film)
 
     def _policy_digest(self) -> str:
         """Returns a digest of the loaded weights and statistics."""
@@ -200,7 +202,7 @@ class Watch:
         column = f"{self._results.name}/mean_return"
         content = contents.content(self._trainer.directory.path, "metrics.csv", contents.MAX_TABLE) or b""
         rows = csv.DictReader(io.StringIO(content.decode(errors="replace"), newline=""))
-        found = [row for row in rows if row.get(column)]  # the last one may be half written
+        found = [row for row in rows if row.get(column)]  # the last row may be incomplete
         found = [row for row in found if [row.get(name) for name in ("env_steps", "iterations", "updates")] == counters]
         return any(self._seeds(self._results.csv(int(row["steps"]))) == self._own_seeds for row in found)
 
@@ -209,7 +211,7 @@ class Watch:
         return list(range(self._episodes.seed, self._episodes.seed + self._episodes.num_episodes))
 
     def _check_known(self) -> None:
-        """Raises UsageError if earlier results of this name are of other episodes."""
+        """Raises UsageError if earlier results of this name come from other episodes."""
         for steps, result in self._known.items():
             if result.episodes != self._episodes:
                 before, now = (dataclasses.asdict(one) for one in (result.episodes, self._episodes))
@@ -229,13 +231,13 @@ class Watch:
             )
 
     def _of_training(self) -> list[Path]:
-        """Returns the tables of evaluations under this name that are not of results, ascending."""
+        """Returns the tables of evaluations under this name that were not written from results, ascending."""
         own = {self._results.csv(steps) for steps in self._known}
         pattern = f"eval/{self._results.name}-{12 * '[0-9]'}.csv"
         return sorted(set(self._trainer.directory.path.glob(pattern)) - own)
 
     def _seeds(self, path: Path) -> list[int]:
-        """Returns the seeds of the episodes of an evaluation; none, if there is no such file."""
+        """Returns the seeds of the episodes of an evaluation; empty if the file does not exist."""
         if (table := contents.table(self._trainer.directory.path, f"eval/{path.name}")) is None:
             return []
         header, rows = table
@@ -258,7 +260,7 @@ class Watch:
 
 
 def in_words(environment: Environment) -> str:
-    """Returns words that are the same for the same environments: name, constructor's arguments, limit and wrappers."""
+    """Returns words that are the same for equal environments: name, constructor's arguments, limit and wrappers."""
     spec = environment.env_spec
     if spec is None:
         return environment.name

@@ -1,6 +1,6 @@
 """Connection of the trainer to a Ray cluster.
 
-Ray is imported here and in methods of running pools only, so that alfish works without it.
+Ray is imported only inside functions, of this module and of running pools, so that alfish works without Ray.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from typing import Any
 from alfish.errors import UsageError, first_line
 from alfish.runs.stop_signals import SIGNALS, Interrupted
 
-PROBE_SECONDS = 5.0  # for a TCP connection to a cluster; Ray itself tries for a minute
+PROBE_SECONDS = 5.0  # seconds for a TCP connection to a cluster; Ray itself tries for a minute
 START = "`RAY_USAGE_STATS_ENABLED=0 ray start --head --num-cpus=0 --include-dashboard=false`"
 
 
@@ -28,8 +28,8 @@ class Cluster:
     """A Ray cluster that this process connects to.
 
     Args:
-      address, code: see `RayWorkers`.
-      setting: parameter or flag of the command with which the user asked for the cluster.
+      address, code: settings of the cluster, see `RayWorkers`.
+      setting: parameter or command-line flag by which the user asked for the cluster, for messages.
 
     Raises:
       UsageError: Ray is not installed.
@@ -44,7 +44,8 @@ class Cluster:
         """Connects the process, unless it is connected already.
 
         Raises:
-          UsageError: there is no such cluster, its token, Python or Ray is another, or modules can no longer be sent.
+          UsageError: the cluster does not exist, has another token or another version of Python or Ray, or modules can
+            no longer be sent.
         """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
@@ -78,7 +79,7 @@ class Cluster:
                 ) from error
             raise UsageError(f"Ray cannot be used at {self._setting} = {address!r}: {error}") from error
         except ray.exceptions.RayError as error:
-            if type(error).__name__ != "AuthenticationError":  # which older versions of Ray do not have
+            if type(error).__name__ != "AuthenticationError":  # older versions of Ray lack it
                 raise
             raise UsageError(
                 f"the Ray cluster at {self._setting} = {address!r} asks for a token that this machine does not have "
@@ -88,14 +89,14 @@ class Cluster:
         _USERS.add(self)
 
     def check_room(self, num_hosts: int, cpus: float) -> None:
-        """Checks that the machines of the cluster have the processor cores for these hosts, when they are idle.
+        """Checks that the machines of the cluster, when idle, have enough processor cores for all hosts.
 
         Args:
           num_hosts: number of hosts.
-          cpus: processor cores of each, on one machine.
+          cpus: number of processor cores of each host, on one machine.
 
         Raises:
-          UsageError: they have not.
+          UsageError: the machines have too few cores.
         """
         fitting = self.num_places(cpus)
         if fitting < num_hosts:
@@ -122,13 +123,13 @@ class Cluster:
         return _nodes()[ray.get_runtime_context().get_node_id()].get("object_store_memory", 0.0)
 
     def put(self, thing: Any) -> Any:
-        """Returns Ray's reference to a value that several calls receive."""
+        """Stores a value that several calls receive, and returns Ray's reference to the value."""
         import ray
 
         return ray.put(thing)
 
     def actor_class(self, of: type, cpus: float) -> Any:
-        """Returns a class of actors on any machines, which Ray neither restarts nor calls twice."""
+        """Returns a class of actors that run on any machine; Ray neither restarts them nor repeats a call."""
         import ray
 
         return ray.remote(of).options(
@@ -139,7 +140,7 @@ class Cluster:
         )
 
     def close(self) -> None:
-        """Disconnects the process, if alfish has connected it and no other object uses the connection."""
+        """Disconnects the process, if alfish made the connection and no other object uses the connection."""
         if self in _USERS:
             import ray
 
@@ -148,11 +149,11 @@ class Cluster:
                 ray.shutdown()
 
 
-_USERS: set[Cluster] = set()  # of the connection that one of them has made
+_USERS: set[Cluster] = set()  # clusters that use the connection, one of which made it
 
 
 def wait(answers: Sequence[Any], count: int, timeout: float) -> list[Any]:
-    """Returns those of Ray's references that are ready: when `count` are, or after `timeout` seconds."""
+    """Returns those of Ray's references that are ready, once `count` are ready, or after `timeout` seconds."""
     import ray
 
     with _exceptions_of_handlers():
@@ -160,7 +161,7 @@ def wait(answers: Sequence[Any], count: int, timeout: float) -> list[Any]:
 
 
 def get(answer: Any, timeout: float) -> Any:
-    """Returns the value of one of Ray's references. Raises what the call has raised, or GetTimeoutError."""
+    """Returns the value of a reference of Ray. Raises the error that the call raised, or GetTimeoutError."""
     import ray
 
     with _exceptions_of_handlers():
@@ -168,7 +169,7 @@ def get(answer: Any, timeout: float) -> Any:
 
 
 def kill(actor: Any) -> None:
-    """Has Ray kill an actor, which may be dead already."""
+    """Lets Ray kill an actor, which may be dead already."""
     import ray
 
     with contextlib.suppress(ray.exceptions.RayError, ValueError):
@@ -177,7 +178,7 @@ def kill(actor: Any) -> None:
 
 @contextlib.contextmanager
 def _exceptions_of_handlers() -> Iterator[None]:
-    """Raises what a signal's handler has raised in the block; Ray's C code makes a SystemError of it."""
+    """Raises the exception that a signal handler raised in the block; Ray's C code turns that into a SystemError."""
     try:
         yield
     except SystemError as error:
@@ -187,7 +188,7 @@ def _exceptions_of_handlers() -> Iterator[None]:
 
 
 def _check_address(address: str, setting: str) -> None:
-    """Raises UsageError for an address at which there cannot be a cluster. 'auto' and 'local' are Ray's to find."""
+    """Raises UsageError for an address that cannot be a cluster's. Ray itself resolves 'auto' and 'local'."""
     if address.startswith("ray://"):
         raise UsageError(
             f"{setting} is {address!r}, which is of Ray Client; start the run on a machine of the cluster, "
@@ -210,7 +211,7 @@ def handlers_kept() -> Iterator[None]:
     """Restores the handlers of signals that `ray.init` replaces.
 
     Ray's handler of SIGTERM raises SystemExit. If that happens in the block, the signal is raised again for the
-    restored handler, and `Interrupted` leaves the block. Outside the main thread nothing is replaced.
+    restored handler, and `Interrupted` leaves the block. Outside the main thread no handler is replaced.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -232,7 +233,8 @@ def handlers_kept() -> Iterator[None]:
 def modules_here() -> list[str]:
     """Returns files and directories of the modules that this process has imported from the working directory.
 
-    Of a package it is the directory of the package. The working directory as a whole would include run directories.
+    For a package, the result has the directory of the package. The working directory as a whole would include run
+    directories.
     """
     here = Path.cwd().resolve()
     found = set()

@@ -6,20 +6,21 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from alfish.processes.host_messages import Greeting, Order, Publication
+from alfish.processes.host import Greeting, Order, Publication
 from alfish.processes.messages import Grant
 from alfish.unrollers.ray import cluster
+from alfish.unrollers.workers import worker_process
 
-ANSWER_SECONDS = 2.0  # for an answer beside the replies
-UNHEARD = 1000  # processes of a worker that may have begun in a host that died, and that no reply told of
+ANSWER_SECONDS = 2.0  # seconds to wait for an answer other than a reply
+UNHEARD = 1000  # largest number of a worker's processes that a dead host may have begun without reporting them
 
 
 class RemoteWorker:
     """A worker in a host.
 
     Attributes:
-      index: in the run.
-      generation: number of processes before the present one, those of earlier hosts included.
+      index: index of the worker in the run.
+      generation: number of the worker's processes before the present one, processes on earlier hosts included.
       started: whether the process has built and reset its environments.
     """
 
@@ -30,15 +31,15 @@ class RemoteWorker:
 
 
 class Actors:
-    """Requests the actors of hosts, and keeps spare ones, which take the places of those that die.
+    """Requests the actors of hosts, and keeps spare actors to replace actors that die.
 
-    A spare has its process and has done its imports, which take seconds; only its workers are not started.
+    The process of a spare has done its imports, which take seconds, but has not started its workers.
 
     Args:
       num_spares: number of spares.
 
     Attributes:
-      actor_class: Ray's class of `Host`; set it before the first request.
+      actor_class: class of `Host` that Ray has made; set it before the first request.
     """
 
     actor_class: Any
@@ -48,7 +49,7 @@ class Actors:
         self._spares: deque[tuple[Any, Any]] = deque()
 
     def take(self) -> tuple[Any, Any]:
-        """Returns an actor and Ray's reference to its greeting. A new one starts where and when there is room."""
+        """Returns an actor and Ray's reference to its greeting. A new actor starts where and when there is room."""
         return self._spares.popleft() if self._spares else self._request()
 
     def replenish(self) -> None:
@@ -63,29 +64,30 @@ class Actors:
 
     def _request(self) -> tuple[Any, Any]:
         actor = self.actor_class.remote()
-        return actor, actor.greet.remote()
+        return actor, actor.greet.remote(worker_process.__name__)
 
 
 class RemoteHost:
-    """The workers of one host: its present actor, and the state that outlives it.
+    """One host as the trainer sees it: its workers, its present actor, and the state that outlives the actor.
 
     Attributes:
-      index: of the host in the run.
-      workers: the workers, by index in the host.
-      answer: Ray's reference to the result of the outstanding call; there always is one.
-      asked_at: monotonic time of this call.
-      greeting: None: the actor has not answered yet, for example because there is no room for it.
-      sent, sent_at: number and monotonic time of the last weights that were sent.
-      newest: number of the newest weights that its workers can read, as of the last reply.
+      index: index of the host in the run.
+      workers: workers of the host, by index in the host.
+      answer: reference of Ray to the result of the outstanding call; there always is one.
+      asked_at: monotonic time of the outstanding call.
+      greeting: first reply of the host; None while the actor has not answered, for example because there is no room for
+        it.
+      sent, sent_at: number of the last weights that were sent, and the monotonic time of sending.
+      newest: number of the newest weights that the host's workers could read at its last reply.
       is_overdue: whether the last check found that the host is silent for too long.
     """
 
     def __init__(self, index: int, count: int):
         self.index = index
         self.workers = [RemoteWorker(index * count + place, self) for place in range(count)]
-        self.actor: Any = None  # before `join`
+        self.actor: Any = None  # None before `join`
         self.greeting: Greeting | None = None
-        self._first_generation = 0  # of the present actor's workers
+        self._first_generation = 0  # first generation of the present actor's workers
         self._orders: list[Order] = []
 
     def __str__(self) -> str:
@@ -93,7 +95,7 @@ class RemoteHost:
 
     @property
     def first(self) -> int:
-        """Index in the run of the first worker."""
+        """Index of this host's first worker among all workers of the run."""
         return self.workers[0].index
 
     @property
@@ -103,11 +105,11 @@ class RemoteHost:
 
     @property
     def needs(self) -> int:
-        """Number of the newest weights that a grant to send names; 0: none does."""
+        """Number of the newest weights that a waiting grant names; 0 if no grant names any."""
         return max((order.grant.publication or 0 for order in self._orders), default=0)
 
     def join(self, actor: Any, answer: Any) -> None:
-        """Gives the host an actor, and Ray's reference to the greeting that is to be received."""
+        """Gives the host an actor, and Ray's reference to the greeting that the actor will send."""
         self.greeting = None
         self.sent = self.newest = 0
         self.actor = actor
@@ -136,12 +138,12 @@ class RemoteHost:
         self.actor.tell.remote(orders, publication, words)
 
     def keep(self) -> None:
-        """Tells the host that the trainer lives."""
+        """Tells the host that the trainer is alive."""
         if self.greeting is not None:
             self.actor.keep.remote()
 
     def activities(self) -> str:
-        """Returns a clause that says what its workers are doing."""
+        """Returns a clause that says what the host's workers are doing."""
         if self.greeting is None:
             return "has not started; it may wait for room in the cluster"
         import ray
@@ -152,7 +154,7 @@ class RemoteHost:
             return "does not answer"
 
     def kill(self) -> None:
-        """Has Ray kill the actor, if there is one. Its workers end with it."""
+        """Lets Ray kill the actor, if there is one. The workers end with the actor."""
         if self.actor is not None:
             cluster.kill(self.actor)
 
@@ -172,10 +174,10 @@ class RemoteHost:
 
 
 class Keeper:
-    """Thread that tells hosts that the trainer lives, also while it evaluates or trains for minutes.
+    """Thread that tells hosts that the trainer is alive, even while it evaluates or trains for minutes.
 
     Args:
-      hosts: the hosts.
+      hosts: hosts to call.
       period: seconds between two calls.
     """
 

@@ -1,8 +1,9 @@
 """The unroller that collects in worker processes while the trainer trains.
 
-A worker fills segments: `unroll_length` rows of its environments, made with one version of the weights, in memory that
-it shares with the trainer. The trainer grants slots and consumes segments that are ready. The number of slots therefore
-bounds both the memory and the age of rows. `AsyncUnroller` decides what is granted and taken; a `Transport` carries it.
+A worker fills segments, in memory that it shares with the trainer. A segment has `unroll_length` rows of the worker's
+environments, made with one version of the weights. The trainer grants slots and consumes segments that are ready. The
+number of slots therefore bounds both the memory and the age of rows. `AsyncUnroller` decides which slots are granted
+and which segments are taken; a `Transport` carries grants and segments.
 """
 
 import functools
@@ -16,13 +17,15 @@ import gin
 import numpy as np
 import torch
 
-from alfish import nest, replicas
+from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Experience, StepType
 from alfish.environments import Environment
-from alfish.errors import RunError, UsageError
-from alfish.formatting import counted
+from alfish.errors import RunError, UsageError, counted
+from alfish.errors.user_code import relayed
 from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveInt, Range, checked
+from alfish.processes import replicas
+from alfish.processes.channel import to_bytes
 from alfish.processes.messages import (
     Died,
     EnvironmentReplaced,
@@ -33,23 +36,20 @@ from alfish.processes.messages import (
     Started,
     Stepping,
 )
-from alfish.processes.pickling import to_bytes
 from alfish.processes.pool import CHECK_SECONDS
 from alfish.transforms import Transforms
 from alfish.unrollers.sync import refuse_on_policy
 from alfish.unrollers.unroller import Unroller
+from alfish.unrollers.workers import worker_process
 from alfish.unrollers.workers.environment_maker import EnvironmentMaker
-from alfish.unrollers.workers.pool import Workers
 from alfish.unrollers.workers.segments import in_columns, records_in_columns, side_by_side
 from alfish.unrollers.workers.shared_tensors import Layout, state_tensors
-from alfish.unrollers.workers.slot_ledger import SlotLedger
-from alfish.unrollers.workers.slots import slot_of
+from alfish.unrollers.workers.slots import SlotLedger, slot_of
 from alfish.unrollers.workers.stats import Stats
-from alfish.unrollers.workers.transport import Transport
-from alfish.user_code import relayed
+from alfish.unrollers.workers.transport import Transport, Workers
 
-OFF_POLICY_LENGTH = 8  # minimum rows of a segment unless `unroll_length` is set
-WARN_SECONDS = 30.0  # of waiting until a line in the log
+OFF_POLICY_LENGTH = 8  # minimum number of rows of a segment, unless `unroll_length` is set
+WARN_SECONDS = 30.0  # seconds of waiting until the log says so
 
 
 @gin.configurable(module="alfish.unrollers")
@@ -58,29 +58,31 @@ class AsyncUnroller(Unroller):
     """Returns rows that worker processes collect while the trainer trains.
 
     Args:
-      environment, algorithm, transforms: see `Unroller`. The environment is closed; workers build their own.
+      environment, algorithm, transforms: parts of the run, see `Unroller`. The environment is closed; workers build
+        their own.
       num_workers: number of worker processes.
-      envs_per_worker: environments of each worker; None: the default of the environment factory.
-      mode: 'free': workers fill all slots that are free. 'lockstep': each worker fills one segment while the trainer
-        trains on the segment before, so that the same seed gives the same run.
-      slots: slots of each worker; on-policy they include the segment in training. If workers are equally fast, rows are
-        at most `slots - 1` iterations old.
-      unroll_length: rows of a segment; None: Trainer.unroll_length, off-policy at least 8 unless replay stores states.
-      segments_per_unroll: on-policy, number of segments in an unroll; None: `num_workers`.
-      max_unroll_length: off-policy, maximum rows of each environment in an unroll; None: no limit.
-      max_policy_lag: on-policy, maximum age of a segment in iterations. Rows of older segments are masked and counted.
-        None: no limit.
-      parameter_update_period: iterations between two publications of the weights.
-      worker_step_interval: minimum seconds between the starts of two vector steps of a worker, for real time.
-      stagger: the first episode of environment i of n is truncated after `stagger * i / n` vector steps, so that
-        episodes of equal length do not end at the same time; 0: no episode is.
-      max_env_errors: maximum errors of environments in a run. An environment that raises, or returns a value that is
-        not finite or of another shape or dtype than its space, is replaced, and its episode ends with the row before.
-        Environments that are not stepped one by one end their worker instead, which is restarted. None: the first error
-        ends the worker.
-      numpy_policy, overwrite_policy_output: see `SyncUnroller`.
-      workers: makes the transport from the number of workers; see `Workers` for time limits, restarts and cores, and
-        `alfish.unrollers.ray.RayWorkers` for workers on other machines.
+      envs_per_worker: number of environments of each worker; None means the default of the environment factory.
+      mode: schedule of collecting. 'free': workers fill all free slots. 'lockstep': each worker fills one segment while
+        the trainer trains on the previous one, so that the same seed gives the same run.
+      slots: number of slots of each worker, on-policy with the slot of the segment in training. If workers are equally
+        fast, rows are at most `slots - 1` iterations old.
+      unroll_length: number of rows of a segment; None means Trainer.unroll_length, off-policy at least 8 unless replay
+        stores states.
+      segments_per_unroll: number of segments in an unroll, on-policy; None means `num_workers`.
+      max_unroll_length: maximum number of rows of each environment in an unroll, off-policy; None means no limit.
+      max_policy_lag: maximum age of a segment in iterations, on-policy. Rows of older segments are masked and counted.
+        None means no limit.
+      parameter_update_period: number of iterations between two publications of the weights.
+      worker_step_interval: minimum seconds between the starts of a worker's vector steps, for real-time environments.
+      stagger: number of vector steps over which the ends of first episodes are spread: environment i of n truncates its
+        first episode after `stagger * i / n` steps, so that equally long episodes end at different times. 0 means none.
+      max_env_errors: maximum number of errors of environments in a run. An environment that raises, or returns a value
+        that is not finite or does not have the shape or dtype of its space, is replaced, and its episode ends with the
+        row before. Environments that are not stepped one by one end their worker instead, which is restarted. None
+        means that the first error ends the worker.
+      numpy_policy, overwrite_policy_output: the settings of `SyncUnroller`, for acting.
+      workers: class or factory of the transport, which takes the number of workers; see `Workers` for time limits,
+        restarts and cores, and `alfish.unrollers.ray.RayWorkers` for workers on other machines.
 
     Attributes:
       num_env_errors: number of environments that were replaced.
@@ -115,7 +117,7 @@ class AsyncUnroller(Unroller):
         super().__init__(environment, algorithm, transforms)
         num_workers, segments_per_unroll = _own_part(num_workers, segments_per_unroll)
         self._workers, self._ledger = workers(num_workers), SlotLedger(num_workers, slots)
-        self._lockstep, self._length = mode == "lockstep", unroll_length or 0  # 0: set by `bind`
+        self._lockstep, self._length = mode == "lockstep", unroll_length or 0  # 0 until `bind` sets it
         self._check_settings(segments_per_unroll, overwrite_policy_output)
         num_envs = envs_per_worker or environment.num_envs
         self.num_envs = num_workers * num_envs
@@ -129,7 +131,7 @@ class AsyncUnroller(Unroller):
         stepping = envs_per_worker, stagger, worker_step_interval, tolerates, numpy_policy, overwrite_policy_output
         # `bind` and `_start` add the other fields when they are known.
         self._plan: Callable[..., Plan] = functools.partial(
-            Plan, num_workers, num_envs, num_workers * slots, Stepping(*stepping)
+            Plan, num_workers, num_envs, num_workers * slots, Stepping(*stepping), worker_process.__name__
         )
 
     def _check_settings(self, segments_per_unroll: int | None, overwrite_policy_output: bool) -> None:
@@ -158,7 +160,7 @@ class AsyncUnroller(Unroller):
         return f"in {counted(len(self._workers.all) * replicas.size(), 'worker')} {self._workers.place}"
 
     def bind(self, make_environment: Callable[..., Environment], unroll_length: float, seed: int) -> None:
-        stores_states = self._algorithm.replay_needs.recurrent_state  # in replay, at the beginnings of segments
+        stores_states = self._algorithm.replay_needs.recurrent_state  # replay has states where segments begin
         at_least = 1 if self._algorithm.on_policy or stores_states else OFF_POLICY_LENGTH
         self._length = self._length or max(at_least, math.ceil(unroll_length))
         self.unroll_length = unroll_length or self._length
@@ -175,15 +177,15 @@ class AsyncUnroller(Unroller):
     def unroll(self, length: int = 0, at_random: bool = False) -> Experience:
         """Waits for enough segments and joins them.
 
-        On-policy, the result is `segments_per_unroll` segments side by side, in the order in which they came:
-        `[T + 1, B]`. Off-policy, it has a column for each environment with all segments that are ready, at least one
-        segment and at most `max_unroll_length` rows. Columns of workers that filled fewer segments end with PAD rows.
+        On-policy, the result is `segments_per_unroll` segments side by side, in order of arrival: `[T + 1, B]`.
+        Off-policy, it has a column for each environment with all segments that are ready, at least one segment and at
+        most `max_unroll_length` rows. Columns of workers that filled fewer segments end with PAD rows.
 
-        On-policy, leaves may be views of shared memory that workers overwrite after the next call. Clone what is kept
-        longer (`nest.map(torch.clone, experience)`).
+        On-policy, leaves may be views of shared memory that workers overwrite after the next call. Clone leaves that
+        must stay valid longer (`nest.map(torch.clone, experience)`).
 
         Args:
-          length: ignored; the length of segments is a setting.
+          length: number of rows, which is ignored; the length of segments is a setting.
           at_random: whether segments that are granted from now on execute the algorithm's `random_action`.
         """
         if not self._running:
@@ -197,7 +199,7 @@ class AsyncUnroller(Unroller):
         taken = self._take()
         self._stats.delivered([self.policy_version - segment.version for segment in taken])
         experience = self._join(taken)
-        if self._algorithm.on_policy:  # in use until the next unroll, which bounds the lag
+        if self._algorithm.on_policy:  # slots stay in use until the next unroll, which bounds the lag
             experience = self._mask_old(experience, taken)
         else:
             self._ledger.release()
@@ -213,7 +215,7 @@ class AsyncUnroller(Unroller):
         self._plan = functools.partial(self._plan, keeps_infos=False)
 
     def stats(self) -> dict[str, float]:
-        """Returns lags, waits, times and numbers of failures since the call before; see `Stats.take`."""
+        """Returns lags, waits, times and numbers of failures since the previous call; see `Stats.take`."""
         counts = {"restarts": self._workers.num_restarts, "env_errors": self.num_env_errors}
         return self._stats.take() | {name: float(value) for name, value in counts.items()}
 
@@ -224,7 +226,7 @@ class AsyncUnroller(Unroller):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.policy_version = state["policy_version"]
-        self._first_generation = state.get("generation", -1) + 1  # a `SyncUnroller` saves none
+        self._first_generation = state.get("generation", -1) + 1  # absent in a state of `SyncUnroller`
 
     def close(self) -> None:
         if self._closed:
@@ -259,7 +261,7 @@ class AsyncUnroller(Unroller):
         return self.num_columns // self._envs_per_worker if has_columns else 1
 
     def _grant(self) -> None:
-        """Grants workers the slots that they may fill now: all free slots; in lockstep one slot each."""
+        """Grants workers the slots that they may fill now: all free slots, or in lockstep one slot for each worker."""
         publication = self._workers.newest if self._lockstep else None
         for worker in self._workers.all:
             while (slot := self._ledger.next_free(worker.index)) is not None:
@@ -271,12 +273,12 @@ class AsyncUnroller(Unroller):
         self._workers.send()
 
     def _take(self) -> list[Segment]:
-        """Takes the segments of this unroll from those that are ready."""
+        """Takes the segments of this unroll from the segments that are ready."""
         if self._lockstep:
             return sorted(self._ledger.take(), key=lambda segment: segment.worker_index)
         if self._algorithm.on_policy:
             return self._ledger.take(most=self._num_needed)
-        # An experience has one recurrent state, at row 0: then it is one segment of each worker.
+        # An experience has one recurrent state, at row 0, so for recurrent policies it has one segment of each worker.
         most = 1 if self._algorithm.has_state else max(1, (self._max_length or sys.maxsize) // self._length)
         return self._ledger.take(most_of_each=most)
 
@@ -293,13 +295,13 @@ class AsyncUnroller(Unroller):
         return nest.arrays(in_columns([[experience for experience, _ in own] for own in by_worker]))
 
     def _mask_old(self, experience: Experience, segments: list[Segment]) -> Experience:
-        """Returns the experience with all rows of segments masked that are older than `max_policy_lag`."""
+        """Returns the experience with the rows of segments that are older than `max_policy_lag` masked."""
         most = math.inf if self._max_lag is None else self._max_lag
         old = np.repeat([self.policy_version - segment.version > most for segment in segments], self._envs_per_worker)
         if not old.any():
             return experience
         self._stats.masked(self._length * int(old.sum()))
-        step_type = experience.time_step.step_type.copy()  # what a transport returned must not change
+        step_type = experience.time_step.step_type.copy()  # a copy, because results of a transport must not change
         step_type[:, old] = StepType.PAD
         return experience._replace(time_step=experience.time_step._replace(step_type=step_type))
 
@@ -313,7 +315,7 @@ class AsyncUnroller(Unroller):
             if time.monotonic() - warned > WARN_SECONDS:
                 warned = time.monotonic()
                 self.log(f"Waiting for rows for {warned - began:.0f} s: {self._workers.activities()}")
-        # Receives all that has arrived, so that off-policy no row is older than necessary.
+        # Receives everything that has arrived, so that off-policy no row is older than necessary.
         for worker, message in self._workers.wait(0):
             self._receive(worker, message)
 

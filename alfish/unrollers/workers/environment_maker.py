@@ -1,7 +1,7 @@
-"""The environment factory with its gin configuration, on its way to workers.
+"""The environment factory and its gin configuration, in a form that is sent to workers.
 
 A worker parses the configuration itself, because it shares no state with the trainer. The text of the configuration
-leaves out what no text can express, as a lambda; the worker refuses where an environment reads it.
+leaves out values that a text cannot express, such as a lambda; the worker raises if an environment reads such a value.
 """
 
 import copy
@@ -16,7 +16,7 @@ import gin
 from alfish.environments import Environment
 from alfish.errors import UsageError
 from alfish.parameters import description, gin_internals
-from alfish.processes.pickling import NOT_IMPORTABLE, from_bytes, to_bytes
+from alfish.processes.channel import NOT_IMPORTABLE, from_bytes, to_bytes
 
 
 class EnvironmentMaker:
@@ -26,26 +26,26 @@ class EnvironmentMaker:
     with a scope cannot be pickled. Any other factory is pickled.
 
     Args:
-      factory: takes the keywords `seed` and `num_envs`.
+      factory: factory of environments, which takes the keywords `seed` and `num_envs`.
 
     Raises:
-      UsageError: a worker cannot import the factory, or something that the configuration names.
+      UsageError: a worker cannot import the factory, or an object that the configuration names.
     """
 
     def __init__(self, factory: Callable[..., Environment]):
         self._config, self._pickled = gin_internals.config_text(), b""
         self._left_out = _left_out()
         is_configured = bool(self._config or self._left_out)
-        # Without a configuration a worker needs neither the modules that gin knows nor the parts of earlier runs.
+        # Without a configuration a worker needs neither gin's modules nor the parts of earlier runs.
         self._modules = _modules_of(self._config) if is_configured else []
         parts = description.registered() if is_configured else []
         self._parts = [(module, name) for module, name in parts if module != "__main__"]
-        # gin wraps a reference with a scope again at each access; the wrapped object stays the same.
+        # gin makes a new wrapper of a scoped reference at each access, but the wrapped object stays the same.
         bound = _bound()
         if bound is None or _origin(bound.configurable.wrapped) is not _origin(factory):
             self._pickled = to_bytes(factory, "Trainer.environment")
         else:
-            own = bound.configurable.selector  # what it reads needs no worker to be found
+            own = bound.configurable.selector  # values that the factory itself reads are checked here
             for name, sentence in self._left_out.items():
                 if name.rpartition("/")[2].rpartition(".")[0] == own:
                     raise UsageError(sentence)
@@ -59,11 +59,11 @@ class EnvironmentMaker:
         gin.parse_config(self._config)
         for name, sentence in self._left_out.items():
             gin.bind_parameter(name, _LeftOut(sentence))
-        return from_bytes(self._pickled) if self._pickled else copy.deepcopy(_bound())  # which is how gin resolves it
+        return from_bytes(self._pickled) if self._pickled else copy.deepcopy(_bound())  # as gin resolves references
 
 
 def _modules_of(config: str) -> list[str]:
-    """Returns the modules that a worker must import before it parses the configuration: all that gin knows."""
+    """Returns the modules that a worker must import before it parses the configuration: all modules that gin knows."""
     modules = set()
     for selector, configurable in gin_internals.configurables().items():
         module = configurable.__module__
@@ -75,19 +75,19 @@ def _modules_of(config: str) -> list[str]:
 
 
 class _LeftOut:
-    """Stands in a worker for a value that no text can express; raises a sentence when it is read."""
+    """Replaces, in a worker, a value that a text cannot express. Reading it raises a sentence."""
 
     def __init__(self, sentence: str):
         self._sentence = sentence
 
-    def __deepcopy__(self, memo: Any) -> Any:  # gin copies a bound value where it passes it to a call
+    def __deepcopy__(self, memo: Any) -> Any:  # gin copies a bound value before passing it to a call
         raise UsageError(self._sentence)
 
 
 def _left_out() -> dict[str, str]:
-    """Returns a sentence for each bound value that the text of the configuration leaves out, by scope/name.parameter.
+    """Returns a sentence for each bound value that the configuration's text leaves out, by scope/name.parameter.
 
-    Configurables of the program are missing: a worker does not know them, and cannot call them.
+    Configurables that the program itself defines are not included: a worker does not know them, and cannot call them.
     """
     classes, found = gin_internals.configurables(), {}
     for (scope, selector), values in gin_internals.bindings().items():
@@ -101,10 +101,10 @@ def _left_out() -> dict[str, str]:
 
 
 def _bound() -> Any:
-    """Returns gin's reference that is bound to `Trainer.environment`; None: there is none."""
+    """Returns gin's reference that is bound to `Trainer.environment`; None without such a reference."""
     try:
         value = gin.get_bindings("alfish.Trainer", resolve_references=False).get("environment")
-    except ValueError:  # nothing has registered the trainer
+    except ValueError:  # the trainer is not registered
         return None
     return value if value is not None and gin_internals.is_reference(value) else None
 

@@ -1,7 +1,7 @@
 """Segments joined into one experience, and their step records into one.
 
-On-policy, segments stand side by side. Off-policy, each environment has one column, whatever number of segments its
-worker filled; shorter columns end with PAD rows.
+On-policy, segments stand side by side. Off-policy, each environment has one column, however many segments its worker
+filled; shorter columns end with PAD rows.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ def in_columns(parts: list[list[Experience]]) -> Experience:
     """Copies the parts of all workers into one experience with a column for each environment.
 
     Args:
-      parts: for each worker, its parts in the order in which they came. At least one worker has a part.
+      parts: parts of each worker, in the order of their arrival. At least one worker has a part.
     """
     columns = [one_after_another(own) if own else None for own in parts]
     given = [part for part in columns if part is not None]
@@ -44,7 +44,7 @@ def in_columns(parts: list[list[Experience]]) -> Experience:
 
 
 def records_in_columns(parts: list[list[StepRecords]]) -> StepRecords:
-    """Copies the records of all workers into one with a column for each environment; see `in_columns`."""
+    """Copies the records of all workers into records with a column for each environment; see `in_columns`."""
     example = next(part for own in parts for part in own)
     num_rows = max(sum(len(part.step_type) for part in own) for own in parts)
     own_envs = example.step_type.shape[1]
@@ -67,17 +67,17 @@ def records_in_columns(parts: list[list[StepRecords]]) -> StepRecords:
 
 
 def _taken_apart(part: Experience) -> tuple[Nest, Nest]:
-    """Returns the leaves `[T, B, ...]`, and the leaves `[B, ...]` of row 0."""
+    """Returns the leaves `[T, B, ...]` of an experience, and its leaves `[B, ...]` of row 0."""
     return (part.time_step, part.action, part.info), (part.state, part.policy_version, part.transform_state)
 
 
 def _experience(rows: Nest, start: Nest) -> Experience:
-    """The inverse of `_taken_apart`."""
+    """Returns an experience from its leaves, the inverse of `_taken_apart`."""
     return Experience(*rows, *start)
 
 
 def _closed_up(part: Experience) -> Experience:
-    """Moves all PAD rows to the ends of columns: each segment of an uneven rollout may have some at its own end."""
+    """Moves all PAD rows to the ends of columns, because each segment of an uneven rollout may end with PAD rows."""
     pad = part.time_step.step_type == StepType.PAD
     if not (pad[:-1] & ~pad[1:]).any():
         return part
@@ -105,7 +105,7 @@ def _nothing_like(part: Experience) -> Experience:
 
 
 def _widened(info: dict[str, Any], columns: slice, num_envs: int) -> dict[str, Any]:
-    """Widens a vector info of some environments to all environments, with a mask for each key."""
+    """Widens the vector info of some environments to all environments, with a mask for each key."""
     wide: dict[str, Any] = {}
     masks = {f"_{key}" for key in info}
     for key, value in info.items():

@@ -1,4 +1,4 @@
-"""Tensors in words of 8 bytes, which processes share or send: segments of rows, and weights."""
+"""Tensors that processes share or send, in words of 8 bytes: segments of rows, and weights."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -8,17 +8,17 @@ import torch
 
 from alfish.processes.shared_memory import Publications, SharedMemory
 
-ALIGNMENT = 64  # bytes, a cache line
+ALIGNMENT = 64  # alignment in bytes, a cache line
 Form: TypeAlias = tuple[tuple[int, ...], torch.dtype]  # shape and dtype of a tensor
 
 
 def form_of(tensor: torch.Tensor) -> Form:
-    """Returns shape and dtype."""
+    """Returns the shape and dtype of a tensor."""
     return tuple(tensor.shape), tensor.dtype
 
 
 class Layout:
-    """Places of a list of tensors in one buffer.
+    """Positions of a list of tensors in one buffer.
 
     Args:
       forms: shape and dtype of each tensor.
@@ -47,11 +47,11 @@ class Block:
     Args:
       forms: shape and dtype of each tensor.
       count: number of copies.
-      fd: see `SharedMemory`.
+      fd: file descriptor of the memory, see `SharedMemory`.
 
     Attributes:
-      copies: `count` lists of tensors.
-      words: `count` int64 arrays, each a view of one whole copy; bytes between tensors are 0.
+      copies: the `count` lists of tensors.
+      words: the `count` arrays of int64, each a view of one whole copy; bytes between tensors are 0.
     """
 
     def __init__(self, forms: Sequence[Form], count: int, fd: int | None = None):
@@ -66,8 +66,8 @@ class SharedWeights:
     """Values of tensors that the trainer publishes and workers read.
 
     Args:
-      tensors: source of `publish`, or target of `read`; the same list in both processes.
-      header, fd: see `Publications`.
+      tensors: tensors that `publish` reads or `read` writes; an equal list in both processes.
+      header, fd: descriptors of the memories, see `Publications`.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], header: int | None = None, fd: int | None = None):
@@ -78,7 +78,7 @@ class SharedWeights:
 
     @property
     def fds(self) -> tuple[int, int]:
-        """See `Publications`."""
+        """File descriptors of the memories, see `Publications`."""
         return self._publications.fds
 
     @property
@@ -106,7 +106,7 @@ class SharedWeights:
 def state_tensors(algorithm: Any, transforms: Any) -> list[torch.Tensor]:
     """Returns the parameters and buffers that training changes, each once, in a fixed order.
 
-    Those of encoders in the transforms never change, so workers have them from the start.
+    Tensors of encoders in the transforms never change, so workers receive them only at the start.
     """
     seen: dict[int, torch.Tensor] = {}
     for module in (algorithm, *transforms.others):

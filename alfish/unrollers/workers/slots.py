@@ -1,13 +1,16 @@
-"""Slots: shared memory that holds one segment each. A worker writes a slot, and the trainer reads it."""
+"""Slots: shared memory that holds one segment each, and the ledger of which slots are free, granted, ready and in use.
 
+A worker writes a slot, and the trainer reads it.
+"""
+
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from alfish import nest, specs
-from alfish.algorithms.acting import StatefulInfo
-from alfish.algorithms.contract import check_step
+from alfish.algorithms.acting import Actor, StatefulInfo
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Experience, StepType, TimeStep
 from alfish.environments import Environment
@@ -25,8 +28,8 @@ class Slots:
       forms: shape and dtype of each leaf of a slot: an `Experience` without its version, then `StepRecords` without
         infos; see `slot_forms`.
       count: number of slots.
-      structure: of these two, from `nest.flatten`; `read` needs it.
-      fd: descriptor of the memory, in a worker; None: makes a new memory.
+      structure: structure of experience and records, from `nest.flatten`; needed by `read`.
+      fd: file descriptor of the memory, in a worker; None makes a new memory.
     """
 
     def __init__(self, forms: list[Form], count: int, structure: Any = None, fd: int | None = None):
@@ -35,11 +38,11 @@ class Slots:
 
     @property
     def fd(self) -> int:
-        """Descriptor of the memory."""
+        """File descriptor of the memory."""
         return self._block.memory.fd
 
     def write(self, slot: int, experience: Experience, records: StepRecords) -> None:
-        """Copies rows and records into a slot. Version, infos and the number of records go by message."""
+        """Copies rows and records into a slot. Version, infos and the number of records are sent by message."""
         rows, arrived = (
             nest.leaves(experience._replace(policy_version=None)),
             nest.leaves(without_infos(records)),
@@ -69,7 +72,7 @@ def example_row(
     environment: Environment, algorithm: RLAlgorithm, transforms: Transforms, num_envs: int, stores_states: bool = False
 ) -> Experience:
     """Returns an Experience of one row `[B, ...]` with the policy's output for zeros. Steps no environment."""
-    device = algorithm.progress.device
+    actor = Actor(algorithm, transforms)
     time_step = TimeStep(
         torch.full((num_envs,), StepType.FIRST, dtype=torch.int32),
         torch.zeros(num_envs, *transforms.raw_reward_spec.shape),
@@ -78,12 +81,10 @@ def example_row(
         specs.zeros(environment.action_spec, (num_envs,)),
         torch.zeros(num_envs, dtype=torch.int32),
     )
-    state, transform_state = algorithm.initial_state(num_envs), transforms.initial_state(num_envs)
-    row, here, before = nest.to((time_step, state, transform_state), device)
+    transform_state, state = actor.first_state(num_envs)
     with random_state.preserved():
-        seen, _ = transforms(row, before)
-        step = algorithm.rollout_step(seen, here)
-    check_step(step, algorithm, "rollout_step", environment.action_spec, num_envs, here)
+        step, _ = actor.act(nest.to(time_step, actor.device), transform_state, state)
+    actor.check(step, state, num_envs)
     info = StatefulInfo(step.info, state) if stores_states else step.info
     return Experience(time_step, step.output, info, state, None, transform_state)
 
@@ -100,10 +101,10 @@ def slot_forms(example: Experience, records: StepRecords, num_rows: int, num_rec
     """Returns shape and dtype of each leaf of a slot.
 
     Args:
-      example: one row `[B, ...]` of a segment.
-      records: `example_records` of that row.
-      num_rows: rows of a segment.
-      num_records: largest number S of its records.
+      example: example row `[B, ...]` of a segment.
+      records: records of that row, made by `example_records`.
+      num_rows: number of rows of a segment.
+      num_records: largest number S of records of a segment.
     """
     rows, starts = (example.time_step, example.action, example.info), (example.state, example.transform_state)
     return [
@@ -125,11 +126,11 @@ def slot_of(
     """Returns shape and dtype of each leaf of a slot, and their structure; see `Slots`.
 
     Args:
-      environment: of the worker. It is not stepped, and may be closed.
-      algorithm, transforms: the policy.
-      num_envs: environments of a worker.
-      length: rows of a segment, besides the last one of a previous segment.
-      shown, stores_states: see `Unroller`.
+      environment: environment of the worker. It is not stepped, and may be closed.
+      algorithm, transforms: algorithm and transforms that make up the policy.
+      num_envs: number of environments of a worker.
+      length: number of rows of a segment, without the row that repeats the last row of the previous segment.
+      shown, stores_states: settings of the unroller, see `Unroller`.
     """
     example = example_row(environment, algorithm, transforms, num_envs, stores_states)
     records = example_records(example, shown)
@@ -137,3 +138,92 @@ def slot_of(
     num_records = 2 * length + 3 if environment.uneven else length + 1
     _, structure = nest.flatten((example, records))
     return slot_forms(example, records, num_rows, num_records), structure
+
+
+class SlotLedger:
+    """Keeps the state of every slot, and the segment in it.
+
+        free -> granted: its worker writes it -> ready: it holds a segment -> in use: an iteration trains on it -> free
+
+    A slot of a worker that has died goes from granted to free.
+
+    Args:
+      num_workers: number of workers.
+      slots: number of slots of each worker. Worker i has the slots from `i * slots` on.
+
+    Attributes:
+      ready: segments that no unroll has taken yet, in the order of their arrival.
+      in_use: segments that the last unroll has taken and not given back.
+    """
+
+    def __init__(self, num_workers: int, slots: int):
+        self.slots = slots
+        self.ready: list[Segment] = []
+        self.in_use: list[Segment] = []
+        self._free = [list(range(i * slots, (i + 1) * slots)) for i in range(num_workers)]
+        self._granted: list[set[int]] = [set() for _ in range(num_workers)]
+        self._next_sequence = [0] * num_workers  # `Segment.sequence` of each worker's next segment
+
+    def next_free(self, worker_index: int) -> int | None:
+        """Returns the worker's slot to grant next; None if the worker has no free slot."""
+        free = self._free[worker_index]
+        return free[-1] if free else None
+
+    def is_idle(self, worker_index: int) -> bool:
+        """Returns whether the worker has no slot to fill, and none of its segments waits to be taken."""
+        return not self._granted[worker_index] and all(segment.worker_index != worker_index for segment in self.ready)
+
+    def grant(self, worker_index: int) -> None:
+        """Moves `next_free` from free to granted."""
+        self._granted[worker_index].add(self._free[worker_index].pop())
+
+    def fill(self, segment: Segment) -> None:
+        """Moves the segment's slot from granted to ready."""
+        worker_index = segment.worker_index
+        assert segment.sequence == self._next_sequence[worker_index], "a segment was lost or doubled"
+        assert segment.slot in self._granted[worker_index], "a segment came in a slot that was not granted"
+        self._next_sequence[worker_index] += 1
+        self._granted[worker_index].remove(segment.slot)
+        self.ready.append(segment)
+
+    def take(self, most: int | None = None, most_of_each: int | None = None) -> list[Segment]:
+        """Moves the oldest segments from ready to in use.
+
+        Args:
+          most: largest number of segments; None means all.
+          most_of_each: largest number of segments of each worker; None means all.
+
+        Returns:
+          The segments that were taken, the oldest first.
+        """
+        taken: list[Segment] = []
+        left: list[Segment] = []
+        num_taken = Counter[int]()
+        for segment in self.ready:
+            is_taken = (most is None or len(taken) < most) and (
+                most_of_each is None or num_taken[segment.worker_index] < most_of_each
+            )
+            num_taken[segment.worker_index] += is_taken
+            (taken if is_taken else left).append(segment)
+        self.ready = left
+        self.in_use += taken
+        return taken
+
+    def release(self) -> None:
+        """Moves all slots that are in use to free."""
+        for segment in self.in_use:
+            self._free[segment.worker_index].append(segment.slot)
+        self.in_use = []
+
+    def on_death(self, worker_index: int) -> None:
+        """Moves the worker's granted slots to free. Segments that the worker has filled stay."""
+        self._free[worker_index] = sorted([*self._free[worker_index], *self._granted[worker_index]])
+        self._granted[worker_index].clear()
+        self._next_sequence[worker_index] = 0
+
+    def check_valid(self) -> None:
+        """Asserts that each slot is in exactly one state, and listed for its own worker."""
+        for i, free in enumerate(self._free):
+            held = [segment.slot for segment in (*self.ready, *self.in_use) if segment.worker_index == i]
+            own = range(i * self.slots, (i + 1) * self.slots)
+            assert sorted([*free, *self._granted[i], *held]) == list(own), f"slots of worker {i} were lost or doubled"

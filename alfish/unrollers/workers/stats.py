@@ -18,19 +18,19 @@ class Stats:
         self._seconds += seconds
 
     def waited(self, seconds: float) -> None:
-        """Adds seconds that the trainer waited for segments."""
+        """Adds the seconds that the trainer waited for segments."""
         self._waited += seconds
 
     def delivered(self, lags: list[int]) -> None:
-        """Adds the lags of segments: iterations since their weights were published."""
+        """Adds the lags of segments, in iterations since their weights were published."""
         self._lags += lags
 
     def masked(self, num_rows: int) -> None:
-        """Adds rows that were too old to be trained on."""
+        """Adds the number of rows that were too old to be trained on."""
         self._num_masked += num_rows
 
     def take(self) -> dict[str, float]:
-        """Returns scalars by name, and starts over. Times are fractions of the workers' or the trainer's time."""
+        """Returns scalars by name, and resets the sums. Times are fractions of the workers' or the trainer's time."""
         total = self._seconds.sum() or 1.0
         result = {f"worker_{name}_fraction": float(part / total) for name, part in zip(Seconds._fields, self._seconds)}
         result["trainer_wait_fraction"] = self._waited / max(time.perf_counter() - self._began, 1e-9)
@@ -44,7 +44,7 @@ class Stats:
 
     def _clear(self) -> None:
         self._began = time.perf_counter()
-        self._seconds = np.zeros(len(Seconds._fields))  # of all workers
+        self._seconds = np.zeros(len(Seconds._fields))  # seconds of all workers
         self._waited = 0.0
         self._lags: list[int] = []
         self._num_masked = 0

@@ -1,32 +1,38 @@
-"""The interface of `AsyncUnroller` to the processes that collect, wherever they run."""
+"""The interface between `AsyncUnroller` and the processes that collect, and its implementation on one machine."""
 
 import abc
+import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
+import gin
 import torch
 from absl import logging
 
 from alfish.data import Experience
+from alfish.errors import UsageError
+from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
 from alfish.processes.messages import FromWorker, Grant, Plan, Segment
+from alfish.processes.pool import Limits, Pool
 from alfish.unrollers.unroller import StepRecords
-from alfish.unrollers.workers.shared_tensors import Form
+from alfish.unrollers.workers.shared_tensors import Form, SharedWeights
+from alfish.unrollers.workers.slots import Slots
 
 
 class Transport(abc.ABC):
     """Starts and supervises workers, sends them grants and weights, and receives their segments.
 
-    `AsyncUnroller` decides what is granted and taken; a transport only carries it.
+    `AsyncUnroller` decides which slots are granted and which segments are taken; a transport only carries them.
 
     Attributes:
-      all: the workers, by index. Each has an `index` in the run and a `generation`, its number of processes before the
+      all: all workers, by index. Each has an `index` in the run and a `generation`, its number of processes before the
         present one.
       num_left: number of workers that run or will be restarted.
       num_restarts: number of restarts.
-      place: where the workers run, in words that follow their number.
-      shrinks: setting that lets the run continue without some of the workers; empty: it needs all of them.
+      place: place of the workers, in words that follow the number of workers.
+      shrinks: setting that lets the run continue without some of the workers; empty if the run needs all workers.
       newest: number of the newest publication of weights, see `Grant.publication`.
-      log: receives lines for the user.
+      log: function that receives lines for the user.
     """
 
     all: Sequence[Any]
@@ -54,38 +60,38 @@ class Transport(abc.ABC):
         Args:
           plan: settings that all workers share.
           forms: shape and dtype of each leaf of a slot, see `slot_forms`.
-          structure: of these leaves, see `Slots`.
-          tensors: the weights. `publish` copies their values.
+          structure: structure of these leaves, see `Slots`.
+          tensors: tensors of the weights. `publish` copies their values.
           version: `policy_version` of the present values.
         """
 
     @abc.abstractmethod
     def publish(self, version: int) -> None:
-        """Publishes the present values of the weights. Segments made with them have this version."""
+        """Publishes the present values of the weights. Segments that are made with these weights have this version."""
 
     @abc.abstractmethod
     def grant(self, worker: Any, grant: Grant) -> bool:
         """Grants a slot to a worker. Returns False if the worker has not started, or has ended."""
 
     def send(self) -> None:
-        """Sends the grants that `grant` has collected. Default: does nothing, because `grant` sends each at once."""
+        """Sends the grants that `grant` has collected. Default: does nothing, because `grant` sends at once."""
 
     @abc.abstractmethod
     def wait(self, timeout: float) -> Iterator[tuple[Any, FromWorker]]:
-        """Yields messages of workers. Returns when there are some, or after `timeout` seconds.
+        """Yields messages of workers. Returns when there are messages, or after `timeout` seconds.
 
         `Died` is the last message of a process. Restarts that are due happen here.
 
         Raises:
-          RunError: a worker failed in a way that a restart cannot mend, or too many workers died.
+          RunError: a worker failed in a way that a restart cannot repair, or too many workers died.
           UsageError: a worker refused its environment or settings.
         """
 
     @abc.abstractmethod
     def read(self, segment: Segment) -> tuple[Experience, StepRecords]:
-        """Returns the rows and the records of a segment, once. They are views, valid until its slot is granted again.
+        """Returns the rows and the records of a segment as views, which are valid until its slot is granted again.
 
-        A caller must not write into them.
+        Call it once for each segment, and do not write into the views.
         """
 
     @abc.abstractmethod
@@ -95,3 +101,68 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Ends all workers at the same time."""
+
+
+@gin.configurable(module="alfish.unrollers")
+@checked
+class Workers(Pool, Transport):
+    """Pool of worker processes on this machine.
+
+    Receives messages of workers, kills workers that hang, and restarts workers that have died.
+
+    Args:
+      count: number of workers.
+      start_timeout: seconds for imports, and for building and first resetting the environments.
+      step_timeout: seconds for one vector step, for one call of the policy, and for the answer to a grant.
+      close_timeout: seconds for closing environments at the end.
+      max_deaths: number of deaths within `death_window` after which workers are restarted; for the next death
+        `on_failure` applies. The end of the process that forks workers, which ends all workers, counts as one death.
+      death_window: seconds of the window in which deaths are counted.
+      on_failure: action at one death more than `max_deaths`: 'raise' ends the run; 'shrink' continues with the other
+        workers.
+      cpus: processor cores to pin workers to, in turn; None means that workers are not pinned.
+    """
+
+    # Set by `start`.
+    _slots: Slots
+    _weights: SharedWeights
+
+    def __init__(
+        self,
+        count: PositiveInt,
+        *,
+        start_timeout: PositiveFloat = 300.0,
+        step_timeout: PositiveFloat = 60.0,
+        close_timeout: NonNegativeFloat = 5.0,
+        max_deaths: NonNegativeInt = 5,
+        death_window: PositiveFloat = 600.0,
+        on_failure: Literal["raise", "shrink"] = "raise",
+        cpus: Sequence[NonNegativeInt] | None = None,
+    ):
+        limits = start_timeout, step_timeout, close_timeout, max_deaths, death_window, on_failure, cpus
+        super().__init__(count, Limits(*limits))
+
+    @property
+    def newest(self) -> int:
+        return self._weights.newest
+
+    def start(
+        self, plan: Plan, forms: list[Form], structure: Any, tensors: Sequence[torch.Tensor], version: int
+    ) -> None:
+        cpus = self.limits.cpus or ()
+        here = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(cpus)
+        if away := sorted(set(cpus) - here):
+            raise UsageError(
+                f"Workers.cpus names the core {away[0]}, and this process may run on the cores {sorted(here)} only; "
+                "name those, or leave it out"
+            )
+        self._slots, self._weights = Slots(forms, plan.num_slots, structure), SharedWeights(tensors)
+        self.publish(version)
+        header, weights = self._weights.fds
+        self.launch(plan, {"slots": self._slots.fd, "weights_header": header, "weights": weights})
+
+    def publish(self, version: int) -> None:
+        self._weights.publish(version)
+
+    def read(self, segment: Segment) -> tuple[Experience, StepRecords]:
+        return self._slots.read(segment)

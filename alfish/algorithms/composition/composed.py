@@ -1,0 +1,360 @@
+"""An algorithm with parts beside it: rewards computed from rows, and a representation in place of observations.
+
+The parts change what the algorithm sees, and nothing else. Replay and metrics have the environment's rows and rewards.
+On-policy, rewards are computed once for each unroll, in `preprocess_experience`, with the parts as they were during the
+unroll. Off-policy, rewards are computed whenever a window is drawn, in `train_step`, with the current parts.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import gin
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from alfish import specs
+from alfish.algorithms.composition.part import Part, Representation, RewardPart, Transitions, transitions_of
+from alfish.algorithms.contract import losses_error, return_error
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import AlgStep, Experience, LossInfo, TimeStep
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.parameters import FiniteFloat, checked
+from alfish.parameters.parts import build
+from alfish.parameters.schedules import Schedule, as_schedule
+
+
+class ComposedRows(NamedTuple):
+    """Rows on which an on-policy algorithm trains, `[T, B]`."""
+
+    algorithm: Nest  # info that the algorithm's preprocess_experience returned
+    transitions: Transitions  # without `observation`, which the rows have
+    rewards: dict[str, torch.Tensor]  # rewards of each part
+
+
+class ComposedTrain(NamedTuple):
+    experience: Experience  # as the algorithm sees it
+    algorithm: Nest  # info that the algorithm's train_step returned
+    transitions: Transitions  # [T', N]
+    rewards: dict[str, torch.Tensor]  # [T', N] rewards of each part
+
+
+@gin.configurable(module="alfish.composition")
+@checked
+class Composed(RLAlgorithm):
+    """An algorithm that maximizes further rewards beside the environment's, or sees a learned representation.
+
+        reward = extrinsic_coef * environment's + sum of coef * reward over the parts
+
+    With `separate_values` the algorithm receives a vector reward instead: the environment's entries, then one entry for
+    each part. The algorithm learns a value for each entry, and weighs the values by the coefficients, which are written
+    into its `reward_weights`; gamma may be a list.
+
+    Each part is a parameter group with the part's name (`rnd`); the algorithm's groups keep their names.
+
+    Args:
+      algorithm: class or factory of the algorithm, takes (observation_spec, action_spec, reward_spec).
+      rewards: classes or factories of reward parts (`@RND`, `@ICM`), take (observation_spec, action_spec).
+      representation: class or factory of the features that replace the algorithm's observations, takes
+        (observation_spec, action_spec); None means no replacement. Parts always see observations.
+      extrinsic_coef: weight of the environment's reward; a number or a schedule of progress. With 0 the reward is not
+        read.
+      separate_values: whether each part is an entry of a vector reward, with a separate value.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_spec: Nest,
+        reward_spec: spaces.Box,
+        *,
+        algorithm: Callable[..., RLAlgorithm] = gin.REQUIRED,
+        rewards: Sequence[Callable[..., RewardPart]] = (),
+        representation: Callable[..., Representation] | None = None,
+        extrinsic_coef: FiniteFloat | Schedule = 1.0,
+        separate_values: bool = False,
+    ):
+        encoder, sees, maximized = None, observation_spec, reward_spec
+        if representation is not None:
+            encoder = build(representation, Representation, "Composed.representation", observation_spec, action_spec)
+            sees = _features_spec(observation_spec, encoder)
+        if separate_values:
+            num_entries = math.prod(reward_spec.shape) + len(rewards)
+            maximized = spaces.Box(-np.inf, np.inf, (num_entries,), np.float32)
+        inner = build(algorithm, RLAlgorithm, "Composed.algorithm", sees, action_spec, maximized)
+        made = [build(part, RewardPart, "Composed.rewards", observation_spec, action_spec) for part in rewards]
+        self.on_policy, self.replay_needs, self.unroll_use = inner.on_policy, inner.replay_needs, inner.unroll_use
+        super().__init__(observation_spec, action_spec, reward_spec)
+        self.algorithm: Any = inner
+        self.representation: Any = encoder
+        self.rewards: Any = nn.ModuleDict({part.name: part for part in made})
+        self._extrinsic_coef, self._separates = as_schedule(extrinsic_coef), separate_values
+        self._reads_reward = extrinsic_coef != 0  # if not read, a reward that is not finite does no harm
+        self._weighs_reward = extrinsic_coef != 1
+        self._changes_reward = bool(rewards) or separate_values or self._weighs_reward
+        self._groups = [name for name, each in inner.parameter_groups().items() if any(p.requires_grad for p in each)]
+        self._check(made)
+        self.weighted_losses = inner.weighted_losses
+        if inner.weighted_losses is None and self._parts():
+            self.weighted_losses = tuple(self._groups)  # replay's weights are for the algorithm
+        self._share_progress()
+        if separate_values:
+            self._separate_values()
+
+    @property
+    def reward_weights(self) -> torch.Tensor | None:
+        weights = self.algorithm.reward_weights  # with separate values, the parts have weights too
+        return None if weights is None or not self.reward_spec.shape else weights[: self.reward_spec.shape[0]]
+
+    @property
+    def parts_with_statistics(self) -> list[str]:
+        """Names of the classes of parts whose `after_iteration` reads collected rows."""
+        kinds = [type(part) for part in self._parts().values()]
+        return [kind.__name__ for kind in kinds if kind.after_iteration is not Part.after_iteration]
+
+    def initial_state(self, batch_size: int) -> Nest:
+        return self.algorithm.initial_state(batch_size)
+
+    def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
+        return self.algorithm.rollout_step(self._seen(time_step), state)
+
+    def random_action(self, time_step: TimeStep) -> Nest:
+        return self.algorithm.random_action(self._seen(time_step))
+
+    def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
+        return self.algorithm.predict_step(self._seen(time_step), state)
+
+    def preprocess_experience(self, experience: Experience) -> Experience:
+        composed, transitions, rewards = self._compose(experience)
+        prepared = self.algorithm.preprocess_experience(composed)
+        if not isinstance(prepared, Experience):
+            raise return_error(prepared, "the experience", self.algorithm, "preprocess_experience")
+        if not self.on_policy:  # train_step composes the rows itself
+            return experience._replace(info=prepared.info)
+        time_step = composed.time_step._replace(observation=experience.time_step.observation)
+        info = ComposedRows(prepared.info, transitions._replace(observation=None), rewards)
+        return experience._replace(time_step=time_step, info=info)
+
+    def train_step(self, experience: Experience, state: Nest) -> AlgStep:
+        if self.on_policy:
+            rows = experience.info
+            transitions = rows.transitions._replace(observation=experience.time_step.observation)
+            composed = experience._replace(time_step=self._seen(experience.time_step), info=rows.algorithm)
+            rewards = rows.rewards
+        else:
+            with torch.no_grad():
+                composed, transitions, rewards = self._compose(experience)
+        step = self.algorithm.train_step(composed, state)
+        if not isinstance(step, AlgStep):
+            raise return_error(step, "AlgStep(info=...)", self.algorithm, "train_step")
+        return AlgStep(info=ComposedTrain(composed, step.info, transitions, rewards))
+
+    def calc_loss(self, experience: Experience, info: ComposedTrain) -> LossInfo:
+        loss_info = self.algorithm.calc_loss(info.experience, info.algorithm)
+        if not isinstance(loss_info, LossInfo):
+            raise return_error(loss_info, "LossInfo(loss, ...)", self.algorithm, "calc_loss")
+        loss, extra = loss_info.loss, dict(loss_info.extra or {})
+        if not isinstance(loss, dict):
+            if len(self._groups) > 1:
+                raise losses_error(self._groups)
+            loss = dict.fromkeys(self._groups, loss)
+        for name, part in self._parts().items():
+            own = _loss_of(part, info.transitions)
+            if own is not None:
+                loss = {**loss, name: own.loss}
+                extra |= {f"{name}/{key}": value for key, value in (own.extra or {}).items()}
+        extra |= {f"{name}/reward": reward for name, reward in info.rewards.items()}
+        return loss_info._replace(loss=loss, extra=extra)
+
+    def after_update(self) -> None:
+        self.algorithm.after_update()
+        for part in self._parts().values():
+            part.after_update()
+        if self._separates and not self.on_policy:  # it may train where nothing is collected
+            self._weigh()
+
+    def after_iteration(self, experience: Experience) -> None:
+        if self.algorithm.overrides("after_iteration"):
+            self.algorithm.after_iteration(experience._replace(time_step=self._seen(experience.time_step)))
+        for part in self._parts().values():
+            part.after_iteration(experience, num_seen=1 if self.on_policy else 0)
+        if self._separates and self.on_policy:
+            self._weigh()
+
+    def graph_key(self) -> Any:
+        return self.algorithm.graph_key()
+
+    def overrides(self, hook: str) -> bool:
+        by_parts = {"after_iteration": bool(self._parts()), "preprocess_experience": self.on_policy}
+        return by_parts.get(hook, False) or self.algorithm.overrides(hook)
+
+    def parameter_groups(self) -> dict[str, Iterable[nn.Parameter]]:
+        own = {name: part.parameters() for name, part in self._parts().items()}
+        return {**self.algorithm.parameter_groups(), **own}
+
+    def state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
+        return self.algorithm.state_value(self._seen(time_step), state)
+
+    def _parts(self) -> dict[str, Any]:
+        """Returns all parts by name."""
+        parts: dict[str, Any] = dict(self.rewards.items())
+        return parts if self.representation is None else {**parts, self.representation.name: self.representation}
+
+    def _seen(self, time_step: TimeStep) -> TimeStep:
+        """Returns rows as the algorithm sees them: with a representation, features replace the observations."""
+        if self.representation is None:
+            return time_step
+        with torch.no_grad():
+            features = self.representation(time_step.observation)
+        if self.action_masks is None:
+            return time_step._replace(observation=features)
+        return time_step._replace(observation=(features, self.action_masks.mask(time_step.observation)))
+
+    def _compose(self, experience: Experience) -> tuple[Experience, Transitions, dict[str, torch.Tensor]]:
+        """Returns rows `[T, N]` as the algorithm sees them, the T - 1 steps between them, and the parts' rewards."""
+        time_step, burn_in = experience.time_step, experience.burn_in
+        transitions = transitions_of(time_step)
+        rewards: dict[str, Any] = {name: _reward_of(part, transitions) for name, part in self.rewards.items()}
+        if self._changes_reward:
+            # The reward of row 0 belongs to an action before row 0, and nothing reads it.
+            joined = [self._join(time_step.reward[1:], rewards)]
+            joined.insert(0, torch.zeros_like(joined[0][:1]))
+            time_step = time_step._replace(reward=torch.cat(joined))
+        seen = experience._replace(
+            time_step=self._seen(time_step), burn_in=None if burn_in is None else self._seen(burn_in)
+        )
+        return seen, transitions, rewards
+
+    def _join(self, reward: torch.Tensor, rewards: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Returns the rewards that the algorithm maximizes: the weighted sum, or with separate values all entries."""
+        if not self._reads_reward:
+            reward = torch.zeros_like(reward)
+        if self._separates:
+            entries = [each.unsqueeze(-1) for each in rewards.values()]
+            return torch.cat([reward if self.reward_spec.shape else reward.unsqueeze(-1), *entries], -1)
+        total = self._extrinsic_coef(self.progress) * reward
+        for name, part in self.rewards.items():
+            total = total + part.coef(self.progress) * rewards[name]
+        return total
+
+    def _weigh(self) -> None:
+        """Writes the current coefficients into `algorithm.reward_weights`, which weighs the reward's entries."""
+        weights, progress = self.algorithm.reward_weights, float(self.progress)
+        coefs = [part.coef(progress) for part in self.rewards.values()]
+        if not self.reward_spec.shape:
+            coefs.insert(0, self._extrinsic_coef(progress))
+        if not coefs:
+            return
+        with torch.no_grad():
+            weights[-len(coefs) :] = torch.tensor(coefs, dtype=weights.dtype, device=weights.device)
+
+    def _separate_values(self) -> None:
+        """Prepares the algorithm for a vector reward with an entry for each part.
+
+        Raises:
+          UsageError: the algorithm has no `reward_weights`.
+        """
+        if self.algorithm.reward_weights is None:
+            raise UsageError(
+                f"Composed.separate_values needs an algorithm with reward_weights, such as PPO, DQN, SAC or TD3, and "
+                f"{type(self.algorithm).__name__} has none; set it to False"
+            )
+        if self._weighs_reward and getattr(self.algorithm.values, "scales_bonus", False):
+            raise UsageError(
+                f"Composed.extrinsic_coef would scale the bonus of {type(self.algorithm).__name__} too, because with "
+                "separate_values and without rewards of parts there is one entry; set separate_values to False"
+            )
+        for entry, part in enumerate(self.rewards.values(), math.prod(self.reward_spec.shape)):
+            if not part.episodic:
+                self.algorithm.values.ignore_ends(entry)
+        self._weigh()
+
+    def _check(self, rewards: Sequence[RewardPart]) -> None:
+        """Raises UsageError if the parts do not fit the algorithm, or one another."""
+        own, name = self.algorithm, type(self.algorithm).__name__
+        names = [part.name for part in rewards]
+        names += [] if self.representation is None else [self.representation.name]
+        for each in names:
+            if names.count(each) > 1 or each in self._groups:
+                raise UsageError(
+                    f"two parts of Composed are named {each!r}, or a parameter group of {name} is; a subclass may have "
+                    "another `name`"
+                )
+        size = sum(self.reward_spec.shape)
+        if rewards and size and not self._separates:
+            raise UsageError(
+                f"Composed.rewards are added to one reward, and the environment's has {size} entries; set "
+                "Composed.separate_values = True"
+            )
+        if size and self._separates and self._extrinsic_coef(0.0) != 1:
+            raise UsageError(
+                f"Composed.extrinsic_coef weighs one reward, and the environment's has {size} entries; leave it out, "
+                f"and set {name}.reward_weights"
+            )
+        if rewards and own.unroll_use.preprocess_each_epoch:
+            raise UsageError(
+                f"{name}.recompute_advantage would compute the rewards of parts again in each epoch, after the parts "
+                "have trained on the same rows; set it to False"
+            )
+        endless = [part.name for part in rewards if not part.episodic]
+        if endless and not self._separates:
+            raise UsageError(
+                f"returns of {endless[0]} go on after an episode's end (episodic = False), which takes a value of its "
+                "own; set Composed.separate_values = True"
+            )
+        if self._changes_reward and own.replay_needs.return_gamma is not None:
+            raise UsageError(
+                f"{name} compares its targets with returns of the environment's own rewards, and Composed changes the "
+                "rewards that it trains on; leave out LowerBounded"
+            )
+
+    def _share_progress(self) -> None:
+        """Makes the wrapped algorithm use the same tensor `progress`, which the trainer writes."""
+        self.algorithm.progress = self.progress
+        if isinstance(self.algorithm, Composed):
+            self.algorithm._share_progress()
+
+    def _apply(self, *arguments: Any, **keywords: Any) -> "Composed":
+        super()._apply(*arguments, **keywords)  # moves both tensors to another device
+        self._share_progress()
+        return self
+
+
+def _reward_of(part: RewardPart, transitions: Transitions) -> torch.Tensor:
+    """Returns the part's rewards, `[...]`; raises UsageError if the part's result is wrong."""
+    reward, shape = part.reward(transitions), transitions.next_discount.shape
+    if not isinstance(reward, torch.Tensor) or reward.shape != shape:
+        raise return_error(reward, f"a tensor of shape {list(shape)}, one reward for each step", part, "reward")
+    return reward
+
+
+def _loss_of(part: Part, transitions: Transitions) -> Any:
+    """Returns the part's LossInfo, or None; raises UsageError if the part's result is wrong."""
+    loss = part.loss(transitions)
+    if loss is not None and not isinstance(loss, LossInfo):
+        raise return_error(loss, "LossInfo(loss, ...), or None", part, "loss")
+    if loss is None:
+        return None
+    for name in loss._fields:
+        if name not in ("loss", "extra") and getattr(loss, name) is not None:
+            raise UsageError(
+                f"loss of {type(part).__name__} returned LossInfo.{name}, which only algorithms may do; leave it out"
+            )
+    return loss
+
+
+def _features_spec(observation_spec: Nest, representation: Representation) -> Nest:
+    """Returns the spec of the features, together with the spec of the action mask if there is one."""
+    if not hasattr(representation, "output_size"):
+        raise UsageError(f"{type(representation).__name__} has no output_size; set it to the number of its features")
+    features = spaces.Box(-np.inf, np.inf, (representation.output_size,), np.float32)
+    path = specs.mask_path(observation_spec)
+    if path is None:
+        return features
+    mask = observation_spec
+    for key in path:
+        mask = mask[key]
+    return features, mask

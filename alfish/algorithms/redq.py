@@ -1,0 +1,87 @@
+"""REDQ and TQC: SAC whose targets and actor combine the critics in another way.
+
+REDQ, randomized ensembled double Q-learning: Chen et al., 2021, https://arxiv.org/abs/2101.05982. DroQ (Hiraoka et al.,
+2022, https://arxiv.org/abs/2110.02034) is REDQ with two critics that have layer norm and dropout, and with targets
+from both. TQC, truncated quantile critics: Kuznetsov et al., 2020, https://arxiv.org/abs/2005.04269.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import gin
+import torch
+from gymnasium import spaces
+
+from alfish import specs
+from alfish.algorithms.sac import SAC
+from alfish.errors import UsageError
+from alfish.functional.distributions import random_subset
+from alfish.functional.return_distributions import Quantiles
+from alfish.nest import Nest
+from alfish.parameters import PositiveInt, checked
+
+
+@gin.configurable(module="alfish.algorithms")
+@checked
+class REDQ(SAC):
+    """SAC whose targets are the minimum of some critics, and whose actor maximizes the mean of all critics.
+
+    Args:
+      target_subset: number of critics, drawn at random in each update, whose minimum is the target; None means all.
+      sac_arguments: settings of `SAC`.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_spec: Nest,
+        reward_spec: spaces.Box,
+        *,
+        target_subset: PositiveInt | None = 2,
+        **sac_arguments: Any,
+    ):
+        super().__init__(observation_spec, action_spec, reward_spec, **sac_arguments)
+        self._target_subset, size = target_subset, self.critic.ensemble_size
+        if target_subset is not None and target_subset > size:
+            raise UsageError(
+                f"{type(self).__name__}.target_subset is {target_subset}; it must be at most {size}, the number of "
+                "critics"
+            )
+
+    def target_q(self, q: torch.Tensor) -> torch.Tensor:
+        return self.values.least(random_subset([q], self._target_subset)[0])
+
+    def actor_q(self, q: torch.Tensor) -> torch.Tensor:
+        return self.values.average(q)
+
+
+@gin.configurable(module="alfish.algorithms")
+@checked
+class TQC(SAC):
+    """SAC with truncated quantiles as values, whose actor maximizes the mean of all critics.
+
+    The algorithm takes Box actions and a scalar reward.
+
+    Args:
+      values: distribution of the return; `Quantiles.num_dropped` is the number of quantiles that targets leave out.
+      sac_arguments: settings of `SAC`.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_spec: Nest,
+        reward_spec: spaces.Box,
+        *,
+        values: Callable[..., Any] = Quantiles,
+        **sac_arguments: Any,
+    ):
+        super().__init__(observation_spec, action_spec, reward_spec, values=values, **sac_arguments)
+
+    @classmethod
+    def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:
+        specs.check_box_action(cls.__name__, action_spec)
+        specs.check_scalar_reward(cls.__name__, reward_spec)
+
+    def actor_q(self, q: torch.Tensor) -> torch.Tensor:
+        return self.values.average(q)

@@ -1,4 +1,0 @@
-"""Packed runs: zip files and repositories of the Hugging Face hub, checked before anything in them is used.
-
-Nothing here unpickles or imports what it reads, and nothing uses the network unless the name begins with `hf:`.
-"""

@@ -1,0 +1,261 @@
+"""Sentences in place of gin's exceptions, while gin reads a configuration and while a Trainer is built from it."""
+
+import contextlib
+import difflib
+import inspect
+import re
+import tokenize
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import gin
+
+import alfish
+from alfish import errors
+from alfish.configuration import moved_settings
+from alfish.configuration.bindings import Reading
+from alfish.errors import UsageError
+from alfish.parameters import gin_internals
+
+# What to write for required parameters that no shipped conf binds.
+REMEDIES = {"OfflineBuffer.sources": "name the data, as in OfflineBuffer.sources = ['alfish:DIR'] (docs/offline.md)"}
+# Parameters by their names in stable-baselines3, CleanRL, RLlib, Tianshou and in general use; docs/from_*.md have more.
+NAMES_ELSEWHERE = {
+    "activation_fn": "activation",
+    "batchsize": "batch_size",
+    "callback": "extra_listeners",
+    "callbacks": "extra_listeners",
+    "buffer_size": "capacity",
+    "clip_coef": "clip_range",
+    "clip_param": "clip_range",
+    "clip_range_vf": "value_clip_range",
+    "ent_coef": "entropy_coef",
+    "entropy_coeff": "entropy_coef",
+    "eps_clip": "clip_range",
+    "epochs": "num_epochs",
+    "exploration_noise": "noise_std",
+    "gae_lambda": "lambda_",
+    "grad_clip": "max_grad_norm",
+    "gradient_steps": "updates_per_env_step",
+    "hidden_size": "layers",
+    "hidden_sizes": "layers",
+    "learning_starts": "warmup_env_steps",
+    "log_interval": "summary_period",
+    "log_std_init": "initial_log_std",
+    "lr": "learning_rate",
+    "n_envs": "num_envs",
+    "n_epochs": "num_epochs",
+    "n_steps": "unroll_length",
+    "net_arch": "layers",
+    "noise_clip": "smoothing_clip",
+    "norm_adv": "normalize_advantage",
+    "num_minibatches": "minibatch_size",
+    "num_sgd_iter": "num_epochs",
+    "num_steps": "unroll_length",
+    "num_timesteps": "num_env_steps",
+    "policy_delay": "actor_period",
+    "policy_frequency": "actor_period",
+    "policy_kwargs": "layers",
+    "policy_noise": "smoothing_std",
+    "repeat_per_collect": "num_epochs",
+    "rollout_fragment_length": "unroll_length",
+    "sgd_minibatch_size": "minibatch_size",
+    "target_entropy": "box_target_entropy",
+    "target_network_frequency": "target_period",
+    "target_update_interval": "target_period",
+    "tau": "target_rate",
+    "total_timesteps": "num_env_steps",
+    "train_freq": "updates_per_env_step",
+    "train_frequency": "updates_per_env_step",
+    "update_epochs": "num_epochs",
+    "vf_coef": "value_coef",
+    "vf_loss_coeff": "value_coef",
+}
+# Parameters with the same meaning for unrolls and for replay.
+TWINS = {"batch_size": "minibatch_size", "minibatch_size": "batch_size"}
+UNKNOWN_PARAMETER = re.compile(r"Configurable '([\w.]+)' doesn't have a parameter named '(\w+)'")
+# Exceptions of gin's parser.
+PARSING_ERRORS = (
+    *(AttributeError, KeyError, NameError, OSError, SyntaxError, TypeError, ValueError),
+    tokenize.TokenError,
+)
+
+
+@contextlib.contextmanager
+def named(origin: str) -> Iterator[None]:
+    """Turns an exception of gin's parser into a UsageError that names `origin`."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except RecursionError:
+        raise UsageError(f"{origin}: its values are nested too deeply") from None
+    except PARSING_ERRORS as error:
+        raise UsageError(f"{origin}: {_first_sentence(error)}{_suggestion(error)}") from None
+
+
+@contextlib.contextmanager
+def complete(reading: Reading) -> Iterator[None]:
+    """Turns two kinds of errors of gin's calls into UsageErrors.
+
+    The first is a parameter that must be bound and is not, because it is marked as required or has no default. The
+    second is a bound parameter that a class passes to its base class by **keywords, but the base class does not take.
+    """
+    try:
+        yield
+    except TypeError as error:
+        unexpected = re.search(r"got an unexpected keyword argument '(\w+)'", str(error))
+        passed_on = [
+            one
+            for one in reading.bindings
+            if unexpected and one.parameter == unexpected[1] and _takes_any_keyword(one.key[1])
+        ]
+        unsupplied = re.search(r"No values supplied by Gin or caller for arguments: \['(\w+)'", str(error))
+        owner = re.search(r"In call to configurable '([\w.]+)'", str(error))
+        if unsupplied and owner:
+            name = f"{owner[1].rpartition('.')[2]}.{unsupplied[1]}"
+            raise UsageError(f"{name} has no value; bind it, because @{name.partition('.')[0]}() is bound") from None
+        if not passed_on:
+            raise
+        one = passed_on[-1]
+        raise UsageError(
+            f"{one.name}, bound in {one.layer}, is a parameter neither of that class nor of its base classes"
+            f"{close_names(one.parameter, _all_parameters(one.key[1])) or parameter_meant(one.parameter)}"
+        ) from None
+    except RuntimeError as error:
+        missing = re.search(r"Required bindings for `([\w.]+)` not provided in config: \[(.*)\]", str(error))
+        if missing is None:
+            raise
+        absent = [f"{missing[1]}.{name}" for name in re.findall(r"\w+", missing[2])]
+        names = " and ".join(absent)
+        how = "bind it" if errors.is_command() else f"give it, as in alfish.train({', '.join(map(setting, absent))})"
+        remedy = REMEDIES.get(names, f"{how}, or take a conf that does (`alfish confs` lists them)")
+        raise UsageError(f"nothing binds {names}; {remedy}") from None
+
+
+def setting(name: str) -> str:
+    """Returns the name of a setting as the user writes it: gin's name, or an argument of `alfish.train`."""
+    if errors.is_command():
+        return name
+    owner, _, parameter = name.rpartition(".")
+    if name == "make_environment.env_id":
+        return "environment=..."
+    return f"{parameter}=..." if owner == "Trainer" else f'**{{"{name}": ...}}'
+
+
+def given(binding: str) -> str:
+    """Returns a binding as the user wrote it: a flag, or an argument of `alfish.train`."""
+    if errors.is_command():
+        return f"--gin_param={binding}"
+    return re.split(r"^(?=[\w/.]+ = )", binding, maxsplit=1, flags=re.MULTILINE)[-1].removeprefix("Trainer.")
+
+
+def close_names(name: str, names: Iterable[str]) -> str:
+    """Returns '; did you mean ...?' with names close to `name`; '' if there are none."""
+    plain = {one.lower(): one for one in names}
+    close = [plain[one] for one in difflib.get_close_matches(name.lower(), plain, 3)]
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def parameter_meant(name: str) -> str:
+    """Returns a hint at parameters with this name or meaning, or with a close name; configured classes come first."""
+    configured = {selector for _, selector in gin_internals.bindings()}
+    known = list(gin_internals.configurables())
+    found, in_force = _parameters(known), _parameters([one for one in known if one in configured])
+    same = NAMES_ELSEWHERE.get(name, name)
+    twin = TWINS.get(same, "")
+    if twin in in_force and same not in in_force:
+        same = twin
+    close = [same] if same in found else difflib.get_close_matches(name, list(found), 1)
+    if not close:
+        return "; remove it"
+    names = dict.fromkeys([*in_force.get(close[0], ()), *found[close[0]]])
+    return f"; did you mean {' or '.join(map(setting, [*names][:3]))}?"
+
+
+def parameter_read(name: str, selectors: Iterable[str]) -> str:
+    """Returns a hint at parameters of the selectors with the name or meaning of `Class.parameter`; '' if none match."""
+    own, _, parameter = name.rpartition("/")[2].rpartition(".")
+    found = _parameters(selectors)
+    names = found.get(parameter) or found.get(TWINS.get(parameter, ""), [])
+    names = [one for one in names if one != f"{own}.{parameter}"]
+    return f"; did you mean {' or '.join(map(setting, names[:3]))}?" if names else ""
+
+
+def _parameters(selectors: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the parameters of classes and functions as `Class.parameter`, by the parameter's name."""
+    found: dict[str, list[str]] = {}
+    for selector in selectors:
+        for parameter in inspect.signature(gin_internals.configurable(selector)).parameters:
+            found.setdefault(parameter, []).append(f"{selector.rpartition('.')[2]}.{parameter}")
+    return found
+
+
+def _takes_any_keyword(selector: str) -> bool:
+    parameters = inspect.signature(gin_internals.configurable(selector)).parameters.values()
+    return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+
+
+def _all_parameters(selector: str) -> list[str]:
+    """Returns the parameters of a class and of its base classes."""
+    wrapped = gin_internals.configurable(selector)
+    bases = wrapped.__mro__[:-1] if inspect.isclass(wrapped) else [wrapped]
+    return [name for base in bases for name in inspect.signature(base).parameters]
+
+
+def _module_of(name: str) -> str:
+    """Returns alfish's module that has a class or function of this name for gin; '' if there is none."""
+    package = Path(alfish.__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        if re.search(rf"^@gin\.configurable.*\n(@.*\n)*(class|def) {re.escape(name)}\b", path.read_text("utf-8"), re.M):
+            return ".".join(path.relative_to(package.parent).with_suffix("").parts)
+    return ""
+
+
+def _first_sentence(error: Exception) -> str:
+    token = re.search(r"Failed to parse token '-?(\w+)'", str(error))
+    if isinstance(error, SyntaxError) and token:
+        found = re.search(rf"=.*?(\b{token[1]}\b[^\s,()\[\]{{}}#]*)", error.text or "")
+        word = (found[1] if found else token[1]).rstrip(":")  # without the colon after a key of a dict
+        if word.lower() in ("inf", "infinity", "nan"):
+            return f"line {error.lineno} has {word}, and numbers are finite: write one"
+        if word.capitalize() in ("True", "False", "None"):
+            return f"line {error.lineno} has {word}, which is written {word.capitalize()}"
+        return (
+            f"line {error.lineno} has {word}, which is no value: write text in quotes ('{word}'), and a class or "
+            "function with @"
+        )
+    ambiguous = re.search(r"Ambiguous selector '([\w.]+)', matches \[(.*?)\]", str(error))
+    if ambiguous:
+        selectors = [selector.strip("'") for selector in ambiguous[2].split(", ")]
+        return f"{ambiguous[1]} is {' or '.join(selectors)}; write which"
+    if isinstance(error, SyntaxError):
+        return f"line {error.lineno} is not gin: {error.msg}"
+    if isinstance(error, tokenize.TokenError):
+        return f"line {error.args[1][0]} is not gin: {error.args[0]}"
+    unknown = UNKNOWN_PARAMETER.search(str(error))
+    if unknown:
+        return f"{unknown[1]} has no parameter named '{unknown[2]}'"
+    return " ".join(str(error).split("\n  In ")[0].split()).rstrip(".")
+
+
+def _suggestion(error: Exception) -> str:
+    """Returns a hint at names close to the name or parameter that gin does not know."""
+    unknown = re.search(r"No configurable matching (?:reference )?'@?([\w./]+)", str(error))
+    if unknown:
+        names, name = sorted({one.rpartition(".")[2] for one in gin_internals.configurables()}), unknown[1]
+        if module := _module_of(name.rpartition(".")[2]):
+            return f"; {name} is in {module}, which nothing imports: import it in a conf, or leave {name} out"
+        return close_names(name.rpartition(".")[2], names) + (
+            "; a conf imports what it configures, as in `import alfish.algorithms.ppo`"
+        )
+    parameter = UNKNOWN_PARAMETER.search(str(error))
+    if parameter:
+        if moved := moved_settings.hint(f"{parameter[1].rpartition('.')[2]}.{parameter[2]}"):
+            return moved
+        others = (inspect.signature(one).parameters for one in gin_internals.configurables().values())
+        if parameter[2] in NAMES_ELSEWHERE or any(parameter[2] in names for names in others):
+            return parameter_meant(parameter[2])
+        close = close_names(parameter[2], list(inspect.signature(gin.get_configurable(parameter[1])).parameters))
+        return close or f"; `alfish params {parameter[1].rpartition('.')[2]}` lists those it has"
+    return ""

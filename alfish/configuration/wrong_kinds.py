@@ -1,0 +1,168 @@
+"""Checks the kinds and ranges of bound values; accepts a value whose kind or range is not known.
+
+`alfish.parameters.kinds` defines the values that an annotation takes; this module adds gin's references (`@...`).
+"""
+
+import collections.abc
+import inspect
+import re
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from alfish import errors
+from alfish.configuration.bindings import Reading
+from alfish.configuration.macros import without_macros
+from alfish.errors import UsageError
+from alfish.parameters import checking, gin_internals, kinds
+from alfish.parameters.kinds import SEQUENCES, bare, elements, is_ours, members, values_of
+
+UNNAMED = "undescribed", "Class"  # names that stand for objects without a name in a text, such as a lambda
+PLAIN = (int, float, str, bool, NoneType, Path)
+
+
+def refuse_wrong_kinds(reading: Reading) -> None:
+    """Raises UsageError if a parameter of alfish does not take the value that is bound to it."""
+    for one in reading.last():
+        words = mistake(one.key[1], one.parameter, without_macros(one.value, one))
+        if words:
+            raise UsageError(f"{one.name} is {_written(one.value)}, bound in {one.layer}; {words}")
+
+
+def takes_parts(selector: str, parameter: str | None = None) -> bool:
+    """Returns True if the parameter, or without `parameter` any of the selector's, takes classes or objects."""
+    annotations = _hints(selector)
+    if parameter is not None:
+        return not _is_plain(annotations.get(parameter, Any))
+    return any("Callable" in str(annotation) for annotation in annotations.values())
+
+
+def mistake(selector: str, parameter: str, value: Any) -> str | None:
+    """Returns a sentence about the values that a parameter of alfish takes; None if the parameter takes this value.
+
+    Args:
+      selector: gin's name of the configurable.
+      parameter: name of its parameter.
+      value: bound value, with macros replaced by their values.
+    """
+    if not selector.startswith("alfish."):
+        return None  # annotations outside alfish may differ from the accepted values
+    taken = members(_hints(selector).get(parameter, Any))
+    for one, of_one in _with_values(value, taken):
+        is_schedule = kinds.takes_schedule(of_one) and gin_internals.is_reference(one)
+        if is_schedule and (words := _schedule_mistake(one)):
+            return words
+    words = kinds.mistake(value, _hints(selector).get(parameter, Any), _refers)
+    return words and (_reference_instead(value, taken) or words)
+
+
+def _with_values(value: Any, taken: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
+    """Yields a value and, for a dict, its values, each with the kinds that are allowed for it."""
+    yield value, taken
+    if isinstance(value, collections.abc.Mapping):
+        of_values = [
+            kind for one in taken if typing.get_origin(one) is collections.abc.Mapping for kind in values_of(one)
+        ]
+        for one in value.values():
+            yield one, of_values
+
+
+def _schedule_mistake(reference: Any) -> str | None:
+    """Returns a sentence if a schedule is written as `@X` instead of `@X()`, or lacks a required argument."""
+    name = reference.scoped_selector
+    if not reference.evaluate:
+        return f"it takes an object: write @{name}()" if inspect.isclass(reference.configurable.wrapped) else None
+    missing = _missing_arguments(reference)
+    return f"{name.rpartition('/')[2]}.{missing[0]} has no value, bind it" if missing else None
+
+
+def _hints(selector: str) -> dict[str, Any]:
+    wrapped = gin_internals.configurable(selector)
+    return checking.hints(wrapped.__init__ if inspect.isclass(wrapped) else wrapped)
+
+
+def _refers(value: Any, kind: Any) -> bool | None:
+    """Returns whether `@X` or `@X()` is of this kind; None if the value is not a reference."""
+    if not gin_internals.is_reference(value):
+        return None
+    origin, target = typing.get_origin(kind), value.configurable.wrapped
+    if not value.evaluate:
+        if is_ours(kind):
+            return kinds.is_protocol_of_functions(kind)
+        return not (kind in PLAIN or origin in (*SEQUENCES, typing.Literal))
+    if not inspect.isclass(target):
+        return True  # the kind of a function's result is not known
+    if origin is collections.abc.Callable:
+        made = typing.get_args(kind)[-1]
+        return not (inspect.isclass(made) and made in inspect.getmro(target)) and not _missing_arguments(value)
+    if origin in SEQUENCES:
+        return hasattr(target, "__iter__") or hasattr(target, "__getitem__")
+    return origin is not typing.Literal and (kind not in PLAIN or issubclass(target, kind))
+
+
+def _missing_arguments(reference: Any) -> list[str]:
+    """Returns the required arguments of `@X()` that are not bound."""
+    selector = reference.configurable.selector
+    bound = {name for (_, at), found in gin_internals.bindings().items() if at == selector for name in found}
+    signature = inspect.signature(reference.configurable.wrapped)
+    needed = [
+        name
+        for name, one in signature.parameters.items()
+        if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    return [name for name in needed if name not in bound]
+
+
+def _reference_instead(value: Any, taken: list[Any]) -> str | None:
+    """Returns a hint if a reference has the wrong form (`@X` or `@X()`) or lacks its @; None otherwise."""
+    sequence = next((kind for kind in taken if typing.get_origin(kind) in SEQUENCES), None)
+    parts = elements(sequence) if sequence else taken
+    takes_classes = any(typing.get_origin(bare(part)) is collections.abc.Callable for part in parts)
+    names = list(_names(value, takes_classes))
+    if not names or not (takes_classes or any(map(is_ours, parts))):
+        return None
+    noun = "classes or functions" if takes_classes else "objects"
+    sign = "@"
+    if not errors.is_command():
+        if takes_classes and not any(gin_internals.is_reference(one) for one in (value, *_entries(value))):
+            return f"it takes {noun if sequence else 'a class or function'}: give {' and '.join(names)} without quotes"
+        sign, names = "", [name.rpartition(".")[2].replace(*UNNAMED) for name in names]
+    written = ", ".join(f"{sign}{name}" + "()" * (not takes_classes) for name in names)
+    if sequence:
+        return f"it takes {noun}: write [{written}]"
+    return f"it takes {'a class or function' if takes_classes else 'an object'}: write {written}"
+
+
+def _written(value: Any) -> str:
+    """Returns a bound value as the user wrote it; in a Python call, without gin's scopes and modules."""
+    if errors.is_command():
+        return repr(value)
+    return re.sub(r"@(?:[\w.]+/)*(?:\w+\.)*(\w+)", r"\1", repr(value)).replace(*UNNAMED)
+
+
+def _entries(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (list, tuple)) else ()
+
+
+def _names(value: Any, takes_classes: bool) -> Iterator[str]:
+    """Yields the names that a value refers to, also names of configurables that are written as text without @."""
+    if gin_internals.is_reference(value):
+        yield value.scoped_selector
+    elif isinstance(value, str) and takes_classes:
+        known = {selector.rpartition(".")[2] for selector in gin_internals.configurables()}
+        yield from {value} & known
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _names(inner, takes_classes)
+
+
+def _is_plain(annotation: Any) -> bool:
+    kind = bare(annotation)
+    if typing.get_origin(kind) is collections.abc.Callable:
+        return False
+    if typing.get_origin(kind) is typing.Literal:
+        return True
+    inner = [one for one in typing.get_args(kind) if one is not Ellipsis]
+    return all(map(_is_plain, inner)) if inner else kind in PLAIN

@@ -1,0 +1,191 @@
+"""Action masks of environments, as a leaf of the observation.
+
+`make_environment.action_mask` names the place of an environment's mask:
+- 'observation:action_mask': a leaf of the observation (PettingZoo), or 'observation:game.legal' in a nested Dict;
+- 'info:action_mask': an entry of the info of reset and step (gymnasium's Taxi);
+- 'method:action_masks': a method of the environment (sb3-contrib).
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from alfish import specs
+from alfish.errors import UsageError
+from alfish.errors.user_code import calling
+from alfish.specs import ActionMask, ActionUnits, MaskLayout
+from alfish.specs.masks import check_entries
+
+LEAF = "action_mask"  # name of the leaf for a mask from an info or a method
+KINDS = ("observation", "info", "method")
+
+
+class MaskedObservation(gymnasium.Wrapper):
+    """Puts the action mask of an environment into its observation, as a leaf of the space `ActionMask`.
+
+    A mask from an info or a method becomes the leaf `action_mask`, beside the leaves of a Dict observation; any other
+    observation becomes the leaf `observation`. At the end of an episode, where no action follows, a mask that is
+    missing or allows nothing is replaced by all 1.
+
+    Args:
+      env: the environment.
+      source: place of the mask: 'observation:LEAF', 'info:KEY' or 'method:NAME'.
+
+    Raises:
+      UsageError: the source has no mask, or the mask does not fit the action. While acting: a mask is missing, or
+        allows no choice for an entry of the action, or forbids the action taken.
+    """
+
+    def __init__(self, env: gymnasium.Env, source: str):
+        super().__init__(env)
+        self._name = f"make_environment.action_mask = {source!r}"
+        self._kind, self._where = parsed(source)
+        self._units = ActionUnits(env.action_space)
+        self._action_spec = specs.action_spec(env.action_space)
+        if self._kind == "observation":
+            self.observation_space = marked(env.observation_space, source)
+        else:
+            self.observation_space = self._extended(env.observation_space)
+        if self._kind == "method":
+            method = env.get_wrapper_attr(self._where) if env.has_wrapper_attr(self._where) else None
+            if not callable(method):
+                owner = type(env.unwrapped).__name__
+                found = "" if method is None else f": {owner}.{self._where} is {method!r}"
+                raise UsageError(
+                    f"{self._name}, and {owner} has no method {self._where}{found}; name a method without arguments "
+                    "that returns the mask"
+                )
+        self._path = self._where.split(".") if self._kind == "observation" else [LEAF]
+        size = at(self.observation_space, self._path).n
+        self._layout = MaskLayout(self._action_spec, size, self._name)
+        self._mask = np.ones((1, size), np.int8)  # mask of the newest row
+        self._num_steps = 0  # number of steps of the episode
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(**arguments)
+        self._num_steps = 0
+        return self._masked(observation, info, False), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        canonical = self._units.from_environment(specs.batch_of_one(action, self.env.action_space))
+        if self._layout.forbids(self._mask, canonical)[0]:
+            raise UsageError(
+                f"{self._name}: the action {action} after {self._num_steps} steps of an episode is forbidden by its "
+                f"mask, whose choices {np.flatnonzero(self._mask[0]).tolist()} are allowed; an algorithm takes masks "
+                "from the observation, see RLAlgorithm.action_masks"
+            )
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._num_steps += 1
+        return self._masked(observation, info, terminated or truncated), reward, terminated, truncated, info
+
+    def _masked(self, observation: Any, info: dict[str, Any], has_ended: bool) -> Any:
+        """Returns the observation with its mask as a leaf."""
+        given = self._given(observation, info)
+        mask = self._whole if given is None else self._fitted(given)
+        if self._layout.is_empty(mask)[0]:
+            if not has_ended:
+                raise UsageError(
+                    f"{self._name}: the mask after {self._num_steps} steps of an episode forbids every choice of an "
+                    f"entry of the action ({_shown(mask[0])}); an environment allows one until its episode ends"
+                )
+            mask = self._whole
+        if given is None and not has_ended:
+            raise UsageError(
+                f"{self._name}, and there was none after {self._num_steps} steps of an episode; the environment "
+                "returns one at each reset and step"
+            )
+        self._mask = mask
+        if self._kind == "observation":
+            return _replaced(observation, self._path, mask[0])
+        own = observation if isinstance(self.env.observation_space, spaces.Dict) else {"observation": observation}
+        return {**own, LEAF: mask[0]}
+
+    @property
+    def _whole(self) -> np.ndarray:
+        """A mask `[1, n]` that allows all choices."""
+        return np.ones_like(self._mask)
+
+    def _given(self, observation: Any, info: dict[str, Any]) -> Any:
+        """Returns the mask as the environment gives it; None if it is missing."""
+        if self._kind == "observation":
+            return at(observation, self._path)
+        if self._kind == "info":
+            return info.get(self._where)
+        with calling(f"{self._name}: {type(self.env.unwrapped).__name__}.{self._where}()"):
+            return self.env.get_wrapper_attr(self._where)()
+
+    def _fitted(self, given: Any) -> np.ndarray:
+        """Returns a copy of a mask in the leaf's form `[1, n]`; a list has one mask for each entry of the action."""
+        flat = np.hstack(given) if isinstance(given, (list, tuple)) else np.asarray(given)
+        check_entries(flat, self._name)
+        mask = flat.reshape(1, -1).astype(np.int8)
+        if mask.shape != self._mask.shape:
+            mask = MaskLayout(self._action_spec, mask.size, self._name).whole(mask).astype(np.int8)
+        return mask
+
+    def _extended(self, space: spaces.Space) -> spaces.Dict:
+        """Returns the observation space with the leaf `action_mask`, which has one entry for each choice."""
+        parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
+        if LEAF in parts:
+            raise UsageError(
+                f"{self._name}, and the observation already has a leaf {LEAF}; name it by 'observation:{LEAF}'"
+            )
+        size = max(1, specs.num_choices(self._action_spec))  # size 0 is refused elsewhere, with the action's name
+        return spaces.Dict({**parts, LEAF: ActionMask(size)})
+
+
+def parsed(source: str) -> tuple[str, str]:
+    """Returns the two parts of a source: its kind, and the place within the kind."""
+    kind, _, where = source.partition(":")
+    if kind not in KINDS or not where:
+        raise UsageError(
+            f"make_environment.action_mask is {source!r}; it must be 'observation:LEAF', 'info:KEY' or 'method:NAME', "
+            "as 'info:action_mask'"
+        )
+    return kind, where
+
+
+def marked(space: spaces.Space, source: str) -> spaces.Space:
+    """Returns an observation space in which the leaf that `source` names is an `ActionMask`.
+
+    Raises:
+      UsageError: the leaf does not exist or is not a space of numbers, or the mask is not a leaf of the observation.
+    """
+    kind, where = parsed(source)
+    if kind != "observation":
+        raise UsageError(
+            f"make_environment.action_mask is {source!r}, and a vector class has its masks in the observation only; "
+            "put it there, and name it by 'observation:LEAF'"
+        )
+    leaf = at(space, where.split("."))
+    if not isinstance(leaf, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
+        raise UsageError(
+            f"make_environment.action_mask is {source!r}, and "
+            + ("the observation has no such leaf" if leaf is None else f"that leaf is {leaf}, no array of 0 and 1")
+            + f" ({space})"
+        )
+    return _replaced(space, where.split("."), ActionMask(int(np.prod(leaf.shape))))
+
+
+def at(value: Any, path: list[str]) -> Any:
+    """Returns the leaf at `path` of a dict observation or of a Dict space; None if the path does not exist."""
+    for key in path:
+        parts = value.spaces if isinstance(value, spaces.Dict) else value
+        if not isinstance(parts, dict) or key not in parts:
+            return None
+        value = parts[key]
+    return value
+
+
+def _replaced(value: Any, path: list[str], leaf: Any) -> Any:
+    """Returns a dict observation or a Dict space with the leaf at `path` replaced."""
+    if not path:
+        return leaf
+    parts = {**value, path[0]: _replaced(value.get(path[0], {}), path[1:], leaf)}
+    return spaces.Dict(parts) if isinstance(value, spaces.Dict) else parts
+
+
+def _shown(mask: np.ndarray) -> str:
+    return np.array2string(mask, threshold=20)

@@ -1,0 +1,208 @@
+"""Calls into code outside alfish, such as the user's environments and listeners, with errors as one sentence.
+
+Such a call is wrapped in `with calling("MyEnv.render"):`. If the call is made at each step, it is wrapped in a try
+statement whose handler calls `refuse`.
+"""
+
+import contextlib
+import difflib
+import inspect
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+from alfish.errors import RunError, UsageError, first_line
+
+_ALFISH, _STANDARD = (str(directory) + os.sep for directory in (Path(__file__).parents[1], Path(os.__file__).parent))
+_CLOSE = 0.85  # least similarity of a misspelt name; 1 means equal
+_INSTALLED = ("site-packages", "dist-packages")
+# Libraries that alfish calls itself. An error in such a library is the user's only if the user's code called it.
+_RANK_OF_LIBRARY = {"gin": 0, **dict.fromkeys(("numpy", "torch", "optree", "absl"), 1)}
+_RANK_OF_LIBRARY |= dict.fromkeys(("gymnasium", "pettingzoo", "envpool"), 2)
+
+
+class CodeError(RunError):
+    """An error of code outside alfish, as one sentence with the traceback of the original error."""
+
+
+def package_of(env: Any) -> str:
+    """Returns the name of the installed package that defines an environment's class; '' for the user's own class.
+
+    Args:
+      env: vector environment; if it contains single environments, the first of these counts.
+    """
+    inner = getattr(env, "envs", [env])[0].unwrapped
+    file = getattr(sys.modules.get(type(inner).__module__), "__file__", None) or ""
+    return type(inner).__module__.partition(".")[0] if _rank(file) in (2, 3) else ""
+
+
+class Elsewhere(Exception):
+    """The traceback of an error in another process, as the cause of an error in this process; see `relayed`."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0].rstrip()}"
+
+
+class calling(contextlib.AbstractContextManager):
+    """Turns an error of code outside alfish into `CodeError`.
+
+    Args:
+      call: class or id with the method, such as 'MyEnv.render'; '' means the outermost function outside alfish.
+    """
+
+    def __init__(self, call: str = ""):
+        self._call = call
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            refuse(error, self._call)
+
+
+def refuse(error: BaseException, call: str) -> None:
+    """Raises CodeError if an error comes from code outside alfish; else the caller raises the error again.
+
+    Errors that are sentences, signals or defects of alfish do not change. An error is a defect if only alfish's code
+    was running; a failed assertion is a defect if it is in alfish's code.
+
+    Args:
+      error: error that was raised below the caller's own frame.
+      call: class or id with the method, see `calling`.
+    """
+    if not isinstance(error, (Exception, SystemExit)) or isinstance(error, (UsageError, RunError)):
+        return
+    places = _places(error)
+    ranks = [place.rank for place in places]
+    is_at_call = not any(rank != 1 for rank in ranks)  # True for example if the arguments are wrong
+    is_own = type(error).__module__.startswith("alfish.")
+    is_own |= isinstance(error, AssertionError) and ranks[-1:] == [0]
+    if not is_own and (is_at_call and call or max(ranks, default=0) > 1):
+        # Not `from error`, because gin keeps the traceback of an error that passes through gin, but drops the cause.
+        called = call or next(place.name for place in places if place.rank > 1)
+        raise in_words(error, called).with_traceback(error.__traceback__) from error.__cause__ or error.__context__
+
+
+def refuse_default_dtype(call: str) -> None:
+    """Sets torch's default dtype to float32, and raises UsageError if code outside alfish has set another one.
+
+    Without this check, later tensors of alfish would be float64 while earlier tensors are float32, and the resulting
+    error would name a part that is not at fault.
+
+    Args:
+      call: name of the code that ran since the last check, such as 'MyEnv.reset'.
+    """
+    import torch  # imported here, because a host of workers imports this module without importing torch
+
+    found = torch.get_default_dtype()
+    if found is not torch.float32:
+        torch.set_default_dtype(torch.float32)
+        raise UsageError(
+            f"{call} has called torch.set_default_dtype({found}), which holds for the whole process, and alfish "
+            f"computes in float32; name the dtype where tensors are made, as torch.zeros(3, dtype={found})"
+        )
+
+
+def in_words(error: BaseException, call: str = "") -> CodeError:
+    """Returns an error of code outside alfish as one sentence.
+
+    Args:
+      error: exception, or the SystemExit of a call of sys.exit.
+      call: class or id with the method, see `calling`.
+    """
+    place = _place(error)
+    if isinstance(error, SystemExit):
+        where = "" if place is None else f" in {place.function} ({place.file}:{place.line})"
+        return CodeError(
+            f"sys.exit({'' if error.code is None else repr(error.code)}) was called{where}, and nothing that runs "
+            "inside alfish may end the program; end the episode there, or raise an error"
+        )
+    words = f": {first_line(error)}" if str(error).strip() else ""
+    where = "" if place is None else f" ({place.file}:{place.line}, in {place.function})"
+    return CodeError(f"{call} raised {type(error).__name__}{words}{where}")
+
+
+def relayed(sentence: str, trace: str) -> CodeError:
+    """Returns an error of code outside alfish in another process, with the traceback from that process."""
+    error = CodeError(sentence)
+    error.__cause__ = Elsewhere(trace)
+    return error
+
+
+def check_methods(part: object, base: type) -> None:
+    """Raises UsageError if a method of a part takes other arguments than in the base class, or has a misspelt name.
+
+    Args:
+      part: object of a class that may be the user's.
+      base: base class of the part, whose public methods alfish calls.
+    """
+    called = {name: method for name, method in vars(base).items() if name[0] != "_" and inspect.isfunction(method)}
+    for name, method in called.items():
+        given = list(inspect.signature(method).parameters)[1:]
+        taken = inspect.signature(getattr(part, name))
+        try:
+            taken.bind(*given)
+        except TypeError:
+            raise UsageError(
+                f"{name} of {type(part).__name__} takes ({', '.join(taken.parameters)}), and is called with "
+                f"({', '.join(given)})"
+            ) from None
+    for kind in type(part).__mro__:
+        if kind is base:
+            break
+        for name in vars(kind):
+            if kind.__module__.startswith("alfish.") or name[0] == "_" or hasattr(base, name):
+                continue
+            close = difflib.get_close_matches(name, called, 1, _CLOSE)
+            if close and close[0] not in vars(kind):
+                raise UsageError(
+                    f"{kind.__name__} has a method {name!r}, which alfish never calls; did you mean {close[0]}? "
+                    f"If not, call it _{name}"
+                )
+
+
+class _Place(NamedTuple):
+    """A frame of a traceback, with its rank (see `_rank`) and the function's name (see `_name`)."""
+
+    rank: int
+    function: str
+    name: str
+    file: str
+    line: int
+
+
+def _places(error: BaseException) -> list[_Place]:
+    """Returns the frames below the frame that caught the error; the innermost frame is last."""
+    return [
+        _Place(_rank(frame.f_code.co_filename), frame.f_code.co_name, _name(frame), frame.f_code.co_filename, line)
+        for frame, line in [*traceback.walk_tb(error.__traceback__)][1:]
+    ]
+
+
+def _name(frame: FrameType) -> str:
+    """Returns the name of a running function; a method's name includes the class, such as 'MyPPO.calc_loss'."""
+    name = frame.f_code.co_name
+    first = frame.f_code.co_varnames[:1]
+    owner = type(frame.f_locals.get(first[0])) if first == ("self",) else None
+    return name if owner is None else f"{owner.__name__}.{name}"
+
+
+def _place(error: BaseException) -> _Place | None:
+    """Returns the innermost frame of the user's code, or else of a library; None if all frames are in alfish."""
+    places = [place for place in _places(error) if not place.file.endswith("_sitebuiltins.py")]  # exit() and quit()
+    highest = max((place.rank for place in places), default=0)
+    if highest == 0:
+        return None
+    return [place for place in places if place.rank == highest][-1]
+
+
+def _rank(file: str) -> int:
+    """Returns a rank of how likely a file is the user's: 0 for alfish, 4 for a file that no library has installed."""
+    if file.startswith(_ALFISH):
+        return 0
+    parts = Path(file).parts
+    for folder in _INSTALLED:
+        if folder in parts[:-1]:
+            return _RANK_OF_LIBRARY.get(parts[parts.index(folder) + 1], 3)
+    return 1 if file.startswith((_STANDARD, "<frozen ")) else 4

@@ -1,0 +1,306 @@
+"""Kinds of values: what a critic predicts for an action, and how the prediction is learned.
+
+A value is one number (`Scalar`), one number for each entry of a vector reward (`Vector`), or a distribution of the
+return (`functional.return_distributions`). All kinds have the interface of `Scalar`, so algorithms need not know which
+kind they use. `values_of` returns the kind that fits a reward.
+
+Values, targets and advantages have one entry for each entry of the reward. Only the policy uses the weighted sum of
+these, so values need not be learned again when weights change.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import gin
+import torch
+import torch.nn.functional as F
+from gymnasium import spaces
+from torch import nn
+
+from alfish.data import Experience, TimeStep
+from alfish.errors import UsageError
+from alfish.functional import losses
+from alfish.functional.targets import NextValues, bounded_below, td_target
+from alfish.parameters import FiniteFloat, UnitInterval, checked
+from alfish.parameters.parts import bound, build
+
+
+class ValueLoss(NamedTuple):
+    """Losses `[...]` of values `[..., K]`."""
+
+    loss: torch.Tensor
+    error: torch.Tensor  # size of the TD error, which may serve as a priority
+
+
+class Scalar:
+    """Values of a scalar reward, one number each; also the interface of all kinds of values.
+
+    In the methods' shapes, `K` is the dimension of a value's numbers. A scalar value has no such dimension, so
+    `scalarized` and `total` return their argument, and `each` calls the function once.
+
+    Args:
+      gamma: discount per environment step.
+      huber_delta: error beyond which the loss is linear, in units of return; None means half the squared error.
+    """
+
+    num_values: int | None = None  # K; None means no such dimension
+    return_gamma: float | None = None  # discount of observed returns, if targets read these; None if not
+
+    def __init__(self, gamma: float, huber_delta: float | None = None):
+        self.gamma: Any = gamma
+        self.huber_delta = huber_delta
+
+    def reward_and_discount(self, time_step: TimeStep) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns rewards and discounts in the form that the functions of `returns` take."""
+        return time_step.reward, self.gamma * time_step.discount
+
+    def scalarized(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns the number that the policy maximizes, `[...]` from `[..., K]`."""
+        return values
+
+    def total(self, losses: torch.Tensor) -> torch.Tensor:
+        """Returns the sum of the losses of all entries, `[...]` from `[..., K]`."""
+        return losses
+
+    def magnitude(self, errors: torch.Tensor) -> torch.Tensor:
+        """Returns the size of TD errors, `[...]` from `[..., K]`, for priorities."""
+        return errors.abs()
+
+    def least(self, q: torch.Tensor) -> torch.Tensor:
+        """Returns the values of the critic with the lowest estimate for each row, `[..., K]` from `[E, ..., K]`."""
+        return q.amin(0)
+
+    def average(self, q: torch.Tensor) -> torch.Tensor:
+        """Returns the mean of all critics for each row, `[..., K]` from `[E, ..., K]`."""
+        return q.mean(0)
+
+    def each(self, function: Callable[..., torch.Tensor], values: torch.Tensor, *others: Any) -> torch.Tensor:
+        """Returns `function(values, *others)`, computed for each of the K numbers."""
+        return function(values, *others)
+
+    def of_choice(self, q: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
+        """Returns the values `[..., K]` of choices `[...]`, from the values of all choices, `[..., A, K]`."""
+        return q.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
+
+    def with_bonus(self, value: torch.Tensor, bonus: torch.Tensor) -> torch.Tensor:
+        """Returns values `[..., K]` with a bonus of the policy, `[...]`, whose weight is 1."""
+        return value + bonus
+
+    def target(self, experience: Experience, following: NextValues, lambda_: float) -> torch.Tensor:
+        """Returns the targets of `targets.td_target`, `[L-1, N, K]`; from the bootstrap row's value, of row 0 only."""
+        return td_target(experience, *self.reward_and_discount(experience.time_step), following, lambda_)
+
+    def loss(self, q: torch.Tensor, target: torch.Tensor) -> ValueLoss:
+        """Returns the losses of values `[..., K]` for targets, which are broadcast to the shape of the values."""
+        error = target - q
+        loss = losses.squared(error) if self.huber_delta is None else losses.huber(error, self.huber_delta)
+        return ValueLoss(self.total(loss), self.magnitude(error))
+
+    def shown(self, q: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Returns statistics `[...]` of values and targets `[..., K]` for summaries."""
+        return {"q": self.scalarized(q)}
+
+    def sized(self, network: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the factory of a network of action values, with K outputs for each action value."""
+        return network if self.num_values is None else bound(network, type(self).__name__, num_values=self.num_values)
+
+    def check(self, owner: object, lambda_: float, one_critic: bool = False, **uses: bool) -> None:
+        """Raises UsageError if values of this kind do not support the given features.
+
+        Args:
+          owner: the algorithm, for messages.
+          lambda_: mixing factor of the returns, in [0, 1].
+          one_critic: whether all values come from one network.
+          uses: other features that the algorithm uses: `retrace`, `memory`, `discrete_actions`.
+        """
+
+
+@gin.configurable(module="alfish.values", denylist=["gamma"])
+@checked
+class LowerBounded(Scalar):
+    """Scalar values whose targets are at least the observed return from the row to the end of its episode.
+
+    Such targets are correct only in deterministic environments, if entropies are not negative, and for truncated
+    episodes, if rewards are not negative; see `targets.bounded_below`. Replay stores the returns.
+
+    Args:
+      gamma: discount per environment step; the algorithm gives it.
+    """
+
+    def __init__(self, gamma: UnitInterval):
+        super().__init__(gamma)
+        self.return_gamma = gamma
+
+    def target(self, experience: Experience, following: NextValues, lambda_: float) -> torch.Tensor:
+        return bounded_below(super().target(experience, following, lambda_), experience.return_to_go)
+
+
+def of_choice(q: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
+    """Returns the values `[..., K]` of choices `[...]`, from the values of all choices, `[..., A, K]`."""
+    index = choice[..., None, None].expand(*choice.shape, 1, q.shape[-1])
+    return q.gather(-2, index).squeeze(-2)
+
+
+def of_least_critic(q: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
+    """Returns all numbers of the critic with the least mean, for each row: `[..., K]` from `[E, ..., K]`.
+
+    Args:
+      q: values of E critics.
+      means: numbers `[E, ...]` of the values that the policy maximizes.
+    """
+    critic = means.argmin(0)[None, ..., None]
+    return q.gather(0, critic.expand(1, *q.shape[1:])).squeeze(0)
+
+
+class Vector(nn.Module, Scalar):
+    """Values with a number for each of the R entries of a vector reward; each entry has a weight and a discount.
+
+    An algorithm may add a bonus to rewards, as SAC adds the entropy. With several entries, the bonus is a further entry
+    with weight 1, so that weights do not scale the bonus. With one entry, the bonus is part of this entry.
+
+    Attributes:
+      weights: weight of each entry, a float32 buffer `[R]` that is saved and published; write into the buffer to change
+        the weights during a run.
+      scales_bonus: whether the weight of the only entry also scales the bonus.
+
+    Args:
+      gamma: discount per environment step of each entry, `[R]`. The discount of a bonus is the largest of these.
+      weights: initial weight of each entry, `[R]`.
+      has_bonus: whether values have an entry for a bonus.
+      huber_delta: error beyond which the loss is linear, in units of return, as in `Scalar`.
+    """
+
+    weights: torch.Tensor
+    gamma: torch.Tensor
+    num_values: int
+    _endless: torch.Tensor
+
+    def __init__(
+        self,
+        gamma: Sequence[float],
+        weights: Sequence[float],
+        has_bonus: bool = False,
+        huber_delta: float | None = None,
+    ):
+        nn.Module.__init__(self)
+        self.huber_delta = huber_delta
+        self.scales_bonus = has_bonus and len(weights) == 1
+        self._num_bonuses = int(has_bonus and not self.scales_bonus)
+        self.num_values = len(weights) + self._num_bonuses
+        gamma = [*gamma, *[max(gamma)] * self._num_bonuses]
+        self.register_buffer("weights", torch.tensor(weights, dtype=torch.float32))
+        self.register_buffer("gamma", torch.tensor(gamma, dtype=torch.float32), persistent=False)
+        self.register_buffer("_endless", torch.zeros(self.num_values), persistent=False)
+
+    def ignore_ends(self, entry: int) -> None:
+        """Makes an entry bootstrap from the value of the LAST row even if the episode terminated.
+
+        Call this method before training. Values of LAST rows are never trained.
+        """
+        self._endless[entry] = 1
+
+    def reward_and_discount(self, time_step: TimeStep) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns rewards and discounts, both `[..., R]`, in the form that the functions of `returns` take."""
+        discount = self.gamma * torch.maximum(time_step.discount.unsqueeze(-1), self._endless)
+        return self._extended(time_step.reward, 0.0), discount
+
+    def scalarized(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns the weighted sum of values, `[...]` from `[..., R]`."""
+        return (values * self._extended(self.weights, 1.0)).sum(-1)
+
+    def total(self, losses: torch.Tensor) -> torch.Tensor:
+        """Returns the unweighted sum of the losses of all values, `[...]` from `[..., R]`."""
+        return losses.sum(-1)
+
+    def magnitude(self, errors: torch.Tensor) -> torch.Tensor:
+        """Returns the weighted sum of the sizes of TD errors, `[...]` from `[..., R]`, for priorities."""
+        return (errors * self._extended(self.weights, 1.0)).abs().sum(-1)
+
+    def least(self, q: torch.Tensor) -> torch.Tensor:
+        """Returns, for each row, the values of the critic whose weighted sum is least, `[..., R]` from `[E, ..., R]`.
+
+        A minimum for each entry would mix the values of different critics.
+        """
+        return of_least_critic(q, self.scalarized(q))
+
+    def each(self, function: Callable[..., torch.Tensor], values: torch.Tensor, *others: Any) -> torch.Tensor:
+        """Returns `function(entry, *others)` for each entry of values, stacked in the last dimension."""
+        return torch.stack([function(entry, *others) for entry in values.unbind(-1)], -1)
+
+    def of_choice(self, q: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
+        return of_choice(q, choice)
+
+    def with_bonus(self, value: torch.Tensor, bonus: torch.Tensor) -> torch.Tensor:
+        """Returns `[..., R]` values with a bonus of the policy, `[...]`, added to the last entry."""
+        return value + F.pad(bonus.unsqueeze(-1), (self.num_values - 1, 0))
+
+    def _extended(self, entries: torch.Tensor, bonus: float) -> torch.Tensor:
+        """Returns `[..., R]` entries, and one more entry for the bonus if the bonus has its own."""
+        return F.pad(entries, (0, 1), value=bonus) if self._num_bonuses else entries
+
+
+Discount: TypeAlias = UnitInterval | Sequence[UnitInterval]  # per environment step; a sequence has one per entry
+RewardWeights: TypeAlias = Sequence[FiniteFloat]  # weights of the entries of a vector reward
+
+
+def values_of(
+    owner: object,
+    reward_spec: spaces.Box,
+    gamma: Discount,
+    weights: RewardWeights | None,
+    *,
+    has_bonus: bool = False,
+    huber_delta: float | None = None,
+    kind: Callable[[float], Scalar] | None = None,
+) -> Scalar:
+    """Returns the kind of values that fits a reward.
+
+    Args:
+      owner: the algorithm, for messages.
+      reward_spec: spec of the reward, a Box of shape () or (R,).
+      gamma: discount per environment step, one number for all entries or one for each entry.
+      weights: weight of each entry; None means 1 for all.
+      has_bonus: whether the algorithm adds a bonus to its values.
+      huber_delta: error beyond which the loss is linear, as in `Scalar`.
+      kind: class or factory of the kind of values (`Bins`, `Quantiles`, `LowerBounded`), takes gamma; for a scalar
+        reward. None means expected returns.
+
+    Raises:
+      UsageError: the number of discounts or weights differs from the number of entries, a weight would scale a bonus,
+        or `kind` is given for a vector reward.
+    """
+    name, size = type(owner).__name__, sum(reward_spec.shape)
+    gamma, weights = _without_arrays(gamma), _without_arrays(weights)
+    for argument, value in (("gamma", gamma), ("reward_weights", weights)):
+        if not isinstance(value, Sequence):
+            continue
+        if not reward_spec.shape:
+            raise UsageError(f"{name}.{argument} is {value!r}, for a vector reward, and this reward is one number")
+        if len(value) != size:
+            raise UsageError(
+                f"{name}.{argument} is {value!r}, and the reward has {size} entries; it must have one number for each"
+            )
+    if not reward_spec.shape:
+        assert not isinstance(gamma, Sequence)
+        if kind is None:
+            return Scalar(gamma, huber_delta)
+        values = build(kind, Scalar, f"{name}.values", gamma)
+        values.huber_delta = huber_delta
+        return values
+    if kind is not None:
+        raise UsageError(
+            f"{name}.values is set, and such values are of a reward of one number; this reward has {size} "
+            "entries: leave it out, or select one entry by make_environment.rewards"
+        )
+    weights = [1.0] * size if weights is None else weights
+    if has_bonus and size == 1 and weights[0] != 1:
+        raise UsageError(
+            f"{name}.reward_weights is {weights!r}, and with one entry the bonus of {name} is part of it; leave the "
+            "weight out, and scale the reward by RewardScale"
+        )
+    return Vector(gamma if isinstance(gamma, Sequence) else [gamma] * size, weights, has_bonus, huber_delta)
+
+
+def _without_arrays(value: Any) -> Any:
+    """Returns an array or a tensor as a list or a number; any other value does not change."""
+    return value.tolist() if hasattr(value, "tolist") else value

@@ -1,0 +1,186 @@
+"""Interface of a source of batches to the trainer, and of its minibatches to the learner."""
+
+import abc
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from alfish import nest
+from alfish.algorithms.contract import return_error
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import Batch, Experience
+from alfish.environments import Environment
+from alfish.nest import Nest
+from alfish.replay import RingView, SequenceIndex
+from alfish.transforms import Transforms
+
+
+class Minibatches(NamedTuple):
+    """K minibatches: rows that all minibatches share, and the indices of each minibatch within these rows.
+
+    Attributes:
+      source: rows `[T', M]`, or a view of a ring's rows.
+      index: indices of the minibatches: columns of `source`, `[K, N]` int64; or, for a ring, a list of K indices of N
+        windows each. None means one minibatch of all rows.
+      is_steady: whether later sources have the same shapes, so that one graph can gather minibatches from every source.
+      update_priorities: function that is called with `LossInfo.priority` of the trained minibatches, in order; None
+        means that priorities are not used.
+    """
+
+    source: Batch | RingView
+    index: torch.Tensor | list[SequenceIndex] | None  # type: ignore[assignment]
+    is_steady: bool = True
+    update_priorities: Callable[[list[torch.Tensor]], None] | None = None
+
+    def minibatches(self) -> Sequence[torch.Tensor | SequenceIndex | None]:
+        """Returns the index of each minibatch, as `take` expects it."""
+        if self.index is None:
+            return [None]
+        return self.index if isinstance(self.index, list) else self.index.unbind()
+
+
+class Batches(abc.ABC):
+    """A source of batches. The trainer calls `plan` and `bind` once, `start` before a run, then `add` and `chunks`.
+
+    Attributes:
+      on_policy: whether only rows of the current policy are yielded.
+      algorithm, transforms: the arguments of `bind`.
+      acts: whether the source receives rows of environments.
+      stores_states: whether the state of each row is needed (`StatefulInfo`); known after `bind`.
+      outlasts_acting: whether there are rows to train on after acting has ended.
+      warmup_env_steps: environment steps before the first update; known after `plan`.
+      updates_per_iteration: mean number of minibatches for an unroll; known after `bind`.
+      rows_per_update: number of rows in a minibatch, without the last row of each window; known after `bind`.
+    """
+
+    on_policy: ClassVar[bool]
+    acts: ClassVar[bool] = True
+    stores_states = False
+    outlasts_acting = False
+    warmup_env_steps = 0
+    updates_per_iteration = 1.0
+    rows_per_update = 1
+
+    def plan(self, num_env_steps: float) -> None:
+        """Sets everything that depends on the length of the run. Default: does nothing.
+
+        Args:
+          num_env_steps: number of environment steps of all learners that the budget allows; inf if the budget does not
+            limit steps.
+        """
+
+    def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
+        """Connects the source to the other parts of a run.
+
+        Args:
+          algorithm: algorithm that trains on the batches.
+          transforms: transforms of raw rows, applied before the algorithm sees the rows.
+          unroll_length: number of vector steps of an unroll; off-policy it is below 1 if some iterations take no step.
+          num_envs: number of columns of an unroll.
+
+        Raises:
+          UsageError: the settings are inconsistent.
+        """
+        self.algorithm, self.transforms = algorithm, transforms
+
+    def start(self, environment: Environment) -> None:
+        """Reads recorded data, before the run's state is loaded. Default: does nothing.
+
+        Args:
+          environment: environment to train for; the data must have its spaces.
+        """
+
+    def rest(self) -> int:
+        """Returns the clock steps of an iteration of offline updates only; 0 means that environments are stepped."""
+        return 0
+
+    def acts_at_random(self, env_steps: int) -> bool:
+        """Returns whether the next unroll uses the algorithm's `random_action`."""
+        return False
+
+    def updates_until(self, steps: int) -> float:
+        """Returns the number of updates until the run's clock reaches `steps`. Default: inf, which means unknown.
+
+        Args:
+          steps: clock steps at the end of an iteration.
+        """
+        return math.inf
+
+    @property
+    def few_rows(self) -> str:
+        """Sentence which says that an unroll has too few rows for the updates on it; empty if it has enough."""
+        return ""
+
+    @abc.abstractmethod
+    def add(self, experience: Experience) -> None:
+        """Adds an unroll of raw rows, arrays or tensors; leaves of batches are tensors."""
+
+    @abc.abstractmethod
+    def chunks(self, steps: int, for_graph: bool = False) -> Iterator[Minibatches]:
+        """Yields the minibatches to train on in this iteration.
+
+        Args:
+          steps: clock steps of the run.
+          for_graph: whether updates are graphs, which can gather minibatches from a ring themselves.
+        """
+
+    def holdout(self) -> Batch | None:
+        """Returns rows that are never trained on, the same in every call; None without such rows."""
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state that every checkpoint contains. Default: none."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict`. Default: nothing to restore."""
+
+    def close(self) -> None:
+        """Releases resources, e.g. a lock, after the run. Default: does nothing."""
+
+    def stored(self) -> dict[str, Any] | None:
+        """Returns the state that is too large for every checkpoint, saved only beside the newest one; None if empty."""
+        return None
+
+    def load_stored(self, stored: dict[str, Any]) -> None:
+        """Restores `stored`."""
+
+    def _prepare(self, experience: Experience, burn_in: int = 0) -> Experience:
+        """Transforms raw rows, and calls the algorithm's `preprocess_experience` on whole sequences.
+
+        Args:
+          experience: rows `[T, N]`.
+          burn_in: number of first rows that become `Experience.burn_in`.
+        """
+        with torch.no_grad():
+            seen = self.transforms.transform(experience.time_step, experience.transform_state)
+            experience = experience._replace(time_step=seen)
+            if burn_in:
+                warming, seen = nest.split(seen, burn_in)
+                rest = experience.action, experience.info, experience.return_to_go
+                action, info, return_to_go = nest.at(rest, slice(burn_in, None))
+                experience = Experience(
+                    seen, action, info, experience.state, burn_in=warming, return_to_go=return_to_go
+                )
+            prepared = self.algorithm.preprocess_experience(experience)
+        if not isinstance(prepared, Experience):
+            raise return_error(prepared, "the experience", self.algorithm, "preprocess_experience")
+        return prepared
+
+
+def take(source: Batch | RingView, index: Nest) -> Batch:
+    """Returns a minibatch of `source`; `index` is an entry of `Minibatches.minibatches`."""
+    if isinstance(source, RingView):
+        return source.windows(index)
+    return source if index is None else _columns(source, index)
+
+
+def _columns(batch: Batch, columns: torch.Tensor) -> Batch:
+    experience = batch.experience
+    rows = experience._replace(state=None, policy_version=None, transform_state=None), batch.mask
+    rows, mask = nest.map(lambda leaf: leaf.index_select(1, columns), rows)
+    one_each = experience.state, experience.policy_version, batch.env_id, batch.position, batch.weight
+    state, version, env_id, position, weight = nest.map(lambda leaf: leaf.index_select(0, columns), one_each)
+    return Batch(rows._replace(state=state, policy_version=version), mask, env_id, position, weight)

@@ -1,0 +1,176 @@
+"""On-policy batches: the unroll itself."""
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+import gin
+import torch
+
+from alfish import nest
+from alfish.algorithms.acting import reset_state
+from alfish.algorithms.contract import kind_of
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import Batch, Experience, trainable
+from alfish.errors import UsageError
+from alfish.learner.batches.batches import Batches, Minibatches
+from alfish.nest import Nest
+from alfish.parameters import PositiveInt, Range, checked
+from alfish.processes import replicas
+from alfish.transforms import Transforms
+
+AUTO_SIZE = 64  # rows of an automatic minibatch, approximately
+FEW_ROWS = 256  # rows of an unroll with several epochs; with fewer rows, updates follow chance
+
+
+@gin.configurable(module="alfish")
+@checked
+class EpochBatches(Batches):
+    """On-policy: trains on the unroll itself for several epochs, in minibatches drawn without replacement.
+
+    Args:
+      num_epochs: number of passes over the unroll; None means 10, or 1 for an algorithm whose `unroll_use` says
+        `single_epoch`, which accepts no other number.
+      minibatch_size: number of rows in a gradient step, a divisor of the unroll's rows (unroll length x environments).
+        With memory, whole sequences are drawn, so the number is also a multiple of `sequence_length`. 'auto' means the
+        allowed number nearest to 64, as a ratio. None means all rows.
+      sequence_length: number of rows of the sequences that a memory trains on, a divisor of the unroll length. Each
+        sequence begins with the state that the rollout had at its first row; gradients do not reach earlier rows. None
+        means the unroll length.
+    """
+
+    on_policy = True
+
+    def __init__(
+        self,
+        num_epochs: PositiveInt | None = None,
+        minibatch_size: PositiveInt | Literal["auto"] | None = None,
+        sequence_length: Annotated[int, Range(2)] | None = None,
+    ):
+        self._given_epochs, self._given_size, self._given_length = num_epochs, minibatch_size, sequence_length
+        self._has_checked = False  # whether the result of preprocess_experience was checked
+
+    def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
+        super().bind(algorithm, transforms, unroll_length, num_envs)
+        self._has_state = algorithm.has_state
+        self._num_epochs = self._given_epochs or (1 if algorithm.unroll_use.single_epoch else 10)
+        if algorithm.unroll_use.single_epoch and self._num_epochs > 1:
+            raise UsageError(
+                f"EpochBatches.num_epochs is {self._num_epochs}, and {type(algorithm).__name__} trains on an unroll "
+                "once: no ratio in its loss corrects for the updates before; set num_epochs to 1, or train with PPO "
+                "(an algorithm of your own that has such a ratio, or no policy gradient, says unroll_use = "
+                "UnrollUse(single_epoch=False))"
+            )
+        if unroll_length < 1 or unroll_length != int(unroll_length):
+            raise UsageError(f"Trainer.unroll_length is {unroll_length}; on-policy it is a whole number of at least 1")
+        if self._has_state and unroll_length < 2:
+            raise UsageError(
+                f"Trainer.unroll_length is 1, and the memory of {type(algorithm).__name__} learns across the rows of "
+                "an unroll: take 2 or more (ppo_recall.gin has 32)"
+            )
+        self._sequence_length = self._given_length or int(unroll_length)
+        if self._given_length and not self._has_state:
+            raise UsageError(
+                f"EpochBatches.sequence_length is {self._given_length}, and {type(algorithm).__name__} has no memory; "
+                "remove it, or give the policy one (Torso.memory = @GRU)"
+            )
+        if unroll_length % self._sequence_length:
+            raise UsageError(
+                f"EpochBatches.sequence_length is {self._sequence_length}, which does not divide Trainer.unroll_length "
+                f"{unroll_length}; take a divisor"
+            )
+        self.stores_states = self._sequence_length < unroll_length
+        num_envs *= replicas.size()
+        self._rows = rows = int(unroll_length) * num_envs
+        multiple = (self._sequence_length if self._has_state else 1) * replicas.size()
+        size = _nearest(AUTO_SIZE, rows, multiple) if self._given_size == "auto" else self._given_size
+        self._minibatch_size = None if size is None else replicas.fraction(size, "EpochBatches.minibatch_size")
+        self.updates_per_iteration, self.rows_per_update = float(self._num_epochs), (size or rows) // replicas.size()
+        if size is None:
+            return
+        if size < 1 or rows % size:
+            fitting = [divisor for divisor in range(1, rows + 1) if rows % divisor == 0]
+            nearest = sorted(sorted(fitting, key=lambda divisor: abs(divisor - size))[:2])
+            raise UsageError(
+                f"EpochBatches.minibatch_size is {size}, which does not divide the {rows} rows of an unroll "
+                f"({unroll_length} steps x {num_envs} environments); the nearest that do are "
+                f"{' and '.join(str(n) for n in nearest)}"
+            )
+        if self._has_state and size % multiple:
+            whole = "EpochBatches.sequence_length" if self.stores_states else "the unroll length"
+            of_learners = "" if replicas.size() == 1 else f" times the number of learners, {multiple}"
+            raise UsageError(
+                f"EpochBatches.minibatch_size is {size}; a policy with memory trains on whole sequences, so it must be "
+                f"a multiple of {whole} {self._sequence_length}{of_learners}"
+            )
+        self.updates_per_iteration *= rows / size
+
+    @property
+    def few_rows(self) -> str:
+        if self._num_epochs == 1 or self._rows >= FEW_ROWS:
+            return ""
+        return (
+            f"An unroll has {self._rows} rows, few for {self._num_epochs} epochs of updates: raise "
+            "make_environment.num_envs or Trainer.unroll_length (ppo.gin has 2048 rows), or lower "
+            "EpochBatches.num_epochs"
+        )
+
+    def add(self, experience: Experience) -> None:
+        self._experience = nest.tensors(experience, self.algorithm.progress.device)
+        if self.stores_states:
+            info, self._states = self._experience.info
+            self._experience = self._experience._replace(info=info)
+
+    def chunks(self, steps: int, for_graph: bool = False) -> Iterator[Minibatches]:
+        for epoch in range(self._num_epochs):
+            if epoch == 0 or self.algorithm.unroll_use.preprocess_each_epoch:
+                batch = self._batch(self._prepare(self._experience))
+            length, columns = batch.mask.shape
+            size = columns if self._minibatch_size is None else self._minibatch_size // length
+            # The permutation is drawn on the CPU, so that a seed gives the same minibatches on every device.
+            index = torch.randperm(columns).to(batch.mask.device)
+            yield Minibatches(batch, index.view(-1, size))
+
+    def _batch(self, experience: Experience) -> Batch:
+        """Returns the T rows that may train: as sequences `[L, T / L * B]`; without memory as one row `[1, T * B]`."""
+        mask = trainable(experience.time_step.step_type)
+        self._check_info(experience.info, *mask.shape)
+
+        def first_rows(rows: Nest) -> Nest:
+            kept = nest.map(lambda leaf: leaf[: len(mask)], rows)
+            if self.stores_states:
+                return nest.map(self._sequences, kept)
+            return kept if self._has_state else nest.merge_leading(kept)
+
+        time_step, action, info, trains = (
+            first_rows(rows) for rows in (experience.time_step, experience.action, experience.info, mask)
+        )
+        state = experience.state if self._has_state else None
+        if self.stores_states:
+            stored = nest.map(lambda leaf: leaf[: len(mask) : self._sequence_length].flatten(0, 1), self._states)
+            initial = nest.to(self.algorithm.initial_state(trains.shape[1]), mask.device)
+            state = reset_state(stored, initial, time_step.step_type[0])
+        return Batch(Experience(time_step, action, info, state), trains)
+
+    def _sequences(self, leaf: torch.Tensor) -> torch.Tensor:
+        """Returns rows `[T, B, ...]` as sequences `[L, T / L * B, ...]`; sequences of the first rows come first."""
+        return leaf.unflatten(0, (-1, self._sequence_length)).transpose(0, 1).flatten(1, 2)
+
+    def _check_info(self, info: Nest, length: int, num_envs: int) -> None:
+        """Checks the shape of info at the first call; later unrolls have the same shape."""
+        if self._has_checked:
+            return
+        self._has_checked = True
+        for name, leaf in nest.named_leaves(info, "info"):
+            if getattr(leaf, "shape", ())[:2] not in ((length, num_envs), (length + 1, num_envs)):
+                raise UsageError(
+                    f"preprocess_experience of {type(self.algorithm).__name__} returned {name}, {kind_of(leaf)}; it "
+                    f"must begin with [{length}, {num_envs}], the rows that train"
+                )
+
+
+def _nearest(size: int, rows: int, multiple: int) -> int:
+    """Returns the divisor of `rows` nearest to `size`, as a ratio; a multiple of `multiple` where there is one."""
+    divisors = [number for number in range(1, rows + 1) if rows % number == 0]
+    fitting = [number for number in divisors if number % multiple == 0] or divisors
+    return min(fitting, key=lambda number: abs(math.log(number / size)))

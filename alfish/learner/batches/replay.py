@@ -1,0 +1,301 @@
+"""Off-policy batches: windows of a replay, optionally mixed with windows of recorded data."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+import gin
+
+from alfish.algorithms.contract import kind_of
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import Experience
+from alfish.environments import Environment
+from alfish.errors import UsageError
+from alfish.learner.batches.batches import Minibatches
+from alfish.learner.batches.sequence_sampler import SequenceBatches, SequenceSampler
+from alfish.learner.batches.update_schedule import UpdateSchedule
+from alfish.offline import OfflineBuffer
+from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, Range, UnitInterval, checked
+from alfish.parameters.kinds import device_named
+from alfish.processes import replicas
+from alfish.replay import HindsightReplay, RingBuffer, Sampler, Uniform
+from alfish.runs.files import absolute
+from alfish.transforms import Transforms
+
+MOST_ROWS = 1_000_000  # upper limit of the default capacity
+
+
+@gin.configurable(module="alfish")
+@checked
+class ReplayBatches(SequenceBatches):
+    """Off-policy: stores rows in a ring and trains on windows of it, a fixed number of updates per environment step.
+
+    A run makes exactly floor(updates_per_env_step * (env_steps - warmup_env_steps)) updates, independent of the unroll
+    length, after `offline_updates` updates on recorded data.
+
+    With `offline`, a fixed fraction of every batch is drawn from recorded data, even while replay is nearly empty (Ball
+    et al., 2023, https://arxiv.org/abs/2302.02948, use one half). Running statistics of transforms begin with the
+    recorded data and continue with the collected rows.
+
+    Args:
+      capacity: number of rows to store, of all environments together; None means the budget's environment steps, at
+        most 1,000,000.
+      batch_size: number of windows in an update.
+      window_length: number of rows of a window: one more than the n of n-step returns; with memory, one more than the
+        rows that train.
+      updates_per_env_step: number of gradient steps for each environment step after warm-up; may be below 1.
+      warmup_env_steps: number of environment steps during which no updates are made. Actions are the algorithm's
+        `random_action`, uniform by default, or the policy's after offline updates. Updates that are due before replay
+        holds a batch are made once it does. None means a tenth of the budget's environment steps, but at least one
+        batch and at most 10,000 steps; 1000 if the budget does not limit steps; and never more than the capacity.
+      state_period: with memory, number of an environment's rows for which one state is stored; windows start at its
+        row.
+      burn_in: with memory, number of rows before the window that only bring the state up to date.
+      sampler: class or factory that draws windows: `Uniform`, `Prioritized` or `Epochs`.
+      hindsight: class or factory that relabels windows with other goals, `HindsightReplay`; None means that windows
+        keep their goals.
+      clear_after_use: whether all rows are removed after an iteration that made updates.
+      offline: class or factory of recorded data, `OfflineBuffer`; None means no recorded data.
+      offline_fraction: fraction of each batch that is drawn from recorded data, rounded to whole windows.
+      offline_sampler: class or factory that draws windows of recorded data.
+      offline_updates: number of updates on recorded data only, before the first environment step.
+      max_chunk_size: largest number of updates whose windows are drawn at once, by the priorities before these updates.
+      device: device of the rows; None means the algorithm's device.
+      directory: directory for memory-mapped files of the rows, whose disk space is taken at the start; None means that
+        rows are in memory.
+      save: whether checkpoints save the rows. If not, a resumed run collects rows before it trains: for the rest of the
+        warm-up, or for a whole warm-up but at most a tenth of the remaining budget, whichever is longer.
+    """
+
+    on_policy = False
+
+    def __init__(
+        self,
+        capacity: PositiveInt | None = None,
+        batch_size: PositiveInt = 256,
+        window_length: Annotated[int, Range(2)] = 2,
+        updates_per_env_step: PositiveFloat = 1.0,
+        warmup_env_steps: NonNegativeInt | None = None,
+        state_period: PositiveInt = 8,
+        burn_in: NonNegativeInt = 0,
+        sampler: Callable[[], Sampler] = Uniform,
+        hindsight: Callable[[], HindsightReplay] | None = None,
+        clear_after_use: bool = False,
+        offline: Callable[..., OfflineBuffer] | None = None,
+        offline_fraction: UnitInterval = 0.5,
+        offline_sampler: Callable[[], Sampler] = Uniform,
+        offline_updates: NonNegativeInt = 0,
+        max_chunk_size: PositiveInt = 64,
+        device: str | None = None,
+        directory: str | None = None,
+        save: bool = True,
+    ):
+        super().__init__(window_length, burn_in)
+        if offline is None and offline_updates:
+            raise UsageError(
+                f"ReplayBatches.offline_updates is {offline_updates}, and there are no data; bind "
+                "ReplayBatches.offline = @OfflineBuffer"
+            )
+        self._capacity = None if capacity is None else replicas.fraction(capacity, "ReplayBatches.capacity")
+        self._batch_size, self._state_period = replicas.fraction(batch_size, "ReplayBatches.batch_size"), state_period
+        self._num_recorded = 0 if offline is None else _num_recorded(self._batch_size, offline_fraction)
+        self._schedule = UpdateSchedule(updates_per_env_step, warmup_env_steps, offline_updates)
+        self._sampler, self._hindsight, self.outlasts_acting = sampler, hindsight, not clear_after_use
+        self._offline, self._offline_sampler = offline, offline_sampler
+        self._max_chunk_size, self._device, self._directory, self._saves = max_chunk_size, device, directory, save
+        self._recorded: SequenceSampler | None = None  # see `start`
+        self._files = contextlib.ExitStack()  # open files of the buffer
+
+    @property
+    def warmup_env_steps(self) -> int:  # type: ignore[override]
+        return self._schedule.warmup_env_steps
+
+    def plan(self, num_env_steps: float) -> None:
+        most = math.inf if self._capacity is None else self._capacity * replicas.size()
+        self._schedule.plan(num_env_steps, self._batch_size * replicas.size(), most)
+
+    def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
+        super().bind(algorithm, transforms, unroll_length, num_envs)
+        if self._schedule.has_offline_updates and (parts := algorithm.parts_with_statistics):
+            raise UsageError(
+                f"{', '.join(parts)} of {type(algorithm).__name__} has statistics of rows that are collected, and "
+                "ReplayBatches.offline_updates come before the first of them; set it to 0, or leave the part out"
+            )
+        state_period = self._state_period if algorithm.replay_needs.recurrent_state else None
+        if state_period is not None and unroll_length > state_period:
+            raise UsageError(
+                f"ReplayBatches.state_period is {state_period}, and Trainer.unroll_length {unroll_length}; a state is "
+                "known only where an unroll starts, so it cannot be stored more often: raise state_period, or lower "
+                "unroll_length"
+            )
+        num_rows = self.num_rows
+        # If rows before the first one are missing, the next stored state is up to a period later.
+        needed = num_envs * (num_rows + transforms.look_back + (state_period or 0))
+        num_stored = self._num_stored(needed, num_envs * math.ceil(unroll_length))
+        if num_stored < needed:
+            raise UsageError(
+                f"ReplayBatches.capacity is {num_stored}, too little for one window of {num_rows} rows "
+                f"of each of {num_envs} environments; raise it"
+            )
+        if math.ceil(unroll_length) > num_stored // num_envs:
+            raise UsageError(
+                f"Trainer.unroll_length is {unroll_length}, and ReplayBatches.capacity keeps "
+                f"{num_stored // num_envs} rows of each of {num_envs} environments; raise the capacity"
+            )
+        self._schedule.needed_env_steps = replicas.size() * max(needed, self._batch_size - self._num_recorded)
+        if not self.outlasts_acting and unroll_length < num_rows + transforms.look_back:
+            raise UsageError(
+                f"ReplayBatches.clear_after_use leaves the {unroll_length} rows of an unroll for windows of {num_rows} "
+                f"rows{', which look back' if transforms.look_back else ''}; raise Trainer.unroll_length"
+            )
+        self.updates_per_iteration = self._schedule.ratio * unroll_length * num_envs * replicas.size()
+        self.rows_per_update = self._batch_size * (self.window_length - 1)
+        device = algorithm.progress.device
+        if self._device is not None:
+            device = device_named(self._device, "ReplayBatches.device")
+        if self._directory is not None and self._device is not None and device.type != "cpu":
+            raise UsageError(
+                f"ReplayBatches.directory stores rows in files, and ReplayBatches.device is {self._device!r}; leave "
+                "one of the two out"
+            )
+        directory = None if self._directory is None else replicas.own_directory(absolute(self._directory))
+        try:
+            self.buffer = RingBuffer(
+                num_stored,
+                num_envs,
+                device,
+                directory,
+                transforms.look_back,
+                state_period,
+                keeps_episodes=self._hindsight is not None,
+                return_gamma=algorithm.replay_needs.return_gamma,
+            )
+        except MemoryError as error:
+            raise UsageError(
+                f"ReplayBatches.capacity is {num_stored:,}, more rows than there is memory for ({error}); lower it"
+            ) from error
+        self._files.callback(self.buffer.close)
+        self._collected = SequenceSampler(self.buffer, self._sampler, self._hindsight, algorithm, transforms, num_rows)
+
+    def start(self, environment: Environment) -> None:
+        self._collected.start(environment)
+        if self._offline is not None and self._recorded is None:
+            _, self._recorded = self.recorded(self._offline, self._offline_sampler, self._hindsight, environment)
+
+    def rest(self) -> int:
+        return 0 if self._offline is None else min(self._max_chunk_size, self._schedule.num_offline_due)
+
+    def acts_at_random(self, env_steps: int) -> bool:
+        return env_steps < self._schedule.warmup_env_steps and not self._schedule.has_offline_updates
+
+    def add(self, experience: Experience) -> None:
+        needed = self.algorithm.replay_needs.info
+        if not needed and experience.info is None:
+            self.buffer.push(experience)
+            return
+        try:
+            kept = {name: getattr(experience.info, name) for name in needed}
+        except AttributeError as error:
+            raise UsageError(
+                f"rollout_step of {type(self.algorithm).__name__} returned as info {kind_of(experience.info)}; it must "
+                f"be a NamedTuple with the fields {', '.join(needed)}, which are in its replay_needs"
+            ) from error
+        self.buffer.push(experience._replace(info=kept or None))
+
+    def chunks(self, steps: int, for_graph: bool = False) -> Iterator[Minibatches]:
+        schedule = self._schedule
+        if count := self.rest():
+            assert self._recorded is not None
+            schedule.num_updates += count
+            yield self._chunk([(self._recorded, self._batch_size)], count, for_graph)
+            return
+        parts = [(self._collected, self._batch_size - self._num_recorded)]
+        parts += [] if self._recorded is None else [(self._recorded, self._num_recorded)]
+        due = schedule.num_due(steps)
+        if due and not schedule.can_draw and (replicas.is_joined() or not self.outlasts_acting):
+            # Updates wait for rows. With several learners the clock counts the rows of all learners, and the workers of
+            # one learner may be slower than others. A cleared replay has one unroll, whose windows may all begin at a
+            # LAST row.
+            can_draw = self.buffer.has_start(self.num_rows)
+            schedule.can_draw = all(found > 0 for (found,) in replicas.gather(can_draw))
+            due = due if schedule.can_draw else 0
+        clears = due > 0 and not self.outlasts_acting
+        schedule.num_updates += due
+        try:
+            while due > 0:
+                count = min(due, self._max_chunk_size)
+                yield self._chunk(parts, count, for_graph)
+                due -= count
+        finally:  # also if `LossInfo.stop` ends the updates of this iteration, which are not made later
+            if clears:
+                self.buffer.clear()
+                schedule.can_draw = False
+
+    def state_dict(self) -> dict[str, Any]:
+        data = {} if self._recorded is None else {"offline": self._recorded.state_dict()}
+        return {**self._schedule.state_dict(), **data}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._schedule.load_state_dict(state)
+        if self._recorded is not None:
+            self._recorded.load_state_dict(state["offline"])
+
+    def close(self) -> None:
+        self._files.close()
+
+    def stored(self) -> dict[str, Any] | None:
+        return {**self.buffer.state_dict(), "sampler": self._collected.sampler.state_dict()} if self._saves else None
+
+    def load_stored(self, stored: dict[str, Any]) -> None:
+        self.buffer.load_state_dict(stored)
+        self._collected.sampler.load_state_dict(stored.get("sampler", {}))
+
+    def resume_without_rows(self, steps: int) -> int:
+        """Continues with an empty replay: collects before training, and skips the updates that fall due meanwhile.
+
+        Args:
+          steps: clock steps of the run.
+
+        Returns:
+          The number of environment steps to act before training resumes.
+        """
+        self.buffer.clear()  # a file with other content may have been loaded in part
+        return self._schedule.resume_without_rows(steps)
+
+    def updates_until(self, steps: int) -> int:
+        return self._schedule.num_until(steps)
+
+    def _num_stored(self, window_rows: int, unroll_rows: int) -> int:
+        """Returns the number of rows that this learner stores.
+
+        Args:
+          window_rows: number of rows in one window of each environment.
+          unroll_rows: number of rows in one unroll. The default storage has room for either number.
+
+        Raises:
+          UsageError: the capacity that was given is less than the warm-up.
+        """
+        warmup = self.warmup_env_steps
+        if self._capacity is None:
+            planned = max(int(min(MOST_ROWS, self._schedule.num_env_steps)), warmup)
+            return max(math.ceil(planned / replicas.size()), window_rows, unroll_rows)
+        capacity = self._capacity * replicas.size()
+        if capacity < warmup:
+            raise UsageError(f"ReplayBatches.capacity is {capacity}, less than the {warmup} steps of warm-up; raise it")
+        return self._capacity
+
+
+def _num_recorded(batch_size: int, offline_fraction: float) -> int:
+    """Returns the number of windows in a batch that are drawn from recorded data.
+
+    Raises:
+      UsageError: the number is 0, or includes all windows.
+    """
+    count = round(offline_fraction * batch_size)
+    if not 0 < count < batch_size:
+        raise UsageError(
+            f"ReplayBatches.offline_fraction is {offline_fraction}, {count} of {batch_size} windows; a batch has some "
+            "of both. To train only on recorded data, bind Trainer.batches = @OfflineBatches"
+        )
+    return count

@@ -1,0 +1,307 @@
+"""Sampling of windows for the learner: drawn from a ring, relabelled, and given the transforms' earlier state."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from alfish import nest
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import Batch, StepType
+from alfish.environments import Environment
+from alfish.errors import UsageError
+from alfish.learner.batches.batches import Batches, Minibatches
+from alfish.offline import OfflineBuffer, Spaces
+from alfish.parameters.parts import build
+from alfish.processes import replicas
+from alfish.replay import HindsightReplay, RingBuffer, RingView, Sampler, SequenceIndex
+from alfish.transforms import Transforms, TransformsInGraph
+
+OBSERVED_ROWS = 1024  # rows of each column that `observe` reads at a time
+
+
+class SequenceSampler:
+    """Draws windows of one ring for an algorithm, and relabels the windows in hindsight.
+
+    Args:
+      buffer: ring to draw from.
+      sampler: class or factory of the sampler.
+      hindsight: class or factory that relabels windows; None means no relabelling.
+      algorithm: algorithm that trains on the windows.
+      transforms: transforms, applied to the windows later.
+      num_rows: number of rows in each window, burn-in included.
+      burn_in: number of burn-in rows before the drawn row, which is the first to train; for recorded data only. Where a
+        ring stores states, the drawn row has a state, and 0 is right.
+    """
+
+    def __init__(
+        self,
+        buffer: RingBuffer,
+        sampler: Callable[[], Sampler],
+        hindsight: Callable[[], HindsightReplay] | None,
+        algorithm: RLAlgorithm,
+        transforms: Transforms,
+        num_rows: int,
+        burn_in: int = 0,
+    ):
+        self.buffer, self.sampler = buffer, build(sampler, Sampler, "the sampler of windows")
+        self.sampler.bind(buffer, num_rows)
+        self._hindsight = None if hindsight is None else build(hindsight, HindsightReplay, "the hindsight of windows")
+        if self._hindsight is not None:
+            if any(each.shows_rewards for each in transforms.others):
+                raise UsageError(
+                    "HindsightReplay changes the goal of windows, and a transform shows the reward before row 0, which "
+                    "is that of the old goal; set PreviousStep.reward to False, or leave the transform out"
+                )
+            if transforms.look_back:
+                raise UsageError(
+                    "HindsightReplay changes the goal of windows, and a transform reads rows before them, which have "
+                    "the old goal; leave the transform out"
+                )
+            if buffer.state_period is not None:
+                raise UsageError(
+                    f"HindsightReplay changes the goal of windows, and the memory of {type(algorithm).__name__} begins "
+                    "them with a state computed under the old goal; leave the memory or hindsight out"
+                )
+            self._hindsight.bind(buffer, transforms.stored_observation_spec)
+        self._algorithm, self._transforms, self._num_rows = algorithm, transforms, num_rows
+        self._burn_in = 0 if self._hindsight is not None else burn_in
+        self._progress, self._device = nest.host_view(algorithm.progress), algorithm.progress.device
+        self._stored: RingView | None = None
+
+    def start(self, environment: Environment) -> None:
+        """Looks up the methods of the environment that settings name; raises UsageError if a method is missing."""
+        if self._hindsight is not None:
+            self._hindsight.start(environment)
+
+    def draw(self, num_windows: int, num_batches: int) -> SequenceIndex:
+        """Draws the N windows of `num_batches` minibatches at once; returns the windows' first rows."""
+        return self.sampler.draw(num_windows, float(self._progress), num_batches)
+
+    def in_place(self) -> RingView | None:
+        """Returns a view of the stored rows, always the same, if a graph can gather batches from it; else None."""
+        if self._stored is None:
+            has_state = self._algorithm.replay_needs.recurrent_state
+            can_gather = self._hindsight is None and self._transforms.in_graphs and not has_state
+            if can_gather and self.buffer.device == self._device:
+                self._stored = self.buffer.in_place(self._num_rows)
+                if self._stored is not None and self._transforms:
+                    transforms = TransformsInGraph(self._transforms, list(self._transforms.buffers()))
+                    self._stored = self._stored._replace(transforms=transforms)
+        return self._stored
+
+    def at(self, start: SequenceIndex) -> Batch:
+        """Returns the raw rows `[L, N]` of windows that begin at `start`, relabelled, on the algorithm's device."""
+        buffer, algorithm = self.buffer, self._algorithm
+        if self._burn_in:
+            start = start._replace(position=start.position - self._burn_in)
+        batch = buffer.windows(start, self._num_rows)
+        if self._hindsight is not None:
+            batch = self._hindsight.relabel(batch, start.column, start.position)
+        before = self._transforms.window_state(buffer, start.column, start.position.clamp(min=0))
+        if buffer.device != self._device:
+            batch, before = nest.to((batch, before), self._device)
+        experience = batch.experience._replace(transform_state=before)
+        if algorithm.replay_needs.recurrent_state and experience.state is None:
+            # Recorded data have no state: memory begins empty, and burn-in brings it up to date.
+            empty = algorithm.initial_state(len(start.column))
+            experience = experience._replace(state=nest.to(empty, self._device))
+        return batch._replace(experience=experience)
+
+    def update_priorities(self, start: SequenceIndex, priority: torch.Tensor) -> None:
+        """Sets priorities `[N]` of windows. A skipped update has priorities that are not finite, which are ignored."""
+        finite = torch.isfinite(priority)
+        if not finite.all():
+            start, priority = nest.map(lambda leaf: leaf[finite.to(leaf.device)], (start, priority))
+        self.sampler.update(start, priority)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the ring and of the sampler; for recorded data, a fingerprint in place of rows."""
+        return {"data": self.buffer.state_dict(), "sampler": self.sampler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state`.
+
+        Raises:
+          UsageError: the recorded data have changed.
+        """
+        self.buffer.load_state_dict(state["data"])
+        self.sampler.load_state_dict(state["sampler"])
+
+
+class SequenceBatches(Batches):
+    """Off-policy batches of windows from one ring, or of windows from several rings together.
+
+    Args:
+      window_length: number of rows to train on, the last row included.
+      burn_in: number of rows before the window that only bring the state of memory up to date.
+
+    Attributes:
+      window_length, burn_in: the arguments.
+      num_rows: number of rows in a window, burn-in included.
+    """
+
+    on_policy = False
+
+    def __init__(self, window_length: int, burn_in: int):
+        self.window_length, self.burn_in, self.num_rows = window_length, burn_in, burn_in + window_length
+
+    def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
+        super().bind(algorithm, transforms, unroll_length, num_envs)
+        self._preprocesses = algorithm.overrides("preprocess_experience")
+        if algorithm.replay_needs.return_gamma is not None and transforms.changes_rewards:
+            raise UsageError(
+                f"{type(algorithm).__name__} compares its targets with returns of the environment's own rewards, and a "
+                "transform changes the rewards that it trains on; leave the transform out, or LowerBounded"
+            )
+        if algorithm.replay_needs.recurrent_state and self.window_length < 3:
+            raise UsageError(
+                f"{type(self).__name__}.window_length is {self.window_length}, of which one row trains, and the "
+                f"memory of {type(algorithm).__name__} learns across rows that train: take 3 or more "
+                "(dqn_recall.gin has 16)"
+            )
+        if self.burn_in and not algorithm.replay_needs.recurrent_state:
+            raise UsageError(
+                f"{type(self).__name__}.burn_in is {self.burn_in}, and {type(algorithm).__name__} has no memory that "
+                "needs it; leave it out, or give its network a memory"
+            )
+
+    def recorded(
+        self,
+        make_buffer: Callable[..., OfflineBuffer],
+        sampler: Callable[[], Sampler],
+        hindsight: Callable[[], HindsightReplay] | None,
+        environment: Environment,
+    ) -> tuple[OfflineBuffer, SequenceSampler]:
+        """Reads recorded data and updates the statistics of transforms with the data.
+
+        Args:
+          make_buffer: class or factory of the data.
+          sampler, hindsight: classes or factories, see `SequenceSampler`.
+          environment: environment to train for; the data must have its spaces.
+
+        Returns:
+          The data and a sampler of their windows.
+
+        Raises:
+          UsageError: the data come from another environment, or lack an info that the algorithm trains on.
+        """
+        algorithm, needs = self.algorithm, self.algorithm.replay_needs
+        if self.transforms.encoders:
+            raise UsageError(
+                f"{type(self.transforms.encoders[0]).__name__} encodes rows when they are collected, and recorded rows "
+                "have raw observations; leave it out, and freeze the encoder of the network by Learner.frozen_parts"
+            )
+        if needs.info:
+            raise UsageError(
+                f"{type(algorithm).__name__} trains on {', '.join(needs.info)} of its own rollout_step, which recorded "
+                "data do not hold; train it on what it collects itself, or turn off the setting that needs this"
+            )
+        asked: dict[str, Any] = {} if hindsight is None else {"keeps_episodes": True}
+        if needs.return_gamma is not None:
+            asked["return_gamma"] = needs.return_gamma
+        if algorithm.action_masks is not None:  # data without masks then get masks
+            asked["spaces"] = Spaces(environment.observation_space, environment.action_space)
+        buffer = build(make_buffer, OfflineBuffer, "the buffer of recorded rows", **asked)
+        buffer.check_spaces(environment.observation_space, environment.action_space)
+        if algorithm.reward_weights is not None or not environment.reward_spec.shape:  # otherwise rewards are not read
+            buffer.check_rewards(sum(environment.reward_spec.shape))
+        windows = SequenceSampler(buffer, sampler, hindsight, algorithm, self.transforms, self.num_rows, self.burn_in)
+        windows.start(environment)
+        with replicas.apart():  # all learners have the same data
+            observe(self.transforms, buffer)
+        return buffer, windows
+
+    def _chunk(self, parts: list[tuple[SequenceSampler, int]], num_updates: int, for_graph: bool) -> Minibatches:
+        """Draws the minibatches of K updates.
+
+        Args:
+          parts: samplers of rings, each with the number of its windows in an update.
+          num_updates: number of updates, K.
+          for_graph: whether updates are graphs, see `chunks`.
+        """
+        starts = [windows.draw(num_updates * count, num_updates) for windows, count in parts]
+        update_priorities = None
+        if [windows for windows, _ in parts if windows.sampler.uses_priorities]:
+            update_priorities = functools.partial(_update_priorities, parts, starts)
+        if for_graph and len(parts) == 1 and not self._preprocesses:
+            stored = parts[0][0].in_place()
+            if stored is not None:
+                return Minibatches(stored, _cut(starts[0], num_updates), update_priorities=update_priorities)
+        batches = [windows.at(start) for (windows, _), start in zip(parts, starts)]
+        batch = self._seen(batches[0] if len(batches) == 1 else _side_by_side(batches))
+        if num_updates == 1:
+            return Minibatches(batch, None, update_priorities=update_priorities)
+        # The batch has all windows of the first ring, then all windows of the next ring. Each update takes a part of
+        # both.
+        device, index, before = batch.mask.device, [], 0
+        for _, count in parts:
+            own = torch.arange(before, before + num_updates * count, device=device)
+            index.append(own.view(num_updates, count))
+            before += num_updates * count
+        return Minibatches(batch, torch.cat(index, 1), is_steady=False, update_priorities=update_priorities)
+
+    def _seen(self, batch: Batch) -> Batch:
+        """Transforms and preprocesses windows of raw rows, and returns what the networks receive."""
+        experience = self._prepare(batch.experience, self.burn_in)
+        return batch._replace(experience=experience, mask=batch.mask[self.burn_in :])
+
+
+def _cut(start: SequenceIndex, num_parts: int) -> list[SequenceIndex]:
+    """Splits windows into equal parts, in their order."""
+    if num_parts == 1:
+        return [start]
+    leaves, structure = nest.flatten(start)
+    parts = zip(*[leaf.view(num_parts, -1).unbind() for leaf in leaves])
+    return [nest.unflatten(structure, part) for part in parts]
+
+
+def _update_priorities(
+    parts: list[tuple[SequenceSampler, int]], starts: list[SequenceIndex], priorities: list[torch.Tensor]
+) -> None:
+    """Sets the priorities `[N]` of each update's windows, in the rings from which the windows came.
+
+    Args:
+      parts: samplers and their numbers of windows, see `SequenceBatches._chunk`.
+      starts: first rows of all updates' windows, for each ring.
+      priorities: priorities of each update that was made; updates that were not made come last.
+    """
+    first, of_updates = 0, torch.stack(priorities)
+    for (windows, count), start in zip(parts, starts, strict=True):
+        own = of_updates[:, first : first + count].reshape(-1)
+        if windows.sampler.uses_priorities:
+            windows.update_priorities(nest.at(start, slice(len(own))), own)
+        first += count
+
+
+def observe(transforms: Transforms, buffer: RingBuffer) -> None:
+    """Updates the statistics of transforms with all rows of a ring."""
+    column = torch.arange(buffer.num_envs, device=buffer.device)
+    oldest, newest = buffer.oldest_position(column), buffer.newest_position(column)
+    for first in range(0, int((newest - oldest).max()) + 1, OBSERVED_ROWS):
+        # Shorter columns repeat their newest row as PAD, which does not count.
+        position = oldest + first + torch.arange(OBSERVED_ROWS, device=buffer.device).unsqueeze(1)
+        time_step = buffer.read(column, torch.minimum(position, newest)).time_step
+        kind = torch.where(position <= newest, time_step.step_type, StepType.PAD)
+        before = transforms.window_state(buffer, column, torch.minimum(position[0], newest))
+        transforms.observe(time_step._replace(step_type=kind), before, num_seen=0)
+
+
+def _side_by_side(batches: list[Batch]) -> Batch:
+    """Returns the windows of several rings as one batch."""
+    if any(batch.weight is not None for batch in batches):
+        ones = [torch.ones(batch.mask.shape[1], device=batch.mask.device) for batch in batches]
+        batches = [b if b.weight is not None else b._replace(weight=one) for b, one in zip(batches, ones)]
+
+    def apart(batch: Batch) -> tuple[Any, Any]:
+        """Separates the leaves `[L, N, ...]` of a batch from its leaves `[N, ...]`."""
+        experience = batch.experience
+        rows = experience._replace(state=None, transform_state=None, policy_version=None), batch.mask
+        return rows, (experience.state, experience.transform_state, batch.env_id, batch.position, batch.weight)
+
+    rows, one_each = zip(*map(apart, batches))
+    experience, mask = nest.map(lambda *leaves: torch.cat(leaves, 1), *rows)
+    state, transform_state, env_id, position, weight = nest.map(lambda *leaves: torch.cat(leaves), *one_each)
+    experience = experience._replace(state=state, transform_state=transform_state)
+    return Batch(experience, mask, env_id, position, weight)

@@ -1,0 +1,121 @@
+"""Number of updates that are due at a point of a run."""
+
+import math
+from typing import Any
+
+MOST_WARMUP, UNPLANNED_WARMUP = 10_000, 1000  # environment steps of the default warm-up
+
+
+class UpdateSchedule:
+    """Counts the updates that are due for environment steps, independent of the unroll length.
+
+    After `clock` steps of the run's clock, floor(ratio * (clock - warm-up)) updates are due in all, after the offline
+    updates. Updates that are due before replay holds a batch are made once it does. If a run continues with another
+    ratio, the new ratio applies to the steps after that.
+
+    Args:
+      ratio: number of updates for each environment step; positive, may be below 1.
+      warmup_env_steps: number of environment steps during which no update is due; None means that `plan` chooses.
+      offline_updates: number of updates before the first environment step; the clock counts each as a step.
+
+    Attributes:
+      ratio, warmup_env_steps: arguments; `warmup_env_steps` is a number after `plan`.
+      num_env_steps: the argument of `plan`.
+      needed_env_steps: number of environment steps after which replay holds a batch; set by its owner.
+      num_updates: number of updates made in all.
+      can_draw: whether replay, with several learners the replay of each, is known to hold a window.
+    """
+
+    def __init__(self, ratio: float, warmup_env_steps: int | None, offline_updates: int):
+        self.ratio, self._offline_updates = ratio, offline_updates
+        self._follows_budget = warmup_env_steps is None
+        self.warmup_env_steps = UNPLANNED_WARMUP if warmup_env_steps is None else warmup_env_steps
+        self.num_env_steps, self.needed_env_steps = math.inf, 0
+        self.num_updates, self.can_draw = 0, False
+        # After `_since` steps, not counting warm-up, `_made` updates were due; `ratio` applies to the steps after that.
+        self._since, self._made = offline_updates, offline_updates
+        self._clock = 0  # clock of the run when updates were last counted
+
+    def plan(self, num_env_steps: float, least: int, most: float) -> None:
+        """Chooses the warm-up for the length of the run, unless it was given: a tenth, at most `MOST_WARMUP`.
+
+        Args:
+          num_env_steps: number of environment steps that the budget allows; inf if the budget is not one of steps.
+          least, most: smallest and largest number of steps of a chosen warm-up; `most` takes precedence.
+        """
+        self.num_env_steps = num_env_steps
+        if self._follows_budget:
+            tenth = min(num_env_steps / 10, MOST_WARMUP) if math.isfinite(num_env_steps) else UNPLANNED_WARMUP
+            self.warmup_env_steps = int(min(max(tenth, least), most))
+
+    @property
+    def has_offline_updates(self) -> bool:
+        """True if updates are made before the first environment step."""
+        return self._offline_updates > 0
+
+    @property
+    def num_offline_due(self) -> int:
+        """Number of offline updates that are still due."""
+        return max(0, self._offline_updates - self.num_updates)
+
+    @property
+    def _first(self) -> int:
+        """Clock steps from which on a new run has enough rows for an update."""
+        return self._offline_updates + max(self.warmup_env_steps, self.needed_env_steps)
+
+    def num_due(self, clock: int) -> int:
+        """Returns the number of updates to make at `clock`, once all offline updates are made."""
+        self._clock = clock
+        collected = clock - self._offline_updates
+        if collected < self.warmup_env_steps or collected < self.needed_env_steps:
+            return 0
+        return max(0, self._total(clock - self.warmup_env_steps) - self.num_updates)
+
+    def num_until(self, clock: int) -> int:
+        """Returns the number of updates from now to `clock`, once all offline updates are made."""
+        now = self._clock
+        due, self._clock = self.num_due(clock), now
+        return due
+
+    def resume_without_rows(self, clock: int) -> int:
+        """Continues with an empty replay: collects before training, and skips the updates that fall due meanwhile.
+
+        Args:
+          clock: clock steps of the run.
+
+        Returns:
+          Number of environment steps to collect, the largest of three: the rest of the warm-up; a tenth of the
+          remaining budget, but at most a whole warm-up; the steps of a batch.
+        """
+        self.can_draw = False
+        if self.num_offline_due:
+            return self._first - self._offline_updates  # nothing was collected before, either
+        collected = clock - self._offline_updates
+        again = min(self.warmup_env_steps, max(0, self.num_env_steps - collected) / 10)
+        num_steps = max(self.needed_env_steps, self.warmup_env_steps - collected, int(again))
+        self.num_updates = max(self.num_updates, self._total(clock + num_steps - self.warmup_env_steps))
+        return num_steps
+
+    def state_dict(self) -> dict[str, Any]:
+        counted = {"ratio": self.ratio, "clock": self._clock, "since": self._since, "made": self._made}
+        return {"num_updates": self.num_updates, "warmup_env_steps": self.warmup_env_steps, **counted}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state`. If it was saved with another ratio, the new ratio applies to the steps after that.
+
+        A warm-up derived from the budget stays that of the budget with which the run began, because another warm-up
+        would take back updates that were made.
+        """
+        self.num_updates = state["num_updates"]
+        if self._follows_budget:
+            self.warmup_env_steps = state.get("warmup_env_steps", UNPLANNED_WARMUP)  # default of older versions
+        if "ratio" not in state:  # as in states of older versions
+            return
+        self._clock, self._since, self._made = state["clock"], state["since"], state["made"]
+        since = self._clock - self.warmup_env_steps
+        if state["ratio"] != self.ratio and since > self._since:
+            self._since, self._made = since, self.num_updates
+
+    def _total(self, clock: int) -> int:
+        """Returns the number of updates due after `clock` steps without warm-up, offline updates included."""
+        return self._made + max(0, math.floor(self.ratio * (clock - self._since) + 1e-9))

@@ -1,0 +1,228 @@
+"""Policies over actions in two parts: a vector of all Box leaves, and at most one Discrete leaf.
+
+The Box part is squashed into (-1, 1), and is an input of critics. Critics have one output for each choice of the
+Discrete part, so that expectations over the choices are exact.
+"""
+
+import math
+from typing import Literal, NamedTuple, TypedDict
+
+import gin
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from alfish import nest
+from alfish.errors import UsageError
+from alfish.functional.distributions import Categorical, SquashedNormal, sum_of
+from alfish.nest import Nest
+from alfish.networks.layers import linear, orthogonal
+from alfish.parameters import FiniteFloat, NonNegativeFloat, PositiveInt, checked
+
+
+class HybridAction(NamedTuple):
+    """An action in its two parts; None where the space has no such leaf."""
+
+    box: torch.Tensor | None  # [..., A] of all Box leaves
+    discrete: torch.Tensor | None  # [...] int64
+
+    def select(self, q: torch.Tensor) -> torch.Tensor:
+        """Returns q of the chosen action, `[..., T, N]` from `[..., T, N, n]`; q itself if the space has no choices."""
+        if self.discrete is None:
+            return q
+        return q.gather(-1, self.discrete.expand(q.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+
+
+class HybridSpace:
+    """An action nest of Box leaves and at most one Discrete leaf; `specs.check_hybrid_action` refuses other nests.
+
+    Args:
+      action_spec: canonical action nest.
+    """
+
+    def __init__(self, action_spec: Nest):
+        leaves = nest.leaves(action_spec)
+        self._action_spec = action_spec
+        self._box_sizes = [leaf.shape[0] for leaf in leaves if isinstance(leaf, spaces.Box)]
+        self.box_size = sum(self._box_sizes)  # number of entries of all Box leaves
+        self.num_choices = next((int(leaf.n) for leaf in leaves if isinstance(leaf, spaces.Discrete)), 0)
+        self.critic_sizes = self.box_size, max(1, self.num_choices)  # numbers of a critic's action inputs and outputs
+
+    def target_entropies(self, box: float | None, discrete_fraction: float) -> dict[str, float]:
+        """Returns the target entropy of each part that exists, in nats.
+
+        Args:
+          box: target entropy of the Box part in nats; None means minus the number of Box entries.
+          discrete_fraction: target entropy of the Discrete part, as a fraction in [0, 1] of the maximum, log n.
+        """
+        found: dict[str, float] = {}
+        if self.box_size:
+            found["box"] = -self.box_size if box is None else box
+        if self.num_choices:
+            found["discrete"] = discrete_fraction * math.log(self.num_choices)
+        return found
+
+    def join(self, action: HybridAction) -> Nest:
+        """Returns the action nest."""
+        boxes = iter(() if action.box is None else action.box.split(self._box_sizes, -1))
+        return nest.map(
+            lambda leaf: next(boxes) if isinstance(leaf, spaces.Box) else action.discrete, self._action_spec
+        )
+
+    def split(self, action: Nest) -> HybridAction:
+        """Returns the parts of an action nest: the inverse of `join`."""
+        leaves = list(zip(nest.leaves(action), nest.leaves(self._action_spec)))
+        boxes = [leaf for leaf, spec in leaves if isinstance(spec, spaces.Box)]
+        discrete = [leaf for leaf, spec in leaves if isinstance(spec, spaces.Discrete)]
+        return HybridAction(torch.cat(boxes, -1) if boxes else None, discrete[0] if discrete else None)
+
+
+class Choice(NamedTuple):
+    """A sample of the Box part, and the distribution of the Discrete part; None where the space has no such leaf."""
+
+    box: torch.Tensor | None  # [..., A] in (-1, 1)
+    log_density: torch.Tensor | None  # [...] log-probability of `box`
+    discrete: Categorical | None
+
+    def expectation(self, q: torch.Tensor) -> torch.Tensor:
+        """Returns the expectation of q over the choices, `[...]` from `[..., n]`; q itself if there are none."""
+        return q if self.discrete is None else (self.discrete.log_p.exp() * q).sum(-1)
+
+    def entropies(self) -> dict[str, torch.Tensor]:
+        """Returns the entropy of each part, `[...]` in nats: estimated from the sample for Box, exact for Discrete."""
+        found = {} if self.log_density is None else {"box": -self.log_density}
+        return found if self.discrete is None else found | {"discrete": self.discrete.entropy()}
+
+
+class HybridPolicy(NamedTuple):
+    """The distributions of both parts; None where the space has no such leaf."""
+
+    box: SquashedNormal | None
+    discrete: Categorical | None
+
+    def sample(self) -> HybridAction:
+        return HybridAction(self.box and self.box.sample(), self.discrete and self.discrete.sample())
+
+    def mode(self) -> HybridAction:
+        return HybridAction(self.box and self.box.mode(), self.discrete and self.discrete.mode())
+
+    def log_prob(self, action: HybridAction) -> torch.Tensor:
+        """Returns the log-probability `[...]` of both parts together."""
+        return sum_of(part.log_prob(leaf) for part, leaf in zip(self, action) if part and leaf is not None)
+
+    def choose(self) -> Choice:
+        """Returns a sample of the Box part, differentiable in the parameters, with the Discrete distribution."""
+        box, log_density = (None, None) if self.box is None else self.box.sample_with_log_prob()
+        return Choice(box, log_density, self.discrete)
+
+
+@gin.configurable(module="alfish.networks")
+@checked
+class SquashedNormalHead(nn.Module):
+    """Maps features to a tanh-squashed normal, whose standard deviation depends on the features.
+
+    Args:
+      input_size: number of input features.
+      size: number of entries of the action.
+      gain: gain of the linear layer's orthogonal weights.
+      min_log_std, max_log_std: bounds of the log standard deviation before tanh.
+      log_std: way of limiting the log standard deviation. 'clamp' cuts it off at its bounds, without a gradient beyond
+        them; 'tanh' maps all numbers between them: low + (high - low) (1 + tanh x) / 2.
+      unit_rows: whether the weights of each output have norm 1, see `UnitRows`.
+    """
+
+    def __init__(
+        self,
+        input_size: PositiveInt,
+        size: PositiveInt,
+        gain: NonNegativeFloat = 0.01,
+        min_log_std: FiniteFloat = -20.0,
+        max_log_std: FiniteFloat = 2.0,
+        log_std: Literal["clamp", "tanh"] = "clamp",
+        unit_rows: bool = False,
+    ):
+        super().__init__()
+        if min_log_std >= max_log_std:
+            raise UsageError(f"SquashedNormalHead.min_log_std is {min_log_std:g}; it must be below {max_log_std:g}")
+        self.linear = linear(input_size, 2 * size, gain, unit=unit_rows)
+        self._min_log_std, self._max_log_std = min_log_std, max_log_std
+        self._is_smooth = log_std == "tanh"
+
+    def forward(self, features: torch.Tensor) -> SquashedNormal:
+        mean, log_std = self.linear(features).chunk(2, -1)
+        low, high = self._min_log_std, self._max_log_std
+        if self._is_smooth:
+            return SquashedNormal(mean, low + 0.5 * (high - low) * (1 + torch.tanh(log_std)))
+        return SquashedNormal(mean, log_std.clamp(low, high))
+
+
+class HybridHead(nn.Module):
+    """Maps features to a HybridPolicy.
+
+    Args:
+      input_size: number of input features.
+      space: space of the actions.
+    """
+
+    def __init__(self, input_size: int, space: HybridSpace):
+        super().__init__()
+        self.box = SquashedNormalHead(input_size, space.box_size) if space.box_size else None
+        self.discrete = orthogonal(nn.Linear(input_size, space.num_choices), 0.01) if space.num_choices else None
+
+    def forward(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> HybridPolicy:
+        """Returns the policy; `mask` `[..., n]` bool has the allowed Discrete choices, None means all."""
+        box, discrete = self.box, self.discrete  # attributes of modules are looked up in Python
+        return HybridPolicy(
+            None if box is None else box(features),
+            None if discrete is None else Categorical.of(discrete(features), mask),
+        )
+
+
+class Held(TypedDict):
+    """Noise of each environment, and the number of further steps that use it."""
+
+    noise: torch.Tensor  # [B, A]
+    left: torch.Tensor  # [B] int64
+
+
+@gin.configurable(module="alfish.networks", denylist=["size"])
+@checked
+class HeldNoise(nn.Module):
+    """Noise of a squashed normal that stays the same for n steps: a = tanh(mean + std eps), P(n) ~ n^-exponent.
+
+    Each environment has noise and a length of its own. An episode begins with new noise. The action still depends on
+    the observation, by mean and standard deviation.
+
+    Args:
+      size: number of entries of the noise, A.
+      longest: largest number of steps n that noise is held for.
+      exponent: exponent of the lengths' distribution; with 0 all lengths are equally likely.
+
+    Source: Kim et al., 2026, https://arxiv.org/abs/2604.04539. In the paper, all environments share one length, and an
+    episode begins with the noise with which the previous episode ended.
+    """
+
+    bounds: torch.Tensor
+
+    def __init__(self, size: PositiveInt, longest: PositiveInt = 16, exponent: NonNegativeFloat = 2.0):
+        super().__init__()
+        self._size = size
+        weights = torch.arange(1, longest + 1, dtype=torch.float64) ** -exponent
+        bounds = (weights.cumsum(0) / weights.sum())[:-1]  # P(n <= k) for k < longest
+        self.register_buffer("bounds", bounds.float(), persistent=False)
+
+    def initial_state(self, batch_size: int) -> Held:
+        """Returns the state before an episode, in which the next step draws noise."""
+        return {"noise": torch.zeros(batch_size, self._size), "left": torch.zeros(batch_size, dtype=torch.int64)}
+
+    def sample(self, policy: HybridPolicy, state: Held) -> tuple[HybridAction, Held]:
+        """Returns actions and the next state. A step that keeps its noise draws as many random numbers as others."""
+        assert policy.box is not None
+        mean, log_std = policy.box
+        fresh, draw = torch.randn_like(mean), torch.rand_like(mean[:, :1])
+        length = 1 + (draw >= self.bounds).sum(-1)
+        is_new = state["left"] == 0
+        noise = torch.where(is_new.unsqueeze(-1), fresh, state["noise"])
+        left = torch.where(is_new, length, state["left"]) - 1
+        box = torch.tanh(mean + log_std.exp() * noise)
+        return HybridAction(box, policy.discrete and policy.discrete.sample()), {"noise": noise, "left": left}

@@ -1,0 +1,124 @@
+"""Limits on what a file declares, checked before memory is allocated."""
+
+import contextlib
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from alfish.errors import UsageError
+
+SMALL = 64 * 2**20  # bytes that any file may declare
+MAX_EXPANSION = 250  # declared bytes per stored byte, beyond SMALL; compressed frames reach about 100
+MAX_PARTS = 1000  # maximum number of parts of a nest
+MEMINFO, CGROUP_LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+
+
+class NotEnoughMemory(UsageError):
+    """Data are not damaged, but do not fit in the available memory."""
+
+
+def check_expansion(declared: int, stored: int, name: str) -> None:
+    """Checks that a file does not declare far more content than it stores.
+
+    Args:
+      declared: number of bytes of the content in memory.
+      stored: number of bytes of the file.
+      name: name of the file.
+
+    Raises:
+      UsageError: the file declares far more; the message gives both sizes.
+    """
+    if declared > max(SMALL, MAX_EXPANSION * stored):
+        raise UsageError(
+            f"{name} declares {_size(declared)} of content and has {_size(stored)}; it is damaged, or made to exhaust "
+            "memory: fetch it again, or write it without compression"
+        )
+
+
+def check_memory(num_bytes: int, name: str) -> None:
+    """Checks that data fit in the available memory.
+
+    Args:
+      num_bytes: number of bytes of the data in memory.
+      name: name of the file, or of its part.
+
+    Raises:
+      NotEnoughMemory: the data do not fit; the message gives both sizes.
+    """
+    at_hand = memory_at_hand()
+    if num_bytes > at_hand:
+        raise NotEnoughMemory(
+            f"{name} takes {_size(num_bytes)} of memory, and {_size(at_hand)} are at hand; free memory, or split the "
+            "file"
+        )
+
+
+def stored_values(metadata: Any) -> list[tuple[str, int]]:
+    """Returns path and number of values of each column in each part of a parquet file, as its metadata declare them.
+
+    Values in lists count one by one, because a compressed file may declare any number of them.
+    """
+    groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
+    columns = [group.column(k) for group in groups for k in range(group.num_columns)]
+    return [(column.path_in_schema, column.num_values) for column in columns]
+
+
+def check_nest(values: Any, name: str) -> None:
+    """Checks that a nest has at most `MAX_PARTS` parts, because a file's shared parts may multiply without end.
+
+    Args:
+      values: nest of dicts, tuples and lists.
+      name: name of the nest and its file.
+
+    Raises:
+      UsageError: the nest has more than `MAX_PARTS`.
+    """
+    waiting, count = [values], 0
+    while waiting:
+        part = waiting.pop()
+        count += 1
+        if count > MAX_PARTS:
+            raise UsageError(f"{name} has more than {MAX_PARTS} parts; it is damaged, or made to exhaust memory")
+        if isinstance(part, (dict, tuple, list)):
+            waiting += itertools.islice(part.values() if isinstance(part, dict) else part, MAX_PARTS)
+
+
+def check_tensor(value: Any, name: str) -> torch.Tensor:
+    """Returns a tensor of a file after checking that its numbers are all in memory, once and in order.
+
+    Args:
+      value: value from a file.
+      name: name of the value and its file.
+
+    Raises:
+      UsageError: the value is not a contiguous tensor.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise UsageError(f"{name} is a {type(value).__name__}, and a tensor is expected; write the file again")
+    if value.layout != torch.strided or value.device.type != "cpu" or not value.is_contiguous() or value.is_quantized:
+        raise UsageError(f"{name} is no plain tensor ({list(value.shape)}, {value.dtype}); write the file again")
+    return value.detach()
+
+
+def memory_at_hand() -> int:
+    """Returns the bytes that can be allocated: the machine's available memory, limited by the container's limit."""
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):  # other systems lack this file
+        line = next(line for line in MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:"))
+        available = int(line.split()[1]) * 1024
+    with contextlib.suppress(OSError, ValueError):  # 'max' means no limit
+        available = min(available, int(CGROUP_LIMIT.read_text()))
+    return available
+
+
+def _size(num_bytes: int) -> str:
+    """Returns a number of bytes with a unit."""
+    value, unit = float(num_bytes), "bytes"
+    for larger in ("KB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{num_bytes:,} bytes" if unit == "bytes" else f"{value:,.1f} {unit}"

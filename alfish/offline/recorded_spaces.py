@@ -1,0 +1,261 @@
+"""Spaces of recorded data: compared with an environment's spaces, and stored in files."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from alfish import specs
+from alfish.environments import make_environment
+from alfish.errors import UsageError, printable
+
+
+class Spaces(NamedTuple):
+    """gymnasium's spaces of one environment; None if unknown."""
+
+    observation: spaces.Space | None = None
+    action: spaces.Space | None = None
+
+
+NO_SPACES = Spaces()
+MAX_SIZE = 2**25  # maximum number of numbers in an observation or action, all parts together
+
+MAX_WORDS = 500  # maximum number of characters of a space in a message
+
+
+class TrainedSpaces(NamedTuple):
+    """Spaces of the environment that a run was trained in, as the run's checkpoints store them."""
+
+    observation: spaces.Space
+    action: spaces.Space
+    reward: spaces.Box  # see `specs.reward_spec`
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the spaces in JSON's types, see `spaces_of_checkpoint`."""
+        spaces = {"observation": to_json(self.observation), "action": to_json(self.action)}
+        named = {"reward_names": list(specs.reward_names(self.reward))} if self.reward.shape else {}
+        return {**spaces, "reward_shape": list(self.reward.shape), **named}
+
+
+def spaces_of_checkpoint(state: Mapping[str, Any]) -> TrainedSpaces | None:
+    """Returns the spaces of the environment that a run was trained in.
+
+    Args:
+      state: state of a checkpoint of the run, see `Trainer.state_dict`.
+
+    Returns:
+      None for older checkpoints, which do not store spaces.
+
+    Raises:
+      Exception: the state does not come from `Trainer.state_dict`; `Checkpoints.load` then names the file.
+    """
+    if (stored := state.get("spaces")) is None:
+        return None
+    observation, action = (from_json(stored[name]) for name in ("observation", "action"))
+    if observation is None or action is None:
+        raise ValueError("a space is missing")
+    entries = stored.get("reward_names", *stored["reward_shape"])  # older checkpoints had no names
+    return TrainedSpaces(observation, action, specs.reward_spec(entries))
+
+
+def spaces_of(env_id: Any) -> tuple[Spaces, spaces.Box]:
+    """Returns the spaces of the environment that `make_environment(env_id)` builds, and the space of its reward.
+
+    Raises:
+      UsageError: `make_environment` raised it.
+    """
+    environment = make_environment(env_id, evaluation=True)
+    environment.close()
+    return Spaces(environment.observation_space, environment.action_space), environment.reward_spec
+
+
+def check_rewards(found: int, wanted: int, name: str) -> None:
+    """Checks that rewards have as many entries as the environment's rewards; 0 means a scalar.
+
+    Raises:
+      UsageError: the numbers differ; the message gives both, and names the data.
+    """
+    if found != wanted:
+        has, needs = (f"have {size} entries" if size else "are one number" for size in (found, wanted))
+        raise UsageError(
+            f"the rewards of {name} {has}, and the environment's {needs}; name the environment that the data were "
+            "recorded in, and its make_environment.rewards"
+        )
+
+
+def check_fit(data: Spaces, environment: Spaces, name: str, whose: str = "the environment's") -> None:
+    """Checks that data can be used as the environment's without conversion.
+
+    Bounds of observations may differ, and float64 may be float32, because algorithms see neither bounds nor float64.
+    Bounds of actions may not differ, because they define the units. The data need not have the environment's action
+    mask.
+
+    Args:
+      data: spaces of the data, which messages call `name`; None fits every space.
+      environment: spaces of the environment, which messages call `whose`; None fits every space.
+
+    Raises:
+      UsageError: the data do not fit; the message names both spaces.
+    """
+    for kind, there, here, fits in (
+        ("observations", data.observation, environment.observation, _observations_fit),
+        ("actions", data.action, environment.action, _actions_fit),
+    ):
+        if there is not None and here is not None and not fits(there, here):
+            raise UsageError(
+                f"the {kind} of {name} are {_shown(there)}, and {whose} are {_shown(here)}; name the environment "
+                "that the data were recorded in, wrapped as it was then"
+            )
+
+
+def differences(data: Spaces, environment: Spaces) -> list[str]:
+    """Returns sentences on the differences that `check_fit` allows, each with both spaces."""
+    return [
+        f"the {kind} are declared as {_shown(there)}, the environment's are {_shown(here)}"
+        for kind, there, here in zip(("observations", "actions"), data, environment)
+        if there is not None and here is not None and not any(_same(there, form) for form in (here, *unmasked(here)))
+    ]
+
+
+def _shown(space: spaces.Space) -> str:
+    """Returns the text of a space for a message, shortened."""
+    words = printable(str(space))
+    return words if len(words) <= MAX_WORDS else f"{words[:MAX_WORDS]}..."
+
+
+def to_json(space: spaces.Space | None) -> Any:
+    """Returns, in JSON's types and without loss, a space that alfish can learn from; `from_json` is the inverse."""
+    if space is None:
+        return None
+    if isinstance(space, spaces.Dict):
+        return {"type": "Dict", "spaces": {key: to_json(child) for key, child in space.spaces.items()}}
+    if isinstance(space, spaces.Tuple):
+        return {"type": "Tuple", "spaces": [to_json(child) for child in space.spaces]}
+    if isinstance(space, spaces.Box):
+        low, high = (_bound_to_json(bound) for bound in (space.low, space.high))
+        return {"type": "Box", "low": low, "high": high, "shape": list(space.shape), "dtype": str(space.dtype)}
+    if isinstance(space, spaces.Discrete):
+        return {"type": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
+    if isinstance(space, spaces.MultiDiscrete):
+        nvec, start = space.nvec.tolist(), space.start.tolist()
+        return {"type": "MultiDiscrete", "nvec": nvec, "start": start, "dtype": str(space.dtype)}
+    if isinstance(space, specs.ActionMask):
+        return {"type": "ActionMask", "n": space.n}
+    assert isinstance(space, spaces.MultiBinary), f"{space} is no space that alfish learns from"
+    return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else [int(size) for size in space.n]}
+
+
+def from_json(value: Any) -> spaces.Space | None:
+    """Returns the space that `to_json` converted.
+
+    Raises:
+      KeyError, TypeError, ValueError: the value is not a result of `to_json`, or has more than `MAX_SIZE` numbers.
+    """
+    if value is None:
+        return None
+    if _size(value) > MAX_SIZE:
+        raise ValueError(f"a space of {_size(value):,} numbers cannot be learned from")
+    kind = value["type"]
+    if kind == "Dict":
+        return spaces.Dict({key: from_json(child) for key, child in value["spaces"].items()})  # type: ignore[misc]
+    if kind == "Tuple":
+        return spaces.Tuple([from_json(child) for child in value["spaces"]])  # type: ignore[misc]
+    if kind == "Box":
+        dtype, shape = np.dtype(value["dtype"]), tuple(value["shape"])
+        if dtype.kind not in "biuf":
+            raise ValueError(f"a Box of shape {shape} and {dtype} cannot be learned from")
+        low, high = (
+            np.broadcast_to(np.vectorize(_number(dtype), otypes=[dtype])(np.array(value[end], object)), shape)
+            for end in ("low", "high")
+        )
+        return spaces.Box(low.copy(), high.copy(), shape, dtype.type)
+    if kind == "Discrete":
+        return spaces.Discrete(value["n"], start=value["start"], **_integers(value))
+    if kind == "MultiDiscrete":
+        return spaces.MultiDiscrete(np.array(value["nvec"]), start=np.array(value["start"]), **_integers(value))
+    if kind == "MultiBinary":
+        return spaces.MultiBinary(value["n"])
+    if kind == "ActionMask":
+        return specs.ActionMask(value["n"])
+    raise ValueError(f"{kind!r} is no space")
+
+
+def _size(value: Any) -> int:
+    """Returns the number of entries in all Boxes of a space in JSON's types, where one number may give all bounds."""
+    if value["type"] == "Box":
+        return math.prod(value["shape"])
+    parts = value.get("spaces", ())
+    return sum(map(_size, parts.values() if isinstance(parts, dict) else parts))
+
+
+def _integers(value: Any) -> dict[str, Any]:
+    """Returns the argument `dtype` of a space of integers in JSON's types, if the dtype is not int64."""
+    dtype = np.dtype(value.get("dtype", "int64"))  # older files have no dtype
+    if dtype.kind not in "iu":
+        raise ValueError(f"{value['type']} of {dtype} is no space of integers")
+    return {} if dtype == np.int64 else {"dtype": dtype.type}  # in gymnasium 1.1, Discrete does not take a dtype
+
+
+def _number(dtype: np.dtype) -> Any:
+    return float if dtype.kind == "f" else int  # floats are texts, because JSON has no infinity
+
+
+def _bound_to_json(bound: np.ndarray) -> Any:
+    """Returns a bound in JSON's types; one number if all are equal, because an image's bounds are large."""
+    if bound.size and (bound == bound.flat[0]).all():
+        bound = bound.flat[0].reshape(())
+    return bound.astype(str).tolist() if bound.dtype.kind == "f" else bound.astype(int).tolist()
+
+
+def unmasked(space: spaces.Space) -> list[spaces.Space]:
+    """Returns a space without its action mask, in each form that observations may have; [] if it has no mask."""
+    if not isinstance(space, spaces.Dict):
+        return []
+    rest = {key: child for key, child in space.spaces.items() if not isinstance(child, specs.ActionMask)}
+    if len(rest) < len(space.spaces):
+        bare = [rest["observation"]] if rest.keys() == {"observation"} else []
+        return [spaces.Dict(rest), *bare]
+    return [spaces.Dict({**rest, key: form}) for key, child in rest.items() for form in unmasked(child)]
+
+
+def _observations_fit(there: spaces.Space, here: spaces.Space) -> bool:
+    return _same_observations(there, here) or any(_same_observations(there, form) for form in unmasked(here))
+
+
+def _same_observations(there: spaces.Space, here: spaces.Space) -> bool:
+    if isinstance(there, spaces.Box) and isinstance(here, spaces.Box):
+        # The dtypes of the stream.
+        one, other = specs.observation_spec(there), specs.observation_spec(here)
+        return one.shape == other.shape and one.dtype == other.dtype
+    return _fit(there, here, _same_observations)
+
+
+def _actions_fit(there: spaces.Space, here: spaces.Space) -> bool:
+    if isinstance(there, spaces.Box) and isinstance(here, spaces.Box):
+        # The units of integers are widened by half a step at both bounds, see `specs.ActionUnits`.
+        if there.shape != here.shape or (there.dtype.kind == "f") != (here.dtype.kind == "f"):
+            return False
+        there, here = specs.without_vast_bounds(there), specs.without_vast_bounds(here)
+        return np.allclose(there.low, here.low) and np.allclose(there.high, here.high)
+    return _fit(there, here, _actions_fit)
+
+
+def _fit(there: spaces.Space, here: spaces.Space, fit: Any) -> bool:
+    if isinstance(there, spaces.Dict) and isinstance(here, spaces.Dict):
+        return there.spaces.keys() == here.spaces.keys() and all(
+            fit(child, here.spaces[key]) for key, child in there.spaces.items()
+        )
+    if isinstance(there, spaces.Tuple) and isinstance(here, spaces.Tuple):
+        return len(there.spaces) == len(here.spaces) and all(map(fit, there.spaces, here.spaces))
+    if isinstance(there, spaces.Discrete) and isinstance(here, spaces.Discrete):
+        return (there.n, there.start) == (here.n, here.start)  # the stream is int64, whatever the spaces' dtypes are
+    if isinstance(there, spaces.MultiDiscrete) and isinstance(here, spaces.MultiDiscrete):
+        return np.array_equal(there.nvec, here.nvec) and np.array_equal(there.start, here.start)
+    return there == here
+
+
+def _same(there: spaces.Space, here: spaces.Space) -> bool:
+    """Returns whether two spaces are equal; dtypes of integers are ignored."""
+    return _fit(there, here, _same)

@@ -1,0 +1,111 @@
+"""Values that change with training progress: 0 at the start, 1 when the budget is spent.
+
+A parameter that takes a schedule also takes a number, which `as_schedule` converts to a constant schedule. Progress may
+be a float or a 0-d tensor, so that a schedule works on the host, in a worker, and in a compiled update.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import gin
+import torch
+
+from alfish.errors import UsageError
+from alfish.parameters import FiniteFloat, OpenUnitInterval, PositiveFloat, UnitInterval, checked
+
+Schedule: TypeAlias = Callable[[Any], Any]  # progress in [0, 1] -> value
+
+
+def as_schedule(value: "float | Schedule") -> Schedule:
+    """Returns a schedule; a number becomes a constant one."""
+    return value if callable(value) else Constant(value)
+
+
+@gin.configurable(module="alfish")
+@checked
+class Constant:
+    """Returns the same value at any progress."""
+
+    def __init__(self, value: FiniteFloat):
+        self._value = value
+
+    def __call__(self, progress: Any) -> float:
+        return self._value
+
+    def __repr__(self) -> str:
+        return f"Constant({self._value})"
+
+
+@gin.configurable(module="alfish")
+@checked
+class Linear:
+    """Goes linearly from `start` to `end` while progress goes from `begin` to `finish`; constant before and after."""
+
+    def __init__(
+        self, start: FiniteFloat, end: FiniteFloat = 0.0, begin: UnitInterval = 0.0, finish: UnitInterval = 1.0
+    ):
+        if not 0 <= begin < finish <= 1:
+            raise UsageError(f"Linear: needs 0 <= begin < finish <= 1, got begin={begin}, finish={finish}")
+        self._start, self._end, self._begin, self._finish = start, end, begin, finish
+
+    def __call__(self, progress: Any) -> Any:
+        fraction = _clip((progress - self._begin) / (self._finish - self._begin))
+        return self._start + (self._end - self._start) * fraction
+
+    def __repr__(self) -> str:
+        return f"Linear({self._start} -> {self._end})"
+
+
+@gin.configurable(module="alfish")
+@checked
+class Exponential:
+    """Goes from `start` to `end` by a constant factor per unit of progress; both are positive."""
+
+    def __init__(self, start: PositiveFloat, end: PositiveFloat):
+        self._start, self._rate = start, math.log(end / start)
+
+    def __call__(self, progress: Any) -> Any:
+        exponent = _clip(progress) * self._rate
+        return self._start * (exponent.exp() if isinstance(exponent, torch.Tensor) else math.exp(exponent))
+
+
+@gin.configurable(module="alfish")
+@checked
+class Cosine:
+    """Goes from `start` to `end` along half a cosine wave."""
+
+    def __init__(self, start: FiniteFloat, end: FiniteFloat = 0.0):
+        self._start, self._end = start, end
+
+    def __call__(self, progress: Any) -> Any:
+        angle = _clip(progress) * math.pi
+        cosine = angle.cos() if isinstance(angle, torch.Tensor) else math.cos(angle)
+        return self._end + (self._start - self._end) * (1 + cosine) / 2
+
+
+@gin.configurable(module="alfish")
+@checked
+class Steps:
+    """Returns `values[i]` from progress `boundaries[i-1]` on.
+
+    `values` has one entry more than `boundaries`, which ascend within (0, 1).
+    """
+
+    def __init__(self, values: Sequence[FiniteFloat], boundaries: Sequence[OpenUnitInterval]):
+        if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(boundaries):
+            raise UsageError(f"Steps: needs ascending boundaries and one more value, got {values} and {boundaries}")
+        self._values, self._boundaries = values, boundaries
+
+    def __call__(self, progress: Any) -> Any:
+        value = self._values[0] + 0 * progress
+        for boundary, after in zip(self._boundaries, self._values[1:]):
+            if isinstance(progress, torch.Tensor):
+                value = torch.where(progress >= boundary, after, value)
+            elif progress >= boundary:
+                value = after
+        return value
+
+
+def _clip(progress: Any) -> Any:
+    return progress.clamp(0, 1) if isinstance(progress, torch.Tensor) else min(max(progress, 0.0), 1.0)

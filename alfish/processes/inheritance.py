@@ -1,0 +1,56 @@
+"""Environment variables and first calls of processes that alfish starts.
+
+The module imports little, because a process follows its parent before its other imports, which take seconds.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+# Begins a program for `-c`: Python would put the working directory first in sys.path, but the process shall import from
+# its PYTHONPATH only, which holds `import_path()`.
+WITHOUT_WORKING_DIRECTORY = "import sys; sys.path[:] = filter(None, sys.path); "
+
+# Each of these sets the size of a thread pool; a process that alfish starts has one core to itself.
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+PR_SET_PDEATHSIG = 1  # constant of <sys/prctl.h>; the kernel sends the signal when the starting thread ends
+
+
+def follow(parent: int) -> None:
+    """Makes this process ignore SIGINT, and makes the kernel kill it when its parent dies (Linux).
+
+    A thread of this process could not watch the parent: such a thread does not run during an import, nor while an
+    environment holds the interpreter's lock in C code.
+
+    Args:
+      parent: id of the parent process, whose main thread started this process; 0 means that another thread started it,
+        so the parent is not watched.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if parent and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # the parent died before the call
+            os._exit(1)
+
+
+def import_path() -> list[str]:
+    """Returns sys.path with the name of the working directory in place of ''."""
+    return [entry or os.getcwd() for entry in sys.path]
+
+
+@contextlib.contextmanager
+def variable_set(name: str, value: str) -> Iterator[None]:
+    """Sets an environment variable within the context, in the whole process."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

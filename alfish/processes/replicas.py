@@ -1,0 +1,284 @@
+"""Several learners of one run: the ranks that torchrun started, their sums, and what they agree on.
+
+Rank r of W does what one learner does, with 1/W of the environments and of the rows of each update. Sums over the rows
+of one learner become sums over all ranks. All ranks make the same calls in the same order; a call waits for all ranks.
+
+A program that torchrun did not start is one learner. Sums then return their arguments, and nothing more is imported.
+Only this package uses torch.distributed.
+"""
+
+import contextlib
+import datetime
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from alfish.errors import RepeatedError, RunError, UsageError, first_line
+
+if TYPE_CHECKING:
+    import torch
+
+# Environment variables that torchrun sets for each process; without them, the environment variables of a scheduler
+# start one learner.
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+# A learner waits while the first one evaluates and saves. A broken connection reports the death of a learner at once.
+TIMEOUT = datetime.timedelta(hours=2)
+# Seconds for which a learner waits for the others to make the same mistake, before the mistake is reported.
+MISTAKE_TIMEOUT = datetime.timedelta(seconds=5)
+
+_group: "_Group | None" = None
+_is_apart = False
+
+
+class _Group:
+    """The process group of all learners; `sum` is a functional collective, which a graph may contain.
+
+    Raises:
+      UsageError: this torch lacks the functional collectives of the tested versions.
+    """
+
+    def __init__(self) -> None:
+        import torch
+        import torch.distributed as distributed
+
+        try:
+            # This import gives the operations their shapes in a graph.
+            from torch.distributed import _functional_collectives  # noqa: F401
+
+            self._operations: Any = torch.ops._c10d_functional
+        except (ImportError, AttributeError) as error:
+            raise UsageError(
+                f"several learners need torch's functional collectives, and torch {torch.__version__} has none where "
+                f"they were ({first_line(error)}); install a version of constraints.txt, or train without torchrun"
+            ) from error
+        has_gpus = torch.cuda.is_available() and distributed.is_nccl_available()
+        # Numbers of the host are sent by gloo even if gradients are sent by NCCL.
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if has_gpus else "gloo", timeout=TIMEOUT)
+        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        self.leave = distributed.destroy_process_group
+        self.num_counters = 0
+        self.store: Any = distributed.distributed_c10d._get_default_store()
+        self._name = distributed.group.WORLD.group_name  # type: ignore[union-attr]
+
+    def sum(self, values: "torch.Tensor") -> "torch.Tensor":
+        with self.reaching():
+            summed = self._operations.all_reduce(values, "sum", self._name)
+            return self._operations.wait_tensor(summed)
+
+    def reported(self, mistake: UsageError) -> UsageError:
+        """Returns the error that this learner ends with; a mistake that all learners have made is reported once.
+
+        The first learner tells the others what it reports, and waits for them, because torch's store is in its process.
+        """
+        text, told = "alfish/mistake", [f"alfish/told-{rank}" for rank in range(1, self.size)]
+        if self.rank == 0:
+            self.store.set(text, str(mistake))
+            with contextlib.suppress(RuntimeError):  # not all learners have made the mistake
+                self.store.wait(told, MISTAKE_TIMEOUT)
+            return mistake
+        try:
+            self.store.wait([text], MISTAKE_TIMEOUT)
+            is_repeated = self.store.get(text).decode() == str(mistake)
+            self.store.set(told[self.rank - 1], "")
+        except RuntimeError:  # the first learner has not made the mistake, or has ended
+            is_repeated = False
+        return RepeatedError(str(mistake)) if is_repeated else UsageError(f"learner {self.rank}: {mistake}")
+
+    @contextlib.contextmanager
+    def reaching(self) -> Iterator[None]:
+        """Raises RunError where torch cannot reach another learner."""
+        try:
+            yield
+        except RuntimeError as error:
+            reason = first_line(error).partition(". ")[0]
+            raise RunError(
+                f"learner {self.rank} cannot reach another one, which has ended or says why ({reason}); the same "
+                "command continues from the newest checkpoint"
+            ) from error
+
+
+class Counter:
+    """A number that each learner raises and reads at any time, without waiting for the others.
+
+    All learners make the same counters in the same order, if there are several counters.
+    """
+
+    def __init__(self) -> None:
+        assert _group is not None
+        self._group, self._key = _group, f"alfish/counter-{_group.num_counters}"
+        _group.num_counters += 1
+
+    def add(self, amount: int) -> int:
+        """Adds to the number and returns it; 0 only reads it."""
+        with self._group.reaching():
+            return self._group.store.add(self._key, amount)
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[None]:
+    """Joins the learners that torchrun started, for the duration of the context. Without torchrun it does nothing.
+
+    A UsageError in the context becomes a `RepeatedError` if the first learner has the same error.
+
+    Raises:
+      UsageError: torchrun would restart learners in a way that cannot succeed.
+    """
+    global _group
+    if _group is not None or not all(name in os.environ for name in VARIABLES):
+        yield
+        return
+    _refuse_shared_store()
+    _group = _Group()
+    try:
+        yield
+        _group.leave()  # after an error the others may wait in a sum, and leaving would wait for them
+    except UsageError as mistake:
+        raise _group.reported(mistake) from mistake
+    finally:
+        _group = None
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """Within the context, sums are this learner's own: for work that one learner does alone, or that all do alike."""
+    global _is_apart
+    before, _is_apart = _is_apart, True
+    try:
+        yield
+    finally:
+        _is_apart = before
+
+
+def is_joined() -> bool:
+    """Returns True if torchrun started this process, even as the only learner."""
+    return _group is not None and not _is_apart
+
+
+def rank() -> int:
+    """Returns the index of this learner; 0 without torchrun."""
+    return 0 if _group is None else _group.rank
+
+
+def size() -> int:
+    """Returns the number of learners; 1 without torchrun."""
+    return 1 if _group is None else _group.size
+
+
+def local_rank() -> int:
+    """Returns the index of this learner among the learners of its machine; 0 without torchrun."""
+    return 0 if _group is None else int(os.environ["LOCAL_RANK"])
+
+
+def own_directory(path: str | Path) -> Path:
+    """Returns the path below `path` for this learner's own files: `path` itself for rank 0."""
+    return Path(path) / "ranks" / f"rank-{rank():03}" if rank() else Path(path)
+
+
+def total(values: "torch.Tensor") -> "torch.Tensor":
+    """Returns the elementwise sum over all learners, the same bits for each; `values` itself for one learner."""
+    return values if _group is None or _is_apart else _group.sum(values)
+
+
+def mean(own: "torch.Tensor", mask: "torch.Tensor") -> "torch.Tensor":
+    """Returns the mean over the rows of all learners; without other learners, `own` itself.
+
+    Args:
+      own: 0-d mean over the rows of this learner.
+      mask: rows of the mean, bool.
+    """
+    if not is_joined():
+        return own
+    import torch
+
+    num_rows = mask.sum()
+    summed, count = total(torch.stack([own * num_rows, num_rows]))
+    return summed / count.clamp(min=1)
+
+
+def gather(*numbers: float) -> list[list[float]]:
+    """Returns the numbers of all learners, a list for each rank. Numbers are float64."""
+    if _group is None or _is_apart:
+        return [list(numbers)]
+    import torch
+
+    table = torch.zeros(_group.size, len(numbers), dtype=torch.float64)
+    table[_group.rank] = torch.tensor(numbers, dtype=torch.float64)
+    return total(table).tolist()
+
+
+def of_first(text: str) -> str:
+    """Returns the text of rank 0."""
+    own = text.encode()
+    length = int(gather(len(own))[0][0])
+    return bytes(int(code) for code in gather(*own[:length], *[0] * (length - len(own)))[0]).decode()
+
+
+def fraction(count: int, what: str) -> int:
+    """Returns this learner's part of a number of the run, `count / size()`.
+
+    Args:
+      count: number for all learners together.
+      what: name of the setting, for the message.
+
+    Raises:
+      UsageError: the number is not divisible by the number of learners.
+    """
+    own, rest = divmod(count, size())
+    if rest:
+        nearest = " and ".join(str(n) for n in (own * size(), (own + 1) * size()) if n)
+        raise UsageError(f"{what} is {count}, which {size()} learners cannot divide; they can divide {nearest}")
+    return own
+
+
+def seed_of(seed: int) -> int:
+    """Returns the seed of this learner's environments and noise, from the run's seed; rank 0 has the run's seed."""
+    if rank() == 0:
+        return seed
+    import numpy as np
+
+    return int(np.random.SeedSequence(seed, spawn_key=(2, rank())).generate_state(1)[0] >> 1)
+
+
+def check_equal(tensors: "Mapping[str, torch.Tensor]") -> None:
+    """Checks that tensors have the same bits in all learners.
+
+    Args:
+      tensors: tensors by name.
+
+    Raises:
+      RunError: tensors differ; the message names the first of these.
+    """
+    if not is_joined():
+        return
+    checksums = gather(*(_checksum(tensor) for tensor in tensors.values()))
+    for name, of_ranks in zip(tensors, zip(*checksums, strict=True), strict=True):
+        if len(set(of_ranks)) > 1:
+            differing = next(rank for rank, each in enumerate(of_ranks) if each != of_ranks[0])
+            raise RunError(
+                f"{name} differs between learners 0 and {differing}; what changes it from rows, as after_iteration or "
+                "a running mean in a module, must sum them over all learners by alfish.processes.replicas.total"
+            )
+
+
+def _checksum(tensor: "torch.Tensor") -> int:
+    import torch
+
+    content: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return zlib.crc32(content)
+
+
+def _refuse_shared_store() -> None:
+    """Raises UsageError if restarted learners could find the address of a dead learner.
+
+    torchrun shares its own store with the learners where TORCHELASTIC_USE_AGENT_STORE is true (pytorch#135712).
+    """
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    if restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() in ("true", "1"):
+        mistake = UsageError if os.environ["RANK"] == "0" else RepeatedError  # all learners find the mistake
+        raise mistake(
+            f"torchrun has --max-restarts={restarts} and shares its store with the learners "
+            "(TORCHELASTIC_USE_AGENT_STORE), where a restarted learner may find the address of a dead one; set "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, and use --standalone or --rdzv-backend=c10d"
+        )

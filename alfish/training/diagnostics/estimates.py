@@ -1,0 +1,155 @@
+"""Diagnostics that compare value estimates with their targets, and with the returns that followed."""
+
+from typing import Any
+
+import gin
+import numpy as np
+import torch
+
+from alfish import nest
+from alfish.data import Experience
+from alfish.errors import UsageError
+from alfish.functional.values import Scalar, Vector
+from alfish.offline import Episode
+from alfish.offline.episode_rows import EpisodeEncoder
+from alfish.offline.recorded_spaces import Spaces
+from alfish.parameters import NonNegativeInt, PositiveInt, checked
+from alfish.runs.writers import Shown
+from alfish.training.diagnostics.diagnostic import Diagnostic, LastUpdate, info_of, reading, value_estimates
+from alfish.training.evaluator import Evaluator
+from alfish.training.listener import Run
+
+
+@gin.configurable(module="alfish.training.diagnostics")
+@checked
+class ExplainedVariance(Diagnostic):
+    """Explained variance of the value in the last minibatch, after its update: 1 - Var(target - value) / Var(target).
+
+    1 is perfect, 0 is as good as a constant, and a negative value is worse. The diagnostic applies to algorithms whose
+    rows have a target of the value (PPO, A2C, APPO); `MonteCarlo` measures the values of other algorithms.
+    """
+
+    def measure(self, run: Run, update: LastUpdate) -> dict[str, Shown]:
+        batch, algorithm = update.batch, run.algorithm
+        experience = batch.experience
+        target = getattr(getattr(experience.info, "algorithm", experience.info), "target", None)
+        if not isinstance(target, torch.Tensor):
+            return {}
+        with reading(algorithm):
+            info = info_of(algorithm, experience)
+        value = value_estimates(algorithm, info).get("value")
+        if value is None:
+            return {}
+        mask = batch.mask[: len(value)]
+        value, target = value[mask].double(), target[: len(value)][mask].double()
+        variance = target.var(0, correction=0)
+        explained = 1 - (target - value).var(0, correction=0) / variance.clamp(min=1e-12)
+        return {"values/explained_variance": float(explained.mean())}
+
+
+@gin.configurable(module="alfish.training.diagnostics")
+@checked
+class MonteCarlo(Diagnostic):
+    """Values and Q compared with the discounted returns of whole episodes, played in separate environments.
+
+    Each measurement takes additional environment steps, so this diagnostic is not among the defaults. Returns are in
+    the units of the values: rewards are taken after transforms, without bonuses such as SAC's entropy, which SAC's
+    values include. An episode that was truncated ends with the estimate at its last action.
+
+    Args:
+      num_episodes: number of whole episodes, which have the same seeds each time.
+      seed: seed of the first episode; episode k has seed + k.
+      sample: whether to act by `rollout_step`, as in training; if not, by `predict_step`.
+    """
+
+    def __init__(self, num_episodes: PositiveInt = 5, seed: NonNegativeInt = 1_000_000, sample: bool = False):
+        self._num_episodes, self._seed, self._sample = num_episodes, seed, sample
+        self._evaluator: Evaluator | None = None
+
+    def start(self, run: Run) -> None:
+        algorithm = run.algorithm
+        if not isinstance(getattr(algorithm, "values", None), Scalar) or algorithm.replay_needs.info:
+            raise UsageError(
+                f"MonteCarlo cannot measure {type(algorithm).__name__}, which has no `values` with its discount, "
+                "or trains on more than rows (as with retrace); leave it out of Summaries.diagnostics"
+            )
+        self._evaluator = run.evaluator(self._num_episodes)
+        environment = run.environment
+        self._encoder = EpisodeEncoder(Spaces(environment.observation_space, environment.action_space), 1.0)
+
+    def measure(self, run: Run, update: LastUpdate) -> dict[str, Shown]:
+        assert self._evaluator is not None
+        pairs: dict[str, list[np.ndarray]] = {}  # `[2, K]` each: estimates and returns
+        for episode in self._evaluator.test_episodes(self._num_episodes, self._seed, self._sample):
+            for name, pair in self._compared(run, episode).items():
+                pairs.setdefault(name, []).append(pair)
+        shown: dict[str, Shown] = {}
+        for name, parts in pairs.items():
+            estimate, return_ = np.concatenate(parts, 1)
+            shown[f"monte_carlo/{name}"] = float(estimate.mean())
+            shown[f"monte_carlo/{name}_bias"] = float((estimate - return_).mean())
+            shown[f"monte_carlo/{name}_error"] = float(np.sqrt(((estimate - return_) ** 2).mean()))
+            shown["monte_carlo/return"] = float(return_.mean())
+        return shown
+
+    def close(self) -> None:
+        if self._evaluator is not None:
+            self._evaluator.close()
+
+    def _compared(self, run: Run, episode: Episode) -> dict[str, np.ndarray]:
+        """Returns the estimates at rows of an episode, and the returns that followed, `[2, K]`, by name."""
+        algorithm, device = run.algorithm, run.device
+        values: Any = algorithm.values
+        with reading(algorithm):
+            rows = nest.tensors(nest.map(lambda leaf: leaf[:, None], self._encoder.rows(episode)), device)
+            state = nest.to(run.transforms.initial_state(1), device)
+            encoded = rows.time_step._replace(observation=_encoded(run.transforms, rows.time_step.observation))
+            step = run.transforms.transform(encoded, state)
+            experience = rows._replace(time_step=step, state=nest.to(algorithm.initial_state(1), device))
+            if not (algorithm.on_policy or algorithm.replay_needs.recurrent_state):
+                experience = _pairs(experience)
+            found = value_estimates(algorithm, info_of(algorithm, experience))
+            reward, discount = values.reward_and_discount(step)
+        length, is_vector, compared = episode.length, isinstance(values, Vector), {}
+        for name, estimate in found.items():
+            if is_vector and estimate.ndim == 2:  # a weighted sum, which cannot complete a truncated vector return
+                continue
+            estimate = estimate.flatten(0, 1)[:length]  # estimates of rows 0 to T-1
+            returns = _returns(reward[:, 0], discount[:, 0], None if episode.terminated[-1] else estimate[-1])
+            both = [estimate[: len(returns)], returns.to(estimate.dtype)]
+            both = [values.scalarized(each) for each in both] if is_vector else both
+            compared[name] = torch.stack(both).double().cpu().numpy()
+        return compared
+
+
+def _encoded(transforms: Any, observation: Any) -> Any:
+    """Returns observations `[T, 1, ...]` in the form in which rows are stored."""
+    flat = transforms.encode(nest.map(lambda leaf: leaf[:, 0], observation))
+    return nest.map(lambda leaf: leaf[:, None], flat)
+
+
+def _pairs(experience: Experience) -> Experience:
+    """Returns rows `[T+1, 1, ...]` of an episode as T windows of two rows, `[2, T, ...]`."""
+
+    def windows(leaf: torch.Tensor) -> torch.Tensor:
+        return torch.stack([leaf[:-1, 0], leaf[1:, 0]])
+
+    time_step, action = nest.map(windows, (experience.time_step, experience.action))
+    return experience._replace(time_step=time_step, action=action)
+
+
+def _returns(reward: torch.Tensor, discount: torch.Tensor, last: torch.Tensor | None) -> torch.Tensor:
+    """Returns the discounted returns `[K, ...]` from rows 0 to K-1 of an episode on.
+
+    Args:
+      reward, discount: rewards and discounts of arriving at the rows, `[T+1, ...]`.
+      last: estimate at row T-1, which completes the returns of a truncated episode, so that K = T - 1; None means that
+        the episode terminated, so that K = T.
+    """
+    end = len(reward) - 1 if last is None else len(reward) - 2
+    return_ = torch.zeros_like(reward[0]) if last is None else last
+    returns = []
+    for t in range(end, 0, -1):
+        return_ = reward[t] + discount[t] * return_
+        returns.append(return_)
+    return torch.stack(returns[::-1]) if returns else reward[:0]

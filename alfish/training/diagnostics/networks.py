@@ -1,0 +1,170 @@
+"""Diagnostics of networks: histograms and norms of parameters, and units that have become inactive."""
+
+from collections.abc import Callable, Mapping
+
+import gin
+import torch
+from torch import nn
+
+from alfish import nest
+from alfish.data import StepType
+from alfish.networks import CriticEnsemble
+from alfish.networks.layers import ACTIVATIONS
+from alfish.parameters import NonNegativeFloat, PositiveInt, checked
+from alfish.runs.writers import Histogram, Shown
+from alfish.training.diagnostics.diagnostic import Diagnostic, LastUpdate, info_of, module_of, reading
+from alfish.training.listener import Run
+
+
+@gin.configurable(module="alfish.training.diagnostics")
+@checked
+class Histograms(Diagnostic):
+    """Histograms of the actions and observations in the last minibatch, one for each leaf.
+
+    Actions are in the algorithm's units, Box entries in [-1, 1]. Observations are shown after transforms, as networks
+    receive them.
+
+    Args:
+      observations: whether to show observations.
+    """
+
+    def __init__(self, observations: bool = True):
+        self._observations = observations
+
+    def measure(self, run: Run, update: LastUpdate) -> dict[str, Shown]:
+        experience, mask = update.batch.experience, update.batch.mask
+        shown: dict[str, Shown] = {}
+        for name, leaf in nest.named_leaves(experience.action, "action"):
+            shown[f"histogram/{name}"] = Histogram.of(leaf[: len(mask)][mask])
+        if self._observations:
+            step = experience.time_step
+            is_row = step.step_type != StepType.PAD
+            for name, leaf in nest.named_leaves(step.observation, "observation"):
+                shown[f"histogram/{name}"] = Histogram.of(leaf[is_row])
+        return shown
+
+
+@gin.configurable(module="alfish.training.diagnostics")
+@checked
+class ModuleNorms(Diagnostic):
+    """Norms of each trained module's parameters, of its gradient, and of its step in the last update.
+
+    The gradient is computed on the last minibatch, at the parameters after its update, and is not clipped. The step is
+    relative: the norm of the change, divided by the norm of the parameters. 0.001 is usual, 0.1 is too large, and with
+    1e-6 a module hardly learns.
+
+    Args:
+      depth: number of parts of a parameter's name that name its module: 2 means `critic.mlp` for `critic.mlp.0.weight`.
+    """
+
+    def __init__(self, depth: PositiveInt = 2):
+        self._depth = depth
+
+    def measure(self, run: Run, update: LastUpdate) -> dict[str, Shown]:
+        parameters = {name: p.detach() for name, p in run.algorithm.named_parameters() if name in update.before}
+        norms = self._norms(parameters)
+        steps = self._norms({name: value - update.before[name] for name, value in parameters.items()})
+        gradients = self._norms(run.learner.gradients(update.batch))
+        shown: dict[str, Shown] = {f"parameter_norm/{name}": norm for name, norm in norms.items()}
+        shown |= {f"gradient_norm/{name}": norm for name, norm in gradients.items()}
+        return shown | {f"update_size/{name}": step / max(norms[name], 1e-12) for name, step in steps.items()}
+
+    def _norms(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        by_module: dict[str, list[torch.Tensor]] = {}
+        for name, tensor in tensors.items():
+            by_module.setdefault(module_of(name, self._depth), []).append(torch.linalg.vector_norm(tensor.float()))
+        if not by_module:
+            return {}
+        norms = torch.stack([torch.linalg.vector_norm(torch.stack(own)) for own in by_module.values()])
+        return dict(zip(by_module, norms.tolist()))
+
+
+KINDS: tuple[type[nn.Module], ...]
+KINDS = (*ACTIVATIONS.values(), nn.Tanh, nn.LeakyReLU, nn.Softplus, nn.Mish, nn.Sigmoid)
+CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d
+
+
+@gin.configurable(module="alfish.training.diagnostics")
+@checked
+class DormantUnits(Diagnostic):
+    """Fraction of the units of activation layers that are dormant in the last minibatch.
+
+    A unit is dormant if its mean magnitude over the rows is at most `threshold` times the mean over its layer. A ReLU
+    that is 0 everywhere is dormant at any threshold. In convolutions a unit is a channel, and each critic of an
+    ensemble has units of its own. Activations that are functions instead of modules are not seen.
+
+    Args:
+      threshold: fraction of the layer's mean below which a unit is dormant; 0 means only units that are 0 everywhere.
+
+    Source: Sokar et al., 2023, https://arxiv.org/abs/2302.12902, definition 3.1.
+    """
+
+    def __init__(self, threshold: NonNegativeFloat = 0.025):
+        self._threshold = threshold
+
+    def measure(self, run: Run, update: LastUpdate) -> dict[str, Shown]:
+        dormant: dict[str, torch.Tensor] = {}  # `[E, K]` bool, by layer
+        batch = update.batch
+        with reading(run.algorithm):
+            # A separate forward pass, because updates may be graphs, which call no hooks.
+            modules = dict(run.algorithm.named_modules())
+            in_ensembles = tuple(f"{name}.body." for name, each in modules.items() if isinstance(each, CriticEnsemble))
+            with_images = {name.rpartition(".")[0] for name, each in modules.items() if isinstance(each, CONVOLUTIONS)}
+            hooks = []
+            for name, layer in modules.items():
+                if not isinstance(layer, KINDS):
+                    continue
+                kind = _of_members if name.startswith(in_ensembles) else _of_features
+                kind = _of_channels if name.rpartition(".")[0] in with_images else kind
+                hooks.append(layer.register_forward_hook(self._reader(name, kind, dormant)))
+            try:
+                info_of(run.algorithm, batch.experience)
+            finally:
+                for hook in hooks:
+                    hook.remove()
+        if not dormant:
+            return {}
+        by_part: dict[str, list[torch.Tensor]] = {}
+        for name, units in dormant.items():
+            by_part.setdefault(module_of(name, 2), []).append(units)
+        shown: dict[str, Shown] = {f"dormant_units/{part}": _fraction(units) for part, units in by_part.items()}
+        return shown | {"dormant_units/all": _fraction(list(dormant.values()))}
+
+    def _reader(
+        self, name: str, units: Callable[[torch.Tensor], torch.Tensor], dormant: dict[str, torch.Tensor]
+    ) -> Callable[[nn.Module, object, torch.Tensor], None]:
+        """Returns a hook that notes the dormant units of a layer.
+
+        Args:
+          name: name of the layer.
+          units: function that returns the units in the layer's output, `[E, N, K]` for E networks.
+          dormant: dict that receives the dormant units.
+        """
+
+        def read(layer: nn.Module, arguments: object, output: torch.Tensor) -> None:
+            mean = units(output).abs().float().mean(1)
+            here = mean <= self._threshold * mean.mean(1, keepdim=True)
+            # If a layer runs several times, over several sets of rows, a unit is dormant if it is dormant in all sets.
+            # A pass may run only the first networks of an ensemble.
+            found = dormant.setdefault(name, here)
+            both = min(len(found), len(here))
+            longer = found if len(found) > both else here
+            dormant[name] = torch.cat([found[:both] & here[:both], longer[both:]])
+
+        return read
+
+
+def _of_features(output: torch.Tensor) -> torch.Tensor:
+    return output.reshape(1, -1, output.shape[-1])
+
+
+def _of_members(output: torch.Tensor) -> torch.Tensor:
+    return output.flatten(1, -2)
+
+
+def _of_channels(output: torch.Tensor) -> torch.Tensor:
+    return _of_features(output.movedim(1, -1) if output.ndim > 3 else output)
+
+
+def _fraction(units: list[torch.Tensor]) -> float:
+    return float(torch.cat([each.flatten() for each in units]).float().mean())

@@ -1,0 +1,214 @@
+"""Films of episodes: captions, recorders that an evaluator calls, and the schedule of filmed evaluations."""
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from alfish import nest
+from alfish.environments import Environment, rendering
+from alfish.errors import significant
+from alfish.nest import Nest
+from alfish.runs.files import make_directory
+from alfish.runs.film_file import FilmFile, check_extra
+from alfish.training.camera import Camera
+
+SHADE = 0.35  # factor by which the picture behind the text is darkened
+
+
+def captioned(frame: np.ndarray, lines: Sequence[str]) -> np.ndarray:
+    """Returns a frame `[H, W, 3]` uint8 with lines of white text in its upper left corner, on a darker background."""
+    from PIL import Image, ImageDraw, ImageFont  # imported here, because imageio installs it
+
+    size = max(10, min(frame.shape[:2]) // 24)
+    font, text = ImageFont.load_default(size), "\n".join(lines)
+    picture = Image.fromarray(np.ascontiguousarray(frame))
+    draw = ImageDraw.Draw(picture)
+    right, bottom = (int(end) + size // 2 for end in draw.multiline_textbbox((0, 0), text, font=font)[2:])
+    box = (0, 0, min(right, picture.width), min(bottom, picture.height))
+    picture.paste(picture.crop(box).point(lambda value: int(value * SHADE)), box)
+    draw.multiline_text((size // 4, 0), text, fill="white", font=font)
+    return np.asarray(picture)
+
+
+FILMS = "films"  # directory of films in a run's directory
+
+
+class FilmRow(NamedTuple):
+    """The rows of an evaluation after a reset or a step of its environments.
+
+    Attributes:
+      episode: number of the episode in each environment, or -1, `[B]` int. An episode that has just finished still has
+        its number.
+      reward: reward received on arriving at the row, `[B]` float64; 0 after a reset.
+      action: action that led to the row, `[B, ...]`, as it was executed; without meaning after a reset.
+      value: policy's estimate of the return from this row on, `[B]`; None if no estimate was asked for, or the policy
+        has none.
+      ended: whether the episode of each environment ends with this row, `[B]` bool.
+    """
+
+    episode: np.ndarray
+    reward: np.ndarray
+    action: Nest
+    value: np.ndarray | None
+    ended: np.ndarray
+
+
+class Recorder(contextlib.AbstractContextManager):
+    """Films the first episodes of an evaluation, from their first frame to their true final frame.
+
+    A film shows `num_tiles` episodes at once, as a grid; an episode that has ended keeps its last frame. The episodes
+    of a film must begin at the same time: they are the first episodes, or there is one environment and one tile. The
+    end of the context removes an incomplete film.
+
+    Args:
+      camera: camera of the evaluation's environments.
+      num_episodes: number of episodes to film, a multiple of `num_tiles`.
+      num_tiles: number of episodes in one film.
+      path: function from the number of a film's first episode and the mean return of its episodes to the film's path.
+      setting: name of the films in messages.
+      captions: whether frames show reward, return, value and action.
+
+    Attributes:
+      written: written films, each with its number of frames.
+    """
+
+    def __init__(
+        self,
+        camera: Camera,
+        num_episodes: int,
+        num_tiles: int,
+        path: Callable[[int, float], Path],
+        setting: str,
+        captions: bool = False,
+    ):
+        self._camera, self._num_episodes, self._num_tiles, self._path = camera, num_episodes, num_tiles, path
+        self._setting, self.captions = setting, captions
+        self._first = -1  # first episode of the film under way
+        self._file: FilmFile | None = None
+        self._tiles: list[np.ndarray] = []
+        self._returns, self._lengths, self._ended = (np.zeros(num_tiles) for _ in range(3))
+        self.written: list[tuple[Path, int]] = []
+
+    @classmethod
+    def into_run(
+        cls, camera: Camera, root_dir: Path, stem: str, num_episodes: int, setting: str, captions: bool
+    ) -> "Recorder":
+        """Returns a recorder of one film in a run's `films`, whose name contains its episodes and their mean return.
+
+        Args:
+          root_dir: directory of the run.
+          stem: beginning of the file's name, which says what was evaluated.
+          num_episodes: number of episodes, which are shown side by side.
+          camera, setting, captions: arguments of the class.
+        """
+        episodes = "episode-0" if num_episodes == 1 else f"episodes-0-{num_episodes - 1}"
+
+        def path(first: int, return_: float) -> Path:
+            return root_dir / FILMS / f"{stem}-{episodes}-return-{return_:.2f}.mp4"
+
+        return cls(camera, num_episodes, num_episodes, path, setting, captions)
+
+    def __call__(self, row: FilmRow) -> None:
+        """Adds a frame of the film under way; rows of other episodes are ignored."""
+        shown = {int(k): lane for lane, k in enumerate(row.episode) if 0 <= k < self._num_episodes}
+        if not shown:
+            return
+        first = min(shown) // self._num_tiles * self._num_tiles
+        is_new = self._file is None
+        if is_new:
+            self._begin(first)
+        tiles = [k - self._first for k in shown]
+        frames = self._camera.frames(list(shown.values()))
+        if is_new:
+            self._tiles = [np.zeros_like(frames[0])] * self._num_tiles
+        for tile, lane, frame in zip(tiles, shown.values(), frames):
+            self._returns[tile] += row.reward[lane]
+            self._tiles[tile] = captioned(frame, self._lines(row, tile, lane)) if self.captions else frame
+            self._lengths[tile] += 1
+            self._ended[tile] = row.ended[lane]
+        assert self._file is not None
+        self._file.append(grid(self._tiles))
+        if self._ended.all():
+            path = self._path(self._first, float(self._returns.mean()))
+            self._file.finish(path)
+            self.written.append((path, self._file.num_frames))
+            self._file = None
+
+    def __exit__(self, *error: Any) -> None:
+        if self._file is not None:
+            self._file.abandon()
+            self._file = None
+
+    def _begin(self, first: int) -> None:
+        path = self._path(first, 0.0)
+        make_directory(path.parent)
+        self._first, self._file = first, FilmFile(path.parent, path.suffix, self._camera.fps, self._setting)
+        for sums in (self._returns, self._lengths, self._ended):
+            sums[:] = 0
+
+    def _lines(self, row: FilmRow, tile: int, lane: int) -> list[str]:
+        numbers = {"return": self._returns[tile], "reward": row.reward[lane]}
+        if row.value is not None:
+            numbers["value"] = row.value[lane]
+        lines = [f"episode {self._first + tile}  step {self._lengths[tile]:.0f}"]
+        lines += [f"{name} {significant(float(number))}" for name, number in numbers.items()]
+        if self._lengths[tile] > 0:
+            action = np.concatenate([np.asarray(leaf[lane]).reshape(-1) for leaf in nest.leaves(row.action)])
+            lines.append(f"action {', '.join(format(number, '.3g') for number in action[:8])}")
+        return lines
+
+
+def grid(tiles: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns pictures `[H, W, 3]` as one picture, row by row in a nearly square grid; empty places are black."""
+    num_columns = math.ceil(math.sqrt(len(tiles)))
+    num_rows = math.ceil(len(tiles) / num_columns)
+    height, width, _ = tiles[0].shape
+    places = np.zeros((num_rows * num_columns, height, width, 3), np.uint8)
+    places[: len(tiles)] = tiles
+    rows = places.reshape(num_rows, num_columns, height, width, 3)
+    return rows.swapaxes(1, 2).reshape(num_rows * height, num_columns * width, 3)
+
+
+SETTING = "Evaluate.video_period"
+
+
+class FilmSchedule:
+    """Schedule of the films of a run: one evaluation in each period, and the last one of a run that spends its budget.
+
+    Args:
+      period: number of clock steps between evaluations that are filmed, positive.
+      num_episodes: number of episodes of a film, side by side.
+      captions: whether films show return, reward, value and action.
+
+    Attributes:
+      next: clock steps from which on an evaluation is filmed; part of a run's state.
+      num_episodes, captions: the arguments.
+
+    Raises:
+      UsageError: the extra 'video' is missing.
+    """
+
+    def __init__(self, period: int, num_episodes: int, captions: bool):
+        check_extra(SETTING)
+        rendering.prepare()
+        self._period, self.num_episodes, self.captions, self.next = period, num_episodes, captions, period
+        self._camera: Camera | None = None
+
+    def start(self, environment: Environment) -> None:
+        """Receives the environments of the evaluation; raises UsageError if these cannot be filmed."""
+        self._camera = Camera(environment, SETTING)
+
+    def recorder(self, clock: int, is_last: bool, root_dir: Path, stem: str) -> Recorder | None:
+        """Returns the recorder of an evaluation at this clock, see `Recorder.into_run`; None if no film is due."""
+        assert self._camera is not None
+        if clock < self.next and not is_last:
+            return None
+        return Recorder.into_run(self._camera, root_dir, stem, self.num_episodes, SETTING, self.captions)
+
+    def move_on(self, clock: int) -> None:
+        """Plans the next film, after a film at this clock."""
+        self.next = (clock // self._period + 1) * self._period

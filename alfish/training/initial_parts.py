@@ -1,0 +1,199 @@
+"""Parts of other runs, which a new run starts with.
+
+A part is a submodule of an algorithm or of the transforms, named by the prefix of its names in a checkpoint:
+`actor_encoder`, `network.actor_torso`, `critic.encoder.encoders.0`. Names of transforms begin with `transforms.`.
+Values are read from a checkpoint of the other run with `weights_only`; the other run's configuration is not read, and
+none of its code is executed.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from alfish.errors import UsageError, counted
+from alfish.networks import TargetNetwork
+from alfish.runs.checkpoints import checkpoints_of, run_id
+from alfish.runs.files import sha256
+from alfish.runs.loading import names_below
+from alfish.transforms import Transforms
+
+MAX_LINES = 30  # maximum number of tensors of a part in the log
+_SOURCE = re.compile(r"(?:(?P<part>[\w.]*)@)?(?P<run>.+?)(?::(?P<checkpoint>latest|best|\d+))?")
+
+
+class PartSource(NamedTuple):
+    """A part of another run.
+
+    Attributes:
+      part: prefix of the part's names in the other run; None means the same prefix as in this run.
+      run: directory of the run.
+      checkpoint: name of the checkpoint: 'latest', 'best' or steps.
+      name: name of the setting, for messages.
+    """
+
+    part: str | None
+    run: Path
+    checkpoint: str | int
+    name: str
+
+    @classmethod
+    def parsed(cls, text: str, name: str) -> "PartSource":
+        """Returns the source that a text names: `[PART@]DIRECTORY[:CHECKPOINT]`.
+
+        Raises:
+          UsageError: the text does not name a source.
+        """
+        found = _SOURCE.fullmatch(text)
+        if found is None:
+            raise UsageError(f"{name} is {text!r}; it must be a run's directory, as 'runs/ppo' or 'encoder@runs/ppo'")
+        which = found["checkpoint"] or "latest"
+        return cls(found["part"], Path(found["run"]), int(which) if which.isdigit() else which, name)
+
+
+class InitialParts:
+    """The parts of a new run's networks that come from other runs, encoders of transforms included.
+
+    Args:
+      sources: texts of sources, by place in the new run: `{'network.actor_torso': 'runs/x', 'critic.encoder':
+        'actor_encoder@runs/y:best'}`; the place '' means everything. A later entry overwrites an earlier one.
+      algorithm, transforms: algorithm and transforms of the new run.
+
+    Raises:
+      UsageError: the place does not exist (the message names similar places), or a text does not name a source.
+    """
+
+    def __init__(self, sources: Mapping[str, str], algorithm: nn.Module, transforms: Transforms):
+        self._algorithm, self._transforms = algorithm, transforms
+        self._sources: dict[str, PartSource] = {}
+        for place, text in transforms.sources().items():
+            self._sources[f"transforms.{place}"] = PartSource.parsed(text, "FrozenEncoder.source")
+        for place, text in sources.items():
+            self._sources[place] = source = PartSource.parsed(text, f"Trainer.initial_parts[{place!r}]")
+            names_below(place, self._tensors(), f"{source.name}: {type(algorithm).__name__}")
+        self._origins: list[dict[str, Any]] = []
+
+    @torch.no_grad()
+    def load(self, log: Callable[[str], Any]) -> None:
+        """Copies the values of all parts. Target networks begin as copies of the loaded networks.
+
+        Args:
+          log: function that receives the origin of each part, and the names and shapes of its tensors.
+
+        Raises:
+          UsageError: a directory is not a run, a run has no such part, or shapes differ; in each case nothing has
+            changed.
+        """
+        tensors = self._tensors() if self._sources else {}
+        parts = [_Part.read(place, source, tensors) for place, source in self._sources.items()]
+        for part in parts:
+            for name, value in part.values.items():
+                tensors[name].copy_(value)
+            for line in part.lines():
+                log(line)
+        self._origins = [part.origin for part in parts]
+        for module in self._algorithm.modules() if parts else ():
+            if isinstance(module, TargetNetwork):
+                module.reset()
+
+    def provenance(self) -> dict[str, Any]:
+        """Returns the origin of each part that was loaded, in types of JSON."""
+        return {"initial_parts": self._origins} if self._origins else {}
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the networks' tensors by name; a learner moves them when it is built."""
+        return _tensors(self._algorithm.state_dict(), self._transforms.state_dict())
+
+
+class _Part(NamedTuple):
+    """Tensors of one part.
+
+    Attributes:
+      values: tensors by name in this run.
+      names: name of each tensor in the other run, by its name in this run.
+      origin: run and file of the values, in types of JSON.
+    """
+
+    values: dict[str, torch.Tensor]
+    names: dict[str, str]
+    origin: dict[str, Any]
+
+    @classmethod
+    def read(cls, place: str, source: PartSource, tensors: Mapping[str, torch.Tensor]) -> "_Part":
+        """Reads a part of a run, and checks that it fits the tensors at its place."""
+        checkpoints = checkpoints_of(source.run)
+        if not checkpoints.steps():
+            near = sorted(str(found.parent) for found in source.run.parent.glob("*/checkpoints"))
+            hint = f"; there are {', '.join(near[:3])}" if near else ""
+            raise UsageError(f"{source.name}: {source.run} is not a run, since it has no checkpoints{hint}")
+        state: dict[str, torch.Tensor] = {}
+
+        def take(saved: dict[str, Any]) -> None:
+            state.update(_tensors(saved["algorithm"], saved["transforms"]))
+
+        steps, _ = checkpoints.load(source.checkpoint, take)
+        part = place if source.part is None else source.part
+        there = names_below(part, state, f"{source.name}: {source.run}")
+        here = names_below(place, tensors, source.name)
+        wrong = [f"there is no {_joined(part, inner)} there" for inner in here if inner not in there]
+        names = {here[inner]: name for inner, name in there.items() if inner in here}
+        wrong += [f"there is no {_joined(place, inner)} here" for inner in there if inner not in here]
+        wrong += [
+            f"{own} is {_form(tensors[own])} here, and {other} is {_form(state[other])} there"
+            for own, other in names.items()
+            if _form(tensors[own]) != _form(state[other])
+        ]
+        if wrong:
+            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            raise UsageError(
+                f"{source.name}: the part of {source.run} does not fit, {wrong[0]}{more}; build both with the same "
+                "networks and spaces, or name another part"
+            )
+        path = checkpoints.path(steps)
+        origin = {
+            "place": place,
+            "part": part,
+            "run": str(source.run),
+            "run_id": run_id(source.run),
+            "steps": steps,
+            "sha256": sha256(path),
+            "num_tensors": len(names),
+            "num_values": sum(tensors[name].numel() for name in names),
+        }
+        return cls({own: state[other] for own, other in names.items()}, names, origin)
+
+    def lines(self) -> list[str]:
+        """Returns lines for people: the origin, then a line for each tensor."""
+        origin, count = self.origin, len(self.names)
+        head = (
+            f"{origin['place'] or 'All networks'} from {origin['run']} at {origin['steps']:,} steps: "
+            f"{counted(count, 'tensor')}, {counted(origin['num_values'], 'number')}"
+        )
+        lines = [
+            f"  {own} {list(value.shape)}" + (f" from {self.names[own]}" if self.names[own] != own else "")
+            for own, value in self.values.items()
+        ]
+        hidden = [f"  and {count - MAX_LINES} more"] if count > MAX_LINES else []
+        return [head, *lines[:MAX_LINES], *hidden]
+
+
+def _joined(part: str, inner: str) -> str:
+    return f"{part}.{inner}" if part and inner else part or inner
+
+
+def _form(tensor: torch.Tensor) -> str:
+    """Returns shape and dtype, such as '[32, 4] float32'."""
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _tensors(algorithm: Mapping[str, Any], transforms: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Returns the tensors of two states by name, without the run's progress, which `Composed` saves twice."""
+    named = {**algorithm, **{f"transforms.{name}": value for name, value in transforms.items()}}
+    return {
+        name: value
+        for name, value in named.items()
+        if isinstance(value, torch.Tensor) and name.rpartition(".")[2] != "progress"
+    }

@@ -1,0 +1,301 @@
+"""Construction of the parts of a run from the arguments of the trainer, and checks that they fit together."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from alfish.algorithms.imitation.external import External, is_opened_to_act
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.compiler import kernels
+from alfish.data import Experience
+from alfish.environments import Environment
+from alfish.errors import UsageError
+from alfish.errors.user_code import refuse_default_dtype
+from alfish.learner.batches import Batches, EpochBatches, ReplayBatches
+from alfish.learner.learner import Learner
+from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
+from alfish.parameters import exclusive
+from alfish.parameters.kinds import device_named
+from alfish.parameters.parts import build, parameter_names
+from alfish.processes import heap, replicas
+from alfish.runs import random_state
+from alfish.runs.subnormals import flush_subnormals
+from alfish.specs import reward_names
+from alfish.training.clock import Budget, Calibration
+from alfish.training.evaluator import Evaluator, make_evaluator
+from alfish.training.initial_parts import InitialParts
+from alfish.training.policy import make_networks
+from alfish.transforms import Transforms
+from alfish.unrollers import SyncUnroller, Unroller
+
+# Maximum number of threads; torch ends a process that asks for very many threads.
+MAX_THREADS = 1024
+# Number of seconds of a budget from which on compilation saves time.
+LONG_RUN_SECONDS = 300
+
+
+class Parts(NamedTuple):
+    """Parts of a run."""
+
+    environment: Environment
+    algorithm: RLAlgorithm
+    transforms: Transforms
+    batches: Batches
+    unroller: Unroller
+    learner: Learner
+    metrics: Metrics
+    initial_parts: InitialParts
+    calibration: Calibration
+
+    @property
+    def observes(self) -> bool:
+        """True if the algorithm or a transform reads the rows of an iteration."""
+        return self.algorithm.overrides("after_iteration") or bool(self.transforms)
+
+    def observe(self, experience: Experience) -> None:
+        """Lets the transforms observe the rows of an unroll."""
+        # On-policy, row 0 was the extra row of the previous unroll; statistics count each row once.
+        num_seen = 1 if self.algorithm.on_policy else 0
+        self.transforms.observe(experience.time_step, experience.transform_state, num_seen)
+
+    def check_equal(self) -> None:
+        """Checks that networks and transforms are the same in all learners.
+
+        Raises:
+          RunError: names the difference.
+        """
+        if replicas.is_joined():
+            modules = {"": self.algorithm, "transforms.": self.transforms}
+            states = ((head + name, leaf) for head, each in modules.items() for name, leaf in each.state_dict().items())
+            replicas.check_equal({name: leaf for name, leaf in states if isinstance(leaf, torch.Tensor)})
+
+
+class Environments:
+    """Builds the environments of a run.
+
+    Args:
+      make: factory of environments, which takes the keywords `seed`, `num_envs`, `evaluation`, `render_mode`.
+      make_for_evaluation: factory of environments for evaluation with the same spaces; None means `make`.
+      seed: seed of the run.
+      max_evaluation_length: number of actions after which an episode of an evaluation is truncated.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., Environment],
+        make_for_evaluation: Callable[..., Environment] | None,
+        seed: int,
+        device: torch.device,
+        max_evaluation_length: int,
+    ):
+        self.make, self.seed, self.max_evaluation_length = make, seed, max_evaluation_length
+        self._device = str(device)
+        self._make_for_evaluation = make_for_evaluation
+        self._made: Environment | None = None  # newest training environment
+
+    @random_state.apart()
+    def new(self) -> Environment:
+        """Returns a training environment. If the policy only acts, it has a single environment, for its spaces."""
+        return self._make(num_envs=1) if is_opened_to_act() else self._make()
+
+    def _make(self, **arguments: int) -> Environment:
+        arguments["seed"] = replicas.seed_of(self.seed)
+        refuse_default_dtype("the program")
+        self._made = build(self.make, Environment, "Trainer.environment", **arguments, **self._of_run(self.make))
+        refuse_default_dtype(f"the constructor of {self._made.name}")
+        return self._made
+
+    def _of_run(self, factory: Callable[..., Environment]) -> dict[str, str]:
+        return {"device": self._device} if "device" in parameter_names(factory) else {}
+
+    @contextlib.contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        """Closes the training environment if the context raises."""
+        try:
+            yield
+        except BaseException:
+            if self._made is not None:
+                self._made.close()
+            raise
+
+    @random_state.apart()
+    def part_of(self, environment: Environment) -> Environment:
+        """Returns this learner's part of the run's environments, and closes the given environment, which has them all.
+
+        Raises:
+          UsageError: the number of environments is not divisible by the number of learners, or the factory makes
+            another number than requested.
+        """
+        if replicas.size() == 1:
+            return environment
+        num_envs = replicas.fraction(environment.num_envs, "the number of environments (make_environment.num_envs)")
+        environment.close()
+        part = self._make(num_envs=num_envs)
+        if part.num_envs != num_envs:
+            raise UsageError(
+                f"Trainer.environment made {part.num_envs} environments, and each of {replicas.size()} learners asked "
+                f"for {num_envs}; a factory takes the keyword num_envs"
+            )
+        return part
+
+    @random_state.preserved()
+    def evaluator(
+        self, parts: Parts, num_episodes: int, num_envs: int, max_length: int | None, **environment_arguments: Any
+    ) -> Evaluator:
+        """Returns an evaluator; see `Trainer.evaluator`.
+
+        Raises:
+          UsageError: the environments for evaluation have other spaces than the training environments. Their
+            observations may lack leaves.
+        """
+        factory = self._make_for_evaluation or self.make
+        limit = self.max_evaluation_length if max_length is None else max_length
+        networks = parts.algorithm, parts.transforms
+        arguments = {**self._of_run(factory), **environment_arguments}
+        return make_evaluator(factory, *networks, num_episodes, num_envs, limit, **arguments)
+
+
+def make_parts(environments: Environments, *arguments: Any) -> Parts:
+    """Builds the parts of a run, see `_make_parts`; if parts do not fit one another, closes the environment."""
+    with environments.closed_on_error():
+        return _make_parts(environments, *arguments)
+
+
+def _make_parts(
+    environments: Environments,
+    budget: Budget,
+    device: torch.device,
+    algorithm: Callable[..., RLAlgorithm],
+    transforms: Sequence[Callable[..., Any]],
+    calibration: float | None,
+    batches: Callable[[], Batches] | None,
+    unroller: Callable[..., Unroller],
+    learner: Callable[[RLAlgorithm], Learner],
+    metrics: Sequence[Metric] | None,
+    extra_metrics: Sequence[Metric],
+    unroll_length: float,
+    initial_parts: Mapping[str, str] | None,
+) -> Parts:
+    """Seeds all generators and builds the parts of a run; see `Trainer` for the arguments.
+
+    Raises:
+      UsageError: a factory makes an object of the wrong type, or parts do not fit one another.
+    """
+    random_state.seed_all(environments.seed)
+    environment = environments.new()
+    specs = environment.observation_spec, environment.action_spec, environment.reward_spec
+    networks = make_networks(algorithm, transforms, *specs, device)
+    source = _make_batches(batches, networks[0])
+    collector = build(unroller, Unroller, "Trainer.unroller", environment, *networks)
+    if not collector.drains and replicas.size() > 1:  # worker processes are divided instead
+        environment = environments.part_of(environment)
+        collector = build(unroller, Unroller, "Trainer.unroller", environment, *networks)
+    if not source.acts:
+        _check_offline(source, collector, budget)
+    collector.bind(environments.make, unroll_length, replicas.seed_of(environments.seed))
+    if not collector.unroll_length:
+        raise UsageError("Trainer.unroll_length is 0; it must be positive, 0 is for AsyncUnroller")
+    num_env_steps = _planned_env_steps(budget, collector)
+    trains = not is_opened_to_act()  # else batches would be made for a single environment, and take memory
+    if trains:
+        source.plan(num_env_steps)
+        source.bind(*networks, collector.unroll_length, collector.num_columns)
+        collector.stores_states = source.stores_states
+    trained = build(learner, Learner, "Trainer.learner", networks[0])
+    metrics = [metric() for metric in DEFAULT_METRICS] if metrics is None else metrics
+    names = reward_names(environment.reward_spec)
+    weights = networks[0].reward_weights
+    measured = Metrics([*metrics, *extra_metrics], collector.num_envs, objectives=names, reward_weights=weights)
+    collector.shown = measured.reads
+    if networks[1].encoders and "observation" in measured.reads:
+        raise UsageError(
+            f"a metric reads observations, and {type(networks[1].encoders[0]).__name__} replaces them by features when "
+            "rows arrive; leave one of the two out"
+        )
+    if not measured.reads_infos:
+        collector.ignore_infos()
+    if trains:
+        iterations = _iterations(budget, collector, source)
+        trained.plan(iterations * source.updates_per_iteration, source.rows_per_update)
+    if replicas.rank():  # learners draw different numbers from here on, after making equal parameters
+        random_state.seed_all(replicas.seed_of(environments.seed))
+    loaded = InitialParts(initial_parts or {}, *networks)
+    calibrated = Calibration(calibration if networks[1].keep_statistics else None, num_env_steps)
+    return Parts(environment, *networks, source, collector, trained, measured, loaded, calibrated)
+
+
+def start_external(algorithm: RLAlgorithm, environment: Environment) -> None:
+    """Starts the parts of an algorithm whose content is outside of the run; raises as `External.start` does."""
+    for part in algorithm.modules():
+        if isinstance(part, External):
+            part.start(environment.observation_space, environment.action_space)
+
+
+def use_device(name: str, num_threads: int | Literal["auto"]) -> torch.device:
+    """Sets up this process: heap, subnormal numbers and number of threads; returns the device of `Trainer.device`.
+
+    Raises:
+      UsageError: the device does not exist, or another thread trains.
+    """
+    exclusive.check()
+    heap.keep_freed_memory()
+    flush_subnormals()
+    kernels.set_num_threads(num_threads)
+    device = device_named(name)
+    if device.type != "cuda" or not replicas.is_joined():
+        return device
+    own, num_gpus = replicas.local_rank(), torch.cuda.device_count()
+    if device.index is not None or own >= num_gpus:
+        raise UsageError(
+            f"Trainer.device is {name!r}; each learner of a machine takes a GPU of its own, of the {num_gpus} here: "
+            "give torchrun as many --nproc-per-node at most, and set the device to 'cuda' or 'cpu'"
+        )
+    torch.cuda.set_device(own)
+    return torch.device("cuda", own)
+
+
+def _make_batches(batches: Callable[[], Batches] | None, algorithm: RLAlgorithm) -> Batches:
+    name, on_policy = type(algorithm).__name__, algorithm.on_policy
+    if batches is None:
+        batches = EpochBatches if on_policy else ReplayBatches
+    made = build(batches, Batches, "Trainer.batches")
+    if made.on_policy != on_policy:
+        kind, fitting = ("on-policy", "EpochBatches") if on_policy else ("off-policy", "ReplayBatches")
+        raise UsageError(
+            f"{name} is {kind}, and Trainer.batches is {type(made).__name__}; bind Trainer.batches = @{fitting}"
+        )
+    return made
+
+
+def _check_offline(batches: Batches, unroller: Unroller, budget: Budget) -> None:
+    name = type(batches).__name__
+    if budget.name == "num_env_steps":
+        raise UsageError(
+            f"Trainer.num_env_steps is a budget of environment steps, and {name} takes none; bind "
+            "Trainer.num_env_steps = None, and Trainer.num_updates in its place"
+        )
+    if not isinstance(unroller, SyncUnroller):
+        raise UsageError(f"Trainer.unroller has nothing to collect, since {name} never acts; leave it out")
+
+
+def _planned_env_steps(budget: Budget, unroller: Unroller) -> float:
+    """Returns the number of environment steps that a budget allows; inf if the budget is not in steps."""
+    if budget.name == "num_env_steps":
+        return budget.size
+    if budget.name == "num_iterations":
+        return budget.size * unroller.unroll_length * unroller.num_columns * replicas.size()
+    return math.inf
+
+
+def _iterations(budget: Budget, unroller: Unroller, batches: Batches) -> float:
+    """Returns the number of iterations that a budget is expected to last."""
+    if budget.name == "num_env_steps":
+        return budget.size / (unroller.unroll_length * unroller.num_columns * replicas.size())
+    if budget.name == "num_updates":
+        return budget.size / batches.updates_per_iteration
+    if budget.name == "wall_seconds":
+        return math.inf if budget.size >= LONG_RUN_SECONDS else 0.0
+    return budget.size

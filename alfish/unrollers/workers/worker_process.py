@@ -1,0 +1,298 @@
+"""The worker process: steps environments, acts with a copy of the policy, and writes segments into shared memory.
+
+A server process forks the worker, which ends at the latest when the trainer closes its end of a pipe, the lifeline.
+"""
+
+import contextlib
+import faulthandler
+import itertools
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfish import nest
+from alfish.algorithms.acting import ModeSwitch
+from alfish.compiler.numpy_program import quiet
+from alfish.data import TimeStep
+from alfish.environments import Environment
+from alfish.errors import RunError, UsageError, first_line
+from alfish.errors.user_code import CodeError, in_words, refuse_default_dtype
+from alfish.nest import Nest
+from alfish.parameters.parts import build, parameter_names
+from alfish.processes.channel import Channel, from_bytes
+from alfish.processes.heartbeat import DUMP_SIGNAL, Heartbeat
+from alfish.processes.messages import (
+    EnvironmentFailed,
+    EnvironmentReplaced,
+    Failed,
+    FromWorker,
+    Grant,
+    Refused,
+    Seconds,
+    Segment,
+    Setup,
+    Started,
+)
+from alfish.processes.shared_memory import SharedMemory
+from alfish.runs.random_state import apart, seed_all
+from alfish.runs.subnormals import flush_subnormals
+from alfish.unrollers.nonfinite import nonfinite_rows
+from alfish.unrollers.sync import SyncUnroller
+from alfish.unrollers.workers.environment_maker import EnvironmentMaker
+from alfish.unrollers.workers.shared_tensors import SharedWeights, state_tensors
+from alfish.unrollers.workers.slots import Slots
+
+GRACE_SECONDS = 5.0  # seconds for closing environments after the trainer has ended
+
+
+class EnvironmentFailure(Exception):
+    """An environment raised, and the worker cannot replace it."""
+
+
+class Stopped(Exception):
+    """The trainer has asked the worker to stop."""
+
+
+class WorkerUnroller(SyncUnroller):
+    """SyncUnroller that reports its activity and replaces environments that fail.
+
+    Args:
+      heartbeat: heartbeat that receives the present activity.
+      step_interval: minimum seconds between the starts of two vector steps.
+      tolerate: function that receives the id of an environment that failed, its error in one sentence, and the
+        traceback; None means that a failure ends the worker.
+      starts: vector step after which the first episode of each environment is truncated; 0 means never.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        heartbeat: Heartbeat,
+        step_interval: float,
+        tolerate: Any,
+        starts: list[int],
+        **keywords: Any,
+    ):
+        super().__init__(*arguments, **keywords)
+        self._heartbeat, self._interval, self._tolerate = heartbeat, step_interval, tolerate
+        self._starts = np.array(starts)
+        self._nonfinite_rows = quiet(nonfinite_rows)
+        self._num_steps, self._next_step = 0, 0.0
+        self.env_seconds = 0.0
+        if tolerate is not None:
+            self.environment.tolerate_errors(self._report)
+
+    def _report(self, index: int, error: BaseException) -> None:
+        sentence = str(in_words(error, f"{self.environment.name}.step"))
+        self._tolerate(int(self.environment.env_id[index]), sentence, _trace(error))
+
+    def _reset(self) -> TimeStep:
+        self._heartbeat.set(Heartbeat.RESETTING)
+        try:
+            time_step, _ = self._replace_nonfinite(super()._reset())
+            return time_step
+        finally:
+            self._heartbeat.set(Heartbeat.ACTING)
+
+    def advance(self, step: Any, transform_state: Nest) -> None:
+        if self._heartbeat.stopped:
+            raise Stopped
+        if self._interval:
+            time.sleep(max(0.0, self._next_step - time.monotonic()))
+            self._next_step = time.monotonic() + self._interval
+        self._heartbeat.set(Heartbeat.STEPPING)
+        began = time.perf_counter()
+        try:
+            super().advance(step, transform_state)
+        except (Exception, SystemExit) as error:
+            raise EnvironmentFailure from error
+        self.env_seconds += time.perf_counter() - began
+        self._num_steps += 1
+        self.time_step, replaced = self._replace_nonfinite(self.time_step)
+        if replaced is not None:
+            broken = self.environment.broken
+            self.environment.broken = replaced if broken is None else replaced | broken
+        if (self._starts == self._num_steps).any():
+            self.time_step = self.environment.break_off(self.time_step, self._starts == self._num_steps)
+        self._heartbeat.set(Heartbeat.ACTING)
+
+    def _check(self, time_step: TimeStep) -> None:
+        """Ends the worker if rows are not finite. Environments that can be replaced were checked at each step."""
+        try:
+            super()._check(time_step)
+        except RunError as error:
+            raise EnvironmentFailure from error
+
+    def _replace_nonfinite(self, time_step: TimeStep) -> tuple[TimeStep, np.ndarray | None]:
+        """Replaces environments whose rows are not finite until all rows are finite.
+
+        Returns:
+          The time step with FIRST rows of new environments, and a `[B]` bool mask of these environments, or None if no
+          environment was replaced.
+        """
+        replaced: np.ndarray | None = None
+        if self._tolerate is None or not self.environment.can_replace:
+            return time_step, replaced
+        while (bad := self._nonfinite_rows(time_step)) is not None:  # the trainer counts errors and ends the run
+            for column in np.flatnonzero(bad):
+                row = time_step.reward, time_step.observation
+                reward, observation = nest.map(lambda leaf, column=column: str(leaf[column]), row)  # shortens images
+                text = f"it returned a value that is not finite: reward {reward}, observation {observation}"
+                self._tolerate(int(self.environment.env_id[column]), text, text)
+            time_step = self.environment.replace(time_step, bad)
+            replaced = bad if replaced is None else replaced | bad
+        return time_step, replaced
+
+
+def main(setup: bytes, fds: dict[str, int]) -> None:
+    """Runs a worker until the trainer closes the channel.
+
+    Args:
+      setup: bytes of a `Setup`, pickled by `to_bytes`.
+      fds: file descriptors by name: the channel, the lifeline, and memories that the trainer shares.
+    """
+    threading.Thread(target=_die_with_trainer, args=(fds["lifeline"],), daemon=True).start()
+    channel = Channel(socket.socket(fileno=fds["channel"]))
+    with contextlib.ExitStack() as environments:  # closed after errors are sent, because closing may hang
+        try:
+            work(from_bytes(setup), fds, channel, environments)
+        except (EOFError, BrokenPipeError, ConnectionResetError, Stopped):
+            pass  # the trainer has closed the channel
+        except EnvironmentFailure as failure:
+            error = failure.__cause__ or failure
+            is_sentence = isinstance(error, (RunError, UsageError))
+            sentence = str(error) if is_sentence else f"{type(error).__name__}: {first_line(error)}"
+            _end(channel, EnvironmentFailed(sentence, _trace(error)))
+        except UsageError as error:
+            _end(channel, Refused(str(error)))
+        except (Exception, SystemExit) as error:
+            missing = (error.name or str(error)) if isinstance(error, ImportError) else ""
+            sentence = str(error) if isinstance(error, CodeError) else ""
+            _end(channel, Failed(sentence, _trace(error), missing))
+
+
+def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: contextlib.ExitStack) -> None:
+    """Builds environments and a copy of the policy, and fills slots until the trainer closes the channel.
+
+    Args:
+      setup, fds, channel: arguments and channel of the process, see `main`.
+      environments: stack that receives callbacks that close the environments.
+    """
+    heartbeat = Heartbeat(SharedMemory(os.fstat(fds["heartbeats"]).st_size, fds["heartbeats"]), setup.worker_index)
+    faulthandler.enable()
+    faulthandler.register(DUMP_SIGNAL, os.fdopen(fds["stacks"], "w"), all_threads=True, chain=False)
+    if setup.cpu is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {setup.cpu})
+    flush_subnormals()  # as the trainer does
+    torch.set_num_threads(1)
+    seed_all(setup.seed)
+    plan, stepping = setup.plan, setup.plan.stepping
+    algorithm, transforms, forms = from_bytes(plan.modules)
+    ModeSwitch(algorithm).switch(training=False)
+    maker: EnvironmentMaker = from_bytes(plan.make_environment)
+    make_environment = maker()
+    arguments: dict[str, Any] = {} if stepping.num_envs is None else {"num_envs": stepping.num_envs}
+    if "index" in parameter_names(make_environment):
+        arguments["index"] = setup.first_env_id // setup.plan.envs_per_worker
+    with apart():
+        environment = build(make_environment, Environment, "Trainer.environment", seed=setup.seed, **arguments)
+    environments.callback(_close, environment)
+    refuse_default_dtype(f"the constructor of {environment.name}")
+    environment.env_id += setup.first_env_id
+
+    def tolerate(env_id: int, sentence: str, trace: str) -> None:
+        channel.send(EnvironmentReplaced(env_id, sentence, trace))
+
+    unroller = WorkerUnroller(
+        environment,
+        algorithm,
+        transforms,
+        stepping.numpy_policy,
+        stepping.overwrites,
+        heartbeat=heartbeat,
+        step_interval=stepping.step_interval,
+        tolerate=tolerate if stepping.tolerates_errors else None,
+        starts=setup.starts,
+    )
+    unroller.shown, unroller.stores_states = plan.shown, plan.stores_states
+    if not plan.keeps_infos:
+        unroller.ignore_infos()
+    weights = SharedWeights(state_tensors(algorithm, transforms), fds["weights_header"], fds["weights"])
+    weights.read()  # includes the progress of training, which a curriculum needs at its first reset
+    unroller.start()  # an error in the first reset is raised in the trainer
+    channel.send(Started(environment.num_envs))
+    slots = Slots(forms, plan.num_slots, fd=fds["slots"])
+    _fill_segments(setup, channel, heartbeat, weights, slots, unroller)
+
+
+def _fill_segments(
+    setup: Setup, channel: Channel, heartbeat: Heartbeat, weights: SharedWeights, slots: Slots, unroller: WorkerUnroller
+) -> None:
+    for sequence in itertools.count():
+        heartbeat.set(Heartbeat.IDLE)
+        idle = time.perf_counter()
+        grant: Grant = channel.receive()
+        heartbeat.set(Heartbeat.ACTING)
+        began = time.perf_counter()
+        version = weights.read(grant.publication)
+        unroller.env_seconds = 0.0
+        experience = unroller.unroll(setup.plan.length, grant.at_random)
+        records = unroller.records
+        assert records is not None
+        unrolled, env_seconds = time.perf_counter(), unroller.env_seconds
+        slots.write(grant.slot, experience, records)
+        written = time.perf_counter()
+        seconds = Seconds(began - idle, env_seconds, unrolled - began - env_seconds, written - unrolled)
+        infos = records.infos if setup.plan.keeps_infos else []
+        count = len(records.step_type)
+        segment = Segment(setup.worker_index, grant.slot, sequence, version, count, infos, seconds)
+        try:
+            channel.send(segment)
+        except (TypeError, AttributeError, pickle.PicklingError):  # raised for an object in infos; nothing was sent
+            channel.send(segment._replace(infos=[(row, _sendable(info)) for row, info in infos]))
+
+
+def _sendable(info: Any) -> Any:
+    """Returns an info, or a part of one, with None for objects that cannot be pickled."""
+    if isinstance(info, dict):
+        return {key: _sendable(value) for key, value in info.items()}
+    if isinstance(info, np.ndarray) and info.dtype == object:
+        parts = np.empty_like(info)
+        for index, part in np.ndenumerate(info):
+            parts[index] = _sendable(part)
+        return parts
+    try:
+        pickle.dumps(info)
+    except (TypeError, AttributeError, pickle.PicklingError):
+        return None
+    return info
+
+
+def _close(environment: Environment) -> None:
+    with contextlib.suppress(Exception):  # errors of an environment that may be broken already
+        environment.close()
+
+
+def _trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+def _end(channel: Channel, message: FromWorker) -> None:
+    with contextlib.suppress(OSError):  # the trainer has ended
+        channel.send(message)
+    sys.exit(1)
+
+
+def _die_with_trainer(lifeline: int) -> None:
+    os.read(lifeline, 1)  # returns when the trainer has ended
+    time.sleep(GRACE_SECONDS)
+    os.killpg(0, signal.SIGKILL)  # includes processes that environments have started

@@ -1,0 +1,317 @@
+"""Errors of code outside alfish, in one sentence that says which call and where."""
+
+import functools
+import inspect
+import pickle
+import traceback
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from alfish.algorithms.ppo import PPO
+from alfish.environments import Environment, make_environment
+from alfish.environments.toy import OneState
+from alfish.errors import RunError, UsageError
+from alfish.errors.user_code import CodeError, calling, refuse
+from alfish.learner.batches import EpochBatches
+from alfish.networks import MLP, ActorCritic, Torso
+from alfish.training.listener import Listener
+from alfish.training.listeners import checked_listeners
+from alfish.training.trainer import Trainer
+from alfish.transforms import Transform
+
+
+def raises(error):
+    raise error
+
+
+def line_of(function, text):
+    lines, first = inspect.getsourcelines(function)
+    return first + next(i for i, line in enumerate(lines) if text in line)
+
+
+def test_the_sentence_has_the_call_the_error_and_the_place_in_the_users_code():
+    def physics():
+        np.linalg.inv(np.zeros((2, 2)))  # below it are frames of numpy
+
+    with pytest.raises(CodeError) as caught, calling("Robot.step"):
+        physics()
+    place = f"({__file__}:{line_of(physics, 'linalg')}, in physics)"
+    assert str(caught.value) == f"Robot.step raised LinAlgError: Singular matrix {place}"
+    assert isinstance(caught.value, RunError)
+    trace = "".join(traceback.format_exception(caught.value))
+    assert "physics()" in trace and "np.linalg.inv" in trace and "linalg.py" in trace
+
+
+def test_a_library_is_named_only_where_no_code_of_the_user_ran():
+    with pytest.raises(CodeError, match=r"^made raised .*registration.py:\d+, in \w+\)$"), calling("made"):
+        gymnasium.make("NoSuchEnvironment-v0")
+
+    class Raises(gymnasium.Wrapper):
+        def step(self, action):
+            return self.env.step(action)  # CartPole asserts that the action is valid
+
+    env = Raises(gymnasium.make("CartPole-v1"))
+    env.reset()
+    with pytest.raises(CodeError, match=rf"AssertionError: .* \({__file__}:\d+, in step\)$"), calling("step"):
+        env.step(7)
+
+
+def test_the_first_line_without_control_characters():
+    with pytest.raises(CodeError, match=r"^f raised ValueError: red  \(.*, in raises\)$"), calling("f"):
+        raises(ValueError("red\x1b\nand more"))
+    with pytest.raises(CodeError, match=r"^f raised ValueError \(.*, in raises\)$"), calling("f"):
+        raises(ValueError())
+
+
+def test_wrong_arguments_of_a_call_are_an_error_of_what_is_called():
+    with pytest.raises(CodeError, match=r"^f raised TypeError: .*raises.. takes 1 positional argument"), calling("f"):
+        raises(1, 2)
+
+
+def test_sys_exit_is_named_with_its_place():
+    words = rf"^sys.exit\(3\) was called in raises \({__file__}:\d+\), and nothing"
+    with pytest.raises(CodeError, match=words), calling("f"):
+        raises(SystemExit(3))
+
+    def leaves():
+        exit()
+
+    with pytest.raises(CodeError, match=rf"^sys.exit\(\) was called in leaves \({__file__}:\d+\)"), calling("f"):
+        leaves()
+
+
+@pytest.mark.parametrize("error", [UsageError("mend it"), RunError("the disk is full"), KeyboardInterrupt()])
+def test_sentences_and_signals_pass_unchanged(error):
+    with pytest.raises(type(error)) as caught, calling("f"):
+        raises(error)
+    assert caught.value is error
+
+
+def test_an_error_of_alfish_passes_unchanged():
+    from alfish import nest
+    from alfish.runs.files import make_directory
+
+    with pytest.raises(ValueError), calling("f"):
+        nest.map(max, [1, 2], [1])  # below alfish's frame there are only frames of optree
+    with pytest.raises(TypeError), calling("f"):
+        make_directory(None)
+
+
+def test_a_failed_assertion_of_alfish_passes_although_the_users_code_called_it():
+    from alfish.environments.sequential import SequentialVectorEnv
+
+    def users():
+        SequentialVectorEnv([], gymnasium.vector.AutoresetMode.SAME_STEP)
+
+    with pytest.raises(AssertionError), calling("f"):
+        users()
+
+    def asserts():
+        assert torch.zeros(1)[0] == 1
+
+    with pytest.raises(CodeError, match=r"^f raised AssertionError"), calling("f"):
+        asserts()
+
+
+def test_an_error_is_described_once():
+    with pytest.raises(CodeError, match=r"^inner raised"), calling("outer"), calling("inner"):
+        raises(ValueError("x"))
+
+
+def test_what_the_user_chained_stays_in_the_traceback():
+    def chained():
+        try:
+            raise KeyError("first")
+        except KeyError as error:
+            raise ValueError("second") from error
+
+    with pytest.raises(CodeError) as caught, calling("f"):
+        chained()
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_handler_costs_nothing_and_says_the_same():
+    with pytest.raises(CodeError, match=r"^f raised ValueError: x"):
+        try:
+            raises(ValueError("x"))
+        except BaseException as error:
+            refuse(error, "f")
+            raise
+    assert str(pickle.loads(pickle.dumps(CodeError("words")))) == "words"
+
+
+# In runs.
+
+
+def ppo(**arguments):
+    batches = functools.partial(EpochBatches, num_epochs=1)
+    parts = {"algorithm": functools.partial(PPO, network=NETWORK), "batches": batches, "listeners": []}
+    return Trainer(**{**parts, "num_env_steps": 300, "unroll_length": 8, **arguments})
+
+
+def small(spec):
+    return Torso(spec, mlp=functools.partial(MLP, layers=(4,)))
+
+
+NETWORK = functools.partial(ActorCritic, actor_torso=small, critic_torso=small)
+
+
+one_state = functools.partial(make_environment, OneState)
+
+
+class Counting(Listener):
+    def after_iteration(self, trainer, report):
+        raise KeyError("steps")
+
+
+class Measure:
+    name = "measure"
+
+    def update(self, rows):
+        raise IndexError("no rows")
+
+    def result(self):
+        return {}
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+class Game(Environment):
+    """An environment of the user's own, not gymnasium's."""
+
+    def __init__(self, num_envs=1, seed=0, evaluation=False, fails="step"):
+        self._inner = make_environment(OneState)
+        inner = self._inner
+        super().__init__(1, inner.observation_space, inner.action_space, inner.reward_spec)
+        self.fails = fails
+
+    def reset(self, seeds=None, rows=None):
+        if self.fails == "reset":
+            raise LookupError("no board")
+        return self._inner.reset()
+
+    def step(self, action):
+        if self.fails == "step":
+            raise LookupError("no such move")
+        return self._inner.step(action)
+
+    def close(self):
+        self._inner.close()
+
+
+class Careless(PPO):
+    def calc_loss(self, experience, info):
+        raise KeyError("no loss")
+
+
+class Forgetful(Transform):
+    def transform(self, time_step, state):
+        return time_step
+
+    def observe(self, time_step):
+        raise IndexError("no statistics")
+
+
+class Behind(Listener):
+    def is_behind(self, run):
+        raise KeyError("clock")
+
+
+class Puts(Listener):
+    def __init__(self, name, value):
+        self.name, self.value = name, value
+
+    def after_iteration(self, run, report):
+        report.scalars[self.name] = self.value
+
+
+class Result(Measure):
+    def __init__(self, result):
+        self._result = result
+
+    def update(self, rows):
+        pass
+
+    def result(self):
+        return self._result
+
+
+def torso(spec):
+    raise NotImplementedError("no torso yet")
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"listeners": [Counting()]}, "Counting.after_iteration raised KeyError: 'steps'"),
+        ({"metrics": [Measure()]}, "Measure.update raised IndexError: no rows"),
+        ({"algorithm": functools.partial(Careless, network=NETWORK)}, "Careless.calc_loss raised KeyError: 'no loss'"),
+        ({"transforms": [Forgetful]}, "Forgetful.observe raised IndexError: no statistics"),
+        ({"listeners": [Behind()]}, "Behind.is_behind raised KeyError: 'clock'"),
+        ({"listeners": [Puts("speed", "fast")]}, "Report.scalars after Puts.after_iteration has 'fast' as 'speed'; it"),
+        ({"listeners": [Puts("speed", torch.zeros(2))]}, "Report.scalars after Puts.after_iteration has tensor("),
+        ({"listeners": [Puts(5, 1.0)]}, "Report.scalars after Puts.after_iteration has 1.0 as 5; it must be a dict"),
+        ({"listeners": [Puts("speed", 10**400)]}, "Report.scalars after Puts.after_iteration has 1000"),
+        (
+            {"metrics": [Result(None)], "summary_period": 1},
+            "the result of Result is None; it must be a dict",
+        ),
+        (
+            {"metrics": [Result({"a": "b"})], "summary_period": 1},
+            "the result of Result has 'b' as 'a'; it must",
+        ),
+        ({"environment": Game}, "Game.step raised LookupError: no such move"),
+        ({"environment": functools.partial(Game, fails="reset")}, "Game.reset raised LookupError: no board"),
+        ({"environment": functools.partial(Game, fails=1 / 3, board=8)}, "Trainer.environment cannot be called as"),
+    ],
+)
+def test_each_part_of_a_run_is_named_in_its_error(tmp_path, arguments, words):
+    arguments = {"environment": one_state, **arguments}
+    with pytest.raises((CodeError, UsageError)) as caught:
+        ppo(root_dir=tmp_path / "run", **arguments).train()
+    assert str(caught.value).startswith(words)
+    if isinstance(caught.value, CodeError):
+        assert f"({__file__}:" in str(caught.value)
+        log = (tmp_path / "run" / "log.txt").read_text()
+        assert "Traceback (most recent call last)" in log and str(caught.value) in log
+
+
+def test_a_network_in_the_users_code_is_named_by_its_setting(tmp_path):
+    network = functools.partial(ActorCritic, actor_torso=torso)
+    with pytest.raises(CodeError, match=r"ActorCritic.actor_torso raised NotImplementedError: no torso yet \("):
+        ppo(root_dir=tmp_path, environment=one_state, algorithm=functools.partial(PPO, network=network))
+
+
+def test_an_evaluation_names_the_environment_whose_step_failed(tmp_path):
+    trainer = ppo(root_dir=tmp_path, environment=one_state, evaluation_environment=Game)
+    with pytest.raises(CodeError, match=r"^Game.step raised LookupError: no such move \("):
+        trainer.evaluator(num_episodes=1, num_envs=1).evaluate(1)
+
+
+class TakesNoRun(Listener):
+    def after_iteration(self, report):
+        pass
+
+
+class Misspelt(Listener):
+    def after_iterations(self, run, report):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("listener", "words"),
+    [
+        (TakesNoRun, r"after_iteration of TakesNoRun takes \(report\), and is called with \(run, report\)"),
+        (Misspelt, "Misspelt has a method 'after_iterations', which alfish never calls; did you mean after_iteration?"),
+    ],
+)
+def test_a_method_of_a_listener_that_cannot_be_called_is_named_before_training(listener, words):
+    with pytest.raises(UsageError, match=words):
+        checked_listeners([listener()], [])

@@ -1,0 +1,156 @@
+"""The wall between the core and its annexes: what an annex may import, and from where the core reaches one.
+
+The core loads an annex only at the doors listed here, so a mistake in an annex cannot break the rest. In the other
+direction an annex imports only the public modules listed here, and no private name, so that all else of the core may
+change without a look at the annexes.
+"""
+
+import ast
+import subprocess
+import sys
+
+import pytest
+from test_imports import FILES, imports_of, is_module, module_of, parse
+
+import alfish
+
+WRITERS = "alfish.runs.writers"
+TRACKERS = tuple(f"{WRITERS}.{name}" for name in ("tracker", "mlflow_writer", "trackio_writer", "wandb_writer"))
+# Public modules of the core: those that `alfish` itself offers, those that any annex may import, and those that belong
+# to one annex because it stands in for a part of the core, continues its work, or reads its files.
+EVERYWHERE = {
+    *("alfish", *alfish._HOME.values()),
+    *("alfish.errors", "alfish.errors", "alfish.nest", "alfish.specs", "alfish.parameters"),
+    *("alfish.parameters.description", "alfish.parameters.differences"),
+    *("alfish.runs.checkpoints", "alfish.runs.contents", "alfish.runs.files"),
+} - {"alfish.analysis.plotting"}
+PUBLIC = {
+    "alfish.offline.sources": {
+        *("alfish.offline.data_set", "alfish.offline.episode", "alfish.offline.episode_rows"),
+        *("alfish.offline.limits", "alfish.offline.recorded_spaces", "alfish.replay"),
+    },
+    "alfish.offline.pickles": set(),
+    "alfish.unrollers.ray": {
+        *("alfish.errors.user_code", "alfish.runs.stop_signals"),
+        *("alfish.processes.host", "alfish.processes.messages", "alfish.processes.pool"),
+        *("alfish.processes.worker_handle", "alfish.unrollers.unroller", "alfish.unrollers.workers.shared_tensors"),
+        *("alfish.unrollers.workers.slots", "alfish.unrollers.workers.transport"),
+        "alfish.unrollers.workers.worker_process",
+    },
+    "alfish.exporting": {
+        *("alfish.algorithms.acting", "alfish.compiler.numpy_operations", "alfish.compiler.numpy_program"),
+        *("alfish.compiler.tracer", "alfish.offline", "alfish.runs.random_state", "alfish.runs.packed.archive"),
+        *("alfish.runs.packed.fetching", "alfish.runs.packed.manifest", "alfish.training.evaluations.evaluation"),
+    },
+    "alfish.sweeps": {
+        *("alfish.configuration.reading", "alfish.environments.finding", "alfish.parameters.kinds"),
+        *("alfish.processes.inheritance", "alfish.runs.stop_signals", "alfish.runs.trust", "alfish.training.clock"),
+        "alfish.training.evaluations.evaluation",
+    },
+    "alfish.analysis": {
+        *("alfish.configuration.locating", "alfish.configuration.reading", "alfish.runs.run_log"),
+        *("alfish.training.evaluations.evaluation", "alfish.training.evaluations.results", f"{WRITERS}.writer"),
+    },
+    **{tracker: {f"{WRITERS}.writer"} for tracker in TRACKERS},
+}
+# Where the core reaches an annex, besides commands: `alfish.plot`, names that a configuration may use, and schemes of
+# recorded data.
+DOORS = {
+    "alfish": {"alfish.analysis.plotting"},
+    "alfish.configuration.reading": set(TRACKERS[1:]),
+    WRITERS: set(TRACKERS[1:]),
+    **{f"alfish.offline{name}": {"alfish.offline.sources"} for name in ("", ".outputs", ".source_reading")},
+}
+NAMED_TUPLE = {"_replace", "_fields", "_asdict", "_make"}
+PATHS = {module_of(path): path for path in FILES}
+USED = set()  # pairs of an annex and a module that it imports
+
+
+def annex_of(module):
+    return next((annex for annex in PUBLIC if module == annex or module.startswith(annex + ".")), None)
+
+
+def is_command(module):
+    return module.startswith(("alfish.bin.", "alfish.__main__")) or module == "alfish.bin"
+
+
+def private_names(tree):
+    """Private names that a module takes from another one, or from an object that is not its own."""
+    own = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and ast.unparse(n.value) in ("self", "cls")}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("alfish"):
+            yield from (alias.name for alias in node.names if alias.name.startswith("_"))
+        elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            is_torch = ast.unparse(node.value) == "aten"  # operations, as `aten._softmax`
+            if node.attr not in NAMED_TUPLE | own and not is_torch:
+                yield ast.unparse(node)
+
+
+def complaints(module, tree):
+    """What of a module's imports breaks the wall."""
+    here = annex_of(module)
+    for imported in imports_of(tree):
+        there = annex_of(imported)
+        if here is None and there is not None and not is_command(module) and imported not in DOORS.get(module, ()):
+            yield f"{module} imports {imported}, of an annex"
+        if here is not None and there is None:
+            USED.add((here, imported))
+            if imported not in EVERYWHERE | PUBLIC[here]:
+                yield f"{module} imports {imported}, which is not public for {here}"
+    if here is not None:
+        yield from (f"{module} takes the private name {name}" for name in private_names(tree))
+
+
+def test_an_annex_imports_what_is_public_and_the_core_reaches_annexes_by_its_doors():
+    assert [each for module, path in PATHS.items() for each in complaints(module, parse(path))] == []
+
+
+def test_building_a_trainer_loads_no_annex():
+    program = "import sys, alfish.training.trainer, alfish.configuration.runs; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    # The door of recorded data names its schemes, and tells what a file of another library is.
+    door = [f"alfish.offline.sources{name}" for name in ("", ".recognition", ".source_files")]
+    assert sorted(module for module in loaded if annex_of(module)) == door
+
+
+def test_no_module_is_public_without_need_and_no_door_leads_nowhere():
+    for module, path in PATHS.items():
+        list(complaints(module, parse(path)))
+    needed = {annex: {imported for one, imported in USED if one == annex} for annex in PUBLIC}
+    assert {annex: modules - needed[annex] for annex, modules in PUBLIC.items() if modules - needed[annex]} == {}
+    at_home = {"alfish", *alfish._HOME.values()}
+    assert [each for each in sorted(EVERYWHERE - at_home) if sum(each in one for one in needed.values()) < 2] == []
+    assert all(is_module(each) for each in (*DOORS, *PUBLIC, *EVERYWHERE))
+
+
+@pytest.mark.parametrize(
+    "module, text",
+    [
+        ("alfish.sweeps.sweep", "from alfish.training.loop import Loop"),
+        ("alfish.sweeps.sweep", "def f():\n    from alfish.learner import updates"),
+        ("alfish.analysis.curves", "from alfish.runs.contents import _clock"),
+        ("alfish.exporting.graph", "from alfish.training import policy\npolicy._missing('x')"),
+        ("alfish.exporting.graph", "def f(policy): return policy._runners"),
+        ("alfish.runs.writers.wandb_writer", "from alfish.training.clock import Clock"),
+        ("alfish.training.loop", "from alfish.sweeps.jobs import Jobs"),
+        ("alfish.training.loop", "def f():\n    import alfish.exporting.graph"),
+        ("alfish.offline.buffer", "from alfish.offline.sources.npz import NpzSource"),
+        ("alfish.offline.outputs", "from alfish.offline.sources.source_files import said"),
+    ],
+)
+def test_a_hole_in_the_wall_is_found(module, text):
+    assert len(list(complaints(module, ast.parse(text)))) == 1
+
+
+@pytest.mark.parametrize(
+    "module, text",
+    [
+        ("alfish.sweeps.sweep", "from alfish.analysis.tables import as_text"),
+        ("alfish.exporting.graph", "from alfish.training.policy import Policy"),
+        ("alfish.exporting.onnx_operations", "aten._softmax"),
+        ("alfish.bin.sweep", "def f():\n    from alfish.sweeps.sweep import Sweep"),
+        ("alfish.training.loop", "from alfish.training.clock import Clock"),
+    ],
+)
+def test_doors_and_public_modules_are_accepted(module, text):
+    assert list(complaints(module, ast.parse(text))) == []
