@@ -9,7 +9,7 @@ from alfish.errors import UsageError
 POLL_SECONDS = 0.05
 
 _lock = threading.RLock()
-_is_brief = False  # whether the thread that holds the lock will release it soon
+_is_long = False  # whether a thread holds the lock and will not release it soon
 
 
 @contextlib.contextmanager
@@ -22,13 +22,13 @@ def held(brief: bool = False) -> Iterator[None]:
     Raises:
       UsageError: another thread holds the settings, and not briefly.
     """
-    global _is_brief
+    global _is_long
     _acquire()
-    before, _is_brief = _is_brief, brief
+    before, _is_long = _is_long, _is_long or not brief
     try:
         yield
     finally:
-        _is_brief = before
+        _is_long = before
         _lock.release()
 
 
@@ -39,8 +39,9 @@ def check() -> None:
 
 
 def _acquire() -> None:
-    while not _lock.acquire(timeout=POLL_SECONDS if _is_brief else 0):
-        if not _is_brief:
+    # A holder sets and clears the flag while it has the lock, so a thread that finds none has to look again.
+    while not _lock.acquire(timeout=0 if _is_long else POLL_SECONDS):
+        if _is_long:
             raise UsageError(
                 "another thread of this process trains or has a run open, and a process has one configuration and one "
                 "set of random generators; wait for its end, or train in several processes, as `alfish sweep` does"
