@@ -184,7 +184,7 @@ class Environment(abc.ABC):
         """Stops stepping some environments until `reset` names them; their rows are meaningless until then.
 
         Args:
-          rows: mask `[B]` bool of the environments to rest; those that already rest keep resting.
+          rows: mask `[B]` bool of the environments to rest; environments that already rest keep resting.
         """
         raise NotImplementedError
 

@@ -155,7 +155,7 @@ class VectorEnvironment(Environment):
             self.env.gathers_infos = True
 
     def _reported(self, executed: Nest) -> Nest:
-        """Returns actions with those that the infos report as executed in their place, in the algorithm's units."""
+        """Returns the executed actions in the algorithm's units. A reported action replaces the given one."""
         if "executed_action" not in self.infos:
             return executed
         given = self.infos["executed_action"]

@@ -176,7 +176,7 @@ def make_expert(expert: Callable[[], Expert], name: str) -> Expert:
       name: name of the parameter, for messages.
 
     Raises:
-      UsageError: the factory does not make an expert, but for example a data set.
+      UsageError: the factory makes something else than an expert, such as a data set.
     """
     made: Any = build(expert, object, name)
     if not isinstance(made, Expert):
