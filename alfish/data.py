@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from alfish import nest
 from alfish.nest import Array, Nest
 
 
@@ -46,6 +47,13 @@ class AlgStep(NamedTuple):
     info: Nest = None  # data for training
 
 
+class Ends(NamedTuple):
+    """The LAST rows of environments that end an episode and begin the next one in the same vector step."""
+
+    ended: Array  # [T, B] bool, whether a LAST row stands between rows t and t + 1 of the column
+    time_step: TimeStep  # [T, B] the rows that the steps returned; LAST rows where `ended`, not read elsewhere
+
+
 class Experience(NamedTuple):
     """Consecutive rows of B environments; leaves are `[T, B, ...]` unless a comment gives another shape."""
 
@@ -59,6 +67,8 @@ class Experience(NamedTuple):
     burn_in: TimeStep | None = None
     # [T, B] float32, discounted sum of the rewards after each row, if replay keeps it; nan in an unfinished episode
     return_to_go: torch.Tensor | None = None
+    # LAST rows beside the rows; None means that every row is in its place. See `in_line`
+    ends: Ends | None = None
 
 
 class Batch(NamedTuple):
@@ -82,6 +92,56 @@ class LossInfo(NamedTuple):
     # [T', N] If the mean over the rows that train is positive, this update and the rest of the iteration are skipped.
     stop: torch.Tensor | None = None
     buffers: dict[torch.Tensor, torch.Tensor] | None = None  # new values of buffers, unless the update is skipped
+
+
+class InLine(NamedTuple):
+    """The result of `in_line`."""
+
+    experience: Experience  # [R, B] all rows in their order, PAD rows at the ends of columns
+    acted: torch.Tensor | None  # [T, B] int64, places in `experience` of the rows that were given; None: all, in order
+
+
+def in_line(experience: Experience, num_rows: int | None = None) -> InLine:
+    """Returns an unroll with its LAST rows in their places in the stream.
+
+    The action and the info of a LAST row are those of the row before it. R is the largest number of rows of a column,
+    which takes a wait for a GPU. PAD rows that were given move to the ends of columns.
+
+    Args:
+      experience: rows `[T, B]`, on-policy with a last row that no step follows; arrays or tensors. Without `ends`, the
+        rows are in line already.
+      num_rows: number R, at least the largest number of rows of a column, if it is not to be computed.
+
+    Returns:
+      The experience in tensors, without `ends`. The place of a PAD row is -1.
+    """
+    if experience.ends is None:
+        return InLine(experience, None)
+    given = nest.tensors((experience.time_step, experience.action, experience.info))
+    ended, last = nest.tensors(experience.ends)
+    step_type = given[0].step_type
+    present, num_steps = step_type != StepType.PAD, len(ended)
+    is_followed = torch.zeros_like(present)
+    is_followed[:num_steps] = ended
+    number = present.long() + is_followed
+    end = number.cumsum(0)
+    num_rows = int(end[-1].max()) if num_rows is None else num_rows
+    # Rows that have no place are written to one more row, which is cut off.
+    row = torch.where(present, end - number, num_rows)
+    last_row = torch.where(ended, end[:num_steps] - 1, num_rows)
+    column = torch.arange(step_type.shape[1], device=step_type.device)
+
+    def placed(leaf: torch.Tensor, at_end: torch.Tensor) -> torch.Tensor:
+        rows = leaf.new_zeros(num_rows + 1, *leaf.shape[1:])
+        rows[row, column] = leaf
+        rows[last_row, column] = at_end
+        return rows[:num_rows]
+
+    follows = last, *nest.at(given[1:], slice(num_steps))
+    time_step, action, info = nest.map(placed, given, follows)
+    time_step.step_type.masked_fill_(torch.arange(num_rows, device=column.device)[:, None] >= end[-1], StepType.PAD)
+    others = nest.tensors((experience.state, experience.policy_version, experience.transform_state))
+    return InLine(Experience(time_step, action, info, *others), torch.where(present, row, -1))
 
 
 def trainable(step_type: Any) -> Any:

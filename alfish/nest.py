@@ -16,6 +16,9 @@ Nest: TypeAlias = Any  # NamedTuple, dict or tuple of leaves, of any depth; a si
 # compute in torch give tensors throughout.
 Array: TypeAlias = Any
 
+# Bytes of the largest copy to a GPU that goes through pinned memory, which torch keeps, and the system cannot swap out.
+LARGEST_PINNED = 2**26
+
 flatten: Callable[..., tuple[list[Any], Any]] = optree.tree_flatten
 unflatten: Callable[..., Nest] = optree.tree_unflatten
 
@@ -108,8 +111,9 @@ def tensors(nest: Nest, device: torch.device | None = None) -> Nest:
     """Leaves as tensors on a device, see `as_tensor`; None means that leaves keep their devices."""
     if device is None:
         return map(as_tensor, nest)
-    is_gpu = _is_gpu(device)
-    return map(lambda leaf: as_tensor(leaf).to(device, non_blocking=is_gpu), nest)
+    if _is_gpu(device):
+        return map(lambda leaf: _pinned(as_tensor(leaf)).to(device, non_blocking=True), nest)
+    return map(lambda leaf: as_tensor(leaf).to(device), nest)
 
 
 def arange(count: int, like: Any) -> Any:
@@ -135,15 +139,24 @@ def detach(nest: Nest) -> Nest:
 
 
 def to(nest: Nest, device: torch.device | str) -> Nest:
-    """Moves each leaf to a device."""
-    # In any case, CUDA has read pageable memory of the host when the call returns. A copy that blocks would also wait
-    # until the GPU has done all of its work.
-    is_gpu = _is_gpu(device)
-    return map(lambda tensor: tensor.to(device, non_blocking=is_gpu), nest)
+    """Moves each leaf to a device; a copy to a GPU does not block."""
+    if _is_gpu(device):
+        return map(lambda tensor: _pinned(tensor).to(device, non_blocking=True), nest)
+    return map(lambda tensor: tensor.to(device), nest)
 
 
 def _is_gpu(device: torch.device | str) -> bool:
     return torch.device(device).type == "cuda"
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a copy of a tensor on the CPU in pinned memory, unless the tensor is large.
+
+    A copy from pinned memory to a GPU waits for nothing, and torch uses the memory again only after it. A copy from
+    other memory may wait for all work of the GPU; the memory has been read when the call returns.
+    """
+    is_small = tensor.device.type == "cpu" and tensor.nbytes <= LARGEST_PINNED
+    return tensor.pin_memory() if is_small else tensor
 
 
 def at(nest: Nest, index: Any) -> Nest:

@@ -2,7 +2,7 @@
 
   python -m benchmarks.defaults                                     everything: hours
   python -m benchmarks.defaults --algorithms=PPO --tasks=docking    some rows
-  python -m benchmarks.defaults --tasks=second                      the second set of tasks, see `unknown_tasks`
+  python -m benchmarks.defaults --tasks=second                      another set of tasks, see `unknown_tasks`
   python -m benchmarks.defaults --table                             only the tables, from existing runs
 
 Each library is called as its first example shows, with the environment, the budget and the seed, and nothing else.
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import PROJECT, processes, tables
-from benchmarks.runs.unknown_tasks import BUDGETS, FIRST, SECOND, TASKS
+from benchmarks.runs.unknown_tasks import BUDGETS, FIRST, SECOND, TASKS, THIRD
 
 CSV = PROJECT / "docs" / "results" / "defaults.csv"
 KEY = ("algorithm", "task", "library", "seed")
@@ -39,12 +39,12 @@ LIBRARIES = ("alfish", "sb3")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algorithms", default=",".join(BUDGETS))
-    parser.add_argument("--tasks", default="first,second", help="names of tasks, or first or second for a set")
+    parser.add_argument("--tasks", default="first,second", help="names of tasks, or first, second or third for a set")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     if not arguments.table:
-        sets = {"first": list(FIRST), "second": list(SECOND)}
+        sets = {"first": list(FIRST), "second": list(SECOND), "third": list(THIRD)}
         names = [name for part in arguments.tasks.split(",") for name in sets.get(part, [part])]
         chosen = itertools.product(map(int, arguments.seeds.split(",")), arguments.algorithms.split(","), names)
         run([(name, task, seed) for seed, name, task in chosen if name in TASKS[task].algorithms])

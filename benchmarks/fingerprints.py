@@ -116,6 +116,8 @@ def settings(path: Path, directory: Path) -> dict[str, Any]:
     text = _with_included(path)
     chosen: dict[str, Any] = {"seed": 0, "max_evaluation_length": EPISODE_LENGTH, "Evaluate.num_episodes": 1}
     chosen["Learner.compile"] = False
+    if "@CompiledUnroller" in text:
+        chosen["CompiledUnroller.compile"] = False
     env_id = next(iter(re.findall(r"make_environment.env_id = '([^']+)'", text)[::-1]), "")
     if "@OfflineBuffer" in text:
         chosen["OfflineBuffer.sources"] = [recorded(env_id, directory / "data")]

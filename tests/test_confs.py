@@ -72,6 +72,7 @@ TINY_WHERE = {
     "ReplayBatches.window_length": ["ReplayBatches.window_length=3"],
     "ReplayBatches.updates_per_env_step = 20": ["ReplayBatches.updates_per_env_step=2", "SAC.actor_period=4"],
     "Learner.compile": ["Learner.compile=False"],  # takes seconds, and has tests of its own
+    "@CompiledUnroller": ["CompiledUnroller.compile=False"],  # the same
     "CriticEnsemble.layers": ["CriticEnsemble.layers=(8,)"],
     # Games run for thousands of frames, and nothing stands between their CNN and the heads.
     "@preprocess_atari": [

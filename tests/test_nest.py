@@ -112,6 +112,10 @@ def test_only_copies_to_a_gpu_do_not_block(move):
             calls.append(non_blocking)
             return self
 
+        def pin_memory(self):
+            calls.append("pinned")
+            return self
+
     move({"a": torch.zeros(1).as_subclass(Leaf)}, torch.device("cuda"))
     move({"a": torch.zeros(1).as_subclass(Leaf)}, torch.device("cpu"))
-    assert calls == [True, False]
+    assert calls == ["pinned", True, False]

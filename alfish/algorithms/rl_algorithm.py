@@ -66,6 +66,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
 
     num_updates = 0  # number of updates made; the learner writes it
 
+    known_progress: float | None = None  # `progress` on a device, for the host; the trainer writes both
     progress: torch.Tensor  # float64 0-d in [0, 1], published with the weights; schedules read it
 
     def __init__(self, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box):
@@ -83,6 +84,10 @@ class RLAlgorithm(nn.Module, abc.ABC):
     @classmethod
     def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:
         """Raises UsageError, naming the leaf, if the algorithm does not support the specs. Default: does nothing."""
+
+    def progress_number(self) -> float:
+        """Returns `progress` as a number; it waits for the device unless a trainer has written the number, too."""
+        return float(self.progress) if self.known_progress is None else self.known_progress
 
     def initial_state(self, batch_size: int) -> Nest:
         """Returns the state at the start of an episode, `[B, ...]`, such as memory or noise; None means no state."""

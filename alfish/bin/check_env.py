@@ -28,10 +28,11 @@ from gymnasium.vector.utils import batch_space, iterate
 import alfish.algorithms
 from alfish import nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.bin import check_functional
 from alfish.bin.first_run import Task, suggestions
 from alfish.bin.observed import Observed
 from alfish.configuration import reading, sentences
-from alfish.environments import Environment, make_environment
+from alfish.environments import Environment, FunctionalEnvironment, make_environment
 from alfish.errors import UsageError, first_line
 from alfish.errors.user_code import CodeError, calling, package_of, refuse_default_dtype
 from alfish.parameters import imports
@@ -74,8 +75,13 @@ def main(flag_values: flags.FlagValues) -> int:
     environment: Any = _make(task, found)
     print(f"observation  {specs.describe(environment.observation_spec)}")
     print(f"action       {specs.describe(environment.action_spec)}  (the algorithm's units)")
+    complaints: list[str] = []
+    speed = 0.0
+    if isinstance(environment, FunctionalEnvironment):
+        complaints, speed = check_functional.examine(environment)
+        environment = check_functional.as_gymnasium(environment)
     observed = Observed(environment)
-    complaints = list(_examined(environment, flag_values.num_steps, observed))
+    complaints += list(_examined(environment, flag_values.num_steps, observed))
     environment.close()
     if not complaints and not environment.seeds_rows and _ignores_seeds(task, found):
         observed.remarks.append(
@@ -106,7 +112,9 @@ def main(flag_values: flags.FlagValues) -> int:
             print(f"next         mend the {problems}, and check again")
             able = []
     if able:
-        for head, words in suggestions(task, environment, able, observed.steps_per_second):
+        for head, words in suggestions(task, environment, able, speed or observed.steps_per_second):
+            if head == "speed" and speed:  # a line about many environments has been printed
+                continue
             print(f"{head:<12} {words}", flush=True)
     return 0 if able and not complaints else 1
 

@@ -90,7 +90,7 @@ def suggestions(
       able: names of algorithms that support the environment's spaces.
       steps_per_second: speed of the environment without training.
     """
-    yield "speed", f"about {_rounded(steps_per_second)} random steps/s in one environment, without training"
+    yield "speed", f"about {rounded(steps_per_second)} random steps/s in one environment, without training"
     name = re.sub(r"\W+", "_", environment.name.rpartition("/")[2]).lower()
     if task.has_algorithm():
         root_dir = f"runs/{name}"
@@ -146,7 +146,7 @@ def _expected(task: Task, base: BaseConf | None, budget: int, steps_per_second: 
     how = (
         f"tried for {MEASURED_SECONDS:.0f} s" if steps_per_second > VERY_SLOW else "at most, as the environment is slow"
     )
-    said = f"training makes about {_rounded(rate)} steps/s on this machine, {how}"
+    said = f"training makes about {rounded(rate)} steps/s on this machine, {how}"
     if base is None:
         yield "time", said
         return
@@ -233,7 +233,7 @@ def _python(algorithm: str, bindings: Sequence[str], budget: int, root_dir: str)
     return f'alfish.train("{algorithm}"{environment}, num_env_steps={budget:_}, root_dir="{root_dir}"{further})'
 
 
-def _rounded(rate: float) -> str:
+def rounded(rate: float) -> str:
     """Returns a speed with two significant digits, because the measurement is not more precise."""
     return f"{float(f'{rate:.2g}'):,.0f}" if rate >= 10 else significant(rate, 2)
 

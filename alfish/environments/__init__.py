@@ -4,8 +4,16 @@
 """
 
 from alfish.environments.environment import EncodedEnvironment, Environment
+from alfish.environments.functional import FunctionalEnvironment
 from alfish.environments.make import make_environment
 from alfish.environments.tensor import TensorEnvironment
 from alfish.environments.vector import VectorEnvironment
 
-__all__ = ["EncodedEnvironment", "Environment", "TensorEnvironment", "VectorEnvironment", "make_environment"]
+__all__ = [
+    "EncodedEnvironment",
+    "Environment",
+    "FunctionalEnvironment",
+    "TensorEnvironment",
+    "VectorEnvironment",
+    "make_environment",
+]

@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import load_env_creator
+from gymnasium.experimental.functional import FuncEnv
 from gymnasium.vector import VectorEnv
 
 from alfish.environments import suites
@@ -26,6 +27,7 @@ EXTRA_OF_MODULE = {
     "mo_gymnasium": "mo",
 }
 EXTRA_OF_PREFIX = {"ALE/": "atari"}
+ENVIRONMENTS = gymnasium.Env, VectorEnv, FuncEnv  # base classes
 
 
 def make_single(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
@@ -68,7 +70,7 @@ def make_vector_class(env_id: Any, num_envs: int, kwargs: Mapping[str, Any]) -> 
 
 
 @contextlib.contextmanager
-def named_kwargs(env_id: str | Callable[..., Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+def named_kwargs(env_id: str | Callable[..., Any] | FuncEnv, kwargs: Mapping[str, Any]) -> Iterator[None]:
     """Turns a constructor's TypeError about an unknown keyword argument into UsageError."""
     try:
         yield
@@ -85,14 +87,14 @@ def named_kwargs(env_id: str | Callable[..., Any], kwargs: Mapping[str, Any]) ->
         ) from error
 
 
-def name_of(env_id: str | Callable[..., Any]) -> str:
+def name_of(env_id: str | Callable[..., Any] | FuncEnv) -> str:
     """Returns the name of an environment: the id, or the name of the constructor."""
     made = getattr(env_id, "func", env_id)  # `func` is the function inside a partial
     return made if isinstance(made, str) else getattr(made, "__name__", type(made).__name__)
 
 
-def resolved(env_id: str, kwargs: Mapping[str, Any]) -> str | Callable[..., Any]:
-    """Imports the module that an id names; returns the id, or the class or function that `my_module:MyEnv` names.
+def resolved(env_id: str, kwargs: Mapping[str, Any]) -> str | Callable[..., Any] | FuncEnv:
+    """Imports the module that an id names; returns the id, or the class, function or object of `my_module:MyEnv`.
 
     Args:
       env_id: id of the environment.
@@ -122,8 +124,9 @@ def resolved(env_id: str, kwargs: Mapping[str, Any]) -> str | Callable[..., Any]
         return env_id
     except gymnasium.error.Error:
         made = getattr(imported, name, None)
-        if callable(made):
-            if not (inspect.isclass(made) and issubclass(made, (gymnasium.Env, VectorEnv))):
+        if callable(made) or isinstance(made, FuncEnv):
+            kind = made if inspect.isclass(made) else type(made)
+            if not issubclass(kind, ENVIRONMENTS):
                 imports.admit_functions(module, "make_environment.env_id")
             return made
         sentence = f"make_environment.env_id: there is no environment {name!r}"
@@ -146,7 +149,7 @@ def _classes_of_module(name: str) -> list[str]:
     except UsageError:
         return []
     own = [kind for kind in vars(module).values() if inspect.isclass(kind) and kind.__module__.startswith(name)]
-    made = [kind for kind in own if hasattr(kind, "reset") and hasattr(kind, "step")]
+    made = [kind for kind in own if issubclass(kind, FuncEnv) or (hasattr(kind, "reset") and hasattr(kind, "step"))]
     return [f"'{name}:{kind.__name__}'" for kind in made if not issubclass(kind, gymnasium.Wrapper)][:3]
 
 

@@ -1,5 +1,6 @@
 """Builds environments from an id or a constructor: `make_environment`."""
 
+import inspect
 import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -9,6 +10,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.experimental.functional import FuncEnv
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from alfish import specs
@@ -16,6 +18,8 @@ from alfish.environments import rendering, suites
 from alfish.environments.environment import Environment
 from alfish.environments.envpools import SinglePool, make_envpool
 from alfish.environments.finding import make_single, make_vector_class, name_of, named_kwargs, resolved
+from alfish.environments.functional import FunctionalEnvironment, SingleEnvironment
+from alfish.environments.functional.single import registered
 from alfish.environments.masked_observation import MaskedObservation
 from alfish.environments.objectives import VectorRewards, declared
 from alfish.environments.sequential import SequentialVectorEnv, refuse_breach
@@ -34,7 +38,7 @@ MANY_ENVS = 64
 @gin.configurable(module="alfish.environments")
 @checked
 def make_environment(
-    env_id: str | Callable[..., Any] = gin.REQUIRED,
+    env_id: str | Callable[..., Any] | FuncEnv = gin.REQUIRED,
     num_envs: PositiveInt = 1,
     vectorization: Literal["sync", "async", "vector_entry_point", "envpool"] = "sync",
     env_kwargs: Mapping[str, Any] | None = None,
@@ -57,7 +61,8 @@ def make_environment(
 
     Args:
       env_id: gymnasium id (`CartPole-v1`, `my_module:MyEnv-v0`), or a callable or its name (`my_module:MyEnv`). The
-        callable returns a gymnasium Env, or a VectorEnv of numpy or torch if it has an argument `num_envs`.
+        callable returns a gymnasium Env, a VectorEnv of numpy or torch if it has an argument `num_envs`, or a
+        functional environment (`environments.functional`), which may also be given itself.
       num_envs: number of environments, B.
       vectorization: way of stepping the environments. 'sync' steps them in this process, in one loop where that gives
         the same numbers (CartPole), else one by one. 'async' steps the same episodes, with a process for each
@@ -98,6 +103,8 @@ def make_environment(
     if not all(isinstance(name, str) for name in env_kwargs or ()):
         raise UsageError(f"make_environment.env_kwargs is {env_kwargs!r}; its keys are names of arguments, in quotes")
     kwargs = dict(env_kwargs or {}) | ({"render_mode": render_mode} if render_mode else {})
+    if isinstance(env_id, FuncEnv) and env_kwargs:
+        raise UsageError(f"make_environment.env_kwargs is {env_kwargs!r}, and env_id is an object; give it the class")
     if isinstance(env_id, str) and vectorization != "envpool":
         env_id = resolved(env_id, kwargs)
     seeds = spawn_seeds(seed, num_envs)
@@ -121,15 +128,23 @@ def make_environment(
         return _adapt(env, seeds, False, env_id, None, action_mask, names)
 
     env_spec: EnvSpec | None = None
+    made: list[Any] = []  # the first environment, if it was made to learn its kind
+
+    def construct() -> Any:
+        if isinstance(env_id, FuncEnv):
+            return env_id
+        with named_kwargs(env_id, kwargs):
+            if callable(env_id):
+                is_functional = inspect.isclass(env_id) and issubclass(env_id, FuncEnv)  # whose frames need no argument
+                return own(env_id)(**own(env_kwargs or {} if is_functional else kwargs))
+            make = SinglePool if vectorization == "envpool" else make_single
+            return make(env_id, own(kwargs))
 
     def single() -> gymnasium.Env:
         nonlocal env_spec
-        with named_kwargs(env_id, kwargs):
-            if callable(env_id):
-                env = own(env_id)(**own(kwargs))
-            else:
-                make = SinglePool if vectorization == "envpool" else make_single
-                env = make(env_id, own(kwargs))
+        env = made.pop() if made else construct()
+        if isinstance(env, FuncEnv):
+            env = SingleEnvironment(env, render_mode)
         if not isinstance(env, gymnasium.Env):
             raise UsageError(
                 f"make_environment.env_id: {name_of(env_id)} makes a {type(env).__name__}, no gymnasium.Env"
@@ -159,7 +174,25 @@ def make_environment(
             "are: it cannot start processes; take 'sync', or start it by concurrent.futures.ProcessPoolExecutor"
         )
     mode = AutoresetMode.DISABLED if evaluation else AutoresetMode.NEXT_STEP
+    # What only single environments have; functional environments are then stepped one by one, in numpy.
+    needs_single = bool(wrappers or leave_out or render_mode or isinstance(rewards, Mapping))
+    needs_single |= bool(training_wrappers and not evaluation)
+    needs_single |= action_mask is not None and not action_mask.startswith("observation:")
+    steps_here = evaluation or vectorization == "sync"
     try:
+        if steps_here and not needs_single and vectorization != "envpool":
+            if isinstance(env_id, str):
+                with named_kwargs(env_id, kwargs):
+                    functional, env_spec = registered(env_id, kwargs)
+            else:
+                functional = construct()
+                made.append(functional)
+            if isinstance(functional, FuncEnv):
+                environment = FunctionalEnvironment(
+                    functional, seeds, device or "cpu", evaluation, action_mask, _names(rewards), env_spec
+                )
+                environment.name = name_of(env_id)
+                return environment
         if vectorization == "async" and not evaluation:
             env = gymnasium.vector.AsyncVectorEnv([InProcess(single, one) for one in seeds], autoreset_mode=mode)
         else:
@@ -186,7 +219,7 @@ def _adapt(
     env: VectorEnv,
     seeds: Sequence[int],
     evaluation: bool,
-    env_id: str | Callable[..., Any],
+    env_id: str | Callable[..., Any] | FuncEnv,
     env_spec: EnvSpec | None,
     action_mask: str | None = None,
     rewards: Sequence[str] | None = None,

@@ -87,15 +87,17 @@ class CompiledUpdates:
             coefficients += optimizer.coefficients(learning_rate[name])
         self._numbers[:] = coefficients
         result = self._run(graph, [self._here(self._coefficients), *at], total)
-        if result["stop"] is not None:
-            if result["stop"]:
+        stops = result["stop"]
+        if stops is not None:
+            if plain.on_cpu and stops:
                 return None
             plain.project(graph.trained)
         if not plain.on_cpu or not plain.num_consecutive_skips():  # on a CPU, Adam does not count a skipped step
             for name in graph.trained:
                 for part, _ in plain.groups[name].parts:
                     self._optimizers[part].count()
-        return UpdateStats(graph.trained, result["total"], result["extra"], result["priority"])
+        stats = UpdateStats(graph.trained, result["total"], result["extra"], result["priority"])
+        return stats if plain.on_cpu or stops is None else plain.unless_stopped(stats, stops)
 
     def request(self, chunk: Minibatches, index: Nest) -> None:
         """Begins to compile the graph of a minibatch in another process, unless it has begun.

@@ -69,7 +69,8 @@ class Learner:
 
     Attributes:
       frozen: parts that do not train.
-      updates: number of updates so far.
+      updates: number of updates so far. On a GPU those of the last call of `train` that a stop has skipped are counted,
+        until the next call, or a call with `summarize`.
       is_small: whether an update is so small that several learners save no time; set by `plan`.
       log: function that is called with a line for each compiled update.
       before_update: function that is called before each update of a call with `summarize`, with the rows and the index
@@ -182,8 +183,9 @@ class Learner:
             does not check its own updates; the next call checks them.
         """
         if not self._plain.on_cpu:  # a check after the updates would wait for them
-            self._plain.check_skips(self._max_nonfinite_updates, self.updates)
-        progress = float(self._progress)
+            self._plain.check_noted_skips(self._max_nonfinite_updates, self.updates)
+            self._settle()
+        progress = float(self._progress) if self._plain.on_cpu else self._algorithm.progress_number()
         self._learning_rate = {name: float(schedule(progress)) for name, schedule in self._learning_rates.items()}
         before = self.updates
         if self._compiled is not None and self.is_switching:
@@ -192,6 +194,10 @@ class Learner:
             self._means.add(self._updates(chunks, summarize))
         if self._compiled is not None:
             self._compiled.forget_batch()
+        if not self._plain.on_cpu:
+            self._plain.note()
+            if summarize:
+                self._settle()
         return self._finish(summarize and self.updates > before)
 
     def unreported(self) -> dict[str, float]:
@@ -235,6 +241,7 @@ class Learner:
 
     def state_dict(self) -> dict[str, Any]:
         plain = self._plain
+        self._settle()
         optimizers = {name: optimizer.state_dict() for name, optimizer in plain.optimizers.items()}
         counters = {
             "num_applied": plain.num_applied,
@@ -262,6 +269,8 @@ class Learner:
                 raise ValueError(f"{name} is {state[name]}")
         self._plain.num_applied.copy_(state["num_applied"])
         self._plain.consecutive_skips.copy_(state["consecutive_skips"])
+        if not self._plain.on_cpu:
+            self._plain.note()
         self.updates = state["updates"]
         self._tell(self.updates)
         if state.get("fell_back"):  # a new graph might pass the comparison at first
@@ -304,6 +313,12 @@ class Learner:
             for part in self._algorithms:
                 part.__dict__["num_updates"] = self.updates  # without a call, because each update does it
         return record
+
+    def _settle(self) -> None:
+        """Takes the updates that a stop has skipped on a device out of the count of updates."""
+        if num_stopped := self._plain.settle():
+            self.updates -= num_stopped
+            self._tell(self.updates)
 
     def _tell(self, updates: int) -> None:
         for part in self._algorithms:

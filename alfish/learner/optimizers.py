@@ -52,6 +52,9 @@ class FlatOptimizer:
     def count(self) -> None:
         """Called after each step; Adam counts its steps here."""
 
+    def uncount(self) -> None:
+        """Called for each step that has changed nothing, because the algorithm had requested a stop."""
+
     def apply(
         self,
         parameters: Sequence[torch.Tensor],
@@ -104,6 +107,9 @@ class Adam(FlatOptimizer):
 
     def count(self) -> None:
         self._num_steps += 1
+
+    def uncount(self) -> None:
+        self._num_steps -= 1
 
     def denominator(self, second: torch.Tensor, coefficients: Sequence[Any]) -> torch.Tensor:
         """Returns the divisor of the first moment, as a new tensor."""

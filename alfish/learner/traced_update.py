@@ -8,7 +8,7 @@ from alfish.compiler import torch_internals
 from alfish.compiler.inductor import NotCompilable
 from alfish.learner.batches import take
 from alfish.learner.optimizers import FlatOptimizer
-from alfish.learner.updates import Updates, extra_sums, write_buffers
+from alfish.learner.updates import Updates, counted, extra_sums, write_buffers
 from alfish.nest import Nest
 
 
@@ -38,7 +38,12 @@ class TracedUpdate:
         self.tensors = {
             "parameters": {name: group.flat for name, group in groups.items()},
             "moments": {name: optimizer.tensors for name, optimizer in self.optimizers.items()},
-            "counters": [updates.num_applied, updates.consecutive_skips],
+            # A CPU reads each stop, and counts none.
+            "counters": [
+                updates.num_applied,
+                updates.consecutive_skips,
+                *([] if updates.on_cpu else [updates.num_stopped]),
+            ],
             "others": others | dict(algorithm.named_buffers()),
         }
         self.num_coefficients = sum(each.num_coefficients for each in self.optimizers.values())
@@ -62,16 +67,10 @@ class TracedUpdate:
             of_module.update(zip(self._names[name], parameters[name]))
         with torch_internals.reparametrize_module(algorithm, of_module, tie_weights=True), torch.enable_grad():
             means, loss_info = updates.means(batch)
-            gradients = updates.gradients(means, parameters)
+            gradients = updates.gradients(means, parameters, *tensors["counters"][2:])
         self.notes = list(means.losses)
-        num_applied, consecutive_skips = tensors["counters"]
         with torch.no_grad():
-            is_applied, skips = gradients.is_finite, (consecutive_skips + 1) * (1 - gradients.is_finite)
-            if gradients.stops is not None:
-                is_applied = is_applied * ~gradients.stops
-                skips = torch.where(gradients.stops, consecutive_skips, skips)
-            num_applied.add_(is_applied)
-            consecutive_skips.copy_(skips)
+            is_applied = counted(gradients, *tensors["counters"])
             remaining = iter(coefficients.unbind())
             for name, group in updates.groups.items():
                 for part, vectors in group.parts:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from alfish import nest
+from alfish import host, nest
 from alfish.algorithms.contract import check_detached, check_loss_info, losses_error, return_error
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Batch, LossInfo
@@ -21,7 +21,7 @@ from alfish.functional.losses import masked_mean
 from alfish.learner.batches import Minibatches, take
 from alfish.learner.frozen_parts import split
 from alfish.learner.groups import ParameterGroup, claimed_parameters, unit_rows_of
-from alfish.learner.optimizers import Optimizer
+from alfish.learner.optimizers import FlatOptimizer, Optimizer
 from alfish.nest import Nest
 from alfish.networks.bodies.batch_norm import check_batch_norms
 from alfish.processes import replicas
@@ -75,6 +75,7 @@ class Updates:
       optimizers: optimizers by the name of their group, and by `group/part` for parts.
       num_applied: 0-d float64, number of updates that were not skipped.
       consecutive_skips: 0-d, number of updates skipped since the last update that was not skipped.
+      num_stopped: 0-d, number of updates of this iteration that a requested stop has skipped; 0 on a CPU.
     """
 
     def __init__(
@@ -98,7 +99,12 @@ class Updates:
         self.on_cpu = device.type == "cpu"
         self.num_applied = torch.zeros((), dtype=torch.float64, device=device)
         self.consecutive_skips = torch.zeros((), device=device)
+        self.num_stopped = torch.zeros((), device=device)
         self._consecutive_skips = nest.host_view(self.consecutive_skips)
+        self._noted: Callable[[], Any] | None = None  # see `note`
+        self._may_have_stopped: list[
+            list[str]
+        ] = []  # groups of each update since `settle`, if it may have been skipped
 
     def __call__(
         self, chunk: Minibatches, index: Nest, learning_rate: Mapping[str, float], summarize: bool
@@ -112,36 +118,42 @@ class Updates:
           summarize: whether to compute the record's `extra`.
 
         Returns:
-          None if the algorithm requested a stop; then nothing has changed.
+          None if the algorithm requested a stop; then nothing has changed. On a device the host would wait for this
+          answer, so a stop skips this update and all others until `settle`, and each returns its numbers.
         """
         batch = take(chunk.source, index)
         with torch.enable_grad():
             means, loss_info = self.means(batch)
-            if means.stop is not None and means.num_rows is None and means.stop > 0:
+            if self.on_cpu and means.stop is not None and means.num_rows is None and means.stop > 0:
                 return None  # without gradients; several learners decide by the mean of all their rows, below
             try:
-                gradients = self.gradients(means, {name: group.parameters for name, group in self.groups.items()})
+                trained = {name: group.parameters for name, group in self.groups.items()}
+                gradients = self.gradients(means, trained, self.num_stopped)
             except Exception:  # torch raises many kinds for wrong losses; a check then names the mistake
                 check_loss_info(loss_info, self.algorithm)
                 raise
-        if gradients.stops is not None and means.num_rows is not None and gradients.stops:
+        stops = gradients.stops
+        if self.on_cpu and stops is not None and means.num_rows is not None and stops:
             return None
-        is_finite = gradients.is_finite
-        self.num_applied += is_finite
-        self.consecutive_skips.add_(1).mul_(1 - is_finite)
+        is_applied = gradients.is_finite
+        if self.on_cpu or stops is None:
+            self.num_applied += is_applied
+            self.consecutive_skips.add_(1).mul_(1 - is_applied)
+        else:
+            is_applied = counted(gradients, self.num_applied, self.consecutive_skips, self.num_stopped)
         for name, vectors in gradients.by_group.items():
             group = self.groups[name]
             for parameters, gradient in zip(group.flat, vectors):
                 parameters.grad = gradient
             for part, _ in group.parts:
                 if not self.on_cpu:
-                    self.optimizers[part].step(learning_rate[part], is_finite)
-                elif is_finite:
+                    self.optimizers[part].step(learning_rate[part], is_applied)
+                elif is_applied:
                     self.optimizers[part].step(learning_rate[part])
         self.project(means.losses)
         try:
-            if loss_info.buffers and (not self.on_cpu or is_finite):
-                write_buffers(loss_info.buffers, None if self.on_cpu else is_finite)
+            if loss_info.buffers and (not self.on_cpu or is_applied):
+                write_buffers(loss_info.buffers, None if self.on_cpu else is_applied)
             extra = extra_sums(loss_info, batch) if summarize else {}
             priority = self.priority(loss_info, batch)
         except Exception:  # of fields of another kind; a check then names the mistake
@@ -152,7 +164,15 @@ class Updates:
         if self._is_first:
             self._is_first = False
             check_detached(self.algorithm)
-        return UpdateStats(list(means.losses), gradients.total, extra, priority)
+        stats = UpdateStats(list(means.losses), gradients.total, extra, priority)
+        return stats if self.on_cpu or stops is None else self.unless_stopped(stats, stops)
+
+    def unless_stopped(self, stats: UpdateStats, stops: torch.Tensor) -> UpdateStats:
+        """Returns the numbers of an update that may have been skipped, for which they do not count; see `settle`."""
+        self._may_have_stopped.append(stats.groups)
+        extra = {name: torch.where(stops, 0, pair) for name, pair in stats.extra.items()}
+        priority = None if stats.priority is None else torch.where(stops, torch.nan, stats.priority)
+        return UpdateStats(stats.groups, torch.where(stops, torch.nan, stats.total), extra, priority)
 
     def project(self, names: Iterable[str]) -> None:
         """Scales weights of fixed norm in the named groups, which were trained; see `Projected`."""
@@ -165,9 +185,37 @@ class Updates:
         """Returns `consecutive_skips` as a number; waits for the device."""
         return int(self._consecutive_skips)
 
+    def note(self) -> None:
+        """Begins to read the counts of a device after the updates of an iteration, for the next two methods."""
+        self._noted = host.read_later((self.consecutive_skips, self.num_stopped))
+
+    def settle(self) -> int:
+        """Returns the number of updates since the last call that a requested stop has skipped on a device.
+
+        The host made them, and their optimizers counted them; here they are taken out of these counts.
+        """
+        if not self._may_have_stopped or self._noted is None:
+            return 0
+        num_stopped = int(self._noted()[1])
+        for name in [name for groups in self._may_have_stopped[::-1][:num_stopped] for name in groups]:
+            for part, _ in self.groups[name].parts:
+                if isinstance(optimizer := self.optimizers[part], FlatOptimizer):
+                    optimizer.uncount()
+        self._may_have_stopped.clear()
+        self.num_stopped.zero_()
+        return num_stopped
+
+    def check_noted_skips(self, limit: int, num_updates: int) -> None:
+        """Raises RunError as `check_skips` does, for the number that was noted last, without waiting."""
+        if self._noted is not None:
+            self._check_number(int(self._noted()[0]), limit, num_updates)
+
     def check_skips(self, limit: int, num_updates: int) -> None:
         """Raises RunError if the last `limit` of `num_updates` updates were not finite; waits for the device."""
-        num_skipped = int(self._consecutive_skips)
+        self._check_number(int(self._consecutive_skips), limit, num_updates)
+
+    @staticmethod
+    def _check_number(num_skipped: int, limit: int, num_updates: int) -> None:
         if num_skipped >= limit:
             remedy = "lower Learner.learning_rate, set Learner.max_grad_norm, or scale the rewards"
             if num_skipped >= num_updates:  # the parameters are the initial ones
@@ -212,8 +260,13 @@ class Updates:
         mean = rows.sum(0) / mask.sum(0).clamp(min=1)
         return LARGEST_FRACTION * rows.amax(0) + (1 - LARGEST_FRACTION) * mean
 
-    def gradients(self, means: Means, parameters: Mapping[str, list[Any]]) -> Gradients:
-        """Returns the gradients of each group's loss by the group's `parameters`, over the rows of all learners."""
+    def gradients(
+        self, means: Means, parameters: Mapping[str, list[Any]], num_stopped: torch.Tensor | None = None
+    ) -> Gradients:
+        """Returns the gradients of each group's loss by the group's `parameters`, over the rows of all learners.
+
+        On a device, `num_stopped` is the number of updates of this iteration that were skipped: then all are.
+        """
         by_group, last = {}, list(means.losses)[-1]
         for name, loss in means.losses.items():
             by_group[name] = self.groups[name].gradients(loss, parameters[name], retain_graph=name != last)
@@ -226,7 +279,10 @@ class Updates:
                 scale = (self._max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
                 for gradient in each:
                     gradient.mul_(scale)
-        return Gradients(by_group, total, is_finite, None if means.stop is None else means.stop > 0)
+        stops = None if means.stop is None else means.stop > 0
+        if stops is not None and num_stopped is not None and not self.on_cpu:
+            stops |= num_stopped > 0
+        return Gradients(by_group, total, is_finite, stops)
 
     def _means(self, loss_info: LossInfo, batch: Batch) -> Means:
         """Averages over trainable rows: each group's importance-weighted loss plus its scalar loss, and `stop`."""
@@ -289,6 +345,24 @@ class Updates:
         if not self.groups:
             raise UsageError(f"{type(self.algorithm).__name__} has no parameter to train; make networks its attributes")
         return next(iter(self.groups))
+
+
+def counted(
+    gradients: Gradients,
+    num_applied: torch.Tensor,
+    consecutive_skips: torch.Tensor,
+    num_stopped: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Counts an update in these 0-d tensors; returns 1, or 0 where it must be skipped."""
+    is_applied, skips = gradients.is_finite, (consecutive_skips + 1) * (1 - gradients.is_finite)
+    if gradients.stops is not None:
+        is_applied = is_applied * ~gradients.stops
+        skips = torch.where(gradients.stops, consecutive_skips, skips)
+        if num_stopped is not None:
+            num_stopped.add_(gradients.stops)
+    num_applied.add_(is_applied)
+    consecutive_skips.copy_(skips)
+    return is_applied
 
 
 def extra_sums(loss_info: LossInfo, batch: Batch) -> dict[str, torch.Tensor]:

@@ -86,7 +86,7 @@ class Prioritized(Sampler):
             of_batches = weight.reshape(num_batches, -1)  # a view, without a copy
             of_batches /= self._agreed(of_batches.max(1))[:, None]
         window = column, position, weight.astype(np.float32)
-        return SequenceIndex(*(torch.from_numpy(leaf).to(self.buffer.device) for leaf in window))
+        return SequenceIndex(*map(torch.from_numpy, window))
 
     def update(self, window: SequenceIndex, priority: torch.Tensor) -> None:
         """Sets the priorities of windows.

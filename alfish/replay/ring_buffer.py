@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from alfish import host, nest
 from alfish.data import Batch, Experience, StepType, trainable
 from alfish.errors import UsageError
 from alfish.nest import Nest
@@ -149,16 +150,17 @@ class RingBuffer:
           window_length: number of rows of a window, L.
           newest: number of newest rows of each column to draw from, at least L; all rows are drawn from if none of
             these may start a window. None means all rows.
+
+        Returns:
+          First rows of the windows, `[N]` each, on the host, where `windows` needs them.
         """
-        column, position = map(torch.from_numpy, self._draw(num_windows, window_length, newest))
-        if self.device.type != "cpu":  # on the CPU the call alone would take as long as the draw
-            column, position = column.to(self.device), position.to(self.device)
-        return SequenceIndex(column, position)
+        return SequenceIndex(*map(torch.from_numpy, self._draw(num_windows, window_length, newest)))
 
     def windows(self, start: SequenceIndex, window_length: int) -> Batch:
-        """Returns the rows `[L, N]` of windows that begin at `start`, with the weights of `start`."""
+        """Returns the rows `[L, N]` of windows that begin at `start`, best on the host, with the weights of `start`."""
         batch = self._windows(start.column.cpu().numpy(), start.position.cpu().numpy(), window_length)
-        return batch._replace(weight=start.weight)
+        weight = start.weight
+        return batch if weight is None else batch._replace(weight=nest.to(weight, self.device))
 
     def in_place(self, window_length: int) -> RingView | None:
         """Returns a view of the stored rows, from which a graph gathers windows of this length by itself.
@@ -227,11 +229,11 @@ class RingBuffer:
 
     def oldest_position(self, column: torch.Tensor) -> torch.Tensor:
         """Returns the position of each column's oldest row, `[N]`."""
-        return torch.from_numpy(self._store.oldest()).to(self.device)[column]
+        return self._store.tensor(self._store.oldest())[column]
 
     def newest_position(self, column: torch.Tensor) -> torch.Tensor:
         """Returns the position of each column's newest row, `[N]`."""
-        return torch.from_numpy(self._store.end - 1).to(self.device)[column]
+        return self._store.tensor(self._store.end - 1)[column]
 
     def clear(self) -> None:
         """Removes all rows; positions continue."""
@@ -291,19 +293,15 @@ class RingBuffer:
         experience = self._read(column, position + np.arange(window_length)[:, None])
         if self._states is not None:
             experience = experience._replace(state=self._states.take(column, position))
-        mask = trainable(experience.time_step.step_type.cpu().numpy())
-        return Batch(
-            experience,
-            torch.from_numpy(mask).to(self.device),
-            experience.time_step.env_id[0],
-            torch.from_numpy(position).to(self.device),
-        )
+        kinds = experience.time_step.step_type
+        mask = trainable(kinds.numpy() if self.device.type == "cpu" else kinds)  # numpy is faster
+        return Batch(experience, nest.as_tensor(mask), experience.time_step.env_id[0], self._store.tensor(position))
 
     def _read(self, column: np.ndarray, position: np.ndarray) -> Experience:
-        env_id = torch.from_numpy(np.tile(self._store.env_id[column], (len(position), 1))).to(self.device)
+        env_id = self._store.tensor(np.tile(self._store.env_id[column], (len(position), 1)))
         experience = self._store.take(column, position).experience(env_id)
         if self._episodes is not None and self._episodes.keeps_returns:
-            return_to_go = torch.from_numpy(self._episodes.return_to_go(column, position)).to(self.device)
+            return_to_go = self._store.tensor(self._episodes.return_to_go(column, position))
             experience = experience._replace(return_to_go=return_to_go)
         return experience
 
@@ -322,8 +320,8 @@ class RingBuffer:
         return self._episodes
 
     def _ask(self, function: Callable[..., np.ndarray], column: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """Calls a function of arrays with tensors."""
-        return torch.from_numpy(function(column.cpu().numpy(), position.cpu().numpy())).to(self.device)
+        """Calls a function of arrays with tensors; waits for those on a device."""
+        return self._store.tensor(function(*host.read((column, position))))
 
 
 def no_window(window_length: int) -> UsageError:

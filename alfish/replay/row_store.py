@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from alfish import nest
+from alfish import host, nest
 from alfish.data import Experience, StepType, TimeStep
 from alfish.errors import UsageError, first_line
 from alfish.nest import Nest
@@ -85,6 +85,11 @@ class RowStore:
         """True if all columns have the same positions."""
         return self.num_envs == 1 or bool((self.end == self.end[0]).all() and (self.start == self.start[0]).all())
 
+    def tensor(self, array: np.ndarray) -> torch.Tensor:
+        """Returns an array as a tensor on the rows' device."""
+        tensor = torch.from_numpy(array)
+        return tensor if self._on_cpu else nest.to(tensor, self.device)
+
     def sizes(self) -> np.ndarray:
         """Returns the number of rows of each column, `[B]`."""
         return np.minimum(self.end - self.start, self.length)
@@ -157,13 +162,13 @@ class RowStore:
         """
         time, column = np.nonzero(chosen)
         index = (self.end[column] + time) % self.length * self.num_envs + column
-        source = torch.from_numpy(time * self.num_envs + column).to(self.device)
+        source, target = self.tensor(time * self.num_envs + column), self.tensor(index)
         for store, leaf in zip(self._stores, nest.leaves(rows)):
             chosen_rows = torch.as_tensor(leaf).flatten(0, 1)[source]
             if isinstance(store, np.ndarray):
                 store[index] = chosen_rows.numpy()
             else:
-                store[torch.from_numpy(index).to(self.device)] = chosen_rows
+                store[target] = chosen_rows
         self.end += chosen.sum(0)
 
     def end_broken_episodes(self, rows: StoredRow, step_type: np.ndarray) -> StoredRow:
@@ -184,13 +189,13 @@ class RowStore:
         if len(columns):
             assert self.rows is not None
             index = (self.end[columns] - 1) % self.length * self.num_envs + columns
-            self.rows.step_type[torch.from_numpy(index).to(self.device)] = StepType.LAST
-        return rows._replace(step_type=torch.from_numpy(step_type[1:]).to(self.device))
+            self.rows.step_type[self.tensor(index)] = StepType.LAST
+        return rows._replace(step_type=self.tensor(step_type[1:]))
 
     def take(self, column: np.ndarray, position: np.ndarray) -> StoredRow:
         """Returns copies of the stored rows at `position` (`[L, N]`) of `column` (`[N]`)."""
         index = (position % self.length) * self.num_envs + column
-        on_device = None if self._on_cpu else torch.from_numpy(index).to(self.device)
+        on_device = None if self._on_cpu else self.tensor(index)
         taken = []
         for store in self._stores:
             if isinstance(store, np.ndarray):
@@ -215,8 +220,8 @@ class RowStore:
     def rewards(self, column: int, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns rewards and discounts, `[n]` each, of the rows at `position` (`[n]`) of a column."""
         assert self.rows is not None
-        index = torch.from_numpy(position % self.length * self.num_envs + column).to(self.device)
-        return self.rows.reward[index].cpu().numpy(), self.rows.discount[index].cpu().numpy()
+        index = self.tensor(position % self.length * self.num_envs + column)
+        return host.read((self.rows.reward[index], self.rows.discount[index]))
 
     def step_types(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yields each column's oldest position and the step types of all of its rows."""

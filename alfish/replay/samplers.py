@@ -36,7 +36,7 @@ class Sampler(abc.ABC):
         """Sets the ring to draw from.
 
         Args:
-          buffer: ring to draw from; draws are on its device.
+          buffer: ring to draw from.
           window_length: number of rows of every window, L.
 
         Raises:
@@ -57,8 +57,7 @@ class Sampler(abc.ABC):
           num_batches: number of minibatches that the windows are split into, in their order.
 
         Returns:
-          First rows of the windows, `[N]` each, on the ring's device. Any consecutive part of the windows is a fair
-            draw.
+          First rows of the windows, `[N]` each, on the host. Any consecutive part of the windows is a fair draw.
 
         Raises:
           UsageError: no row may start a window yet.
@@ -129,8 +128,8 @@ class Uniform(Sampler):
             return self.buffer.draw(num_windows, self.window_length)
         # Window k of the run is recent if floor(fraction * (k + 1)) is more than floor(fraction * k).
         due = np.floor(self._recent_fraction * np.arange(self._num_drawn, self._num_drawn + num_windows + 1) + 1e-9)
-        recent = torch.from_numpy(np.diff(due) > 0).to(self.buffer.device)
-        column, position = (torch.empty(num_windows, dtype=torch.int64, device=self.buffer.device) for _ in range(2))
+        recent = torch.from_numpy(np.diff(due) > 0)
+        column, position = (torch.empty(num_windows, dtype=torch.int64) for _ in range(2))
         for chosen, newest in ((recent, self._newest), (~recent, None)):
             count = int(chosen.sum())
             if count:
@@ -172,7 +171,7 @@ class Epochs(Sampler):
             positions.append(position[there])
             missing -= len(columns[-1])
         start = np.concatenate(columns), np.concatenate(positions)
-        return SequenceIndex(*(torch.from_numpy(leaf).to(self.buffer.device) for leaf in start))
+        return SequenceIndex(*map(torch.from_numpy, start))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {"column": torch.from_numpy(self._column.copy()), "position": torch.from_numpy(self._position.copy())}

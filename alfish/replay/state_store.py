@@ -43,9 +43,9 @@ class StateStore:
         slot = stretch % self._num_slots
         due = np.flatnonzero(has_row & (self._position[slot, self._columns] // self.period != stretch))
         self._position[slot[due], due] = position[due]
-        index, column = (torch.from_numpy(where) for where in (slot[due] * self._store.num_envs + due, due))
+        index, column = map(self._store.tensor, (slot[due] * self._store.num_envs + due, due))
         for kept, leaf in zip(nest.leaves(self._states), nest.leaves(state), strict=True):
-            kept[index.to(device)] = leaf[column.to(device)]
+            kept[index] = leaf[column]
 
     def position(self, column: np.ndarray, stretch: np.ndarray) -> np.ndarray:
         """Returns the position of the row whose state is in the slot of `stretch` (`[N]`) of `column` (`[N]`).
@@ -62,8 +62,7 @@ class StateStore:
         """Returns copies of the stored states of these rows, leaves `[N, ...]`."""
         assert self.has(column, position).all(), "a window starts where no state is stored"
         slot = position // self.period % self._num_slots
-        index = torch.from_numpy(slot * self._store.num_envs + column).to(self._store.device)
-        return nest.at(self._states, index)
+        return nest.at(self._states, self._store.tensor(slot * self._store.num_envs + column))
 
     def clear(self) -> None:
         """Removes all states."""

@@ -1,5 +1,6 @@
 """Conversion of observations and actions between an environment's units and the stream's."""
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -126,11 +127,29 @@ class ActionUnits:
 
     def __init__(self, space: spaces.Space, device: torch.device | None = None):
         check_learnable(space, "action")
-        self._units = units = map_space(lambda leaf: _LeafUnits(leaf, device), space)
+        self._use(map_space(lambda leaf: _LeafUnits(leaf, device), space))
+
+    def _use(self, units: Nest) -> None:
+        self._units = units
         self.executed: Callable[[Nest], Nest] = functools.partial(nest.map, _LeafUnits.executed, units)
         self.stretch: Callable[[Nest], Any] = functools.partial(nest.map, _LeafUnits.stretch, units)
         if isinstance(units, _LeafUnits):  # the common case: the space is a leaf
             self.executed, self.stretch = units.executed, units.stretch
+
+    def tensors(self) -> list[dict[str, torch.Tensor]]:
+        """Returns the tensors by which each leaf is converted; a graph takes them as arguments, see `with_tensors`."""
+        leaves = nest.leaves(self._units)
+        return [{name: each for name, each in vars(leaf).items() if isinstance(each, torch.Tensor)} for leaf in leaves]
+
+    def with_tensors(self, tensors: list[dict[str, torch.Tensor]]) -> "ActionUnits":
+        """Returns a copy that converts by other tensors, which have the structure of `tensors`."""
+        leaves, structure = nest.flatten(self._units)
+        copies = [copy.copy(leaf) for leaf in leaves]
+        for leaf, own in zip(copies, tensors, strict=True):
+            vars(leaf).update(own)
+        other = copy.copy(self)
+        other._use(nest.unflatten(structure, copies))
+        return other
 
     def to_environment(self, action: Nest) -> Any:
         """Converts a canonical action nest (leaves `[B, ...]`) to the environment's units."""

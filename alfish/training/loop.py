@@ -11,8 +11,9 @@ import torch
 
 from alfish import nest
 from alfish.algorithms.acting import ModeSwitch, without_states
+from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiler import kernels
-from alfish.data import IS_STEP, Experience
+from alfish.data import IS_STEP, Experience, in_line
 from alfish.errors import UsageError, first_line
 from alfish.learner.batches import ReplayBatches
 from alfish.offline.recorded_spaces import TrainedSpaces
@@ -90,11 +91,11 @@ class Loop:
             self._parts.learner.switch(self._signals.breaking())
         began = timer.begin(COLLECT)
         self._agreement.begin(began)
-        self._progress[...] = clock.progress
+        _tell_progress(self._parts.algorithm, self._progress, clock.progress)
         calibrates = self._parts.calibration.is_set and self._calibrates()
         experience = self._advance()
         if experience is not None and calibrates:
-            self._parts.observe(without_states(nest.tensors(experience)))
+            self._parts.observe(without_states(in_line(nest.tensors(experience)).experience))
         collected = timer.begin(UPDATE)
         is_due = clock.value >= self._next_summary
         learned = self._update(is_due, waits=calibrates and self._calibrates())
@@ -301,7 +302,7 @@ class Loop:
     def _observe(self, experience: Experience) -> None:
         """Passes the rows that were trained on to the algorithm and the transforms."""
         algorithm, transforms = self._parts.algorithm, self._parts.transforms
-        experience = without_states(nest.tensors(experience))
+        experience = without_states(in_line(nest.tensors(experience)).experience)
         if algorithm.overrides("after_iteration"):
             experience = nest.to(experience, self._device)
             with torch.no_grad():
@@ -332,6 +333,13 @@ class Loop:
     def _totals(self) -> tuple[float, ...]:
         """Returns the counters and seconds from which rates are computed."""
         return self._clock.env_steps, self._clock.iterations, self._clock.wall_seconds, self._collect_seconds
+
+
+def _tell_progress(algorithm: RLAlgorithm, view: Any, progress: float) -> None:
+    """Writes the progress of a run to the algorithm's buffer through its `host_view`, and beside it if it is far."""
+    view[...] = progress
+    if isinstance(view, torch.Tensor):  # reading the buffer would wait for all work of the device
+        algorithm.__dict__["known_progress"] = progress
 
 
 def _check_counts(counts: dict[str, float]) -> None:

@@ -213,6 +213,7 @@ class RewardNormalizer(Transform):
             self.register_buffer("largest", torch.zeros(reward_spec.shape, dtype=torch.float64))
         # Returns-so-far by `env_id`. The tensor grows with new environments, so it is not a buffer.
         self._return: torch.Tensor | None = None
+        self._num_columns = 0  # number of columns of the last rows on a device
 
     def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:
         return time_step._replace(reward=self.normalize(time_step.reward))
@@ -230,7 +231,7 @@ class RewardNormalizer(Transform):
         decay = decay.unsqueeze(-1) if reward.ndim > decay.ndim else decay
         increment = torch.where(nest.widened(arrives, reward), reward, 0)
         so_far, env_id = torch.zeros_like(increment), time_step.env_id[0].long()
-        returns = self._returns(int(env_id.max()) + 1, increment)
+        returns = self._returns(self._num_known(env_id), increment)
         for columns in _turns(env_id, step_type[0] != StepType.PAD):
             increment[0, columns] += decay[0, columns] * returns[env_id[columns]]
             so_far[:, columns] = reverse_scan(decay[:, columns].flip(0), increment[:, columns].flip(0)).flip(0)
@@ -251,6 +252,16 @@ class RewardNormalizer(Transform):
 
     def set_extra_state(self, state: dict[str, torch.Tensor | None]) -> None:
         self._return = state["return"]
+
+    def _num_known(self, env_id: torch.Tensor) -> int:
+        """Returns a number of environments that all ids `[B]` are below.
+
+        Reading the ids would wait for a device. There they are those of one environment or ring, and remain the same.
+        """
+        if env_id.device.type == "cpu" or self._return is None or len(env_id) != self._num_columns:
+            self._num_columns = len(env_id)
+            return int(env_id.max()) + 1
+        return len(self._return)
 
     def _returns(self, num_envs: int, like: torch.Tensor) -> torch.Tensor:
         """Returns a copy of the returns-so-far of at least `num_envs` environments; new environments have 0."""
@@ -299,20 +310,24 @@ class RewardRescaler(Transform):
 
 def _raise_to_largest(sizes: torch.Tensor, found: torch.Tensor) -> None:
     """Raises `sizes` (`[]` or `[R]`) to the largest values in all learners' rows (`[T, B]` or `[T, B, R]`)."""
-    largest = found.amax((0, 1))
-    largest = torch.tensor(replicas.gather(*largest.reshape(-1).tolist())).amax(0).reshape(largest.shape)
+    largest = found.amax((0, 1)).float()
+    if replicas.is_joined():
+        largest = torch.tensor(replicas.gather(*largest.reshape(-1).tolist())).amax(0).reshape(largest.shape)
     sizes.copy_(torch.maximum(sizes, nest.to(largest.double(), sizes.device)))
 
 
-def _turns(env_id: torch.Tensor, is_real: torch.Tensor) -> list[torch.Tensor]:
+def _turns(env_id: torch.Tensor, is_real: torch.Tensor) -> list[Any]:
     """Returns groups of columns with distinct environments, to be processed one group after another.
 
-    An asynchronous unroll may have several columns of an environment, each of which continues the previous column.
+    An asynchronous unroll may have several columns of an environment, each of which continues the previous column. Rows
+    on a device are those of an environment of tensors or of a ring: each column is another environment, and has its id.
 
     Args:
       env_id: global ids of the environments, `[B]` int64.
       is_real: columns to be grouped, `[B]` bool. Columns with only PAD rows have a meaningless id.
     """
+    if env_id.device.type != "cpu":
+        return [slice(None)]
     columns = is_real.nonzero().squeeze(1)
     ordered, order = env_id[columns].sort(stable=True)
     turn = torch.empty_like(order)

@@ -1,8 +1,9 @@
 """Unrollers, which let a policy act in environments and collect rows of experience."""
 
+from alfish.unrollers.chunks import CompiledUnroller
 from alfish.unrollers.sync import SyncUnroller
 from alfish.unrollers.unroller import StepRecords, Unroller
 from alfish.unrollers.workers.asynchronous import AsyncUnroller
 from alfish.unrollers.workers.transport import Workers
 
-__all__ = ["StepRecords", "AsyncUnroller", "SyncUnroller", "Unroller", "Workers"]
+__all__ = ["StepRecords", "AsyncUnroller", "CompiledUnroller", "SyncUnroller", "Unroller", "Workers"]

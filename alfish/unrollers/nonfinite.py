@@ -5,6 +5,7 @@ overflow, so if the sum is not finite, the values themselves are tested.
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,13 @@ def check_finite(time_step: TimeStep) -> None:
     Raises:
       RunError: names the environment, the row and the leaf of the first value that is not finite.
     """
-    leaves = [time_step.reward, time_step.discount, *nest.leaves(time_step.observation)]
-    if _sum_is_finite(leaves):
-        return
+    if not math.isfinite(_total(_numbers(time_step))):
+        _name_nonfinite(time_step)
+
+
+def _name_nonfinite(time_step: TimeStep) -> None:
+    """Raises RunError for the first value that is not finite; does nothing if there is none, but an overflow."""
+    leaves = _numbers(time_step)
     paths = nest.paths(time_step.observation)
     names = ["a reward", "a discount", *(f"an observation {path}".rstrip() for path in paths)]
     for name, leaf in zip(names, leaves):
@@ -53,6 +58,9 @@ def check_finite(time_step: TimeStep) -> None:
 class RowCheck:
     """Tests that an unroll's values are finite, and that values of Discrete and Multi* leaves are inside their spaces.
 
+    A call makes the test. On a device a call waits; who reads other values there takes the two steps of the test,
+    `sign` and `judge`, and reads the sign with them.
+
     Args:
       observation_spec: spec of the observations; leaves that it lacks are tested for finite values only.
     """
@@ -60,7 +68,8 @@ class RowCheck:
     def __init__(self, observation_spec: Nest):
         finite = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
         named = enumerate(nest.named_leaves(observation_spec, "observation"))
-        self._leaves = [(i, name, _sizes(spec), spec) for i, (name, spec) in named if isinstance(spec, finite)]
+        self._leaves = [(i, name, spec) for i, (name, spec) in named if isinstance(spec, finite)]
+        self._sizes = [_sizes(spec) for _, _, spec in self._leaves]
 
     def __call__(self, time_step: TimeStep) -> None:
         """Tests leaves `[T, B, ...]`, arrays or tensors.
@@ -68,11 +77,26 @@ class RowCheck:
         Raises:
           RunError: names the environment, the row and the leaf of the first wrong value.
         """
-        check_finite(time_step)
-        leaves = nest.leaves(time_step.observation) if self._leaves else []
-        for i, name, sizes, spec in self._leaves:
-            leaf = as_tensor(leaves[i])
-            wrong = (leaf < 0) | (leaf >= sizes.to(leaf.device))
+        self.judge(time_step, self.sign(time_step))
+
+    def sign(self, time_step: TimeStep) -> Any:
+        """Returns one number, which is finite if all values are right; of tensors, a 0-d tensor on their device."""
+        total = _total(_numbers(time_step))
+        for _, _, wrong in self._choices(time_step):
+            total = torch.where(wrong.any(), torch.nan, total if isinstance(total, torch.Tensor) else float(total))
+        return total
+
+    def judge(self, time_step: TimeStep, sign: float) -> None:
+        """Raises RunError as a call does.
+
+        Args:
+          time_step: rows `[T, B, ...]`.
+          sign: result of `sign` for these rows, as a number.
+        """
+        if math.isfinite(sign):
+            return
+        _name_nonfinite(time_step)
+        for (_, name, spec), leaf, wrong in self._choices(time_step):
             if wrong.any():
                 row, column, *_ = (int(index) for index in wrong.nonzero()[0])
                 raise RunError(
@@ -80,6 +104,17 @@ class RowCheck:
                     f"in row {row} of the unroll (its lowest value counted as 0), and its space is {spec}; make the "
                     "space as large as its values, `alfish check-env` tests it"
                 )
+
+    def _choices(
+        self, time_step: TimeStep
+    ) -> Iterator[tuple[tuple[int, str, spaces.Space], torch.Tensor, torch.Tensor]]:
+        """Yields the place, name and spec of each leaf of choices, its values, and which of these are outside."""
+        leaves = nest.leaves(time_step.observation) if self._leaves else []
+        for k, place in enumerate(self._leaves):
+            leaf = as_tensor(leaves[place[0]])
+            if self._sizes[k].device != leaf.device:
+                self._sizes[k] = nest.to(self._sizes[k], leaf.device)
+            yield place, leaf, (leaf < 0) | (leaf >= self._sizes[k])
 
 
 def _sizes(spec: spaces.Space) -> torch.Tensor:
@@ -96,19 +131,23 @@ def nonfinite_rows(time_step: TimeStep) -> np.ndarray | None:
       time_step: time step of arrays `[B, ...]`.
     """
     leaves: list[Any] = [time_step.reward, *nest.leaves(time_step.observation)]
-    if _sum_is_finite(leaves):
+    if math.isfinite(_total(leaves)):
         return None
     floats = [leaf for leaf in leaves if leaf.dtype.kind == "f"]
     bad = np.any([~np.isfinite(leaf).reshape(len(leaf), -1).all(1) for leaf in floats], axis=0)
     return bad if bad.any() else None
 
 
-def _sum_is_finite(leaves: list[Any]) -> bool:
-    """Returns whether the sum of all floats in the leaves, arrays or tensors, is finite."""
+def _numbers(time_step: TimeStep) -> list[Any]:
+    return [time_step.reward, time_step.discount, *nest.leaves(time_step.observation)]
+
+
+def _total(leaves: list[Any]) -> Any:
+    """Returns the sum of all floats in the leaves, arrays or tensors; of tensors, a 0-d tensor."""
     total: Any = 0
     for leaf in leaves:
         if type(leaf) is not np.ndarray:
             total = total + leaf.sum() if leaf.is_floating_point() else total
         elif leaf.dtype.kind == "f":
             total = total + np.add.reduce(leaf, axis=None)  # `sum` without its Python wrapper
-    return math.isfinite(total)
+    return total

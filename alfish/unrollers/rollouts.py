@@ -1,10 +1,4 @@
-"""Unrolls that are written while rows arrive.
-
-`UnevenRollout` is for environments that make two rows, LAST and FIRST, in the step in which an episode ends. Each
-column is written at its own pace, and PAD rows complete the shorter columns at the end. An extra row in all columns
-would split transitions of the other columns. The functions are for environments in which each step makes one row of
-every column.
-"""
+"""The rows and the records of an unroll, made from the rows of its steps; and unrolls that are cut."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,138 +7,83 @@ from typing import Any
 import numpy as np
 import torch
 
-from alfish import nest
+from alfish import host, nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.data import StepType, TimeStep
+from alfish.data import Ends, StepType, TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Array, Nest, as_array, as_tensor
 from alfish.processes import replicas
 from alfish.unrollers.unroller import SHOWN_FIELDS, StepRecords
 
 
-class UnevenRollout:
-    """Rows and records of one unroll. The first rows determine the layout.
-
-    All leaves are arrays, or all are tensors on one device.
-
-    Args:
-      num_rows: largest number of rows of a column.
-      env_id: global ids of the environments, `[B]`, an array or a tensor as all other leaves.
-      has_gaps: whether rows may be PAD rows, which are not written.
-    """
-
-    def __init__(self, num_rows: int, env_id: Array, has_gaps: bool = False):
-        self._rows, self._columns = nest.arange(num_rows, env_id), nest.arange(len(env_id), env_id)
-        self._cursor = self._columns * 0  # index of each column's next row
-        self._has_gaps, self._num_steps = has_gaps, 0
-        self._targets: list[Array] = []  # leaves `[num_rows, B, ...]`
-        self._arrived: list[tuple[TimeStep, Array | None]] = []
-        self._infos: list[tuple[int, dict[str, Any]]] = []
-
-    @property
-    def room(self) -> int:
-        """Number of rows for which the fullest column has room. A step counts as a row even if columns have gaps."""
-        return len(self._rows) - max(int(self._cursor.max()), self._num_steps)
-
-    def append(self, rows: tuple[TimeStep, Nest, Nest], which: Array | None = None) -> None:
-        """Writes the next row of each column.
-
-        Args:
-          rows: time step, action and info, leaves `[B, ...]`.
-          which: columns that receive a row, `[B]` bool; None means all.
-        """
-        leaves, self._structure = nest.flatten(rows)
-        if not self._targets:
-            self._targets = [zero_rows(len(self._rows), leaf) for leaf in leaves]
-        self._num_steps += which is None
-        if self._has_gaps:
-            present = rows[0].step_type != StepType.PAD
-            which = present if which is None else which & present
-        row, column = self._cursor, self._columns
-        if which is not None:
-            row, column, leaves = row[which], column[which], [leaf[which] for leaf in leaves]
-        for target, leaf in zip(self._targets, leaves):
-            target[row, column] = leaf
-        self._cursor += 1 if which is None else which
-
-    def arrive(self, time_step: TimeStep, which: Array | None = None, info: dict[str, Any] | None = None) -> None:
-        """Adds rows to `records`.
-
-        Args:
-          time_step: rows `[B, ...]`.
-          which: columns in which a row arrived, `[B]` bool; None means all.
-          info: info of the step, in gymnasium's format.
-        """
-        if info:
-            self._infos.append((len(self._arrived), info))
-        self._arrived.append((time_step, which))
-
-    def records(self, shown: Sequence[str] = ()) -> StepRecords:
-        """Returns the rows given to `arrive`, in their order, with the fields `shown` of `SHOWN_FIELDS`."""
-
-        def arrived(field: str) -> Nest:
-            rows = [getattr(time_step, field) for time_step, _ in self._arrived]
-            return nest.map(lambda *leaves: np.stack([as_array(leaf) for leaf in leaves]), *rows)
-
-        step_type = arrived("step_type")
-        for kinds, (_, which) in zip(step_type, self._arrived):
-            if which is not None:
-                kinds[~as_array(which)] = StepType.PAD
-        fields = {name: arrived(SHOWN_FIELDS[name]) for name in shown}
-        return StepRecords(step_type, arrived("reward"), self._infos, **fields)
-
-    def filled_up(self) -> tuple[TimeStep, Nest, Nest]:
-        """Returns the rows given to `append`, `[num_rows, B, ...]`, with PAD rows after shorter columns."""
-        time_step, action, info = nest.unflatten(self._structure, self._targets)
-        time_step.step_type[self._rows[:, None] >= self._cursor] = StepType.PAD
-        return time_step, action, info
-
-
-def zero_rows(num_rows: int, leaf: Array) -> Array:
-    """Returns zeros `[num_rows, B, ...]` for rows with this leaf's shape."""
-    shape = (num_rows, *leaf.shape)
-    return np.zeros(shape, leaf.dtype) if type(leaf) is np.ndarray else leaf.new_zeros(shape)
-
-
 def stacked(rows: Sequence[tuple[TimeStep, Nest, Nest]]) -> tuple[TimeStep, Nest, Nest]:
     """Returns time step, action and info of all rows, leaves `[T, B, ...]`."""
-    # Stacked field by field: most fields are bare leaves, and walking through whole rows takes longer than stacking.
     time_steps, actions, infos = zip(*rows)
-    return TimeStep(*map(_stacked, zip(*time_steps))), _stacked(actions), _stacked(infos)
+    return time_steps_of(time_steps), _stacked(actions), _stacked(infos)
+
+
+def ends_of(ends: Sequence[tuple[Array, TimeStep]]) -> Ends:
+    """Returns the ends of all steps; see `Ends`."""
+    ended, time_steps = zip(*ends)
+    return Ends(_stacked(ended), time_steps_of(time_steps))
+
+
+def time_steps_of(rows: Sequence[TimeStep]) -> TimeStep:
+    """Returns rows `[B]` as `[T, B]`."""
+    # Stacked field by field: most fields are bare leaves, and walking through whole rows takes longer than stacking.
+    return TimeStep(*map(_stacked, zip(*rows)))
 
 
 def records(
-    time_step: TimeStep,
-    last: TimeStep | None,
+    rows: TimeStep,
+    newest: TimeStep | None,
+    ends: Ends | None,
     unseen: bool,
     infos: list[tuple[int, dict[str, Any]]],
     shown: Sequence[str] = (),
-) -> StepRecords:
-    """Returns the records of an unroll.
+    signs: Sequence[Any] = (),
+) -> tuple[StepRecords, Sequence[Any]]:
+    """Returns the records of an unroll, which are the rows that arrived, in their order; reads a device once.
 
     Args:
-      time_step: time step of the unroll, `[T, B]`.
-      last: newest row, `[B]`; None if it is the last row of `time_step`.
+      rows: time step of the unroll, `[T, B]`.
+      newest: newest row, `[B]`; None if it is the last row of `rows`.
+      ends: LAST rows beside the rows; None if each step made one row in every column.
       unseen: whether row 0 is new.
-      infos: infos of the steps, see `StepRecords`.
+      infos: pairs of a step's index, from 0, and its info.
       shown: optional fields of the records.
+      signs: 0-d tensors or numbers to read, too.
+
+    Returns:
+      The records and the signs as numbers.
     """
-    step_type, reward = as_array(time_step.step_type), as_array(time_step.reward)
-    if last is not None:
-        step_type = np.concatenate([step_type, as_array(last.step_type)[None]])
-        reward = np.concatenate([reward, as_array(last.reward)[None]])
-    arrived = StepRecords(step_type[1 - unseen :], reward[1 - unseen :], infos)
-    if not shown:
-        return arrived
+    fields = {"step_type": "step_type", "reward": "reward", **{name: SHOWN_FIELDS[name] for name in shown}}
+    parts = rows, newest, ends and ends.time_step
+    wanted = {name: [part and getattr(part, field) for part in parts] for name, field in fields.items()}
+    found, signs = host.read((wanted, signs))
 
-    def field(name: str) -> Nest:
-        rows = nest.arrays(getattr(time_step, name))
-        if last is not None:
-            end = nest.arrays(getattr(last, name))
-            rows = nest.map(lambda leaf, newest: np.concatenate([leaf, newest[None]]), rows, end)
-        return nest.at(rows, slice(1 - unseen, None))
+    def followed(name: str) -> Nest:
+        own, end, _ = found[name]
+        return own if end is None else nest.map(lambda leaf, last: np.concatenate([leaf, last[None]]), own, end)
 
-    return arrived._replace(**{name: field(SHOWN_FIELDS[name]) for name in shown})
+    if ends is None:
+        arrived = {name: nest.at(followed(name), slice(1 - unseen, None)) for name in fields}
+        return StepRecords(infos=[(t + unseen, info) for t, info in infos], **arrived), signs
+    # The rows of a step, and after them the FIRST rows of the resets in that step, with PAD in the other columns.
+    begins = (followed("step_type")[1:] == StepType.FIRST) & (found["step_type"][2] != StepType.FIRST)
+    is_kept = np.concatenate([[unseen], np.stack([np.ones(len(begins), bool), begins.any(1)], 1).reshape(-1)])
+
+    def interleaved(own: np.ndarray, last: np.ndarray) -> np.ndarray:
+        pairs = np.stack([last, own[1:]], 1)
+        return np.concatenate([own[:1], pairs.reshape(-1, *own.shape[1:])])[is_kept]
+
+    arrived = {name: nest.map(interleaved, followed(name), found[name][2]) for name in fields}
+    has_begun = np.repeat(begins, 2, axis=0)
+    has_begun[::2] = True
+    has_begun = np.concatenate([np.ones((1, begins.shape[1]), bool), has_begun])[is_kept]
+    arrived["step_type"] = np.where(has_begun, arrived["step_type"], StepType.PAD)
+    places = np.flatnonzero((np.arange(len(is_kept)) % 2 == 1)[is_kept])
+    return StepRecords(infos=[(int(places[t]), info) for t, info in infos], **arrived), signs
 
 
 def ended(time_step: TimeStep, broken: np.ndarray) -> TimeStep:
@@ -154,20 +93,27 @@ def ended(time_step: TimeStep, broken: np.ndarray) -> TimeStep:
     return time_step._replace(step_type=step_type)
 
 
-def filled_up(rows: tuple[TimeStep, Nest, Nest], num_rows: int) -> tuple[TimeStep, Nest, Nest]:
-    """Returns the rows, with PAD rows appended up to `num_rows`."""
-    length = len(rows[0].step_type)
-    if length == num_rows:
-        return rows
+def filled_up(rows: TimeStep, others: Nest, ends: Ends | None, length: int) -> tuple[TimeStep, Nest, Ends | None]:
+    """Returns the rows of an unroll of fewer steps, with PAD rows appended.
+
+    Args:
+      rows: time step, `[T, B]`, whose last row no step follows.
+      others: leaves `[T, B, ...]`.
+      ends: LAST rows beside the rows.
+      length: number of steps of a whole unroll.
+    """
+    num_rows = len(rows.step_type)
+    missing = length + 1 - num_rows
 
     def longer(leaf: Array) -> Array:
-        target = zero_rows(num_rows, leaf[0])
-        target[:length] = leaf
-        return target
+        added = (missing, *leaf.shape[1:])
+        if type(leaf) is np.ndarray:
+            return np.concatenate([leaf, np.zeros(added, leaf.dtype)])
+        return torch.cat([leaf, leaf.new_zeros(added)])
 
-    time_step, action, info = nest.map(longer, rows)
-    time_step.step_type[length:] = StepType.PAD
-    return time_step, action, info
+    rows, others, ends = nest.map(longer, (rows, others, ends))
+    rows.step_type[num_rows:] = StepType.PAD
+    return rows, others, ends
 
 
 def _stacked(nests: tuple[Nest, ...]) -> Nest:
@@ -179,7 +125,7 @@ def _stacked(nests: tuple[Nest, ...]) -> Nest:
         return np.array(nests)
     if nests[0] is None:
         return None
-    if type(nests[0]) in (np.ndarray, torch.Tensor):
+    if isinstance(nests[0], (np.ndarray, torch.Tensor)):
         return torch.stack([as_tensor(leaf) for leaf in nests])
     return nest.map(lambda *leaves: _stacked(leaves), *nests)
 

@@ -11,12 +11,12 @@ from alfish import nest
 from alfish.algorithms.acting import Actor, StatefulInfo, in_eval_mode, reset_state
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiler.numpy_program import quiet
-from alfish.data import AlgStep, Experience, StepType, TimeStep
+from alfish.data import AlgStep, Ends, Experience, StepType, TimeStep, in_line
 from alfish.environments import Environment
 from alfish.errors import UsageError
 from alfish.errors.user_code import calling, refuse, refuse_default_dtype
 from alfish.metrics.step_batch import own_info
-from alfish.nest import Nest, as_array
+from alfish.nest import Array, Nest, as_array
 from alfish.parameters import NonNegativeInt, Rate, checked
 from alfish.runs.random_state import called_apart
 from alfish.runs.timer import Timer
@@ -25,7 +25,7 @@ from alfish.unrollers import rollouts
 from alfish.unrollers.episode_runner import run_episodes
 from alfish.unrollers.nonfinite import RowCheck
 from alfish.unrollers.policy_runner import PolicyRunner
-from alfish.unrollers.rollouts import StragglerCut, UnevenRollout
+from alfish.unrollers.rollouts import StragglerCut
 from alfish.unrollers.unroller import ENVIRONMENT, POLICY, Unroller
 
 
@@ -65,7 +65,9 @@ class SyncUnroller(Unroller):
         self._steps: Callable[[int], Iterable[int]] = range if self._cut is None else self._cut.steps
         self._device = algorithm.progress.device
         self._ones = np.ones(environment.num_envs, np.int64)
-        self._check_rows = quiet(RowCheck(() if transforms.encoders else environment.observation_spec))
+        row_check = RowCheck(() if transforms.encoders else environment.observation_spec)
+        self._sign, self._judge = quiet(row_check.sign), row_check.judge
+        self._signs: list[tuple[TimeStep, Any]] = []  # rows of the unroll, and what `RowCheck.sign` says of them
         self.time_step: Any = None  # a TimeStep `[B]`; None before the first reset
         actor = Actor(algorithm, transforms)
         self._transform_state, self._initial_state = actor.first_state(environment.num_envs)
@@ -96,14 +98,13 @@ class SyncUnroller(Unroller):
             self._unseen = True
 
     def unroll(self, length: int, at_random: bool = False) -> Experience:
-        """Collects `length` rows. On-policy an extra row follows for its value, and is also row 0 of the next unroll.
+        """Collects the rows of `length` vector steps.
 
-        If environments make two rows at an episode's end (`Environment.uneven`), columns with more ends fill up sooner.
-        The unroll stops when a column is full, on-policy one row earlier, because the end of an episode takes two rows.
-        PAD rows complete the columns, and the unroll then has `length + 1` rows.
+        On-policy an extra row follows for its value, and is also row 0 of the next unroll. Where environments make two
+        rows at an episode's end (`Environment.uneven`), LAST rows stand beside the rows (`Experience.ends`).
 
         Args:
-          length: number of rows.
+          length: number of vector steps.
           at_random: whether to execute the algorithm's `random_action` in place of the policy's action.
 
         Returns:
@@ -111,7 +112,6 @@ class SyncUnroller(Unroller):
           executed. Leaves are of the environment's kind: arrays on the host, or tensors.
 
         Raises:
-          UsageError: on-policy, the length is 1 and environments make two rows at an episode's end.
           RunError: an environment returned a reward or an observation that is not finite.
         """
         self.start()
@@ -124,13 +124,14 @@ class SyncUnroller(Unroller):
             step_type = nest.tensors(self.time_step.step_type, self._device)
             with torch.no_grad():
                 state = reset_state(nest.tensors(state), self._initial_state, step_type)
-        unroll = self._unroll_uneven if self.environment.uneven else self._unroll_aligned
-        time_step, *rows = unroll(length, unseen)
+        time_step, (action, info), ends = self._steps_of(length, unseen)
         if self._cut is not None:
             self._cut.finish()
-        self._check(time_step)
-        others = *rows, state, self._ones * self.policy_version, transform_state
-        return Experience(time_step, *map(self.environment.convert, others))
+        for rows, sign in self._signs:
+            self._check(rows, sign)
+        self._signs = []
+        others = action, info, state, self._ones * self.policy_version, transform_state
+        return Experience(time_step, *map(self.environment.convert, others))._replace(ends=ends)
 
     def generate_batch(self, num_steps: int) -> Experience:
         """Collects the rows of the next vector steps, for a program without a trainer.
@@ -139,10 +140,11 @@ class SyncUnroller(Unroller):
         Each call continues where the last call ended.
 
         Args:
-          num_steps: number of vector steps, at least 1; in environments that are `uneven`, number of rows.
+          num_steps: number of vector steps, at least 1.
 
         Returns:
-          The result of `unroll` in tensors `[num_steps, B, ...]`, on-policy `[num_steps+1, B, ...]`. The last action
+          The result of `unroll` in tensors `[num_steps, B, ...]`, on-policy `[num_steps+1, B, ...]`. In environments
+          that are `uneven`, LAST rows are in their places (`data.in_line`), so there are more rows. The last action
           arrives in row 0 of the next call. `data.trainable` tells which rows train.
 
         Raises:
@@ -152,7 +154,7 @@ class SyncUnroller(Unroller):
         if num_steps < 1:
             raise UsageError(f"generate_batch was asked for {num_steps} steps; it takes at least 1")
         with in_eval_mode(self._algorithm, explores=True):
-            return nest.tensors(self.unroll(num_steps))
+            return in_line(nest.tensors(self.unroll(num_steps))).experience
 
     def generate_episodes(self, num_episodes: int) -> list[Experience]:
         """Collects whole episodes by `rollout_step`, as in `generate_batch`, with the algorithm's current parameters.
@@ -237,57 +239,42 @@ class SyncUnroller(Unroller):
         self._state, self._transform_state = step.state, transform_state
         self.time_step = self._step(self.environment.convert(step.output))
 
-    def _unroll_aligned(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Nest]:
-        """Unrolls environments in which each step is one row of every column."""
-        rows, infos = [], []
+    def _steps_of(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Ends | None]:
+        """Makes the steps of an unroll; returns time steps, actions with infos, and ends. Sets `records`."""
+        rows, ends, infos = [], [], []
         for t in self._steps(length):
             seen = self.time_step
             step, transform_state = self.act()
             self.advance(step, transform_state)
             if info := self._info():
-                infos.append((t + unseen, info))
+                infos.append((t, info))
             action = self._executed(step.output) if self._overwrites else step.output
             if self.environment.broken is not None:
                 seen = rollouts.ended(seen, self.environment.broken)
             rows.append((seen, action, step.info))
-        last = self.time_step
+            if self.environment.uneven:
+                ends.append(self._take_end())
+        newest: TimeStep | None = self.time_step
         if self._algorithm.on_policy:
             step, _ = self.act()  # the next unroll acts from this row again, so the state is dropped
-            rows.append((last, step.output, step.info))
-        unrolled = rollouts.stacked(rows)
-        after = None if self._algorithm.on_policy else last
-        self.records = rollouts.records(unrolled[0], after, unseen, infos, self.shown)
-        return unrolled if self._cut is None else rollouts.filled_up(unrolled, length + 1)
+            rows.append((newest, step.output, step.info))
+            newest = None
+        time_step, *others = rollouts.stacked(rows)
+        beside = rollouts.ends_of(ends) if ends else None
+        self._record(time_step, newest, beside, unseen, infos)
+        if self._cut is not None and len(time_step.step_type) <= length:
+            return rollouts.filled_up(time_step, others, beside, length)
+        return time_step, others, beside
 
-    def _unroll_uneven(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Nest]:
-        """Unrolls environments in which an episode's end is one more row of its column."""
-        if length < 2 and self._algorithm.on_policy:
-            raise UsageError(
-                "these environments reset in the same step, which needs an unroll length of 2 or more; build them with "
-                "AutoresetMode.NEXT_STEP, or raise Trainer.unroll_length"
-            )
-        rows = UnevenRollout(length + 1, self.environment.env_id, self.environment.has_gaps)
-        if unseen:
-            rows.arrive(self.time_step)
-        for _ in self._steps(length):
-            if rows.room <= (2 if self._algorithm.on_policy else 1):
-                break
-            step, transform_state = self.act()
-            record = self.environment.convert((step.output, step.info))
-            rows.append((self.time_step, *record))
-            self.advance(step, transform_state)
-            rows.arrive(self.time_step, info=self._info())
-            resets = self.environment.take_resets()
-            if resets is not None:
-                ended, first = resets
-                rows.append((self.time_step, *record), ended)
-                rows.arrive(first, ended)
-                self.time_step = nest.where(ended, first, self.time_step)
-        if self._algorithm.on_policy:
-            step, _ = self.act()
-            rows.append((self.time_step, *self.environment.convert((step.output, step.info))))
-        self.records = rows.records(self.shown)
-        return rows.filled_up()
+    def _take_end(self) -> tuple[Array, TimeStep]:
+        """Returns where LAST rows precede resets, `[B]` bool, and the step's rows; FIRST rows become `time_step`."""
+        last, resets = self.time_step, self.environment.take_resets()
+        if resets is None:
+            return self.environment.convert(self._ones == 0), last
+        ended, first = resets
+        self.time_step = nest.where(ended, first, last)
+        # An agent that left a game before its end has no row when the game ends.
+        return (ended & (last.step_type != StepType.PAD) if self.environment.has_gaps else ended), last
 
     def _restart_episodes(self) -> None:
         """Makes the next row the FIRST row of a reset."""
@@ -301,7 +288,7 @@ class SyncUnroller(Unroller):
         if self._overwrites:
             executed = nest.to(time_step.prev_action, self._device)
             action = nest.map(lambda own, other: torch.cat([other[1:], own[-1:]]), action, executed)
-        self._check(time_step)
+        self._check(time_step, self._sign(time_step))
         version = torch.full((1,), self.policy_version, dtype=torch.int64)
         return Experience(time_step, action, info, state, version, transform_state)
 
@@ -311,13 +298,20 @@ class SyncUnroller(Unroller):
 
     def _tell_progress(self) -> None:
         if self.environment.follows_progress:
-            self.environment.set_progress(float(self._algorithm.progress))
+            self.environment.set_progress(self._algorithm.progress_number())
 
     def _reset(self) -> TimeStep:
         return called_apart(_first_rows)(self.environment)
 
-    def _check(self, time_step: TimeStep) -> None:
-        self._check_rows(time_step)
+    def _record(self, rows: TimeStep, newest: TimeStep | None, ends: Ends | None, unseen: bool, infos: Any) -> None:
+        """Sets `records` and the signs of the rows, which are read together; see `rollouts.records`."""
+        checked = [rows] if ends is None else [rows, ends.time_step]
+        signs = list(map(self._sign, checked))
+        self.records, read = rollouts.records(rows, newest, ends, unseen, infos, self.shown, signs)
+        self._signs = list(zip(checked, read))
+
+    def _check(self, time_step: TimeStep, sign: float) -> None:
+        self._judge(time_step, sign)
 
     def _executed(self, action: Nest) -> Nest:
         """Returns the executed actions, or the policy's actions where the step was a reset."""

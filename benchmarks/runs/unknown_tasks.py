@@ -1,7 +1,8 @@
 """Tasks of `benchmarks.defaults` that no configuration was tuned for. Peers import them, so no library is imported.
 
 Each small environment has one property that defaults of algorithms are sensitive to, and is otherwise easy. `SECOND`
-are tasks that were written after the defaults had been chosen on `FIRST`.
+are tasks that were written after the defaults had been chosen on `FIRST`, and `THIRD` tasks that were written for the
+next choice, on both.
 """
 
 from collections.abc import Callable
@@ -403,6 +404,153 @@ class Queue(gymnasium.Env):
         return np.array([self._waiting, self._step], np.float32)
 
 
+class Battery(gymnasium.Env):
+    """A battery buys and sells energy at a price that changes over the day: rewards in euros, units that differ.
+
+    Observation: charge in kilowatt-hours (0 to 10), price in euros per megawatt-hour (about 20 to 180), sine and
+    cosine of the time of day. Action: power in [-5, 5] kilowatts, positive to charge. Reward: income of the quarter of
+    an hour, in euros; losses are a tenth of the energy. Episodes have 192 steps, two days.
+    """
+
+    observation_space = spaces.Box(
+        np.array([0, 0, -1, -1], np.float32), np.array([10, 400, 1, 1], np.float32), dtype=np.float32
+    )
+    action_space = spaces.Box(-5.0, 5.0, (1,), np.float32)
+    length = 192
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._charge, self._step, self._noise = 5.0, int(self.np_random.integers(96)), 0.0
+        self._end = self._step + self.length
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        wanted = 0.25 * float(np.clip(np.asarray(action).reshape(-1)[0], -5, 5))
+        energy = float(np.clip(wanted, -self._charge, 10 - self._charge))
+        reward = -self._price() / 1000 * (energy if energy > 0 else 0.9 * energy)
+        self._charge += 0.9 * energy if energy > 0 else energy
+        self._noise = 0.9 * self._noise + 4 * float(self.np_random.standard_normal())
+        self._step += 1
+        return self._observe(), reward, False, self._step >= self._end, {}
+
+    def _price(self) -> float:
+        return float(np.clip(100 - 60 * np.cos(2 * np.pi * self._step / 48) + self._noise, 0, 400))
+
+    def _observe(self) -> np.ndarray:
+        angle = 2 * np.pi * self._step / 96
+        return np.array([self._charge, self._price(), np.sin(angle), np.cos(angle)], np.float32)
+
+
+class Parking(gymnasium.Env):
+    """A car with a turning circle is brought to a parking space and stopped there: a Dict observation.
+
+    Observation: Dict of `pose` (x and y in metres, sine and cosine of the heading) and `speed` in metres per second.
+    Action: acceleration and steering, each in [-1, 1]. Reward: minus the distance to the origin, divided by 10; -20
+    where the car leaves the lot of 20 x 20 metres, which ends the episode. Episodes have 100 steps of 0.2 seconds.
+    """
+
+    observation_space = spaces.Dict(
+        pose=spaces.Box(-20.0, 20.0, (4,), np.float32), speed=spaces.Box(-5.0, 5.0, (1,), np.float32)
+    )
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    length = 100
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[dict, dict]:
+        super().reset(seed=seed)
+        self._place = self.np_random.uniform(-8, 8, 2)
+        self._heading, self._speed, self._step = float(self.np_random.uniform(-np.pi, np.pi)), 0.0, 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[dict, float, bool, bool, dict]:
+        acceleration, steering = np.clip(np.asarray(action, np.float64), -1, 1)
+        self._speed = float(np.clip(self._speed + 0.2 * 2 * acceleration, -5, 5))
+        self._heading += 0.2 * self._speed * np.tan(0.6 * steering) / 2.5
+        self._place = self._place + 0.2 * self._speed * np.array([np.cos(self._heading), np.sin(self._heading)])
+        self._step += 1
+        left = bool((np.abs(self._place) > 10).any())
+        reward = -20.0 if left else -float(np.hypot(*self._place)) / 10
+        return self._observe(), reward, left, self._step >= self.length, {}
+
+    def _observe(self) -> dict:
+        pose = np.array([*self._place, np.sin(self._heading), np.cos(self._heading)], np.float32)
+        return {"pose": pose, "speed": np.array([self._speed], np.float32)}
+
+
+class Crossroads(gymnasium.Env):
+    """A traffic light of two directions switches so that few cars wait: integers, chance, and a cost of switching.
+
+    Observation: MultiDiscrete of the four queues (0 to 20), the direction that is green, and steps since the last
+    switch (at most 9). Actions: keep or switch. After a switch no car passes for two steps. Reward: minus the waiting
+    cars, divided by 10. Episodes have 250 steps.
+    """
+
+    observation_space = spaces.MultiDiscrete([21, 21, 21, 21, 2, 10])
+    action_space = spaces.Discrete(2)
+    length = 250
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._queues, self._green, self._since, self._step = self.np_random.integers(6, size=4), 0, 9, 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        if int(action):
+            self._green, self._since = 1 - self._green, 0
+        else:
+            self._since = min(9, self._since + 1)
+        arrived = self.np_random.random(4) < (0.45, 0.35, 0.25, 0.15)
+        passed = np.zeros(4, np.int64)
+        if self._since >= 2:
+            passed[2 * self._green : 2 * self._green + 2] = 1
+        self._queues = np.clip(self._queues + arrived - passed, 0, 20)
+        self._step += 1
+        return self._observe(), -float(self._queues.sum()) / 10, False, self._step >= self.length, {}
+
+    def _observe(self) -> np.ndarray:
+        return np.array([*self._queues, self._green, self._since], np.int64)
+
+
+class Snake(gymnasium.Env):
+    """A snake of three cells collects food without leaving its field: an image of 30 x 30 pixels in colour.
+
+    Observation: uint8 `[30, 30, 3]`, of 10 x 10 cells: head red, body green, food blue. Actions: left, ahead, right.
+    Reward: 1 for food, which appears anew elsewhere; -1 at the border, which ends the episode. Episodes have 60 steps
+    at most.
+    """
+
+    observation_space = spaces.Box(0, 255, (30, 30, 3), np.uint8)
+    action_space = spaces.Discrete(3)
+    length = 60
+    _moves = np.array([[0, 1], [1, 0], [0, -1], [-1, 0]])
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self._direction, self._step = int(self.np_random.integers(4)), 0
+        head = self.np_random.integers(3, 7, size=2)
+        self._body = [head - k * self._moves[self._direction] for k in range(3)]
+        self._food = self.np_random.integers(10, size=2)
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self._direction = (self._direction + int(action) - 1) % 4
+        head = self._body[0] + self._moves[self._direction]
+        self._step += 1
+        left = bool(((head < 0) | (head > 9)).any())
+        reward = -1.0 if left else 0.0
+        if not left:
+            self._body = [head, *self._body[:-1]]
+            if (head == self._food).all():
+                reward, self._food = 1.0, self.np_random.integers(10, size=2)
+        return self._observe(), reward, left, self._step >= self.length, {}
+
+    def _observe(self) -> np.ndarray:
+        image = np.zeros((10, 10, 3), np.uint8)
+        image[self._food[0], self._food[1], 2] = 255
+        for k, (row, column) in enumerate(self._body):
+            image[row, column, 0 if k == 0 else 1] = 255
+        return image.repeat(3, 0).repeat(3, 1)
+
+
 @dataclass(frozen=True)
 class Task:
     """A task.
@@ -428,6 +576,10 @@ def _large_rewards() -> gymnasium.Env:
 
 def _small_rewards() -> gymnasium.Env:
     return Balance(reward_unit=1e-3, num_actions=3)
+
+
+def _cliff_walking() -> gymnasium.Env:
+    return gymnasium.make("CliffWalking-v1", max_episode_steps=200)  # gymnasium sets no limit
 
 
 FIRST = {
@@ -460,7 +612,18 @@ SECOND = {
         Task("queue", Queue, DISCRETE),
     )
 }
-TASKS = FIRST | SECOND
+THIRD = {
+    task.name: task
+    for task in (
+        Task("battery", Battery, CONTINUOUS),
+        Task("parking", Parking, CONTINUOUS),
+        Task("swimmer", "Swimmer-v5", CONTINUOUS),
+        Task("crossroads", Crossroads, DISCRETE),
+        Task("snake", Snake, DISCRETE),
+        Task("cliff_walking", _cliff_walking, DISCRETE),
+    )
+}
+TASKS = FIRST | SECOND | THIRD
 
 
 def made(task: Task) -> gymnasium.Env:

@@ -16,7 +16,7 @@ from alfish.algorithms.ppo import PPO
 from alfish.algorithms.recurrent_sac import RecurrentSAC
 from alfish.algorithms.recurrent_td3 import RecurrentTD3
 from alfish.algorithms.retrace import RecurrentRetraceSAC, RetraceDQN
-from alfish.data import Experience, StepType, TimeStep, trainable
+from alfish.data import Experience, StepType, TimeStep, in_line, trainable
 from alfish.environments import VectorEnvironment
 from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
@@ -135,13 +135,15 @@ def test_the_policy_in_training_is_the_one_that_acted(algorithm, network, kind, 
                 found = info.policy.log_prob(batch.experience.action)
                 torch.testing.assert_close(found[trains], log_prob[:, columns][trains])
         # Values of whole unrolls are those of the minibatches' rows, carried on by the same memory.
+        line, acted = in_line(unroll)
+        acted = torch.arange(7)[:, None].expand(7, B) if acted is None else acted
+        step, info = line.time_step, chunk.source.experience.info
         with torch.no_grad():
-            whole = made.network.value(unroll.time_step, unroll.state)
+            whole = made.network.value(step, line.state)
             (_, value), _ = made.network(chunk.source.experience.time_step, chunk.source.experience.state)
-        torch.testing.assert_close(value, whole[:-1])
-        step, info = unroll.time_step, chunk.source.experience.info
+        torch.testing.assert_close(value, whole.gather(0, acted[:-1]))
         target = returns.lambda_return(step.reward, 0.99 * step.discount, whole[1:], step.step_type, made._lambda)
-        torch.testing.assert_close(info.target[chunk.source.mask], target[chunk.source.mask])
+        torch.testing.assert_close(info.target[chunk.source.mask], target.gather(0, acted[:-1])[chunk.source.mask])
     assert unroller._actor._program is not None and begun_within > 3
     assert unroll.state is not None and any(leaf.any() for leaf in nest.leaves(unroll.state))
 

@@ -18,7 +18,7 @@ OWN = [task for task in TASKS.values() if not isinstance(task.env, str)]
 @pytest.mark.parametrize("task", OWN, ids=[task.name for task in OWN])
 def test_each_small_environment_follows_the_interface_and_ends(task):
     env = unknown_tasks.made(task)
-    check_env(env, skip_render_check=True)
+    check_env(env.unwrapped, skip_render_check=True)
     env.action_space.seed(0)
     found = unknown_tasks.returns(task, lambda observation, is_first: env.action_space.sample())
     assert len(found) == unknown_tasks.NUM_EPISODES and np.isfinite(found).all() and np.std(found) > 0

@@ -112,7 +112,7 @@ def completed(scripts, line, place, breaks="="):
 def test_bash_completes_subcommands_flags_confs_and_parameters(scripts):
     assert completed(scripts, "alfish ", 1) == list(SUBCOMMANDS)
     assert completed(scripts, "alfish com", 1) == ["compare", "completion"]
-    assert completed(scripts, "alfish train --gin_file=ppo_cart", 3) == ["ppo_cartpole.gin"]
+    assert completed(scripts, "alfish train --gin_file=ppo_cart", 3) == ["ppo_cartpole.gin", "ppo_cartpole_tensor.gin"]
     assert completed(scripts, "alfish train --gin_param=PPO.gam", 3) == ["PPO.gamma="]
     assert completed(scripts, "alfish train --gin_param=PPO.gamma=0", 3) == []
     assert completed(scripts, "alfish check-env --num", 2) == ["--num_steps="]
@@ -121,7 +121,7 @@ def test_bash_completes_subcommands_flags_confs_and_parameters(scripts):
 
 
 def test_bash_completes_whole_words_where_an_equals_sign_does_not_break_them(scripts):
-    assert completed(scripts, "alfish train --gin_file=ppo_cart", 2, " ") == ["--gin_file=ppo_cartpole.gin"]
+    assert completed(scripts, "alfish train --gin_file=ppo_catc", 2, " ") == ["--gin_file=ppo_catch.gin"]
 
 
 def test_a_shell_must_be_named(capsys):

@@ -17,6 +17,7 @@ from alfish.errors import RunError, UsageError
 from alfish.learner.batches import EpochBatches, Minibatches
 from alfish.learner.learner import Learner
 from alfish.learner.optimizers import Adam, RMSprop, TorchOptimizer
+from alfish.learner.updates import Updates
 from alfish.parameters.schedules import Linear, Steps
 from alfish.transforms import Transforms
 
@@ -415,6 +416,71 @@ class TestStop:
         learner = Learner(algorithm)
         assert learner.train([_chunk([1.0])]) == {}
         assert algorithm.weight.item() == 0
+
+
+class TestStopOnGPU:
+    """Reading each stop would wait for the GPU: a stop skips the rest of the iteration there, and is counted later."""
+
+    @staticmethod
+    def _learner(on_cpu, compile, monkeypatch):
+        """A regression that stops where its weight has come as far as progress allows, in a few of 6 updates."""
+
+        def calc_loss(self, experience, info):
+            too_far = (self.weight.detach().abs() - 2 * self.progress - 0.15).float()
+            return LossInfo(info, extra={"rows": info}, stop=too_far.expand_as(info))
+
+        with monkeypatch.context() as patch:
+            make = Updates.__init__
+
+            def made(self, *arguments):
+                make(self, *arguments)
+                self.on_cpu = on_cpu
+
+            patch.setattr(Updates, "__init__", made)
+            return Learner(_Regression(calc_loss), learning_rate=0.1, compile=compile)
+
+    @pytest.mark.parametrize("compile", [False, True])
+    def test_parameters_counts_and_summaries_are_those_of_a_cpu(self, interpreted, monkeypatch, compile):
+        learners = [self._learner(on_cpu, compile, monkeypatch) for on_cpu in (True, False)]
+        chunks, made = [_chunk([9.0] * 4, index=[[0], [1]])] * 3, []
+        for k, summarize in enumerate((False, True, False, False, True)):
+            found = []
+            for learner in learners:
+                learner._algorithm.progress.fill_(0.1 * k)
+                found.append(learner.train(chunks, summarize))
+            assert found[0] == pytest.approx(found[1], rel=1e-5) and bool(found[0]) == summarize
+            made.append(learners[0].updates)
+        assert made == [2, 4, 6, 8, 10]
+        on_cpu, on_gpu = (learner.state_dict() for learner in learners)
+        for name in ("updates", "num_applied", "consecutive_skips"):
+            assert on_cpu[name] == on_gpu[name]
+        assert on_cpu["optimizers"]["all"]["num_steps"] == on_gpu["optimizers"]["all"]["num_steps"] == 10
+        assert learners[1]._algorithm.num_updates == 10
+        weights = [learner._algorithm.weight.item() for learner in learners]
+        assert weights[0] == pytest.approx(weights[1], abs=1e-6)
+
+    def test_a_stop_holds_for_all_later_updates_of_the_iteration_and_no_others(self, monkeypatch):
+        learner = self._learner(False, False, monkeypatch)
+        learner._algorithm._calc_loss = lambda self, experience, info: LossInfo(
+            info, stop=experience.time_step.observation - 8.5
+        )
+        for count in (1, 2):
+            learner.train([_chunk([8.0, 9.0, 8.0, 8.0], index=[[0], [1], [2]]), _chunk([8.0])], summarize=False)
+            assert learner._plain.num_applied == count
+
+    def test_a_stop_at_once_leaves_everything_as_it_was(self, monkeypatch):
+        learner = self._learner(False, False, monkeypatch)
+        learner._algorithm.progress.fill_(-1)
+        assert learner.train([_chunk([9.0])] * 2) == {}
+        assert learner.updates == learner._algorithm.weight.item() == 0
+
+    def test_priorities_of_skipped_updates_are_not_finite(self, monkeypatch):
+        learner, given = self._learner(False, False, monkeypatch), []
+        calc_loss = learner._algorithm._calc_loss
+        learner._algorithm._calc_loss = lambda *arguments: calc_loss(*arguments)._replace(priority=arguments[2])
+        chunk = _chunk([9.0] * 4, weight=torch.ones(4), index=[[0], [1], [2], [3]])
+        learner.train([chunk._replace(update_priorities=given.append)])
+        assert [priority.isfinite().item() for priority in given[0]] == [True, True, False, False]
 
 
 class TestLearningRate:

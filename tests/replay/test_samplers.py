@@ -6,7 +6,9 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from far_device import FarDevice
 
+from alfish import nest
 from alfish.data import Experience, StepType, TimeStep
 from alfish.errors import UsageError
 from alfish.offline import Arrays, Episode, OfflineBuffer, Spaces
@@ -834,3 +836,26 @@ def test_a_saved_pass_continues_at_its_position():
     other = reloaded(recording, sampler, Epochs())
     starts = recording.starts(2)
     assert sorted(drawn + pairs(other.draw(len(starts) - 30, 0.0))) == starts
+
+
+@pytest.mark.parametrize("state_period", [None, 4])
+@pytest.mark.parametrize(
+    "make", [Uniform, lambda: Uniform(0.5, 60), Epochs, Prioritized], ids=["uniform", "recent", "epochs", "prioritized"]
+)
+def test_windows_of_a_ring_on_a_device_are_those_of_the_cpu_and_wait_for_nothing(make, state_period):
+    with FarDevice() as far:
+        found = []
+        for device in ("cpu", far.device):
+            recording = Recording(3, 40, seed=4, state_period=state_period)
+            recording.ring = ring = RingBuffer(120, 3, device, state_period=state_period)
+            for _ in range(12):
+                recording.push(7)
+            sampler = bound(make(), ring, 3)
+            torch.manual_seed(2)
+            far.clear()
+            windows = [ring.windows(sampler.draw(16, 0.5), 3) for _ in range(3)]
+            assert not far.waits and not far.unpinned
+            assert all(leaf.device.type == torch.device(device).type for leaf in nest.leaves(windows))
+            found.append([leaf.cpu() for leaf in nest.leaves(windows)])
+        for on_cpu, on_far in zip(*found, strict=True):
+            assert torch.equal(on_cpu, on_far)

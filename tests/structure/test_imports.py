@@ -13,7 +13,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 # The rooms by floor, lowest first: a room imports those of lower floors only.
 FLOORS = [
     ["errors", "nest"],
-    ["data", "parameters", "processes", "specs"],
+    ["data", "host", "parameters", "processes", "specs"],
     ["compiler", "functional", "metrics", "runs"],
     ["environments", "networks", "replay"],
     ["offline", "transforms"],

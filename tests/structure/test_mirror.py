@@ -34,6 +34,7 @@ TOGETHER = {
     "compiler/test_numpy_program.py": ["compiler: numpy_operations"],
     "configuration/test_reading.py": ["configuration: locating macros"],
     "configuration/test_sentences.py": ["configuration: wrong_kinds"],
+    "environments/functional/test_single.py": ["environments/functional: validation"],
     "environments/test_make.py": ["environments: finding members suites wrapping"],
     "environments/test_toy.py": ["environments: bit_flip", "environments/toy: bandits chains motion"],
     "environments/test_vector.py": ["environments: environment sequential"],

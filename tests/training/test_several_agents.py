@@ -15,8 +15,9 @@ from alfish import nest
 from alfish.__main__ import main
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.data import AlgStep, LossInfo, StepType, trainable
+from alfish.data import AlgStep, LossInfo, StepType, in_line, trainable
 from alfish.errors import UsageError
+from alfish.learner.batches import EpochBatches
 from alfish.metrics import AverageReturn, EnvironmentSteps, Metrics, NumberOfEpisodes
 from alfish.replay import RingBuffer
 from alfish.runs.checkpoints import Checkpoints
@@ -162,19 +163,34 @@ def records(environment):
     return [game.record[agent] for game in environment._games for agent in game.possible_agents]
 
 
-@pytest.mark.parametrize("length", [2, 3, 16])
+def unroll(unroller, length):
+    """An unroll with all rows in their places."""
+    return in_line(unroller.unroll(length)).experience
+
+
+@pytest.mark.parametrize("length", [1, 3, 16])
 def test_each_agents_transitions_train_once_and_in_order(length):
     environment = PettingZooColumns(Departures, num_envs=6)
     unroller, found = unroller_of(environment), [[] for _ in range(6)]
     for _ in range(90 // length):
-        experience = unroller.unroll(length)
+        experience = unroll(unroller, length)
         step_type = experience.time_step.step_type
-        assert len(step_type) == length + 1
         assert not ((step_type[:-1] == PAD) & (step_type[1:] != PAD)).any()  # gaps are closed
         for column in range(6):
             found[column] += transitions(experience, column)
     assert found == records(environment)
     assert all(len(column) > 20 for column in found)
+
+
+def test_an_epoch_trains_each_agents_transitions_once():
+    environment = PettingZooColumns(Departures, num_envs=6)
+    unroller, source, num_trained = unroller_of(environment), EpochBatches(), 0
+    source.bind(unroller._algorithm, unroller._transforms, 8, 6)
+    for _ in range(10):
+        source.add(unroller.unroll(8))
+        for chunk in source.chunks(0):
+            num_trained += int(chunk.source.mask.sum())
+    assert num_trained == source._num_epochs * sum(map(len, records(environment)))
 
 
 def test_an_unroll_takes_no_more_steps_than_it_was_asked_for():
@@ -190,7 +206,7 @@ def test_replay_receives_each_agents_episodes_one_after_another():
     unroller, ring = unroller_of(environment, NumberedOffPolicy), None
     columns = [[] for _ in range(3)]
     for _ in range(15):
-        experience = unroller.unroll(4)
+        experience = unroll(unroller, 4)
         ring = ring or RingBuffer(3000, 3)
         ring.push(experience)
         for column, rows in enumerate(columns):
@@ -228,13 +244,13 @@ def test_an_agent_that_has_left_counts_no_steps_and_keeps_its_return():
 def test_a_resumed_run_begins_the_games_that_were_next_and_ends_the_others():
     environment = PettingZooColumns(Departures, num_envs=3, seed=7)
     unroller = unroller_of(environment)
-    unroller.unroll(3)  # game 0 goes on, agent a has left it
+    unroller.unroll(2)  # game 0 goes on, agent a has left it
     assert unroller.time_step.step_type.tolist() == [PAD, MID, LAST]
     state = unroller.state_dict()
     again = PettingZooColumns(Departures, num_envs=3, seed=7)
     resumed = unroller_of(again)
     resumed.load_state_dict(state)
-    rows = resumed.unroll(3).time_step.step_type
+    rows = unroll(resumed, 3).time_step.step_type
     assert rows[:2].T.tolist() == [[FIRST, LAST], [LAST, FIRST], [LAST, FIRST]]  # nothing of agent a ends twice
     unroller.unroll(6)
     assert again._games[0].seeds == environment._games[0].seeds[1:2]

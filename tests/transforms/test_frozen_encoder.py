@@ -18,7 +18,7 @@ from alfish.algorithms.bc import BC
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.data import AlgStep, StepType
+from alfish.data import AlgStep, StepType, in_line
 from alfish.environments import EncodedEnvironment, TensorEnvironment, VectorEnvironment, make_environment
 from alfish.environments.sequential import SequentialVectorEnv
 from alfish.environments.toy import Catch, TensorPointMass
@@ -234,7 +234,7 @@ class TestRows:
             algorithm = Uniform(chain.observation_spec, environment.action_spec, SCALAR)
             unroller = SyncUnroller(environment, algorithm, chain)
             torch.manual_seed(0)
-            rows = [nest.tensors(unroller.unroll(15)).time_step for _ in range(3)]
+            rows = [in_line(nest.tensors(unroller.unroll(15))).experience.time_step for _ in range(3)]
             unroller.close()
             return chain, rows
 

@@ -8,7 +8,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.data import AlgStep, LossInfo, StepType, trainable
+from alfish.data import AlgStep, LossInfo, StepType, in_line, trainable
 from alfish.environments import VectorEnvironment
 from alfish.environments.toy import Stamped
 from alfish.transforms import Transforms
@@ -92,8 +92,8 @@ def unroller_of(environment, algorithm=Scripted, factories=()):
 
 
 def unroll(unroller, length, **options):
-    """An unroll in tensors."""
-    return nest.tensors(unroller.unroll(length, **options))
+    """An unroll in tensors, with all rows in their places."""
+    return in_line(nest.tensors(unroller.unroll(length, **options))).experience
 
 
 def real_rows(experience, column):

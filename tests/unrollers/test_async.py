@@ -24,7 +24,7 @@ from worker_parts import Curriculum, Failing, Faulty, Informing, NotCorrecting, 
 from alfish import nest
 from alfish.algorithms.rl_algorithm import ReplayNeeds
 from alfish.configuration import reading
-from alfish.data import Experience, TimeStep
+from alfish.data import Experience, TimeStep, in_line
 from alfish.environments import make_environment
 from alfish.environments.toy import OneState, Stamped, TensorPointMass
 from alfish.errors import RunError, UsageError
@@ -175,7 +175,7 @@ def test_environments_that_reset_in_the_same_step_lose_no_row(made, on_policy):
     steps = arrived = 0
     unrolls = []
     for _ in range(8):
-        unroll = nest.map(torch.clone, unroller.unroll(6))
+        unroll = in_line(nest.map(torch.clone, unroller.unroll(6))).experience
         types = unroller.records.step_type
         arrived += ((types == MID) | (types == LAST)).sum()
         if on_policy:  # the last real row of each column is row 0 of the next unroll
@@ -197,7 +197,7 @@ def test_the_replay_of_environments_that_reset_in_the_same_step_has_every_row_in
     began = time.monotonic()
     while not has_joined:
         assert time.monotonic() - began < 60
-        experience = unroller.unroll()
+        experience = in_line(unroller.unroll()).experience
         pad = experience.time_step.step_type == PAD
         assert (pad[1:] | ~pad[:-1]).all()  # at the end of a column alone, however many segments there were
         acted = ~pad & (experience.time_step.step_type != LAST)

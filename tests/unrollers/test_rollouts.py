@@ -21,7 +21,7 @@ from scripted import (
 
 from alfish import nest
 from alfish.algorithms.ppo import PPO
-from alfish.data import IS_STEP, trainable
+from alfish.data import IS_STEP, in_line, trainable
 from alfish.environments import TensorEnvironment
 from alfish.environments.toy import TensorPointMass
 from alfish.errors import UsageError
@@ -71,9 +71,11 @@ def test_unrolls_that_are_cut_anywhere_have_every_transition_once(learners, mode
     trained, num_steps, generator = [[] for _ in LENGTHS], 0, np.random.default_rng(0)
     for _ in range(12):
         learners.patience = int(generator.integers(0, 9))
-        experience = unroll(unroller, 8)
+        unrolled = nest.tensors(unroller.unroll(8))
         num_steps += int(IS_STEP[unroller.records.step_type].sum())
-        assert experience.time_step.step_type.shape == (9, 3), "a graph has one shape"
+        assert unrolled.time_step.step_type.shape == (9, 3), "a graph has one shape"
+        assert unrolled.ends is None or unrolled.ends.ended.shape == (8, 3)
+        experience = in_line(unrolled).experience
         for column, found in enumerate(trained):
             assert real_rows(experience, column) >= 3  # a quarter of the unroll, and the row after it
             found += transitions(experience, column)

@@ -5,9 +5,10 @@ import pytest
 import torch
 from scripted import FIRST, LAST, MID, PAD
 
-from alfish.data import Experience, TimeStep
+from alfish import nest
+from alfish.data import Ends, Experience, TimeStep, in_line
 from alfish.unrollers.unroller import StepRecords
-from alfish.unrollers.workers.segments import in_columns, one_after_another, records_in_columns, side_by_side
+from alfish.unrollers.workers.segments import in_columns, masked, one_after_another, records_in_columns, side_by_side
 
 
 def part(columns, first_env_id=0, version=0):
@@ -61,14 +62,37 @@ def test_parts_one_after_another_begin_with_the_first_ones_state():
     assert parts[0].state.tolist() == [1.5, 11.5] and parts[0].time_step.reward[0].tolist() == [1, 11]  # a copy
 
 
-def test_pad_rows_within_a_column_move_to_its_end():
-    uneven = [[(FIRST, 1), (LAST, 2), (FIRST, 3)], [(MID, 11), (PAD, 0), (PAD, 0)]]
-    more = [[(MID, 4), (PAD, 0), (PAD, 0)], [(MID, 12), (LAST, 13), (PAD, 0)]]
-    joined = one_after_another([part(uneven), part(more)])
-    assert numbers(joined) == [
-        [(FIRST, 1), (LAST, 2), (FIRST, 3), (MID, 4)],
-        [(MID, 11), (MID, 12), (LAST, 13), (PAD, 0)],
+def test_last_rows_beside_the_rows_stay_where_they_belong():
+    def with_ends(rows, ended, reward):
+        own = part(rows)
+        last = part([[(LAST, reward)] * 2] * 2).time_step
+        return own._replace(ends=Ends(torch.tensor(ended), last))
+
+    def rows_in_line(experience):
+        step = in_line(experience).experience.time_step
+        return [list(zip(*column)) for column in zip(step.step_type.T.tolist(), step.reward.long().T.tolist())]
+
+    one = with_ends([[(FIRST, 1), (FIRST, 3)], [(MID, 11), (MID, 12)]], [[True, False], [False, True]], 7)
+    more = with_ends([[(MID, 4), (MID, 5)], [(FIRST, 13), (MID, 14)]], [[False, False], [False, True]], 8)
+    expected = [
+        [(FIRST, 1), (LAST, 7), (FIRST, 3), (MID, 4), (MID, 5), (PAD, 0)],
+        [(MID, 11), (MID, 12), (LAST, 7), (FIRST, 13), (MID, 14), (LAST, 8)],
     ]
+    assert rows_in_line(one_after_another([one, more])) == expected
+    joined = rows_in_line(side_by_side([one, more]))
+    assert joined[1] == expected[1][:3] and joined[3] == expected[1][3:]
+    filled = in_columns([[one, more], [one], []])
+    assert rows_in_line(filled)[:2] == expected
+    assert rows_in_line(filled)[3:] == [[*expected[1][:3], *[(PAD, 0)] * 3], *[[(PAD, 0)] * 6] * 2]
+
+
+def test_columns_that_are_masked_have_no_rows():
+    own = part(TWO)
+    ends = Ends(torch.ones(2, 2, dtype=torch.bool), part([[(LAST, 7)] * 2] * 2).time_step)
+    given = nest.arrays(own._replace(ends=ends))
+    found = in_line(masked(given, np.array([True, False]))).experience.time_step
+    assert found.step_type.T.tolist() == [[PAD] * 4, [MID, LAST, LAST, LAST]]
+    assert given.time_step.step_type[0].tolist() == [FIRST, MID]  # not changed
 
 
 def test_each_environment_has_its_column_however_much_its_worker_gave():

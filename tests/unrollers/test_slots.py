@@ -64,7 +64,7 @@ def test_a_wrong_rollout_step_is_named_before_a_worker_starts():
 
 def test_what_is_written_is_read_in_place_and_other_slots_are_unchanged(example):
     of_arrivals = example_records(example, ("action",))
-    forms = slot_forms(example, of_arrivals, num_rows=4, num_records=6)
+    forms = slot_forms(example, of_arrivals, num_rows=4, num_steps=4, num_records=6)
     slots = Slots(forms, 3, nest.flatten((example, of_arrivals))[1])
     workers = Slots(forms, 3, fd=os.dup(slots.fd))
 

@@ -33,7 +33,7 @@ from worker_parts import Curriculum
 
 from alfish import nest
 from alfish.algorithms.ppo import PPO
-from alfish.data import AlgStep, trainable
+from alfish.data import AlgStep, in_line, trainable
 from alfish.environments import TensorEnvironment, VectorEnvironment, make_environment
 from alfish.environments.toy import NestedBandit, OneState, Stamped, TensorPointMass
 from alfish.errors import RunError, UsageError
@@ -50,7 +50,7 @@ def test_trainable_transitions_are_the_environments_own_record(mode, truncates, 
     trained = [[] for _ in LENGTHS]
     for _ in range(60 // length):
         experience = unroll(unroller, length)
-        assert experience.time_step.step_type.shape == (length + 1, 3)
+        assert len(unroller.records.step_type) >= length
         for column, found in enumerate(trained):
             found += transitions(experience, column)
     for found, env in zip(trained, environment.env.envs):
@@ -126,23 +126,51 @@ def test_info_and_action_are_those_of_their_own_row(mode):
 
 
 @pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
-def test_an_uneven_column_may_be_full_early_and_then_all_stop(mode):
-    unroller = unroller_of(recorded(mode))
-    experience = unroll(unroller, 8)
-    step_type = experience.time_step.step_type
-    assert step_type[:, 2].tolist() == [FIRST, LAST] * 4 + [FIRST]  # episodes of one action: two rows a step
-    assert step_type[:, 0].tolist() == [FIRST, MID, MID, LAST, FIRST, MID, PAD, PAD, PAD]
-    assert experience.time_step.observation[6:, 0].eq(0).all()
+def test_each_column_makes_as_many_steps_whatever_ends(mode):
+    step = unroll(unroller_of(recorded(mode)), 4).time_step
+    assert step.step_type[:, 2].tolist() == [FIRST, LAST] * 4 + [FIRST]  # episodes of one action: two rows a step
+    assert step.step_type[:, 0].tolist() == [FIRST, MID, MID, LAST, FIRST, MID, PAD, PAD, PAD]
+    assert step.observation[6:, 0].eq(0).all()
 
 
 @pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
-def test_environments_that_make_two_rows_a_step_need_room_for_them(mode):
-    with pytest.raises(UsageError, match="unroll length of 2 or more"):
-        unroll(unroller_of(recorded(mode)), 1)
+def test_last_rows_stand_beside_the_rows(mode):
+    unrolled = nest.tensors(unroller_of(recorded(mode)).unroll(4))
+    assert unrolled.time_step.step_type[:, 2].tolist() == [FIRST] * 5
+    assert unrolled.ends.ended.int().tolist() == [[0, 0, 1], [0, 1, 1], [1, 0, 1], [0, 1, 1]]
+    assert unrolled.ends.time_step.step_type[unrolled.ends.ended].tolist() == [LAST] * 7
+    assert unrolled.ends.time_step.observation[2, 0, 1:].tolist() == [0, 3]  # the third step of its first episode
+    found, acted = in_line(unrolled)
+    assert acted.tolist() == [[0, 0, 0], [1, 1, 2], [2, 3, 4], [4, 4, 6], [5, 6, 8]]
+    assert found.ends is None and found.info["seen"][3, 0, 1:].tolist() == [0, 2]  # that of the row acted from
 
 
-def test_one_step_unrolls_lose_nothing():
-    environment = recorded(NEXT_STEP)
+@pytest.mark.parametrize("on_policy", [True, False])
+@pytest.mark.parametrize("truncates", [True, False])
+@pytest.mark.parametrize("lengths", [LENGTHS, ((1,), (1,)), ((4,), (4,)), ((100,), (100,))])
+def test_all_modes_have_the_same_columns_in_unrolls_of_any_length(lengths, truncates, on_policy):
+    algorithm = Scripted if on_policy else ScriptedOffPolicy
+    rng, columns = np.random.default_rng(0), {}
+    for mode in (NEXT_STEP, SAME_STEP, DISABLED):
+        unroller = unroller_of(recorded(mode, truncates, lengths), algorithm)
+        columns[mode] = [[] for _ in lengths]
+        for i in range(20):
+            experience = unroll(unroller, int(rng.integers(1, 10)))
+            rows = *experience.time_step[:-2], experience.action
+            for column, found in enumerate(columns[mode]):
+                for t in range(on_policy and i > 0, real_rows(experience, column)):
+                    is_last = experience.time_step.step_type[t, column] == LAST
+                    found.append([leaf[t, column].tolist() for leaf in rows[: 4 if is_last else None]])
+    for mode in (SAME_STEP, DISABLED):
+        for found, expected in zip(columns[mode], columns[NEXT_STEP]):
+            shortest = min(len(found), len(expected))
+            # The newest row's action belongs to the policy's next call.
+            assert found[: shortest - 1] == expected[: shortest - 1] and shortest > 50
+
+
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
+def test_one_step_unrolls_lose_nothing(mode):
+    environment = recorded(mode)
     unroller = unroller_of(environment)
     trained = [[] for _ in LENGTHS]
     for _ in range(40):

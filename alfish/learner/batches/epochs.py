@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import gin
 import torch
@@ -11,7 +11,9 @@ from alfish import nest
 from alfish.algorithms.acting import reset_state
 from alfish.algorithms.contract import kind_of
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.data import Batch, Experience, trainable
+from alfish.compiler import torch_internals
+from alfish.compiler.checked_function import CheckedFunction
+from alfish.data import Batch, Experience, in_line, trainable
 from alfish.errors import UsageError
 from alfish.learner.batches.batches import Batches, Minibatches
 from alfish.nest import Nest
@@ -49,6 +51,7 @@ class EpochBatches(Batches):
     ):
         self._given_epochs, self._given_size, self._given_length = num_epochs, minibatch_size, sequence_length
         self._has_checked = False  # whether the result of preprocess_experience was checked
+        self._graph = CheckedFunction(self._traced, "the preparation of unrolls")
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
@@ -117,37 +120,68 @@ class EpochBatches(Batches):
 
     def add(self, experience: Experience) -> None:
         self._experience = nest.tensors(experience, self.algorithm.progress.device)
-        if self.stores_states:
-            info, self._states = self._experience.info
-            self._experience = self._experience._replace(info=info)
 
     def chunks(self, steps: int, for_graph: bool = False) -> Iterator[Minibatches]:
         for epoch in range(self._num_epochs):
             if epoch == 0 or self.algorithm.unroll_use.preprocess_each_epoch:
-                batch = self._batch(self._prepare(self._experience))
+                batch = self._trained_rows(for_graph)
             length, columns = batch.mask.shape
             size = columns if self._minibatch_size is None else self._minibatch_size // length
             # The permutation is drawn on the CPU, so that a seed gives the same minibatches on every device.
-            index = torch.randperm(columns).to(batch.mask.device)
+            index = nest.to(torch.randperm(columns), batch.mask.device)
             yield Minibatches(batch, index.view(-1, size))
 
-    def _batch(self, experience: Experience) -> Batch:
-        """Returns the T rows that may train: as sequences `[L, T / L * B]`; without memory as one row `[1, T * B]`."""
+    def _trained_rows(self, for_graph: bool) -> Batch:
+        """Returns the rows of the unroll that may train."""
+        # With several learners, one that falls back to plain Python would leave sums over learners unanswered.
+        if not for_graph or self._experience.ends is None or replicas.is_joined():
+            return self._batch(self._experience)
+        modules = self.algorithm, self.transforms
+        tensors = tuple(dict((*module.named_parameters(), *module.named_buffers())) for module in modules)
+        return self._graph((nest.detach(tensors), self._experience))
+
+    def _traced(self, arguments: Nest) -> Batch:
+        """Returns `_batch` as a function of tensors: those of algorithm and transforms, and the experience."""
+        (of_algorithm, of_transforms), experience = arguments
+        reparametrize = torch_internals.reparametrize_module
+        with (
+            reparametrize(self.algorithm, of_algorithm, tie_weights=True),
+            reparametrize(self.transforms, of_transforms, tie_weights=True),
+        ):
+            return self._batch(experience, 2 * len(experience.ends.ended) + 1)
+
+    def _batch(self, experience: Experience, num_rows: int | None = None) -> Batch:
+        """Returns the T rows that may train: as sequences `[L, T / L * B]`; without memory as one row `[1, T * B]`.
+
+        Args:
+          experience: unroll.
+          num_rows: number of rows of the unroll in line, see `in_line`.
+        """
+        experience, places = in_line(experience, num_rows)
+        states = None
+        if self.stores_states:
+            info, states = experience.info
+            experience = experience._replace(info=info)
+        experience = self._prepare(experience)
         mask = trainable(experience.time_step.step_type)
         self._check_info(experience.info, *mask.shape)
+        index: Any = slice(len(mask))
+        trains = mask
+        if places is not None:
+            place = places[:-1]
+            index = place.clamp(0, len(mask) - 1), torch.arange(mask.shape[1], device=mask.device)
+            trains = mask[index] & (place == index[0])  # PAD rows, and rows that no row follows, do not train
 
-        def first_rows(rows: Nest) -> Nest:
-            kept = nest.map(lambda leaf: leaf[: len(mask)], rows)
+        def rows(leaves: Nest) -> Nest:
             if self.stores_states:
-                return nest.map(self._sequences, kept)
-            return kept if self._has_state else nest.merge_leading(kept)
+                return nest.map(self._sequences, leaves)
+            return leaves if self._has_state else nest.merge_leading(leaves)
 
-        time_step, action, info, trains = (
-            first_rows(rows) for rows in (experience.time_step, experience.action, experience.info, mask)
-        )
+        given = experience.time_step, experience.action, experience.info
+        time_step, action, info, trains = rows((*nest.at(given, index), trains))
         state = experience.state if self._has_state else None
         if self.stores_states:
-            stored = nest.map(lambda leaf: leaf[: len(mask) : self._sequence_length].flatten(0, 1), self._states)
+            stored = nest.map(lambda leaf: leaf[index][:: self._sequence_length].flatten(0, 1), states)
             initial = nest.to(self.algorithm.initial_state(trains.shape[1]), mask.device)
             state = reset_state(stored, initial, time_step.step_type[0])
         return Batch(Experience(time_step, action, info, state), trains)

@@ -110,4 +110,4 @@ def _spread(buffer: RingBuffer, num_rows: int) -> SequenceIndex:
     position = np.concatenate([np.arange(first, first + number) for first, number in zip(low, count)])
     allowed = np.flatnonzero(buffer.may_start(column, position))
     chosen = allowed[np.linspace(0, len(allowed) - 1, min(len(allowed), HOLDOUT_WINDOWS)).astype(np.int64)]
-    return SequenceIndex(*(torch.from_numpy(where[chosen]).to(buffer.device) for where in (column, position)))
+    return SequenceIndex(*(torch.from_numpy(where[chosen]) for where in (column, position)))

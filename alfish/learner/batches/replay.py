@@ -9,7 +9,7 @@ import gin
 
 from alfish.algorithms.contract import kind_of
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.data import Experience
+from alfish.data import Experience, in_line
 from alfish.environments import Environment
 from alfish.errors import UsageError
 from alfish.learner.batches.batches import Minibatches
@@ -190,6 +190,8 @@ class ReplayBatches(SequenceBatches):
         return env_steps < self._schedule.warmup_env_steps and not self._schedule.has_offline_updates
 
     def add(self, experience: Experience) -> None:
+        if experience.ends is not None:
+            experience = in_line(experience).experience
         needed = self.algorithm.replay_needs.info
         if not needed and experience.info is None:
             self.buffer.push(experience)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from alfish import nest
+from alfish import host, nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Batch, StepType
 from alfish.environments import Environment
@@ -77,7 +77,9 @@ class SequenceSampler:
 
     def draw(self, num_windows: int, num_batches: int) -> SequenceIndex:
         """Draws the N windows of `num_batches` minibatches at once; returns the windows' first rows."""
-        return self.sampler.draw(num_windows, float(self._progress), num_batches)
+        on_cpu = self._device.type == "cpu"
+        progress = float(self._progress) if on_cpu else self._algorithm.progress_number()
+        return self.sampler.draw(num_windows, progress, num_batches)
 
     def in_place(self) -> RingView | None:
         """Returns a view of the stored rows, always the same, if a graph can gather batches from it; else None."""
@@ -97,6 +99,8 @@ class SequenceSampler:
         if self._burn_in:
             start = start._replace(position=start.position - self._burn_in)
         batch = buffer.windows(start, self._num_rows)
+        if buffer.device.type != "cpu":
+            start = nest.to(start, buffer.device)
         if self._hindsight is not None:
             batch = self._hindsight.relabel(batch, start.column, start.position)
         before = self._transforms.window_state(buffer, start.column, start.position.clamp(min=0))
@@ -111,9 +115,11 @@ class SequenceSampler:
 
     def update_priorities(self, start: SequenceIndex, priority: torch.Tensor) -> None:
         """Sets priorities `[N]` of windows. A skipped update has priorities that are not finite, which are ignored."""
+        if priority.device.type != "cpu":
+            priority = torch.from_numpy(host.read(priority.float()))
         finite = torch.isfinite(priority)
         if not finite.all():
-            start, priority = nest.map(lambda leaf: leaf[finite.to(leaf.device)], (start, priority))
+            start, priority = nest.map(lambda leaf: leaf[finite], (start, priority))
         self.sampler.update(start, priority)
 
     def state_dict(self) -> dict[str, Any]:

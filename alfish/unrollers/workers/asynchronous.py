@@ -19,7 +19,7 @@ import torch
 
 from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.data import Experience, StepType
+from alfish.data import Experience
 from alfish.environments import Environment
 from alfish.errors import RunError, UsageError, counted
 from alfish.errors.user_code import relayed
@@ -42,7 +42,7 @@ from alfish.unrollers.sync import refuse_on_policy
 from alfish.unrollers.unroller import Unroller
 from alfish.unrollers.workers import worker_process
 from alfish.unrollers.workers.environment_maker import EnvironmentMaker
-from alfish.unrollers.workers.segments import in_columns, records_in_columns, side_by_side
+from alfish.unrollers.workers.segments import in_columns, masked, records_in_columns, side_by_side
 from alfish.unrollers.workers.shared_tensors import Layout, state_tensors
 from alfish.unrollers.workers.slots import SlotLedger, slot_of
 from alfish.unrollers.workers.stats import Stats
@@ -301,9 +301,7 @@ class AsyncUnroller(Unroller):
         if not old.any():
             return experience
         self._stats.masked(self._length * int(old.sum()))
-        step_type = experience.time_step.step_type.copy()  # a copy, because results of a transport must not change
-        step_type[:, old] = StepType.PAD
-        return experience._replace(time_step=experience.time_step._replace(step_type=step_type))
+        return masked(experience, old)
 
     def _wait_for_enough(self) -> None:
         began = warned = time.monotonic()

@@ -25,10 +25,10 @@ def side_by_side(parts: list[Experience]) -> Experience:
 
 
 def one_after_another(parts: list[Experience]) -> Experience:
-    """Copies parts `[T, B, ...]` into one `[T + T + ..., B, ...]`, with all PAD rows at the ends of columns."""
+    """Copies off-policy parts `[T, B, ...]` into one `[T + T + ..., B, ...]`."""
     rows, starts = zip(*map(_taken_apart, parts))
     joined = nest.map(lambda *leaves: torch.cat(leaves), *rows)
-    return _closed_up(_experience(joined, nest.map(torch.clone, starts[0])))
+    return _experience(joined, nest.map(torch.clone, starts[0]))
 
 
 def in_columns(parts: list[list[Experience]]) -> Experience:
@@ -41,6 +41,14 @@ def in_columns(parts: list[list[Experience]]) -> Experience:
     given = [part for part in columns if part is not None]
     num_rows = max(len(part.time_step.step_type) for part in given)
     return side_by_side([_filled_up(_nothing_like(given[0]) if part is None else part, num_rows) for part in columns])
+
+
+def masked(experience: Experience, columns: np.ndarray) -> Experience:
+    """Returns an experience of arrays with PAD in place of all rows of some columns, `[B]` bool."""
+    step_type = experience.time_step.step_type.copy()  # a copy, because results of a transport must not change
+    step_type[:, columns] = StepType.PAD
+    ends = experience.ends and experience.ends._replace(ended=experience.ends.ended & ~columns)
+    return experience._replace(time_step=experience.time_step._replace(step_type=step_type), ends=ends)
 
 
 def records_in_columns(parts: list[list[StepRecords]]) -> StepRecords:
@@ -68,22 +76,14 @@ def records_in_columns(parts: list[list[StepRecords]]) -> StepRecords:
 
 def _taken_apart(part: Experience) -> tuple[Nest, Nest]:
     """Returns the leaves `[T, B, ...]` of an experience, and its leaves `[B, ...]` of row 0."""
-    return (part.time_step, part.action, part.info), (part.state, part.policy_version, part.transform_state)
+    rows = part.time_step, part.action, part.info, part.ends
+    return rows, (part.state, part.policy_version, part.transform_state)
 
 
 def _experience(rows: Nest, start: Nest) -> Experience:
     """Returns an experience from its leaves, the inverse of `_taken_apart`."""
-    return Experience(*rows, *start)
-
-
-def _closed_up(part: Experience) -> Experience:
-    """Moves all PAD rows to the ends of columns, because each segment of an uneven rollout may end with PAD rows."""
-    pad = part.time_step.step_type == StepType.PAD
-    if not (pad[:-1] & ~pad[1:]).any():
-        return part
-    rows, start = _taken_apart(part)
-    order = pad.to(torch.uint8).argsort(dim=0, stable=True)[: int((~pad).sum(0).max())]
-    return _experience(nest.map(lambda leaf: leaf[order, torch.arange(leaf.shape[1])], rows), start)
+    time_step, action, info, ends = rows
+    return Experience(time_step, action, info, *start)._replace(ends=ends)
 
 
 def _filled_up(part: Experience, num_rows: int) -> Experience:

@@ -12,8 +12,9 @@ import torch
 from alfish import nest, specs
 from alfish.algorithms.acting import Actor, StatefulInfo
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.data import Experience, StepType, TimeStep
+from alfish.data import Ends, Experience, StepType, TimeStep
 from alfish.environments import Environment
+from alfish.nest import Nest
 from alfish.processes.messages import Segment
 from alfish.runs import random_state
 from alfish.transforms import Transforms
@@ -86,7 +87,8 @@ def example_row(
         step, _ = actor.act(nest.to(time_step, actor.device), transform_state, state)
     actor.check(step, state, num_envs)
     info = StatefulInfo(step.info, state) if stores_states else step.info
-    return Experience(time_step, step.output, info, state, None, transform_state)
+    ends = Ends(torch.zeros(num_envs, dtype=torch.bool), time_step) if environment.uneven else None
+    return Experience(time_step, step.output, info, state, None, transform_state, ends=ends)
 
 
 def example_records(example: Experience, shown: Sequence[str]) -> StepRecords:
@@ -97,21 +99,24 @@ def example_records(example: Experience, shown: Sequence[str]) -> StepRecords:
     return StepRecords(*arrays, **fields)
 
 
-def slot_forms(example: Experience, records: StepRecords, num_rows: int, num_records: int) -> list[Form]:
+def slot_forms(
+    example: Experience, records: StepRecords, num_rows: int, num_steps: int, num_records: int
+) -> list[Form]:
     """Returns shape and dtype of each leaf of a slot.
 
     Args:
       example: example row `[B, ...]` of a segment.
       records: records of that row, made by `example_records`.
       num_rows: number of rows of a segment.
+      num_steps: number of vector steps of a segment.
       num_records: largest number S of records of a segment.
     """
     rows, starts = (example.time_step, example.action, example.info), (example.state, example.transform_state)
-    return [
-        *(((num_rows, *leaf.shape), leaf.dtype) for leaf in nest.leaves(rows)),
-        *((tuple(leaf.shape), leaf.dtype) for leaf in nest.leaves(starts)),
-        *(((num_records, *leaf.shape), leaf.dtype) for leaf in nest.leaves(records)),
-    ]
+
+    def forms(leaves: Nest, *leading: int) -> list[Form]:
+        return [((*leading, *leaf.shape), leaf.dtype) for leaf in nest.leaves(leaves)]
+
+    return [*forms(rows, num_rows), *forms(starts), *forms(example.ends, num_steps), *forms(records, num_records)]
 
 
 def slot_of(
@@ -129,15 +134,15 @@ def slot_of(
       environment: environment of the worker. It is not stepped, and may be closed.
       algorithm, transforms: algorithm and transforms that make up the policy.
       num_envs: number of environments of a worker.
-      length: number of rows of a segment, without the row that repeats the last row of the previous segment.
+      length: number of vector steps of a segment.
       shown, stores_states: settings of the unroller, see `Unroller`.
     """
     example = example_row(environment, algorithm, transforms, num_envs, stores_states)
     records = example_records(example, shown)
-    num_rows = length + (1 if algorithm.on_policy or environment.uneven else 0)
+    num_rows = length + algorithm.on_policy
     num_records = 2 * length + 3 if environment.uneven else length + 1
     _, structure = nest.flatten((example, records))
-    return slot_forms(example, records, num_rows, num_records), structure
+    return slot_forms(example, records, num_rows, length, num_records), structure
 
 
 class SlotLedger:

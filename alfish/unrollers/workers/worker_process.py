@@ -125,10 +125,10 @@ class WorkerUnroller(SyncUnroller):
             self.time_step = self.environment.break_off(self.time_step, self._starts == self._num_steps)
         self._heartbeat.set(Heartbeat.ACTING)
 
-    def _check(self, time_step: TimeStep) -> None:
+    def _check(self, time_step: TimeStep, sign: float) -> None:
         """Ends the worker if rows are not finite. Environments that can be replaced were checked at each step."""
         try:
-            super()._check(time_step)
+            super()._check(time_step, sign)
         except RunError as error:
             raise EnvironmentFailure from error
 

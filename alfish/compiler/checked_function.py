@@ -1,0 +1,79 @@
+"""A function of tensors that runs as a graph while the graph's results equal those of plain Python."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from absl import logging
+
+from alfish import nest
+from alfish.compiler.inductor import CompiledFunction, NotCompilable, is_checked
+from alfish.compiler.torch_internals import TorchChanged
+from alfish.nest import Nest
+
+# Fraction of the entries that must be close: rounding may change a sampled action, and with it what follows.
+LEAST_EQUAL = 0.99
+
+
+class CheckedFunction:
+    """A compiled `function(arguments)`, which falls back to plain Python.
+
+    The first call with arguments of new shapes compiles a graph. Some calls (`is_checked`) are compared with plain
+    Python, because a hook that is not pure may depend on a value that was constant during tracing. If the function
+    cannot be compiled, or its results differ, it runs as plain Python from then on, after a warning.
+
+    Args:
+      function: function that maps a nest of tensors to a nest of tensors, without side effects.
+      name: what the function does, in words that follow "Compiling".
+      log: function that is called with a line for each graph.
+
+    Attributes:
+      is_plain: whether the function runs as plain Python; may be set.
+    """
+
+    def __init__(self, function: Callable[[Nest], Nest], name: str, log: Callable[[str], Any] = logging.info):
+        self._function, self._name, self._log = function, name, log
+        self._graphs: dict[Any, CompiledFunction] = {}
+        self._num_calls = 0
+        self.is_plain = False
+
+    def __call__(self, arguments: Nest) -> Nest:
+        """Returns the function's results for a nest of tensors, without gradients."""
+        with torch.no_grad():
+            if self.is_plain:
+                return self._function(arguments)
+            try:
+                return self._by_graph(nest.map(torch.Tensor.contiguous, arguments))
+            except (NotCompilable, TorchChanged) as error:
+                logging.warning("%s runs as plain Python, which is slower: %s", self._name.capitalize(), error)
+                self.is_plain = True
+                return self._function(arguments)
+
+    def _by_graph(self, arguments: Nest) -> Nest:
+        leaves = nest.leaves(arguments)
+        layout = tuple(leaf.shape for leaf in leaves)
+        graph = self._graphs.get(layout)
+        if graph is None:
+            began = time.perf_counter()
+            self._log(f"Compiling {self._name}; training waits")
+            graph = self._graphs[layout] = CompiledFunction(self._function, arguments)
+            self._log(f"Compiled {self._name} in {time.perf_counter() - began:.1f} s")
+        if is_checked(self._num_calls):
+            self._compare(graph, arguments)
+        self._num_calls += 1
+        return graph.call_flat(leaves)
+
+    def _compare(self, graph: CompiledFunction, arguments: Nest) -> None:
+        devices = [leaf.device for leaf in nest.leaves(arguments) if leaf.device.type == "cuda"][:1]
+        with torch.random.fork_rng(devices):
+            expected = nest.leaves(self._function(arguments))
+        with torch.random.fork_rng(devices):
+            found = nest.leaves(graph(arguments))
+        for a, b in zip(found, expected, strict=True):
+            is_close = torch.isclose(a.double(), b.double(), 1e-3, 1e-4, equal_nan=True)
+            if (a.dtype, a.shape) != (b.dtype, b.shape) or is_close.double().mean() < LEAST_EQUAL:
+                raise NotCompilable(
+                    "its compiled results differ from the plain ones, because a hook depends on a value that changes "
+                    "between calls; make it a buffer or a part of the state"
+                )

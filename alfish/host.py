@@ -1,0 +1,73 @@
+"""Reading tensors of a device: the one place where the host waits for it.
+
+A GPU works on while Python goes on. A value that Python needs ends this: Python waits until the GPU has done all of its
+work. So what is needed together is read together, in one copy, and what may be late is read later.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from alfish import nest
+from alfish.nest import Nest
+
+
+def read(leaves: Nest) -> Nest:
+    """Returns tensors as arrays on the host, see `nest.as_array`; leaves of other kinds stay as they are.
+
+    Tensors on a device, which must be the same for all of them, are read in one copy; the call waits for it.
+    """
+    given, structure = nest.flatten(leaves)
+    far = [leaf for leaf in given if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu"]
+    found = iter(_unpacked(_packed(far).cpu(), far) if far else ())
+
+    def on_host(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return nest.as_array(leaf) if leaf.device.type == "cpu" else next(found)
+
+    return nest.unflatten(structure, [on_host(leaf) for leaf in given])
+
+
+def read_later(leaves: Nest) -> Callable[[], Nest]:
+    """Begins to copy tensors, all on one device, to the host; returns a function that returns them as arrays.
+
+    The call waits for nothing, and the tensors may be overwritten after it. The function that it returns waits only if
+    the device has not come to the copy yet.
+    """
+    given, structure = nest.flatten(leaves)
+    packed, device = _packed(given), given[0].device
+    if device.type == "cpu":
+        return lambda: nest.unflatten(structure, _unpacked(packed, given))
+    there = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=True).copy_(packed, non_blocking=True)
+    has_arrived: Any = None
+    if device.type == "cuda":
+        has_arrived = torch.cuda.Event()
+        has_arrived.record(torch.cuda.current_stream(device))
+
+    def result() -> Nest:
+        if has_arrived is not None:
+            has_arrived.synchronize()
+        return nest.unflatten(structure, _unpacked(there, given))
+
+    return result
+
+
+def _packed(leaves: list[torch.Tensor]) -> torch.Tensor:
+    """Returns copies of the bytes of all leaves as one vector, those with the largest numbers first."""
+    return torch.cat([leaves[i].detach().contiguous().reshape(-1).view(torch.uint8) for i in _order(leaves)])
+
+
+def _unpacked(packed: torch.Tensor, leaves: list[torch.Tensor]) -> list[Any]:
+    """Returns the arrays in bytes on the host that `_packed` made of these leaves."""
+    order, found = _order(leaves), {}
+    parts = packed.split([leaves[i].numel() * leaves[i].element_size() for i in order])
+    for i, part in zip(order, parts):
+        found[i] = nest.as_array(part.view(leaves[i].dtype).view(leaves[i].shape))
+    return [found[i] for i in range(len(leaves))]
+
+
+def _order(leaves: list[torch.Tensor]) -> list[int]:
+    """Returns an order in which each leaf begins at a multiple of its numbers' size."""
+    return sorted(range(len(leaves)), key=lambda i: -leaves[i].element_size())

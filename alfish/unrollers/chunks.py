@@ -1,0 +1,117 @@
+"""The unroller of functional environments: the policy and the environments as one graph of several vector steps."""
+
+from typing import Any
+
+import gin
+import torch
+
+from alfish import nest
+from alfish.algorithms.acting import Actor, StatefulInfo
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.compiler import torch_internals
+from alfish.compiler.checked_function import CheckedFunction
+from alfish.data import Ends, TimeStep
+from alfish.environments.functional import FunctionalEnvironment
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.parameters import PositiveInt, checked
+from alfish.transforms import Transforms
+from alfish.unrollers import rollouts
+from alfish.unrollers.sync import SyncUnroller
+
+
+@gin.configurable(module="alfish.unrollers")
+@checked
+class CompiledUnroller(SyncUnroller):
+    """Steps functional environments by graphs of `chunk_length` vector steps, on any device.
+
+    A graph contains transforms, `rollout_step`, the environments and the writing of rows, so that Python runs once a
+    chunk. Rows, random numbers and checkpoints are those of `SyncUnroller`; results are equal up to rounding. A graph
+    is compared with plain Python from time to time. Hooks or environments that cannot be compiled run as plain Python,
+    after a warning.
+
+    Args:
+      environment, algorithm, transforms: parts of the run, see `Unroller`; the environments are functional.
+      chunk_length: number of vector steps in a graph. Longer chunks run faster, and take longer to compile.
+      compile: whether to compile; False runs the same steps as plain Python.
+
+    Raises:
+      UsageError: the environments are not functional.
+    """
+
+    def __init__(
+        self,
+        environment: Any,
+        algorithm: RLAlgorithm,
+        transforms: Transforms,
+        chunk_length: PositiveInt = 4,
+        compile: bool = True,
+    ):
+        super().__init__(environment, algorithm, transforms, numpy_policy=None)
+        if not isinstance(self.environment, FunctionalEnvironment) or not self.environment.uneven:
+            raise UsageError(
+                f"CompiledUnroller steps functional environments, and {environment.name} is none; give "
+                "make_environment.env_id a subclass of FuncEnv such as 'alfish/CartPole-v1', or bind "
+                "Trainer.unroller = @SyncUnroller"
+            )
+        self._functional = self.environment
+        self._chunk_length = chunk_length
+        name = f"{chunk_length} steps of {environment.name}"
+        self._run = CheckedFunction(self._chunk, name, lambda line: self.log(line))
+        self._run.is_plain = not compile
+        self._steps_actor = Actor(algorithm, transforms)
+        self._modules = algorithm, transforms
+
+    def _steps_of(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Ends | None]:
+        if self._at_random or self._has_to_look:
+            return super()._steps_of(length, unseen)
+        environment = self._functional
+        carry = environment.episodes, self.time_step, self._state, self._transform_state
+        tensors = tuple(dict((*module.named_parameters(), *module.named_buffers())) for module in self._modules)
+        fixed = nest.detach(tensors), environment.tensors(), self._initial_state
+        parts = []
+        for numbers in environment.draw(length).split(self._chunk_length):
+            carry, part = self._run((fixed, carry, numbers))
+            parts.append(part)
+        environment.episodes, self.time_step, self._state, self._transform_state = carry
+        rows, ends = nest.map(lambda *leaves: torch.cat(leaves), *parts)
+        newest: TimeStep | None = self.time_step
+        if self._algorithm.on_policy:
+            step, _ = self.act()
+            extra = self.time_step, step.output, step.info
+            rows = nest.map(lambda leaf, end: torch.cat([leaf, end[None]]), rows, extra)
+            newest = None
+        time_step, *others = rows
+        self._record(time_step, newest, ends, unseen, [])
+        return time_step, others, ends
+
+    @property
+    def _has_to_look(self) -> bool:
+        """True until the hook's results were checked, which the first unroll does."""
+        return self._actor.num_calls == 0
+
+    def _chunk(self, arguments: Nest) -> Nest:
+        """Makes vector steps as a function of tensors.
+
+        Args:
+          arguments: tensors that do not change, the state before the first step, and the random numbers `[K, B, n]`.
+
+        Returns:
+          The state after the last step; rows, leaves `[K, B, ...]`; and `Ends`.
+        """
+        ((of_algorithm, of_transforms), of_environment, initial_state), carry, numbers = arguments
+        reparametrize = torch_internals.reparametrize_module
+        rows, ends = [], []
+        with (
+            reparametrize(self._algorithm, of_algorithm, tie_weights=True),
+            reparametrize(self._transforms, of_transforms, tie_weights=True),
+        ):
+            for u in numbers.unbind():
+                episodes, seen, state, transform_state = carry
+                step, transform_state = self._steps_actor.act(seen, transform_state, state, initial_state)
+                episodes, last, ended, first = self._functional.advanced(of_environment, episodes, step.output, u)
+                info = StatefulInfo(step.info, state) if self.stores_states else step.info
+                rows.append((seen, step.output, info))
+                ends.append((ended, last))
+                carry = episodes, nest.where(ended, first, last), step.state, transform_state
+        return carry, (rollouts.stacked(rows), rollouts.ends_of(ends))

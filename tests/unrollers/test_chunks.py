@@ -1,0 +1,172 @@
+"""The unroller of functional environments: the same rows as `SyncUnroller`, by plain Python and by graphs."""
+
+import functools
+
+import pytest
+import torch
+
+from alfish import nest
+from alfish.algorithms.ppo import PPO
+from alfish.algorithms.sac import SAC
+from alfish.data import in_line
+from alfish.environments import make_environment
+from alfish.errors import UsageError
+from alfish.learner.batches import EpochBatches, ReplayBatches
+from alfish.learner.learner import Learner
+from alfish.networks import GRU, MLP, ActorCritic, Torso
+from alfish.training.listeners import CheckpointSaver
+from alfish.training.trainer import Trainer
+from alfish.transforms import FrameStack, ObservationNormalizer, Transforms
+from alfish.unrollers import CompiledUnroller, SyncUnroller
+
+MLP_4 = functools.partial(MLP, layers=(4,))
+STACK = functools.partial(FrameStack, num_frames=2)
+WITH_MEMORY = functools.partial(
+    ActorCritic, actor_torso=functools.partial(Torso, mlp=MLP_4, memory=functools.partial(GRU, size=4))
+)
+
+
+def unroller_of(kind, env_id="alfish/CartPole-v1", algorithm=PPO, factories=(), num_envs=3, **arguments):
+    """An unroller that starts with the same random numbers whatever its kind."""
+    torch.manual_seed(0)
+    environment = make_environment(env_id, num_envs, seed=0)
+    transforms = Transforms(factories, environment.observation_spec, environment.reward_spec)
+    made = algorithm(transforms.observation_spec, environment.action_spec, environment.reward_spec)
+    made.eval()
+    return kind(environment, made, transforms, **arguments)
+
+
+def assert_equal(found, expected, tolerance=0.0):
+    assert nest.paths(found) == nest.paths(expected)
+    for path, a, b in zip(nest.paths(found), nest.leaves(nest.tensors(found)), nest.leaves(nest.tensors(expected))):
+        assert a.dtype == b.dtype and a.shape == b.shape, path
+        assert torch.allclose(a.double(), b.double(), 0, tolerance, equal_nan=True), path
+
+
+PLAIN = functools.partial(CompiledUnroller, compile=False)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "algorithm", "factories"),
+    [
+        ("alfish/CartPole-v1", PPO, ()),
+        ("alfish/Pendulum-v1", PPO, (ObservationNormalizer,)),
+        ("alfish/Pendulum-v1", SAC, ()),
+        (
+            "alfish/Recall-v0",
+            functools.partial(PPO, network=WITH_MEMORY),
+            (functools.partial(FrameStack, num_frames=2),),
+        ),
+    ],
+)
+def test_rows_are_those_of_the_sync_unroller(env_id, algorithm, factories):
+    ours = unroller_of(PLAIN, env_id, algorithm, factories)
+    reference = unroller_of(functools.partial(SyncUnroller, numpy_policy=None), env_id, algorithm, factories)
+    for length in (5, 1, 210 if "Pendulum" in env_id else 40):  # in the last one, episodes end
+        found = []
+        for unroller in (ours, reference):
+            torch.manual_seed(length)
+            found.append(unroller.unroll(length))
+        assert_equal(*found, tolerance=1e-5)
+        assert_equal(ours.records._replace(infos=None), reference.records._replace(infos=None), tolerance=1e-5)
+    assert in_line(found[0]).experience.time_step.step_type.max() > 1
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_graphs_make_the_same_rows():
+    ours = unroller_of(CompiledUnroller, chunk_length=2, num_envs=16)
+    reference = unroller_of(PLAIN, chunk_length=3, num_envs=16)
+    for length in (2, 4, 40):
+        found = []
+        for unroller in (ours, reference):
+            torch.manual_seed(length)
+            found.append(unroller.unroll(length))
+        assert_equal(*found, tolerance=1e-4)
+    assert not ours._run.is_plain
+
+
+def test_a_hook_that_cannot_be_traced_runs_as_plain_python(caplog):
+    class Reading(PPO):
+        def rollout_step(self, time_step, state):
+            if time_step.observation.sum().item() > 1e9:
+                raise AssertionError
+            return super().rollout_step(time_step, state)
+
+    ours = unroller_of(CompiledUnroller, algorithm=Reading)
+    for _ in range(2):
+        assert len(ours.unroll(4).time_step.step_type) == 5
+    assert ours._run.is_plain
+    assert "test_chunks.py" in caplog.text and ".item() > 1e9" in caplog.text
+
+
+def test_other_environments_are_refused_with_the_remedy():
+    with pytest.raises(UsageError, match="CompiledUnroller steps functional environments, and CartPole-v1 is none"):
+        unroller_of(CompiledUnroller, "CartPole-v1")
+
+
+def trained(directory, num_iterations, algorithm):
+    env_id, batches = {
+        PPO: ("alfish/CartPole-v1", functools.partial(EpochBatches, num_epochs=1, minibatch_size=64)),
+        SAC: ("alfish/Pendulum-v1", functools.partial(ReplayBatches, 1000, 16, warmup_env_steps=256)),
+    }[algorithm]
+    trainer = Trainer(
+        directory,
+        algorithm=algorithm,
+        environment=functools.partial(make_environment, env_id, num_envs=16),
+        batches=batches,
+        unroller=PLAIN,
+        learner=functools.partial(Learner, compile=False),
+        listeners=[CheckpointSaver()],
+        unroll_length=8 if algorithm is PPO else 1,
+        num_iterations=num_iterations,
+    )
+    trainer.train()
+    return {name: leaf for name, leaf in trainer.algorithm.state_dict().items() if isinstance(leaf, torch.Tensor)}
+
+
+@pytest.mark.parametrize("algorithm", [PPO, SAC])
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, algorithm):
+    whole = trained(tmp_path / "whole", 20, algorithm)
+    trained(tmp_path / "parts", 18, algorithm)
+    assert_equal(trained(tmp_path / "parts", 20, algorithm), whole)
+
+
+def test_every_row_trains_once_in_an_epoch(tmp_path):
+    rows = []
+
+    class Seen(PPO):
+        def calc_loss(self, experience, info):
+            rows.append(experience.time_step.observation.reshape(-1, 4))
+            return super().calc_loss(experience, info)
+
+    trainer = Trainer(
+        tmp_path,
+        algorithm=Seen,
+        environment=functools.partial(make_environment, "alfish/CartPole-v1", num_envs=16),
+        batches=functools.partial(EpochBatches, num_epochs=1, minibatch_size=32),
+        unroller=PLAIN,
+        learner=functools.partial(Learner, compile=False),
+        listeners=[],
+        unroll_length=40,
+        num_iterations=1,
+    )
+    trainer.train()
+    assert sum(map(len, rows)) == 16 * 40 and len(torch.cat(rows).unique(dim=0)) == 16 * 40
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_an_unroll_is_prepared_by_a_graph_as_by_plain_python():
+    unroller = unroller_of(PLAIN, num_envs=4)
+    found = [EpochBatches(1, 32) for _ in range(2)]
+    for source in found:
+        source.bind(unroller._algorithm, unroller._transforms, 32, 4)
+    for _ in range(2):
+        experience = unroller.unroll(32)
+        rows = []
+        for for_graph, source in zip((False, True), found):
+            source.add(experience)
+            (chunk,) = source.chunks(0, for_graph)
+            rows.append(chunk.source)
+        assert rows[0].mask.all() and rows[0].mask.shape == (1, 128)
+        assert_equal(rows[1], rows[0], tolerance=1e-4)
+    assert found[1]._graph._graphs and not found[1]._graph.is_plain
