@@ -98,7 +98,7 @@ class InLine(NamedTuple):
     """The result of `in_line`."""
 
     experience: Experience  # [R, B] all rows in their order, PAD rows at the ends of columns
-    acted: torch.Tensor | None  # [T, B] int64, places in `experience` of the rows that were given; None: all, in order
+    acted: torch.Tensor | None  # [T, B] int64, index in `experience` of each given row; None: rows did not move
 
 
 def in_line(experience: Experience, num_rows: int | None = None) -> InLine:
@@ -113,7 +113,7 @@ def in_line(experience: Experience, num_rows: int | None = None) -> InLine:
       num_rows: number R, at least the largest number of rows of a column, if it is not to be computed.
 
     Returns:
-      The experience in tensors, without `ends`. The place of a PAD row is -1.
+      The experience in tensors, without `ends`. The index of a PAD row is -1.
     """
     if experience.ends is None:
         return InLine(experience, None)

@@ -10,6 +10,7 @@ from torch import nn
 from alfish import nest
 from alfish.algorithms.contract import check_step
 from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.compiler import torch_internals
 from alfish.data import AlgStep, Experience, StepType, TimeStep
 from alfish.nest import Nest
 from alfish.transforms import Transforms
@@ -100,6 +101,20 @@ class Actor:
     def check(self, step: AlgStep, initial_state: Nest, batch_size: int) -> None:
         """Raises UsageError if the hook's result for `batch_size` rows is wrong, see `check_step`."""
         check_step(step, self.algorithm, self.hook, self.algorithm.action_spec, batch_size, initial_state)
+
+
+def tensors_of(*modules: nn.Module) -> tuple[dict[str, torch.Tensor], ...]:
+    """Returns the parameters and buffers of each module by name."""
+    return tuple(dict((*module.named_parameters(), *module.named_buffers())) for module in modules)
+
+
+@contextlib.contextmanager
+def with_tensors(tensors: tuple[dict[str, torch.Tensor], ...], *modules: nn.Module) -> Iterator[None]:
+    """Lets modules compute with other tensors, in the form that `tensors_of` returns, within the context."""
+    with contextlib.ExitStack() as stack:
+        for module, own in zip(modules, tensors, strict=True):
+            stack.enter_context(torch_internals.reparametrize_module(module, own, tie_weights=True))
+        yield
 
 
 @contextlib.contextmanager

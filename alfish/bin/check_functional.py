@@ -1,4 +1,4 @@
-"""What `alfish check-env` examines in a functional environment beyond what it examines in any environment."""
+"""The checks of `alfish check-env` that only functional environments need."""
 
 import time
 from collections.abc import Callable

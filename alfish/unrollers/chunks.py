@@ -6,9 +6,8 @@ import gin
 import torch
 
 from alfish import nest
-from alfish.algorithms.acting import Actor, StatefulInfo
+from alfish.algorithms.acting import Actor, StatefulInfo, tensors_of, with_tensors
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.compiler import torch_internals
 from alfish.compiler.checked_function import CheckedFunction
 from alfish.data import Ends, TimeStep
 from alfish.environments.functional import FunctionalEnvironment
@@ -67,8 +66,7 @@ class CompiledUnroller(SyncUnroller):
             return super()._steps_of(length, unseen)
         environment = self._functional
         carry = environment.episodes, self.time_step, self._state, self._transform_state
-        tensors = tuple(dict((*module.named_parameters(), *module.named_buffers())) for module in self._modules)
-        fixed = nest.detach(tensors), environment.tensors(), self._initial_state
+        fixed = nest.detach(tensors_of(*self._modules)), environment.tensors(), self._initial_state
         parts = []
         for numbers in environment.draw(length).split(self._chunk_length):
             carry, part = self._run((fixed, carry, numbers))
@@ -99,13 +97,9 @@ class CompiledUnroller(SyncUnroller):
         Returns:
           The state after the last step; rows, leaves `[K, B, ...]`; and `Ends`.
         """
-        ((of_algorithm, of_transforms), of_environment, initial_state), carry, numbers = arguments
-        reparametrize = torch_internals.reparametrize_module
+        (of_modules, of_environment, initial_state), carry, numbers = arguments
         rows, ends = [], []
-        with (
-            reparametrize(self._algorithm, of_algorithm, tie_weights=True),
-            reparametrize(self._transforms, of_transforms, tie_weights=True),
-        ):
+        with with_tensors(of_modules, *self._modules):
             for u in numbers.unbind():
                 episodes, seen, state, transform_state = carry
                 step, transform_state = self._steps_actor.act(seen, transform_state, state, initial_state)

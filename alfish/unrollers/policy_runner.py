@@ -7,9 +7,8 @@ import torch
 from absl import logging
 
 from alfish import nest
-from alfish.algorithms.acting import Actor
+from alfish.algorithms.acting import Actor, tensors_of, with_tensors
 from alfish.algorithms.contract import check_action
-from alfish.compiler import torch_internals
 from alfish.compiler.inductor import is_checked
 from alfish.compiler.numpy_program import NotTranslatable, NumpyProgram
 from alfish.compiler.torch_internals import TorchChanged
@@ -127,15 +126,11 @@ class PolicyRunner:
             with random_state.preserved():
                 self._act(*row)
         modules = (self._algorithm, self._actor.transforms)
-        tensors = tuple(dict((*module.named_parameters(), *module.named_buffers())) for module in modules)
+        tensors = tensors_of(*modules)
 
         def act(arguments: Nest) -> Nest:
-            (of_algorithm, of_transforms), *row = arguments
-            reparametrize = torch_internals.reparametrize_module
-            with (
-                reparametrize(self._algorithm, of_algorithm, tie_weights=True),
-                reparametrize(self._actor.transforms, of_transforms, tie_weights=True),
-            ):
+            given, *row = arguments
+            with with_tensors(given, *modules):
                 return self._actor.act(*row)
 
         try:

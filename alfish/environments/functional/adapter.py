@@ -198,7 +198,7 @@ class FunctionalEnvironment(Environment):
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Restores episodes and generators, so that the stream continues with the same bits.
 
-        A generator of another kind of device (CPU or GPU) cannot be restored, and is seeded anew.
+        The state of a generator on a CPU does not fit one on a GPU, and vice versa; such a generator gets a new seed.
 
         Raises:
           UsageError: the state is that of another number of environments, or of another class.

@@ -8,10 +8,9 @@ import gin
 import torch
 
 from alfish import nest
-from alfish.algorithms.acting import reset_state
+from alfish.algorithms.acting import reset_state, tensors_of, with_tensors
 from alfish.algorithms.contract import kind_of
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.compiler import torch_internals
 from alfish.compiler.checked_function import CheckedFunction
 from alfish.data import Batch, Experience, in_line, trainable
 from alfish.errors import UsageError
@@ -136,18 +135,12 @@ class EpochBatches(Batches):
         # With several learners, one that falls back to plain Python would leave sums over learners unanswered.
         if not for_graph or self._experience.ends is None or replicas.is_joined():
             return self._batch(self._experience)
-        modules = self.algorithm, self.transforms
-        tensors = tuple(dict((*module.named_parameters(), *module.named_buffers())) for module in modules)
-        return self._graph((nest.detach(tensors), self._experience))
+        return self._graph((nest.detach(tensors_of(self.algorithm, self.transforms)), self._experience))
 
     def _traced(self, arguments: Nest) -> Batch:
         """Returns `_batch` as a function of tensors: those of algorithm and transforms, and the experience."""
-        (of_algorithm, of_transforms), experience = arguments
-        reparametrize = torch_internals.reparametrize_module
-        with (
-            reparametrize(self.algorithm, of_algorithm, tie_weights=True),
-            reparametrize(self.transforms, of_transforms, tie_weights=True),
-        ):
+        tensors, experience = arguments
+        with with_tensors(tensors, self.algorithm, self.transforms):
             return self._batch(experience, 2 * len(experience.ends.ended) + 1)
 
     def _batch(self, experience: Experience, num_rows: int | None = None) -> Batch:
