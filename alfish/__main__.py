@@ -32,6 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with phrased_for_command():
             status = _command(sys.argv[1:])
         sys.stdout.flush()
+        if "omni.kit.app" in sys.modules:
+            # Isaac Sim ends the process with status 0 when Python closes it, or hangs.
+            sys.stderr.flush()
+            os._exit(status)
         return status
     except BrokenPipeError:
         end_output()

@@ -253,7 +253,7 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
             yield words
         else:
             observed.remarks.append(f"{words}; {environment.name} does not seed its episodes by reset(seed=)")
-    batched_space = batch_space(env.single_observation_space, env.num_envs)
+    batched_space = batch_space(getattr(env, "single_observation_space", space), env.num_envs)
     random_state.seed_torch(0)  # seed of the actions
     observation = nest.arrays(observations[1])
     said_outside = False

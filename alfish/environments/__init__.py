@@ -6,6 +6,7 @@
 from alfish.environments.environment import EncodedEnvironment, Environment
 from alfish.environments.functional import FunctionalEnvironment
 from alfish.environments.make import make_environment
+from alfish.environments.simulator import Simulator, SimulatorEnvironment, SimulatorStep
 from alfish.environments.tensor import TensorEnvironment
 from alfish.environments.vector import VectorEnvironment
 
@@ -13,6 +14,9 @@ __all__ = [
     "EncodedEnvironment",
     "Environment",
     "FunctionalEnvironment",
+    "Simulator",
+    "SimulatorEnvironment",
+    "SimulatorStep",
     "TensorEnvironment",
     "VectorEnvironment",
     "make_environment",

@@ -51,6 +51,10 @@ class Environment(abc.ABC):
         episode of such an environment ended with the row from which its last action was taken; the row that `step`
         returns for this environment is FIRST. See `tolerate_errors`.
       can_replace: True if `replace` is implemented.
+      lost: ends of episodes in the last step whose final observation is lost, `[B]` bool, so that the time step before
+        does not train; None if no final observation is lost.
+      sign: number for `judge`, a 0-d tensor, which the unroller reads together with the rows of an unroll; None means
+        that there is nothing to judge.
     """
 
     uneven = False
@@ -58,6 +62,8 @@ class Environment(abc.ABC):
     follows_progress = False
     can_replace = False
     broken: np.ndarray | None = None
+    lost: Array | None = None
+    sign: torch.Tensor | None = None
     resets_rows = False
     seeds_rows = False
     infos: dict[str, Any]
@@ -194,6 +200,9 @@ class Environment(abc.ABC):
         The result is None if no episode ended, or if the environments are not `uneven`.
         """
         return None
+
+    def judge(self, sign: float) -> None:
+        """Raises UsageError if `sign`, as a number, tells that the rows cannot be learned from."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the random generators and, if possible, of the episodes. Default: an empty dict."""

@@ -14,6 +14,7 @@ from gymnasium.experimental.functional import FuncEnv
 from gymnasium.vector import VectorEnv
 
 from alfish.environments import suites
+from alfish.environments.simulator import Simulator
 from alfish.errors import UsageError
 from alfish.errors.user_code import CodeError, calling, in_words
 from alfish.parameters import imports
@@ -27,7 +28,7 @@ EXTRA_OF_MODULE = {
     "mo_gymnasium": "mo",
 }
 EXTRA_OF_PREFIX = {"ALE/": "atari"}
-ENVIRONMENTS = gymnasium.Env, VectorEnv, FuncEnv  # base classes
+ENVIRONMENTS = gymnasium.Env, VectorEnv, FuncEnv, Simulator  # base classes
 
 
 def make_single(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:

@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from alfish import specs
 from alfish.environments import rendering, suites
+from alfish.environments.action_bounds import bound_actions, bounded
 from alfish.environments.environment import Environment
 from alfish.environments.envpools import SinglePool, make_envpool
 from alfish.environments.finding import make_single, make_vector_class, name_of, named_kwargs, resolved
@@ -23,6 +24,7 @@ from alfish.environments.functional.single import registered
 from alfish.environments.masked_observation import MaskedObservation
 from alfish.environments.objectives import VectorRewards, declared
 from alfish.environments.sequential import SequentialVectorEnv, refuse_breach
+from alfish.environments.simulator import Simulator, SimulatorEnvironment, refuse_second
 from alfish.environments.tensor import TensorEnvironment
 from alfish.environments.vector import VectorEnvironment
 from alfish.environments.wrapping import InProcess, LeftOut, Wrapper, own, refuse_statistics, wrap
@@ -52,17 +54,20 @@ def make_environment(
     rewards: Sequence[str] | Mapping[str, str] | None = None,
     device: str | None = None,
     index: NonNegativeInt = 0,
+    action_bounds: float | Sequence[float] | None = None,
+    final_observation: Literal["given", "drop", "before"] = "given",
+    spread_first_episodes: bool = True,
 ) -> Environment:
     """Builds environments that step together.
 
-    A callable that makes a VectorEnv receives those of the following values for which it has arguments: `num_envs`,
-    `seed` (different in each run, worker and evaluation), `device`, `evaluation` and `index`. `env_kwargs` take
-    precedence.
+    A callable that makes a VectorEnv or a Simulator receives those of the following values for which it has arguments:
+    `num_envs`, `seed` (different in each run, worker and evaluation), `device`, `evaluation` and `index`. `env_kwargs`
+    take precedence.
 
     Args:
       env_id: gymnasium id (`CartPole-v1`, `my_module:MyEnv-v0`), or a callable or its name (`my_module:MyEnv`). The
-        callable returns a gymnasium Env, a VectorEnv of numpy or torch if it has an argument `num_envs`, or a
-        functional environment (`environments.functional`), which may also be given itself.
+        callable returns a gymnasium Env, a VectorEnv of numpy or torch or an `environments.Simulator` if it has an
+        argument `num_envs`, or a functional environment (`environments.functional`), which may also be given itself.
       num_envs: number of environments, B.
       vectorization: way of stepping the environments. 'sync' steps them in this process, in one loop where that gives
         the same numbers (CartPole), else one by one. 'async' steps the same episodes, with a process for each
@@ -88,6 +93,12 @@ def make_environment(
         environment's own reward, a number or a vector.
       device: device of the run, which a Trainer passes; None means a callable's own default.
       index: number of the worker that makes the environments, which `AsyncUnroller` passes.
+      action_bounds: bound of the entries of Box actions that have none, a positive number or one for each entry; -a
+        bounds them from below and a from above. None means that actions keep the bounds of their space.
+      final_observation: meaning of a truncation without a final observation, where environments of tensors reset in
+        the same step, see `SimulatorEnvironment`.
+      spread_first_episodes: whether the first episodes of a simulator that can do so begin at random times of an
+        episode, because else they end together. Episodes of an evaluation always begin at their start.
 
     Raises:
       UsageError: the id does not exist (the message says what to write instead), an extra is missing, or a space cannot
@@ -118,13 +129,21 @@ def make_environment(
     if callable(env_id) and is_vector:
         seeds = spawn_seeds((seed, 1), num_envs) if evaluation else seeds  # not those of the run with this seed
         known = {"seed": seeds[0], "device": device, "evaluation": evaluation, "index": index}
+        refuse_second(env_id)
         with calling(f"the constructor of {name_of(env_id)}"), named_kwargs(env_id, kwargs):
             env = own(env_id)(num_envs=num_envs, **_asked(env_id, known, kwargs), **own(kwargs))
-        return _adapt(env, seeds, evaluation, env_id, None, action_mask, names)
+        bound_actions(env, action_bounds)
+        if isinstance(env, Simulator):
+            spreads = spread_first_episodes and not evaluation
+            environment = SimulatorEnvironment(env, seeds[0], action_mask, names, final_observation, spreads)
+            environment.name, environment.stepping = name_of(env_id), "in tensors"
+            return environment
+        return _adapt(env, seeds, evaluation, env_id, None, action_mask, names, final_observation)
     if vectorization == "envpool" and not evaluation:
         return make_envpool(env_id, num_envs, seeds, own(kwargs), action_mask, names)
     if vectorization == "vector_entry_point" and not evaluation:
         env = make_vector_class(env_id, num_envs, own(kwargs))
+        bound_actions(env, action_bounds)
         return _adapt(env, seeds, False, env_id, None, action_mask, names)
 
     env_spec: EnvSpec | None = None
@@ -157,6 +176,8 @@ def make_environment(
             env = wrap(env, wrapper)
         refuse_statistics(env)
         env = LeftOut(env, leave_out) if leave_out else env
+        if action_bounds is not None:
+            env = gymnasium.wrappers.TransformAction(env, _same, bounded(env.action_space, action_bounds))
         specs.check_learnable(env.observation_space, "observation")  # checked before gymnasium batches observations
         specs.check_learnable(env.action_space, "action")
         if rewards is not None or declared(env) is not None:
@@ -176,6 +197,7 @@ def make_environment(
     mode = AutoresetMode.DISABLED if evaluation else AutoresetMode.NEXT_STEP
     # What only single environments have; functional environments are then stepped one by one, in numpy.
     needs_single = bool(wrappers or leave_out or render_mode or isinstance(rewards, Mapping))
+    needs_single |= action_bounds is not None
     needs_single |= bool(training_wrappers and not evaluation)
     needs_single |= action_mask is not None and not action_mask.startswith("observation:")
     steps_here = evaluation or vectorization == "sync"
@@ -188,11 +210,11 @@ def make_environment(
                 functional = construct()
                 made.append(functional)
             if isinstance(functional, FuncEnv):
-                environment = FunctionalEnvironment(
+                in_tensors = FunctionalEnvironment(
                     functional, seeds, device or "cpu", evaluation, action_mask, _names(rewards), env_spec
                 )
-                environment.name = name_of(env_id)
-                return environment
+                in_tensors.name = name_of(env_id)
+                return in_tensors
         if vectorization == "async" and not evaluation:
             env = gymnasium.vector.AsyncVectorEnv([InProcess(single, one) for one in seeds], autoreset_mode=mode)
         else:
@@ -223,18 +245,23 @@ def _adapt(
     env_spec: EnvSpec | None,
     action_mask: str | None = None,
     rewards: Sequence[str] | None = None,
+    final_observation: Literal["given", "drop", "before"] = "given",
 ) -> Environment:
     """Returns an `Environment` for a vector environment; `action_mask` is given if its leaf is not marked yet."""
     refuse_statistics(env)
     returns_tensors = isinstance(getattr(env, "device", None), (torch.device, str))
     environment: Environment
     if returns_tensors:
-        environment = TensorEnvironment(env, seeds[0], action_mask=action_mask, rewards=rewards)
+        environment = TensorEnvironment(env, seeds[0], action_mask, rewards, final_observation)
     else:
         environment = VectorEnvironment(env, seeds, autoreset=not evaluation, action_mask=action_mask, rewards=rewards)
     environment.name, environment.env_spec = name_of(env_id), env_spec
     environment.stepping, environment.remark = _stepping(env), _remark(env)
     return environment
+
+
+def _same(action: Any) -> Any:
+    return action
 
 
 def _stepping(env: VectorEnv) -> str:

@@ -243,11 +243,14 @@ class SequentialVectorEnv(VectorEnv):
 
 
 def close(env: Any) -> None:
-    """Closes a single or vector environment. An error is logged, because it must not make a finished run fail."""
+    """Closes a single or vector environment, or a simulator.
+
+    An error is logged, because it must not make a finished run fail.
+    """
     try:
         env.close()
     except (Exception, SystemExit) as error:
-        logging.warning("%s", in_words(error, f"{type(env.unwrapped).__name__}.close"))
+        logging.warning("%s", in_words(error, f"{type(getattr(env, 'unwrapped', env)).__name__}.close"))
 
 
 def gathered(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -32,9 +32,10 @@ def package_of(env: Any) -> str:
     """Returns the name of the installed package that defines an environment's class; '' for the user's own class.
 
     Args:
-      env: vector environment; if it contains single environments, the first of these counts.
+      env: vector environment or simulator; if it contains single environments, the first of these counts.
     """
-    inner = getattr(env, "envs", [env])[0].unwrapped
+    inner = getattr(env, "envs", [env])[0]
+    inner = getattr(inner, "unwrapped", inner)
     file = getattr(sys.modules.get(type(inner).__module__), "__file__", None) or ""
     return type(inner).__module__.partition(".")[0] if _rank(file) in (2, 3) else ""
 

@@ -15,6 +15,7 @@ from alfish.metrics.episodes import (
     StartDiscountedReturn,
 )
 from alfish.metrics.metric import Metric, Metrics, MovingWindow
+from alfish.metrics.simulator_log import SimulatorLog
 from alfish.metrics.step_batch import StepBatch
 from alfish.metrics.steps import AverageReward, EnvironmentSteps
 
@@ -40,6 +41,7 @@ __all__ = [
     "Metric",
     "Metrics",
     "NumberOfEpisodes",
+    "SimulatorLog",
     "StepBatch",
     "StartDiscountedReturn",
     "MovingWindow",

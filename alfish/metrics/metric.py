@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from alfish import nest
+from alfish import host, nest
 from alfish.errors import UsageError
 from alfish.errors.user_code import calling
 from alfish.metrics.step_batch import InfoRow, StepBatch, own_info
@@ -165,7 +165,7 @@ class Metrics:
             expected = f"[T, {self._num_envs}]"
             raise ValueError(f"Expected {expected} rows, got step_type {step_type.shape} and reward {reward.shape}.")
         if self.reads_infos:
-            self._infos += [(self._num_rows + row, own_info(info, "cpu")) for row, info in infos]
+            self._infos += [(self._num_rows + row, own_info(info)) for row, info in infos]
         for name in self.reads:
             value = observation if name == "observation" else action
             if value is None:
@@ -239,7 +239,8 @@ class Metrics:
         shown = {name: nest.map(lambda *rows: np.concatenate(rows), *parts) for name, parts in self._shown.items()}
         weights = np.concatenate(self._reward_weights) if self._reward_weights else None
         own = {**shown, "objectives": self._objectives, "reward_weights": weights}
-        rows = StepBatch(step_type, reward, self._infos, self._open_length, **own)
+        infos = host.read(self._infos)  # tensors on a device are read here, all in one copy
+        rows = StepBatch(step_type, reward, infos, self._open_length, **own)
         self._clear()
         self._open_length = rows.next_open_length
         for metric in self._metrics.values():

@@ -1,7 +1,7 @@
 """The rows of one update of the metrics, with each row's place in its episode, computed once for all metrics."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,20 +15,19 @@ from alfish.nest import Nest
 InfoRow = tuple[int, dict]  # row t, and its vector info
 
 
-def own_info(info: dict, device: str | None = None) -> dict:
+def own_info(info: Mapping[str, Any]) -> dict:
     """Returns a copy of a vector info without its observations. Environments may write to their own info later.
 
     Args:
-      info: nested dicts of arrays or tensors `[B, ...]`.
-      device: device of tensors in the copy; None means that tensors keep their device.
+      info: nested dicts of arrays or tensors `[B, ...]`, or numbers. Tensors keep their device.
     """
 
     def own(value: Any) -> Any:
         if isinstance(value, dict):
-            return own_info(value, device)
+            return own_info(value)
         if isinstance(value, np.ndarray):
             return value.copy()
-        return value.detach().to(device=device, copy=True) if isinstance(value, torch.Tensor) else value
+        return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
     return {key: own(value) for key, value in info.items() if key not in ("final_obs", "_final_obs")}
 

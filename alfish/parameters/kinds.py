@@ -304,4 +304,7 @@ def device_named(name: str, parameter: str = "Trainer.device") -> "torch.device"
         raise UsageError(f"{parameter} is {name!r}, which alfish does not use; it must be auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"{parameter} is {name!r}, but torch finds no GPU here; set it to 'cpu'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise UsageError(f"{parameter} is {name!r}, but torch finds {count} GPUs here; the last is cuda:{count - 1}")
     return device

@@ -93,8 +93,8 @@ def check_bounded(reason: str, path: str, leaf: spaces.Space, instead: str) -> N
     """
     if isinstance(leaf, spaces.Box) and not is_bounded(leaf):
         raise UsageError(
-            f"{reason}, and the {path} has {missing_bounds(leaf)} ({leaf}); wrap the environment in "
-            f"gymnasium.wrappers.TransformAction with a bounded Box, or train with {instead}"
+            f"{reason}, and the {path} has {missing_bounds(leaf)} ({leaf}); set make_environment.action_bounds, as 1.0 "
+            f"for -1 and 1, or train with {instead}"
         )
 
 

@@ -273,6 +273,8 @@ class SyncUnroller(Unroller):
             return self.environment.convert(self._ones == 0), last
         ended, first = resets
         self.time_step = nest.where(ended, first, last)
+        if self.environment.lost is not None:
+            ended = ended & ~self.environment.lost
         # An agent that left a game before its end has no row when the game ends.
         return (ended & (last.step_type != StepType.PAD) if self.environment.has_gaps else ended), last
 
@@ -307,8 +309,12 @@ class SyncUnroller(Unroller):
         """Sets `records` and the signs of the rows, which are read together; see `rollouts.records`."""
         checked = [rows] if ends is None else [rows, ends.time_step]
         signs = list(map(self._sign, checked))
+        if self.environment.sign is not None:
+            signs.append(self.environment.sign)
         self.records, read = rollouts.records(rows, newest, ends, unseen, infos, self.shown, signs)
         self._signs = list(zip(checked, read))
+        if self.environment.sign is not None:
+            self.environment.judge(read[-1])
 
     def _check(self, time_step: TimeStep, sign: float) -> None:
         self._judge(time_step, sign)

@@ -23,6 +23,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from alfish.algorithms.ppo import PPO
 from alfish.environments import TensorEnvironment, VectorEnvironment, make_environment
+from alfish.environments.action_bounds import bounded
 from alfish.environments.make import spawn_seeds
 from alfish.environments.sequential import SequentialVectorEnv
 from alfish.environments.toy import OneState, Stamped, TensorPointMass
@@ -856,3 +857,68 @@ def test_a_trainer_tells_its_device(tmp_path):
     trainer.evaluator(1).close()
     trainer.close()
     assert {note[1] for note in Told.notes} == {str(trainer.device)}
+
+
+UNBOUNDED = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+
+class Free(gymnasium.Env):
+    """Acts without bounds, and returns its action as the observation."""
+
+    observation_space, action_space = UNBOUNDED, UNBOUNDED
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return action, 0.0, False, False, {}
+
+
+class FreeVectors(TensorPointMass):
+    single_observation_space = single_action_space = UNBOUNDED
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs)
+        self.single_observation_space = self.single_action_space = UNBOUNDED
+
+    def reset(self, **settings):
+        return torch.zeros(self.num_envs, 2), {}
+
+    def step(self, action):
+        return action, *super().step(action)[1:]
+
+
+@pytest.mark.parametrize("env_id", [Free, FreeVectors])
+@pytest.mark.parametrize(("bounds", "expected"), [(3.0, [3, 1.5]), ([1, 2], [1, 1])])
+def test_action_bounds_bound_actions_without_bounds(env_id, bounds, expected):
+    environment = make_environment(env_id, num_envs=2, action_bounds=bounds)
+    assert environment.action_spec.is_bounded("both")
+    environment.reset()
+    row = environment.step(environment.convert(torch.tensor([[1.0, 0.5]] * 2)))
+    assert row.observation.tolist() == [expected] * 2
+
+
+def box(low, high):
+    return spaces.Box(np.array(low, np.float32), np.array(high, np.float32))
+
+
+def test_action_bounds_fill_in_what_is_missing():
+    assert bounded(box([-np.inf, 0], [2, np.inf]), 5) == box([-5, 0], [2, 5])
+    assert bounded(spaces.Box(-1e38, 1e38, (2, 1)), [1, 2]) == box([[-1], [-2]], [[1], [2]])
+
+
+@pytest.mark.parametrize(
+    ("space", "bounds", "words"),
+    [
+        (spaces.Discrete(3), 1.0, r"which bounds a Box of floats, and the action space is Discrete\(3\); leave it out"),
+        (spaces.Box(-1, 1, (2,)), 1.0, "the action space has bounds of its own, Box.*; leave it out"),
+        (UNBOUNDED, [1.0, 2.0, 3.0], r"3 numbers for actions of shape \(2,\); give one for each entry"),
+        (UNBOUNDED, -1.0, "it takes positive numbers"),
+        (UNBOUNDED, [1.0, np.nan], "it takes positive numbers"),
+        (spaces.Box(5, np.inf, (2,)), 1.0, "it takes positive numbers, above the lower bounds of Box"),
+    ],
+)
+def test_action_bounds_that_do_not_fit_are_refused(space, bounds, words):
+    with pytest.raises(UsageError, match=f"make_environment.action_bounds is .*{words}"):
+        bounded(space, bounds)

@@ -247,10 +247,11 @@ def test_an_environment_may_write_to_its_actions_and_return_numbers_as_flags(fla
         assert all(torch.equal(a, b) for a, b in zip(nest.leaves(row), nest.leaves(other)))
 
 
-def test_rewards_with_a_dimension_too_many_are_refused():
-    environment = TensorEnvironment(Writing(shape=(-1, 1)), seed=1)
+@pytest.mark.parametrize(("shape", "found"), [((-1, 1, 1), r"\(3, 1, 1\)"), ((1, 3), r"\(1, 3\)")])
+def test_rewards_of_another_shape_are_refused(shape, found):
+    environment = TensorEnvironment(Writing(shape=shape), seed=1)
     row = environment.reset()
-    with pytest.raises(UsageError, match=r"of shapes \(3, 1\), \(3,\) and \(3,\); with 3 environments they are \(3,\)"):
+    with pytest.raises(UsageError, match=rf"returned reward of shape {found}; with 3 environments it is \(3,\)"):
         environment.step(push(row))
 
 
@@ -278,8 +279,9 @@ def test_same_step_without_final_observations_is_refused():
     environment.reset()
     for _ in range(2):  # where nothing ends, none is needed
         assert environment.step(torch.zeros(2, 1)).step_type.tolist() == [MID, MID]
-    with pytest.raises(UsageError, match="Forgetful resets in the same step but gives no infos.*final_obs"):
-        environment.step(torch.zeros(2, 1))
+    environment.step(torch.zeros(2, 1))
+    with pytest.raises(UsageError, match="Forgetful truncated 2 episodes and gave no final observations"):
+        environment.judge(float(environment.sign))
 
 
 def test_floats_are_not_cut_to_the_integers_of_a_space():
@@ -294,10 +296,10 @@ def test_floats_are_not_cut_to_the_integers_of_a_space():
     [
         (
             lambda observation: observation[:, :1],
-            r"returned an observation of shape \(2, 1\); with 2 env",
+            r"returned observation of shape \(2, 1\); with 2 env",
         ),
         (lambda observation: observation[:1], r"observation of shape \(1, 2\)"),
-        (torch.Tensor.numpy, "reset returned ndarray; its attribute `device` says that it returns tensors"),
+        (torch.Tensor.numpy, "reset returned observation as ndarray; its attribute `device` says that it"),
     ],
 )
 def test_observations_of_another_shape_or_kind_are_named(change, words):
@@ -314,7 +316,7 @@ def test_results_of_a_step_that_are_not_tensors_are_named():
     env.step = lambda action: (step(action)[0], np.zeros(2), *step(action)[2:])
     environment = TensorEnvironment(env, 0)
     row = environment.reset()
-    with pytest.raises(UsageError, match="step returned ndarray; its attribute `device` says"):
+    with pytest.raises(UsageError, match="step returned reward as ndarray; its attribute `device` says"):
         environment.step(push(row))
 
 

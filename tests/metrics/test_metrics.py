@@ -7,6 +7,7 @@ import gin
 import numpy as np
 import pytest
 import torch
+from far_device import FarDevice
 
 from alfish.data import StepType
 from alfish.errors import UsageError
@@ -21,6 +22,7 @@ from alfish.metrics import (
     EpisodeMetric,
     Metrics,
     NumberOfEpisodes,
+    SimulatorLog,
     StartDiscountedReturn,
     StepBatch,
 )
@@ -449,3 +451,35 @@ def test_a_result_may_have_numbers_of_numpy_and_torch():
             return {"a": np.float32(0.5), "b": torch.tensor(2)}
 
     assert Metrics([Own()], 1).results() == {"a": 0.5, "b": 2.0}
+
+
+def logged(device="cpu"):
+    """Infos of three steps, of which the second has no log, as simulators return them."""
+    level = [{"/level": torch.tensor(number).to(device), "Episode_Reward/track": number} for number in (1.0, 4.0)]
+    others = {"note": "text", "each": torch.zeros(2).to(device), "nested": {"x": 1.0}, "none": None}
+    return [(0, {**level[0], **others}), (2, level[1])]
+
+
+def test_what_a_simulator_logs_is_averaged_over_the_steps_that_log_it():
+    metrics = Metrics([SimulatorLog(), SimulatorLog(window=1, name="last")], 2)
+    for _ in range(2):
+        metrics.update(np.full((3, 2), MID), np.zeros((3, 2)), logged())
+    names = ("Episode_Reward/track", "level")
+    expected = {f"simulator/{name}": 2.5 for name in names} | {f"simulator/{name}/n": 4 for name in names}
+    expected |= {f"last/{name}": 4 for name in names} | {f"last/{name}/n": 1 for name in names}
+    assert metrics.results() == expected
+    other = Metrics([SimulatorLog(), SimulatorLog(window=1, name="last")], 2)
+    other.load_state_dict(metrics.state_dict())
+    assert other.results() == expected
+
+
+def test_infos_of_a_device_are_read_once():
+    with FarDevice() as far:
+        metrics = Metrics([SimulatorLog(), EnvInfo(when="step")], 2)
+        for _ in range(5):
+            infos = logged(far.device)
+            metrics.update(np.full((3, 2), MID), np.zeros((3, 2)), infos)
+            infos[0][1]["/level"].zero_()  # the environment may write to its own
+        assert far.waits == []
+        assert metrics.results()["simulator/level"] == 2.5
+        assert len(far.waits) == 1

@@ -16,7 +16,7 @@ FLOORS = [
     ["data", "host", "parameters", "processes", "specs"],
     ["compiler", "functional", "metrics", "runs"],
     ["environments", "networks", "replay"],
-    ["offline", "transforms"],
+    ["offline", "simulators", "transforms"],
     ["algorithms"],
     ["learner", "unrollers"],
     ["training"],

@@ -35,7 +35,7 @@ TOGETHER = {
     "configuration/test_reading.py": ["configuration: locating macros"],
     "configuration/test_sentences.py": ["configuration: wrong_kinds"],
     "environments/functional/test_single.py": ["environments/functional: validation"],
-    "environments/test_make.py": ["environments: finding members suites wrapping"],
+    "environments/test_make.py": ["environments: action_bounds finding members suites wrapping"],
     "environments/test_toy.py": ["environments: bit_flip", "environments/toy: bandits chains motion"],
     "environments/test_vector.py": ["environments: environment sequential"],
     "environments/test_vector_rewards_of_environments.py": ["environments: objectives"],
@@ -55,7 +55,7 @@ TOGETHER = {
     ],
     "learner/test_learner.py": ["learner: groups"],
     "learner/test_parts.py": ["learner: frozen_parts"],
-    "metrics/test_metrics.py": ["metrics: episodes metric step_batch steps"],
+    "metrics/test_metrics.py": ["metrics: episodes metric simulator_log step_batch steps"],
     "networks/test_networks.py": [
         "networks: actor_critic encoders heads layers q_network",
         "networks/bodies: linear",
@@ -89,6 +89,9 @@ TOGETHER = {
     "runs/writers/test_writers.py": ["runs/writers: console csv_writer tensorboard writer"],
     "specs/test_specs.py": ["specs: checks leaves spaces units"],
     "specs/test_specs_masks.py": ["specs: masks"],
+    "simulators/test_adapters.py": [
+        "simulators: isaac_lab libraries manager_based mani_skill mjlab puffer rsl_rl uni_lab"
+    ],
     "sweeps/test_jobs.py": ["sweeps: member run_state"],
     "sweeps/test_population.py": ["bin: population", "sweeps: generations"],
     "sweeps/test_ray_groups.py": ["sweeps: ray_jobs"],

@@ -11,7 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fake_libraries import TASK, install_isaac_lab
+from fakes import StampedSimulator
 from far_device import FarDevice
+from gymnasium import spaces
 
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
@@ -19,6 +22,7 @@ from alfish.environments import make_environment
 from alfish.environments.toy import TensorPointMass
 from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.learner.learner import Learner
+from alfish.simulators.isaac_lab import IsaacLab
 from alfish.training.trainer import Trainer
 from alfish.transforms import ObservationNormalizer, RewardNormalizer
 
@@ -39,6 +43,7 @@ NORMALIZERS = [ObservationNormalizer, RewardNormalizer]
 # Reads of an iteration, by the function that reads.
 UNROLL = {"unrollers/rollouts.py: records": 1}
 REPLAY = {"replay/row_store.py: accept": 1}
+IN_LINE = {"data.py: in_line": 1}  # how many rows an unroll has, where episodes end and begin in the same step
 
 
 class Far(TensorPointMass):
@@ -48,6 +53,19 @@ class Far(TensorPointMass):
         super().__init__(num_envs, length)
         self.device = FarDevice.device
         self._position, self._elapsed = self._position.to(self.device), self._elapsed.to(self.device)
+
+
+class FarSimulator(StampedSimulator):
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, num_envs, length):
+        super().__init__(num_envs, FarDevice.device, final="always", lengths=(length, 3))
+
+
+class FarIsaacLab(IsaacLab):
+    def __init__(self, num_envs, length):
+        super().__init__(TASK, num_envs)
+        self.action_space = FarSimulator.action_space
 
 
 @pytest.fixture
@@ -97,6 +115,15 @@ def test_an_iteration_waits_only_here(tmp_path, far, recipe, expected, transform
     trainer, iterations = make(tmp_path, recipe, transforms)
     expected = Counter(expected)
     assert waits_of(far, iterations) == expected
+    trainer.close()
+
+
+@pytest.mark.parametrize("env", [FarSimulator, FarIsaacLab])
+@pytest.mark.parametrize(("recipe", "expected"), [("ppo", UNROLL), ("sac", UNROLL | REPLAY)])
+def test_an_iteration_in_a_simulator_waits_only_here(tmp_path, far, monkeypatch, recipe, expected, env):
+    install_isaac_lab(monkeypatch, device=far.device)
+    trainer, iterations = make(tmp_path, recipe, env=env)
+    assert waits_of(far, iterations) == expected | IN_LINE
     trainer.close()
 
 

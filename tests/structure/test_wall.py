@@ -51,6 +51,7 @@ PUBLIC = {
         *("alfish.configuration.locating", "alfish.configuration.reading", "alfish.runs.run_log"),
         *("alfish.training.evaluations.evaluation", "alfish.training.evaluations.results", f"{WRITERS}.writer"),
     },
+    "alfish.simulators": {"alfish.environments.simulator", "alfish.parameters.kinds"},
     **{tracker: {f"{WRITERS}.writer"} for tracker in TRACKERS},
 }
 # Where the core reaches an annex, besides commands: `alfish.plot`, names that a configuration may use, and schemes of

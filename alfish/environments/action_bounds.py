@@ -1,0 +1,48 @@
+"""Bounds of actions whose space declares none (`make_environment.action_bounds`).
+
+Simulators of robots often declare Box(-inf, inf), and algorithms that squash their actions need bounds.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from alfish import specs
+from alfish.environments.simulator import Simulator
+from alfish.errors import UsageError
+
+
+def bound_actions(env: Any, bounds: float | Sequence[float] | None) -> None:
+    """Declares bounds of the actions of a simulator or a vector environment; None changes nothing."""
+    if bounds is None:
+        return
+    name = "action_space" if isinstance(env, Simulator) else "single_action_space"
+    setattr(env, name, bounded(getattr(env, name), bounds))
+
+
+def bounded(space: spaces.Space, bounds: float | Sequence[float]) -> spaces.Space:
+    """Returns an action space with bounds -a and a wherever its Box has none.
+
+    Args:
+      space: action space of one environment.
+      bounds: a, one positive number, or one for each entry of the action.
+
+    Raises:
+      UsageError: the space is not a Box of floats, it lacks no bound, or the numbers do not fit it.
+    """
+    setting = f"make_environment.action_bounds is {bounds!r}"
+    if not isinstance(space, spaces.Box) or not specs.is_float(space):
+        raise UsageError(f"{setting}, which bounds a Box of floats, and the action space is {space}; leave it out")
+    box = specs.without_vast_bounds(space)
+    if box.is_bounded("both"):
+        raise UsageError(f"{setting}, and the action space has bounds of its own, {space}; leave it out")
+    given = np.asarray(bounds, box.dtype)
+    if given.ndim and given.size != np.prod(box.shape):
+        raise UsageError(f"{setting}, {given.size} numbers for actions of shape {box.shape}; give one for each entry")
+    limit = np.broadcast_to(given.reshape(box.shape) if given.ndim else given, box.shape)
+    low, high = np.where(box.bounded_below, box.low, -limit), np.where(box.bounded_above, box.high, limit)
+    if not (np.isfinite(limit) & (limit > 0) & (low < high)).all():
+        raise UsageError(f"{setting}; it takes positive numbers, above the lower bounds of {space}")
+    return spaces.Box(low, high, dtype=box.dtype.type)

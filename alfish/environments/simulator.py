@@ -1,0 +1,330 @@
+"""The interface of vectorised simulators, and their stream of time steps.
+
+A simulator steps B environments as tensors and resets an environment in the step in which its episode ends. An adapter,
+a subclass of `Simulator` for each library, says what such a step returned; `SimulatorEnvironment` makes the rows.
+"""
+
+import abc
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from alfish import nest, specs
+from alfish.data import StepType, TimeStep
+from alfish.environments.environment import Environment
+from alfish.environments.masked_observation import marked
+from alfish.environments.objectives import declared, named
+from alfish.environments.sequential import close
+from alfish.errors import UsageError
+from alfish.errors.user_code import calling, refuse
+from alfish.nest import Nest
+from alfish.runs import random_state
+from alfish.runs.checkpoint_file import check_loadable
+from alfish.specs import ActionUnits, ObservationUnits
+
+
+class SimulatorStep(NamedTuple):
+    """The result of a simulator's step, tensors on its device.
+
+    The simulator may write to these tensors later. Flags may be numbers, and one number per environment may be
+    `[B, 1]`.
+    """
+
+    observation: Nest  # [B, ...] to act from next; of the next episode where an episode ended
+    reward: torch.Tensor  # [B], or [B, R] for vector rewards
+    terminated: torch.Tensor  # [B] bool
+    truncated: torch.Tensor  # [B] bool; a row that is also terminated counts as terminated
+    # [B, ...] observation in which the episode ended, read where one ended; None: no episode ended, or it is lost
+    final_observation: Nest = None
+    log: Mapping[str, Any] | None = None  # scalars of the episodes that ended in this step; None: no new scalars
+
+
+class Simulator(abc.ABC):
+    """B environments of a simulator, which are reset in the step in which an episode ends.
+
+    Attributes:
+      num_envs: number of environments, B.
+      device: device of all tensors.
+      observation_space, action_space: gymnasium's spaces of one environment.
+      reward_space: Box of shape (R,) for vector rewards; None means one number.
+      only_one: True if a process can hold only one such simulator.
+    """
+
+    num_envs: int
+    device: torch.device
+    observation_space: spaces.Space
+    action_space: spaces.Space
+    reward_space: spaces.Box | None = None
+    only_one = False
+
+    @abc.abstractmethod
+    def reset(self, seed: int | None) -> Nest:
+        """Resets all environments; returns observations `[B, ...]`.
+
+        Args:
+          seed: seed of the random generators; None means that they continue.
+        """
+
+    @abc.abstractmethod
+    def step(self, action: Nest) -> SimulatorStep:
+        """Executes actions `[B, ...]` in the units of `action_space`, in tensors that are not written to later."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the whole state, from which episodes continue exactly; without such a state, counters or {}."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Restores a result of `state_dict`; called after a reset.
+
+        Returns:
+          True if the episodes continue, False if new episodes begin.
+        """
+        return False
+
+    def spread_first_episodes(self) -> None:
+        """Lets the episodes after a reset begin at random times of an episode. Default: does nothing."""
+
+    def close(self) -> None:
+        """Closes the simulator. Default: does nothing."""
+
+
+_OPEN: weakref.WeakSet[Simulator] = weakref.WeakSet()  # simulators of which a process can hold only one
+
+
+class SimulatorEnvironment(Environment):
+    """The stream of a `Simulator`.
+
+    What the simulator returns is copied, since it may write to these tensors later. No step waits for the device.
+
+    Args:
+      simulator: simulator to step.
+      seed: seed of the first reset.
+      action_mask: leaf of the observation that is an action mask, 'observation:LEAF'; None means no mask.
+      rewards: names of the entries of a vector reward; None means the names in `reward_space`, or else numbers.
+      final_observation: what a truncation without a final observation is. 'given' refuses it. 'drop' does not train the
+        time step before it, so that returns bootstrap from that step's observation. 'before' puts that step's
+        observation in the place of the final one, as rsl_rl does, for comparisons. Terminations need none.
+      spread: whether first episodes, also after a resume, begin at random times (`Simulator.spread_first_episodes`).
+
+    Attributes:
+      simulator, env: the simulator.
+      device: device of all tensors.
+
+    Raises:
+      UsageError: a space cannot be learned from. At the first reset and step: the simulator returns another structure,
+        shape or device than it declares. In an unroll, with 'given': a final observation is lost.
+    """
+
+    env: Any
+    uneven = True
+    _state_method = "state_dict"
+
+    def __init__(
+        self,
+        simulator: Simulator,
+        seed: int,
+        action_mask: str | None = None,
+        rewards: Sequence[str] | None = None,
+        final_observation: Literal["given", "drop", "before"] = "given",
+        spread: bool = False,
+    ):
+        observed = simulator.observation_space
+        observed = observed if action_mask is None else marked(observed, action_mask)
+        super().__init__(simulator.num_envs, observed, simulator.action_space, named(declared(simulator), rewards))
+        self.name = type(simulator).__name__
+        self.simulator = self.env = simulator
+        self.device = device = torch.device(simulator.device)
+        self.env_id = torch.from_numpy(self.env_id).to(device)
+        self._final, self._spreads = final_observation, spread
+        self._seed: int | None = seed
+        self._units = ActionUnits(simulator.action_space, device)
+        self._observed = ObservationUnits(observed, device)
+        self._resets: tuple[torch.Tensor, TimeStep] | None = None
+        self._blank = TimeStep(  # FIRST rows without observations
+            step_type=torch.full((self.num_envs,), StepType.FIRST, dtype=torch.int32, device=device),
+            reward=torch.zeros(self.num_envs, *self.reward_spec.shape, device=device),
+            discount=torch.ones(self.num_envs, device=device),
+            observation=None,
+            prev_action=specs.zeros(self.action_spec, (self.num_envs,), device),
+            env_id=self.env_id,
+        )
+        self._before: Nest = None  # observation that was acted from, for 'before'
+        self._restart = self._abandoned = self._is_checked = False
+        if simulator.only_one:
+            _OPEN.add(simulator)
+
+    def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
+        is_first = self._seed is not None
+        seed, self._seed = (self._seed if seeds is None else seeds[0]), None
+        with calling(f"{self.name}.reset"):
+            observation = self.simulator.reset(seed)
+            if self._spreads and (is_first or self._restart):
+                self.simulator.spread_first_episodes()
+        self._check_observation(observation, self.observation_space, "observation")
+        self._observed.check_kinds(observation, self.name)
+        if is_first:
+            check_loadable(self._simulator_state(), f"{self.name}.{self._state_method}()")
+        self._restart, self._resets, self.infos = False, None, {}
+        self._before = nest.map(_copy, self._observed.from_environment(observation))
+        self._check_masks(self._before)
+        return self._blank._replace(observation=self._before)
+
+    def step(self, action: Nest) -> TimeStep:
+        if self._restart:
+            # The seeds are drawn from a generator that the run restores, so that a resumed run does not repeat its
+            # first episodes.
+            return self.reset(random_state.draw_seeds(1))
+        executed = self._units.executed(action)
+        handed = nest.map(_apart, self._units.stretch(executed), executed)
+        try:
+            step = self.simulator.step(handed)
+        except BaseException as error:
+            refuse(error, f"{self.name}.step")
+            raise
+        if not self._is_checked:
+            self._check_step(step)
+        self.infos = {} if step.log is None else step.log  # type: ignore[assignment]
+        # The operations read no tensor's value, because reading would wait for the device.
+        terminated, truncated = (flag.reshape(self.num_envs).to(torch.bool) for flag in step[2:4])
+        reward = step.reward.reshape(self._blank.reward.shape).to(torch.float32)
+        return self._rows(step._replace(reward=reward, terminated=terminated, truncated=truncated), executed)
+
+    def convert(self, rows: Nest) -> Nest:
+        return nest.tensors(rows, self.device)
+
+    def take_resets(self) -> tuple[torch.Tensor, TimeStep] | None:
+        resets, self._resets = self._resets, None
+        return resets
+
+    def judge(self, sign: float) -> None:
+        if sign > 0:
+            raise UsageError(
+                f"{self.name} truncated {int(sign)} episodes and gave no final observations, so that returns cannot "
+                "bootstrap from them; let the simulator give them, or set make_environment.final_observation = 'drop'"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the simulator, if it has one; an empty dict after `abandon`."""
+        state = None if self._abandoned else self._simulator_state()
+        return {} if state is None else {"env": state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        self._restart = True
+        if "env" in state:
+            self.reset()
+            with calling(f"{self.name}.load_state_dict"):
+                self._restart = not self.simulator.load_state_dict(state["env"])
+        return not self._restart
+
+    def abandon(self) -> None:
+        self._abandoned = True
+
+    def close(self) -> None:
+        _OPEN.discard(self.simulator)
+        close(self.simulator)
+
+    def _rows(self, step: SimulatorStep, executed: Nest) -> TimeStep:
+        """Returns the LAST and MID rows of a step with flags of bool, and sets the FIRST rows for `take_resets`."""
+        begun = nest.map(_copy, self._observed.from_environment(step.observation))
+        done, truncated = step.terminated | step.truncated, step.truncated & ~step.terminated
+        self._resets, observation, self.lost = (done, self._blank._replace(observation=begun)), begun, None
+        if step.final_observation is not None:
+            observation = nest.where(done, self._observed.from_environment(step.final_observation), begun)
+        elif self._final == "drop":
+            self.lost = truncated
+        elif self._final == "before":
+            observation = nest.where(truncated, self._before, begun)
+        else:
+            count = truncated.sum()
+            self.sign = count if self.sign is None else self.sign + count
+        self._before = begun
+        return TimeStep(
+            step_type=torch.where(done, StepType.LAST, StepType.MID).to(torch.int32),
+            reward=_copy(step.reward),
+            discount=(~step.terminated).to(torch.float32),
+            observation=observation,
+            prev_action=executed,
+            env_id=self.env_id,
+        )
+
+    def _simulator_state(self) -> Nest:
+        """Returns the simulator's state; None if it has none."""
+        with calling(f"{self.name}.{self._state_method}"):
+            state = self.simulator.state_dict()
+        return None if isinstance(state, dict) and not state else state
+
+    def _check_step(self, step: SimulatorStep) -> None:
+        """Raises UsageError if the result of the first step cannot be converted."""
+        if not isinstance(step, SimulatorStep):
+            raise UsageError(f"{self.name}.step returned {type(step).__name__}; it must be alfish's SimulatorStep")
+        flags, rewards = (self.num_envs,), (self.num_envs, *self.reward_spec.shape)
+        for name, shape in (("reward", rewards), ("terminated", flags), ("truncated", flags)):
+            value = getattr(step, name)
+            self._check_tensor(value, name, "step")
+            if tuple(value.shape) != shape and (tuple(value.shape) != (*shape, 1) or len(shape) > 1):
+                raise UsageError(
+                    f"{self.name}.step returned {name} of shape {tuple(value.shape)}; with {self.num_envs} "
+                    f"environments it is {shape}"
+                )
+        for name in ("observation", "final_observation"):
+            observation = getattr(step, name)
+            if observation is not None:
+                self._check_observation(observation, self.observation_space, name, "step")
+        self._is_checked = True
+
+    def _check_observation(self, value: Any, space: spaces.Space, name: str, method: str = "reset") -> None:
+        """Raises UsageError if a part of an observation is missing, on another device, or of another shape."""
+        if isinstance(space, (spaces.Dict, spaces.Tuple)):
+            parts = space.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+            for key, child in parts:
+                try:
+                    part = value[key]
+                except (LookupError, TypeError):
+                    has = f", which has {', '.join(map(str, value))}" if isinstance(value, Mapping) else ""
+                    raise UsageError(
+                        f"{self.name}.{method} returned no {key!r} in {name}{has}; the space declares it: {space}"
+                    ) from None
+                self._check_observation(part, child, f"{name}.{key}", method)
+            return
+        self._check_tensor(value, name, method)
+        shape = (self.num_envs, *specs.observation_spec(space).shape)
+        if tuple(value.shape) != shape:
+            raise UsageError(
+                f"{self.name}.{method} returned {name} of shape {tuple(value.shape)}; with {self.num_envs} "
+                f"environments and the space {space} it is {shape}"
+            )
+
+    def _check_tensor(self, value: Any, name: str, method: str) -> None:
+        if not isinstance(value, torch.Tensor):
+            raise UsageError(
+                f"{self.name}.{method} returned {name} as {type(value).__name__}; its attribute `device` says "
+                f"that it returns tensors on {self.device}"
+            )
+        if value.device.type != self.device.type or self.device.index not in (None, value.device.index):
+            raise UsageError(
+                f"{self.name}.{method} returned {name} on {value.device}, and its device is {self.device}; its "
+                "attribute `device` names the device of all that it returns"
+            )
+
+
+def refuse_second(make: Callable[..., Any]) -> None:
+    """Raises UsageError if a class makes a simulator of which the process holds one already."""
+    kind: Any = getattr(make, "func", make)  # `func` is the class inside a partial
+    if getattr(kind, "only_one", False) and any(isinstance(simulator, kind) for simulator in _OPEN):
+        raise UsageError(
+            f"{kind.__name__} was asked for twice, and a process can hold one only; close the first one, and evaluate "
+            "in another process: `alfish evaluate`"
+        )
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _apart(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Returns `tensor`, contiguous; a copy if it begins at the same memory address as `other`."""
+    return _copy(tensor) if tensor.data_ptr() == other.data_ptr() else tensor.contiguous()

@@ -1,0 +1,1 @@
+"""Adapters of simulators: a module for each library."""

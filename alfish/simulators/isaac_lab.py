@@ -1,0 +1,92 @@
+"""Isaac Lab 2.3 and 3.0. A process holds one simulation, and Isaac Sim itself ends with the process."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gin
+import gymnasium
+from absl import logging
+
+from alfish.environments.simulator import SimulatorStep
+from alfish.nest import Nest
+from alfish.parameters import NonNegativeInt, PositiveInt, checked
+from alfish.parameters.kinds import device_named
+from alfish.simulators.libraries import check_task, library, set_up
+from alfish.simulators.manager_based import ManagerBased
+
+COMMAND = "pip install 'isaaclab[isaacsim]' --extra-index-url https://pypi.nvidia.com"
+_LAUNCHED: list[Any] = []  # what runs Isaac Sim: if it were closed or collected, the process would end
+
+
+@gin.configurable(module="alfish.simulators")
+class IsaacLab(ManagerBased):
+    """B environments of a task of Isaac Lab.
+
+    3.0 gives final observations (`cfg.compute_final_obs`, which is set). Those of terms with a history or a delay lack
+    the newest sample, which a warning says. 2.3 loses them, see `make_environment.final_observation`.
+
+    Args:
+      task: id of the task, such as 'Isaac-Velocity-Flat-G1-v0'; 3.0 has ids without '-v0'.
+      num_envs: number of environments, B.
+      seed: seed of the configuration, which events at the start use.
+      device: device of the simulation; None means the task's own.
+      cfg: changes of the task's configuration by path, such as {'episode_length_s': 20.0}.
+      groups: names of the groups of observations to keep, such as ['policy', 'critic']; None means all.
+      launcher: further arguments of Isaac Lab's launcher, such as {'enable_cameras': True}.
+
+    Raises:
+      UsageError: Isaac Lab is not installed, or has no such task, group or part of the configuration.
+    """
+
+    only_one = True
+
+    @checked
+    def __init__(
+        self,
+        task: str = gin.REQUIRED,
+        num_envs: PositiveInt = 1,
+        seed: NonNegativeInt | None = None,
+        device: str | None = None,
+        cfg: Mapping[str, Any] | None = None,
+        groups: Sequence[str] | None = None,
+        launcher: Mapping[str, Any] | None = None,
+    ):
+        on_device = {} if device is None else {"device": str(device_named(device, "IsaacLab.device"))}
+        app = library("isaaclab.app", COMMAND)
+        options = {**on_device, **(launcher or {})}
+        launches_for_task = hasattr(app, "launch_simulation")  # since 3.0
+        if not launches_for_task and not _LAUNCHED:
+            _LAUNCHED.append(app.AppLauncher({"headless": True, **options}))  # before modules of tasks are imported
+        library("isaaclab_tasks", COMMAND)
+        utilities = library("isaaclab_tasks.utils", COMMAND)
+        check_task(task, gymnasium.registry, "Isaac Lab")
+        config = utilities.parse_env_cfg(task, num_envs=num_envs, **on_device)
+        config.seed = seed
+        gives_final = hasattr(config, "compute_final_obs")
+        if gives_final:
+            config.compute_final_obs = True
+        set_up(config, cfg, "IsaacLab.cfg")
+        if launches_for_task and not _LAUNCHED:
+            _LAUNCHED.append(app.launch_simulation(config, options))
+            _LAUNCHED[-1].__enter__()
+        if gives_final and (late := _late_terms(config)):
+            logging.warning(
+                "Isaac Lab computes the final observations of %s without the newest sample, because these have a "
+                "history or a delay; values of truncated episodes are then of one step earlier.",
+                ", ".join(late),
+            )
+        super().__init__(gymnasium.make(task, cfg=config), groups)
+
+    def step(self, action: Nest) -> SimulatorStep:
+        observation, reward, terminated, truncated, extras = self.env.step(action)
+        # Isaac Lab leaves both keys in its dict until it writes them again.
+        final, log = (extras.pop(key, None) for key in ("final_obs", "log"))
+        return self._stepped(observation, reward, terminated, truncated, final, log)
+
+
+def _late_terms(config: Any) -> list[str]:
+    """Returns the names of the groups and terms of observations that have a history or a delay."""
+    groups = getattr(getattr(config, "observations", None), "__dict__", {})  # a direct task has none
+    terms = {f"{name}.{key}": term for name, group in groups.items() for key, term in vars(group).items()}
+    late = "history_length", "delay_max_lag"
+    return [name for name, part in {**groups, **terms}.items() if any(getattr(part, key, None) for key in late)]
