@@ -243,10 +243,11 @@ class Learner:
         plain = self._plain
         self._settle()
         optimizers = {name: optimizer.state_dict() for name, optimizer in plain.optimizers.items()}
-        counters = {
+        counters: dict[str, Any] = {
             "num_applied": plain.num_applied,
             "consecutive_skips": plain.consecutive_skips,
             "updates": self.updates,
+            "means": self._means.state_dict(),
         }
         frozen = {"frozen_parts": self.frozen.names} if self.frozen.names else {}
         later = self._compiled
@@ -273,6 +274,7 @@ class Learner:
             self._plain.note()
         self.updates = state["updates"]
         self._tell(self.updates)
+        self._means.load_state_dict(state.get("means", {}), self._plain.num_applied.device)
         if state.get("fell_back"):  # a new graph might pass the comparison at first
             self._compiled, self._fell_back = None, True
 

@@ -1,6 +1,7 @@
 """Means over updates, for summaries."""
 
 from collections.abc import Collection, Iterable
+from typing import Any
 
 import torch
 
@@ -51,6 +52,51 @@ class UpdateMeans:
         means = {key: total / counts[key] for key, (total, _) in sums.items()}
         read = torch.stack([mean.float() for mean in means.values()]).tolist()
         return dict(zip(means, read))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the numbers since the last summary, so that a resumed run has the same means; several learners: none.
+
+        Records are stacked and not summed, because the result would depend on when a checkpoint was saved.
+        """
+        if replicas.is_joined():  # a checkpoint has the numbers of the first learner only
+            return {}
+        totals: dict[tuple[str, ...], list[torch.Tensor]] = {}
+        extras: dict[str, list[torch.Tensor]] = {}
+        for record in self._records:
+            totals.setdefault(tuple(record.groups), []).append(record.total)
+            for key, pair in record.extra.items():
+                extras.setdefault(key, []).append(pair)
+        return {
+            "sums": dict(self._sums),
+            "totals": [[list(groups), torch.stack(rows)] for groups, rows in totals.items()],
+            "extras": {key: torch.stack(rows) for key, rows in extras.items()},
+            "keys_of_extras": sorted(self._extras),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Continues from a state; an empty one has no numbers.
+
+        Args:
+          state: result of `state_dict`.
+          device: device of the updates.
+
+        Raises:
+          ValueError: a tensor has another shape than a state has.
+        """
+        sums, extras = (
+            {key: rows.to(device) for key, rows in state.get(name, {}).items()} for name in ("sums", "extras")
+        )
+        totals = [(list(groups), rows.to(device)) for groups, rows in state.get("totals", [])]
+        records = [UpdateStats(groups, row, {}) for groups, rows in totals for row in rows]
+        fits = all(rows.shape[1:] == (2 * len(groups),) for groups, rows in totals)
+        fits &= all(rows.shape[1:] == (2,) and len(rows) <= len(records) for rows in extras.values())
+        if not fits or not all(pair.shape == (2,) for pair in sums.values()):
+            raise ValueError("means over updates have other shapes")
+        # Numbers of a key are summed in their order, whichever records have them.
+        for key, rows in extras.items():
+            for record, row in zip(records, rows):
+                record.extra[key] = row
+        self._records, self._sums, self._extras = records, sums, set(state.get("keys_of_extras", ()))
 
     def _sum_up(self) -> None:
         """Adds the records to the sums and removes them."""

@@ -35,10 +35,22 @@ class ObservationUnits:
 
     def __init__(self, space: spaces.Space, device: torch.device | None = None, copies: bool = True):
         check_learnable(space, "observation")
-        self._device = device
-        self._starts = map_space(lambda leaf: _start(leaf, device), space)
-        self._space = space
-        self.from_environment: Callable[[Any], Nest] = _reader(space, device, copies)
+        self._space, self._device, self._copies = space, device, copies
+        self._use(map_space(lambda leaf: _start(leaf, device), space))
+
+    def _use(self, starts: Nest) -> None:
+        self._starts = starts
+        self.from_environment: Callable[[Any], Nest] = _reader(self._space, starts, self._device, self._copies)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Returns the tensors by which leaves are converted; a graph takes them as arguments, see `with_tensors`."""
+        return nest.leaves(self._starts)
+
+    def with_tensors(self, tensors: list[torch.Tensor]) -> "ObservationUnits":
+        """Returns a copy that converts by other tensors, which have the structure of `tensors`."""
+        other = copy.copy(self)
+        other._use(nest.like(self._starts, tensors))
+        return other
 
     def check_kinds(self, observation: Any, name: str) -> None:
         """Raises UsageError if floats are given for integers or bools of the space, or tensors for arrays.
@@ -84,15 +96,15 @@ class ObservationUnits:
         return map_space(shift, self._space, self._starts, observation)
 
 
-def _reader(space: spaces.Space, device: torch.device | None, copies: bool) -> Callable[[Any], Nest]:
+def _reader(space: spaces.Space, start: Nest, device: torch.device | None, copies: bool) -> Callable[[Any], Nest]:
     """Returns a function that converts observations; made once, because each step of an environment calls it."""
     if isinstance(space, spaces.Dict):
-        readers = {key: _reader(child, device, copies) for key, child in space.items()}
+        readers = {key: _reader(child, start[key], device, copies) for key, child in space.items()}
         return lambda observation: {key: read(observation[key]) for key, read in readers.items()}
     if isinstance(space, spaces.Tuple):
-        parts = [_reader(child, device, copies) for child in space.spaces]
+        parts = [_reader(child, own, device, copies) for child, own in zip(space.spaces, start)]
         return lambda observation: tuple(read(part) for read, part in zip(parts, observation))
-    spec, start = observation_leaf(space), _start(space, device)
+    spec = observation_leaf(space)
     if device is not None:
         dtype = torch_dtype(spec)
         return lambda value: value.to(dtype) if start is None else value.to(dtype) - start

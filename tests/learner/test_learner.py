@@ -206,6 +206,13 @@ class TestGroups:
         assert summary["loss/critic"] == pytest.approx(2.5)
         assert set(summary) >= {"loss/actor", "grad_norm/actor", "grad_norm/critic", "learning_rate/actor"}
 
+    def test_a_summary_after_a_resume_has_the_updates_before_it(self):
+        learner, resumed = (Learner(_ActorCritic(), learning_rate=0.0) for _ in range(2))
+        learner.train([_chunk([1, 2])] * 3, summarize=False)
+        resumed.load_state_dict(copy.deepcopy(learner.state_dict()))
+        resumed._algorithm.load_state_dict(learner._algorithm.state_dict())
+        assert resumed.train([_chunk([7, 9])]) == learner.train([_chunk([7, 9])])
+
 
 class TestMistakes:
     def test_a_parameter_that_no_group_claims_is_named(self):

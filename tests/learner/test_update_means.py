@@ -55,3 +55,35 @@ def test_numbers_of_some_updates_are_means_over_these_wherever_a_block_of_record
     assert found["loss/actor"] == (-2.5 if last is of_critic else pytest.approx(-10 / 3))
     means.add([of_critic(7.0)])
     assert means.take() == {"loss/critic": 7, "grad_norm/critic": 1, "q": 7}, "each update counts once"
+
+
+@pytest.mark.parametrize("max_records", [2, 5, 64])
+def test_means_do_not_depend_on_where_a_run_was_saved(monkeypatch, max_records):
+    monkeypatch.setattr(update_means, "MAX_RECORDS", max_records)
+    nothing = UpdateStats(["critic"], torch.tensor([torch.nan, 1.0]), {"q": torch.zeros(2)}, None)
+    made = [of_both(0.1), of_critic(0.2), of_critic(3e7), of_both(-0.4), nothing, of_both(1e-7)]
+    whole = UpdateMeans(["critic", "actor"])
+    whole.add(made)
+    expected = whole.take()
+    for saved in range(len(made) + 1):
+        first, second = (UpdateMeans(["critic", "actor"]) for _ in range(2))
+        first.add(made[:saved])
+        second.load_state_dict(first.state_dict(), torch.device("cpu"))
+        for means in (first, second):
+            means.add(made[saved:])
+            assert means.take() == expected and means.is_empty
+
+
+def test_a_state_without_numbers_is_taken_and_one_of_other_shapes_is_not():
+    means = UpdateMeans(["critic"])
+    means.add([of_critic(1.0)])
+    state = means.state_dict()
+    for part in (
+        {"sums": {"loss": torch.zeros(3)}},
+        {"extras": {"q": torch.zeros(2, 2)}},
+        {"totals": [[["a"], torch.zeros(1, 3)]]},
+    ):
+        with pytest.raises(ValueError, match="means over updates have other shapes"):
+            means.load_state_dict({**state, **part}, torch.device("cpu"))
+    means.load_state_dict({}, torch.device("cpu"))
+    assert means.is_empty

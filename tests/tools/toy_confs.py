@@ -29,3 +29,20 @@ ReplayBatches.warmup_env_steps = 200
 ReplayBatches.updates_per_env_step = 0.25
 CriticEnsemble.layers = (8,)
 """
+CARTPOLE_IN_TENSORS = """
+include 'ppo.gin'
+make_environment.env_id = 'alfish/CartPole-v1'
+make_environment.num_envs = 8
+Trainer.unroller = @CompiledUnroller
+CompiledUnroller.compile = False
+Trainer.listeners = [@Evaluate(), @CheckpointSaver(), @Summaries()]
+Trainer.num_env_steps = 3000
+Trainer.unroll_length = 16
+Trainer.summary_period = 250
+MLP.layers = (8,)
+EpochBatches.minibatch_size = 64
+EpochBatches.num_epochs = 2
+Evaluate.period = 500
+Evaluate.num_episodes = 4
+CheckpointSaver.period = 128
+"""

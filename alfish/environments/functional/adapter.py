@@ -134,9 +134,9 @@ class FunctionalEnvironment(Environment):
     def episodes(self, episodes: tuple[Nest, torch.Tensor, Nest]) -> None:
         self.state, self.clock, self.observation = episodes
 
-    def tensors(self) -> tuple[dict[str, torch.Tensor], list[dict[str, torch.Tensor]], TimeStep]:
+    def tensors(self) -> Nest:
         """Returns all tensors that `advanced` reads besides its other arguments."""
-        return tensors_of(self.functional), self._units.tensors(), self._blank
+        return tensors_of(self.functional), self._units.tensors(), self._observed.tensors(), self._blank
 
     def advanced(
         self, tensors: Nest, episodes: Nest, action: Nest, u: torch.Tensor
@@ -153,8 +153,9 @@ class FunctionalEnvironment(Environment):
           The episodes after the step, the LAST or MID rows `[B]`, where episodes ended `[B]` bool, and the FIRST rows
           that follow there.
         """
-        of_functional, of_units, blank = tensors
+        of_functional, of_units, of_observed, blank = tensors
         units = self._units.with_tensors(of_units) if any(of_units) else self._units
+        observed = self._observed.with_tensors(of_observed) if of_observed else self._observed
         executed = units.executed(action)
         functional, (state, clock, _) = with_tensors(self.functional, of_functional), episodes
         stepped = advance(functional, state, clock, units.stretch(executed), u)
@@ -164,11 +165,11 @@ class FunctionalEnvironment(Environment):
             step_type=torch.where(ended, StepType.LAST, StepType.MID).to(torch.int32),
             reward=stepped.reward.to(torch.float32),
             discount=(~stepped.terminated).to(torch.float32),
-            observation=self._observed.from_environment(stepped.final_observation),
+            observation=observed.from_environment(stepped.final_observation),
             prev_action=executed,
             env_id=blank.env_id,
         )
-        first = blank._replace(observation=self._observed.from_environment(stepped.observation))
+        first = blank._replace(observation=observed.from_environment(stepped.observation))
         return stepped[:3], last, ended, first
 
     def draw(self, num_steps: int) -> torch.Tensor:

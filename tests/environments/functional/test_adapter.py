@@ -213,6 +213,19 @@ def test_observations_actions_and_vector_rewards_are_converted():
     assert time_step.reward.shape == (2, 2) and environment.take_resets()[1].reward.shape == (2, 2)
 
 
+def test_a_step_converts_observations_by_the_tensors_that_it_is_given():
+    """A graph cannot hold tensors of its own."""
+    environment = make_environment(Fields, num_envs=2, rewards=["push", "place"])
+    environment.reset()
+    tensors, action, u = environment.tensors(), torch.zeros(2, 1), environment.draw(1)[0]
+    other = nest.map(lambda leaf: leaf + 1 if leaf.dtype == torch.int64 and leaf.ndim == 0 else leaf, tensors)
+    _, expected, _, begun = environment.advanced(tensors, environment.episodes, action, u)
+    _, found, _, other_begun = environment.advanced(other, environment.episodes, action, u)
+    assert torch.equal(found.observation["side"], expected.observation["side"] - 1)
+    assert torch.equal(other_begun.observation["side"], begun.observation["side"] - 1)
+    assert torch.equal(found.observation["pose"], expected.observation["pose"])
+
+
 def trained(root_dir, num_env_steps, **arguments):
     trainer = Trainer(
         root_dir,
