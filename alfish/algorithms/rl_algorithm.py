@@ -89,6 +89,10 @@ class RLAlgorithm(nn.Module, abc.ABC):
         """Returns `progress` as a number; it waits for the device unless a trainer has written the number, too."""
         return float(self.progress) if self.known_progress is None else self.known_progress
 
+    def tell_progress(self, number: float) -> None:
+        """Writes `progress` as a number beside the buffer, because reading the buffer would wait for its device."""
+        self.__dict__["known_progress"] = number
+
     def initial_state(self, batch_size: int) -> Nest:
         """Returns the state at the start of an episode, `[B, ...]`, such as memory or noise; None means no state."""
         return None

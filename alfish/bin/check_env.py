@@ -6,6 +6,7 @@
   alfish check-env --env_id=minigrid:MiniGrid-Empty-8x8-v0 --wrappers=minigrid.wrappers:ImgObsWrapper
   alfish check-env --gin_file=my_task.gin                   # the environment that its make_environment makes
   alfish check-env --env_id=Taxi-v3 --gin_param="make_environment.action_mask = 'info:action_mask'"
+  alfish check-env --game=mpe2.simple_tag_v3                # a game of several agents, as of make_games
 
 The command builds the environment, examines its spaces, and acts at random for some episodes. It reports observations
 outside their space, values that are not finite, resets that ignore their seed, episodes that never end, vector rewards,
@@ -16,6 +17,7 @@ run: an algorithm, the command, and about how long that takes on this machine.
 import contextlib
 import importlib
 import pkgutil
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,11 +30,12 @@ from gymnasium.vector.utils import batch_space, iterate
 import alfish.algorithms
 from alfish import nest, specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.bin import check_functional
+from alfish.bin import check_functional, check_games
 from alfish.bin.first_run import Task, suggestions
 from alfish.bin.observed import Observed
 from alfish.configuration import reading, sentences
 from alfish.environments import Environment, FunctionalEnvironment, make_environment
+from alfish.environments.games import Games, make_games
 from alfish.errors import UsageError, first_line
 from alfish.errors.user_code import CodeError, calling, package_of, refuse_default_dtype
 from alfish.parameters import imports
@@ -48,6 +51,12 @@ flags.DEFINE_string(
     "env_id",
     None,
     "Id of gymnasium (CartPole-v1, my_module:MyEnv-v0), or class (my_module:MyEnv).",
+    flag_values=FLAGS,
+)
+flags.DEFINE_string(
+    "game",
+    None,
+    "Game of several agents: module (mpe2.simple_tag_v3) or class (my_module:MyGame).",
     flag_values=FLAGS,
 )
 flags.DEFINE_string(
@@ -69,9 +78,12 @@ flags.DEFINE_integer(
 
 
 def main(flag_values: flags.FlagValues) -> int:
-    if not (flag_values.env_id or flag_values.gin_file or flag_values.gin_param):
+    if not (flag_values.env_id or flag_values.game or flag_values.gin_file or flag_values.gin_param):
         raise UsageError("--env_id is missing: name an environment, as in --env_id=CartPole-v1")
     task, found = _named_task(flag_values)
+    games = _games(task, found)
+    if games is not None:
+        return check_games.report(games, flag_values.num_steps, algorithms())
     environment: Any = _make(task, found)
     print(f"observation  {specs.describe(environment.observation_spec)}")
     print(f"action       {specs.describe(environment.action_spec)}  (the algorithm's units)")
@@ -120,21 +132,40 @@ def main(flag_values: flags.FlagValues) -> int:
 
 
 def _named_task(flag_values: flags.FlagValues) -> tuple[Task, bool]:
-    """Returns the environment that the flags describe, and whether --env_id names it."""
+    """Returns the environment that the flags describe, and whether --env_id or --game names it."""
     bindings = list(flag_values.gin_param)
-    env_id = flag_values.env_id or ""
+    env_id, game = flag_values.env_id or "", flag_values.game
+    if game:
+        if env_id or flag_values.wrappers:
+            other = "--env_id" if env_id else "--wrappers"
+            raise UsageError(f"--game is {game!r}, and {other} is for environments of one agent; leave one of them out")
+        bindings += ["import alfish.environments.games", f"make_games.game = {game!r}"]
     if env_id.startswith("@") and {".", ":"} & set(env_id):
         _named(env_id[1:], "--env_id")
         env_id = _colon(env_id[1:])
     if env_id:
         bindings.append(f"make_environment.env_id = {env_id if env_id.startswith('@') else repr(env_id)}")
     if flag_values.env_kwargs is not None:
-        bindings.append(f"make_environment.env_kwargs = {_dict(flag_values.env_kwargs)!r}")
+        name = "make_games.game_kwargs" if game else "make_environment.env_kwargs"
+        bindings.append(f"{name} = {_dict(flag_values.env_kwargs)!r}")
     if flag_values.wrappers:
         for wrapper in flag_values.wrappers:
             _named(wrapper, "--wrappers")
         bindings.append(f"make_environment.wrappers = {[*map(_colon, flag_values.wrappers)]!r}")
-    return Task(flag_values.gin_file, bindings), bool(env_id)
+    return Task(flag_values.gin_file, bindings), bool(env_id or game)
+
+
+def _games(task: Task, is_flag: bool) -> Games | None:
+    """Returns two games if the task is a game of several agents, else None."""
+    with reading.preserved(), _named_by_flag(is_flag):
+        found = reading.read(task.files, task.bindings)
+        is_game = "game" in reading.bound("alfish.environments.make_games", "game")
+        if not is_game or "env_id" in reading.bound("alfish.environments.make_environment", "env_id"):
+            return None
+        with sentences.complete(found):
+            games = make_games(num_games=2)
+    refuse_default_dtype(f"the constructor of {games.name}")
+    return games
 
 
 def _make(task: Task, is_flag: bool, seed: int = 0) -> Environment:
@@ -168,13 +199,14 @@ def _ignores_seeds(task: Task, is_flag: bool) -> bool:
 
 @contextlib.contextmanager
 def _named_by_flag(is_flag: bool) -> Iterator[None]:
-    """Makes messages name the flag --env_id in place of the parameter, if the id comes from the flag."""
+    """Makes messages name the flag --env_id or --game in place of the parameter, if the flag is given."""
     try:
         yield
     except UsageError as error:
         if not is_flag:
             raise
-        raise UsageError(str(error).replace("make_environment.env_id", "--env_id")) from error
+        words = re.sub(r"make_games\.game\b", "--game", str(error))
+        raise UsageError(words.replace("make_environment.env_id", "--env_id")) from error
 
 
 def _dict(text: str) -> dict[str, Any]:

@@ -8,13 +8,15 @@ The seed of episode k is `seed + k`. Every episode that starts is run to its end
 --num_envs. An episode that does not end is cut after Trainer.max_evaluation_length steps (100,000 by default) and
 counts as truncated; --max_length sets another limit. --json prints one JSON object with the keys env_steps,
 num_episodes, mean, std, ci_low, ci_high (a 95 % bootstrap interval of the mean), min, max, returns, lengths and num_cut
-(the number of episodes that were cut); with several objectives also by_objective, the returns of each. --video films
+(the number of episodes that were cut); with several objectives or policies also by_objective, the returns of each.
+--lineup names the policies of agents in games: --lineup='adversary_*=chaser,agent_*=random'. --video films
 the first episode, or --video_episodes side by side, into the run's directory `films`; the results are the same. Films
 need the extra 'video': pip install 'alfish[video]'.
 """
 
 import contextlib
 import json
+from typing import Any
 
 from absl import flags
 
@@ -23,6 +25,7 @@ from alfish.errors import counted, significant
 
 FLAGS = flags.FlagValues()
 shared_flags.define_episodes(FLAGS, 20)
+shared_flags.define_lineup(FLAGS)
 flags.DEFINE_integer("num_envs", 8, shared_flags.NUM_ENVS, 1, flag_values=FLAGS)
 shared_flags.define_films(FLAGS)
 flags.DEFINE_boolean("json", False, "Print one JSON object and nothing else.", flag_values=FLAGS)
@@ -41,7 +44,8 @@ def main(flag_values: flags.FlagValues) -> int:
         env_steps = trainer.load_policy(shared_flags.checkpoint(flag_values.checkpoint))
         clock = trainer.clock.value
         done = f"{env_steps:,} env steps" if trainer.batches.acts else f"{clock:,} updates"
-        arguments = {"render_mode": "rgb_array"} if num_filmed else {}
+        arguments: dict[str, Any] = {"render_mode": "rgb_array"} if num_filmed else {}
+        arguments |= shared_flags.lineup(flag_values)
         num_envs = max(flag_values.num_envs, num_filmed)
         evaluator = trainer.evaluator(flag_values.num_episodes, num_envs, flag_values.max_length, **arguments)
         with contextlib.ExitStack() as stack:
@@ -70,8 +74,8 @@ def main(flag_values: flags.FlagValues) -> int:
     shown = {name: significant(summary[name]) for name in ("mean", "ci_low", "ci_high", "std", "min", "max")}
     print(f"return  mean {shown['mean']}  95 % interval [{shown['ci_low']}, {shown['ci_high']}]")
     print(f"        std {shown['std']}  min {shown['min']}  max {shown['max']}")
-    for name, returns in evaluation.by_objective.items():
-        print(f"        {name}  mean {significant(sum(returns) / len(returns))}")
+    for name, value in evaluation.means().items():
+        print(f"        {name}  mean {significant(value)}")
     cut = f", {counted(evaluation.num_cut, 'episode')} cut" if evaluation.num_cut else ""
     print(f"length  mean {significant(sum(summary['lengths']) / len(summary['lengths']))}{cut}")
     return 0

@@ -23,6 +23,8 @@ FLAGS = flags.FlagValues()
 flags.DEFINE_string("root_dir", None, "Directory of the run, or a packed run.", flag_values=FLAGS)
 flags.DEFINE_string("output", None, "File to write: .onnx, .py or .pt2.", flag_values=FLAGS)
 flags.DEFINE_string("checkpoint", "latest", shared_flags.CHECKPOINT, flag_values=FLAGS)
+words = "Name of the policy in a run of several; default: the only one."
+flags.DEFINE_string("policy", None, words, flag_values=FLAGS)
 flags.DEFINE_boolean("sample", False, "Sample actions as in training, instead of taking the mode.", flag_values=FLAGS)
 flags.DEFINE_integer("num_steps", 1000, "Number of observations to compare on.", 1, flag_values=FLAGS)
 words = "Recorded data to compare on, as alfish:data/x, where the environment is not installed."
@@ -46,6 +48,7 @@ def main(flag_values: flags.FlagValues) -> int:
         flag_values.data,
         flag_values.seed,
         flag_values.allow_import,
+        flag_values.policy,
     )
     show(f"written: {', '.join(map(str, exported.files))} ({origin})")
     program = "" if exported.from_program is None else f", from its program inside alfish: {exported.from_program:g}"

@@ -8,11 +8,12 @@ Filming needs no screen, because the environment renders to arrays. MuJoCo rende
 selects one), with the tracking camera if the model has one. A film shows an episode from its first frame to its true
 final frame. With several episodes the number of the episode is added to the name of each film; --grid shows them in one
 film, side by side. A film appears under its name when it is complete. Films need the extra 'video': pip install
-'alfish[video]'.
+'alfish[video]'. --lineup names the policies of agents in games: --lineup='agent_*=random'.
 """
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -21,6 +22,7 @@ from alfish.errors import UsageError, significant
 
 FLAGS = flags.FlagValues()
 shared_flags.define_episodes(FLAGS, 1)
+shared_flags.define_lineup(FLAGS)
 flags.DEFINE_string("video", None, "File of the film, .mp4 or .gif.", flag_values=FLAGS)
 flags.DEFINE_boolean("grid", False, "Film all episodes at once, side by side in one file.", flag_values=FLAGS)
 shared_flags.define_captions(FLAGS)
@@ -42,7 +44,8 @@ def main(flag_values: flags.FlagValues) -> int:
         )
         env_steps = trainer.load_policy(shared_flags.checkpoint(flag_values.checkpoint))
         # If each film shows one episode, only one environment runs at a time, so that frames come in order.
-        arguments = {"render_mode": "rgb_array"} if video else {}
+        arguments: dict[str, Any] = {"render_mode": "rgb_array"} if video else {}
+        arguments |= shared_flags.lineup(flag_values)
         evaluator = trainer.evaluator(num_episodes, num_tiles, flag_values.max_length, **arguments)
         stack.callback(evaluator.close)
         if video and num_tiles < evaluator.environment.num_envs:

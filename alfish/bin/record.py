@@ -57,6 +57,11 @@ def main(flag_values: flags.FlagValues) -> int:
             trainer.evaluator(num_episodes, flag_values.num_envs, flag_values.max_length)
         ) as evaluator:
             environment = evaluator.environment
+            if not hasattr(environment, "observation_space"):
+                raise UsageError(
+                    f"{environment.name} is a game of several policies, whose episodes are not recorded; record the "
+                    "run of one policy"
+                )
             spaces = Spaces(environment.observation_space, environment.action_space)
             env_spec = rebuildable(environment.env_spec)
             report = DataReport(f"{flag_values.root_dir} at {env_steps:,} env steps")

@@ -32,6 +32,25 @@ def define_episodes(flag_values: flags.FlagValues, num_episodes: int) -> None:
     flags.DEFINE_multi_string("allow_import", [], ALLOW_IMPORT, flag_values=flag_values)
 
 
+def define_lineup(flag_values: flags.FlagValues) -> None:
+    """Defines the flag for the policies of agents in games."""
+    words = "Policies of agents in games, as 'agent_*=runner' or 'agent_*=random'; default: the run's own lineup."
+    flags.DEFINE_list("lineup", [], words, flag_values=flag_values)
+
+
+def lineup(flag_values: flags.FlagValues) -> dict[str, dict[str, str]]:
+    """Returns --lineup as an option of `Trainer.evaluator`; {} without the flag.
+
+    Raises:
+      UsageError: an entry has another form.
+    """
+    pairs = [entry.partition("=") for entry in flag_values.lineup]
+    for pattern, sign, name in pairs:
+        if not (pattern and sign and name):
+            raise UsageError(f"--lineup has {pattern + sign + name!r}; an entry is AGENT=POLICY, as 'agent_*=random'")
+    return {"lineup": {pattern: name for pattern, _, name in pairs}} if pairs else {}
+
+
 def define_captions(flag_values: flags.FlagValues) -> None:
     """Defines the flag for captions in films."""
     words = "Show episode, return, reward, action, and value (unless the algorithm has none) in the film."

@@ -20,6 +20,7 @@ def saved_policy(
     checkpoint: str | NonNegativeInt = "latest",
     leaves: Sequence[str] | None = None,
     allow_import: Sequence[str] = (),
+    policy: str | None = None,
 ) -> Expert:
     """Returns the policy of a run as an expert: frozen, with the memory and the transforms of its run.
 
@@ -37,6 +38,7 @@ def saved_policy(
       allow_import: modules that the expert's configuration may import, beside alfish's own and modules that are already
         imported. In the configuration of another person's run the setting has no effect: the modules that were allowed
         when that run was opened are allowed there.
+      policy: name of the policy in a run of several; None means the only one.
 
     Raises:
       UsageError: the run or checkpoint does not exist, or its configuration imports another module.
@@ -50,5 +52,5 @@ def saved_policy(
         )
     allowed = imports.allowed()
     with gin.config_scope(None):
-        policy = opening.load(root_dir, checkpoint, "cpu", allow_import if allowed is None else allowed)
-    return PolicyExpert(policy.algorithm, policy.transforms, policy.action_space, root_dir, leaves)
+        found = opening.load(root_dir, checkpoint, "cpu", allow_import if allowed is None else allowed, policy)
+    return PolicyExpert(found.algorithm, found.transforms, found.action_space, root_dir, leaves)

@@ -7,22 +7,28 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import gin
+
 from alfish.algorithms.imitation.external import opened_to_act
+from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiler import kernels
 from alfish.configuration import reading
 from alfish.configuration.directory import run_directory
 from alfish.configuration.sentences import complete
 from alfish.errors import UsageError
-from alfish.offline.recorded_spaces import spaces_of_checkpoint
+from alfish.offline.recorded_spaces import TrainedSpaces, spaces_by_policy
 from alfish.parameters import checked
 from alfish.parameters.description import CONFIG_FILE
 from alfish.parameters.kinds import device_named
+from alfish.policies.member import PolicySettings
+from alfish.policies.networks import chosen_policy, load_networks, make_networks, state_of_policy
 from alfish.runs import random_state, subnormals
 from alfish.runs.checkpoints import Checkpoints, checkpoints_of
 from alfish.runs.packed.fetching import as_directory
 from alfish.specs import action_spec, observation_spec
-from alfish.training.policy import Policy, load_networks, make_networks
+from alfish.training.policy import Policy
 from alfish.training.trainer import Trainer
+from alfish.transforms import Transforms
 
 
 @contextlib.contextmanager
@@ -100,7 +106,11 @@ def process_preserved() -> Iterator[None]:
 
 @checked
 def load(
-    root_dir: str | Path, checkpoint: str | int = "latest", device: str = "cpu", allow_import: Sequence[str] = ()
+    root_dir: str | Path,
+    checkpoint: str | int = "latest",
+    device: str = "cpu",
+    allow_import: Sequence[str] = (),
+    policy: str | None = None,
 ) -> Policy:
     """Returns the trained policy of a run.
 
@@ -118,10 +128,11 @@ def load(
       device: device of the policy.
       allow_import: modules that the run's configuration may import, such as `["my_lab"]`, beside alfish's own and
         modules that this process has already imported.
+      policy: name of the policy in a run of several; None means the only one.
 
     Raises:
-      UsageError: the run or checkpoint does not exist, the policy has a part from a module that is not allowed, or
-        another thread trains.
+      UsageError: the run, the checkpoint or the policy does not exist, the policy has a part from a module that is not
+        allowed, or another thread trains.
     """
     may_lack: list[reading.Lacking] = ["parts", "imports"]  # parts that the policy does not use
     with (
@@ -129,22 +140,34 @@ def load(
         _configured_as(run_directory(directory), allow_import, may_lack, brief=True),
     ):
         checkpoints = checkpoints_of(directory)
-        steps, state = checkpoints.load(checkpoint, spaces_of_checkpoint)
-        spaces = spaces_of_checkpoint(state)
-        if spaces is None:
+        steps, state = checkpoints.load(checkpoint, spaces_by_policy)
+        spaces = spaces_by_policy(state)
+        name = chosen_policy(list(spaces), policy, directory)
+        if (own := spaces[name]) is None:
             with contextlib.closing(_opened_trainer(directory, device)) as trainer:
                 trainer.load_policy(checkpoint)
                 return trainer.policy()
-        factories = {"transforms": (), **reading.bound("alfish.Trainer", "algorithm", "transforms")}
-        if "algorithm" not in factories:
-            raise UsageError(f"{directory / CONFIG_FILE} does not bind Trainer.algorithm")
-        specs = observation_spec(spaces.observation), action_spec(spaces.action), spaces.reward
-        networks = make_networks(factories["algorithm"], factories["transforms"], *specs, device_named(device))
-        policy = Policy(*networks, spaces.observation, spaces.action)
+        networks = _networks(name, own, directory, device)
+        found = Policy(*networks, own.observation, own.action)
 
         def fill(state: dict[str, Any]) -> None:
-            load_networks(*networks, state, root_dir)
-            policy.env_steps = int(state["counters"]["env_steps"])
+            load_networks(*networks, state_of_policy(state, name), root_dir)
+            found.env_steps = int(state["counters"]["env_steps"])
 
         checkpoints.load(steps, fill)  # a second load, because an error in a part is not an error of the file
-        return policy
+        return found
+
+
+def _networks(name: str, spaces: TrainedSpaces, directory: Path, device: str) -> tuple[RLAlgorithm, Transforms]:
+    """Builds the networks of a run's policy from the configuration; `name` is '' in a run of one policy."""
+    factories = {"transforms": (), **reading.bound("alfish.Trainer", "algorithm", "transforms")}
+    specs = observation_spec(spaces.observation), action_spec(spaces.action), spaces.reward
+    with gin.config_scope(name or None):
+        settings = PolicySettings() if name else None
+        for key in ("algorithm", "transforms"):
+            given = settings and getattr(settings, key)
+            if given is not None:
+                factories[key] = given
+        if "algorithm" not in factories:
+            raise UsageError(f"{directory / CONFIG_FILE} does not bind Trainer.algorithm")
+        return make_networks(factories["algorithm"], factories["transforms"], *specs, device_named(device))

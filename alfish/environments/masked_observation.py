@@ -41,26 +41,20 @@ class MaskedObservation(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env, source: str):
         super().__init__(env)
         self._name = f"make_environment.action_mask = {source!r}"
-        self._kind, self._where = parsed(source)
+        self._leaf = MaskLeaf(source, env.observation_space, env.action_space, "make_environment.action_mask")
         self._units = ActionUnits(env.action_space)
-        self._action_spec = specs.action_spec(env.action_space)
-        if self._kind == "observation":
-            self.observation_space = marked(env.observation_space, source)
-        else:
-            self.observation_space = self._extended(env.observation_space)
-        if self._kind == "method":
-            method = env.get_wrapper_attr(self._where) if env.has_wrapper_attr(self._where) else None
+        self.observation_space = self._leaf.observation_space
+        if self._leaf.kind == "method":
+            where = self._leaf.where
+            method = env.get_wrapper_attr(where) if env.has_wrapper_attr(where) else None
             if not callable(method):
                 owner = type(env.unwrapped).__name__
-                found = "" if method is None else f": {owner}.{self._where} is {method!r}"
+                found = "" if method is None else f": {owner}.{where} is {method!r}"
                 raise UsageError(
-                    f"{self._name}, and {owner} has no method {self._where}{found}; name a method without arguments "
+                    f"{self._name}, and {owner} has no method {where}{found}; name a method without arguments "
                     "that returns the mask"
                 )
-        self._path = self._where.split(".") if self._kind == "observation" else [LEAF]
-        size = at(self.observation_space, self._path).n
-        self._layout = MaskLayout(self._action_spec, size, self._name)
-        self._mask = np.ones((1, size), np.int8)  # mask of the newest row
+        self._mask = np.ones((1, self._leaf.layout.size), np.int8)  # mask of the newest row
         self._num_steps = 0  # number of steps of the episode
 
     def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
@@ -70,7 +64,7 @@ class MaskedObservation(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         canonical = self._units.from_environment(specs.batch_of_one(action, self.env.action_space))
-        if self._layout.forbids(self._mask, canonical)[0]:
+        if self._leaf.layout.forbids(self._mask, canonical)[0]:
             raise UsageError(
                 f"{self._name}: the action {action} after {self._num_steps} steps of an episode is forbidden by its "
                 f"mask, whose choices {np.flatnonzero(self._mask[0]).tolist()} are allowed; an algorithm takes masks "
@@ -82,46 +76,91 @@ class MaskedObservation(gymnasium.Wrapper):
 
     def _masked(self, observation: Any, info: dict[str, Any], has_ended: bool) -> Any:
         """Returns the observation with its mask as a leaf."""
-        given = self._given(observation, info)
-        mask = self._whole if given is None else self._fitted(given)
-        if self._layout.is_empty(mask)[0]:
-            if not has_ended:
-                raise UsageError(
-                    f"{self._name}: the mask after {self._num_steps} steps of an episode forbids every choice of an "
-                    f"entry of the action ({_shown(mask[0])}); an environment allows one until its episode ends"
-                )
-            mask = self._whole
-        if given is None and not has_ended:
-            raise UsageError(
-                f"{self._name}, and there was none after {self._num_steps} steps of an episode; the environment "
-                "returns one at each reset and step"
-            )
+        mask = self._leaf.fitted(
+            self._given(observation, info), has_ended, f"after {self._num_steps} steps of an episode"
+        )
         self._mask = mask
-        if self._kind == "observation":
-            return _replaced(observation, self._path, mask[0])
-        own = observation if isinstance(self.env.observation_space, spaces.Dict) else {"observation": observation}
-        return {**own, LEAF: mask[0]}
-
-    @property
-    def _whole(self) -> np.ndarray:
-        """A mask `[1, n]` that allows all choices."""
-        return np.ones_like(self._mask)
+        return self._leaf.put(observation, mask[0])
 
     def _given(self, observation: Any, info: dict[str, Any]) -> Any:
         """Returns the mask as the environment gives it; None if it is missing."""
-        if self._kind == "observation":
-            return at(observation, self._path)
-        if self._kind == "info":
-            return info.get(self._where)
-        with calling(f"{self._name}: {type(self.env.unwrapped).__name__}.{self._where}()"):
-            return self.env.get_wrapper_attr(self._where)()
+        if self._leaf.kind != "method":
+            return self._leaf.given(observation, info)
+        with calling(f"{self._name}: {type(self.env.unwrapped).__name__}.{self._leaf.where}()"):
+            return self.env.get_wrapper_attr(self._leaf.where)()
 
-    def _fitted(self, given: Any) -> np.ndarray:
-        """Returns a copy of a mask in the leaf's form `[1, n]`; a list has one mask for each entry of the action."""
+
+class MaskLeaf:
+    """The leaf of observations that is their action mask.
+
+    Args:
+      source: place of the mask, see `MaskedObservation`.
+      observation_space, action_space: spaces of the environment.
+      setting: name of the setting that has the source, for messages.
+
+    Attributes:
+      observation_space: space of the observation with the mask.
+      layout: layout of the mask.
+      kind, where: the two parts of the source.
+
+    Raises:
+      UsageError: as for `MaskedObservation`.
+    """
+
+    def __init__(self, source: str, observation_space: spaces.Space, action_space: spaces.Space, setting: str):
+        self._name = f"{setting} = {source!r}"
+        self.kind, self.where = parsed(source, setting)
+        self._action_spec = specs.action_spec(action_space)
+        if self.kind == "observation":
+            self.observation_space = marked(observation_space, source, setting)
+        else:
+            self.observation_space = self._extended(observation_space)
+        self._has_parts = isinstance(observation_space, spaces.Dict)
+        self._path = self.where.split(".") if self.kind == "observation" else [LEAF]
+        self.layout = MaskLayout(self._action_spec, at(self.observation_space, self._path).n, self._name)
+
+    def given(self, observation: Any, info: dict[str, Any]) -> Any:
+        """Returns the mask in an observation or info as the environment gives it; None if it is missing."""
+        return at(observation, self._path) if self.kind == "observation" else info.get(self.where)
+
+    def fitted(self, given: Any, has_ended: bool, when: str) -> np.ndarray:
+        """Returns a copy of a mask in the leaf's form, `[1, n]` int8.
+
+        Args:
+          given: mask as the environment gives it; a list has one mask for each entry of the action. None means that it
+            is missing.
+          has_ended: whether no action follows in this episode.
+          when: place of the mask for messages, such as 'after 3 steps of an episode'.
+
+        Raises:
+          UsageError: an action follows, and the mask is missing or allows no choice for an entry of the action.
+        """
+        whole = np.ones((1, self.layout.size), np.int8)
+        mask = whole if given is None else self._in_form(given)
+        if self.layout.is_empty(mask)[0]:
+            if not has_ended:
+                raise UsageError(
+                    f"{self._name}: the mask {when} forbids every choice of an entry of the action "
+                    f"({_shown(mask[0])}); an environment allows one until its episode ends"
+                )
+            mask = whole
+        if given is None and not has_ended:
+            raise UsageError(
+                f"{self._name}, and there was none {when}; the environment returns one at each reset and step"
+            )
+        return mask
+
+    def put(self, observation: Any, mask: np.ndarray) -> Any:
+        """Returns the observation with a mask `[n]` in its leaf."""
+        if self.kind == "observation":
+            return _replaced(observation, self._path, mask)
+        return {**(observation if self._has_parts else {"observation": observation}), LEAF: mask}
+
+    def _in_form(self, given: Any) -> np.ndarray:
         flat = np.hstack(given) if isinstance(given, (list, tuple)) else np.asarray(given)
         check_entries(flat, self._name)
         mask = flat.reshape(1, -1).astype(np.int8)
-        if mask.shape != self._mask.shape:
+        if mask.shape[1] != self.layout.size:
             mask = MaskLayout(self._action_spec, mask.size, self._name).whole(mask).astype(np.int8)
         return mask
 
@@ -136,33 +175,33 @@ class MaskedObservation(gymnasium.Wrapper):
         return spaces.Dict({**parts, LEAF: ActionMask(size)})
 
 
-def parsed(source: str) -> tuple[str, str]:
+def parsed(source: str, setting: str = "make_environment.action_mask") -> tuple[str, str]:
     """Returns the two parts of a source: its kind, and the place within the kind."""
     kind, _, where = source.partition(":")
     if kind not in KINDS or not where:
         raise UsageError(
-            f"make_environment.action_mask is {source!r}; it must be 'observation:LEAF', 'info:KEY' or 'method:NAME', "
-            "as 'info:action_mask'"
+            f"{setting} is {source!r}; it must be 'observation:LEAF', 'info:KEY' or 'method:NAME', as "
+            "'info:action_mask'"
         )
     return kind, where
 
 
-def marked(space: spaces.Space, source: str) -> spaces.Space:
+def marked(space: spaces.Space, source: str, setting: str = "make_environment.action_mask") -> spaces.Space:
     """Returns an observation space in which the leaf that `source` names is an `ActionMask`.
 
     Raises:
       UsageError: the leaf does not exist or is not a space of numbers, or the mask is not a leaf of the observation.
     """
-    kind, where = parsed(source)
+    kind, where = parsed(source, setting)
     if kind != "observation":
         raise UsageError(
-            f"make_environment.action_mask is {source!r}, and a vector class has its masks in the observation only; "
+            f"{setting} is {source!r}, and a vector class has its masks in the observation only; "
             "put it there, and name it by 'observation:LEAF'"
         )
     leaf = at(space, where.split("."))
     if not isinstance(leaf, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
         raise UsageError(
-            f"make_environment.action_mask is {source!r}, and "
+            f"{setting} is {source!r}, and "
             + ("the observation has no such leaf" if leaf is None else f"that leaf is {leaf}, no array of 0 and 1")
             + f" ({space})"
         )

@@ -39,18 +39,42 @@ class VectorRewards(gymnasium.Wrapper):
 
     def __init__(self, env: gymnasium.Env, rewards: Rewards | None = None):
         super().__init__(env)
-        self._name = type(env.unwrapped).__name__ if rewards is None else f"make_environment.rewards = {rewards!r}"
-        self._shape: tuple[int, ...] | None = None  # required shape of the environment's reward
-        if isinstance(rewards, Mapping):
-            self._sources = [self._source(where) for where in rewards.values()]
-            self.reward_space = specs.reward_spec(list(rewards))
-        else:
-            self._sources = []
-            self.reward_space = named(declared(env), rewards)
-            self._shape = self.reward_space.shape
+        name = type(env.unwrapped).__name__ if rewards is None else f"make_environment.rewards = {rewards!r}"
+        self._entries = RewardEntries(declared(env), rewards, name)
+        self.reward_space = self._entries.reward_space
 
     def step(self, action: Any) -> tuple[Any, np.ndarray, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, self._entries(reward, info), terminated, truncated, info
+
+
+class RewardEntries:
+    """Computes a vector reward, `[R]` float32, from the reward and the info of a step.
+
+    Args:
+      space: space of the reward that the environment declares; None means a number.
+      rewards: as for `VectorRewards`.
+      name: name of the setting or of the environment, for messages.
+
+    Attributes:
+      reward_space: space of the result, `specs.VectorReward`.
+
+    Raises:
+      UsageError: as for `VectorRewards`.
+    """
+
+    def __init__(self, space: spaces.Box | None, rewards: Rewards | None, name: str):
+        self._name = name
+        self._shape: tuple[int, ...] | None = None  # required shape of the environment's reward
+        if isinstance(rewards, Mapping):
+            self._sources = [self._source(where, space) for where in rewards.values()]
+            self.reward_space = specs.reward_spec(list(rewards))
+        else:
+            self._sources = []
+            self.reward_space = named(space, rewards, name.partition(" = ")[0])
+            self._shape = self.reward_space.shape
+
+    def __call__(self, reward: Any, info: dict[str, Any]) -> np.ndarray:
         shape = np.asarray(reward).shape
         if self._shape is not None and shape != self._shape:
             raise UsageError(
@@ -58,15 +82,15 @@ class VectorRewards(gymnasium.Wrapper):
                 f"{self._shape}; a wrapper that adds the entries up needs a reward_space of shape ()"
             )
         entries = [source(reward, info) for source in self._sources] if self._sources else reward
-        return observation, np.asarray(entries, np.float32), terminated, truncated, info
+        return np.asarray(entries, np.float32)
 
-    def _source(self, where: str) -> Callable[[Any, dict[str, Any]], float]:
+    def _source(self, where: str, space: spaces.Box | None) -> Callable[[Any, dict[str, Any]], float]:
         """Returns a function that computes an entry from the environment's reward and info."""
         kind, _, key = where.partition(":")
         if where == "reward":
             return lambda reward, info: self._number(reward, where)
         if kind == "reward" and key.isdecimal():
-            self._shape = named(declared(self.env), None).shape
+            self._shape = named(space, None).shape
             size = sum(self._shape)
             if int(key) >= size:
                 raise UsageError(f"{self._name}: {where!r} is none of the {size} entries of the environment's reward")
@@ -99,12 +123,15 @@ def declared(env: Any) -> spaces.Box | None:
     return space if space is not None and space.shape else None
 
 
-def named(space: spaces.Box | None, names: Sequence[str] | None) -> spaces.Box:
+def named(
+    space: spaces.Box | None, names: Sequence[str] | None, setting: str = "make_environment.rewards"
+) -> spaces.Box:
     """Returns the spec of the reward that an environment declares.
 
     Args:
       space: space of the environment's rewards; None means a scalar.
       names: names of the entries; None means the space's own names, or else numbers.
+      setting: name of the setting that has the names, for messages.
 
     Raises:
       UsageError: the number of names differs from the number of entries.
@@ -114,5 +141,5 @@ def named(space: spaces.Box | None, names: Sequence[str] | None) -> spaces.Box:
         return specs.reward_spec(None if space is None else specs.reward_names(space))
     if len(names) != size:
         has = f"has {size} entries" if size else "is one number: it has no reward_space of shape (R,)"
-        raise UsageError(f"make_environment.rewards names {len(names)} entries, and the environment's reward {has}")
+        raise UsageError(f"{setting} names {len(names)} entries, and the environment's reward {has}")
     return specs.reward_spec(list(names))

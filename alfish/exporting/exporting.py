@@ -109,6 +109,7 @@ def export_run(
     data: str | None = None,
     seed: int = 0,
     allow_import: Sequence[str] = (),
+    policy: str | None = None,
 ) -> tuple[Exported, str]:
     """Writes the policy of a run, compared on observations of its environment or of recorded data.
 
@@ -121,6 +122,7 @@ def export_run(
       data: source of recorded data; None means the environment of the run.
       seed: seed of the first episode in the environment.
       allow_import: modules that the run's configuration may import.
+      policy: name of the policy in a run of several; None means the only one.
 
     Returns:
       The result, and a sentence on what was exported.
@@ -129,28 +131,28 @@ def export_run(
       UsageError, RunError: see `exporting.export`; or the environment cannot be built.
     """
     with as_directory(root_dir) as directory:
-        policy = load(directory, checkpoint, allow_import=allow_import)
+        found = load(directory, checkpoint, allow_import=allow_import, policy=policy)
         steps = (
-            _of_environment(directory, checkpoint, num_steps, seed, allow_import)
+            _of_environment(directory, checkpoint, num_steps, seed, allow_import, policy)
             if data is None
-            else from_data(data, policy, num_steps)
+            else from_data(data, found, num_steps)
         )
-    origin = _origin(policy, root_dir, sample)
-    return export(policy, output, steps, sample, origin), origin
+    origin = _origin(found, root_dir, sample, policy)
+    return export(found, output, steps, sample, origin), origin
 
 
 def _of_environment(
-    directory: Path, checkpoint: str | int, num_steps: int, seed: int, allow_import: Sequence[str]
+    directory: Path, checkpoint: str | int, num_steps: int, seed: int, allow_import: Sequence[str], policy: str | None
 ) -> list[Step]:
     try:
         with open_run(directory, allow_import=allow_import) as trainer:
             trainer.load_policy(checkpoint)
-            return from_environment(trainer, num_steps, seed)
+            return from_environment(trainer, num_steps, seed, policy)
     except UsageError as error:
         raise UsageError(f"{error}; without the environment, compare on recorded data with --data") from error
 
 
-def _origin(policy: Policy, root_dir: str | Path, sample: bool) -> str:
-    name = Path(str(root_dir)).name
+def _origin(policy: Policy, root_dir: str | Path, sample: bool, which: str | None) -> str:
+    name = f"{which} of {Path(str(root_dir)).name}" if which else Path(str(root_dir)).name
     acts = "samples actions" if sample else "takes the mode of its actions"
     return f"{type(policy.algorithm).__name__} policy of the run {name} at {policy.env_steps:,} env steps; {acts}"

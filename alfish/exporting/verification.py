@@ -38,18 +38,20 @@ class Step(NamedTuple):
     reward: np.ndarray  # reward of the action before; zeros at the first observation
 
 
-def from_environment(trainer: Trainer, num_steps: int, seed: int) -> list[Step]:
+def from_environment(trainer: Trainer, num_steps: int, seed: int, policy: str | None = None) -> list[Step]:
     """Returns the steps of episodes in which the trainer's policy takes the mode of its actions.
 
     Args:
       trainer: trainer with the policy's weights.
       num_steps: number of steps.
       seed: seed of the first episode.
+      policy: name of the policy in a run of several.
     """
+    options: dict[str, Any] = {} if policy is None else {"policy": policy}
     with contextlib.closing(trainer.evaluator(NUM_EPISODES, 1, num_steps)) as evaluator:
         evaluator.log = lambda line: None  # a cut episode does not matter here
         seeds = itertools.count(seed, NUM_EPISODES)
-        blocks = (evaluator.test_episodes(NUM_EPISODES, first) for first in seeds)
+        blocks = (evaluator.test_episodes(NUM_EPISODES, first, **options) for first in seeds)
         return _steps(itertools.chain.from_iterable(blocks), num_steps)
 
 

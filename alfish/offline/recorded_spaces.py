@@ -33,26 +33,33 @@ class TrainedSpaces(NamedTuple):
     reward: spaces.Box  # see `specs.reward_spec`
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the spaces in JSON's types, see `spaces_of_checkpoint`."""
+        """Returns the spaces in JSON's types, see `spaces_by_policy`."""
         spaces = {"observation": to_json(self.observation), "action": to_json(self.action)}
         named = {"reward_names": list(specs.reward_names(self.reward))} if self.reward.shape else {}
         return {**spaces, "reward_shape": list(self.reward.shape), **named}
 
 
-def spaces_of_checkpoint(state: Mapping[str, Any]) -> TrainedSpaces | None:
-    """Returns the spaces of the environment that a run was trained in.
+def spaces_by_policy(state: Mapping[str, Any]) -> dict[str, TrainedSpaces | None]:
+    """Returns the spaces that the policies of a run were trained in, by the policy's name.
 
     Args:
       state: state of a checkpoint of the run, see `Trainer.state_dict`.
 
     Returns:
-      None for older checkpoints, which do not store spaces.
+      A dict with the name '' for a run of one policy; its spaces are None in older checkpoints, which do not store
+      them.
 
     Raises:
       Exception: the state does not come from `Trainer.state_dict`; `Checkpoints.load` then names the file.
     """
     if (stored := state.get("spaces")) is None:
-        return None
+        return {"": None}
+    by_policy = stored.get("policies", {"": stored})
+    return {name: _from_stored(own) for name, own in by_policy.items()}
+
+
+def _from_stored(stored: Mapping[str, Any]) -> TrainedSpaces:
+    """Returns the spaces that `TrainedSpaces.to_json` stored."""
     observation, action = (from_json(stored[name]) for name in ("observation", "action"))
     if observation is None or action is None:
         raise ValueError("a space is missing")

@@ -20,12 +20,12 @@ MAX_DEPTH = 50  # maximum depth of networks that build each other
 _CALLERS = (__file__, checking.__file__, os.path.join("gin", "config.py"))
 
 
-def build(factory: Callable[..., T], kind: type, name: str, *arguments: Any, **keywords: Any) -> T:
+def build(factory: Callable[..., T], kind: type | tuple[type, ...], name: str, *arguments: Any, **keywords: Any) -> T:
     """Calls a class or factory, and checks the type of its result.
 
     Args:
       factory: class or function that the user has passed.
-      kind: type of the factory's result.
+      kind: type of the factory's result, or several, of which messages name the first.
       name: name of the parameter in messages, such as 'Trainer.algorithm'.
       arguments, keywords: arguments of the call.
 
@@ -206,7 +206,7 @@ def _described(made: Any) -> str:
     return "None" if made is None else _article(type(made))
 
 
-def _article(kind: type) -> str:
-    name = kind.__name__
+def _article(kind: type | tuple[type, ...]) -> str:
+    name = (kind if isinstance(kind, type) else kind[0]).__name__
     is_spelled = name[:2].isupper()  # read letter by letter: RLAlgorithm, MLP
     return f"{'an' if name[0].upper() in ('AEFHILMNORSX' if is_spelled else 'AEIOU') else 'a'} {name}"

@@ -131,3 +131,34 @@ def set_torch_state(device: torch.device, states: list[torch.Tensor]) -> None:
     torch.set_rng_state(states[0])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)
+
+
+class RandomStream:
+    """Random numbers of torch for one part of a run, in place of the run's: `with stream: ...`.
+
+    Args:
+      seed: seed of the stream, at least 0.
+      device: device whose generator belongs to the stream, beside the CPU's.
+    """
+
+    def __init__(self, seed: int, device: torch.device):
+        self._device = device
+        with preserved():
+            seed_torch(seed)
+            self._state = torch_state(device)
+
+    def __enter__(self) -> None:
+        self._others = torch_state(self._device)
+        set_torch_state(self._device, self._state)
+
+    def __exit__(self, *exception: object) -> None:
+        self._state = torch_state(self._device)
+        set_torch_state(self._device, self._others)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generators": self._state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues the stream. A generator of a GPU that the state lacks keeps its own state."""
+        own = [generator.cpu() for generator in state["generators"]]
+        self._state = own + self._state[len(own) :]

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 
 from alfish.environments import Environment, VectorEnvironment, rendering
+from alfish.environments.games import Games
+from alfish.environments.games.zoo import ZooGames
 from alfish.environments.members import single_environments
 from alfish.errors import UsageError
 from alfish.errors.user_code import calling, refuse
@@ -15,22 +17,26 @@ class Camera:
     """Renders environments built with the render mode 'rgb_array'. In MuJoCo the tracking camera is used.
 
     Args:
-      environment: environment of an evaluation.
+      environment: environment or games of an evaluation.
       setting: name of the film in messages, such as `--video`.
 
     Attributes:
       fps: number of frames per second of time in the environment.
 
     Raises:
-      UsageError: the environment returns tensors, or does not render arrays.
+      UsageError: the environment computes in tensors, or does not render arrays.
     """
 
-    def __init__(self, environment: Environment, setting: str):
-        if not isinstance(environment, VectorEnvironment):
-            raise UsageError(f"{setting} films environments of gymnasium, and this run's return tensors")
-        self._name, self._env, self._singles = environment.name, environment.env, single_environments(environment.env)
-        for single in self._singles:
-            rendering.follow(single)
+    def __init__(self, environment: Environment | Games, setting: str):
+        self._name = environment.name
+        if isinstance(environment, ZooGames):
+            self._env, self._singles = environment.games[0], environment.games
+        elif isinstance(environment, VectorEnvironment):
+            self._env, self._singles = environment.env, single_environments(environment.env)
+            for single in self._singles:
+                rendering.follow(single)
+        else:
+            raise UsageError(f"{setting} films environments of gymnasium and PettingZoo, and not {environment.name}")
         members: Sequence[Any] = self._singles if self._singles else [self._env]
         if any(getattr(member, "render_mode", None) != "rgb_array" for member in members):
             raise UsageError(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.spaces import Space
 
 from alfish import nest
 from alfish.algorithms.acting import in_eval_mode
@@ -195,6 +196,7 @@ class Evaluator:
         self._check_number(num_episodes)
         self._under_way = rows = self._rows(num_episodes, seed, sample)
         kept = EpisodeAccumulator(self.environment.num_envs)
+        spaces = self.environment.observation_space, self.environment.action_space
         whole: dict[int, Episode] = {}
         generators = None
         for k in range(num_episodes):
@@ -212,7 +214,7 @@ class Evaluator:
                     kept.add(nest.arrays(time_step), np.flatnonzero(episode >= 0).tolist())
                     ended = nest.as_array(time_step.step_type) == StepType.LAST
                     for lane in np.flatnonzero(ended & (episode >= 0)).tolist():
-                        whole[int(episode[lane])] = _episode(int(episode[lane]), kept.take(lane), self.environment)
+                        whole[int(episode[lane])] = episode_of(int(episode[lane]), kept.take(lane), *spaces)
                 generators = random_state.rng_state()
             yield whole.pop(k)
 
@@ -378,16 +380,16 @@ def print_to_stderr(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def _episode(k: int, rows: TimeStep, environment: Environment) -> Episode:
-    """Returns episode k of rows `[T+1, 1, ...]`, FIRST to LAST, in the environment's own units."""
+def episode_of(k: int, rows: TimeStep, observation_space: Space, action_space: Space) -> Episode:
+    """Returns episode k of rows `[T+1, 1, ...]`, FIRST to LAST, in the units of gymnasium's spaces."""
     rows = nest.map(lambda leaf: leaf[:, 0].numpy(), rows)
     terminated = rows.discount[-1] == 0
     # An executed action is stored in the row after it.
     executed = nest.map(lambda leaf: leaf[1:], rows.prev_action)
     return Episode(
         str(k),
-        ObservationUnits(environment.observation_space).to_environment(rows.observation),
-        ActionUnits(environment.action_space).stretch(executed),
+        ObservationUnits(observation_space).to_environment(rows.observation),
+        ActionUnits(action_space).stretch(executed),
         rows.reward[1:],
         *ends(len(rows.reward) - 1, terminated, not terminated),
     )

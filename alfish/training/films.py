@@ -44,7 +44,7 @@ class FilmRow(NamedTuple):
       episode: number of the episode in each environment, or -1, `[B]` int. An episode that has just finished still has
         its number.
       reward: reward received on arriving at the row, `[B]` float64; 0 after a reset.
-      action: action that led to the row, `[B, ...]`, as it was executed; without meaning after a reset.
+      action: action that led to the row, `[B, ...]`, as it was executed; without meaning after a reset. None in games.
       value: policy's estimate of the return from this row on, `[B]`; None if no estimate was asked for, or the policy
         has none.
       ended: whether the episode of each environment ends with this row, `[B]` bool.
@@ -156,7 +156,7 @@ class Recorder(contextlib.AbstractContextManager):
             numbers["value"] = row.value[lane]
         lines = [f"episode {self._first + tile}  step {self._lengths[tile]:.0f}"]
         lines += [f"{name} {significant(float(number))}" for name, number in numbers.items()]
-        if self._lengths[tile] > 0:
+        if self._lengths[tile] > 0 and row.action is not None:
             action = np.concatenate([np.asarray(leaf[lane]).reshape(-1) for leaf in nest.leaves(row.action)])
             lines.append(f"action {', '.join(format(number, '.3g') for number in action[:8])}")
         return lines

@@ -12,6 +12,7 @@ from alfish.environments import Environment
 from alfish.errors.user_code import calling
 from alfish.learner.learner import Learner
 from alfish.metrics.metric import Metrics, check_scalars
+from alfish.policies.member import Member
 from alfish.runs import random_state
 from alfish.runs.stop_signals import Interrupted, StopSignals
 from alfish.runs.timer import Timer
@@ -113,6 +114,9 @@ class Run(Protocol):
     ) -> Evaluator:
         """Returns an evaluator of the policy in training, with separate environments."""
 
+    def by_policy(self) -> dict[str, Any]:
+        """Returns a `Run` for each policy, with the parts of that policy only; the only policy is called ''."""
+
     def save(self, best: bool = False, rows: bool = True) -> Path:
         """Writes a checkpoint."""
 
@@ -121,6 +125,24 @@ class Run(Protocol):
 
     def log(self, text: str) -> None:
         """Prints a line, and writes it to `log.txt`."""
+
+
+class PolicyRun:
+    """A run of several policies as a `Run` of one of them.
+
+    Args:
+      run: run of all policies, which has all attributes that are not of one policy.
+      member: policy.
+    """
+
+    def __init__(self, run: Run, member: Member):
+        self._run = run
+        self.environment, self.unroller = member.seat.environment, member.seat
+        self.algorithm, self.transforms = member.algorithm, member.transforms
+        self.learner, self.metrics = member.learner, member.metrics
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name)
 
 
 class Listener:

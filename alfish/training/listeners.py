@@ -3,7 +3,7 @@
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gin
@@ -13,6 +13,7 @@ from alfish.errors import UsageError, significant
 from alfish.errors.user_code import check_methods
 from alfish.parameters import FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
 from alfish.parameters.kinds import shown
+from alfish.policies.composites import GamesByPolicy
 from alfish.processes import replicas
 from alfish.runs.files import make_directory, write_atomically
 from alfish.runs.writers.console import ConsoleProgress
@@ -46,6 +47,8 @@ class Evaluate(Listener):
         'video'.
       video_episodes: number of an evaluation's first episodes that a film shows side by side.
       video_captions: whether films show return, reward, value and action.
+      lineup: policy of some agents in games, by patterns of the agents' names: {'agent_*': 'random'} or the name of a
+        policy. None means the run's own lineup.
 
     Attributes:
       period, name: arguments.
@@ -61,7 +64,9 @@ class Evaluate(Listener):
         video_period: NonNegativeInt = 0,
         video_episodes: PositiveInt = 1,
         video_captions: bool = False,
+        lineup: Mapping[str, str] | None = None,
     ):
+        self._options: dict[str, Any] = {} if lineup is None else {"lineup": lineup}
         self.period, self._num_episodes, self._num_envs, self._seed = period, num_episodes, num_envs, seed
         self.name = name
         if not re.fullmatch(r"[\w-][\w.-]*", name, re.ASCII) or name in TRAINER_SCALARS:
@@ -86,10 +91,10 @@ class Evaluate(Listener):
                 "other's files; give each an Evaluate.name of its own"
             )
         if self._films is None:
-            self._evaluator = run.evaluator(self._num_episodes, self._num_envs)
+            self._evaluator = run.evaluator(self._num_episodes, self._num_envs, **self._options)
         else:
             num_envs = max(self._num_envs, self._films.num_episodes)
-            self._evaluator = run.evaluator(self._num_episodes, num_envs, render_mode="rgb_array")
+            self._evaluator = run.evaluator(self._num_episodes, num_envs, render_mode="rgb_array", **self._options)
             self._films.start(self._evaluator.environment)
 
     def is_behind(self, run: Run) -> bool:
@@ -176,6 +181,9 @@ class CheckpointSaver(Listener):
       keep_period: number of clock steps between checkpoints that are kept permanently; 0 keeps none permanently.
       keep_best: whether to keep the checkpoint with the best mean evaluation return; of equal returns, the newest
         counts. With several `Evaluate` listeners, the first one decides which policy is best.
+      best_of: name of the policy, in a run of several, or of the entry of a vector reward whose mean return decides
+        which checkpoint is best. None means the return. In a run of several policies None keeps no best checkpoint,
+        because a mean over players is no measure of progress.
     """
 
     def __init__(
@@ -185,7 +193,9 @@ class CheckpointSaver(Listener):
         keep_period: NonNegativeInt = 0,
         keep_best: bool = True,
         period_minutes: PositiveFloat | None = 10.0,
+        best_of: str | None = None,
     ):
+        self._best_of = best_of
         self._period_seconds = math.inf if period_minutes is None else 60 * period_minutes
         self._saved_seconds = 0.0  # `Report.wall_seconds` of the last checkpoint that was due
         self._period, self._keep_last, self._keep_period, self._keep_best = period, keep_last, keep_period, keep_best
@@ -194,6 +204,13 @@ class CheckpointSaver(Listener):
         self._best_clock: int | None = None  # steps of the checkpoint of the best policy
 
     def start(self, run: Run) -> None:
+        names = specs.reward_names(run.environment.reward_spec)
+        if self._best_of is not None and self._best_of not in names:
+            raise UsageError(
+                f"CheckpointSaver.best_of is {self._best_of!r}; it must be one of {', '.join(names) or 'none'}"
+            )
+        if isinstance(run.environment, GamesByPolicy) and len(names) > 1 and self._best_of is None:
+            self._keep_best = False
         checkpoints = run.directory.checkpoints
         checkpoints.keep(self._keep_last, self._keep_period)
         self._saved_seconds = run.clock.wall_seconds
@@ -209,12 +226,12 @@ class CheckpointSaver(Listener):
         # Several learners have equal times, and save together.
         waited = report.wall_seconds - self._saved_seconds
         due = report.finished or (self._period > 0 and (report.clock >= self._next or waited >= self._period_seconds))
-        evaluation = report.evaluation
         is_best = False
-        if self._keep_best and evaluation is not None and math.isfinite(evaluation.mean):
-            is_best = self._best is None or evaluation.mean >= self._best
+        if self._keep_best and report.evaluation is not None:
+            value = self._value(report.evaluation)
+            is_best = math.isfinite(value) and (self._best is None or value >= self._best)
             if is_best:
-                self._best, self._best_clock = evaluation.mean, report.clock
+                self._best, self._best_clock = value, report.clock
         is_repeated = run.interrupted_by is not None and run.is_saved and not report.is_missed
         if is_repeated or not (due or is_best or report.is_missed):
             return
@@ -225,6 +242,10 @@ class CheckpointSaver(Listener):
         # A missed checkpoint is saved at once, so that a later process does not repeat the work. It needs no rows,
         # because replay has not changed meanwhile.
         run.save(best=is_best, rows=due and not report.is_missed)
+
+    def _value(self, evaluation: Evaluation) -> float:
+        """Returns the number that ranks an evaluation."""
+        return evaluation.mean if self._best_of is None else evaluation.means().get(self._best_of, math.nan)
 
     def state_dict(self) -> dict[str, Any]:
         return {"next": self._next, "best": self._best, "best_clock": self._best_clock}

@@ -6,17 +6,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from alfish import nest
-from alfish.algorithms.acting import ModeSwitch, without_states
+from alfish.algorithms.acting import ModeSwitch
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiler import kernels
-from alfish.data import IS_STEP, Experience, in_line
+from alfish.data import Experience
 from alfish.errors import UsageError, first_line
 from alfish.learner.batches import ReplayBatches
-from alfish.offline.recorded_spaces import TrainedSpaces
+from alfish.policies.networks import load_networks
 from alfish.processes import replicas
 from alfish.runs.random_state import rng_state, set_rng_state
 from alfish.runs.stop_signals import Interrupted, StopSignals
@@ -24,7 +23,6 @@ from alfish.runs.timer import LOOP, Timer
 from alfish.training.agreement import Agreement, RunEnded, SharedAgreement
 from alfish.training.clock import Clock
 from alfish.training.listener import Report
-from alfish.training.policy import load_networks
 from alfish.training.run_directory import RunDirectory
 from alfish.training.run_parts import MAX_THREADS, Parts
 
@@ -95,13 +93,13 @@ class Loop:
         calibrates = self._parts.calibration.is_set and self._calibrates()
         experience = self._advance()
         if experience is not None and calibrates:
-            self._parts.observe(without_states(in_line(nest.tensors(experience)).experience))
+            self._parts.observe(experience)
         collected = timer.begin(UPDATE)
         is_due = clock.value >= self._next_summary
         learned = self._update(is_due, waits=calibrates and self._calibrates())
         timer.begin(LOOP)
         if experience is not None and self._observes:
-            self._observe(experience)
+            self._parts.after_iteration(experience)
         self._is_updating = False
         clock.iterations += 1
         self._parts.unroller.publish()
@@ -182,13 +180,12 @@ class Loop:
 
     def state_dict(self) -> dict[str, Any]:
         parts = self._parts
-        spaces = parts.environment.observation_space, parts.environment.action_space, parts.environment.reward_spec
         return {
             "algorithm": parts.algorithm.state_dict(),
             "transforms": parts.transforms.state_dict(),
             "unroller": parts.unroller.state_dict(),
             "rng": rng_state(),
-            "spaces": TrainedSpaces(*spaces).to_json(),
+            "spaces": parts.spaces(),
             "learner": parts.learner.state_dict(),
             "batches": parts.batches.state_dict(),
             "metrics": parts.metrics.state_dict(),
@@ -278,10 +275,9 @@ class Loop:
             experience = unroller.unroll(length, batches.acts_at_random(self._clock.env_steps))
             self._signals.breakable = False
         self._timer.begin(METRICS)
-        records = unroller.records
-        assert records is not None
-        steps = self._agreement.steps(int(np.count_nonzero(IS_STEP.take(records.step_type))))
-        self._parts.metrics.update(*records)
+        steps = self._agreement.steps(unroller.num_steps)
+        assert unroller.records is not None
+        self._parts.metrics.update(*unroller.records)
         self._timer.begin(STORE)
         batches.add(experience)
         return experience, steps
@@ -298,18 +294,6 @@ class Loop:
         self._clock.updates = learner.updates
         self._owes_summary = self._owes_summary and not learned
         return learned
-
-    def _observe(self, experience: Experience) -> None:
-        """Passes the rows that were trained on to the algorithm and the transforms."""
-        algorithm, transforms = self._parts.algorithm, self._parts.transforms
-        experience = without_states(in_line(nest.tensors(experience)).experience)
-        if algorithm.overrides("after_iteration"):
-            experience = nest.to(experience, self._device)
-            with torch.no_grad():
-                seen = transforms.transform(experience.time_step, experience.transform_state)
-                algorithm.after_iteration(experience._replace(time_step=seen))
-        if not self._parts.calibration.is_set:
-            self._parts.observe(experience)
 
     def _summary(self) -> dict[str, float]:
         """Returns the scalars of a summary, except those of updates."""
@@ -338,8 +322,8 @@ class Loop:
 def _tell_progress(algorithm: RLAlgorithm, view: Any, progress: float) -> None:
     """Writes the progress of a run to the algorithm's buffer through its `host_view`, and beside it if it is far."""
     view[...] = progress
-    if isinstance(view, torch.Tensor):  # reading the buffer would wait for all work of the device
-        algorithm.__dict__["known_progress"] = progress
+    if isinstance(view, torch.Tensor):
+        algorithm.tell_progress(progress)
 
 
 def _check_counts(counts: dict[str, float]) -> None:

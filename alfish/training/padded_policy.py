@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from alfish import nest
 from alfish.algorithms.acting import Actor
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.data import TimeStep
+from alfish.data import StepType, TimeStep
 from alfish.nest import Nest
 from alfish.runs import random_state
 from alfish.transforms import Transforms
@@ -44,10 +44,13 @@ class PaddedPolicy:
       algorithm, transforms: modules that act; they are only read.
       num_envs: number of environments.
       sample: whether to act by `rollout_step`, with a random generator for each episode; if not, by `predict_step`.
+      has_gaps: whether rows may be PAD; the states of such rows do not change.
     """
 
-    def __init__(self, algorithm: RLAlgorithm, transforms: Transforms, num_envs: int, sample: bool):
-        self._actor = Actor(algorithm, transforms, sample)
+    def __init__(
+        self, algorithm: RLAlgorithm, transforms: Transforms, num_envs: int, sample: bool, has_gaps: bool = False
+    ):
+        self._actor, self._has_gaps = Actor(algorithm, transforms, sample), has_gaps
         self._device, self._num_envs = self._actor.device, num_envs
         self._num_rows = -(-num_envs // POLICY_BATCH_SIZE) * POLICY_BATCH_SIZE
         self._state = self._actor.first_state(self._num_rows)  # states of all rows, padding included
@@ -73,7 +76,11 @@ class PaddedPolicy:
             step, after = self._act_block(part, before, episode[block].tolist())
             actions.append(step)
             states.append(after)
-        self._state = _joined(states)
+        before, self._state = self._state, _joined(states)
+        if self._has_gaps and nest.leaves(before):
+            is_absent = torch.ones(self._num_rows, dtype=torch.bool, device=self._device)
+            is_absent[: self._num_envs] = time_step.step_type.to(self._device) == StepType.PAD
+            self._state = nest.where(is_absent, before, self._state)
         action = _joined(actions)
         return action if self._num_rows == self._num_envs else nest.map(lambda leaf: leaf[: self._num_envs], action)
 

@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,14 +11,10 @@ from gymnasium import spaces
 
 from alfish import nest, specs
 from alfish.algorithms.acting import Actor
-from alfish.algorithms.contract import check_initial_state, check_registered
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import StepType, TimeStep
 from alfish.errors import UsageError, first_line
-from alfish.errors.user_code import check_methods
 from alfish.nest import Nest
-from alfish.parameters.parts import build
-from alfish.runs.loading import load_model
 from alfish.specs import ActionMask, ActionUnits, ObservationUnits
 from alfish.transforms import Transforms
 from alfish.unrollers.policy_runner import PolicyRunner
@@ -27,61 +22,6 @@ from alfish.unrollers.policy_runner import PolicyRunner
 # Number of calls through torch before a policy acts through numpy after a change of the number of rows. Translation
 # takes as long as some tens of calls, and a caller may change the number of rows in each call.
 NUM_TORCH_CALLS = 8
-
-
-def make_networks(
-    algorithm: Callable[..., RLAlgorithm],
-    transforms: Sequence[Callable[..., Any]],
-    observation_spec: Nest,
-    action_spec: Nest,
-    reward_spec: spaces.Box,
-    device: torch.device | str,
-) -> tuple[RLAlgorithm, Transforms]:
-    """Builds an algorithm and the transforms before it, with initial parameters.
-
-    Args:
-      algorithm: class or factory, which takes (observation_spec, action_spec, reward_spec).
-      transforms: transform classes, the first one applied first.
-      observation_spec, action_spec, reward_spec: specs of the environment.
-      device: device of algorithm and transforms.
-
-    Raises:
-      UsageError: a factory makes an object of another class, or one that breaks its contract.
-    """
-    chain = Transforms(transforms, observation_spec, reward_spec, action_spec).to(device)
-    specs = chain.observation_spec, action_spec, chain.reward_spec
-    made = build(algorithm, RLAlgorithm, "Trainer.algorithm", *specs).to(device)
-    check_registered(made)
-    check_methods(made, RLAlgorithm)
-    check_initial_state(made)
-    return made, chain
-
-
-def load_networks(
-    algorithm: RLAlgorithm, transforms: Transforms, state: Mapping[str, Any], root_dir: str | Path
-) -> None:
-    """Loads the weights and statistics of a checkpoint.
-
-    Args:
-      algorithm, transforms: modules, whose weights and statistics are overwritten.
-      state: state in the checkpoint, see `Trainer.state_dict`.
-      root_dir: directory of the run, for the message.
-
-    Raises:
-      UsageError: the state does not fit the modules.
-    """
-    name = type(algorithm).__name__
-    trained, here = (
-        (state.get("spaces") or {}).get("reward_names", []),
-        list(specs.reward_names(transforms.raw_reward_spec)),
-    )
-    if trained != here and sorted(trained) == sorted(here):
-        raise UsageError(
-            f"{root_dir} was trained with the rewards {', '.join(trained)}, and here they are {', '.join(here)}; name "
-            "them in that order in make_environment.rewards"
-        )
-    load_model(algorithm, state["algorithm"], f"the {name} configured for {root_dir}")
-    load_model(transforms, state["transforms"], f"the transforms configured for {root_dir}")
 
 
 class Policy:

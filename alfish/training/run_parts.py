@@ -12,22 +12,36 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiler import kernels
 from alfish.data import Experience
 from alfish.environments import Environment
+from alfish.environments.games import Games
 from alfish.errors import UsageError
 from alfish.errors.user_code import refuse_default_dtype
 from alfish.learner.batches import Batches, EpochBatches, ReplayBatches
 from alfish.learner.learner import Learner
 from alfish.metrics import DEFAULT_METRICS, Metric, Metrics
+from alfish.offline.recorded_spaces import TrainedSpaces
 from alfish.parameters import exclusive
 from alfish.parameters.kinds import device_named
 from alfish.parameters.parts import build, parameter_names
+from alfish.policies.composites import (
+    GamesByPolicy,
+    JointBatches,
+    JointLearner,
+    JointMetrics,
+    JointTransforms,
+    Policies,
+)
+from alfish.policies.joint_unroller import JointUnroller
+from alfish.policies.lineup import Lineup, PolicyPatterns, patterns_of
+from alfish.policies.member import Member
+from alfish.policies.networks import after_iteration, make_networks, observe
 from alfish.processes import heap, replicas
 from alfish.runs import random_state
 from alfish.runs.subnormals import flush_subnormals
 from alfish.specs import reward_names
 from alfish.training.clock import Budget, Calibration
 from alfish.training.evaluator import Evaluator, make_evaluator
+from alfish.training.game_evaluator import GameEvaluator
 from alfish.training.initial_parts import InitialParts
-from alfish.training.policy import make_networks
 from alfish.transforms import Transforms
 from alfish.unrollers import SyncUnroller, Unroller
 
@@ -57,9 +71,25 @@ class Parts(NamedTuple):
 
     def observe(self, experience: Experience) -> None:
         """Lets the transforms observe the rows of an unroll."""
-        # On-policy, row 0 was the extra row of the previous unroll; statistics count each row once.
-        num_seen = 1 if self.algorithm.on_policy else 0
-        self.transforms.observe(experience.time_step, experience.transform_state, num_seen)
+        observe(self.algorithm, self.transforms, experience)
+
+    def after_iteration(self, experience: Experience) -> None:
+        """Shows the rows of an unroll to the algorithm, and to transforms that observe all unrolls."""
+        after_iteration(self.algorithm, self.transforms, experience, not self.calibration.is_set)
+
+    def players(self) -> str:
+        """Returns what acts, in words for the log."""
+        return type(self.algorithm).__name__
+
+    def networks(self) -> dict[str, Any]:
+        """Returns algorithm, transforms, and spaces of observations and actions by policy; the only policy is ''."""
+        spaces = self.environment.observation_space, self.environment.action_space
+        return {"": (self.algorithm, self.transforms, *spaces)}
+
+    def spaces(self) -> dict[str, Any]:
+        """Returns the spaces of the environment as checkpoints store them."""
+        spaces = self.environment.observation_space, self.environment.action_space, self.environment.reward_spec
+        return TrainedSpaces(*spaces).to_json()
 
     def check_equal(self) -> None:
         """Checks that networks and transforms are the same in all learners.
@@ -104,7 +134,8 @@ class Environments:
     def _make(self, **arguments: int) -> Environment:
         arguments["seed"] = replicas.seed_of(self.seed)
         refuse_default_dtype("the program")
-        self._made = build(self.make, Environment, "Trainer.environment", **arguments, **self._of_run(self.make))
+        kinds = Environment, Games
+        self._made = build(self.make, kinds, "Trainer.environment", **arguments, **self._of_run(self.make))
         refuse_default_dtype(f"the constructor of {self._made.name}")
         return self._made
 
@@ -153,19 +184,102 @@ class Environments:
         """
         factory = self._make_for_evaluation or self.make
         limit = self.max_evaluation_length if max_length is None else max_length
+        if isinstance(parts, JointParts):
+            return self._game_evaluator(parts, factory, min(num_envs, num_episodes), limit, **environment_arguments)
+        if "lineup" in environment_arguments:
+            raise UsageError(f"a lineup is of agents in games, and {parts.environment.name} is none; leave it out")
         networks = parts.algorithm, parts.transforms
         arguments = {**self._of_run(factory), **environment_arguments}
         return make_evaluator(factory, *networks, num_episodes, num_envs, limit, **arguments)
 
+    def _game_evaluator(
+        self,
+        parts: "JointParts",
+        factory: Callable[..., Any],
+        num_games: int,
+        limit: int,
+        lineup: Mapping[str, str] | None = None,
+        **arguments: Any,
+    ) -> Any:
+        """Returns an evaluator of several policies; `lineup` has the policies of some agents, see `GameEvaluator`."""
+        name = "the factory of the games for evaluation"
+        games = build(factory, Games, name, num_envs=num_games, evaluation=True, **arguments)
+        unroller = parts.unroller
+        assert isinstance(unroller, JointUnroller)
+        try:
+            return GameEvaluator(games, parts.members, unroller.lineup, lineup, limit)
+        except UsageError:
+            games.close()
+            raise
 
-def make_parts(environments: Environments, *arguments: Any) -> Parts:
-    """Builds the parts of a run, see `_make_parts`; if parts do not fit one another, closes the environment."""
+
+class JointParts(Parts):
+    """Parts of a run of several policies, each of which has the parts of all policies."""
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """Policies of the run."""
+        return self.unroller.members  # type: ignore[attr-defined]
+
+    @property
+    def trained(self) -> list[Member]:
+        """Policies that train."""
+        return [member for member in self.members if member.trains]
+
+    @property
+    def observes(self) -> bool:
+        return any(one.algorithm.overrides("after_iteration") or bool(one.transforms) for one in self.trained)
+
+    def observe(self, experience: Any) -> None:
+        for member in self.trained:
+            member.observe(experience[member.name])
+
+    def after_iteration(self, experience: Any) -> None:
+        for member in self.trained:
+            member.after_iteration(experience[member.name], not self.calibration.is_set)
+
+    def players(self) -> str:
+        lineup = self.unroller.lineup  # type: ignore[attr-defined]
+        return "; ".join(
+            f"{one.name} ({type(one.algorithm).__name__}{'' if one.trains else ', does not train'}) as "
+            f"{', '.join(lineup.agents_of(one.name))}"
+            for one in self.members
+        )
+
+    def networks(self) -> dict[str, Any]:
+        return {
+            one.name: (one.algorithm, one.transforms, one.group.observation_space, one.group.action_space)
+            for one in self.members
+        }
+
+    def spaces(self) -> dict[str, Any]:
+        return {"policies": {member.name: member.spaces().to_json() for member in self.members}}
+
+
+def make_parts(environments: Environments, policies: PolicyPatterns | None, *arguments: Any) -> Parts:
+    """Builds the parts of a run of one policy, or in games of several; if parts do not fit one another, closes them.
+
+    Args:
+      environments: environments of the run.
+      policies: patterns of the agents of each policy, see `policies.lineup.patterns_of`.
+      arguments: other arguments, see `_make_parts`.
+    """
     with environments.closed_on_error():
-        return _make_parts(environments, *arguments)
+        random_state.seed_all(environments.seed)
+        environment = environments.new()
+        if isinstance(environment, Games):
+            return _make_joint_parts(environments, environment, policies, *arguments)
+        if policies is not None:
+            raise UsageError(
+                f"Trainer.policies is set, and Trainer.environment makes {environment.name}, which has no agents by "
+                "name; bind Trainer.environment = @make_games, or leave Trainer.policies out"
+            )
+        return _make_parts(environments, environment, *arguments)
 
 
 def _make_parts(
     environments: Environments,
+    environment: Environment,
     budget: Budget,
     device: torch.device,
     algorithm: Callable[..., RLAlgorithm],
@@ -179,13 +293,11 @@ def _make_parts(
     unroll_length: float,
     initial_parts: Mapping[str, str] | None,
 ) -> Parts:
-    """Seeds all generators and builds the parts of a run; see `Trainer` for the arguments.
+    """Builds the parts of a run in an environment; see `Trainer` for the other arguments.
 
     Raises:
       UsageError: a factory makes an object of the wrong type, or parts do not fit one another.
     """
-    random_state.seed_all(environments.seed)
-    environment = environments.new()
     specs = environment.observation_spec, environment.action_spec, environment.reward_spec
     networks = make_networks(algorithm, transforms, *specs, device)
     source = _make_batches(batches, networks[0])
@@ -218,13 +330,67 @@ def _make_parts(
     if not measured.reads_infos:
         collector.ignore_infos()
     if trains:
-        iterations = _iterations(budget, collector, source)
+        iterations = _iterations(budget, collector, source.updates_per_iteration)
         trained.plan(iterations * source.updates_per_iteration, source.rows_per_update)
     if replicas.rank():  # learners draw different numbers from here on, after making equal parameters
         random_state.seed_all(replicas.seed_of(environments.seed))
     loaded = InitialParts(initial_parts or {}, *networks)
     calibrated = Calibration(calibration if networks[1].keep_statistics else None, num_env_steps)
     return Parts(environment, *networks, source, collector, trained, measured, loaded, calibrated)
+
+
+def _make_joint_parts(
+    environments: Environments,
+    games: Games,
+    policies: PolicyPatterns | None,
+    budget: Budget,
+    device: torch.device,
+    algorithm: Callable[..., RLAlgorithm],
+    transforms: Sequence[Callable[..., Any]],
+    calibration: float | None,
+    batches: Callable[[], Batches] | None,
+    unroller: Callable[..., Unroller],
+    learner: Callable[[RLAlgorithm], Learner],
+    metrics: Sequence[Metric] | None,
+    extra_metrics: Sequence[Metric],
+    unroll_length: float,
+    initial_parts: Mapping[str, str] | None,
+) -> JointParts:
+    """Builds the parts of a run of several policies; see `Trainer` for the arguments.
+
+    Raises:
+      UsageError: parts do not fit one another, or a setting does not suit several policies.
+    """
+    if unroller is not SyncUnroller:
+        raise UsageError("Trainer.unroller collects for one policy; with several policies leave it out")
+    if replicas.size() > 1:
+        raise UsageError("several policies train in one process; start the run without torchrun")
+    if metrics or extra_metrics:
+        raise UsageError("Trainer.metrics and extra_metrics are of one policy; with several policies leave them out")
+    defaults = {"algorithm": algorithm, "transforms": transforms, "batches": batches, "learner": learner}
+    progress = torch.zeros((), dtype=torch.float64, device=device)
+    lineup = build(Lineup, Lineup, "Lineup", patterns_of(policies, games), games, environments.seed)
+    kinds = DEFAULT_METRICS if metrics is None else ()
+    members = [
+        Member(name, number, lineup, games, defaults, kinds, environments.seed, device, progress)
+        for number, name in enumerate(lineup.names)
+    ]
+    if not any(member.trains for member in members):
+        raise UsageError("no policy trains; leave PolicySettings.trains out for one of them")
+    environment = GamesByPolicy(games, {member.name: member.group for member in members})
+    networks = Policies(members, progress), JointTransforms(members)
+    collector = JointUnroller(environment, *networks, lineup, members)
+    collector.bind(environments.make, unroll_length, environments.seed)
+    num_env_steps = _planned_env_steps(budget, collector)
+    num_unrolls = math.inf if budget.name == "num_updates" else _iterations(budget, collector, 1.0)
+    if not is_opened_to_act():
+        for member in members:
+            member.plan(collector.unroll_length, num_unrolls)
+    loaded = InitialParts(initial_parts or {}, *networks)  # type: ignore[arg-type]
+    sources = JointBatches(members), collector, JointLearner(members), JointMetrics(members)
+    observing = Calibration(calibration if networks[1].keep_statistics else None, num_env_steps)
+    parts: Any = environment, *networks, *sources, loaded, observing
+    return JointParts(*parts)
 
 
 def start_external(algorithm: RLAlgorithm, environment: Environment) -> None:
@@ -290,12 +456,12 @@ def _planned_env_steps(budget: Budget, unroller: Unroller) -> float:
     return math.inf
 
 
-def _iterations(budget: Budget, unroller: Unroller, batches: Batches) -> float:
+def _iterations(budget: Budget, unroller: Unroller, updates_per_iteration: float) -> float:
     """Returns the number of iterations that a budget is expected to last."""
     if budget.name == "num_env_steps":
         return budget.size / (unroller.unroll_length * unroller.num_columns * replicas.size())
     if budget.name == "num_updates":
-        return budget.size / batches.updates_per_iteration
+        return budget.size / updates_per_iteration
     if budget.name == "wall_seconds":
         return math.inf if budget.size >= LONG_RUN_SECONDS else 0.0
     return budget.size

@@ -68,7 +68,7 @@ class Summaries(Listener):
         self._writer, self._is_described = Writer(), False
         self._started = contextlib.ExitStack()  # closes diagnostics and writers that were started
         self._next = 0  # clock of the next measurement of the diagnostics
-        self._update: LastUpdate | None = None  # update of this iteration, if diagnostics are due
+        self._updates: dict[str, LastUpdate] = {}  # update of each policy in this iteration, if diagnostics are due
 
     def start(self, run: Run) -> None:
         resumed = run.clock.value  # 0 counts, too, because a run killed before its first checkpoint has left rows
@@ -89,17 +89,23 @@ class Summaries(Listener):
         self._writer = MultiWriter([events, table, *self._extra_writers])
         self._next = (resumed // self._period + 1) * self._period if resumed else 0
 
+        for name, own in run.by_policy().items():
+            own.learner.before_update = self._before_update(own, name) if self._diagnostics else None
+
+    def _before_update(self, run: Run, name: str) -> Callable[[Minibatches, Nest], Callable[[], None] | None]:
+        """Returns the function that keeps an update of a policy for the diagnostics, see `Learner.before_update`."""
+
         def before_update(chunk: Minibatches, index: Nest) -> Callable[[], None] | None:
             if run.clock.value < self._next:
                 return None
             update = LastUpdate(chunk, index, dict(run.algorithm.named_parameters()))
 
             def made() -> None:
-                self._update = update
+                self._updates[name] = update
 
             return made
 
-        run.learner.before_update = before_update if self._diagnostics else None
+        return before_update
 
     def after_iteration(self, run: Run, report: Report) -> None:
         if not self._is_described:
@@ -139,13 +145,25 @@ class Summaries(Listener):
     def _measured(self, run: Run, report: Report) -> dict[str, Shown]:
         """Returns the values of diagnostics and of the custom summary, if they are due."""
         measured: dict[str, Shown] = {}
-        if self._update is not None:
-            for diagnostic in self._diagnostics:
-                measured |= diagnostic.measure(run, self._update)
-            self._update = None
+        if self._updates:
+            measured |= self._diagnosed(run)
+            self._updates = {}
             self._next = (report.clock // self._period + 1) * self._period
         if self._custom_summary is not None and report.is_summary:
             measured |= _custom(self._custom_summary, run)
+        return measured
+
+    def _diagnosed(self, run: Run) -> dict[str, Shown]:
+        """Returns the values of diagnostics; the name of a policy follows the first part of its values' names."""
+        measured: dict[str, Shown] = {}
+        for diagnostic in self._diagnostics:
+            if not diagnostic.is_of_policy:
+                measured |= diagnostic.measure(run, next(iter(self._updates.values())))
+                continue
+            for name, update in self._updates.items():
+                for key, value in diagnostic.measure(run.by_policy()[name], update).items():
+                    kind, _, rest = key.partition("/")
+                    measured[f"{kind}/{name}/{rest}" if name else key] = value
         return measured
 
     def _write_scalars(self, report: Report) -> None:

@@ -18,6 +18,7 @@ from alfish.learner.batches import Batches
 from alfish.learner.learner import Learner
 from alfish.metrics import Metric
 from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, Range, UnitInterval, checked, exclusive
+from alfish.policies.networks import chosen_policy, load_networks
 from alfish.processes import replicas
 from alfish.runs.checkpoint_file import check_loadable
 from alfish.runs.files import DiskError, absolute
@@ -28,11 +29,11 @@ from alfish.runs.timer import LOOP, Timer
 from alfish.training import untrained
 from alfish.training.clock import Clock
 from alfish.training.evaluator import MAX_EPISODE_LENGTH, Evaluator, print_to_stderr
-from alfish.training.listener import LISTENERS, Listener, Notifier, Report
+from alfish.training.listener import LISTENERS, Listener, Notifier, PolicyRun, Report
 from alfish.training.listeners import CheckpointSaver, checked_listeners
 from alfish.training.loop import Loop
-from alfish.training.policy import Policy, load_networks
-from alfish.training.run_parts import MAX_THREADS, Environments, make_parts, start_external, use_device
+from alfish.training.policy import Policy
+from alfish.training.run_parts import MAX_THREADS, Environments, JointParts, make_parts, start_external, use_device
 from alfish.training.shared_directory import own_directory
 from alfish.unrollers import SyncUnroller, Unroller
 
@@ -62,6 +63,8 @@ class Trainer:
         on; statistics then stay fixed. 0 means one unroll. None means that transforms observe every unroll.
       initial_parts: parts of other runs that a new run starts with, by place in the new run's networks:
         `{'actor_encoder': 'runs/x', 'critic.encoder': 'actor_encoder@runs/x:best'}`; see `transfer`.
+      policies: policies that train together in games (`make_games`), by name: the agents that each may play, as
+        patterns; see docs/several_policies.md. 'each' means one policy for each agent; None means one policy for all.
       metrics: instances of metrics; None means `alfish.metrics.DEFAULT_METRICS`.
       listeners: instances of listeners; None means evaluation, checkpoints, summaries and progress.
       extra_metrics: instances of metrics in addition to `metrics`.
@@ -107,6 +110,7 @@ class Trainer:
         transforms: Sequence[Callable[..., Any]] = (),
         calibration: UnitInterval | None = None,
         initial_parts: Mapping[str, str] | None = None,
+        policies: Mapping[str, Any] | Literal["each"] | None = None,
         metrics: Sequence[Metric] | None = None,
         listeners: Sequence[Listener] | None = None,
         extra_metrics: Sequence[Metric] = (),
@@ -129,7 +133,9 @@ class Trainer:
         self.device, self.seed, root_dir = use_device(device, num_threads), seed, absolute(root_dir)
         self._environments = Environments(environment, evaluation_environment, seed, self.device, max_evaluation_length)
         given = algorithm, transforms, calibration, batches, unroller, learner, metrics, extra_metrics, unroll_length
-        parts = self._parts = make_parts(self._environments, self.clock.budget, self.device, *given, initial_parts)
+        parts = self._parts = make_parts(
+            self._environments, policies, self.clock.budget, self.device, *given, initial_parts
+        )
         self.environment, self.algorithm, self.transforms, self.batches, self.unroller, self.learner = parts[:6]
         self.metrics, self.listeners = parts.metrics, checked_listeners(listeners, extra_listeners)
         self._notifier, self.directory = Notifier(self.listeners), own_directory(root_dir, arguments)
@@ -269,10 +275,24 @@ class Trainer:
         """Returns a new environment like the training environment."""
         return self._environments.new()
 
-    def policy(self) -> Policy:
-        """Returns the policy in training, which shares the trainer's parameters."""
-        spaces = self.environment.observation_space, self.environment.action_space
-        return Policy(self.algorithm, self.transforms, *spaces, self.clock.env_steps)
+    def by_policy(self) -> dict[str, Any]:
+        """Returns this run for each policy, see `Run.by_policy`."""
+        if isinstance(self._parts, JointParts):
+            return {member.name: PolicyRun(self, member) for member in self._parts.members}
+        return {"": self}
+
+    def policy(self, name: str | None = None) -> Policy:
+        """Returns the policy in training, which shares the trainer's parameters.
+
+        Args:
+          name: name of the policy in a run of several; None means the only one.
+
+        Raises:
+          UsageError: there is no such policy, or there are several and no name.
+        """
+        networks = self._parts.networks()
+        algorithm, transforms, observed, acted = networks[chosen_policy(list(networks), name, self.directory.path)]
+        return Policy(algorithm, transforms, observed, acted, self.clock.env_steps)
 
     def load_policy(self, checkpoint: str | int = "latest") -> int:
         """Loads only the weights, transforms and counters of a checkpoint; returns its environment steps."""
@@ -406,7 +426,7 @@ def _announce(trainer: Trainer) -> None:
     acting = f"{counted(num_envs, 'environment')}{stepping}, " if trainer.batches.acts else ""
     learners = f"{counted(replicas.size(), 'learner')}, " if replicas.is_joined() else ""
     trainer.log(
-        f"{type(trainer.algorithm).__name__} on {environment.name}: {learners}{acting}{trained:,} parameters on "
+        f"{trainer._parts.players()} on {environment.name}: {learners}{acting}{trained:,} parameters on "
         f"{trainer.device}, Trainer.{budget.name} = {budget.size:,}"
     )
     rows = trainer.unroller.unroll_length * trainer.unroller.num_columns * replicas.size()

@@ -1,7 +1,7 @@
 """The unroller that steps environments in this process: the bit-reproducible reference for all others."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import gin
 import numpy as np
@@ -27,6 +27,14 @@ from alfish.unrollers.nonfinite import RowCheck
 from alfish.unrollers.policy_runner import PolicyRunner
 from alfish.unrollers.rollouts import StragglerCut
 from alfish.unrollers.unroller import ENVIRONMENT, POLICY, Unroller
+
+
+class UnrollStart(NamedTuple):
+    """The beginning of an unroll: whether row 0 is new, and the states of policy and transforms at row 0."""
+
+    unseen: bool
+    state: Nest
+    transform_state: Nest
 
 
 @gin.configurable(module="alfish.unrollers")
@@ -115,23 +123,8 @@ class SyncUnroller(Unroller):
           RunError: an environment returned a reward or an observation that is not finite.
         """
         self.start()
-        unseen, self._unseen = self._unseen, False
-        self._at_random = at_random
-        self._actor.refresh()
-        self._tell_progress()
-        state, transform_state = self._state, self._transform_state
-        if state is not None:
-            step_type = nest.tensors(self.time_step.step_type, self._device)
-            with torch.no_grad():
-                state = reset_state(nest.tensors(state), self._initial_state, step_type)
-        time_step, (action, info), ends = self._steps_of(length, unseen)
-        if self._cut is not None:
-            self._cut.finish()
-        for rows, sign in self._signs:
-            self._check(rows, sign)
-        self._signs = []
-        others = action, info, state, self._ones * self.policy_version, transform_state
-        return Experience(time_step, *map(self.environment.convert, others))._replace(ends=ends)
+        start = self._begin(at_random)
+        return self._finish(start, *self._steps_of(length, start.unseen))
 
     def generate_batch(self, num_steps: int) -> Experience:
         """Collects the rows of the next vector steps, for a program without a trainer.
@@ -238,6 +231,35 @@ class SyncUnroller(Unroller):
         """Executes an action; the row that arrives becomes `time_step`."""
         self._state, self._transform_state = step.state, transform_state
         self.time_step = self._step(self.environment.convert(step.output))
+
+    def _begin(self, at_random: bool) -> UnrollStart:
+        """Begins an unroll at `time_step`."""
+        unseen, self._unseen = self._unseen, False
+        self._at_random = at_random
+        self._actor.refresh()
+        self._tell_progress()
+        state = self._state
+        if state is not None:
+            step_type = nest.tensors(self.time_step.step_type, self._device)
+            with torch.no_grad():
+                state = reset_state(nest.tensors(state), self._initial_state, step_type)
+        return UnrollStart(unseen, state, self._transform_state)
+
+    def _finish(self, start: UnrollStart, time_step: TimeStep, rows: Nest, ends: Ends | None) -> Experience:
+        """Checks the rows of an unroll, and returns its experience.
+
+        Args:
+          start: beginning of the unroll.
+          time_step, rows, ends: rows of the unroll, as `_steps_of` returns them.
+        """
+        if self._cut is not None:
+            self._cut.finish()
+        for checked_rows, sign in self._signs:
+            self._check(checked_rows, sign)
+        self._signs = []
+        action, info = rows
+        others = action, info, start.state, self._ones * self.policy_version, start.transform_state
+        return Experience(time_step, *map(self.environment.convert, others))._replace(ends=ends)
 
     def _steps_of(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Ends | None]:
         """Makes the steps of an unroll; returns time steps, actions with infos, and ends. Sets `records`."""

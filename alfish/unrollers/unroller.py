@@ -9,7 +9,7 @@ from absl import logging
 
 from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.data import Experience
+from alfish.data import IS_STEP, Experience
 from alfish.environments import EncodedEnvironment, Environment
 from alfish.errors import UsageError
 from alfish.nest import Nest
@@ -85,6 +85,12 @@ class Unroller(abc.ABC):
     @property
     def stepping(self) -> str:
         return self.environment.stepping
+
+    @property
+    def num_steps(self) -> int:
+        """Number of environment steps of the last unroll."""
+        assert self.records is not None
+        return int(np.count_nonzero(IS_STEP.take(self.records.step_type)))
 
     def bind(self, make_environment: Callable[..., Environment], unroll_length: float, seed: int) -> None:
         """Receives the arguments by which other processes build environments. Called once, before all other methods.

@@ -624,7 +624,7 @@ def test_load_needs_no_environment(tmp_path, monkeypatch):
 
 
 def test_load_of_a_run_of_an_older_version_looks_at_its_environment(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("alfish.configuration.opening.spaces_of_checkpoint", lambda state: None)
+    monkeypatch.setattr("alfish.configuration.opening.spaces_by_policy", lambda state: {"": None})
     built = []
     monkeypatch.setattr(SequentialVectorEnv, "__init__", noted(SequentialVectorEnv.__init__, built))
     assert alfish.load(run).act(np.zeros(4, np.float32)) in (0, 1) and built

@@ -12,7 +12,7 @@ from alfish import specs
 from alfish.environments import make_environment
 from alfish.environments.toy import OneState
 from alfish.errors import UsageError
-from alfish.offline.recorded_spaces import TrainedSpaces, spaces_of_checkpoint
+from alfish.offline.recorded_spaces import TrainedSpaces, spaces_by_policy
 
 
 class TwoGoals(OneState):
@@ -106,6 +106,6 @@ def test_names_survive_pickling_and_checkpoints():
     assert copy.names == reward_spec.names and copy == reward_spec != specs.reward_spec(2)
     space = spaces.Discrete(2)
     saved = TrainedSpaces(space, space, reward_spec).to_json()
-    assert spaces_of_checkpoint({"spaces": saved}).reward.names == ("score", "time")
+    assert spaces_by_policy({"spaces": saved})[""].reward.names == ("score", "time")
     del saved["reward_names"]  # an older checkpoint
-    assert spaces_of_checkpoint({"spaces": saved}).reward.names == ("0", "1")
+    assert spaces_by_policy({"spaces": saved})[""].reward.names == ("0", "1")

@@ -26,7 +26,8 @@ from alfish.exporting.policy_step import PolicyStep
 from alfish.exporting.verification import Step, from_environment
 from alfish.networks import GRU, ActorCritic, Encoder, PolicyHead, QNetwork
 from alfish.networks.encoders import Torso
-from alfish.training.policy import Policy, make_networks
+from alfish.policies.networks import make_networks
+from alfish.training.policy import Policy
 from alfish.transforms import ObservationNormalizer, PreviousStep
 
 pytestmark = [

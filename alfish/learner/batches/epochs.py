@@ -38,9 +38,15 @@ class EpochBatches(Batches):
       sequence_length: number of rows of the sequences that a memory trains on, a divisor of the unroll length. Each
         sequence begins with the state that the rollout had at its first row; gradients do not reach earlier rows. None
         means the unroll length.
+
+    Attributes:
+      expected_rows: expected number of rows of an unroll whose columns lack rows, set before `bind`. Minibatches are
+        then drawn among the rows that train (of sequences: among those with such a row), as many as are full, but at
+        least one; their size need not divide the rows of an unroll. None means that columns lack no rows.
     """
 
     on_policy = True
+    expected_rows: float | None = None
 
     def __init__(
         self,
@@ -90,6 +96,8 @@ class EpochBatches(Batches):
         self.updates_per_iteration, self.rows_per_update = float(self._num_epochs), (size or rows) // replicas.size()
         if size is None:
             return
+        if self.expected_rows is not None:
+            rows = max(size, int(self.expected_rows) // size * size)
         if size < 1 or rows % size:
             fitting = [divisor for divisor in range(1, rows + 1) if rows % divisor == 0]
             nearest = sorted(sorted(fitting, key=lambda divisor: abs(divisor - size))[:2])
@@ -126,6 +134,10 @@ class EpochBatches(Batches):
                 batch = self._trained_rows(for_graph)
             length, columns = batch.mask.shape
             size = columns if self._minibatch_size is None else self._minibatch_size // length
+            if self.expected_rows is not None:
+                if len(index := _drawn(batch.mask.any(0), size)):
+                    yield Minibatches(batch, index)
+                continue
             # The permutation is drawn on the CPU, so that a seed gives the same minibatches on every device.
             index = nest.to(torch.randperm(columns), batch.mask.device)
             yield Minibatches(batch, index.view(-1, size))
@@ -201,3 +213,18 @@ def _nearest(size: int, rows: int, multiple: int) -> int:
     divisors = [number for number in range(1, rows + 1) if rows % number == 0]
     fitting = [number for number in divisors if number % multiple == 0] or divisors
     return min(fitting, key=lambda number: abs(math.log(number / size)))
+
+
+def _drawn(trains: torch.Tensor, size: int) -> torch.Tensor:
+    """Returns minibatches of columns that train, in random order, `[K, size]` int64; K is 0 if no column trains.
+
+    Args:
+      trains: mask of the columns that train, `[N]` bool.
+      size: number of columns of a minibatch. If fewer train, the only minibatch has others too.
+    """
+    columns = trains.nonzero()[:, 0]
+    # Drawn on the CPU, so that a seed gives the same minibatches on every device.
+    columns = columns[nest.to(torch.randperm(len(columns)), columns.device)]
+    if 0 < len(columns) < size:
+        columns = torch.cat([columns, (~trains).nonzero()[: size - len(columns), 0]])
+    return columns[: len(columns) // size * size].view(-1, size)

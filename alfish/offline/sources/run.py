@@ -18,7 +18,7 @@ from alfish.nest import Nest
 from alfish.offline import episode_rows
 from alfish.offline.episode import Episode, EpisodeSource, Unreadable
 from alfish.offline.limits import check_memory, check_nest, check_tensor
-from alfish.offline.recorded_spaces import NO_SPACES, Spaces, spaces_of_checkpoint
+from alfish.offline.recorded_spaces import NO_SPACES, Spaces, spaces_by_policy
 from alfish.offline.sources.recognition import said_of_directory
 from alfish.offline.sources.source_files import existing_directory
 from alfish.parameters.description import CONFIG_FILE
@@ -49,8 +49,14 @@ class RunSource(EpisodeSource):
                 "False none are saved"
             )
         checkpoints = checkpoints_of(root_dir)
-        _, state = checkpoints.load("latest", spaces_of_checkpoint) if checkpoints.steps() else (0, {})
-        stored = spaces_of_checkpoint(state)
+        _, state = checkpoints.load("latest", spaces_by_policy) if checkpoints.steps() else (0, {})
+        by_policy = spaces_by_policy(state)
+        if "" not in by_policy:
+            raise UsageError(
+                f"run:{where} has the rows of several policies ({', '.join(by_policy)}), which are no recorded data of "
+                "one environment; take the replay of a run of one policy"
+            )
+        stored = by_policy[""]
         spaces = environment if stored is None else Spaces(stored.observation, stored.action)
         if None in spaces:
             raise UsageError(

@@ -46,7 +46,13 @@ class LastUpdate:
 
 
 class Diagnostic(abc.ABC):
-    """Computes values that summaries show. `measure` only reads, and is called from time to time after an iteration."""
+    """Computes values that summaries show. `measure` only reads, and is called from time to time after an iteration.
+
+    Attributes:
+      is_of_policy: whether the values are of a policy; in a run of several policies, each of them is then measured.
+    """
+
+    is_of_policy = True
 
     def start(self, run: Run) -> None:
         """Prepares the diagnostic, before the first iteration and after a resume.
@@ -127,6 +133,8 @@ PHASES = {
 @checked
 class PhaseTimes(Diagnostic):
     """Milliseconds of an iteration in each of its phases, averaged since this diagnostic was last shown."""
+
+    is_of_policy = False
 
     def start(self, run: Run) -> None:
         run.timer.start()

@@ -24,7 +24,8 @@ class Evaluation:
     returns: tuple[float, ...]
     lengths: tuple[int, ...]  # number of actions of each episode
     num_cut: int = 0  # number of episodes that were truncated at the evaluator's `max_length`
-    # Returns of each entry of vector rewards, by its name; `returns` are their weighted sums.
+    # Returns of each entry of vector rewards, by its name; `returns` are their weighted sums. In games, mean returns of
+    # the agents of each policy, nan in games without such an agent; `returns` are means of all agents.
     by_objective: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
@@ -41,7 +42,9 @@ class Evaluation:
         """Returns the mean with a 95 % bootstrap interval, the spread, and all episodes."""
         returns = np.array(self.returns)
         low, high = self.interval
-        by_objective = {name: list(returns) for name, returns in self.by_objective.items()}
+        by_objective = {
+            name: [None if math.isnan(one) else one for one in own] for name, own in self.by_objective.items()
+        }
         return {
             "env_steps": self.env_steps,
             "num_episodes": len(returns),
@@ -61,20 +64,31 @@ class Evaluation:
         """Returns the scalars by which a run shows the evaluation called `name`."""
         summary = self.summary()
         shown = {f"{name}/{which}_return": summary[which] for which in ("mean", "std", "min", "max")}
-        for objective, returns in self.by_objective.items():
-            shown[f"{name}/mean_return/{objective}"] = mean(returns)
+        means = self.means()
+        shown |= {f"{name}/mean_return/{objective}": value for objective, value in means.items()}
         return {**shown, f"{name}/mean_length": sum(self.lengths) / len(self.lengths)}
 
+    def means(self) -> dict[str, float]:
+        """Returns the means of `by_objective`; an entry without returns is left out."""
+        present = {name: [one for one in own if not math.isnan(one)] for name, own in self.by_objective.items()}
+        return {name: mean(own) for name, own in present.items() if own}
+
     def words(self) -> str:
-        """Returns the mean with its interval, as a line of a log."""
+        """Returns the mean with its interval, and the means of `by_objective`, as a line of a log."""
         low, high = map(significant, self.interval)
-        return f"return {significant(self.mean)} [{low}, {high}] over {len(self.returns)} episodes"
+        each = ", ".join(f"{name} {significant(value)}" for name, value in self.means().items())
+        beside = f" ({each})" if each else ""
+        return f"return {significant(self.mean)} [{low}, {high}]{beside} over {len(self.returns)} episodes"
 
     def to_csv(self) -> str:
         columns = {"return": self.returns, "length": self.lengths}
         columns |= {f"return/{name}": own for name, own in self.by_objective.items()}
-        rows = [f"{k},{self.seed + k},{','.join(map(repr, row))}" for k, row in enumerate(zip(*columns.values()))]
+        rows = [f"{k},{self.seed + k},{','.join(map(_cell, row))}" for k, row in enumerate(zip(*columns.values()))]
         return "\n".join([f"episode,seed,{','.join(columns)}", *rows]) + "\n"
+
+
+def _cell(value: float) -> str:
+    return "" if math.isnan(value) else repr(value)
 
 
 def scalar_names(objectives: Sequence[str] = ()) -> list[str]:

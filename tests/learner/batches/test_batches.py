@@ -230,6 +230,29 @@ def test_no_epoch_is_refused():
         EpochBatches(0)
 
 
+@pytest.mark.parametrize(("size", "count"), [(2, 3), (3, 2), (5, 1), (7, 1), (None, 1)])
+def test_with_gaps_minibatches_are_drawn_among_rows_that_train(size, count):
+    step_type = torch.full((5, 3), MID, dtype=torch.int32)
+    step_type[2, 0], step_type[2:, 1], step_type[4:, 2] = LAST, PAD, PAD  # 3, 1 and 3 of 4 rows train
+    source = EpochBatches(2, size)
+    source.expected_rows = 7.0
+    batches = _minibatches(source, _experience(step_type=step_type))
+    found = [set(batch.experience.action[0][batch.mask[0]].tolist()) for batch in batches]
+    trains = {int(10 * t + b) for t, b in trainable(step_type).nonzero().tolist()}
+    assert len(batches) == 2 * count and len(trains) == 7
+    for epoch in (found[:count], found[count:]):
+        drawn = [row for rows in epoch for row in rows]
+        assert len(drawn) == len(set(drawn)) and set(drawn) <= trains
+        assert len(drawn) == (count * size if size else 7)
+    assert all(batch.mask.shape[1] == (size or 12) for batch in batches)
+
+
+def test_with_gaps_an_unroll_without_rows_that_train_has_no_minibatch():
+    source = EpochBatches(2, 4)
+    source.expected_rows = 7.0
+    assert _minibatches(source, _experience(step_type=torch.full((5, 3), PAD, dtype=torch.int32))) == []
+
+
 def test_take_picks_the_columns_of_everything():
     experience = _experience(has_state=True)
     column = torch.arange(3)

@@ -1,0 +1,207 @@
+"""The interface of games of several agents, and ordinary environments in its form."""
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+
+from alfish import specs
+from alfish.data import TimeStep
+from alfish.environments.environment import Environment
+from alfish.errors import UsageError
+from alfish.nest import Nest
+
+
+class Group:
+    """Agents with equal spaces. Column `g * len(agents) + i` is agent i of game g.
+
+    Args:
+      name: name of the group, which is that of its first agent.
+      agents: names of the agents.
+      num_games: number of games, G.
+      observation_space, action_space: gymnasium's spaces of one agent.
+      reward_spec: spec of one agent's reward.
+
+    Attributes:
+      num_envs: number of columns, G times the number of agents.
+      observation_spec, action_spec: specs of one agent's observation and canonical action, see `alfish.specs`.
+      name, agents, num_games, observation_space, action_space, reward_spec: as given.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        agents: Sequence[str],
+        num_games: int,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        reward_spec: spaces.Box,
+    ):
+        self.name, self.agents, self.num_games = name, tuple(agents), num_games
+        self.num_envs = num_games * len(self.agents)
+        self.observation_space, self.action_space, self.reward_spec = observation_space, action_space, reward_spec
+        self.observation_spec = specs.observation_spec(observation_space)
+        self.action_spec = specs.action_spec(action_space)
+
+
+class Games(abc.ABC):
+    """G games that step together. Each step makes at most one row of a column, and PAD where the agent has no row.
+
+    The episode of an agent is FIRST (it appears), MID ..., LAST (it leaves). An agent may appear late, and several
+    times in a game. A game that has ended resets in the next step, never in the step of its end.
+
+    Leaves of rows and of infos are numpy arrays `[columns, ...]`. Returned leaves are never written later.
+
+    Args:
+      name: name of the game in messages.
+      groups: groups of agents, by the name of the group's first agent.
+      num_games: number of games, G.
+      has_gaps: whether a column may have no row in some step.
+
+    Attributes:
+      turns: number of steps in which each agent acts once: 1, or the number of agents of a game in turns.
+      starts: games that were reset in the last `reset` or `step`, `[G]` bool.
+      is_over: games that have ended, which the next step resets, `[G]` bool.
+      num_resets: number of resets of each game.
+      infos: infos of the last reset or step by group, each in gymnasium's format for vector environments; {} for a
+        group whose agents have no infos.
+      stepping: how games are stepped, as a phrase that the log writes after their number.
+      remark: sentence for the log about a faster way to step the games; empty if none is known.
+      env_spec: gymnasium's specification; games have none.
+      follows_progress: True if the games change with the progress of training, which `set_progress` tells.
+      name, groups, num_games, has_gaps: as given.
+    """
+
+    turns = 1
+    follows_progress = False
+    env_spec: EnvSpec | None = None
+    stepping = remark = ""
+
+    def __init__(self, name: str, groups: Mapping[str, Group], num_games: int, has_gaps: bool):
+        self.name, self.groups, self.num_games, self.has_gaps = name, dict(groups), num_games, has_gaps
+        self.starts, self.is_over = np.zeros(num_games, bool), np.zeros(num_games, bool)
+        self.num_resets = [0] * num_games
+        self.infos: dict[str, dict[str, Any]] = {key: {} for key in self.groups}
+
+    @property
+    def num_envs(self) -> int:
+        """Number of games, as evaluations of environments call it."""
+        return self.num_games
+
+    @abc.abstractmethod
+    def reset(self, seeds: Sequence[int | None] | None = None) -> dict[str, TimeStep]:
+        """Resets all games, and returns their first rows by group.
+
+        Args:
+          seeds: one seed for each game; None means seeds that follow from the run's seed, the game's number and the
+            number of its resets.
+        """
+
+    @abc.abstractmethod
+    def step(self, action: Mapping[str, Nest]) -> dict[str, TimeStep]:
+        """Executes actions, resets the games that had ended before, and returns the rows that arrive by group.
+
+        Args:
+          action: actions by group, `[columns, ...]` in the algorithm's units. Entries of agents without a row that
+            waits for an action are ignored.
+        """
+
+    def set_progress(self, progress: float) -> None:
+        """Sets the progress of training, in [0, 1]; requires `follows_progress`."""
+
+    @abc.abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state from which the games continue, or from which their next resets follow."""
+
+    @abc.abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Restores a state; returns True if games continue, and False if the next `step` resets all games."""
+
+    def render(self, game: int) -> Any:
+        """Returns a frame of a game; None if it has no frames. Default: None."""
+
+    def abandon(self) -> None:
+        """Tells that a running step may never end; afterwards only `close` and `state_dict` may be called.
+
+        Default: does nothing.
+        """
+
+    def close(self) -> None:
+        """Closes the games. Default: does nothing."""
+
+
+class SideBySide(Games):
+    """Ordinary environments as the agents of one game in which no agent affects another.
+
+    The environments of a name are the columns of an agent of this name, so a group has as many columns as there are
+    environments, and `num_games` is 1. A joint run in such a game equals a run in each of the environments.
+
+    Args:
+      environments: environments by the agent's name, which reset in the step after an episode's end.
+
+    Raises:
+      UsageError: environments reset in the step of an episode's end.
+    """
+
+    def __init__(self, environments: Mapping[str, Environment]):
+        for name, environment in environments.items():
+            if environment.uneven:
+                raise UsageError(
+                    f"SideBySide: the environments {name!r} ({environment.name}) reset in the step of an episode's "
+                    "end; build them with AutoresetMode.NEXT_STEP"
+                )
+        groups = {
+            name: Group(name, (name,), one.num_envs, one.observation_space, one.action_space, one.reward_spec)
+            for name, one in environments.items()
+        }
+        super().__init__("SideBySide", groups, 1, has_gaps=False)
+        self.environments = dict(environments)
+        self._restart: set[str] = set()  # names whose environments the next step resets
+        self.follows_progress = any(one.follows_progress for one in environments.values())
+
+    def reset(self, seeds: Sequence[int | None] | None = None) -> dict[str, TimeStep]:
+        self.starts, self.num_resets = np.ones(1, bool), [self.num_resets[0] + 1]
+        seed = None if seeds is None else seeds[0]
+        return self._rows({
+            name: one.reset(None if seed is None else [seed + row for row in range(one.num_envs)])
+            for name, one in self.environments.items()
+        })  # fmt: skip
+
+    def step(self, action: Mapping[str, Nest]) -> dict[str, TimeStep]:
+        self.starts, restart = np.zeros(1, bool), self._restart
+        self._restart = set()
+        return self._rows({
+            name: one.reset() if name in restart else one.step(one.convert(action[name]))
+            for name, one in self.environments.items()
+        })  # fmt: skip
+
+    def set_progress(self, progress: float) -> None:
+        for environment in self.environments.values():
+            if environment.follows_progress:
+                environment.set_progress(progress)
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {name: one.state_dict() for name, one in self.environments.items()}
+        return {"num_resets": list(self.num_resets), "environments": own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        self.num_resets = list(state["num_resets"])
+        continues = {n: one.load_state_dict(state["environments"][n]) for n, one in self.environments.items()}
+        if not all(continues.values()):
+            self._restart = {name for name in continues if continues[name]}  # the others reset themselves
+        return all(continues.values())
+
+    def abandon(self) -> None:
+        for environment in self.environments.values():
+            environment.abandon()
+
+    def close(self) -> None:
+        for environment in self.environments.values():
+            environment.close()
+
+    def _rows(self, rows: dict[str, TimeStep]) -> dict[str, TimeStep]:
+        self.infos = {name: one.infos for name, one in self.environments.items()}
+        return rows

@@ -1,0 +1,167 @@
+"""Further leaves of the observations of agents: the state of the game, the observations of others, the agent itself.
+
+A critic that sees the state while the actor does not is a centralised critic: `Encoder.leaves = {'state': None}` leaves
+the leaf out of an actor.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.spaces.utils import flatten, flatten_space
+
+from alfish.errors import UsageError
+from alfish.errors.user_code import calling
+from alfish.specs import ActionMask
+
+Leaf: TypeAlias = Literal["state", "others", "agent"]
+
+
+class Leaves:
+    """Adds leaves to the observations of agents.
+
+    - 'state': the game's `state()`, of its `state_space`.
+    - 'others': observations of the other agents of the game in the order of `possible_agents`, flattened and joined to
+      a vector, without action masks; zeros for agents that are absent. A Discrete observation is one-hot.
+    - 'agent': one-hot vector that tells the agent in its group.
+
+    Args:
+      names: leaves to add. An observation that is no Dict becomes the leaf `observation`.
+      game: a game, whose spaces are read.
+      observed: observation space of each agent, in the order of `possible_agents`.
+      groups: agents of each group.
+      name: name of the game in messages.
+
+    Raises:
+      UsageError: 'state' is asked, and the game has none, or an observation has a leaf of an added name.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[Leaf],
+        game: Any,
+        observed: Mapping[str, spaces.Space],
+        groups: Sequence[Sequence[str]],
+        name: str,
+    ):
+        self._names, self._name, self._observed = tuple(names), name, dict(observed)
+        self._others = {agent: _without_mask(space) for agent, space in observed.items()}
+        self._flat = {agent: flatten_space(space) for agent, space in self._others.items()} if self.wants_others else {}
+        self._absent = {agent: np.zeros(space.shape or (), np.float32) for agent, space in self._flat.items()}
+        self._one_hot = {
+            agent: np.eye(len(agents), dtype=np.float32)[i] for agents in groups for i, agent in enumerate(agents)
+        }
+        self._state_space = _state_space(game, name) if "state" in self._names else None
+
+    @property
+    def wants_others(self) -> bool:
+        return "others" in self._names
+
+    def space(self, agent: str) -> spaces.Space:
+        """Returns the space of an agent's observation with the further leaves."""
+        own = self._observed[agent]
+        if not self._names:
+            return own
+        parts = dict(own.spaces) if isinstance(own, spaces.Dict) else {"observation": own}
+        more: dict[str, spaces.Space] = {}
+        if self._state_space is not None:
+            more["state"] = self._state_space
+        if self.wants_others:
+            others = [flat for other, flat in self._flat.items() if other != agent]
+            if not others:
+                raise UsageError(f"make_games.leaves has 'others', and {self._name} has one agent only; leave it out")
+            low, high = (np.concatenate([getattr(flat, end).ravel() for flat in others]) for end in ("low", "high"))
+            more["others"] = spaces.Box(  # zeros, for absent agents, are within the bounds
+                np.minimum(low, 0).astype(np.float32), np.maximum(high, 0).astype(np.float32), dtype=np.float32
+            )
+        if "agent" in self._names:
+            more["agent"] = spaces.Box(0, 1, self._one_hot[agent].shape, np.float32)
+        if taken := sorted(set(parts) & set(more)):
+            raise UsageError(
+                f"make_games.leaves has {taken[0]!r}, and the observation of {agent} in {self._name} already has a "
+                "leaf of this name; leave it out, or rename the leaf in the game"
+            )
+        return spaces.Dict({**parts, **more})
+
+    def seen(self, game: Any, observations: Mapping[str, Any]) -> "Seen":
+        """Returns what the rows of a game in one step have in common.
+
+        Args:
+          game: the game.
+          observations: observations of all agents that are present.
+        """
+        state, flat = None, {}
+        if self._state_space is not None:
+            with calling(f"{self._name}.state"):
+                state = game.state()
+            if np.shape(state) != self._state_space.shape:
+                raise UsageError(
+                    f"{self._name}: state() returned an array of shape {np.shape(state)}, and its state_space is "
+                    f"{self._state_space}"
+                )
+        if self.wants_others:
+            flat = {agent: self._flattened(agent, observation) for agent, observation in observations.items()}
+        return Seen(state, flat)
+
+    def extended(self, agent: str, observation: Any, seen: "Seen") -> Any:
+        """Returns an agent's observation with the further leaves."""
+        if not self._names:
+            return observation
+        parts = dict(observation) if isinstance(self._observed[agent], spaces.Dict) else {"observation": observation}
+        if self._state_space is not None:
+            parts["state"] = seen.state
+        if self.wants_others:
+            parts["others"] = np.concatenate([
+                seen.flat.get(other, absent) for other, absent in self._absent.items() if other != agent
+            ])  # fmt: skip
+        if "agent" in self._names:
+            parts["agent"] = self._one_hot[agent]
+        return parts
+
+    def _flattened(self, agent: str, observation: Any) -> np.ndarray:
+        space = self._others[agent]
+        if isinstance(space, spaces.Dict) and isinstance(observation, dict):
+            observation = {key: part for key, part in observation.items() if key in space.spaces}
+        try:
+            flat = np.asarray(flatten(space, observation), np.float32)
+        except Exception as error:
+            raise UsageError(
+                f"{self._name}: the observation of {agent} has not the form of its observation_space {space} ({error})"
+            ) from error
+        if flat.shape != self._flat[agent].shape:
+            raise UsageError(
+                f"{self._name}: the observation of {agent} has {flat.size} numbers, and its observation_space {space} "
+                f"has {self._absent[agent].size}"
+            )
+        return flat
+
+
+class Seen:
+    """What the rows of a game in one step have in common.
+
+    Args:
+      state: state of the game; None if it is not asked.
+      flat: flattened observations of the agents that are present.
+    """
+
+    def __init__(self, state: Any, flat: Mapping[str, np.ndarray]):
+        self.state, self.flat = state, flat
+
+
+def _without_mask(space: spaces.Space) -> spaces.Space:
+    """Returns an observation space without the action mask at its first level."""
+    if not isinstance(space, spaces.Dict):
+        return space
+    return spaces.Dict({key: part for key, part in space.items() if not isinstance(part, ActionMask)})
+
+
+def _state_space(game: Any, name: str) -> spaces.Box:
+    space = getattr(game, "state_space", None)
+    if not isinstance(space, spaces.Box):
+        found = "has no state_space" if space is None else f"has the state_space {space}, which is no Box"
+        raise UsageError(
+            f"make_games.leaves has 'state', and {name} {found}; give it one and a method state(), or take "
+            "make_games.leaves = ['others']"
+        )
+    return space

@@ -1,0 +1,123 @@
+"""Games of PettingZoo's AEC interface, in which one agent acts at a time."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from alfish.data import StepType
+from alfish.environments.games.zoo import ZooGames
+from alfish.environments.sequential import check_ends
+from alfish.errors import UsageError
+from alfish.errors.user_code import calling
+
+
+class TurnGames(ZooGames):
+    """Games of PettingZoo's AEC interface.
+
+    In a step, one agent of each game acts, and the row of the agent that acts next arrives, with the LAST rows of
+    agents that have ended. The reward of a row is the sum of the agent's rewards since its last action. Rewards before
+    its first turn belong to no action and are left out. An agent whose game ends before its first turn has no episode.
+    An entry of a reward that `rewards` takes from the info is that of the info at the agent's turn.
+
+    Args:
+      games, seed, rewards, action_mask, leaves, teams, team_spirit: as for `ZooGames`.
+
+    Raises:
+      UsageError: as for `ZooGames`, or teams are given and `rewards` takes entries from infos. In a step: an agent
+        leaves without having been terminated or truncated, one that has ended stays, an agent outside of
+        `possible_agents` appears, or an observation has another form than its space or is not finite.
+    """
+
+    def __init__(self, games: Sequence[Any], seed: int = 0, **settings: Any):
+        super().__init__(games, seed, **settings)
+        rewards = settings.get("rewards")
+        sources = list(rewards.values()) if isinstance(rewards, Mapping) else []
+        if self._teams and any(where.startswith("info:") for where in sources):
+            raise UsageError(
+                f"make_games.teams is set, and make_games.rewards takes entries from infos, which {self.name}, a game "
+                "in turns, has at the agent's turn only; leave out one of the two"
+            )
+        self.turns = len(self.agents)
+        # Sums of the team's mean rewards since an agent's last action, by game.
+        self._of_team: list[dict[str, Any]] = [{} for _ in games]
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        if "games" in state:
+            sums = [{agent: np.asarray(value).tolist() for agent, value in each.items()} for each in self._of_team]
+            state["of_team"] = sums
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        continues = super().load_state_dict(state)
+        if continues:
+            self._of_team = [{agent: np.asarray(value) for agent, value in each.items()} for each in state["of_team"]]
+        return continues
+
+    def _begin(self, game: int, seed: int) -> None:
+        with calling(f"{self.name}.reset"):
+            self.games[game].reset(seed=seed)
+        self._of_team[game] = {}
+        self._select(game)
+
+    def _advance(self, game: int, actions: Mapping[str, Sequence[Any]]) -> None:
+        env, sums = self.games[game], self._of_team[game]
+        agent = env.agent_selection
+        with calling(f"{self.name}.step"):
+            env.step(self._action(game, agent, actions))
+        if self._teams:
+            sums[agent] = 0.0
+            given = {
+                each: self._reward(game, each, reward, env.infos.get(each)) for each, reward in env.rewards.items()
+            }
+            for each, mean in self._teams.means(given).items():
+                sums[each] = sums.get(each, 0.0) + mean
+        self._select(game)
+
+    def _select(self, game: int) -> None:
+        """Notes the row of the agent that acts next, and the LAST rows of agents before it."""
+        env, seen = self.games[game], None
+        while env.agents:
+            agent = env.agent_selection
+            if agent not in self._place:
+                raise UsageError(
+                    f"{self.name}: {agent!r} is to act in game {game}, and is not in possible_agents, which are "
+                    f"{', '.join(self.agents)}; add it there"
+                )
+            if seen is None:
+                observations = {}
+                if self._leaves.wants_others:
+                    with calling(f"{self.name}.observe"):
+                        observations = {each: env.observe(each) for each in env.agents if each in self._place}
+                seen = self._leaves.seen(env, observations)
+            with calling(f"{self.name}.last"):
+                observation, reward, terminated, truncated, info = env.last()
+            check_ends([terminated], [truncated])
+            ends, plays = terminated or truncated, self._plays(game, agent)
+            if ends or plays:
+                reward = self._reward(game, agent, reward, info)
+            if plays and agent in self._teams.team_of:
+                info = {**(info or {}), "own_reward": reward}
+                reward = self._teams.blend(reward, self._of_team[game].get(agent, 0.0))
+            if not ends:
+                if plays:
+                    self._note(game, agent, StepType.MID, observation, seen, info, reward)
+                else:
+                    self._note(game, agent, StepType.FIRST, observation, seen, info)
+                break
+            if plays:
+                self._note(game, agent, StepType.LAST, observation, seen, info, reward, terminated)
+            with calling(f"{self.name}.step"):
+                env.step(None)
+            if agent in env.agents:
+                raise UsageError(
+                    f"{self.name}: {agent} of game {game} has ended, and step(None) has not taken it out of `agents`; "
+                    "begin step with PettingZoo's _was_dead_step"
+                )
+        if lost := [agent for agent in self.agents if self._plays(game, agent) and agent not in env.agents]:
+            raise UsageError(
+                f"{self.name}: {lost[0]} of game {game} is no longer in `agents`, and was neither terminated nor "
+                "truncated before; PettingZoo's AEC interface keeps it there until step(None)"
+            )
+        self.is_over[game] = not env.agents

@@ -1,0 +1,277 @@
+"""Several policies in the form of one: their networks, batches, learners and metrics, by the names of the policies.
+
+The loop collects, updates and saves a composite as it does the part of a single policy. Each policy acts and trains
+with random numbers of its own, so a policy whose columns no other policy affects has the bits of a run of its own.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import torch
+from torch import nn
+
+from alfish import specs
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import Experience
+from alfish.environments.games import Games
+from alfish.policies.member import Member
+from alfish.unrollers.unroller import StepRecords
+
+
+class GamesByPolicy:
+    """Games as the environment of several policies, with a space for each policy.
+
+    Args:
+      games: games.
+      groups: group of each policy's agents, by the policy's name.
+
+    Attributes:
+      games: the argument.
+      observation_space, action_space: Dicts of the spaces of an agent, by policy.
+      reward_spec: spec of a reward with an entry for each policy, which evaluations report.
+      name, num_envs, stepping, remark, env_spec: attributes as of `Environment`.
+    """
+
+    lacks_limit = False
+
+    def __init__(self, games: Games, groups: Mapping[str, Any]):
+        self.games, self.name, self.num_envs = games, games.name, games.num_games
+        self.stepping, self.remark, self.env_spec = games.stepping, games.remark, games.env_spec
+        self.observation_space = gymnasium.spaces.Dict({name: one.observation_space for name, one in groups.items()})
+        self.action_space = gymnasium.spaces.Dict({name: one.action_space for name, one in groups.items()})
+        self.reward_spec = specs.reward_spec(list(groups))
+
+    def close(self) -> None:
+        self.games.close()
+
+
+class Policies(nn.Module):
+    """The algorithms of all policies, as submodules by the policies' names.
+
+    Args:
+      members: policies.
+      progress: progress of the run, which all algorithms share.
+    """
+
+    reward_weights = None
+    on_policy = False
+    progress: torch.Tensor
+
+    def __init__(self, members: Sequence[Member], progress: torch.Tensor):
+        super().__init__()
+        self.register_buffer("progress", progress)
+        for member in members:
+            self.add_module(member.name, member.algorithm)
+
+    @property
+    def algorithms(self) -> list[RLAlgorithm]:
+        return [one for one in self.children() if isinstance(one, RLAlgorithm)]
+
+    def tell_progress(self, number: float) -> None:
+        for algorithm in self.algorithms:
+            algorithm.tell_progress(number)
+
+    def progress_number(self) -> float:
+        return self.algorithms[0].progress_number()
+
+
+class JointTransforms(nn.Module):
+    """The transforms of all policies, as submodules by the policies' names."""
+
+    encoders: Collection[Any] = ()
+    raw_reward_spec = specs.reward_spec()
+
+    def __init__(self, members: Sequence[Member]):
+        super().__init__()
+        self._members = members
+        for member in members:
+            self.add_module(member.name, member.transforms)
+
+    def __len__(self) -> int:
+        return sum(len(member.transforms) for member in self._members)
+
+    @property
+    def keep_statistics(self) -> bool:
+        return any(member.transforms.keep_statistics for member in self._members)
+
+    def sources(self) -> dict[str, str]:
+        return {
+            f"{member.name}.{place}": source
+            for member in self._members
+            for place, source in member.transforms.sources().items()
+        }
+
+
+class JointBatches:
+    """The batches of all policies. Each source counts the environment steps of its own policy."""
+
+    acts = True
+    few_rows = ""
+
+    def __init__(self, members: Sequence[Member]):
+        self._members = members
+
+    @property
+    def outlasts_acting(self) -> bool:
+        return all(one.batches.outlasts_acting for one in self._members if one.trains)
+
+    @property
+    def warmup_env_steps(self) -> int:
+        return max(one.batches.warmup_env_steps for one in self._members)
+
+    def start(self, environment: GamesByPolicy) -> None:
+        """Lets the sources of policies that train read what they need."""
+        for member in self._trained():
+            member.batches.start(member.seat.environment)
+
+    def rest(self) -> int:
+        return 0
+
+    def updates_until(self, steps: int) -> float:
+        total = sum(one.steps_per_step for one in self._trained())
+        return sum(one.batches.updates_until(int(steps * one.steps_per_step / total)) for one in self._trained())
+
+    def acts_at_random(self, env_steps: int) -> list[str]:
+        """Returns the names of the policies that act at random in the next unroll."""
+        return [one.name for one in self._trained() if one.batches.acts_at_random(one.num_steps)]
+
+    def add(self, experience: Mapping[str, Experience]) -> None:
+        for member in self._trained():
+            with member.stream:
+                member.batches.add(experience[member.name])
+
+    def chunks(self, steps: int, for_graph: bool = False) -> Iterator[tuple[Member, Iterator[Any]]]:
+        """Yields each policy that trains, with the chunks of its minibatches."""
+        for member in self._trained():
+            yield member, member.batches.chunks(member.num_steps, not member.learner.is_plain)
+
+    def holdout(self) -> None:
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {member.name: member.batches.state_dict() for member in self._members}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for member in self._members:
+            member.batches.load_state_dict(state[member.name])
+
+    def stored(self) -> dict[str, Any] | None:
+        rows = {member.name: member.batches.stored() for member in self._trained()}
+        return {name: own for name, own in rows.items() if own is not None} or None
+
+    def load_stored(self, stored: dict[str, Any]) -> None:
+        for member in self._members:
+            if member.name in stored:
+                member.batches.load_stored(stored[member.name])
+
+    def close(self) -> None:
+        for member in self._members:
+            member.batches.close()
+
+    def _trained(self) -> list[Member]:
+        return [member for member in self._members if member.trains]
+
+
+class JointLearner:
+    """The learners of all policies, which train one after another."""
+
+    is_plain, is_small = True, False
+
+    def __init__(self, members: Sequence[Member]):
+        self._members = members
+        self.frozen = _Frozen([module for member in members for module in member.learner.frozen.modules])
+        self._log: Callable[[str], Any] | None = None
+
+    @property
+    def log(self) -> Callable[[str], Any] | None:
+        return self._log
+
+    @log.setter
+    def log(self, log: Callable[[str], Any]) -> None:
+        self._log = log
+        for member in self._members:
+            member.learner.log = lambda line, name=member.name: log(f"{name}: {line}")  # type: ignore[misc]
+
+    @property
+    def updates(self) -> int:
+        """Number of updates of all policies."""
+        return sum(member.learner.updates for member in self._members)
+
+    @property
+    def is_switching(self) -> bool:
+        return any(member.learner.is_switching for member in self._members)
+
+    def switch(self, waiting: Any = None) -> None:
+        for member in self._members:
+            if member.learner.is_switching:
+                with member.stream:
+                    member.learner.switch(waiting)
+
+    def train(self, chunks: Any, summarize: bool = True) -> dict[str, float]:
+        """Makes the updates of each policy; returns their scalars as `NAME/loss` and so on."""
+        scalars: dict[str, float] = {}
+        for member, own in chunks:
+            with member.stream:
+                learned = member.learner.train(own, summarize)
+            scalars |= _named(member, learned)
+        return scalars
+
+    def unreported(self) -> dict[str, float]:
+        scalars: dict[str, float] = {}
+        for member in self._members:
+            scalars |= _named(member, member.learner.unreported())
+        return scalars
+
+    def close(self) -> None:
+        for member in self._members:
+            member.learner.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {member.name: member.learner.state_dict() for member in self._members if member.trains}
+        return {"updates": self.updates, "policies": own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for member in self._members:
+            if member.name in state["policies"]:
+                member.learner.load_state_dict(state["policies"][member.name])
+
+
+class _Frozen:
+    def __init__(self, modules: list[nn.Module]):
+        self.modules, self.names = modules, ()
+
+
+class JointMetrics:
+    """The metrics of all policies; results are called `NAME/average_return` and so on."""
+
+    reads: tuple[str, ...] = ()
+
+    def __init__(self, members: Sequence[Member]):
+        self._members = members
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._members[0].metrics.names
+
+    def update(self, *records: StepRecords) -> None:
+        """Adds the records of an unroll, one for each policy."""
+        for member, own in zip(self._members, records, strict=True):
+            member.metrics.update(*own)
+
+    def results(self) -> dict[str, float]:
+        scalars: dict[str, float] = {}
+        for member in self._members:
+            scalars |= _named(member, member.metrics.results())
+        return scalars
+
+    def state_dict(self) -> dict[str, Any]:
+        return {member.name: member.metrics.state_dict() for member in self._members}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for member in self._members:
+            member.metrics.load_state_dict(state[member.name])
+
+
+def _named(member: Member, scalars: Mapping[str, float]) -> dict[str, float]:
+    return {f"{member.name}/{name}": value for name, value in scalars.items()}

@@ -1,0 +1,210 @@
+"""Which policy plays which agent: fixed, or drawn for each game."""
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import gin
+import numpy as np
+
+from alfish.environments.games import Games
+from alfish.errors import UsageError
+from alfish.parameters import NonNegativeFloat, checked
+
+# What `Trainer.policies` may be: see `patterns_of`.
+PolicyPatterns = Mapping[str, Any] | Literal["each"]
+_PURPOSE = 7  # entry of the seeds of draws, so that they differ from other seeds of the run
+
+
+@gin.configurable(module="alfish.policies")
+@checked
+class Lineup:
+    """Determines the policy of each agent in each game.
+
+    An agent that one policy may play is always played by it. Of several policies that may play an agent, one is drawn
+    whenever a game begins. A draw depends only on the seed, the game's number and the number of its resets, so nothing
+    of it is saved, and it is the same in every process.
+
+    Args:
+      patterns: patterns of the names of agents that each policy may play, by the policy's name; see `patterns_of`.
+      games: games to play.
+      seed: seed of the draws.
+      weights: relative frequency of each policy among those that may play an agent, by name; 1 for others.
+      mixed: whether the agents of a game are drawn independently; if not, all agents of a group that the same policies
+        may play have the same policy in a game.
+
+    Attributes:
+      names: names of the policies.
+      group: name of the group whose agents a policy plays, by the policy's name.
+      columns: columns of the group that a policy may play, indices in ascending order, by the policy's name.
+      is_fixed: whether every agent has one policy.
+      playing: number of the policy that plays each column now, `[columns]` int, by the group's name.
+
+    Raises:
+      UsageError: a pattern fits no agent, or agents with different spaces; or an agent has no policy.
+    """
+
+    def __init__(
+        self,
+        patterns: Mapping[str, Sequence[str]],
+        games: Games,
+        seed: int,
+        weights: Mapping[str, NonNegativeFloat] | None = None,
+        mixed: bool = True,
+    ):
+        self.names, self._games, self._seed, self._mixed = tuple(patterns), games, seed, mixed
+        self.group: dict[str, str] = {}
+        self.columns: dict[str, np.ndarray] = {}
+        # By group: the numbers of the policies that may play each agent.
+        self._able: dict[str, list[list[int]]] = {key: [[] for _ in one.agents] for key, one in games.groups.items()}
+        for number, name in enumerate(self.names):
+            self._add(number, name, patterns[name])
+        for key, group in games.groups.items():
+            for agent, able in zip(group.agents, self._able[key]):
+                if not able:
+                    raise UsageError(
+                        f"Trainer.policies has no policy that plays {agent}; add it to one of {', '.join(self.names)}"
+                    )
+        self._weights = self._read_weights(weights or {})
+        self.is_fixed = all(len(able) == 1 for each in self._able.values() for able in each)
+        self.playing = {
+            key: np.tile([able[0] for able in self._able[key]], group.num_games) for key, group in games.groups.items()
+        }
+
+    def draw(self) -> None:
+        """Draws the policies of the games that have just begun."""
+        if self.is_fixed:
+            return
+        for game in np.flatnonzero(self._games.starts).tolist():
+            drawn = self.of_game(self._seed, game, self._games.num_resets[game])
+            for key, numbers in drawn.items():
+                self.playing[key][game * len(numbers) : (game + 1) * len(numbers)] = numbers
+
+    def of_game(self, *seed: int) -> dict[str, list[int]]:
+        """Returns the number of the policy that plays each agent of a game, by group.
+
+        Args:
+          seed: numbers of at least 0 that determine the draw.
+        """
+        generator = np.random.default_rng([*seed, _PURPOSE])
+        return {key: self._drawn(able, generator) for key, able in self._able.items()}
+
+    def agents_of(self, name: str) -> list[str]:
+        """Returns the agents that a policy may play."""
+        number, key = self.names.index(name), self.group[name]
+        agents = self._games.groups[key].agents
+        return [agent for agent, able in zip(agents, self._able[key]) if number in able]
+
+    def share(self, name: str) -> float:
+        """Returns the expected number of columns that a policy plays at a time."""
+        number, key = self.names.index(name), self.group[name]
+        shares = [self._probabilities(able)[able.index(number)] for able in self._able[key] if number in able]
+        return float(sum(shares)) * self._games.groups[key].num_games
+
+    def _add(self, number: int, name: str, patterns: Sequence[str]) -> None:
+        """Adds a policy to those that may play the agents which its patterns fit."""
+        fitting = {
+            key: [i for i, agent in enumerate(group.agents) if any(fnmatchcase(agent, one) for one in patterns)]
+            for key, group in self._games.groups.items()
+        }
+        keys = [key for key, agents in fitting.items() if agents]
+        if len(keys) != 1:
+            raise UsageError(
+                f"Trainer.policies[{name!r}] is {list(patterns)}, which fits "
+                f"{'agents with different spaces' if keys else 'no agent'}; agents with equal spaces are "
+                f"{_in_words(self._games)}"
+            )
+        (key,) = keys
+        group = self._games.groups[key]
+        self.group[name] = key
+        is_own = np.zeros((group.num_games, len(group.agents)), bool)
+        is_own[:, fitting[key]] = True
+        self.columns[name] = np.flatnonzero(is_own)
+        for agent in fitting[key]:
+            self._able[key][agent].append(number)
+
+    def _read_weights(self, weights: Mapping[str, float]) -> np.ndarray:
+        if unknown := sorted(weights.keys() - set(self.names)):
+            raise UsageError(f"Lineup.weights has {unknown[0]!r}; the policies are {', '.join(self.names)}")
+        found = np.array([float(weights.get(name, 1.0)) for name in self.names])
+        for each in self._able.values():
+            for able in each:
+                if not found[able].sum():
+                    raise UsageError(
+                        f"Lineup.weights is 0 for {', '.join(self.names[k] for k in able)}, and nobody else may play "
+                        "an agent; give one of them a weight above 0"
+                    )
+        return found
+
+    def _probabilities(self, able: Sequence[int]) -> np.ndarray:
+        weights = self._weights[list(able)]
+        return weights / weights.sum()
+
+    def _drawn(self, able: Sequence[Sequence[int]], generator: np.random.Generator) -> list[int]:
+        """Returns the policy of each agent of a game's group, drawn among those in `able`."""
+        drawn: dict[tuple[int, ...], int] = {}  # if not mixed
+        result = []
+        for candidates in map(tuple, able):
+            if self._mixed or candidates not in drawn:
+                drawn[candidates] = int(generator.choice(candidates, p=self._probabilities(candidates)))
+            result.append(drawn[candidates])
+        return result
+
+
+def patterns_of(policies: PolicyPatterns | None, games: Games) -> dict[str, tuple[str, ...]]:
+    """Returns the patterns of each policy's agents.
+
+    Args:
+      policies: agents by policy: a pattern ('agent_*'), several patterns, or a pattern with a number of policies that
+        may all play them, such as `{'p': ('*', 4)}` for policies p0 to p3. 'each' means one policy for each agent,
+        called like it. None means one policy for all agents, called 'shared'.
+      games: games whose agents are played.
+
+    Raises:
+      UsageError: an entry has another form, or the agents have different spaces and None is given.
+    """
+    agents = [agent for group in games.groups.values() for agent in group.agents]
+    if policies is None:
+        if len(games.groups) > 1:
+            example = {f"p{k}": list(group.agents) for k, group in enumerate(games.groups.values())}
+            raise UsageError(
+                f"the agents of {games.name} have different spaces, so one policy cannot play all of them; bind for "
+                f"example Trainer.policies = {example}"
+            )
+        return {"shared": ("*",)}
+    if policies == "each":
+        return {agent: (agent,) for agent in agents}
+    if not isinstance(policies, Mapping) or not policies:
+        raise UsageError(f"Trainer.policies is {policies!r}; it must be 'each', or a dict from names to agents")
+    found: dict[str, tuple[str, ...]] = {}
+    for name, given in policies.items():
+        entries = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, (tuple, list)) else ()
+        if len(entries) == 2 and isinstance(entries[0], str) and type(entries[1]) is int and entries[1] > 0:
+            found |= {f"{name}{k}": (entries[0],) for k in range(entries[1])}
+        elif entries and all(isinstance(entry, str) for entry in entries):
+            found[name] = entries
+        else:
+            raise UsageError(
+                f"Trainer.policies[{name!r}] is {given!r}; it must be a pattern of agents such as 'agent_*', a list of "
+                "patterns, or a pattern with a number of policies, ('agent_*', 4)"
+            )
+    for name in found:
+        _check_name(name)
+    return found
+
+
+def _check_name(name: str) -> None:
+    """Raises UsageError if a policy cannot have this name."""
+    if not name.isidentifier() or name in _RESERVED or len(name) > 64:
+        raise UsageError(
+            f"Trainer.policies has a policy called {name!r}; a name is made of letters, digits and '_', begins with "
+            f"no digit, has at most 64 characters, and is none of {', '.join(sorted(_RESERVED))}"
+        )
+
+
+# Names that have another meaning where policies are named: scopes of networks, attributes of modules, and opponents.
+_RESERVED = {"actor", "critic", "progress", "random", "training"}
+
+
+def _in_words(games: Games) -> str:
+    return "; ".join(", ".join(group.agents) for group in games.groups.values())

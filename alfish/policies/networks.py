@@ -1,0 +1,142 @@
+"""The networks of a policy, an algorithm and the transforms before it: built, loaded, and shown the rows of unrolls."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from gymnasium import spaces
+
+from alfish import nest, specs
+from alfish.algorithms.acting import without_states
+from alfish.algorithms.contract import check_initial_state, check_registered
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.data import Experience, in_line
+from alfish.errors import UsageError
+from alfish.errors.user_code import check_methods
+from alfish.nest import Nest
+from alfish.parameters.parts import build
+from alfish.runs.loading import load_model
+from alfish.transforms import Transforms
+
+
+def make_networks(
+    algorithm: Callable[..., RLAlgorithm],
+    transforms: Sequence[Callable[..., Any]],
+    observation_spec: Nest,
+    action_spec: Nest,
+    reward_spec: spaces.Box,
+    device: torch.device | str,
+) -> tuple[RLAlgorithm, Transforms]:
+    """Builds an algorithm and the transforms before it, with initial parameters.
+
+    Args:
+      algorithm: class or factory, which takes (observation_spec, action_spec, reward_spec).
+      transforms: transform classes, the first one applied first.
+      observation_spec, action_spec, reward_spec: specs of the environment.
+      device: device of algorithm and transforms.
+
+    Raises:
+      UsageError: a factory makes an object of another class, or one that breaks its contract.
+    """
+    chain = Transforms(transforms, observation_spec, reward_spec, action_spec).to(device)
+    specs = chain.observation_spec, action_spec, chain.reward_spec
+    made = build(algorithm, RLAlgorithm, "Trainer.algorithm", *specs).to(device)
+    check_registered(made)
+    check_methods(made, RLAlgorithm)
+    check_initial_state(made)
+    return made, chain
+
+
+def load_networks(
+    algorithm: RLAlgorithm, transforms: Transforms, state: Mapping[str, Any], root_dir: str | Path
+) -> None:
+    """Loads the weights and statistics of a checkpoint.
+
+    Args:
+      algorithm, transforms: modules, whose weights and statistics are overwritten.
+      state: state in the checkpoint, see `Trainer.state_dict`.
+      root_dir: directory of the run, for the message.
+
+    Raises:
+      UsageError: the state does not fit the modules.
+    """
+    name = type(algorithm).__name__
+    trained, here = (
+        (state.get("spaces") or {}).get("reward_names", []),
+        list(specs.reward_names(transforms.raw_reward_spec)),
+    )
+    if trained != here and sorted(trained) == sorted(here):
+        raise UsageError(
+            f"{root_dir} was trained with the rewards {', '.join(trained)}, and here they are {', '.join(here)}; name "
+            "them in that order in make_environment.rewards"
+        )
+    load_model(algorithm, state["algorithm"], f"the {name} configured for {root_dir}")
+    load_model(transforms, state["transforms"], f"the transforms configured for {root_dir}")
+
+
+def chosen_policy(names: Sequence[str], name: str | None, root_dir: str | Path) -> str:
+    """Returns the name of the policy that a caller means, among the policies of a run.
+
+    Args:
+      names: names of the policies; only '' in a run of one policy.
+      name: name that the caller gave; None means the only policy.
+      root_dir: directory of the run, for messages.
+
+    Raises:
+      UsageError: there is no such policy, or there are several and no name.
+    """
+    if name is None and len(names) == 1:
+        return names[0]
+    if name is not None and name in names:
+        return name
+    if list(names) == [""]:
+        raise UsageError(f"{root_dir} has one policy, which has no name; leave out policy={name!r}")
+    said = "name one" if name is None else f"{name!r} is none of them"
+    raise UsageError(f"{root_dir} has the policies {', '.join(names)}; {said}, for example policy={names[0]!r}")
+
+
+def state_of_policy(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Returns the part of a checkpoint's state that `load_networks` loads into a policy; '' names the only policy."""
+    if not name:
+        return state
+    prefix = f"{name}."
+
+    def own(tensors: Mapping[str, Any]) -> dict[str, Any]:
+        return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+    parts = {key: own(state[key]) for key in ("algorithm", "transforms")}
+    return {**parts, "spaces": state["spaces"]["policies"][name]}
+
+
+def observe(algorithm: RLAlgorithm, transforms: Transforms, experience: Experience) -> None:
+    """Lets transforms observe the rows of an unroll."""
+    _observe(algorithm, transforms, _in_line(experience))
+
+
+def after_iteration(algorithm: RLAlgorithm, transforms: Transforms, experience: Experience, observes: bool) -> None:
+    """Shows the rows of an unroll to an algorithm, and to its transforms if these observe all unrolls.
+
+    Args:
+      algorithm, transforms: networks that trained on the rows.
+      experience: rows as the unroller returned them.
+      observes: whether the transforms observe the rows.
+    """
+    experience = _in_line(experience)
+    if algorithm.overrides("after_iteration"):
+        experience = nest.to(experience, algorithm.progress.device)
+        with torch.no_grad():
+            seen = transforms.transform(experience.time_step, experience.transform_state)
+            algorithm.after_iteration(experience._replace(time_step=seen))
+    if observes:
+        _observe(algorithm, transforms, experience)
+
+
+def _in_line(experience: Experience) -> Experience:
+    return without_states(in_line(nest.tensors(experience)).experience)
+
+
+def _observe(algorithm: RLAlgorithm, transforms: Transforms, experience: Experience) -> None:
+    # On-policy, row 0 was the extra row of the previous unroll; statistics count each row once.
+    num_seen = 1 if algorithm.on_policy else 0
+    transforms.observe(experience.time_step, experience.transform_state, num_seen)

@@ -1,0 +1,309 @@
+"""Evaluation of several policies in whole, seeded games."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import torch
+
+from alfish import nest, specs
+from alfish.algorithms.acting import in_eval_mode
+from alfish.data import StepType, TimeStep
+from alfish.environments.games import Games, Group, SideBySide
+from alfish.errors import RunError, UsageError
+from alfish.errors.user_code import calling
+from alfish.nest import Nest
+from alfish.offline import Episode
+from alfish.parameters import NonNegativeInt, checked
+from alfish.policies.lineup import Lineup
+from alfish.policies.member import Member
+from alfish.runs import random_state
+from alfish.training.evaluations.evaluation import Evaluation
+from alfish.training.evaluator import episode_of, print_to_stderr
+from alfish.training.films import FilmRow
+from alfish.training.padded_policy import PaddedPolicy
+from alfish.unrollers.episode_runner import EpisodeAccumulator
+
+RANDOM = "random"  # name of an opponent that acts uniformly at random
+
+
+class GameEvaluator:
+    """Plays whole games; policies act by `predict_step`, with frozen transforms. Random states outside do not change.
+
+    Game k is reset with `seed + k`. Its result does not depend on the number of games at a time.
+
+    Args:
+      games: games built for evaluation.
+      members: policies.
+      lineup: lineup of the run.
+      opponents: policy of each agent, by patterns of the agents' names: the name of a policy, or 'random'. Other agents
+        are played by the policies of `lineup`.
+      max_length: number of steps after which a game is cut.
+
+    Attributes:
+      environment: the games.
+      log: function that receives a line about games that were cut.
+      num_cut: number of games of the last evaluation that were cut.
+
+    Raises:
+      UsageError: a pattern fits no agent, or there is no such policy for its agents.
+    """
+
+    def __init__(
+        self,
+        games: Games,
+        members: Sequence[Member],
+        lineup: Lineup,
+        opponents: Mapping[str, str] | None = None,
+        max_length: int = 100_000,
+    ):
+        if isinstance(games, SideBySide):
+            raise UsageError(
+                "SideBySide has no common end of its environments, so it is not evaluated; bind Trainer.listeners "
+                "without @Evaluate(), and evaluate each policy in its own environment"
+            )
+        self.environment, self._members, self._lineup = games, list(members), lineup
+        self._max_length, self.num_cut = max_length, 0
+        self.log: Callable[[str], Any] = print_to_stderr
+        self._numbers = {member.name: number for number, member in enumerate(members)}
+        self._fixed = self._fixed_numbers(opponents or {})
+
+    @checked
+    def evaluate(
+        self,
+        num_episodes: int,
+        seed: NonNegativeInt = 0,
+        sample: bool = False,
+        env_steps: int = 0,
+        on_row: Callable[[Any], Any] | None = None,
+        values: bool = False,
+    ) -> Evaluation:
+        """Evaluates the policies.
+
+        Args:
+          num_episodes: number of games.
+          seed: seed of game 0.
+          sample: whether to act by `rollout_step`.
+          env_steps: number of environment steps of training, copied into the result.
+          on_row: function that is called after every reset and step (for films), with a row for each game.
+          values: not supported; rows of games have no values.
+
+        Returns:
+          Evaluation whose `by_objective` are the mean returns of each policy's agents in each game, and whose `returns`
+          are the means over the policies of a game.
+
+        Raises:
+          UsageError: `num_episodes` is below 1.
+          RunError: a return is not finite.
+        """
+        if num_episodes < 1:
+            raise UsageError(f"the evaluator was asked for {num_episodes} games; it takes at least 1")
+        self.num_cut = 0
+        names = [*self._numbers, RANDOM]
+        returns, lengths = np.full((num_episodes, len(names)), np.nan), np.zeros(num_episodes, np.int64)
+        with self._acting(sample):
+            for first in range(0, num_episodes, self.environment.num_games):
+                count = min(self.environment.num_games, num_episodes - first)
+                found, length = self._play(first, seed + first, count, sample, on_row)
+                returns[first : first + count], lengths[first : first + count] = found[:count], length[:count]
+        if np.isinf(returns).any() or np.isnan(returns).all(1).any():
+            raise RunError("the return of a game of the evaluation is not finite; look at the rewards of the game")
+        if self.num_cut:
+            self.log(f"{self.num_cut} games were cut at {self._max_length:,} steps (Trainer.max_evaluation_length)")
+        of_policies = returns[:, :-1]
+        objectives = {name: tuple(own.tolist()) for name, own in zip(self._numbers, of_policies.T)}
+        whole = np.nanmean(of_policies if np.isfinite(of_policies).any(1).all() else returns, axis=1)
+        return Evaluation(env_steps, seed, tuple(whole.tolist()), tuple(lengths.tolist()), self.num_cut, objectives)
+
+    def test_episodes(self, num_games: int, seed: int = 0, policy: str = "") -> Iterator[Episode]:
+        """Yields the episodes of a policy's agents, in the order of their ends, as `Evaluator.test_episodes` does.
+
+        Args:
+          num_games: number of games.
+          seed: seed of game 0.
+          policy: name of the policy.
+        """
+        key = self._lineup.group[policy]
+        group, number = self.environment.groups[key], self._numbers[policy]
+        for first in range(0, num_games, self.environment.num_games):
+            found: list[Episode] = []
+            kept = EpisodeAccumulator(group.num_envs)
+            is_own = self._playing(key, seed + first) == number
+
+            def keep(rows: Mapping[str, TimeStep], counts: np.ndarray, kept=kept, is_own=is_own, found=found) -> None:
+                own = rows[key]
+                present = is_own & np.repeat(counts, len(group.agents)) & (own.step_type != StepType.PAD)
+                kept.add(own, np.flatnonzero(present).tolist())
+                for column in np.flatnonzero(present & (own.step_type == StepType.LAST)).tolist():
+                    found.append(episode_of(len(found), kept.take(column), group.observation_space, group.action_space))
+
+            with self._acting(False):
+                self._play(first, seed + first, self.environment.num_games, False, None, keep)
+            yield from found
+
+    def close(self) -> None:
+        self.environment.close()
+
+    @contextlib.contextmanager
+    def _acting(self, sample: bool) -> Iterator[None]:
+        """Acts without gradient, in eval mode, and restores generators and modes."""
+        with torch.no_grad(), contextlib.ExitStack() as stack, random_state.preserved():
+            for member in self._members:
+                stack.enter_context(in_eval_mode(member.algorithm, sample))
+            yield
+
+    def _play(
+        self,
+        first: int,
+        seed: int,
+        count: int,
+        sample: bool,
+        on_row: Callable[[FilmRow], Any] | None,
+        keep: Callable[[Mapping[str, TimeStep], np.ndarray], None] | None = None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Plays a round of games.
+
+        Args:
+          first: number of the round's first game.
+          seed: seed of this game; each further game has the next one.
+          count: number of games that count; the others of the round are not filmed.
+          sample, on_row: arguments of `evaluate`.
+          keep: function that receives the rows of each group after the reset and each step, and the games that count
+            them, `[G]` bool; None keeps no rows.
+
+        Returns:
+          The mean return of each policy's agents in each game, and at last of agents that act at random, `[G, P+1]`,
+          nan where there are none; and the lengths of the games, `[G]`.
+        """
+        games = self.environment
+        num_games = games.num_games
+        random_state.seed_all(seed)
+        with calling(f"{games.name}.reset"):
+            rows = games.reset([seed + k for k in range(num_games)])
+        seats = {key: _Seats(group, self._playing(key, seed), self._members, sample, seed) for key, group in
+                 games.groups.items()}  # fmt: skip
+        is_over, length = np.zeros(num_games, bool), np.zeros(num_games, np.int64)
+        numbers = np.where(np.arange(num_games) < count, first + np.arange(num_games), -1)
+
+        def show(ends: np.ndarray) -> None:
+            if on_row is not None:
+                found = self._means(seats.values())
+                returns = np.nansum(found, axis=1) / np.maximum(np.isfinite(found).sum(1), 1)
+                reward = returns - shown
+                shown[:] = returns
+                on_row(FilmRow(np.where(is_over & ~ends, -1, numbers), reward, None, None, ends))
+
+        shown = np.zeros(num_games)  # returns in the rows that were shown
+        show(is_over)
+        if keep is not None:
+            keep(rows, ~is_over)
+        while not is_over.all():
+            actions = {key: own.act(rows[key]) for key, own in seats.items()}
+            with calling(f"{games.name}.step"):
+                rows = games.step(actions)
+            length += ~is_over
+            if keep is not None:
+                keep(rows, ~is_over)
+            for key, own in seats.items():
+                own.count(rows[key], is_over)
+            is_cut = ~is_over & ~games.is_over & (length >= self._max_length)
+            self.num_cut += int(is_cut[:count].sum())
+            ends = ~is_over & (games.is_over | is_cut)
+            is_over = is_over | ends
+            show(ends)
+        return self._means(seats.values()), length
+
+    def _means(self, seats: Iterable["_Seats"]) -> np.ndarray:
+        """Returns the mean return so far of each policy's agents, and of agents that act at random, `[G, P+1]`."""
+        found = np.full((self.environment.num_games, len(self._members) + 1), np.nan)
+        for own in seats:
+            own.add_means(found)
+        return found
+
+    def _playing(self, key: str, seed: int) -> np.ndarray:
+        """Returns the number of the policy of each column of a group, -1 for random actions, `[columns]`."""
+        rows = []
+        for game in range(self.environment.num_games):
+            drawn = self._lineup.of_game(seed + game)[key]
+            rows.append([own if fixed is None else fixed for own, fixed in zip(drawn, self._fixed[key])])
+        return np.array(rows).reshape(-1)
+
+    def _fixed_numbers(self, opponents: Mapping[str, str]) -> dict[str, list[int | None]]:
+        """Returns the number of the policy of each agent that `opponents` name, by group; None for other agents."""
+        fixed: dict[str, list[int | None]] = {
+            key: [None] * len(group.agents) for key, group in self.environment.groups.items()
+        }
+        for pattern, name in opponents.items():
+            fits = False
+            for key, group in self.environment.groups.items():
+                for i, agent in enumerate(group.agents):
+                    if not fnmatchcase(agent, pattern):
+                        continue
+                    fits = True
+                    if name != RANDOM and self._lineup.group.get(name) != key:
+                        raise UsageError(
+                            f"the lineup has the policy {name!r} for {agent}; the policies for its spaces are "
+                            f"{', '.join(one for one in self._numbers if self._lineup.group[one] == key)} and {RANDOM}"
+                        )
+                    fixed[key][i] = -1 if name == RANDOM else self._numbers[name]
+            if not fits:
+                agents = [agent for group in self.environment.groups.values() for agent in group.agents]
+                raise UsageError(f"the lineup has {pattern!r}, which fits no agent; the agents are {', '.join(agents)}")
+        return fixed
+
+
+class _Seats:
+    """The policies of a group's columns in a round of games, and the returns of its agents.
+
+    Args:
+      group: group of agents.
+      playing: number of the policy of each column, -1 for random actions, `[columns]`.
+      members: policies.
+      sample: whether policies act by `rollout_step`.
+      seed: seed of the round.
+    """
+
+    def __init__(self, group: Group, playing: np.ndarray, members: Sequence[Member], sample: bool, seed: int):
+        self._group, self._playing, num_games = group, playing, len(playing) // len(group.agents)
+        self._masks = specs.mask_reader(group.observation_spec, group.action_spec)
+        self._game = np.repeat(np.arange(num_games), len(group.agents))
+        self._returns = np.zeros(len(playing))
+        self._has_played = np.zeros(len(playing), bool)
+        self._policies = {}
+        for number in sorted(set(playing.tolist()) - {-1}):
+            member = members[number]
+            policy = PaddedPolicy(member.algorithm, member.transforms, len(playing), sample, has_gaps=True)
+            for column in range(len(playing)):
+                # The noise of an agent depends on its game and its place only.
+                game, agent = divmod(column, len(group.agents))
+                policy.begin(column, int(np.random.SeedSequence([seed + game, agent]).generate_state(1)[0]))
+            self._policies[number] = policy
+
+    def act(self, rows: TimeStep) -> Nest:
+        """Returns the actions of all columns, arrays `[columns, ...]`."""
+        time_step, columns = nest.tensors(rows), np.arange(len(self._playing))
+        actions: Nest = None
+        if (self._playing == -1).any():
+            mask = None if self._masks is None else self._masks(time_step.observation)
+            actions = nest.arrays(specs.sample(self._group.action_spec, len(columns), mask))
+        for number, policy in self._policies.items():
+            found = nest.arrays(policy.act(time_step, columns))
+            actions = found if actions is None else nest.where(self._playing == number, found, actions)
+        return actions
+
+    def count(self, rows: TimeStep, is_over: np.ndarray) -> None:
+        """Adds the rewards of games that are not over."""
+        counts = ~is_over[self._game] & (rows.step_type != StepType.PAD)
+        reward = rows.reward.reshape(len(counts), -1).sum(1).astype(np.float64)
+        self._returns += np.where(counts & (rows.step_type != StepType.FIRST), reward, 0.0)
+        self._has_played |= counts
+
+    def add_means(self, found: np.ndarray) -> None:
+        """Writes the mean return of each policy's agents in each game into `found`, `[G, P+1]`."""
+        for number in set(self._playing.tolist()):
+            for game in range(len(found)):
+                own = (self._game == game) & (self._playing == number) & self._has_played
+                if own.any():
+                    found[game, number] = self._returns[own].mean()

@@ -1,0 +1,231 @@
+"""Several policies in one run: with games in which no agent affects another, each is bit-equal to a run of its own."""
+
+import functools
+
+import gin
+import pytest
+import torch
+from gymnasium import spaces
+from toy_games import Kept, Meeting
+
+from alfish.algorithms.dqn import DQN
+from alfish.algorithms.ppo import PPO
+from alfish.algorithms.sac import SAC
+from alfish.environments import make_environment
+from alfish.environments.games import ParallelGames, SideBySide, make_games
+from alfish.errors import UsageError
+from alfish.learner.batches import EpochBatches, ReplayBatches
+from alfish.learner.learner import Learner
+from alfish.training.listeners import CheckpointSaver
+from alfish.training.trainer import Trainer
+from alfish.transforms import ObservationNormalizer
+
+EPOCHS = functools.partial(EpochBatches, num_epochs=2, minibatch_size=16)
+REPLAY = functools.partial(ReplayBatches, batch_size=16, warmup_env_steps=60, capacity=1000)
+TASKS = {"cart": ("CartPole-v1", 4), "pole": ("Pendulum-v1", 2), "car": ("MountainCar-v0", 3)}
+CASES = {
+    "two of PPO": {"cart": (PPO, EPOCHS), "pole": (PPO, EPOCHS)},
+    "PPO and DQN": {"cart": (PPO, EPOCHS), "car": (DQN, REPLAY)},
+    "SAC, PPO and DQN": {"pole": (SAC, REPLAY), "cart": (PPO, EPOCHS), "car": (DQN, REPLAY)},
+}
+
+
+def environment(name, **_):
+    env_id, num_envs = TASKS[name]
+    return make_environment(env_id, num_envs=num_envs, seed=len(name))
+
+
+def games_of(names):
+    def make(seed=0, num_envs=None, evaluation=False, render_mode=None):
+        return SideBySide({name: environment(name) for name in names})
+
+    return make
+
+
+def settings(root_dir, **changed):
+    transforms = [ObservationNormalizer]
+    given = {"num_iterations": 12, "unroll_length": 16, "listeners": [], "transforms": transforms, "device": "cpu"}
+    given["summary_period"] = 10**9  # the losses since the last summary are in a learner's state
+    return {"root_dir": root_dir, "learner": functools.partial(Learner, learning_rate=1e-3), **given, **changed}
+
+
+def joint(root_dir, case, **changed):
+    """Returns a trainer of all policies of a case."""
+    for number, (name, (algorithm, batches)) in enumerate(case.items()):
+        gin.bind_parameter(f"{name}/PolicySettings.seed", number + 3)
+        gin.bind_parameter(f"{name}/PolicySettings.algorithm", algorithm)
+        gin.bind_parameter(f"{name}/PolicySettings.batches", batches)
+    first = next(iter(case.values()))[0]
+    return Trainer(environment=games_of(case), policies="each", algorithm=first, **settings(root_dir, **changed))
+
+
+def separate(root_dir, case, name, **changed):
+    """Returns a trainer of one policy of a case."""
+    algorithm, batches = case[name]
+    made = functools.partial(environment, name)
+    seed = list(case).index(name) + 3
+    given = settings(root_dir / name, **changed)
+    return Trainer(environment=made, algorithm=algorithm, batches=batches, seed=seed, **given)
+
+
+def run(trainer):
+    for report in trainer.iterate():
+        last = report
+    return last
+
+
+def check_equal(together, alone, name):
+    member = next(one for one in together.unroller.members if one.name == name)
+    for found, expected in ((member.algorithm, alone.algorithm), (member.transforms, alone.transforms)):
+        expected = {key: value for key, value in expected.state_dict().items() if key != "progress"}
+        found = {key: value for key, value in found.state_dict().items() if key != "progress"}
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    torch.testing.assert_close(member.learner.state_dict(), alone.learner.state_dict(), rtol=0, atol=0)
+    assert member.metrics.results() == alone.metrics.results()
+    assert (member.learner.updates, member.num_steps) == (alone.clock.updates, alone.clock.env_steps)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_policies_of_separate_environments_equal_runs_of_their_own(tmp_path, case):
+    case = CASES[case]
+    together = joint(tmp_path / "joint", case)
+    run(together)
+    assert together.clock.updates == sum(member.learner.updates for member in together.unroller.members)
+    gin.clear_config()
+    for name in case:
+        alone = separate(tmp_path, case, name)
+        run(alone)
+        check_equal(together, alone, name)
+        assert alone.clock.updates > 0
+
+
+def test_the_order_of_policies_changes_no_bit(tmp_path):
+    case = CASES["PPO and DQN"]
+    one = joint(tmp_path / "one", case)
+    run(one)
+    gin.clear_config()
+    reverse = dict(reversed(case.items()))
+    other = joint(tmp_path / "other", reverse)
+    for member in one.unroller.members:
+        gin.bind_parameter(f"{member.name}/PolicySettings.seed", list(case).index(member.name) + 3)
+    other = Trainer(environment=games_of(reverse), policies="each", algorithm=PPO, **settings(tmp_path / "third"))
+    run(other)
+    torch.testing.assert_close(one.algorithm.state_dict(), other.algorithm.state_dict(), rtol=0, atol=0)
+
+
+def games_trainer(root_dir, game=Kept, policies="each", algorithm=PPO, batches=EPOCHS, **changed):
+    given = {**settings(root_dir, **changed), "algorithm": algorithm, "batches": batches}
+    environment = functools.partial(make_games, game, num_games=2)
+    return Trainer(environment=environment, policies=policies, **given)
+
+
+def in_settings(**by_policy):
+    """Binds settings of policies: `in_settings(x={"algorithm": DQN})`."""
+    for name, values in by_policy.items():
+        for key, value in values.items():
+            gin.bind_parameter(f"{name}/PolicySettings.{key}", value)
+
+
+@pytest.mark.parametrize("lineup", [{"x": "a", "y": ["b", "c"]}, {"x": "*", "y": "*"}])
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, lineup):
+    in_settings(y={"algorithm": DQN, "batches": REPLAY})
+    saver = functools.partial(CheckpointSaver, period=10**9)
+    whole = games_trainer(tmp_path / "whole", policies=lineup, listeners=[saver()])
+    whole.train()
+    for stop_at in (100, 300, None):
+        parts = games_trainer(tmp_path / "parts", policies=lineup, listeners=[saver()], stop_at=stop_at)
+        parts.train()
+    assert parts.clock.iterations == whole.clock.iterations == 12
+    torch.testing.assert_close(parts.algorithm.state_dict(), whole.algorithm.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(parts.transforms.state_dict(), whole.transforms.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(parts.learner.state_dict(), whole.learner.state_dict(), rtol=0, atol=0)
+    assert parts.metrics.results() == whole.metrics.results()
+
+
+def test_games_without_a_state_begin_anew_after_a_resume(tmp_path):
+    for stop_at in (100, None):
+        trainer = games_trainer(tmp_path, Meeting, listeners=[CheckpointSaver()], stop_at=stop_at)
+        trainer.train()
+    assert trainer.clock.iterations == 12 and trainer.clock.updates > 0
+
+
+def test_a_policy_that_does_not_train_keeps_its_bits(tmp_path):
+    in_settings(b={"trains": False})
+    trainer = games_trainer(tmp_path)
+    before = {name: value.clone() for name, value in trainer.algorithm.state_dict().items()}
+    run(trainer)
+    after = trainer.algorithm.state_dict()
+    names = [name for name in after if not name.endswith("progress")]
+    assert {name.partition(".")[0] for name in names if not torch.equal(after[name], before[name])} == {"a", "c"}
+    assert trainer.learner.state_dict()["policies"].keys() == {"a", "c"}
+    members = {member.name: member for member in trainer.unroller.members}
+    assert trainer.clock.env_steps == members["a"].num_steps + members["c"].num_steps
+
+
+def test_all_policies_have_the_progress_of_the_run(tmp_path):
+    trainer = games_trainer(tmp_path)
+    report = run(trainer)
+    progress = {float(getattr(trainer.algorithm, name).progress) for name in "abc"}
+    assert progress == {float(trainer.algorithm.progress)} == {11 / 12} and report.progress == 1.0
+
+
+def test_settings_in_the_scope_of_a_policy_are_its_own(tmp_path):
+    gin.parse_config("Learner.learning_rate = 1e-3\nb/Learner.learning_rate = 5e-4\nc/MLP.layers = (8,)")
+    trainer = games_trainer(tmp_path, learner=Learner)
+    report = run(trainer)
+    rates = {name: report.scalars[f"train/{name}/learning_rate"] for name in "abc"}
+    assert rates == {"a": 1e-3, "b": 5e-4, "c": 1e-3}
+    sizes = {name: sum(p.numel() for p in getattr(trainer.algorithm, name).parameters()) for name in "abc"}
+    assert sizes["a"] == sizes["b"] > 4 * sizes["c"]
+
+
+def test_replay_of_policies_is_saved_by_policy(tmp_path):
+    in_settings(a={"algorithm": DQN, "batches": REPLAY})
+    trainer = games_trainer(tmp_path, listeners=[CheckpointSaver()])
+    trainer.train()
+    assert trainer.batches.stored().keys() == {"a"}
+
+
+@pytest.mark.parametrize(
+    "changed, sentence",
+    [
+        ({"unroll_length": 0.5}, "Trainer.unroll_length is 0.5; with several policies it is a whole number"),
+        ({"extra_metrics": [object()]}, "Trainer.metrics and extra_metrics are of one policy"),
+        ({"policies": {"x": "q"}}, "which fits no agent"),
+        ({"unroller": lambda *_: None}, "Trainer.unroller collects for one policy"),
+    ],
+)
+def test_settings_that_do_not_suit_several_policies_are_refused(tmp_path, changed, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        games_trainer(tmp_path, **changed)
+
+
+def test_policies_need_games_and_one_that_trains(tmp_path):
+    with pytest.raises(UsageError, match="Trainer.policies is set, and Trainer.environment makes CartPole"):
+        Trainer(tmp_path, algorithm=PPO, environment=functools.partial(environment, "cart"), policies="each",
+                num_iterations=1)  # fmt: skip
+    in_settings(a={"trains": False}, b={"trains": False}, c={"trains": False})
+    with pytest.raises(UsageError, match="no policy trains"):
+        games_trainer(tmp_path)
+    in_settings(a={"trains": True, "batches": REPLAY})
+    with pytest.raises(UsageError, match="PPO of the policy a is on-policy, and its batches are ReplayBatches"):
+        games_trainer(tmp_path)
+
+
+def test_agents_with_different_spaces_need_policies_of_their_own(tmp_path):
+    class Different(Meeting):
+        def action_space(self, agent):
+            return spaces.Discrete(3 if agent == "a" else 2)
+
+    with pytest.raises(
+        UsageError, match=r"different spaces, so one policy cannot play all.*{'p0': \['a'\], 'p1': \['b'"
+    ):
+        games_trainer(tmp_path, Different, policies=None)
+
+
+def test_the_only_policy_of_games_is_shared(tmp_path):
+    trainer = games_trainer(tmp_path, policies=None)
+    run(trainer)
+    assert [member.name for member in trainer.unroller.members] == ["shared"]
+    assert trainer.policy().act(torch.zeros(4).numpy()) in (0, 1, 2)
+    assert isinstance(trainer.environment.games, ParallelGames)

@@ -1,0 +1,110 @@
+"""Evaluation of several policies in games."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from toy_games import Counting, Meeting
+
+from alfish.algorithms.ppo import PPO
+from alfish.data import AlgStep
+from alfish.environments.games import ParallelGames, TurnGames, make_games
+from alfish.errors import UsageError
+from alfish.learner.batches import EpochBatches
+from alfish.training.game_evaluator import GameEvaluator
+from alfish.training.listeners import CheckpointSaver, Evaluate
+from alfish.training.trainer import Trainer
+
+SETTINGS = {"algorithm": PPO, "batches": functools.partial(EpochBatches, num_epochs=1, minibatch_size=8)}
+
+
+def trainer_of(tmp_path, game=Meeting, policies="each", listeners=(), **changed):
+    given = {"num_iterations": 2, "unroll_length": 8, **SETTINGS, **changed}
+    environment = functools.partial(make_games, game, num_games=2)
+    return Trainer(tmp_path / "run", environment=environment, policies=policies, listeners=list(listeners), **given)
+
+
+def test_returns_are_those_of_the_agents_of_each_policy(tmp_path):
+    trainer = trainer_of(tmp_path, policies={"x": "a", "y": ["b", "c"]})
+    evaluation = trainer.evaluator(3).evaluate(3, seed=5)
+    # In a Meeting, the reward of step t is t + 1, and of b the negative.
+    a, b, c = sum(range(1, 9)), -(3 + 4 + 7 + 8), sum(range(1, 8))
+    assert evaluation.by_objective == {"x": (a,) * 3, "y": ((b + c) / 2,) * 3}
+    assert evaluation.returns == ((a + (b + c) / 2) / 2,) * 3 and evaluation.lengths == (8,) * 3
+    assert "(x 36, y 3)" in evaluation.words()
+    assert evaluation.scalars("evaluation")["evaluation/mean_return/y"] == 3
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("kind, game", [(TurnGames, Counting), (ParallelGames, Meeting)])
+def test_a_game_does_not_depend_on_the_games_beside_it(tmp_path, sample, kind, game):
+    trainer = trainer_of(tmp_path, game, {"p": ("*", 3)})
+    found = [trainer.evaluator(5, num_envs).evaluate(5, 7, sample) for num_envs in (1, 3, 5)]
+    assert repr(found[0]) == repr(found[1]) == repr(found[2])
+    assert np.isnan(list(found[0].by_objective.values())).any()  # not each policy plays in each game
+
+
+def test_an_evaluation_changes_no_random_number(tmp_path):
+    trainer = trainer_of(tmp_path)
+    before = torch.get_rng_state()
+    trainer.evaluator(2).evaluate(2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_opponents_are_policies_or_act_at_random(tmp_path):
+    trainer = trainer_of(tmp_path, Counting, {"x": "*", "y": "*"})
+    evaluator = trainer.evaluator(4, lineup={"player_0": "y", "player_[12]": "random"})
+    evaluation = evaluator.evaluate(4)
+    assert evaluation.means().keys() == {"y"} and set(evaluation.returns) == set(evaluation.by_objective["y"])
+    for lineup, sentence in (({"player_0": "z"}, "the policy 'z' for player_0"), ({"q": "x"}, "'q', which fits no")):
+        with pytest.raises(UsageError, match=sentence):
+            trainer.evaluator(4, lineup=lineup)
+
+
+class Remembering(PPO):
+    """Acts by the number of its own rows in the episode, which is its memory."""
+
+    def initial_state(self, batch_size):
+        return torch.zeros(batch_size, dtype=torch.int64)
+
+    def predict_step(self, time_step, state):
+        return AlgStep((state % 3).clamp(max=2), state + 1)
+
+
+def test_the_memory_of_a_policy_stands_still_in_the_turns_of_others(tmp_path):
+    game = Counting(length=9)
+    trainer = trainer_of(tmp_path, lambda **_: game, "each", algorithm=Remembering)
+    trainer.evaluator(1).evaluate(1)
+    own = [action for player, action in game.moves if player == "player_0"]
+    assert own[:3] == [0, 1, 2]
+
+
+def test_a_game_without_an_end_is_cut(tmp_path):
+    trainer = trainer_of(tmp_path, max_evaluation_length=3)
+    evaluator = trainer.evaluator(2)
+    assert isinstance(evaluator, GameEvaluator)
+    evaluation = evaluator.evaluate(2)
+    assert evaluation.num_cut == 2 and evaluation.lengths == (3, 3) and evaluation.means()["a"] == 6
+
+
+def test_a_run_evaluates_its_policies_and_keeps_the_best_of_one(tmp_path):
+    evaluate, saver = Evaluate(period=16, num_episodes=2, lineup={"b": "random"}), CheckpointSaver(best_of="a")
+    trainer = trainer_of(tmp_path, listeners=[evaluate, saver])
+    trainer.train()
+    rows = (tmp_path / "run" / "eval").glob("*.csv")
+    assert all("return/a" in path.read_text() for path in rows)
+    assert trainer.directory.checkpoints.best() == trainer.clock.value
+    other = trainer_of(tmp_path / "other", listeners=[Evaluate(period=16, num_episodes=2), CheckpointSaver()])
+    other.train()
+    assert other.directory.checkpoints.best() is None
+    with pytest.raises(UsageError, match="best_of is 'z'; it must be one of a, b, c"):
+        trainer_of(tmp_path / "third", listeners=[CheckpointSaver(best_of="z")]).train()
+
+
+def test_a_policy_of_a_trainer_acts_as_in_its_evaluation(tmp_path):
+    trainer = trainer_of(tmp_path)
+    policy = trainer.policy("a")
+    assert policy.act(np.zeros(4, np.float32)) in policy.action_space
+    with pytest.raises(UsageError, match="has the policies a, b, c; name one, for example policy='a'"):
+        trainer.policy()
