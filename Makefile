@@ -64,9 +64,11 @@ clean:
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch .venv/installed $@
 
-# Without what it asks for: pygame, whose files are those of pygame-ce, which gymnasium's extras ask for.
+# Without what they ask for: pygame, whose files are those of pygame-ce, which gymnasium's extras ask for, and a
+# gymnasium below 1.4. gymnax needs seaborn, and otherwise what brax needs.
 .venv/installed-mo: .venv/installed-dev
-	.venv/bin/python -m pip install --quiet --constraint constraints.txt --no-deps mo-gymnasium
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[brax]' seaborn
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --no-deps gymnax mo-gymnasium
 	touch $@
 
 .venv/installed-docs: .venv/installed

@@ -75,6 +75,7 @@ def _bfloat16(conf: str, bar: float) -> Goal:
 GOALS = [
     Goal("ppo_cartpole", (0, 1, 2, 3, 4), 475, True),
     Goal("ppo_cartpole_tensor", (0, 1, 2, 3, 4), 475, True),
+    Goal("ppo_gymnax_cartpole", (0, 1, 2), 475, True),
     Goal("a2c_cartpole", (0, 1, 2), 475, True),
     Goal("appo_cartpole", (0, 1, 2, 3, 4), 475, True),
     Goal("ppo_acrobot", (0, 1, 2), -100, True),

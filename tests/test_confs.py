@@ -35,6 +35,7 @@ NEEDS = {
     r"(LunarLander|BipedalWalker|CarRacing)": "Box2D",
     r"ALE/": "ale_py",
     r"mo_gymnasium": "mo_gymnasium",
+    r"gymnax:": "gymnax",
     r"CartPole|Pendulum|Acrobot|MountainCar|Recall|BitFlip|MaskedIdentity|Catch": "gymnasium",
 }
 TINY = [

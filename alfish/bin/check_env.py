@@ -288,6 +288,9 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
     batched_space = batch_space(getattr(env, "single_observation_space", space), env.num_envs)
     random_state.seed_torch(0)  # seed of the actions
     observation = nest.arrays(observations[1])
+    if not hasattr(env, "single_observation_space"):  # a simulator, which may compile its first step for seconds
+        with random_state.apart(), calling(f"{environment.name}.step"):
+            observation = nest.map(_on_host, env.step(random_action(observation))[0])
     said_outside = False
     for number in range(MORE_STEPS * num_steps):
         if (observed.lengths or number >= num_steps) and observed.seconds > LONGEST_SECONDS:

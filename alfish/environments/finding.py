@@ -1,6 +1,7 @@
 """Finds environments by id: in gymnasium's registry, as vector classes, and in packages that an extra installs."""
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -26,6 +27,9 @@ EXTRA_OF_MODULE = {
     "Box2D": "box2d",
     "envpool": "envpool",
     "mo_gymnasium": "mo",
+    "gymnax": "gymnax",
+    "brax": "brax",
+    "mujoco_playground": "playground",
 }
 EXTRA_OF_PREFIX = {"ALE/": "atari"}
 ENVIRONMENTS = gymnasium.Env, VectorEnv, FuncEnv, Simulator  # base classes
@@ -90,7 +94,8 @@ def named_kwargs(env_id: str | Callable[..., Any] | FuncEnv, kwargs: Mapping[str
 
 def name_of(env_id: str | Callable[..., Any] | FuncEnv) -> str:
     """Returns the name of an environment: the id, or the name of the constructor."""
-    made = getattr(env_id, "func", env_id)  # `func` is the function inside a partial
+    is_partial = hasattr(env_id, "func") and not hasattr(env_id, "__name__")
+    made = env_id.func if is_partial else env_id  # type: ignore[union-attr]
     return made if isinstance(made, str) else getattr(made, "__name__", type(made).__name__)
 
 
@@ -113,6 +118,8 @@ def resolved(env_id: str, kwargs: Mapping[str, Any]) -> str | Callable[..., Any]
         if module in EXTRA_OF_MODULE and importlib.util.find_spec(module) is None:
             raise _missing_extra(env_id, ImportError(module))
         suites.check_installed(module, env_id)
+        if module in suites.ADAPTERS:
+            return _adapted(env_id, module, name)
         imported = imports.import_named(module, "make_environment.env_id")
     for prefix, extra in EXTRA_OF_PREFIX.items():
         if name.startswith(prefix):
@@ -139,6 +146,14 @@ def resolved(env_id: str, kwargs: Mapping[str, Any]) -> str | Callable[..., Any]
             f"{sentence} after the import of {module}, nor a class or function of that name in it"
             f"{suites.old_gym(name) or suites.close_ids(name, gymnasium.registry)}"
         ) from None
+
+
+def _adapted(env_id: str, module: str, task: str) -> Callable[..., Any]:
+    """Returns the constructor of a task of a package that has another interface than gymnasium's."""
+    of_alfish, _, kind = suites.ADAPTERS[module].partition(":")
+    made = functools.partial(getattr(imports.import_named(of_alfish, "make_environment.env_id"), kind), task)
+    made.__name__ = env_id  # type: ignore[attr-defined]
+    return made
 
 
 def _classes_of_module(name: str) -> list[str]:

@@ -75,7 +75,14 @@ SUITES = (
     Suite("gymnasium_2048/", "gymnasium_2048", "gymnasium-2048"),
     Suite("MemoryMaze-", "memory_maze", "memory-maze"),
     Suite("Crafter", "crafter", "crafter"),
+    Suite(r"\w+-(MinAtar|bsuite)$", "gymnax", "'alfish[gymnax]'"),
 )
+# Packages with other interfaces than gymnasium's, and the class whose first argument is the name of a task of theirs.
+ADAPTERS = {
+    "gymnax": "alfish.simulators.gymnax_environment:GymnaxEnvironment",
+    "brax": "alfish.simulators.brax_environment:BraxEnvironment",
+    "mujoco_playground": "alfish.simulators.brax_environment:PlaygroundEnvironment",
+}
 # Ids of games in old gym; gymnasium's ids keep only the name of the game.
 OLD_ATARI = re.compile(
     r"([A-Z]\w+?)(?:NoFrameskip-v[04]|Deterministic-v[04])|"
