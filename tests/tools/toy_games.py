@@ -86,6 +86,16 @@ class Leaving(Meeting):
         return tuple({agent: result[agent] for agent in acted} for result in super().step(actions))
 
 
+class Tag(Leaving):
+    """Agents with the names of the game of docs/several_policies.md, in an episode of five steps."""
+
+    metadata = {"name": "tag"}
+    timetable = {"adversary_0": [(0, 5)], "adversary_1": [(0, 3)], "agent_0": [(0, 5)]}
+
+    def __init__(self, render_mode=None, max_cycles=5):
+        super().__init__(render_mode)
+
+
 class Kept(Meeting):
     """A meeting with a state, from which a resumed run continues."""
 

@@ -1,0 +1,76 @@
+"""docs/several_policies.md: its configurations train on a toy, and its commands run."""
+
+import json
+import re
+import textwrap
+
+import numpy as np
+import pytest
+from test_examples import PROJECT
+
+import alfish
+from alfish.__main__ import main
+
+PAGE = (PROJECT / "docs" / "several_policies.md").read_text()
+BLOCKS = [textwrap.dedent(block) for block in re.findall(r"^(?:    .+\n|\n)+", PAGE, re.MULTILINE) if block.strip()]
+WHOLE = next(block for block in BLOCKS if "include" in block)
+ADDITIONS = {
+    name: next(block for block in BLOCKS if mark in block and "include" not in block)
+    for name, mark in {
+        "another algorithm": "PolicySettings.algorithm",
+        "an opponent": "against_random",
+        "critics": "actor/Encoder",
+        "teams": "team_spirit",
+    }.items()
+}
+FEW = (
+    *("make_games.game='toy_games:Tag'", "make_games.num_games=2", "Trainer.num_env_steps=None", "Trainer.seed=3"),
+    *(
+        "Trainer.num_iterations=3",
+        "Trainer.unroll_length=8",
+        "EpochBatches.minibatch_size=4",
+        "Evaluate.num_episodes=2",
+    ),
+    *("EpochBatches.num_epochs=1", "MLP.layers=(8,)", "Learner.compile=False", "Trainer.calibration=None"),
+)
+
+
+def train(tmp_path, text, *more):
+    conf = tmp_path / "tag.gin"
+    conf.write_text(text)
+    few = [f"--gin_param={setting}" for setting in (*FEW, *more)]
+    assert main(["train", f"--gin_file={conf}", f"--root_dir={tmp_path / 'tag'}", *few]) == 0
+    return tmp_path / "tag"
+
+
+@pytest.mark.parametrize("addition", ADDITIONS)
+def test_an_addition_of_the_page_trains(tmp_path, addition):
+    more = ["runner/ReplayBatches.warmup_env_steps=8", "ReplayBatches.batch_size=4"] if "algorithm" in addition else ()
+    text = WHOLE + ADDITIONS[addition].replace("'agent_0', 'agent_1'", "'agent_0'")
+    if "'each'" in text:  # whose policies have other names
+        text = re.sub("^(chaser|runner)/.*", "", text, flags=re.MULTILINE)
+    run = train(tmp_path, text, *more)
+    names = (run / "metrics.csv").read_text().partition("\n")[0]
+    assert f"train/{'agent_0' if 'each' in text else 'runner'}/loss" in names
+    if addition == "an opponent":
+        assert list((run / "eval").glob("against_random-*.csv"))
+
+
+def test_the_commands_of_the_page_run(tmp_path, capsys):
+    run = train(tmp_path, WHOLE)
+    assert alfish.load(run, policy="runner").act(np.zeros(4, np.float32)) in (0, 1, 2)
+    commands = [line.strip() for line in PAGE.splitlines() if line.startswith("    alfish ") and "runs/tag" in line]
+    tried = []
+    for command in commands:
+        name, *flags = command.replace("'", "").replace("runs/tag", str(run)).split()[1:]
+        if name == "train" or "--video" in command:
+            continue
+        flags = [flag.replace("runner.py", str(tmp_path / "runner.py")) for flag in flags]
+        flags += ["--json"] if name == "evaluate" else ["--num_steps=20"]
+        capsys.readouterr()
+        assert main([name, *flags, "--allow_import=toy_games"]) == 0
+        tried.append(name)
+        if name == "evaluate":
+            found = json.loads(capsys.readouterr().out)
+            assert found["by_objective"]["chaser"] == [(15 + 6) / 2] * 20  # the reward of step t is t + 1
+    assert tried == ["evaluate", "evaluate", "export-policy"] and (tmp_path / "runner.npz").is_file()
