@@ -72,6 +72,10 @@ def test_no_class_and_no_constructor_is_too_large():
     assert all(any(one.startswith(name) for one in found) for name in REASONS), "a reason for what is small"
 
 
+def test_each_directory_is_a_package():
+    assert [str(path.parent) for path in FILES if not (path.parent / "__init__.py").is_file()] == []
+
+
 def test_no_package_has_too_many_files():
     for directory in {path.parent for path in FILES}:
         parts = list(directory.iterdir())
