@@ -140,6 +140,8 @@ class JointUnroller(Unroller):
 
     def break_off(self) -> None:
         self._has_begun = False
+        for member in self.members:
+            member.seat.break_off()
         self.games.abandon()
 
     def close(self) -> None:

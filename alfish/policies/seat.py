@@ -179,6 +179,10 @@ class Seat(SyncUnroller):
         waits = is_absent & (number > 0) & (last[0].step_type <= StepType.MID)
         self._waiting = (waits, nest.leaves(last), self._states_at_row or []) if waits.any() else None
 
+    def break_off(self) -> None:
+        super().break_off()
+        self._waiting = None
+
     def state_dict(self) -> dict[str, Any]:
         waiting = self._waiting and [nest.tensors(list(part)) for part in (self._waiting[:1], *self._waiting[1:])]
         own = {"waiting": waiting, "states_at_row": self._states_at_row, "stream": self.stream.state_dict()}

@@ -138,3 +138,18 @@ def test_an_unroller_continues_from_its_state_with_equal_rows(tmp_path):
         rows = [nest.plain(nest.tensors(unroller.unroll(3))) for unroller in (one, other)]
         torch.testing.assert_close(*rows, rtol=0, atol=0, equal_nan=True)
     assert all(np.array_equal(one.lineup.playing[key], other.lineup.playing[key]) for key in one.lineup.playing)
+
+
+def test_after_a_break_all_games_begin_anew(tmp_path):
+    def make(**_):
+        return TurnGames([Counting(), Counting()], seed=3)
+
+    one = unroller_of(make, tmp_path / "one", "each")
+    one.unroll(5)  # player_2 has acted and waits for the row after its action
+    one.break_off()
+    other = unroller_of(make, tmp_path / "other", "each")
+    other.load_state_dict(one.state_dict())
+    for unroller in (one, other):
+        first = unroller.unroll(4)
+        assert all(set(rows.time_step.step_type[0].tolist()) == {StepType.FIRST} for rows in first.values())
+    assert other.games.num_resets == [2, 2]
