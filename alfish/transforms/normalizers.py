@@ -154,7 +154,7 @@ class ObservationRescaler(ObservationNormalizer):
         observation_spec: Nest,
         reward_spec: spaces.Box,
         leaves: Sequence[str] | str = EVERY_LEAF,
-        smallest: PositiveFloat = 1.0,
+        smallest: PositiveFloat = 0.01,
         largest: PositiveFloat = 100.0,
         epsilon: PositiveFloat = 1e-8,
     ):
