@@ -423,7 +423,8 @@ def _announce(trainer: Trainer) -> None:
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
     num_envs = trainer.unroller.num_envs * replicas.size()
     stepping = f" {trainer.unroller.stepping}" if trainer.unroller.stepping else ""
-    acting = f"{counted(num_envs, 'environment')}{stepping}, " if trainer.batches.acts else ""
+    kind = "game" if isinstance(trainer._parts, JointParts) else "environment"
+    acting = f"{counted(num_envs, kind)}{stepping}, " if trainer.batches.acts else ""
     learners = f"{counted(replicas.size(), 'learner')}, " if replicas.is_joined() else ""
     trainer.log(
         f"{trainer._parts.players()} on {environment.name}: {learners}{acting}{trained:,} parameters on "

@@ -74,3 +74,12 @@ def test_the_commands_of_the_page_run(tmp_path, capsys):
             found = json.loads(capsys.readouterr().out)
             assert found["by_objective"]["chaser"] == [(15 + 6) / 2] * 20  # the reward of step t is t + 1
     assert tried == ["evaluate", "evaluate", "export-policy"] and (tmp_path / "runner.npz").is_file()
+
+
+def test_the_example_trains_two_players_in_turns(tmp_path, monkeypatch):
+    monkeypatch.chdir(PROJECT)
+    few = ["Trainer.num_env_steps=600", "make_games.num_games=4", "Evaluate.num_episodes=2", "Learner.compile=False"]
+    command = ["train", "--gin_file=examples/tictactoe.gin", f"--root_dir={tmp_path / 'run'}"]
+    assert main([*command, *(f"--gin_param={one}" for one in few)]) == 0
+    names = {path.name.partition("-")[0] for path in (tmp_path / "run" / "eval").glob("*.csv")}
+    assert names == {"evaluation", "first_against_random", "second_against_random"}
