@@ -30,7 +30,7 @@ from alfish.environments.vector import VectorEnvironment
 from alfish.environments.wrapping import InProcess, LeftOut, Wrapper, own, refuse_statistics, wrap
 from alfish.errors import UsageError
 from alfish.errors.user_code import calling, refuse
-from alfish.parameters import NonNegativeInt, PositiveInt, checked
+from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, checked
 from alfish.parameters.parts import parameter_names
 
 # From this number of environments on, gymnasium's vector class of CartPole is faster than a loop over environments.
@@ -54,7 +54,7 @@ def make_environment(
     rewards: Sequence[str] | Mapping[str, str] | None = None,
     device: str | None = None,
     index: NonNegativeInt = 0,
-    action_bounds: float | Sequence[float] | None = None,
+    action_bounds: PositiveFloat | Sequence[PositiveFloat] | None = None,
     final_observation: Literal["given", "drop", "before"] = "given",
     spread_first_episodes: bool = True,
 ) -> Environment:

@@ -9,7 +9,7 @@ import numpy as np
 
 from alfish.environments.games import Games
 from alfish.errors import UsageError
-from alfish.parameters import NonNegativeFloat, checked
+from alfish.parameters import NonNegativeFloat, NonNegativeInt, checked
 
 # What `Trainer.policies` may be: see `patterns_of`.
 PolicyPatterns = Mapping[str, Any] | Literal["each"]
@@ -48,7 +48,7 @@ class Lineup:
         self,
         patterns: Mapping[str, Sequence[str]],
         games: Games,
-        seed: int,
+        seed: NonNegativeInt,
         weights: Mapping[str, NonNegativeFloat] | None = None,
         mixed: bool = True,
     ):

@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import spaces
 
 from alfish.errors import UsageError
-from alfish.parameters import PositiveInt, checked
+from alfish.parameters import NonNegativeInt, PositiveInt, checked
 from alfish.simulators.jax_environment import COMMAND as JAX
 from alfish.simulators.jax_environment import JaxEnvironment, Transition, imported
 from alfish.simulators.libraries import check_task
@@ -61,7 +61,7 @@ class BraxEnvironment(BraxInterface):
         self,
         task: str = gin.REQUIRED,
         num_envs: PositiveInt = 1,
-        seed: int = 0,
+        seed: NonNegativeInt = 0,
         device: str | None = None,
         time_limit: PositiveInt = 1000,
         options: Mapping[str, Any] | None = None,
@@ -97,7 +97,7 @@ class PlaygroundEnvironment(BraxInterface):
         self,
         task: str = gin.REQUIRED,
         num_envs: PositiveInt = 1,
-        seed: int = 0,
+        seed: NonNegativeInt = 0,
         device: str | None = None,
         config: Mapping[str, Any] | None = None,
     ):

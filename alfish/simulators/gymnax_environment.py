@@ -6,7 +6,7 @@ from typing import Any
 import gin
 
 from alfish.errors import UsageError
-from alfish.parameters import PositiveInt, checked
+from alfish.parameters import NonNegativeInt, PositiveInt, checked
 from alfish.simulators.jax_environment import JaxEnvironment, Transition, imported
 from alfish.simulators.libraries import check_task
 
@@ -34,7 +34,7 @@ class GymnaxEnvironment(JaxEnvironment):
         self,
         task: str = gin.REQUIRED,
         num_envs: PositiveInt = 1,
-        seed: int = 0,
+        seed: NonNegativeInt = 0,
         device: str | None = None,
         options: Mapping[str, Any] | None = None,
         params: Mapping[str, Any] | None = None,

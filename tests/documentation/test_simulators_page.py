@@ -47,7 +47,9 @@ def test_a_configuration_of_the_page_trains(monkeypatch, tmp_path, block):
     library = re.search(r"alfish.simulators.(\w+)", block)[1]
     if library in INSTALL:
         INSTALL[library](monkeypatch)
-    made = gin.external_configurable(FakeRslRl, "my_vec_env", module="my_lab")
+    made = gin.external_configurable(
+        FakeRslRl, "my_vec_env", module="fake_libraries"
+    )  # which workers of other tests can import
     module(monkeypatch, "my_lab", my_vec_env=made)
     conf = tmp_path / "robot.gin"
     conf.write_text(re.sub(r"(\w+\.task = )'[^']*'", rf"\1'{TASK}'", block))
