@@ -456,7 +456,7 @@ def test_a_resumed_learner_continues_with_equal_bits(name, interpreted):
     torch.set_rng_state(saved[2])
     for chunks in iterations[3:]:
         plain.train(chunks)
-    assert_close(other, (again.state_dict(), plain.state_dict()))
+    assert_close((other[0], state_of(resumed)), (again.state_dict(), state_of(plain)))
 
 
 # Algorithms made for the purpose.
