@@ -16,7 +16,7 @@ from alfish.parameters import PositiveInt, checked
 class SimulatorLog(Metric):
     """Means of logged numbers over the steps that logged them, one scalar per key: `simulator/Episode_Reward/track`.
 
-    Values that are not one number are ignored; `EnvInfo` reads those that have one number per environment.
+    Only single numbers are read; `EnvInfo` reads values with one number for each environment.
 
     Args:
       window: number of latest values of a key in the mean.

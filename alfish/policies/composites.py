@@ -238,6 +238,8 @@ class JointLearner:
 
 
 class _Frozen:
+    """The frozen modules of all policies, as `Learner.frozen` has those of one."""
+
     def __init__(self, modules: list[nn.Module]):
         self.modules, self.names = modules, ()
 

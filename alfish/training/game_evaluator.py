@@ -21,7 +21,7 @@ from alfish.policies.lineup import Lineup
 from alfish.policies.member import Member
 from alfish.runs import random_state
 from alfish.training.evaluations.evaluation import Evaluation
-from alfish.training.evaluator import episode_of, print_to_stderr
+from alfish.training.evaluator import MAX_EPISODE_LENGTH, episode_of, print_to_stderr
 from alfish.training.films import FilmRow
 from alfish.training.padded_policy import PaddedPolicy
 from alfish.unrollers.episode_runner import EpisodeAccumulator
@@ -57,7 +57,7 @@ class GameEvaluator:
         members: Sequence[Member],
         lineup: Lineup,
         opponents: Mapping[str, str] | None = None,
-        max_length: int = 100_000,
+        max_length: int = MAX_EPISODE_LENGTH,
     ):
         if isinstance(games, SideBySide):
             raise UsageError(
@@ -88,7 +88,7 @@ class GameEvaluator:
           sample: whether to act by `rollout_step`.
           env_steps: number of environment steps of training, copied into the result.
           on_row: function that is called after every reset and step (for films), with a row for each game.
-          values: not supported; rows of games have no values.
+          values: flag without effect, because rows of games have no values.
 
         Returns:
           Evaluation whose `by_objective` are the mean returns of each policy's agents in each game, and whose `returns`

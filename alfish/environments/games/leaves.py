@@ -138,7 +138,7 @@ class Leaves:
 
 
 class Seen:
-    """What the rows of a game in one step have in common.
+    """Values that all rows of a game share in one step.
 
     Args:
       state: state of the game; None if it is not asked.

@@ -1,4 +1,4 @@
-"""What PettingZoo's parallel games and its games in turns have in common: spaces, resets, rewards, rows and states."""
+"""The base of games of PettingZoo, parallel and in turns: spaces, resets, rewards, rows and states."""
 
 import abc
 from collections.abc import Mapping, Sequence
