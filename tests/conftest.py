@@ -3,6 +3,7 @@
 import gc
 
 import gin
+import modules
 import pytest
 
 from alfish.__main__ import main
@@ -25,10 +26,16 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(autouse=True)
-def no_gin_configuration():
-    """The command line configures gin for the process; a test leaves nothing of it behind."""
+def no_gin_configuration(tmp_path_factory):
+    """The command line configures gin for the process; a test leaves nothing of it behind.
+
+    Neither does it leave names of modules that it has written, which workers of other tests cannot import.
+    """
+    known = len(gin.config._REGISTRY)
     yield
     gin.clear_config()  # also unlocks it
+    if len(gin.config._REGISTRY) > known:
+        modules.forget(modules.imported_below(str(tmp_path_factory.getbasetemp())))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,6 +3,7 @@
 import sys
 
 import gin
+import modules
 import pytest
 
 import alfish
@@ -38,9 +39,7 @@ def here(tmp_path, monkeypatch):
         (tmp_path / name).write_text("raise RuntimeError('a file of the working directory was executed')\n")
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    sys.modules.pop("my_lab_of_tests", None)
-    for selector in [one for one in gin.config._REGISTRY._selector_map if "my_lab_of_tests" in one]:
-        gin.config._REGISTRY.pop(selector)
+    modules.forget(["my_lab_of_tests"])
 
 
 def stranger(tmp_path, text):

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gin
+import modules
 import pytest
 
 import alfish
@@ -39,10 +39,8 @@ def lab(tmp_path, monkeypatch):
 
 def forget():
     """Makes this process one that has not imported the module, as each command is."""
-    sys.modules.pop("lab_of_trust", None)
+    modules.forget(["lab_of_trust"])
     sys.path[:] = [one for one in sys.path if one != os.getcwd()]
-    for selector in [one for one in gin.config._REGISTRY._selector_map if "lab_of_trust" in one]:
-        gin.config._REGISTRY.pop(selector)
 
 
 def trained(*arguments):
