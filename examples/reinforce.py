@@ -50,7 +50,6 @@ class Reinforce(RLAlgorithm):
         return AlgStep(info=info)
 
     def calc_loss(self, experience, info):  # one loss per row; the learner masks and averages
-        policy, baseline = info
-        policy_loss = -policy.log_prob(experience.action) * experience.info.advantage
-        baseline_loss = huber(baseline - experience.info.return_)
+        policy_loss = -info.policy.log_prob(experience.action) * experience.info.advantage
+        baseline_loss = huber(info.value - experience.info.return_)
         return LossInfo(policy_loss + self._baseline_coef * baseline_loss, extra={"baseline_loss": baseline_loss})

@@ -23,6 +23,7 @@ from alfish.parameters.parts import build_network, build_torso
 class PolicyValue(NamedTuple):
     policy: Distribution  # [...]
     value: torch.Tensor  # [...], or [..., R] for vector rewards
+    features: torch.Tensor | None = None  # [..., F] output of the policy's torso, for further losses
 
 
 @gin.configurable(module="alfish.networks")
@@ -93,7 +94,7 @@ class ActorCritic(nn.Module):
         return self._value(self.critic_torso(time_step, state["critic"] if self._has_two_states else state)[0])
 
     def forward(self, time_step: TimeStep, state: Nest) -> tuple[PolicyValue, Nest]:
-        """Returns policy and value, and the next state."""
+        """Returns policy, value and the features of the policy, and the next state."""
         if not self._has_two_states:
             features, after = self.actor_torso(time_step, state)
             critic_features = features if self.critic_torso is None else self.critic_torso(time_step, state)[0]
@@ -101,7 +102,7 @@ class ActorCritic(nn.Module):
             features, actor = self.actor_torso(time_step, state["actor"])
             critic_features, critic = self.critic_torso(time_step, state["critic"])
             after = {"actor": actor, "critic": critic}
-        return PolicyValue(self._policy(features, time_step), self._value(critic_features)), after
+        return PolicyValue(self._policy(features, time_step), self._value(critic_features), features), after
 
     def _two_states(self, batch_size: int) -> dict[str, Nest]:
         torsos = {"actor": self.actor_torso, "critic": self.critic_torso}

@@ -20,6 +20,7 @@ PAGES = PROJECT / "docs" / "tutorials"
 SHOWN = {
     "environment": ["reach.py", "reach.gin"],
     "algorithm": ["reinforce.py", "awac.py", "awac_pendulum.gin"],
+    "off_policy": ["small_ddpg.py", "small_ddpg_pendulum.gin", "reconstruction.py", "test_small_ddpg.py"],
     "network": ["residual.py", "residual_cartpole.gin"],
     "data": ["swing_up.py"],
 }
@@ -77,6 +78,24 @@ def test_a_variant_of_a_shipped_algorithm_learns_from_data_and_then_acts(tmp_pat
     with open(tmp_path / "run" / "metrics.csv") as file:
         last = list(csv.DictReader(file))[-1]
     assert int(last["env_steps"]) == 300 and int(last["updates"]) == 5 + 300 - 256
+
+
+def test_an_off_policy_algorithm_of_ones_own_is_trained(tmp_path, monkeypatch):
+    monkeypatch.chdir(PROJECT)
+    few = ("ReplayBatches.warmup_env_steps=50", "ReplayBatches.batch_size=32", "Learner.compile=False")
+    few += ("Evaluate.num_episodes=1",)
+    assert train(tmp_path, "examples/small_ddpg_pendulum.gin", *few, "Trainer.num_env_steps=60") == 0
+    with open(tmp_path / "run" / "metrics.csv") as file:
+        assert int(list(csv.DictReader(file))[-1]["updates"]) == 10
+
+
+def test_a_loss_is_added_to_a_shipped_algorithm(tmp_path, monkeypatch):
+    monkeypatch.chdir(PROJECT)
+    few = ("Trainer.num_env_steps=512", "Trainer.unroll_length=16", "EpochBatches.minibatch_size=32")
+    few += ("Learner.compile=False", "Evaluate.num_episodes=1", "Trainer.summary_period=64")
+    assert train(tmp_path, "examples/reconstruction_cartpole.gin", *few) == 0
+    with open(tmp_path / "run" / "metrics.csv") as file:
+        assert float(list(csv.DictReader(file))[-1]["train/reconstruction_error"]) > 0
 
 
 def test_the_state_value_of_awac_is_of_the_policys_own_actions():

@@ -210,6 +210,16 @@ def test_actor_and_critic_share_the_torso_of_an_image_unless_they_differ():
         assert (network.critic_torso is None) == shares, options
 
 
+def test_the_features_of_the_policy_come_with_policy_and_value():
+    spec, step = spaces.Box(-1, 1, (3,)), TimeStep(*[None] * 3, torch.rand(5, 3), None, None)
+    for shared_torso in (True, False):
+        network = ActorCritic(spec, spaces.Discrete(2), specs.reward_spec(), shared_torso=shared_torso)
+        (policy, value, features), _ = network(step, None)
+        assert torch.equal(features, network.actor_torso(step, None)[0])
+        assert torch.equal(policy.mode(), network.policy(step, None)[0].mode())
+        assert torch.equal(value, network.value(step, None))
+
+
 def test_digits_become_one_hot_codes_side_by_side():
     code = OneHot(spaces.MultiDiscrete([2, 3]))(torch.tensor([[1, 0], [0, 2]]))
     assert code.tolist() == [[0, 1, 1, 0, 0], [1, 0, 0, 0, 1]]
