@@ -63,7 +63,7 @@ class APPO(PPO):
 
     def preprocess_experience(self, experience: Experience) -> Experience:
         step, behaviour = experience.time_step, experience.info.policy  # [T+1, B]
-        (policy, value), _ = self.network(step, experience.state)
+        (policy, value, *_), _ = self.network(step, experience.state)
         ratio = (policy.log_prob(experience.action) - behaviour.log_prob(experience.action)).exp()
         rows = *self.values.reward_and_discount(step), value, step.step_type, ratio
         target, advantage = corrections.vtrace(*rows, self._lambda, self._rho_bar, self._c_bar)

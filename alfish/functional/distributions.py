@@ -220,7 +220,8 @@ Distribution: TypeAlias = Categorical | MultiCategorical | Bernoulli | DiagonalN
 
 
 def is_distribution(value: object) -> bool:
-    return isinstance(value, (Categorical, MultiCategorical, Bernoulli, DiagonalNormal, SquashedNormal))
+    """Returns whether a value is the distribution of one leaf of an action."""
+    return hasattr(type(value), "log_prob") and not isinstance(value, Joint)
 
 
 def sum_of(terms) -> torch.Tensor:

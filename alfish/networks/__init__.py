@@ -7,9 +7,10 @@ features to outputs. Sizes come from specs, so no conf repeats a shape.
 """
 
 from alfish.networks.actor_critic import ActorCritic, DeterministicActor, PolicyValue
+from alfish.networks.box_heads import BetaHead, BoundedMeanHead, StateDependentNormalHead
 from alfish.networks.critics import ONE_CRITIC, CriticEnsemble, PredictiveCritic
 from alfish.networks.encoders import Encoder, Flat, OneHot, Torso
-from alfish.networks.heads import FLOORED_HEAD, PolicyHead, head_masks, policy_of
+from alfish.networks.heads import FLOORED_HEAD, NormalHead, PolicyHead, head_masks, policy_of
 from alfish.networks.hybrid import HybridHead, HybridPolicy, HybridSpace, SquashedNormalHead
 from alfish.networks.images import ImpalaCNN, NatureCNN, SmallCNN
 from alfish.networks.layers import MLP
@@ -23,6 +24,8 @@ __all__ = [
     "LSTM",
     "MLP",
     "ActorCritic",
+    "BetaHead",
+    "BoundedMeanHead",
     "CriticEnsemble",
     "Encoder",
     "Features",
@@ -33,12 +36,14 @@ __all__ = [
     "ImpalaCNN",
     "ImplicitQNetwork",
     "NatureCNN",
+    "NormalHead",
     "OneHot",
     "PolicyHead",
     "PredictiveCritic",
     "QNetwork",
     "SmallCNN",
     "SquashedNormalHead",
+    "StateDependentNormalHead",
     "TargetNetwork",
     "Torso",
     "Window",

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gin
@@ -25,6 +25,7 @@ from alfish.functional.distributions import (
 from alfish.nest import Nest
 from alfish.networks.layers import orthogonal
 from alfish.parameters import FiniteFloat, NonNegativeFloat, PositiveInt, checked
+from alfish.parameters.parts import build_network
 from alfish.specs import MaskReader, is_bounded, mask_reader, missing_bounds
 
 
@@ -33,8 +34,8 @@ from alfish.specs import MaskReader, is_bounded, mask_reader, missing_bounds
 class PolicyHead(nn.Module):
     """Maps features to one distribution for each leaf of the action.
 
-    The distributions are Categorical, MultiCategorical, Bernoulli and DiagonalNormal. The standard deviation of a
-    normal does not depend on the observation, as in the papers of PPO and A2C.
+    The distributions are Categorical, MultiCategorical, Bernoulli, and for Box leaves DiagonalNormal or that of `box`.
+    The standard deviation of a normal does not depend on the observation, as in the papers of PPO and A2C.
 
     Args:
       input_size: number of input features.
@@ -45,6 +46,8 @@ class PolicyHead(nn.Module):
         Box is 1).
       min_log_std: smooth lower bound of the normals' log standard deviation; None means no bound.
       learn_std: whether the normals' standard deviation is learned.
+      box: class or factory of the head of a Box leaf (`@BetaHead`), takes input_size and the leaf; None means a normal
+        with the settings above, a `NormalHead`.
     """
 
     def __init__(
@@ -55,8 +58,13 @@ class PolicyHead(nn.Module):
         initial_log_std: FiniteFloat = 0.0,
         min_log_std: FiniteFloat | None = None,
         learn_std: bool = True,
+        box: Callable[[int, spaces.Box], nn.Module] | None = None,
     ):
         super().__init__()
+        if box is None:
+            box = functools.partial(
+                NormalHead, gain=gain, initial_log_std=initial_log_std, min_log_std=min_log_std, learn_std=learn_std
+            )
         self._structure = nest.map(lambda _: 0, action_spec)
         heads: list[nn.Module] = []
         for path, leaf in zip(nest.paths(action_spec), nest.leaves(action_spec)):
@@ -69,8 +77,7 @@ class PolicyHead(nn.Module):
                     leaf,
                 )
             if isinstance(leaf, spaces.Box):
-                normal = _NormalHead(input_size, leaf.shape[0], gain, initial_log_std, min_log_std, learn_std)
-                heads.append(normal)
+                heads.append(build_network(box, "PolicyHead.box", input_size, leaf, has=()))
             elif isinstance(leaf, spaces.Discrete):
                 heads.append(_LogitsHead(input_size, [int(leaf.n)], gain, "categorical"))
             elif isinstance(leaf, spaces.MultiDiscrete):
@@ -146,23 +153,40 @@ class _LogitsHead(nn.Module):
         return MultiCategorical(tuple(map(Categorical.of, parts, masks)))
 
 
-class _NormalHead(nn.Module):
+@gin.configurable(module="alfish.networks")
+@checked
+class NormalHead(nn.Module):
+    """A normal whose standard deviation does not depend on the observation.
+
+    Args:
+      input_size: number of input features.
+      space: leaf of the action.
+      gain: gain of the orthogonal weights; a small gain gives the first policy a mean near 0.
+      initial_log_std: initial log standard deviation, in the algorithm's units.
+      min_log_std: smooth lower bound of the log standard deviation; None means no bound.
+      learn_std: whether the standard deviation is learned.
+    """
+
     def __init__(
         self,
-        input_size: int,
-        size: int,
-        gain: float,
-        initial_log_std: float,
-        min_log_std: float | None,
-        learn_std: bool,
+        input_size: PositiveInt,
+        space: spaces.Box,
+        gain: NonNegativeFloat = 0.01,
+        initial_log_std: FiniteFloat = 0.0,
+        min_log_std: FiniteFloat | None = None,
+        learn_std: bool = True,
     ):
         super().__init__()
-        self.linear = orthogonal(nn.Linear(input_size, size), gain)
-        self.log_std = nn.Parameter(torch.full((size,), float(initial_log_std)), learn_std)
+        self.linear = orthogonal(nn.Linear(input_size, space.shape[0]), gain)
+        self.log_std = nn.Parameter(torch.full(space.shape, float(initial_log_std)), learn_std)
         self._min_log_std = min_log_std
 
+    def mean(self, features: torch.Tensor) -> torch.Tensor:
+        """Returns the mean `[..., A]`."""
+        return self.linear(features)
+
     def forward(self, features: torch.Tensor) -> DiagonalNormal:
-        mean = self.linear(features)
+        mean = self.mean(features)
         log_std: torch.Tensor = self.log_std
         if self._min_log_std is not None:  # log of the sum of the minimum and the learned standard deviation
             log_std = self._min_log_std + F.softplus(log_std - self._min_log_std)

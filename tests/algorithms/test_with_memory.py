@@ -140,7 +140,7 @@ def test_the_policy_in_training_is_the_one_that_acted(algorithm, network, kind, 
         step, info = line.time_step, chunk.source.experience.info
         with torch.no_grad():
             whole = made.network.value(step, line.state)
-            (_, value), _ = made.network(chunk.source.experience.time_step, chunk.source.experience.state)
+            (_, value, _), _ = made.network(chunk.source.experience.time_step, chunk.source.experience.state)
         torch.testing.assert_close(value, whole.gather(0, acted[:-1]))
         target = returns.lambda_return(step.reward, 0.99 * step.discount, whole[1:], step.step_type, made._lambda)
         torch.testing.assert_close(info.target[chunk.source.mask], target.gather(0, acted[:-1])[chunk.source.mask])

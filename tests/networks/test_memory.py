@@ -214,17 +214,17 @@ def test_acting_carries_what_training_needs(name, kind):
         policy, state = network.policy(here, state)
         log_p.append(policy.log_p)
     assert nest.paths(state) == nest.paths(initial)
-    (policy, value), after = network(rows, initial)
+    (policy, value, _), after = network(rows, initial)
     torch.testing.assert_close(policy.log_p, torch.stack(log_p))
     torch.testing.assert_close(network.value(rows, initial), value)
     for a, b in zip(nest.leaves(after), nest.leaves(state), strict=True):
         torch.testing.assert_close(a, b)
     # From the middle, with the state that acting carried there.
-    (later_policy, later_value), _ = network(nest.at(rows, slice(4, None)), states[4])
+    (later_policy, later_value, _), _ = network(nest.at(rows, slice(4, None)), states[4])
     torch.testing.assert_close(later_policy.log_p, policy.log_p[4:])
     torch.testing.assert_close(later_value, value[4:])
     # And that state does matter.
-    (_, forgetful), _ = network(nest.at(rows, slice(4, None)), initial)
+    (_, forgetful, _), _ = network(nest.at(rows, slice(4, None)), initial)
     assert torch.equal(forgetful, later_value) == (name == "actor's alone")
 
 

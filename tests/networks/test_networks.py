@@ -443,7 +443,7 @@ def test_policy_and_value_agree_with_both_at_once(leading, num_rewards, shared):
     spec = specs.observation_spec(space)
     network = ActorCritic(spec, spaces.Discrete(3), specs.reward_spec(num_rewards), shared_torso=shared)
     time_step = _seen(_sample(space, leading))
-    (policy, value), _ = network(time_step, None)
+    (policy, value, _), _ = network(time_step, None)
     assert value.shape == (leading if num_rewards is None else (*leading, num_rewards))
     torch.testing.assert_close(value, network.value(time_step, None))
     torch.testing.assert_close(policy.log_p, network.policy(time_step, None)[0].log_p)
@@ -473,7 +473,7 @@ def test_a_critic_without_hidden_layers_stands_on_its_own_torso():
         OBSERVATIONS["vector"], spaces.Discrete(3), specs.reward_spec(), critic_torso=lambda spec: Identity()
     )
     time_step = _seen(torch.randn(5, 4))
-    (_, value), _ = network(time_step, None)
+    (_, value, _), _ = network(time_step, None)
     torch.testing.assert_close(value, network.value(time_step, None))
     network.value(time_step, None).sum().backward()
     assert network.actor_torso.mlp[0].weight.grad is None

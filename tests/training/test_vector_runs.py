@@ -192,7 +192,7 @@ class TwoCritics(Apart):
         return beside(*(each.value(time_step, state) for each in (self.first, self.second)))
 
     def forward(self, time_step, state):
-        (policy, value), state = self.first(time_step, state)
+        (policy, value, _), state = self.first(time_step, state)
         return PolicyValue(policy, beside(value, self.second.value(time_step, None))), state
 
 
