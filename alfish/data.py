@@ -92,6 +92,8 @@ class LossInfo(NamedTuple):
     # [T', N] If the mean over the rows that train is positive, this update and the rest of the iteration are skipped.
     stop: torch.Tensor | None = None
     buffers: dict[torch.Tensor, torch.Tensor] | None = None  # new values of buffers, unless the update is skipped
+    # [T', N] KL(policy of the rollout, policy) in nats, which a learning rate may follow (`learner.kl_adaptive`)
+    kl: torch.Tensor | None = None
 
 
 class InLine(NamedTuple):

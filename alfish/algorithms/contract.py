@@ -124,8 +124,9 @@ def check_loss_info(loss_info: LossInfo, owner: object) -> None:
     scalar, stop = loss_info.scalar, loss_info.stop
     if scalar is not None and not isinstance(scalar, Mapping):
         raise UsageError(f"{hook}.scalar {kind_of(scalar)}; it must be a dict from a parameter group to its 0-d loss")
-    if stop is not None and (not _is_tensor(stop) or not stop.ndim):
-        raise UsageError(f"{hook}.stop {kind_of(stop)}; it must be a tensor, one number per row")
+    for field, per_row in (("stop", stop), ("kl", loss_info.kl)):
+        if per_row is not None and (not _is_tensor(per_row) or not per_row.ndim):
+            raise UsageError(f"{hook}.{field} {kind_of(per_row)}; it must be a tensor, one number per row")
     if loss_info.extra is not None and not isinstance(loss_info.extra, Mapping):
         raise UsageError(f"{hook}.extra {kind_of(loss_info.extra)}; it must be a dict from names to tensors")
     if loss_info.priority is not None and not _is_tensor(loss_info.priority):

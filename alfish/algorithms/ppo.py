@@ -44,7 +44,7 @@ class PPOTarget(NamedTuple):
     advantage: torch.Tensor  # [T, B], scalarized
     target: torch.Tensor  # [T, B] target of the value
     value: torch.Tensor | None  # [T + 1, B] value at the time when the target was computed; for value_clip_range
-    policy: Distribution | None  # [T + 1, B] policy that drew the action; for target_kl
+    policy: Distribution | None  # [T + 1, B] policy that drew the action; if `measures_kl`
     extra: dict[str, torch.Tensor]  # numbers for summaries
 
 
@@ -106,7 +106,7 @@ class PPO(ActorCriticAlgorithm):
         if self._uniform_kl_coef is not None:
             specs.check_finite_choice(f"{type(self).__name__}.uniform_kl_coef", action_spec)
         self._value_clip_range = None if value_clip_range is None else as_schedule(value_clip_range)
-        self._target_kl = target_kl
+        self._target_kl, self.measures_kl = target_kl, target_kl is not None
 
     def rollout_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
         policy, state = self.network.policy(time_step, state)
@@ -126,7 +126,7 @@ class PPO(ActorCriticAlgorithm):
             advantage=self.policy_advantage(advantage, step_type),
             target=target,
             value=None if self._value_clip_range is None else value,
-            policy=None if self._target_kl is None else policy,
+            policy=policy if self.measures_kl else None,
             extra=extra,
         )
         return experience._replace(info=info)
@@ -142,15 +142,15 @@ class PPO(ActorCriticAlgorithm):
             value_loss = losses.clipped_value_loss(info.value, stored.value, stored.target, value_clip_range)
         with torch.no_grad():
             log_ratio = log_prob - stored.log_prob
-            kl = log_ratio.exp() - 1 - log_ratio  # unbiased and never negative (Schulman, 2020)
-            stop = None
-            if self._target_kl is not None:  # the learner stops where the mean of this is positive
-                stop = stored.policy.kl(info.policy) - 1.5 * self._target_kl
+            estimate = log_ratio.exp() - 1 - log_ratio  # unbiased and never negative (Schulman, 2020)
+            kl = stored.policy.kl(info.policy) if self.measures_kl else None
+            # The learner stops where the mean of this is positive.
+            stop = None if self._target_kl is None or kl is None else kl - 1.5 * self._target_kl
         total = self.total_loss(policy_loss, value_loss, info.policy)
         if self._uniform_kl_coef is not None:
             kl_to_uniform = extra["uniform_kl"] = uniform_kl(info.policy)
             total = total._replace(loss=total.loss + self._uniform_kl_coef(self.progress) * kl_to_uniform)
-        return total._replace(extra={**(total.extra or {}), **extra, **stored.extra, "kl": kl}, stop=stop)
+        return total._replace(extra={**(total.extra or {}), **extra, **stored.extra, "kl": estimate}, stop=stop, kl=kl)
 
     def policy_loss(self, log_prob: torch.Tensor, stored: PPOTarget) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Returns the clipped surrogate `[T, N]`, and numbers of it for summaries."""

@@ -65,6 +65,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
     updates_batch_norms: tuple[str, ...] = ()  # submodules that are called with `Moments`, see `networks.bodies`
 
     num_updates = 0  # number of updates made; the learner writes it
+    measures_kl = False  # whether calc_loss must return LossInfo.kl; a learner whose rate follows the KL writes True
 
     known_progress: float | None = None  # `progress` on a device, for the host; the trainer writes both
     progress: torch.Tensor  # float64 0-d in [0, 1], published with the weights; schedules read it

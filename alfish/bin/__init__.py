@@ -23,6 +23,7 @@ SUBCOMMANDS = {
     "export-policy": "write a run's policy as ONNX, as numpy code or as a program of torch",
     "pack": "pack a run into one file, with a card for the Hugging Face hub",
     "unpack": "unpack a packed run, to continue it",
+    "from-rsl-rl": "write a runner configuration of rsl_rl as a gin file",
     "confs": "list the shipped configurations",
     "params": "list the parameters that a configuration can bind",
     "completion": "print a script that completes commands in bash or zsh",

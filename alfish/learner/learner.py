@@ -29,6 +29,7 @@ from alfish.learner.batches import Minibatches
 from alfish.learner.compiled_later import CompiledLater
 from alfish.learner.compiled_updates import CompiledUpdates
 from alfish.learner.frozen_parts import FrozenParts
+from alfish.learner.kl_adaptive import KLAdaptive
 from alfish.learner.optimizers import Adam, Optimizer
 from alfish.learner.update_means import UpdateMeans
 from alfish.learner.updates import Updates, UpdateStats, extra_sums
@@ -51,8 +52,9 @@ class Learner:
       algorithm: algorithm to train, on its device.
       optimizer: class or factory of an optimizer; its argument is a group's flat vectors; see
         `alfish.learner.optimizers`.
-      learning_rate: a number, a schedule of progress, or a dict from each group to a number or schedule. The dict may
-        also name parts, by the prefix of their parameters' names: `{'all': 1e-3, 'network.actor_torso.encoder': 1e-5}`.
+      learning_rate: a number, a schedule of progress, a rate that follows the KL (`@KLAdaptive()`), or a dict from each
+        group to one of these. The dict may also name parts, by the prefix of their parameters' names:
+        `{'all': 1e-3, 'network.actor_torso.encoder': 1e-5}`.
       frozen_parts: parts of the algorithm that do not train, by the prefix of their parameters' names
         (`['network.actor_torso.encoder']`); they stay in evaluation mode.
       max_grad_norm: largest norm of a group's gradient, to which longer gradients are scaled; None means no limit.
@@ -83,7 +85,10 @@ class Learner:
         algorithm: RLAlgorithm,
         *,
         optimizer: Callable[..., Optimizer] = Adam,
-        learning_rate: NonNegativeFloat | Schedule | Mapping[str, NonNegativeFloat | Schedule] = 3e-4,
+        learning_rate: NonNegativeFloat
+        | Schedule
+        | KLAdaptive
+        | Mapping[str, NonNegativeFloat | Schedule | KLAdaptive] = 3e-4,
         frozen_parts: Sequence[str] = (),
         max_grad_norm: PositiveFloat | None = None,
         max_nonfinite_updates: PositiveInt = 10,
@@ -100,6 +105,8 @@ class Learner:
         self.frozen = FrozenParts(algorithm, frozen_parts)
         self._plain = Updates(algorithm, optimizer, max_grad_norm, _parts_of(learning_rate, algorithm))
         self.frozen.check(self._plain.groups)
+        self._algorithms = [part for part in algorithm.modules() if isinstance(part, RLAlgorithm)]
+        self._learning_rates = self._schedules(learning_rate)
         self.log: Callable[[str], Any] = logging.info
         self.before_update: Callable[[Minibatches, Nest], Callable[[], None] | None] | None = None
         self._compile = functools.partial(
@@ -107,10 +114,8 @@ class Learner:
         )
         self._compiled: CompiledUpdates | CompiledLater | None = self._compile() if compile is True else None
         self._decides = compile == "auto"
-        self._learning_rates = self._schedules(learning_rate)
         self._max_nonfinite_updates = max_nonfinite_updates
         self._fell_back = False
-        self._algorithms = [part for part in algorithm.modules() if isinstance(part, RLAlgorithm)]
         self._tell(0)
         self.updates, self.is_small = 0, False
         self._means = UpdateMeans(self._plain.groups)
@@ -250,9 +255,10 @@ class Learner:
             "means": self._means.state_dict(),
         }
         frozen = {"frozen_parts": self.frozen.names} if self.frozen.names else {}
+        rates = {"rates": plain.rates} if plain.rates else {}
         later = self._compiled
         falls_back = type(later) is CompiledLater and self.is_switching and later.has_failed  # at the next update
-        return {"optimizers": optimizers, "fell_back": self._fell_back or falls_back, **frozen, **counters}
+        return {"optimizers": optimizers, "fell_back": self._fell_back or falls_back, **frozen, **rates, **counters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         there = list(state["optimizers"]), state.get("frozen_parts", [])
@@ -268,6 +274,10 @@ class Learner:
         for name in ("num_applied", "consecutive_skips"):
             if not state[name].isfinite():
                 raise ValueError(f"{name} is {state[name]}")
+        for name, rate in state.get("rates", {}).items():
+            if name in self._plain.rates:
+                self._plain.leads[name].check(rate)
+                self._plain.rates[name].copy_(rate)
         self._plain.num_applied.copy_(state["num_applied"])
         self._plain.consecutive_skips.copy_(state["consecutive_skips"])
         if not self._plain.on_cpu:
@@ -345,17 +355,26 @@ class Learner:
         if not summarize:
             return {}
         result = self._means.take()
-        for name, learning_rate in self._learning_rate.items():
+        for name, learning_rate in (self._learning_rate | self._plain.rates).items():
             is_only = len(self._learning_rate) == 1
-            result["learning_rate" if is_only else f"learning_rate/{name}"] = learning_rate
+            result["learning_rate" if is_only else f"learning_rate/{name}"] = float(learning_rate)
         result["nonfinite_updates"] = self.updates - float(self._plain.num_applied)
         return result
 
     def _schedules(self, learning_rate: Any) -> dict[str, Schedule]:
-        """Returns the learning rate of each optimizer."""
+        """Returns the learning rate of each optimizer; of a rate that follows the KL, the factor 1."""
+        given = self._given_rates(learning_rate)
+        leads = {name: rate for name, rate in given.items() if isinstance(rate, KLAdaptive)}
+        self._plain.lead(leads)
+        if leads:
+            for part in self._algorithms:
+                part.measures_kl = True
+        return {name: as_schedule(1.0 if name in leads else rate) for name, rate in given.items()}
+
+    def _given_rates(self, learning_rate: Any) -> dict[str, Any]:
         names = list(self._plain.optimizers)
         if not isinstance(learning_rate, Mapping):
-            return {name: as_schedule(learning_rate) for name in names}
+            return dict.fromkeys(names, learning_rate)
         missing = [group for group in self._plain.groups if group not in learning_rate]
         if missing:
             raise UsageError(
@@ -365,7 +384,7 @@ class Learner:
         keys = {
             name: name.removeprefix(f"{group}/") for group, own in self._plain.groups.items() for name, _ in own.parts
         }
-        return {name: as_schedule(learning_rate[keys[name]]) for name in names}
+        return {name: learning_rate[keys[name]] for name in names}
 
 
 def _parts_of(learning_rate: Any, algorithm: RLAlgorithm) -> list[str]:

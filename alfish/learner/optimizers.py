@@ -36,10 +36,12 @@ class FlatOptimizer:
 
     Attributes:
       num_coefficients: length of `coefficients`.
+      in_proportion: places of the coefficients that are proportional to the learning rate.
       tensors: tensors of the moments, written by `apply`.
     """
 
     num_coefficients: int
+    in_proportion: tuple[int, ...] = (0,)
 
     def __init__(self, parameters: Sequence[torch.Tensor], num_moments: int):
         self._parameters = list(parameters)
@@ -48,6 +50,10 @@ class FlatOptimizer:
     def coefficients(self, learning_rate: float) -> list[float]:
         """Returns the numbers that `apply` needs for the next step."""
         raise NotImplementedError
+
+    def scaled(self, coefficients: Sequence[Any], factor: Any) -> list[Any]:
+        """Returns the coefficients for a learning rate that is `factor` times that of the given ones."""
+        return [each * factor if k in self.in_proportion else each for k, each in enumerate(coefficients)]
 
     def count(self) -> None:
         """Called after each step; Adam counts its steps here."""
@@ -87,6 +93,7 @@ class Adam(FlatOptimizer):
     """
 
     num_coefficients = 3
+    in_proportion: tuple[int, ...] = (0, 2)
 
     def __init__(
         self,
@@ -149,6 +156,8 @@ class RAdam(Adam):
     Source: Liu et al., 2020, algorithm 2, https://arxiv.org/abs/1908.03265. The second moment divides once the average
     is longer than 5 steps, as in torch; in the paper the limit is 4.
     """
+
+    in_proportion = (0,)
 
     def __init__(
         self,
@@ -253,7 +262,7 @@ class TorchOptimizer:
     def step(self, learning_rate: float, is_applied: torch.Tensor | None = None) -> None:
         if is_applied is None or is_applied > 0:
             for settings in self._optimizer.param_groups:
-                settings["lr"] = learning_rate
+                settings["lr"] = float(learning_rate)
             self._optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:

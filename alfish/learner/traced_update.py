@@ -7,6 +7,7 @@ import torch
 from alfish.compiler import torch_internals
 from alfish.compiler.inductor import NotCompilable
 from alfish.learner.batches import take
+from alfish.learner.kl_adaptive import follow
 from alfish.learner.optimizers import FlatOptimizer
 from alfish.learner.updates import Updates, counted, extra_sums, write_buffers
 from alfish.nest import Nest
@@ -38,6 +39,7 @@ class TracedUpdate:
         self.tensors = {
             "parameters": {name: group.flat for name, group in groups.items()},
             "moments": {name: optimizer.tensors for name, optimizer in self.optimizers.items()},
+            "rates": updates.rates,
             # A CPU reads each stop, and counts none.
             "counters": [
                 updates.num_applied,
@@ -54,6 +56,10 @@ class TracedUpdate:
         for name, optimizer in self._updates.optimizers.items():
             if name not in self.optimizers:
                 raise NotCompilable(f"the optimizer of {name!r}, {type(optimizer).__name__}, has no `apply`")
+        for name in self._updates.leads:  # the graph multiplies the coefficients of a rate of 1
+            optimizer = self.optimizers[name]
+            if optimizer.scaled(optimizer.coefficients(1.0), 2.0) != optimizer.coefficients(2.0):
+                raise NotCompilable(f"`in_proportion` of {type(optimizer).__name__} names other coefficients")
 
     def __call__(self, arguments: Nest) -> dict[str, Any]:
         """Makes an update; returns `total` and `stop` of `Gradients`, `extra` and `priority` of `UpdateStats`."""
@@ -71,11 +77,14 @@ class TracedUpdate:
         self.notes = list(means.losses)
         with torch.no_grad():
             is_applied = counted(gradients, *tensors["counters"])
+            rates = tensors["rates"]
+            follow(updates.leads, rates, gradients.kl, is_applied)
             remaining = iter(coefficients.unbind())
             for name, group in updates.groups.items():
                 for part, vectors in group.parts:
                     optimizer = self.optimizers[part]
                     own = [next(remaining) for _ in range(optimizer.num_coefficients)]
+                    own = optimizer.scaled(own, rates[part]) if part in rates else own
                     if name in means.losses:
                         both = tensors["parameters"][name][vectors], gradients.by_group[name][vectors]
                         optimizer.apply(*both, tensors["moments"][part], own, is_applied)

@@ -21,6 +21,7 @@ from alfish.functional.losses import masked_mean
 from alfish.learner.batches import Minibatches, take
 from alfish.learner.frozen_parts import split
 from alfish.learner.groups import ParameterGroup, claimed_parameters, unit_rows_of
+from alfish.learner.kl_adaptive import KLAdaptive, follow
 from alfish.learner.optimizers import FlatOptimizer, Optimizer
 from alfish.nest import Nest
 from alfish.networks.bodies.batch_norm import check_batch_norms
@@ -49,7 +50,8 @@ class Means(NamedTuple):
 
     losses: dict[str, torch.Tensor]  # 0-d loss of each group
     stop: torch.Tensor | None  # 0-d mean of `LossInfo.stop`
-    num_rows: torch.Tensor | None  # numbers of rows of the losses and of `stop`; None with one learner
+    kl: torch.Tensor | None  # 0-d mean of `LossInfo.kl`, if a learning rate follows it
+    num_rows: torch.Tensor | None  # numbers of rows of the losses, of `stop` and of `kl`; None with one learner
 
 
 class Gradients(NamedTuple):
@@ -59,6 +61,7 @@ class Gradients(NamedTuple):
     total: torch.Tensor  # the groups' losses, then their gradients' norms before clipping
     is_finite: torch.Tensor  # 0-d float32: 1, or 0 where the update must be skipped
     stops: torch.Tensor | None  # 0-d bool, whether the algorithm requests a stop; None if it has no limit
+    kl: torch.Tensor | None  # 0-d mean of `LossInfo.kl`, if a learning rate follows it
 
 
 class Updates:
@@ -76,6 +79,8 @@ class Updates:
       num_applied: 0-d float64, number of updates that were not skipped.
       consecutive_skips: 0-d, number of updates skipped since the last update that was not skipped.
       num_stopped: 0-d, number of updates of this iteration that a requested stop has skipped; 0 on a CPU.
+      leads: learning rates that follow the KL, by the name of their optimizer; see `lead`.
+      rates: these rates, 0-d float32.
     """
 
     def __init__(
@@ -100,11 +105,18 @@ class Updates:
         self.num_applied = torch.zeros((), dtype=torch.float64, device=device)
         self.consecutive_skips = torch.zeros((), device=device)
         self.num_stopped = torch.zeros((), device=device)
+        self.leads: dict[str, KLAdaptive] = {}
+        self.rates: dict[str, torch.Tensor] = {}
         self._consecutive_skips = nest.host_view(self.consecutive_skips)
         self._noted: Callable[[], Any] | None = None  # see `note`
         self._may_have_stopped: list[
             list[str]
         ] = []  # groups of each update since `settle`, if it may have been skipped
+
+    def lead(self, leads: dict[str, KLAdaptive]) -> None:
+        """Lets learning rates follow the KL, each by the name of its optimizer; called once, before the updates."""
+        self.leads = leads
+        self.rates = {name: torch.full_like(self.consecutive_skips, each.initial) for name, each in leads.items()}
 
     def __call__(
         self, chunk: Minibatches, index: Nest, learning_rate: Mapping[str, float], summarize: bool
@@ -114,7 +126,7 @@ class Updates:
         Args:
           chunk: rows and the minibatches in them.
           index: an entry of `chunk.minibatches()`.
-          learning_rate: learning rate of each optimizer, by name.
+          learning_rate: learning rate of each optimizer, by name; a rate that follows the KL is multiplied by it.
           summarize: whether to compute the record's `extra`.
 
         Returns:
@@ -141,6 +153,9 @@ class Updates:
             self.consecutive_skips.add_(1).mul_(1 - is_applied)
         else:
             is_applied = counted(gradients, self.num_applied, self.consecutive_skips, self.num_stopped)
+        if self.leads:
+            follow(self.leads, self.rates, gradients.kl, is_applied)
+            learning_rate = {name: self._led(name, rate) for name, rate in learning_rate.items()}
         for name, vectors in gradients.by_group.items():
             group = self.groups[name]
             for parameters, gradient in zip(group.flat, vectors):
@@ -282,7 +297,12 @@ class Updates:
         stops = None if means.stop is None else means.stop > 0
         if stops is not None and num_stopped is not None and not self.on_cpu:
             stops |= num_stopped > 0
-        return Gradients(by_group, total, is_finite, stops)
+        return Gradients(by_group, total, is_finite, stops, means.kl)
+
+    def _led(self, name: str, learning_rate: float) -> Any:
+        """Returns the learning rate of an optimizer, times its rate if it follows the KL; a tensor on a device."""
+        rate: Any = self.rates.get(name)
+        return learning_rate if rate is None else learning_rate * (float(rate) if self.on_cpu else rate)
 
     def _means(self, loss_info: LossInfo, batch: Batch) -> Means:
         """Averages over trainable rows: each group's importance-weighted loss plus its scalar loss, and `stop`."""
@@ -315,18 +335,19 @@ class Updates:
                 )
         if not losses:
             raise UsageError(f"calc_loss returned no loss; the parameter groups are {list(self.groups)}")
-        stop, counted = None, [masks[name] for name in losses]
-        if loss_info.stop is not None:
-            mask = _mask(batch, loss_info.stop)
-            if loss_info.stop.shape != mask.shape:
-                raise UsageError(
-                    f"LossInfo.stop of {type(self.algorithm).__name__} has shape {tuple(loss_info.stop.shape)}; it "
-                    f"must be one number for each row of {tuple(mask.shape)}"
-                )
-            stop = masked_mean(loss_info.stop.detach(), mask)
-            counted.append(mask)
+        followed = loss_info.kl if self.leads else None
+        if self.leads and followed is None:
+            raise UsageError(
+                f"Learner.learning_rate is a KLAdaptive, and calc_loss of {type(self.algorithm).__name__} returns no "
+                "LossInfo.kl; set a number or a schedule, or train with PPO or APPO"
+            )
+        counted, means = [masks[name] for name in losses], {}
+        for name, rows in (("stop", loss_info.stop), ("kl", followed)):
+            if rows is not None:
+                counted.append(_mask(batch, rows))
+                means[name] = _mean_of(name, rows, counted[-1], self.algorithm)
         num_rows = torch.stack([mask.sum() for mask in counted]) if replicas.is_joined() else None
-        return Means(losses, stop, num_rows)
+        return Means(losses, means.get("stop"), means.get("kl"), num_rows)
 
     def _check_groups(self, losses: Collection[str]) -> None:
         """Raises UsageError if a group had no loss in `EARLY` updates, unless `graph_key` says that updates differ."""
@@ -427,15 +448,28 @@ def over_learners(means: Means, by_group: dict[str, list[torch.Tensor]]) -> tupl
     """
     if means.num_rows is None:
         return means, by_group
-    numbers = torch.stack([*means.losses.values(), *([] if means.stop is None else [means.stop])]).detach()
+    others = [each for each in (means.stop, means.kl) if each is not None]
+    numbers = torch.stack([*means.losses.values(), *others]).detach()
     vectors = [(vector, k) for k, vectors in enumerate(by_group.values()) for vector in vectors]
     parts = [means.num_rows, numbers * means.num_rows, *(vector * means.num_rows[k] for vector, k in vectors)]
     summed = replicas.total(torch.cat(parts)).split([len(part) for part in parts])
     num_rows = summed[0].clamp(min=1)
     numbers = summed[1] / num_rows
-    losses, stop = dict(zip(means.losses, numbers)), None if means.stop is None else numbers[-1]
+    remaining = iter(numbers)
+    losses = {name: next(remaining) for name in means.losses}
+    stop, kl = (None if each is None else next(remaining) for each in (means.stop, means.kl))
     divided = iter((each / num_rows[k]).to(vector.dtype) for each, (vector, k) in zip(summed[2:], vectors))
-    return Means(losses, stop, num_rows), {name: [next(divided) for _ in each] for name, each in by_group.items()}
+    return Means(losses, stop, kl, num_rows), {name: [next(divided) for _ in each] for name, each in by_group.items()}
+
+
+def _mean_of(name: str, rows: torch.Tensor, mask: torch.Tensor, algorithm: RLAlgorithm) -> torch.Tensor:
+    """Returns the 0-d mean of a field of `LossInfo` over the rows that train."""
+    if rows.shape != mask.shape:
+        raise UsageError(
+            f"LossInfo.{name} of {type(algorithm).__name__} has shape {tuple(rows.shape)}; it must be one number for "
+            f"each row of {tuple(mask.shape)}"
+        )
+    return masked_mean(rows.detach(), mask)
 
 
 def _mask(batch: Batch, rows: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,7 @@ class Encoder(nn.Module):
       vector: encoder of every other Box and MultiBinary leaf.
       discrete: encoder of Discrete and MultiDiscrete leaves.
       leaves: encoders of single leaves by path (`{'camera.left': @ImpalaCNN}`), which take precedence over `image`,
-        `vector` and `discrete`; None drops a leaf.
+        `vector` and `discrete`; None drops a leaf. The path of a Dict or Tuple stands for all leaves in it.
       sees_mask: whether an action mask is encoded like other leaves. If not, it is left out.
     """
 
@@ -54,10 +54,13 @@ class Encoder(nn.Module):
         sees_mask: bool = False,
     ):
         super().__init__()
-        specs, paths, overrides = nest.leaves(observation_spec), nest.paths(observation_spec), dict(leaves or {})
-        unknown = sorted(set(overrides) - set(paths))
-        if unknown:
-            raise UsageError(f"Encoder.leaves names {unknown[0]!r}; the observation's leaves are {sorted(paths)}")
+        specs, paths = nest.leaves(observation_spec), nest.paths(observation_spec)
+        overrides: dict[str, LeafEncoder | None] = {}
+        for name, make in sorted((leaves or {}).items()):  # a leaf comes after the Dict that it is in
+            named = [path for path in paths if path == name or path.startswith(f"{name}.")]
+            if not named:
+                raise UsageError(f"Encoder.leaves names {name!r}; the observation's leaves are {sorted(paths)}")
+            overrides |= dict.fromkeys(named, make)
 
         def choose(path: str, spec: spaces.Space) -> tuple[str, LeafEncoder | None]:
             if path in overrides or (isinstance(spec, ActionMask) and not sees_mask):

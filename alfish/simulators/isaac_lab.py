@@ -52,12 +52,9 @@ class IsaacLab(ManagerBased):
         launcher: Mapping[str, Any] | None = None,
     ):
         on_device = {} if device is None else {"device": str(device_named(device, "IsaacLab.device"))}
-        app = library("isaaclab.app", COMMAND)
         options = {**on_device, **(launcher or {})}
-        launches_for_task = hasattr(app, "launch_simulation")  # since 3.0
-        if not launches_for_task and not _LAUNCHED:
-            _LAUNCHED.append(app.AppLauncher({"headless": True, **options}))  # before modules of tasks are imported
-        library("isaaclab_tasks", COMMAND)
+        app = launch_for_tasks(options)
+        launches_for_task = hasattr(app, "launch_simulation")
         utilities = library("isaaclab_tasks.utils", COMMAND)
         check_task(task, gymnasium.registry, "Isaac Lab")
         config = utilities.parse_env_cfg(task, num_envs=num_envs, **on_device)
@@ -82,6 +79,22 @@ class IsaacLab(ManagerBased):
         # Isaac Lab leaves both keys in its dict until it writes them again.
         final, log = (extras.pop(key, None) for key in ("final_obs", "log"))
         return self._stepped(observation, reward, terminated, truncated, final, log)
+
+
+def launch_for_tasks(options: Mapping[str, Any] | None = None) -> Any:
+    """Imports Isaac Lab's tasks, before which 2.3 starts Isaac Sim; returns the module `isaaclab.app`.
+
+    Args:
+      options: arguments of the launcher.
+
+    Raises:
+      UsageError: Isaac Lab is not installed.
+    """
+    app = library("isaaclab.app", COMMAND)
+    if not hasattr(app, "launch_simulation") and not _LAUNCHED:  # 3.0 has it, and launches for a task
+        _LAUNCHED.append(app.AppLauncher({"headless": True, **(options or {})}))
+    library("isaaclab_tasks", COMMAND)
+    return app
 
 
 def _late_terms(config: Any) -> list[str]:

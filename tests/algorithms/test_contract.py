@@ -30,6 +30,14 @@ from alfish.transforms import Transforms
 T, B = 4, 3
 
 
+def as_it_is(value):
+    return value
+
+
+# Settings without a default.
+NEEDED = {"SymmetricPPO": {"mirror_observation": as_it_is, "mirror_action": as_it_is}}
+
+
 def _shipped():
     for module in pkgutil.iter_modules(alfish.algorithms.__path__):
         if module.ispkg:
@@ -113,7 +121,10 @@ def _make(name, kind=None, num_rewards=None, seed=0):
     torch.manual_seed(seed)
     observation, action = SPACES[kind or KINDS[name][0]]
     return ALGORITHMS[name](
-        specs.observation_spec(observation), specs.action_spec(action), specs.reward_spec(num_rewards)
+        specs.observation_spec(observation),
+        specs.action_spec(action),
+        specs.reward_spec(num_rewards),
+        **NEEDED.get(name, {}),
     )
 
 

@@ -46,6 +46,7 @@ from alfish.errors import RunError, UsageError
 from alfish.functional.return_distributions import Bins, Quantiles
 from alfish.learner.batches import EpochBatches, Minibatches, ReplayBatches, take
 from alfish.learner.compiled_updates import CALLS_BEFORE_RECORDING
+from alfish.learner.kl_adaptive import KLAdaptive
 from alfish.learner.learner import Learner
 from alfish.learner.optimizers import Adam, RMSprop, TorchOptimizer
 from alfish.networks import GRU, LSTM, MLP, ActorCritic, CriticEnsemble, PredictiveCritic, QNetwork, Torso
@@ -126,6 +127,7 @@ PARTS = {
 }
 SPECIAL = {
     "stopping ppo": (functools.partial(PPO, network=NETWORK, target_kl=0.01), DISCRETE),
+    "measured ppo": (functools.partial(PPO, network=NETWORK, target_kl=1e6), BOTH),
     "layer norm": (functools.partial(REDQ, actor_mlp=functools.partial(SMALL, norm="layer"), critic=NORMED,
                                      target_period=3, target_subset=None), BOTH),
     "silent td3": (functools.partial(SilentTD3, critic=CRITIC, actor_period=3), BOX),
@@ -304,6 +306,17 @@ def test_ppo_stops_as_it_did(really):
     assert_alike(plain, made)
     assert 4 < made[1].updates < 32
     assert made[1].state_dict()["optimizers"]["all"]["num_steps"] == made[1].updates
+
+
+LED = {"optimizer": ADAM, "learning_rate": KLAdaptive(1e-3, target=0.02), "max_grad_norm": 0.5}
+
+
+@slow
+def test_compiled_updates_follow_the_kl():
+    iterations = [chunks_of("measured ppo", 12, seed=k) for k in range(3)]
+    plain, made = both("measured ppo", iterations, **LED)
+    assert_alike(plain, made)
+    assert made[2][-1]["learning_rate"] != pytest.approx(1e-3)
 
 
 SETTINGS = {
@@ -1270,6 +1283,21 @@ def test_recorded_updates_are_those_of_the_plain_learner(name, recording, interp
     assert len(launches) == len(learner._compiled._made) == (2 if name == "td3" else 1)
     assert sum(launches) == learner.updates - CALLS_BEFORE_RECORDING * len(launches)
     assert warnings_in(caplog) == []
+
+
+def test_recorded_updates_follow_the_kl(recording, interpreted):
+    runs, iterations = [], [chunks_of("measured ppo", 12, seed=k) for k in range(3)]
+    for is_compiled in (False, True):
+        algorithm = make("measured ppo")
+        learner = Learner(algorithm, compile=is_compiled, **LED)
+        launches = recording(learner) if is_compiled else None
+        torch.manual_seed(7)
+        runs.append((algorithm, learner, train(algorithm, learner, iterations), torch.get_rng_state()))
+    assert_alike(*runs)
+    assert launches == [learner.updates - CALLS_BEFORE_RECORDING]
+    rates = [summary["learning_rate"] for summary in runs[1][2]]
+    print(rates)
+    assert max(rates) > 1.4e-3 > 0.9e-3 > min(rates), "it rises and it falls"
 
 
 def test_recorded_updates_read_the_rows_and_learning_rates_of_their_call(recording, interpreted):

@@ -248,6 +248,14 @@ def test_a_leaf_may_have_an_encoder_of_its_own():
     assert features.tolist() == [[3.0] * 4 + [1.0] * 4] * 2
 
 
+def test_the_path_of_a_dict_names_all_leaves_in_it():
+    spec = specs.observation_spec(spaces.Dict(a=spaces.Dict(x=OBSERVATIONS["vector"], y=OBSERVATIONS["vector"]),
+                                              ab=OBSERVATIONS["vector"]))  # fmt: skip
+    rows = {"a": {"x": torch.ones(1, 4), "y": torch.ones(1, 4)}, "ab": torch.ones(1, 4)}
+    assert Encoder(spec, leaves={"a": None})(rows).tolist() == [[1.0] * 4]
+    assert Encoder(spec, leaves={"a.y": _Tripled, "a": None})(rows).tolist() == [[3.0] * 4 + [1.0] * 4]
+
+
 def test_features_do_not_depend_on_a_dropped_leaf():
     spec = {"a": spaces.Box(-1, 1, (2,), np.float32), "b": spaces.Discrete(3), "c": spaces.Box(-1, 1, (1,), np.float32)}
     encoder = Encoder(spec, leaves={"b": None, "c": _Tripled})

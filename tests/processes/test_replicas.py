@@ -168,6 +168,12 @@ class TestPair:
         assert list(next(together)) == [second[shift][0] for shift in second] == [1, 1, 0]
         assert alone == [1, 0, 0], "one of them alone would have stopped at the shift between"
 
+    @of("rate")
+    def test_learning_rates_follow_the_mean_kl_of_both(self, pair):
+        first, second = pair[1]["rate"]
+        assert first == second
+        assert list(first.values()) == pytest.approx([1e-3 / 1.5] * 2)
+
     @of("forgot")
     def test_a_side_module_that_forgets_the_rows_of_others_is_named(self, pair):
         for mindful, forgetful in pair[1]["forgot"]:

@@ -21,6 +21,7 @@ from alfish.algorithms.sac import SAC
 from alfish.environments import make_environment
 from alfish.environments.toy import TensorPointMass
 from alfish.learner.batches import EpochBatches, ReplayBatches
+from alfish.learner.kl_adaptive import KLAdaptive
 from alfish.learner.learner import Learner
 from alfish.simulators.isaac_lab import IsaacLab
 from alfish.training.trainer import Trainer
@@ -75,7 +76,7 @@ def far(monkeypatch):
         yield far
 
 
-def make(root_dir, recipe, transforms=(), env=Far, device="meta", **settings):
+def make(root_dir, recipe, transforms=(), env=Far, device="meta", learning_rate=3e-4, **settings):
     algorithm, unroll_length, length, batches = RECIPES[recipe]
     trainer = Trainer(
         root_dir,
@@ -85,7 +86,7 @@ def make(root_dir, recipe, transforms=(), env=Far, device="meta", **settings):
         ),
         batches=batches,
         transforms=list(transforms),
-        learner=functools.partial(Learner, max_grad_norm=0.5, compile=False),
+        learner=functools.partial(Learner, max_grad_norm=0.5, compile=False, learning_rate=learning_rate),
         unroll_length=unroll_length,
         listeners=[],
         num_env_steps=10**6,
@@ -133,6 +134,14 @@ def test_a_limit_of_the_kl_is_not_read(tmp_path, far):
     made = trainer.learner.updates
     trainer.learner.state_dict()  # settles the last updates
     assert 0 < trainer.learner.updates < made
+    trainer.close()
+
+
+def test_a_learning_rate_that_follows_the_kl_is_not_read(tmp_path, far):
+    trainer, iterations = make(tmp_path, "ppo", learning_rate=KLAdaptive(1e-3))
+    before = trainer.learner.state_dict()["rates"]["all"].item()
+    assert waits_of(far, iterations) == UNROLL
+    assert trainer.learner.state_dict()["rates"]["all"].item() != before
     trainer.close()
 
 

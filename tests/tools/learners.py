@@ -34,6 +34,7 @@ from alfish.environments import make_environment
 from alfish.environments.toy import Recall, Stamped
 from alfish.errors import RunError, UsageError
 from alfish.learner.batches import EpochBatches, ReplayBatches
+from alfish.learner.kl_adaptive import KLAdaptive
 from alfish.learner.learner import Learner
 from alfish.learner.optimizers import TorchOptimizer
 from alfish.networks import GRU, MLP, ActorCritic, CriticEnsemble, DeterministicActor, Torso
@@ -114,6 +115,24 @@ def kl(directory, compile=False):
             alone, own = new(PPO, target_kl=0.01)
             own.train(chunks(alone, change=shifted))
         found[str(shift)] = [learner.updates, own.updates]
+    return found
+
+
+def rate(directory):
+    """Rates of a learner whose rows alone would raise it, and whose mean with the second learner's rows lowers it."""
+
+    def shifted(rows):
+        mean = rows.info.policy.mean.clone()
+        mean[:, benchmark.NUM_COLUMNS // 2 :] += 1.0
+        return rows._replace(info=rows.info._replace(policy=rows.info.policy._replace(mean=mean)))
+
+    found = {}
+    for compile in (False, True):
+        torch.manual_seed(0)
+        algorithm = PPO(benchmark.OBSERVATION, benchmark.CONTINUOUS, benchmark.REWARD)
+        with interpreted():
+            learner = Learner(algorithm, learning_rate=KLAdaptive(1e-3), compile=compile)
+            found[str(compile)] = learner.train(chunks(algorithm, change=shifted))["learning_rate"]
     return found
 
 
@@ -596,6 +615,7 @@ SCENARIOS = {
     "nonfinite in graphs": lambda directory: in_graphs(lambda: nonfinite(directory, True)),
     "kl": kl,
     "kl in graphs": lambda directory: in_graphs(lambda: kl(directory, True)),
+    "rate": rate,
     "forgot": forgot,
     "parts": parts,
     "weights": weights,

@@ -24,6 +24,7 @@ from alfish.environments import make_environment
 from alfish.environments.toy import Bandit, TensorPointMass
 from alfish.errors import UsageError
 from alfish.learner.batches import EpochBatches
+from alfish.learner.kl_adaptive import KLAdaptive
 from alfish.learner.learner import Learner
 from alfish.networks import GRU, LSTM, MLP, ActorCritic, PredictiveCritic, Torso
 from alfish.parameters.schedules import Linear
@@ -91,6 +92,19 @@ def test_a_resumed_run_of_an_actor_and_a_critic_has_the_bits_of_one_that_never_s
     torch.manual_seed(99)
     resumed = make_reppo(tmp_path / "cut")
     assert resumed.train().iterations == 8
+    assert_same(tensors_of(whole), tensors_of(resumed))
+
+
+def test_a_resumed_run_follows_the_learning_rates_of_one_that_never_stopped(tmp_path):
+    learner = functools.partial(Learner, learning_rate=KLAdaptive(1e-3, target=1e-3))
+    led = functools.partial(make, env_id=TensorPointMass, env_kwargs={"length": 6}, unroll_length=8, learner=learner)
+    whole = led(tmp_path / "whole")
+    whole.train()
+    cut = stop_after(led(tmp_path / "cut"), 3)
+    assert cut.learner.state_dict()["rates"]["all"].item() != pytest.approx(1e-3)
+    torch.manual_seed(99)
+    resumed = led(tmp_path / "cut")
+    resumed.train()
     assert_same(tensors_of(whole), tensors_of(resumed))
 
 

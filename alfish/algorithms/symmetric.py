@@ -1,0 +1,186 @@
+"""PPO for a body with a left and a right side: mirrored rows, and a loss where a policy differs from its image.
+
+A mirror M maps observations and actions of the left side to the right side and back, so M M = 1.
+
+    L = (L_PPO(s, a) + L_PPO(M s, M a)) / 2                    data augmentation
+    L = L + mirror_loss_coef mean (mu(M s) - sg[M mu(s)])^2    mirror loss; mu: mean of the policy's normal
+
+A mirrored row has the advantage, the value's target and the old log-probability of the row itself. Bounds of the KL,
+and learning rates that follow it, read the rows themselves.
+
+Mittal et al., 2024, https://arxiv.org/abs/2403.04359; Yu et al., 2018, https://arxiv.org/abs/1801.08093 (mirror loss).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import gin
+import torch
+from gymnasium import spaces
+
+from alfish import nest, specs
+from alfish.algorithms.ppo import PPO
+from alfish.data import AlgStep, Experience, LossInfo
+from alfish.errors import UsageError
+from alfish.functional.distributions import DiagonalNormal, is_distribution
+from alfish.nest import Nest
+from alfish.networks import PolicyValue
+from alfish.parameters import NonNegativeFloat, checked
+from alfish.runs import random_state
+
+
+@gin.configurable(module="alfish.algorithms")
+@checked
+class Mirror:
+    """Mirrors a vector: entry i of the image is `signs[i]` times entry `indices[i]`.
+
+    Args:
+      indices: for each entry, the entry of the other side; itself for an entry in the middle.
+      signs: for each entry, 1, or -1 where the quantity changes its sign (a lateral speed, a roll); None means all 1.
+
+    Raises:
+      UsageError: mirroring twice is not the identity.
+    """
+
+    def __init__(self, indices: Sequence[int], signs: Sequence[int] | None = None):
+        indices, signs = list(indices), [1] * len(indices) if signs is None else list(signs)
+        if sorted(indices) != list(range(len(indices))) or len(signs) != len(indices) or {*signs} - {1, -1}:
+            raise UsageError(
+                f"Mirror takes each index from 0 to {len(indices) - 1} once, and a sign of 1 or -1 for each; got "
+                f"indices {indices} and signs {signs}"
+            )
+        for entry, other in enumerate(indices):
+            if indices[other] != entry or signs[other] != signs[entry]:
+                raise UsageError(
+                    f"Mirror.indices has {other} for entry {entry}, so it must have {entry} for entry {other}, with "
+                    "the same sign in Mirror.signs: mirroring twice changes nothing"
+                )
+        self._indices, self._signs = indices, signs
+
+    def __call__(self, leaf: torch.Tensor) -> torch.Tensor:
+        """Returns the image of vectors `[..., n]`."""
+        if leaf.shape[-1] != len(self._indices):
+            raise UsageError(f"Mirror has {len(self._indices)} indices, and the vector has {leaf.shape[-1]} entries")
+        indices = torch.tensor(self._indices, device=leaf.device)
+        return leaf.index_select(-1, indices) * torch.tensor(self._signs, dtype=leaf.dtype, device=leaf.device)
+
+
+class SymmetricTrain(NamedTuple):
+    own: Nest  # info of the rows, from PPO's train_step
+    mirrored: Experience  # the mirrored rows
+    image: Nest  # info of the mirrored rows
+
+
+@gin.configurable(module="alfish.algorithms")
+@checked
+class SymmetricPPO(PPO):
+    """PPO on rows and their mirror images; the module's docstring has the losses.
+
+    Mirrors are functions of tensors `[..., *shape]`, such as `@left_right/Mirror()`, or dicts of them by the path of a
+    leaf in a Dict or Tuple; leaves without a mirror stay as they are.
+
+    Args:
+      mirror_observation: mirror of the observations that the networks see, after transforms.
+      mirror_action: mirror of the actions, in the algorithm's units: bounds are -1 and 1.
+      augments: whether the mirrored rows train too.
+      mirror_loss_coef: weight of the mirror loss, which is for Box actions; 0 means none.
+      ppo_arguments: settings of `PPO`.
+
+    Raises:
+      UsageError: mirroring an observation or an action twice is not the identity, or the policy has a memory.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_spec: Nest,
+        reward_spec: spaces.Box,
+        *,
+        mirror_observation: Callable[..., Any] | Mapping[str, Callable[..., Any]] = gin.REQUIRED,
+        mirror_action: Callable[..., Any] | Mapping[str, Callable[..., Any]] = gin.REQUIRED,
+        augments: bool = True,
+        mirror_loss_coef: NonNegativeFloat = 0.0,
+        **ppo_arguments: Any,
+    ):
+        super().__init__(observation_spec, action_spec, reward_spec, **ppo_arguments)
+        name = type(self).__name__
+        if self.has_state:
+            raise UsageError(f"{name} mirrors single rows, and the policy has a memory; leave the memory out")
+        if not augments and mirror_loss_coef == 0:
+            raise UsageError(f"{name} with augments = False and mirror_loss_coef = 0 is PPO; set one of them")
+        if mirror_loss_coef and not all(isinstance(leaf, spaces.Box) for leaf in nest.leaves(action_spec)):
+            raise UsageError(f"{name}.mirror_loss_coef is for Box actions, not {action_spec}; set it to 0")
+        self._mirror_observation = _mirror_of(f"{name}.mirror_observation", mirror_observation, observation_spec)
+        self._mirror_action = _mirror_of(f"{name}.mirror_action", mirror_action, action_spec)
+        self._augments, self._mirror_loss_coef = augments, mirror_loss_coef
+
+    def train_step(self, experience: Experience, state: Nest) -> AlgStep:
+        time_step = experience.time_step
+        mirrored = experience._replace(
+            time_step=time_step._replace(observation=self._mirror_observation(time_step.observation)),
+            action=self._mirror_action(experience.action),
+        )
+        own, image = (super(SymmetricPPO, self).train_step(rows, state).info for rows in (experience, mirrored))
+        return AlgStep(info=SymmetricTrain(own, mirrored, image))
+
+    def calc_loss(self, experience: Experience, info: Any) -> LossInfo:
+        result = super().calc_loss(experience, info.own)
+        loss: Any = result.loss
+        if self._augments:
+            image = super().calc_loss(info.mirrored, info.image).loss
+            loss = nest.map(lambda one, other: 0.5 * (one + other), loss, image)
+        extra = dict(result.extra or {})
+        if self._mirror_loss_coef:
+            mirror_loss = extra["mirror_loss"] = self.mirror_loss(info.own, info.image)
+            loss = nest.map(lambda one: one + self._mirror_loss_coef * mirror_loss, loss)
+        return result._replace(loss=loss, extra=extra)
+
+    def mirror_loss(self, own: PolicyValue, image: PolicyValue) -> torch.Tensor:
+        """Returns the squared distance `[...]` of the mean at the mirrored row from the mirrored mean at the row.
+
+        Args:
+          own, image: policies at the rows and at the mirrored rows; the mirrored mean takes no gradient.
+        """
+        target = self._mirror_action(_means(own.policy))
+        errors = nest.map(lambda mean, to: (mean - to.detach()).square(), _means(image.policy), target)
+        return torch.cat(nest.leaves(errors), -1).mean(-1)
+
+
+def _means(policy: Any) -> Nest:
+    """Returns the means of a nest of normals, with gradients."""
+    parts = policy if isinstance(policy, DiagonalNormal) else policy.parts
+    return nest.map(lambda part: part.mean, parts, is_leaf=is_distribution)
+
+
+def _mirror_of(
+    name: str, mirror: Callable[..., Any] | Mapping[str, Callable[..., Any]], spec: Nest
+) -> Callable[[Nest], Nest]:
+    """Returns the mirror of a nest.
+
+    Raises:
+      UsageError: the spec has no such leaf, or mirroring a random nest twice is not the identity.
+    """
+    paths = nest.paths(spec)
+    if isinstance(mirror, Mapping):
+        by_path = dict(mirror)
+        if unknown := sorted(set(by_path) - set(paths)):
+            raise UsageError(f"{name} names {unknown[0]!r}; the leaves are {sorted(paths)}")
+
+        def mirrored(value: Nest) -> Nest:
+            leaves = [by_path[path](leaf) if path in by_path else leaf for path, leaf in zip(paths, nest.leaves(value))]
+            return nest.like(value, leaves)
+
+    else:
+        mirrored = mirror
+    with random_state.preserved():
+        sample = specs.sample(spec, 4)
+    image = mirrored(sample)
+    same = nest.paths(image) == paths and all(
+        one.shape == other.shape and one.dtype == other.dtype
+        for one, other in zip(nest.leaves(image), nest.leaves(sample))
+    )
+    if not same or not all(map(torch.equal, nest.leaves(mirrored(image)), nest.leaves(sample))):
+        raise UsageError(
+            f"{name} does not mirror: applied twice, it must return the same values, with the same shapes and dtypes"
+        )
+    return mirrored
