@@ -13,6 +13,7 @@ SUBCOMMANDS = {
     "population": "train members at once, and replace the worst by copies of the best",
     "evaluate": "evaluate a run's policy on whole, seeded episodes",
     "watch": "evaluate the checkpoints of a run while it is trained",
+    "crossplay": "play games between policies of runs, and rate them",
     "play": "play episodes of a run's policy, and film them",
     "plot": "draw curves of runs over their seeds",
     "compare": "compare groups of runs at their end, in a table",

@@ -20,7 +20,7 @@ from alfish.offline.recorded_spaces import TrainedSpaces, spaces_by_policy
 from alfish.parameters import checked
 from alfish.parameters.description import CONFIG_FILE
 from alfish.parameters.kinds import device_named
-from alfish.policies.member import PolicySettings
+from alfish.policies.member import built_as
 from alfish.policies.networks import chosen_policy, load_networks, make_networks, state_of_policy
 from alfish.runs import random_state, subnormals
 from alfish.runs.checkpoints import Checkpoints, checkpoints_of
@@ -162,8 +162,8 @@ def _networks(name: str, spaces: TrainedSpaces, directory: Path, device: str) ->
     """Builds the networks of a run's policy from the configuration; `name` is '' in a run of one policy."""
     factories = {"transforms": (), **reading.bound("alfish.Trainer", "algorithm", "transforms")}
     specs = observation_spec(spaces.observation), action_spec(spaces.action), spaces.reward
-    with gin.config_scope(name or None):
-        settings = PolicySettings() if name else None
+    scope, settings = built_as(name) if name else (None, None)
+    with gin.config_scope(scope):
         for key in ("algorithm", "transforms"):
             given = settings and getattr(settings, key)
             if given is not None:

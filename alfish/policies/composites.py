@@ -118,7 +118,7 @@ class JointBatches:
 
     @property
     def warmup_env_steps(self) -> int:
-        return max(one.batches.warmup_env_steps for one in self._members)
+        return max(one.batches.warmup_env_steps for one in self._trained())
 
     def start(self, environment: GamesByPolicy) -> None:
         """Lets the sources of policies that train read what they need."""
@@ -134,16 +134,19 @@ class JointBatches:
 
     def acts_at_random(self, env_steps: int) -> list[str]:
         """Returns the names of the policies that act at random in the next unroll."""
-        return [one.name for one in self._trained() if one.batches.acts_at_random(one.num_steps)]
+        trained = [one for one in self._trained() if one.is_training]
+        return [one.name for one in trained if one.batches.acts_at_random(one.num_steps)]
 
     def add(self, experience: Mapping[str, Experience]) -> None:
         for member in self._trained():
-            with member.stream:
-                member.batches.add(experience[member.name])
+            # Replay stays without gaps; an unroll that nobody trains on is dropped.
+            if member.is_training or not member.algorithm.on_policy:
+                with member.stream:
+                    member.batches.add(experience[member.name])
 
     def chunks(self, steps: int, for_graph: bool = False) -> Iterator[tuple[Member, Iterator[Any]]]:
-        """Yields each policy that trains, with the chunks of its minibatches."""
-        for member in self._trained():
+        """Yields each policy that trains now, with the chunks of its minibatches."""
+        for member in [one for one in self._trained() if one.is_training]:
             yield member, member.batches.chunks(member.num_steps, not member.learner.is_plain)
 
     def holdout(self) -> None:

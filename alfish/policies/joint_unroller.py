@@ -105,8 +105,8 @@ class JointUnroller(Unroller):
             assert member.seat.records is not None
             records.append(member.seat.records)
             steps = member.seat.num_steps
-            member.num_steps += steps
-            self._num_steps += steps if member.trains else 0
+            member.num_steps += steps if member.is_training or not member.trains else 0
+            self._num_steps += steps if member.is_training else 0
         self.records = tuple(records)
         return found
 

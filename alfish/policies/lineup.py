@@ -29,9 +29,12 @@ class Lineup:
       patterns: patterns of the names of agents that each policy may play, by the policy's name; see `patterns_of`.
       games: games to play.
       seed: seed of the draws.
-      weights: relative frequency of each policy among those that may play an agent, by name; 1 for others.
+      weights: relative frequency of each policy among those that may play an agent, by name; 1 for others. A name
+        without its number, `past`, means each of past0, past1, ...
       mixed: whether the agents of a game are drawn independently; if not, all agents of a group that the same policies
         may play have the same policy in a game.
+      requires: name of a policy that plays in each game: if no agent of a game has drawn it, one of the agents that it
+        may play, each with the same probability, is given to it. None means no such policy.
 
     Attributes:
       names: names of the policies.
@@ -51,6 +54,7 @@ class Lineup:
         seed: NonNegativeInt,
         weights: Mapping[str, NonNegativeFloat] | None = None,
         mixed: bool = True,
+        requires: str | None = None,
     ):
         self.names, self._games, self._seed, self._mixed = tuple(patterns), games, seed, mixed
         self.group: dict[str, str] = {}
@@ -66,6 +70,7 @@ class Lineup:
                         f"Trainer.policies has no policy that plays {agent}; add it to one of {', '.join(self.names)}"
                     )
         self._weights = self._read_weights(weights or {})
+        self._required = self._read_required(requires)
         self.is_fixed = all(len(able) == 1 for each in self._able.values() for able in each)
         self.playing = {
             key: np.tile([able[0] for able in self._able[key]], group.num_games) for key, group in games.groups.items()
@@ -87,7 +92,12 @@ class Lineup:
           seed: numbers of at least 0 that determine the draw.
         """
         generator = np.random.default_rng([*seed, _PURPOSE])
-        return {key: self._drawn(able, generator) for key, able in self._able.items()}
+        drawn = {key: self._drawn(able, generator) for key, able in self._able.items()}
+        if self._required is not None and not any(self._required in numbers for numbers in drawn.values()):
+            units = self._units(self._required)
+            for agent in units[generator.integers(len(units))]:
+                drawn[self.group[self.names[self._required]]][agent] = self._required
+        return drawn
 
     def agents_of(self, name: str) -> list[str]:
         """Returns the agents that a policy may play."""
@@ -98,8 +108,37 @@ class Lineup:
     def share(self, name: str) -> float:
         """Returns the expected number of columns that a policy plays at a time."""
         number, key = self.names.index(name), self.group[name]
-        shares = [self._probabilities(able)[able.index(number)] for able in self._able[key] if number in able]
+        shares = [self._share(number, key, agent) for agent, able in enumerate(self._able[key]) if number in able]
         return float(sum(shares)) * self._games.groups[key].num_games
+
+    def _share(self, number: int, key: str, agent: int) -> float:
+        """Returns the probability that a policy plays an agent of a group that it may play."""
+        able = self._able[key][agent]
+        drawn = float(self._probabilities(able)[able.index(number)])
+        required = self._required
+        if required is None or required not in able:
+            return drawn
+        units = self._units(required)
+        others = [self._able[key][unit[0]] for unit in units]
+        absent = [1.0 - float(self._probabilities(one)[one.index(required)]) for one in others]
+        given = float(np.prod(absent)) / len(units)  # probability that the agent is given to the required policy
+        if number == required:
+            return drawn + given
+        own = 1.0 - float(self._probabilities(able)[able.index(required)])
+        return drawn * (1.0 - given / own) if own else 0.0
+
+    def _units(self, number: int) -> list[list[int]]:
+        """Returns the agents that a policy may play, as indices in their group; agents that are drawn as one together.
+
+        Args:
+          number: number of the policy.
+        """
+        able = self._able[self.group[self.names[number]]]
+        units: dict[Any, list[int]] = {}
+        for agent, candidates in enumerate(able):
+            if number in candidates:
+                units.setdefault(agent if self._mixed else tuple(candidates), []).append(agent)
+        return list(units.values())
 
     def _add(self, number: int, name: str, patterns: Sequence[str]) -> None:
         """Adds a policy to those that may play the agents which its patterns fit."""
@@ -124,9 +163,9 @@ class Lineup:
             self._able[key][agent].append(number)
 
     def _read_weights(self, weights: Mapping[str, float]) -> np.ndarray:
-        if unknown := sorted(weights.keys() - set(self.names)):
+        if unknown := sorted(weights.keys() - {*self.names, *map(family_of, self.names)}):
             raise UsageError(f"Lineup.weights has {unknown[0]!r}; the policies are {', '.join(self.names)}")
-        found = np.array([float(weights.get(name, 1.0)) for name in self.names])
+        found = np.array([float(weights.get(name, weights.get(family_of(name), 1.0))) for name in self.names])
         for each in self._able.values():
             for able in each:
                 if not found[able].sum():
@@ -135,6 +174,13 @@ class Lineup:
                         "an agent; give one of them a weight above 0"
                     )
         return found
+
+    def _read_required(self, name: str | None) -> int | None:
+        if name is None:
+            return None
+        if name not in self.names:
+            raise UsageError(f"Lineup.requires is {name!r}; the policies are {', '.join(self.names)}")
+        return self.names.index(name)
 
     def _probabilities(self, able: Sequence[int]) -> np.ndarray:
         weights = self._weights[list(able)]
@@ -149,6 +195,11 @@ class Lineup:
                 drawn[candidates] = int(generator.choice(candidates, p=self._probabilities(candidates)))
             result.append(drawn[candidates])
         return result
+
+
+def family_of(name: str) -> str:
+    """Returns the name of a policy without the number at its end, as 'past' of 'past3'; see `patterns_of`."""
+    return name.rstrip("0123456789")
 
 
 def patterns_of(policies: PolicyPatterns | None, games: Games) -> dict[str, tuple[str, ...]]:

@@ -15,9 +15,9 @@ from alfish.learner.batches import Batches, EpochBatches, ReplayBatches
 from alfish.learner.learner import Learner
 from alfish.metrics import Metrics
 from alfish.offline.recorded_spaces import TrainedSpaces
-from alfish.parameters import Range, checked
+from alfish.parameters import Range, checked, gin_internals
 from alfish.parameters.parts import build
-from alfish.policies.lineup import Lineup
+from alfish.policies.lineup import Lineup, family_of
 from alfish.policies.networks import after_iteration, make_networks, observe
 from alfish.policies.seat import Seat
 from alfish.runs.random_state import RandomStream
@@ -38,6 +38,8 @@ class PolicySettings:
     Args:
       algorithm, transforms, batches, learner: arguments as of `Trainer`; None means Trainer's.
       trains: whether the policy learns; if not, it only acts.
+      snapshot_of: name of a policy whose networks this one has, and whose weights it receives from time to time, see
+        `Snapshots`; it only acts, and is built in the scope of the other policy. None means networks of its own.
       seed: seed of its parameters and its random numbers; None means a seed that follows from the run's seed and from
         the place of the policy among all.
     """
@@ -49,10 +51,43 @@ class PolicySettings:
         batches: Callable[[], Batches] | None = None,
         learner: Callable[[RLAlgorithm], Learner] | None = None,
         trains: bool = True,
+        snapshot_of: str | None = None,
         seed: Annotated[int, Range(0, 2**63 - 1)] | None = None,
     ):
         self.algorithm, self.transforms, self.batches, self.learner = algorithm, transforms, batches, learner
-        self.trains, self.seed = trains, seed
+        self.trains, self.snapshot_of, self.seed = trains and snapshot_of is None, snapshot_of, seed
+
+
+def settings_of(name: str) -> PolicySettings:
+    """Returns the settings of a policy; those of `past` hold for past0, past1, ... without a value of their own."""
+    with gin.config_scope(name):
+        own = build(PolicySettings, PolicySettings, f"{name}/PolicySettings")
+    family = family_of(name)
+    if family == name or all(scope != family for scope, _ in gin_internals.bindings()):
+        return own
+    with gin.config_scope(family):
+        others = build(PolicySettings, PolicySettings, f"{family}/PolicySettings")
+    for key, value in vars(own).items():
+        setattr(own, key, _chosen(value, getattr(others, key)))
+    own.trains = own.trains and others.trains
+    return own
+
+
+def built_as(name: str) -> tuple[str, PolicySettings]:
+    """Returns the gin scope in which a policy's parts are built, and the settings of the parts.
+
+    Raises:
+      UsageError: the policy is a snapshot of itself, or of another snapshot.
+    """
+    source = settings_of(name).snapshot_of
+    if source is None:
+        return name, settings_of(name)
+    settings = settings_of(source)
+    if settings.snapshot_of is not None:
+        raise UsageError(
+            f"{name}/PolicySettings.snapshot_of is {source!r}, which is a snapshot too; name a policy that trains"
+        )
+    return source, settings
 
 
 class Member:
@@ -72,6 +107,9 @@ class Member:
     Attributes:
       group: group of the policy's agents.
       trains: whether the policy learns.
+      is_training: whether the policy learns now; `AlternateTraining` writes it. While False, the steps of the policy
+        are not counted.
+      snapshot_of: name of the policy whose weights this one receives; None means its own.
       algorithm, transforms, batches, seat, learner, metrics: parts of the policy.
       stream: random numbers of the policy, in which it is built, acts and trains.
       num_steps: number of environment steps of the policy so far.
@@ -97,10 +135,12 @@ class Member:
         self.group: Group = games.groups[lineup.group[name]]
         self.steps_per_step = lineup.share(name) / games.turns
         has_gaps = games.has_gaps or not lineup.is_fixed
-        with gin.config_scope(name):
-            settings = build(PolicySettings, PolicySettings, f"{name}/PolicySettings")
-            self.trains = settings.trains
-            own = {key: _chosen(getattr(settings, key), default) for key, default in defaults.items()}
+        settings = settings_of(name)
+        self._scope, parts = built_as(name)
+        self.trains = self.is_training = settings.trains
+        self.snapshot_of: str | None = self._source(settings.snapshot_of, lineup)
+        with gin.config_scope(self._scope):
+            own = {key: _chosen(getattr(parts, key), default) for key, default in defaults.items()}
             drawn = int(np.random.SeedSequence([seed, number, _PURPOSE]).generate_state(1)[0])
             self.stream = RandomStream(_chosen(settings.seed, drawn), device)
             with self.stream:
@@ -109,7 +149,7 @@ class Member:
                 for module in self.algorithm.modules():
                     if isinstance(module, RLAlgorithm):
                         module.progress = progress  # before a learner is built, which reads it
-                self.batches = self._make_batches(own["batches"])
+                self.batches = self._make_batches(own["batches"] if self.trains else None)
                 networks: tuple[RLAlgorithm, Transforms] = self.algorithm, self.transforms
                 self.seat = Seat(games, self.group, lineup.columns[name], *networks, self.stream, has_gaps)
                 self.learner = build(own["learner"], Learner, f"{name}/Trainer.learner", self.algorithm)
@@ -121,8 +161,18 @@ class Member:
         Args:
           unroll_length: number of steps of all games in an unroll.
           num_unrolls: expected number of unrolls of the run; inf if unknown.
+
+        Raises:
+          UsageError: the policy trains and has no parameters.
         """
-        with gin.config_scope(self.name), self.stream:
+        if not self.trains:  # else replay would take memory
+            return
+        if not any(parameter.requires_grad for parameter in self.algorithm.parameters()):
+            raise UsageError(
+                f"{type(self.algorithm).__name__} of the policy {self.name} has nothing to train; bind "
+                f"{self.name}/PolicySettings.trains = False"
+            )
+        with gin.config_scope(self._scope), self.stream:
             if isinstance(self.batches, EpochBatches):
                 self.batches.expected_rows = unroll_length * self.steps_per_step if self.seat.has_gaps else None
             self.batches.plan(num_unrolls * unroll_length * self.steps_per_step)
@@ -143,6 +193,16 @@ class Member:
     def spaces(self) -> TrainedSpaces:
         """Returns the spaces of the policy's agents."""
         return TrainedSpaces(self.group.observation_space, self.group.action_space, self.group.reward_spec)
+
+    def _source(self, name: str | None, lineup: Lineup) -> str | None:
+        """Returns the name of the policy of which this one is a snapshot, after checking that there is one."""
+        if name is not None and lineup.group.get(name) != lineup.group[self.name]:
+            others = [one for one in lineup.names if lineup.group[one] == lineup.group[self.name] and one != self.name]
+            raise UsageError(
+                f"{self.name}/PolicySettings.snapshot_of is {name!r}; the policies for its spaces are "
+                f"{', '.join(others) or 'none'}"
+            )
+        return name
 
     def _make_metrics(self, metrics: Sequence[Callable[[], Any]]) -> Metrics:
         """Returns the metrics of the policy, and tells its seat what they read."""

@@ -3,13 +3,14 @@
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from alfish import nest, specs
 from alfish.algorithms.acting import in_eval_mode
+from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import StepType, TimeStep
 from alfish.environments.games import Games, Group, SideBySide
 from alfish.errors import RunError, UsageError
@@ -18,15 +19,28 @@ from alfish.nest import Nest
 from alfish.offline import Episode
 from alfish.parameters import NonNegativeInt, checked
 from alfish.policies.lineup import Lineup
-from alfish.policies.member import Member
 from alfish.runs import random_state
 from alfish.training.evaluations.evaluation import Evaluation
 from alfish.training.evaluator import MAX_EPISODE_LENGTH, episode_of, print_to_stderr
 from alfish.training.films import FilmRow
 from alfish.training.padded_policy import PaddedPolicy
+from alfish.transforms import Transforms
 from alfish.unrollers.episode_runner import EpisodeAccumulator
 
 RANDOM = "random"  # name of an opponent that acts uniformly at random
+
+
+class Player(Protocol):
+    """What an evaluator needs of a policy: its name and its networks."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def algorithm(self) -> RLAlgorithm: ...
+
+    @property
+    def transforms(self) -> Transforms: ...
 
 
 class GameEvaluator:
@@ -43,7 +57,7 @@ class GameEvaluator:
       max_length: number of steps after which a game is cut.
 
     Attributes:
-      environment: the games.
+      environment, max_length: the games, and the argument.
       log: function that receives a line about games that were cut.
       num_cut: number of games of the last evaluation that were cut.
 
@@ -54,7 +68,7 @@ class GameEvaluator:
     def __init__(
         self,
         games: Games,
-        members: Sequence[Member],
+        members: Sequence[Player],
         lineup: Lineup,
         opponents: Mapping[str, str] | None = None,
         max_length: int = MAX_EPISODE_LENGTH,
@@ -65,7 +79,7 @@ class GameEvaluator:
                 "without @Evaluate(), and evaluate each policy in its own environment"
             )
         self.environment, self._members, self._lineup = games, list(members), lineup
-        self._max_length, self.num_cut = max_length, 0
+        self.max_length, self.num_cut = max_length, 0
         self.log: Callable[[str], Any] = print_to_stderr
         self._numbers = {member.name: number for number, member in enumerate(members)}
         self._fixed = self._fixed_numbers(opponents or {})
@@ -111,7 +125,7 @@ class GameEvaluator:
         if np.isinf(returns).any() or np.isnan(returns).all(1).any():
             raise RunError("the return of a game of the evaluation is not finite; look at the rewards of the game")
         if self.num_cut:
-            self.log(f"{self.num_cut} games were cut at {self._max_length:,} steps (Trainer.max_evaluation_length)")
+            self.log(f"{self.num_cut} games were cut at {self.max_length:,} steps (Trainer.max_evaluation_length)")
         of_policies = returns[:, :-1]
         objectives = {name: tuple(own.tolist()) for name, own in zip(self._numbers, of_policies.T)}
         whole = np.nanmean(of_policies if np.isfinite(of_policies).any(1).all() else returns, axis=1)
@@ -208,7 +222,7 @@ class GameEvaluator:
                 keep(rows, ~is_over)
             for key, own in seats.items():
                 own.count(rows[key], is_over)
-            is_cut = ~is_over & ~games.is_over & (length >= self._max_length)
+            is_cut = ~is_over & ~games.is_over & (length >= self.max_length)
             self.num_cut += int(is_cut[:count].sum())
             ends = ~is_over & (games.is_over | is_cut)
             is_over = is_over | ends
@@ -265,7 +279,7 @@ class _Seats:
       seed: seed of the round.
     """
 
-    def __init__(self, group: Group, playing: np.ndarray, members: Sequence[Member], sample: bool, seed: int):
+    def __init__(self, group: Group, playing: np.ndarray, members: Sequence[Player], sample: bool, seed: int):
         self._group, self._playing, num_games = group, playing, len(playing) // len(group.agents)
         self._masks = specs.mask_reader(group.observation_spec, group.action_spec)
         self._game = np.repeat(np.arange(num_games), len(group.agents))

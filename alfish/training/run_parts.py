@@ -235,16 +235,19 @@ class JointParts(Parts):
             member.observe(experience[member.name])
 
     def after_iteration(self, experience: Any) -> None:
-        for member in self.trained:
+        for member in [one for one in self.trained if one.is_training]:
             member.after_iteration(experience[member.name], not self.calibration.is_set)
 
     def players(self) -> str:
         lineup = self.unroller.lineup  # type: ignore[attr-defined]
-        return "; ".join(
+        found = [
             f"{one.name} ({type(one.algorithm).__name__}{'' if one.trains else ', does not train'}) as "
             f"{', '.join(lineup.agents_of(one.name))}"
             for one in self.members
-        )
+            if one.snapshot_of is None
+        ]
+        found += [f"{one.name} (snapshot of {one.snapshot_of})" for one in self.members if one.snapshot_of is not None]
+        return "; ".join(found)
 
     def networks(self) -> dict[str, Any]:
         return {
@@ -393,11 +396,12 @@ def _make_joint_parts(
     return JointParts(*parts)
 
 
-def start_external(algorithm: RLAlgorithm, environment: Environment) -> None:
-    """Starts the parts of an algorithm whose content is outside of the run; raises as `External.start` does."""
-    for part in algorithm.modules():
-        if isinstance(part, External):
-            part.start(environment.observation_space, environment.action_space)
+def start_external(parts: Parts) -> None:
+    """Starts the parts of algorithms whose content is outside of the run; raises as `External.start` does."""
+    for algorithm, _, observed, acted in parts.networks().values():
+        for part in algorithm.modules():
+            if isinstance(part, External):
+                part.start(observed, acted)
 
 
 def use_device(name: str, num_threads: int | Literal["auto"]) -> torch.device:

@@ -29,6 +29,7 @@ from alfish.runs.timer import LOOP, Timer
 from alfish.training import untrained
 from alfish.training.clock import Clock
 from alfish.training.evaluator import MAX_EPISODE_LENGTH, Evaluator, print_to_stderr
+from alfish.training.leagues import check_snapshots
 from alfish.training.listener import LISTENERS, Listener, Notifier, PolicyRun, Report
 from alfish.training.listeners import CheckpointSaver, checked_listeners
 from alfish.training.loop import Loop
@@ -163,7 +164,7 @@ class Trainer:
         self.directory.open()
         _warn_of_settings(self)
         self.batches.start(self.environment)
-        start_external(self.algorithm, self.environment)
+        start_external(self._parts)
         if not self._loop.resume(self.directory, self.load_state_dict):
             self._parts.initial_parts.load(self.log)
         if self.clock.finished and not any(behind for (behind,) in replicas.gather(self._notifier.is_behind(self))):
@@ -405,7 +406,8 @@ def _is_done(trainer: Trainer, notifier: Notifier) -> bool:
 
 
 def _warn_of_settings(trainer: Trainer) -> None:
-    """Logs a warning about each setting that is probably a mistake."""
+    """Logs a warning about each setting that is probably a mistake; refuses snapshots that nothing writes."""
+    check_snapshots(trainer)
     if replicas.size() > 1 and trainer.learner.is_small and trainer.device.type == "cpu":
         trainer.log(
             "An update takes less than about 2 ms, so that sums over several learners may cost more time than they "

@@ -21,6 +21,7 @@ ADDITIONS = {
         "an opponent": "against_random",
         "critics": "actor/Encoder",
         "teams": "team_spirit",
+        "a league": "Snapshots.period",
     }.items()
 }
 FEW = (
@@ -47,11 +48,12 @@ def train(tmp_path, text, *more):
 def test_an_addition_of_the_page_trains(tmp_path, addition):
     more = ["runner/ReplayBatches.warmup_env_steps=8", "ReplayBatches.batch_size=4"] if "algorithm" in addition else ()
     text = WHOLE + ADDITIONS[addition].replace("'agent_0', 'agent_1'", "'agent_0'")
-    if "'each'" in text:  # whose policies have other names
+    if "'each'" in text or addition == "a league":  # whose policies have other names
         text = re.sub("^(chaser|runner)/.*", "", text, flags=re.MULTILINE)
     run = train(tmp_path, text, *more)
     names = (run / "metrics.csv").read_text().partition("\n")[0]
-    assert f"train/{'agent_0' if 'each' in text else 'runner'}/loss" in names
+    trained = "main" if addition == "a league" else "agent_0" if "'each'" in text else "runner"
+    assert f"train/{trained}/loss" in names
     if addition == "an opponent":
         assert list((run / "eval").glob("against_random-*.csv"))
 
@@ -83,3 +85,19 @@ def test_the_example_trains_two_players_in_turns(tmp_path, monkeypatch):
     assert main([*command, *(f"--gin_param={one}" for one in few)]) == 0
     names = {path.name.partition("-")[0] for path in (tmp_path / "run" / "eval").glob("*.csv")}
     assert names == {"evaluation", "first_against_random", "second_against_random"}
+
+
+def test_the_league_of_the_examples_trains_and_is_rated(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(PROJECT)
+    few = ["Trainer.num_env_steps=600", "make_games.num_games=4", "Evaluate.num_episodes=2", "Learner.compile=False"]
+    few += ["Snapshots.period=200", "CheckpointSaver.period=300", "Evaluate.period=300"]
+    run = tmp_path / "run"
+    command = ["train", "--gin_file=examples/league.gin", f"--root_dir={run}"]
+    assert main([*command, *(f"--gin_param={one}" for one in few)]) == 0
+    log = (run / "log.txt").read_text()
+    assert [f"past{k} is now main of" in log for k in range(4)] == [True, True, True, False]
+    evaluations = [path.name.partition("-")[0] for path in (run / "eval").glob("*.csv")]
+    assert len(evaluations) == 2 and set(evaluations) == {"against_random"}
+    flags = ["--checkpoints=all", "--num_games=2", f"--output={tmp_path / 'cross.csv'}"]
+    assert main(["crossplay", f"--root_dir={run}", *flags]) == 0
+    assert "exploitability" in capsys.readouterr().out and (tmp_path / "cross-players.csv").is_file()

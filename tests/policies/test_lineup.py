@@ -48,6 +48,28 @@ def test_weights_are_relative_frequencies():
     assert abs(found[0] - 0.75) < 0.02 and lineup.share("x") == pytest.approx(4.5)
 
 
+def test_a_weight_of_a_name_without_its_number_is_that_of_each_policy():
+    lineup = lineup_of({"main": "*", "past": ("*", 4)}, weights={"main": 4.0, "past": 2.0, "past3": 0.0})
+    assert [lineup.share(name) / 6 for name in lineup.names] == pytest.approx([0.4, 0.2, 0.2, 0.2, 0.0])
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+@pytest.mark.parametrize("policies", [{"x": "*", "y": "*", "z": "*"}, {"x": ["a", "b"], "y": "*", "z": ["b", "c"]}])
+def test_a_required_policy_plays_in_each_game(policies, mixed):
+    settings = {"weights": {"y": 2.0}, "mixed": mixed}
+    lineup = lineup_of(policies, requires="x", **settings)
+    found, drawn = frequencies(lineup, 6000)
+    assert all(0 in row for row in drawn)
+    _, without = frequencies(lineup_of(policies, **settings), 6000)
+    pairs = list(zip(drawn, without))
+    assert all(row == other for row, other in pairs if 0 in other) and any(0 not in other for other in without)
+    if mixed:
+        assert all(sum(a != b for a, b in zip(*pair)) <= 1 for pair in pairs)
+    shares = [lineup.share(name) / 6 for name in lineup.names]
+    np.testing.assert_allclose(found, shares, atol=0.012)
+    assert sum(shares) == pytest.approx(1.0)
+
+
 def test_an_unmixed_lineup_has_one_policy_in_a_game():
     _, drawn = frequencies(lineup_of({"p": ("*", 4)}, mixed=False), 200)
     assert all(len(set(row)) == 1 for row in drawn) and len({row[0] for row in drawn}) == 4
@@ -74,6 +96,7 @@ def test_a_draw_depends_on_the_game_and_its_resets_only():
         ({"actor": "*"}, {}, "a policy called 'actor'"),
         ({"my policy": "*"}, {}, "a policy called 'my policy'"),
         ({"x": "*"}, {"weights": {"z": 1.0}}, "Lineup.weights has 'z'; the policies are x"),
+        ({"x": "*"}, {"requires": "z"}, "Lineup.requires is 'z'; the policies are x"),
         ({"x": "*", "y": "*"}, {"weights": {"x": 0.0, "y": 0.0}}, "Lineup.weights is 0 for x, y"),
     ],
 )

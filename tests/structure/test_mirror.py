@@ -100,6 +100,7 @@ TOGETHER = {
     "sweeps/test_search.py": ["sweeps: trial_samplers"],
     "sweeps/test_sweep.py": ["bin: group_flags sweep", "sweeps: group table trials"],
     "training/test_calibration.py": ["training: clock"],
+    "training/test_crossplay.py": ["bin: crossplay"],
     "training/test_diagnostics.py": [
         "training: summaries",
         "training/diagnostics: diagnostic estimates networks",

@@ -81,9 +81,9 @@ def is_opened_to_act() -> bool:
 
 
 @contextlib.contextmanager
-def opened_to_act() -> Iterator[None]:
-    """Makes `is_opened_to_act` return True within the context."""
-    token = _OPENED_TO_ACT.set(True)
+def opened_to_act(is_opened: bool = True) -> Iterator[None]:
+    """Makes `is_opened_to_act` return `is_opened` within the context."""
+    token = _OPENED_TO_ACT.set(is_opened)
     try:
         yield
     finally:

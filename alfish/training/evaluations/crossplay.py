@@ -1,0 +1,321 @@
+"""Games between all players of runs: policies, at several checkpoints. One result file for each pair and seating."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.environments.games import Games
+from alfish.errors import UsageError
+from alfish.offline.recorded_spaces import Spaces, check_fit
+from alfish.policies.joint_unroller import JointUnroller
+from alfish.policies.lineup import Lineup
+from alfish.runs import contents
+from alfish.runs.files import make_directory, sha256, write_atomically
+from alfish.training.evaluations.evaluation import bootstrap_interval, mean
+from alfish.training.evaluations.ratings import Outcomes, Pair, Ratings, elo_ratings, exploitability
+from alfish.training.game_evaluator import GameEvaluator
+from alfish.training.policy import Policy
+from alfish.training.trainer import Trainer
+from alfish.transforms import Transforms
+
+SIDES = ("first", "second")  # names of the players of a match
+ZERO = 1e-6  # largest sum of the returns of both sides in a game of zero sum
+
+Side = tuple[str, ...]  # names of agents
+
+
+@dataclass(frozen=True)
+class Player:
+    """A policy of a run, at a checkpoint.
+
+    Attributes:
+      policy: name of the policy.
+      run: directory of the run.
+      steps: clock steps of the checkpoint.
+      checksum: SHA-256 sum of the checkpoint's file.
+      agents: agents that the policy may play in its run.
+    """
+
+    policy: str
+    run: str
+    steps: int
+    checksum: str
+    agents: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        return f"{self.policy}@{self.run}:{self.steps}"
+
+
+def players_of(trainer: Trainer, run: str, checkpoints: Sequence[str | int], policies: Sequence[str]) -> list[Player]:
+    """Returns the players of a run, by policy and then by steps.
+
+    Args:
+      trainer: trainer of the run.
+      run: name of the run.
+      checkpoints: checkpoints: 'all', 'latest', 'best' or steps.
+      policies: names of policies; empty means all that train.
+
+    Raises:
+      UsageError: the run is not one of several policies, or has no such policy or checkpoint.
+    """
+    unroller = trainer.unroller
+    if not isinstance(unroller, JointUnroller):
+        raise UsageError(f"{run} is not a run in games of several agents; see docs/several_policies.md")
+    members = {member.name: member for member in unroller.members}
+    if unknown := [name for name in policies if name not in members]:
+        raise UsageError(f"{run} has no policy {unknown[0]!r}; its policies are {', '.join(members)}")
+    names = policies or [name for name, member in members.items() if member.trains]
+    saved = trainer.directory.checkpoints
+    steps, best = saved.steps(), saved.best()
+    named = {"all": steps, "latest": steps[-1:], "best": [one for one in steps if one == best]}
+    found: set[int] = set()
+    for which in checkpoints:
+        own = named[which] if isinstance(which, str) else [one for one in steps if one == which]
+        if not own:
+            raise UsageError(f"{run} has no checkpoint {which}; its checkpoints are {steps}")
+        found |= set(own)
+    checksums = {one: sha256(saved.path(one)) for one in sorted(found)}
+    return [
+        Player(name, run, one, checksum, frozenset(unroller.lineup.agents_of(name)))
+        for name in names
+        for one, checksum in checksums.items()
+    ]
+
+
+def sides_of(games: Games, patterns: Sequence[str], players: Sequence[Player]) -> tuple[Side, Side]:
+    """Returns the agents of the two sides of games.
+
+    Args:
+      games: games to play.
+      patterns: pattern of the names of each side's agents; empty means the two agents of the game, or else the two sets
+        of agents that the players' policies play.
+      players: players.
+
+    Raises:
+      UsageError: the game does not have two sides that have all agents.
+    """
+    agents = [agent for group in games.groups.values() for agent in group.agents]
+    if patterns:
+        found = [tuple(agent for agent in agents if fnmatchcase(agent, one)) for one in patterns]
+    elif len(agents) == 2:
+        found = [(agent,) for agent in agents]
+    else:
+        played = {tuple(agent for agent in agents if agent in one.agents) for one in players}
+        found = sorted(played, key=lambda side: agents.index(side[0]))
+    if len(found) != 2 or sorted(agent for side in found for agent in side) != sorted(agents):
+        raise UsageError(
+            f"crossplay is for two sides, which have all agents of the game once ({', '.join(agents)}); name them by "
+            "--sides, as --sides='adversary_*,agent_*'"
+        )
+    return found[0], found[1]
+
+
+class Match(NamedTuple):
+    """The games of two players in one seating.
+
+    Attributes:
+      first, second: numbers of the players of the first and of the second side.
+      returns: mean return of the agents of each side in each game, `[2, N]`; nan where none of them has acted.
+    """
+
+    first: int
+    second: int
+    returns: np.ndarray
+
+    def outcomes(self) -> Outcomes:
+        """Returns the numbers of games that the first side has won, drawn and lost."""
+        difference = self.returns[0] - self.returns[1]
+        return Outcomes(int((difference > 0).sum()), int((difference == 0).sum()), int((difference < 0).sum()))
+
+
+class Crossplay:
+    """Plays the games of all pairs of players, each in every seating that their policies were trained for.
+
+    Args:
+      evaluator: evaluator of the games; its policies are not used.
+      players: players.
+      sides: agents of the two sides.
+      directory: directory of the result files.
+      load: function that returns the policy of a player.
+      num_games: number of games of a pair in one seating; game k has the seed `seed + k` for each pair.
+      seed: seed of game 0.
+      sample: whether policies sample their actions.
+      show: function that receives a line about each match.
+
+    Raises:
+      UsageError: no two players can play each other.
+    """
+
+    def __init__(
+        self,
+        evaluator: GameEvaluator,
+        players: Sequence[Player],
+        sides: tuple[Side, Side],
+        directory: Path,
+        load: Callable[[Player], Policy],
+        num_games: int,
+        seed: int,
+        sample: bool,
+        show: Callable[[str], Any] = print,
+    ):
+        self._games, self._max_length = evaluator.environment, evaluator.max_length
+        self.players, self._sides, self._directory, self._load = players, sides, directory, load
+        self._num_games, self._seed, self._sample, self._show = num_games, seed, sample, show
+        self._seated: dict[int, _Seated] = {}
+        able = [[set(side) <= player.agents for side in sides] for player in players]
+        self.pairs = [
+            (first, second)
+            for first in range(len(players))
+            for second in range(len(players))
+            if first != second and able[first][0] and able[second][1]
+        ]
+        if not self.pairs:
+            raise UsageError(
+                f"crossplay has {len(players)} players, and no two of them play the sides "
+                f"{' and '.join(map(', '.join, sides))}; name more checkpoints, policies or runs"
+            )
+
+    def matches(self) -> list[Match]:
+        """Returns the matches of all pairs; those without a result file are played."""
+        return [self._match(pair) for pair in self.pairs]
+
+    def _match(self, pair: Pair) -> Match:
+        key = self._key(pair)
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+        path = self._directory / f"{digest[:24]}.json"
+        if (stored := contents.json_value(self._directory, path.name)) is not None:
+            return Match(*pair, self._stored(path, stored, key))
+        returns = self._played(pair)
+        make_directory(self._directory)
+        numbers = [[None if np.isnan(one) else one for one in own] for own in returns.tolist()]
+        write_atomically(path, json.dumps({**key, "returns": numbers}) + "\n")
+        match = Match(*pair, returns)
+        own, (wins, draws, losses) = returns[0][np.isfinite(returns[0])], match.outcomes()
+        first, second = (self.players[k].name for k in pair)
+        self._show(f"{first} against {second}: return {mean(own):.4g}, {wins} won, {draws} drawn, {losses} lost")
+        return match
+
+    def _key(self, pair: Pair) -> dict[str, Any]:
+        """Returns what determines the result of a match."""
+        players = [self.players[k] for k in pair]
+        return {
+            "players": [one.name for one in players],
+            "checksums": [one.checksum for one in players],
+            "sides": [list(side) for side in self._sides],
+            "game": self._games.name,
+            "seed": self._seed,
+            "num_games": self._num_games,
+            "max_length": self._max_length,
+            "sample": self._sample,
+        }
+
+    def _stored(self, path: Path, stored: Any, key: Mapping[str, Any]) -> np.ndarray:
+        """Returns the returns of a result file."""
+        try:
+            if {name: stored[name] for name in key} != dict(key):
+                raise ValueError("it has other settings")
+            returns = np.array([[np.nan if one is None else float(one) for one in own] for own in stored["returns"]])
+            if returns.shape != (2, self._num_games):
+                raise ValueError("it has another number of games")
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"{path} is not a result of `alfish crossplay` ({error}); remove it") from error
+        return returns
+
+    def _played(self, pair: Pair) -> np.ndarray:
+        seated = [self._seat(number)._replace(name=name) for number, name in zip(pair, SIDES)]
+        lineup = Lineup(dict(zip(SIDES, self._sides)), self._games, self._seed, weights=None, mixed=True, requires=None)
+        for one, number in zip(seated, pair):
+            group = self._games.groups[lineup.group[one.name]]
+            spaces = Spaces(group.observation_space, group.action_space)
+            check_fit(one.spaces, spaces, self.players[number].name, "those of the game")
+        evaluator = GameEvaluator(self._games, seated, lineup, None, self._max_length)
+        evaluation = evaluator.evaluate(self._num_games, self._seed, self._sample)
+        return np.array([evaluation.by_objective[name] for name in SIDES])
+
+    def _seat(self, number: int) -> "_Seated":
+        if number not in self._seated:
+            policy = self._load(self.players[number])
+            spaces = Spaces(policy.observation_space, policy.action_space)
+            self._seated[number] = _Seated("", policy.algorithm, policy.transforms, spaces)
+        return self._seated[number]
+
+
+class _Seated(NamedTuple):
+    """A loaded player, in the form that `GameEvaluator` takes."""
+
+    name: str
+    algorithm: RLAlgorithm
+    transforms: Transforms
+    spaces: Spaces
+
+
+class Standings:
+    """What the matches say about pairs and about players.
+
+    Args:
+      players: players.
+      matches: all matches.
+      anchor: number of the player whose Elo is 1000.
+
+    Attributes:
+      is_zero_sum: whether the returns of both sides add up to 0 in each game; only then there are wins and ratings.
+      ratings: Elo of the players; None unless `is_zero_sum`.
+      exploitability: largest mean loss of each player to another one, `[P]`; None unless `is_zero_sum`.
+      means: mean return of each player over its opponents, `[P]`, nan without one.
+    """
+
+    def __init__(self, players: Sequence[Player], matches: Sequence[Match], anchor: int = 0):
+        self._players, self._matches = players, matches
+        sums = np.concatenate([match.returns.sum(0) for match in matches])
+        self.is_zero_sum = bool((np.abs(sums) <= ZERO).all())
+        means, count = self._means(), len(players)
+        own = [[value for (player, _), value in means.items() if player == k] for k in range(count)]
+        self.means = np.array([mean(values) if values else np.nan for values in own])
+        self.ratings: Ratings | None = None
+        self.exploitability: np.ndarray | None = None
+        if self.is_zero_sum:
+            outcomes = {(match.first, match.second): match.outcomes() for match in matches}
+            self.ratings = elo_ratings(outcomes, count, anchor)
+            self.exploitability = exploitability(means, count)
+
+    def match_table(self) -> list[list[Any]]:
+        """Returns a table of matches; row 0 is the header."""
+        header = ["first", "second", "games"]
+        for side in SIDES:
+            header += [f"mean_return/{side}", f"ci_low/{side}", f"ci_high/{side}"]
+        rows: list[list[Any]] = [[*header, "wins", "draws", "losses"]]
+        for match in self._matches:
+            names = [self._players[k].name for k in (match.first, match.second)]
+            row: list[Any] = [*names, match.returns.shape[1]]
+            for own in match.returns:
+                present = own[np.isfinite(own)]
+                row += [mean(present), *bootstrap_interval(present)] if len(present) else [None] * 3
+            rows.append([*row, *(match.outcomes() if self.is_zero_sum else [None] * 3)])
+        return rows
+
+    def player_table(self) -> list[list[Any]]:
+        """Returns a table of players, the strongest one first; row 0 is the header."""
+        order = np.argsort(-(self.means if self.ratings is None else self.ratings.elo), kind="stable")
+        rows: list[list[Any]] = [["player", "elo", "ci_low", "ci_high", "exploitability", "mean_return"]]
+        for k in order.tolist():
+            rated = [None] * 3 if self.ratings is None else [float(one[k]) for one in self.ratings]
+            loss = None if self.exploitability is None else float(self.exploitability[k])
+            rows.append([self._players[k].name, *rated, loss, float(self.means[k])])
+        return rows
+
+    def _means(self) -> dict[Pair, float]:
+        """Returns the mean return of each player against each other one, over both seats."""
+        found: dict[Pair, list[float]] = {}
+        for match in self._matches:
+            pair = match.first, match.second
+            for key, own in zip((pair, pair[::-1]), match.returns):
+                found.setdefault(key, []).extend(own[np.isfinite(own)].tolist())
+        return {pair: mean(own) for pair, own in found.items() if own}
