@@ -20,6 +20,7 @@ from alfish.offline.recorded_spaces import TrainedSpaces, spaces_by_policy
 from alfish.parameters import checked
 from alfish.parameters.description import CONFIG_FILE
 from alfish.parameters.kinds import device_named
+from alfish.parameters.rebinding import rebound
 from alfish.policies.member import built_as
 from alfish.policies.networks import chosen_policy, load_networks, make_networks, state_of_policy
 from alfish.runs import random_state, subnormals
@@ -147,7 +148,8 @@ def load(
             with contextlib.closing(_opened_trainer(directory, device)) as trainer:
                 trainer.load_policy(checkpoint)
                 return trainer.policy()
-        networks = _networks(name, own, directory, device)
+        with rebound(state.get("settings", {}).get(name, {}), name, complete=False):
+            networks = _networks(name, own, directory, device)
         found = Policy(*networks, own.observation, own.action)
 
         def fill(state: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from alfish.errors import UsageError
 from alfish.parameters import description, differences, exclusive, gin_internals, imports
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
 from alfish.parameters.gin_internals import Key
+from alfish.parameters.rebinding import whole_binding
 from alfish.runs import trust
 
 Lacking = Literal["parts", "imports"]
@@ -162,6 +163,7 @@ class _Reader:
         """Parses one binding of the caller."""
         origin = sentences.given(binding)
         with sentences.named(origin), gin_internals.parsing(self._included, self._note):
+            binding = whole_binding(binding)
             _import_names(binding, origin)
             gin.parse_config(binding)
         self.reading.end(layer_of_caller())

@@ -65,10 +65,13 @@ class EnvInfo(Metric):
         for key, (values, present) in self._read(rows, where).items():
             self._window_of(key).extend(values[present])
 
+    def windows(self) -> dict[str, MovingWindow]:
+        return {f"{self.name}/{key}": self._windows[key] for key in sorted(self._windows)}
+
     def result(self) -> dict[str, float]:
         result: dict[str, float] = {}
-        for key in sorted(self._windows):
-            result |= self._windows[key].result(f"{self.name}/{key}")
+        for name, window in self.windows().items():
+            result |= window.result(name)
         return result
 
     def state_dict(self) -> dict[str, Any]:

@@ -40,10 +40,14 @@ class EpisodeMetric(Metric, abc.ABC):
             for name, own in rows.by_objective.items():
                 self._by_objective.setdefault(name, _EpisodeSums(self._size)).update(self, own)
 
+    def windows(self) -> dict[str, MovingWindow]:
+        by_objective = {f"{self.name}/{name}": sums.window for name, sums in self._by_objective.items()}
+        return {self.name: self._sums.window, **by_objective}
+
     def result(self) -> dict[str, float]:
-        result = self._sums.window.result(self.name)
-        for name, sums in self._by_objective.items():
-            result |= sums.window.result(f"{self.name}/{name}")
+        result: dict[str, float] = {}
+        for name, window in self.windows().items():
+            result |= window.result(name)
         return result
 
     def state_dict(self) -> dict[str, Any]:

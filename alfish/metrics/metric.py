@@ -1,8 +1,9 @@
 """The protocol of metrics, the moving window, and the container that passes rows to metrics."""
 
 import abc
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -72,6 +73,15 @@ class MovingWindow:
         self._num_nonfinite += len(values) - len(finite)
         self._values = np.concatenate([self._values, finite])[-self._size :]
 
+    def mean_and_variance(self) -> tuple[float, float] | None:
+        """Returns the mean and its variance (inf for a single value); None without values."""
+        count = len(self._values)
+        if not count:
+            return None
+        with np.errstate(over="ignore"):
+            variance = float(self._values.var(ddof=1)) / count if count > 1 else math.inf
+            return float(self._values.mean()), variance
+
     def result(self, name: str) -> dict[str, float]:
         """Returns the mean, the number of its values (`/n`), and any number of nonfinite values (`/nonfinite`)."""
         result = {}
@@ -88,6 +98,14 @@ class MovingWindow:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._values = state["values"].numpy().copy()[-self._size :]
         self._num_nonfinite = state["num_nonfinite"]
+
+
+@runtime_checkable
+class Windowed(Protocol):
+    """Part of a metric whose results are means of moving windows."""
+
+    def windows(self) -> dict[str, MovingWindow]:
+        """Returns the windows by the name of the result, also of results that have no value yet."""
 
 
 class Metrics:
@@ -194,6 +212,17 @@ class Metrics:
                 result = metric.result()
             check_scalars(result, f"the result of {type(metric).__name__}")
             found |= result
+        return found
+
+    def windows(self) -> dict[str, MovingWindow]:
+        """Returns the windows over which results are means, by the name of the result.
+
+        A metric with such results has a method `windows` that returns its own.
+        """
+        self._flush()
+        found: dict[str, MovingWindow] = {}
+        for metric in self._metrics.values():
+            found |= metric.windows() if isinstance(metric, Windowed) else {}
         return found
 
     def state_dict(self) -> dict[str, Any]:

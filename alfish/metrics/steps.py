@@ -47,10 +47,13 @@ class AverageReward(Metric):
         for name, own in rows.by_objective.items():
             self._by_objective.setdefault(name, MovingWindow(self._size)).extend(own.reward[rows.arrived])
 
+    def windows(self) -> dict[str, MovingWindow]:
+        return {self.name: self._window, **{f"{self.name}/{name}": own for name, own in self._by_objective.items()}}
+
     def result(self) -> dict[str, float]:
-        result = self._window.result(self.name)
-        for name, window in self._by_objective.items():
-            result |= window.result(f"{self.name}/{name}")
+        result: dict[str, float] = {}
+        for name, window in self.windows().items():
+            result |= window.result(name)
         return result
 
     def state_dict(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import inspect
 import itertools
 import os
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gin
@@ -85,6 +85,46 @@ def _unsorted_dicts() -> Iterator[None]:
 def bindings() -> dict[Key, dict[str, Any]]:
     """Returns the value of each bound parameter, by the key of its configurable. The mapping is not a copy."""
     return _name_of("_CONFIG")
+
+
+def parsed_name(name: str) -> tuple[str, str, str]:
+    """Returns scope, complete selector and parameter of a name such as 'a/PPO.gamma'.
+
+    Raises:
+      ValueError: there is no such parameter.
+    """
+    parsed = _name_of("ParsedBindingKey").parse(name)
+    return parsed.scope, parsed.complete_selector, parsed.arg_name
+
+
+@contextlib.contextmanager
+def rebound(values: Mapping[tuple[str, str, str], Any]) -> Iterator[Callable[[str, str, str], bool]]:
+    """Binds parameters within the context; at the end all bindings, and the notes of what was read, are as before.
+
+    Args:
+      values: values by scope, selector and parameter.
+
+    Yields:
+      Function of a scope, a selector and a parameter that tells whether a call in the scope has left it to gin.
+    """
+    config, operative = _name_of("_CONFIG"), _name_of("_OPERATIVE_CONFIG")
+    before = [(part, {key: dict(own) for key, own in part.items()}) for part in (config, operative)]
+    operative.clear()
+    for (scope, selector, parameter), value in values.items():
+        config.setdefault((scope, selector), {})[parameter] = value
+
+    def is_read(scope: str, selector: str, parameter: str) -> bool:
+        return any(
+            one == selector and parameter in own and f"{there}/".startswith(f"{scope}/")
+            for (there, one), own in operative.items()
+        )
+
+    try:
+        yield is_read
+    finally:
+        for part, own in before:
+            part.clear()
+            part.update(own)
 
 
 def called() -> list[Key]:

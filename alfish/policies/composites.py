@@ -123,7 +123,7 @@ class JointBatches:
     def start(self, environment: GamesByPolicy) -> None:
         """Lets the sources of policies that train read what they need."""
         for member in self._trained():
-            member.batches.start(member.seat.environment)
+            member.start()
 
     def rest(self) -> int:
         return 0
@@ -183,7 +183,6 @@ class JointLearner:
 
     def __init__(self, members: Sequence[Member]):
         self._members = members
-        self.frozen = _Frozen([module for member in members for module in member.learner.frozen.modules])
         self._log: Callable[[str], Any] | None = None
 
     @property
@@ -240,11 +239,15 @@ class JointLearner:
                 member.learner.load_state_dict(state["policies"][member.name])
 
 
-class _Frozen:
-    """The frozen modules of all policies, as `Learner.frozen` has those of one."""
+class JointModes:
+    """Switches the algorithms of all policies between acting and training, as `ModeSwitch` does with one."""
 
-    def __init__(self, modules: list[nn.Module]):
-        self.modules, self.names = modules, ()
+    def __init__(self, members: Sequence[Member]):
+        self._members = members
+
+    def switch(self, training: bool) -> None:
+        for member in self._members:
+            member.modes.switch(training)
 
 
 class JointMetrics:

@@ -1,6 +1,6 @@
 """The unroller of several policies, which act together in games."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -117,7 +117,22 @@ class JointUnroller(Unroller):
     def time(self, timer: Timer) -> None:
         self._step = timer.around(ENVIRONMENT, self._step)
         for member in self.members:
-            member.seat.time(timer)
+            member.time(timer)
+
+    def rebuild(self, member: Member, bindings: Mapping[str, str], parent: Member | None = None) -> None:
+        """Builds a policy again, see `Member.rebuild` and `Member.continue_from`.
+
+        Args:
+          member: policy to build.
+          bindings: gin texts of the parameters that a population has changed, by name.
+          parent: policy whose networks it continues with; None means that its state is loaded afterwards.
+        """
+        if parent is None:
+            member.rebuild(bindings)
+        else:
+            member.continue_from(parent, bindings)
+        self._algorithm.add_module(member.name, member.algorithm)
+        self._transforms.add_module(member.name, member.transforms)
 
     def state_dict(self) -> dict[str, Any]:
         return {

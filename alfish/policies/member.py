@@ -1,5 +1,6 @@
 """One of several policies: its settings, and the parts of a run that belong to it."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -7,6 +8,7 @@ import gin
 import numpy as np
 import torch
 
+from alfish.algorithms.acting import ModeSwitch
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Experience
 from alfish.environments.games import Games, Group
@@ -17,10 +19,12 @@ from alfish.metrics import Metrics
 from alfish.offline.recorded_spaces import TrainedSpaces
 from alfish.parameters import Range, checked, gin_internals
 from alfish.parameters.parts import build
+from alfish.parameters.rebinding import rebound
 from alfish.policies.lineup import Lineup, family_of
 from alfish.policies.networks import after_iteration, make_networks, observe
 from alfish.policies.seat import Seat
 from alfish.runs.random_state import RandomStream
+from alfish.runs.timer import Timer
 from alfish.specs import reward_names
 from alfish.transforms import Transforms
 
@@ -103,14 +107,17 @@ class Member:
       seed: seed of the run.
       device: device of the networks.
       progress: progress of the run, which all policies share, float64 0-d.
+      bindings: gin texts of parameters that a population has changed, by name; see `parameters.rebinding`.
 
     Attributes:
+      bindings: the argument.
       group: group of the policy's agents.
       trains: whether the policy learns.
       is_training: whether the policy learns now; `AlternateTraining` writes it. While False, the steps of the policy
         are not counted.
       snapshot_of: name of the policy whose weights this one receives; None means its own.
       algorithm, transforms, batches, seat, learner, metrics: parts of the policy.
+      modes: switch between acting and training.
       stream: random numbers of the policy, in which it is built, acts and trains.
       num_steps: number of environment steps of the policy so far.
       steps_per_step: expected number of environment steps of the policy in a step of all games.
@@ -130,8 +137,13 @@ class Member:
         seed: int,
         device: torch.device,
         progress: torch.Tensor,
+        bindings: Mapping[str, str] | None = None,
     ):
-        self.name, self.num_steps = name, 0
+        self.name, self.num_steps, self.bindings = name, 0, dict(bindings or {})
+        self._given = number, lineup, games, defaults, metrics, seed, device, progress
+        self._planned: tuple[float, float] | None = None
+        self._timer: Timer | None = None
+        self._has_started = False
         self.group: Group = games.groups[lineup.group[name]]
         self.steps_per_step = lineup.share(name) / games.turns
         has_gaps = games.has_gaps or not lineup.is_fixed
@@ -139,7 +151,7 @@ class Member:
         self._scope, parts = built_as(name)
         self.trains = self.is_training = settings.trains
         self.snapshot_of: str | None = self._source(settings.snapshot_of, lineup)
-        with gin.config_scope(self._scope):
+        with rebound(self.bindings, name), gin.config_scope(self._scope):
             own = {key: _chosen(getattr(parts, key), default) for key, default in defaults.items()}
             drawn = int(np.random.SeedSequence([seed, number, _PURPOSE]).generate_state(1)[0])
             self.stream = RandomStream(_chosen(settings.seed, drawn), device)
@@ -154,6 +166,7 @@ class Member:
                 self.seat = Seat(games, self.group, lineup.columns[name], *networks, self.stream, has_gaps)
                 self.learner = build(own["learner"], Learner, f"{name}/Trainer.learner", self.algorithm)
                 self.metrics = self._make_metrics(metrics)
+        self.modes = ModeSwitch(self.algorithm, self.learner.frozen.modules)
 
     def plan(self, unroll_length: float, num_unrolls: float) -> None:
         """Plans the parts for a number of unrolls.
@@ -165,6 +178,7 @@ class Member:
         Raises:
           UsageError: the policy trains and has no parameters.
         """
+        self._planned = unroll_length, num_unrolls
         if not self.trains:  # else replay would take memory
             return
         if not any(parameter.requires_grad for parameter in self.algorithm.parameters()):
@@ -172,13 +186,93 @@ class Member:
                 f"{type(self.algorithm).__name__} of the policy {self.name} has nothing to train; bind "
                 f"{self.name}/PolicySettings.trains = False"
             )
-        with gin.config_scope(self._scope), self.stream:
+        with rebound(self.bindings, self.name, complete=False), gin.config_scope(self._scope), self.stream:
             if isinstance(self.batches, EpochBatches):
                 self.batches.expected_rows = unroll_length * self.steps_per_step if self.seat.has_gaps else None
             self.batches.plan(num_unrolls * unroll_length * self.steps_per_step)
             self.batches.bind(self.algorithm, self.transforms, unroll_length, self.seat.num_columns)
             self.seat.stores_states = self.batches.stores_states
             self.learner.plan(num_unrolls * self.batches.updates_per_iteration, self.batches.rows_per_update)
+
+    def start(self) -> None:
+        """Lets the source of batches read what it needs."""
+        self._has_started = True
+        self.batches.start(self.seat.environment)
+
+    def time(self, timer: Timer) -> None:
+        """Measures the parts of acting."""
+        self._timer = timer
+        self.seat.time(timer)
+
+    def rebuild(self, bindings: Mapping[str, str]) -> None:
+        """Builds the parts again, in their initial states, with other values of some parameters.
+
+        Args:
+          bindings: gin texts of the parameters, by name; all others have the values of the configuration.
+        """
+        self._become(self._rebuilt(bindings))
+
+    def continue_from(self, parent: "Member", bindings: Mapping[str, str]) -> None:
+        """Continues with the networks of a policy, which may be this one, and with other values of some parameters.
+
+        The parts are built again, as in a resumed run. Networks, transforms and optimizers then have the state of the
+        parent. Rows, metrics, counts and random numbers stay this policy's own, and so do the weights of a vector
+        reward, which are a setting. If building or loading raises, nothing has changed.
+
+        Args:
+          parent: policy with networks of the same shapes.
+          bindings: gin texts of the parameters, by name; all others have the values of the configuration.
+
+        Raises:
+          UsageError: the new parts have tensors of other shapes than those of the parent.
+        """
+        new = self._rebuilt(bindings)
+        if difference := new.difference(parent):
+            raise UsageError(
+                f"{self.name} cannot take the networks of {parent.name} with another {', '.join(bindings)}: "
+                f"{difference}; leave out of JointPopulation.perturb what changes the shape of a network"
+            )
+        weights = None if new.algorithm.reward_weights is None else new.algorithm.reward_weights.clone()
+        new.algorithm.load_state_dict(copy.deepcopy(parent.algorithm.state_dict()))
+        if weights is not None:
+            assert new.algorithm.reward_weights is not None
+            new.algorithm.reward_weights.copy_(weights)
+        new.transforms.load_state_dict(copy.deepcopy(parent.transforms.state_dict()))
+        own = self.learner.state_dict()
+        counts = {name: own[name] for name in ("updates", "num_applied", "means", "fell_back")}
+        new.learner.load_state_dict(copy.deepcopy({**parent.learner.state_dict(), **counts}))
+        new.seat.load_state_dict(copy.deepcopy(self.seat.state_dict()), continues=True)
+        new.metrics.load_state_dict(copy.deepcopy(self.metrics.state_dict()))
+        new.batches.take_over(self.batches)
+        self.learner.close()
+        self.batches.close()
+        self._become(new)
+
+    def difference(self, other: "Member") -> str:
+        """Returns words about the first tensor that this policy cannot take from another one; '' if there is none."""
+        here, there = _forms(self), _forms(other)
+        for name in here | there:
+            if here.get(name) != there.get(name):
+                forms = there.get(name, "missing"), here.get(name, "missing")
+                return f"{name} is {forms[0]} in {other.name} and {forms[1]} in {self.name}"
+        return ""
+
+    def _rebuilt(self, bindings: Mapping[str, str]) -> "Member":
+        """Returns this policy with new parts."""
+        new = Member(self.name, *self._given, bindings)
+        new.num_steps, new.is_training = self.num_steps, self.is_training
+        new.learner.log, new.learner.before_update = self.learner.log, self.learner.before_update
+        if self._planned is not None:
+            new.plan(*self._planned)
+        if self._timer is not None:
+            new.time(self._timer)
+        if self._has_started:
+            new.start()
+        return new
+
+    def _become(self, new: "Member") -> None:
+        """Takes the parts of another object, because all others hold this one."""
+        vars(self).update(vars(new))
 
     def observe(self, experience: Experience) -> None:
         """Lets the transforms observe the rows of an unroll."""
@@ -228,6 +322,17 @@ class Member:
                 "policies each one acts: bind another source of batches"
             )
         return made
+
+
+def _forms(member: Member) -> dict[str, str]:
+    """Returns shape and dtype of each tensor that another policy may take, and the optimizers, by name."""
+    transforms = {f"transforms.{name}": value for name, value in member.transforms.state_dict().items()}
+    forms = {
+        name: f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+        for name, value in (member.algorithm.state_dict() | transforms).items()
+        if isinstance(value, torch.Tensor)
+    }
+    return forms | {f"the optimizer of {name}": "there" for name in member.learner.state_dict()["optimizers"]}
 
 
 def _chosen(given: Any, default: Any) -> Any:

@@ -19,6 +19,7 @@ from alfish.analysis.tables import as_csv
 from alfish.errors import UsageError, printable
 from alfish.parameters import NonNegativeInt, PositiveInt
 from alfish.parameters.description import CONFIG_FILE
+from alfish.parameters.varied import Parameter
 from alfish.runs import contents, files
 from alfish.runs.checkpoints import RUN_FILE
 from alfish.runs.files import make_directory, write_atomically
@@ -26,7 +27,7 @@ from alfish.runs.stop_signals import StopSignals
 from alfish.sweeps.base import BASE, Base
 from alfish.sweeps.jobs import JobEnded, Jobs
 from alfish.sweeps.run_state import Endings, mark_failed
-from alfish.sweeps.search import Parameter, corners
+from alfish.sweeps.search import corners
 
 MAX_RUNS = 1_000_000  # maximum number of runs of a group
 PERIOD_SECONDS = 1.0  # seconds between two checks of signals and evaluations

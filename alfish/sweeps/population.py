@@ -12,9 +12,10 @@ from alfish.errors import RunError, UsageError, counted, significant
 from alfish.parameters import NonNegativeFloat, PositiveInt, Range, checked
 from alfish.runs.files import temporary_of, writing
 from alfish.sweeps.base import Base
-from alfish.sweeps.generations import Member, MemberResult, Perturbed, first_generation, next_generation
+from alfish.sweeps.generations import result_of, write
 from alfish.sweeps.group import Due, RunGroup, Specification, bindings_text, write_rows
 from alfish.sweeps.run_state import RunState
+from alfish.training.generations import Member, MemberResult, Perturbed, first_generation, next_generation
 
 CSV = "members.csv"
 BEST = "best"  # name of the link to the best member of the newest complete generation
@@ -100,11 +101,11 @@ class Population(RunGroup[PopulationSpecification]):
         results: list[MemberResult] = []  # results of all complete generations
         members = first_generation(specification.members, parameters, specification.seed)
         for generation in range(specification.generations):
-            members = [member.write(self.directory) for member in members]
+            members = [write(member, self.directory) for member in members]
             self._train_generation(members, (generation + 1) * specification.steps)
             if self.signals.number is not None:
                 return
-            own = [MemberResult.of(member, self._state(member), specification.last) for member in members]
+            own = [result_of(member, self._state(member), specification.last) for member in members]
             results += own
             self._write_csv(results)
             self._link_best(own)

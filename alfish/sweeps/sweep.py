@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 from alfish.errors import counted, significant
 from alfish.parameters import NonNegativeInt, PositiveInt, checked
+from alfish.parameters.varied import Parameter
 from alfish.sweeps.base import Base
 from alfish.sweeps.group import Due, RunGroup, Specification, bindings_text
-from alfish.sweeps.search import Parameter, parse
+from alfish.sweeps.search import parse
 from alfish.sweeps.table import write_csv
 from alfish.sweeps.trial_samplers import MedianPruner, default_sampler, make_sampler
 from alfish.sweeps.trials import Trial, TrialRun, Trials, is_over, mark_pruned

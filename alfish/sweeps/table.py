@@ -10,9 +10,9 @@ import numpy as np
 from alfish.analysis import figures
 from alfish.analysis.tables import as_text
 from alfish.errors import counted, printable, significant
+from alfish.parameters.varied import Parameter
 from alfish.runs.files import write_atomically
 from alfish.sweeps.group import write_rows
-from alfish.sweeps.search import Parameter
 from alfish.sweeps.trials import Trial
 from alfish.training.evaluations.evaluation import bootstrap_interval, mean, ranked
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from alfish.errors import UsageError
-from alfish.sweeps.search import Parameter
+from alfish.parameters.varied import Parameter
 from alfish.sweeps.trials import Trial
 
 

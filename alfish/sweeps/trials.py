@@ -20,10 +20,10 @@ from typing import Any, Literal
 
 from alfish.errors import UsageError
 from alfish.parameters.kinds import shown
+from alfish.parameters.varied import Parameter
 from alfish.runs import contents
 from alfish.runs.files import make_directory, write_atomically
 from alfish.sweeps.run_state import DONE, RunState, mean_of_means
-from alfish.sweeps.search import Parameter
 from alfish.training.evaluations.evaluation import mean
 
 TRIAL = "trial.json"

@@ -85,7 +85,8 @@ class Run(Protocol):
       signals: signals SIGTERM, SIGUSR1 and SIGINT. A listener that waits for other code uses
         `with run.signals.breaking()`.
       timer: timer of the parts of an iteration.
-      environment, algorithm, transforms, unroller, learner, metrics, device: the trainer's attributes of these names.
+      environment, algorithm, transforms, unroller, learner, metrics, device, seed: the trainer's attributes of these
+        names.
     """
 
     clock: Clock
@@ -100,6 +101,7 @@ class Run(Protocol):
     learner: Learner
     metrics: Metrics
     device: torch.device
+    seed: int
 
     @property
     def interrupted_by(self) -> int | None:
@@ -136,13 +138,15 @@ class PolicyRun:
     """
 
     def __init__(self, run: Run, member: Member):
-        self._run = run
-        self.environment, self.unroller = member.seat.environment, member.seat
-        self.algorithm, self.transforms = member.algorithm, member.transforms
-        self.learner, self.metrics = member.learner, member.metrics
+        self._run, self._member = run, member
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._run, name)
+        # A population may replace the parts of a policy, so they are looked up anew.
+        if name in ("algorithm", "transforms", "learner", "metrics"):
+            return getattr(self._member, name)
+        if name == "unroller":
+            return self._member.seat
+        return self._member.seat.environment if name == "environment" else getattr(self._run, name)
 
 
 class Listener:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from alfish import nest
-from alfish.algorithms.acting import ModeSwitch
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiler import kernels
 from alfish.data import Experience
@@ -68,7 +67,7 @@ class Loop:
         self._agreement = (SharedAgreement if replicas.is_joined() else Agreement)(clock, signals)
         self._device = parts.algorithm.progress.device
         self._progress = nest.host_view(parts.algorithm.progress)
-        self._modes = ModeSwitch(parts.algorithm, parts.learner.frozen.modules)
+        self._modes = parts.modes()
         self._observes = parts.observes
         self._interaction_env_steps = math.inf if interaction_env_steps is None else interaction_env_steps
         self._owed_steps = 0.0  # fraction of a vector step not yet made, if unroll_length is not whole
@@ -186,6 +185,7 @@ class Loop:
             "unroller": parts.unroller.state_dict(),
             "rng": rng_state(),
             "spaces": parts.spaces(),
+            **parts.settings(),
             "learner": parts.learner.state_dict(),
             "batches": parts.batches.state_dict(),
             "metrics": parts.metrics.state_dict(),
@@ -208,6 +208,7 @@ class Loop:
           name: name of the run, for messages.
         """
         parts = self._parts
+        parts.rebuild(state)
         load_networks(parts.algorithm, parts.transforms, state, name)
         parts.learner.load_state_dict(state["learner"])
         parts.batches.load_state_dict(state["batches"])

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from alfish.algorithms.acting import ModeSwitch
 from alfish.algorithms.imitation.external import External, is_opened_to_act
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiler import kernels
@@ -27,6 +28,7 @@ from alfish.policies.composites import (
     JointBatches,
     JointLearner,
     JointMetrics,
+    JointModes,
     JointTransforms,
     Policies,
 )
@@ -76,6 +78,17 @@ class Parts(NamedTuple):
     def after_iteration(self, experience: Experience) -> None:
         """Shows the rows of an unroll to the algorithm, and to transforms that observe all unrolls."""
         after_iteration(self.algorithm, self.transforms, experience, not self.calibration.is_set)
+
+    def modes(self) -> Any:
+        """Returns the switch between acting and training, see `ModeSwitch`."""
+        return ModeSwitch(self.algorithm, self.learner.frozen.modules)
+
+    def settings(self) -> dict[str, Any]:
+        """Returns what a checkpoint has of settings that the run itself has changed; {} if it changes none."""
+        return {}
+
+    def rebuild(self, state: Mapping[str, Any]) -> None:
+        """Builds parts again with the `settings` of a state, before the state is loaded."""
 
     def players(self) -> str:
         """Returns what acts, in words for the log."""
@@ -237,6 +250,19 @@ class JointParts(Parts):
     def after_iteration(self, experience: Any) -> None:
         for member in [one for one in self.trained if one.is_training]:
             member.after_iteration(experience[member.name], not self.calibration.is_set)
+
+    def modes(self) -> Any:
+        return JointModes(self.members)
+
+    def settings(self) -> dict[str, Any]:
+        found = {member.name: member.bindings for member in self.members if member.bindings}
+        return {"settings": found} if found else {}
+
+    def rebuild(self, state: Mapping[str, Any]) -> None:
+        for member in self.members:
+            bindings = state.get("settings", {}).get(member.name, {})
+            if bindings != member.bindings:
+                self.unroller.rebuild(member, bindings)  # type: ignore[attr-defined]
 
     def players(self) -> str:
         lineup = self.unroller.lineup  # type: ignore[attr-defined]

@@ -299,6 +299,7 @@ class Trainer:
         """Loads only the weights, transforms and counters of a checkpoint; returns its environment steps."""
 
         def load(state: dict[str, Any]) -> None:
+            self._parts.rebuild(state)
             load_networks(self.algorithm, self.transforms, state, self.directory.path)
             self.clock.load_state_dict(state["counters"])
             self.clock.updates = state["learner"]["updates"]

@@ -24,6 +24,7 @@ ADDITIONS = {
         "a league": "Snapshots.period",
     }.items()
 }
+POPULATION = next(block for block in BLOCKS if "JointPopulation" in block)
 FEW = (
     *("make_games.game='toy_games:Tag'", "make_games.num_games=2", "Trainer.num_env_steps=None", "Trainer.seed=3"),
     *(
@@ -56,6 +57,16 @@ def test_an_addition_of_the_page_trains(tmp_path, addition):
     assert f"train/{trained}/loss" in names
     if addition == "an opponent":
         assert list((run / "eval").glob("against_random-*.csv"))
+
+
+def test_the_population_of_the_page_trains_and_is_continued(tmp_path):
+    more = "JointPopulation.period=20", "Trainer.num_iterations=12", "make_games.num_games=8"
+    for stop_at in ("Trainer.stop_at=100", "Trainer.stop_at=None"):
+        run = train(tmp_path, POPULATION, *more, stop_at)
+    rows = [line.split(",") for line in (run / "members.csv").read_text().splitlines()]
+    assert rows[0][:4] == ["generation", "member", "parent", "Learner.learning_rate"]
+    assert any(parent not in ("", member) and parent[:6] == member[:6] for _, member, parent, *_ in rows[1:])
+    assert alfish.load(run, policy="chaser1", allow_import=["toy_games"]).act(np.zeros(4, np.float32)) in (0, 1, 2)
 
 
 def test_the_commands_of_the_page_run(tmp_path, capsys):

@@ -292,6 +292,20 @@ def test_nothing_yet_is_reported_as_nothing():
     assert Metrics(all_metrics(), 2).results() == {"episodes": 0, "environment_steps": 0}
 
 
+def test_a_window_has_the_mean_of_its_values_and_the_variance_of_that_mean():
+    metrics = Metrics([AverageReturn(window=3), AverageReward(), NumberOfEpisodes()], 1)
+    assert metrics.windows()["average_return"].mean_and_variance() is None
+    step_type = np.array([[FIRST], [LAST]] * 5, np.int32)
+    for count, expected in ((1, (1.0, math.inf)), (4, (3.0, 1 / 3))):
+        rows = slice(0, 2) if count == 1 else slice(2, 2 * count)
+        reward = np.repeat(np.arange(1.0, 6.0), 2).astype(np.float32)[:, None]
+        metrics.update(step_type[rows], reward[rows])
+        windows = metrics.windows()
+        assert set(windows) == {"average_return", "average_reward"}
+        assert windows["average_return"].mean_and_variance() == pytest.approx(expected)
+    assert metrics.results()["average_return"] == 3.0
+
+
 def test_vector_rewards_are_summed_with_one_row_of_as_many_environments():
     step_type = np.array([[FIRST, FIRST], [LAST, LAST]], np.int32)
     reward = np.array([[[9, 9], [9, 9]], [[1, 2], [3, 4]]], np.float32)

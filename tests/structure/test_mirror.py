@@ -97,7 +97,7 @@ TOGETHER = {
     "sweeps/test_jobs.py": ["sweeps: member run_state"],
     "sweeps/test_population.py": ["bin: population", "sweeps: generations"],
     "sweeps/test_ray_groups.py": ["sweeps: ray_jobs"],
-    "sweeps/test_search.py": ["sweeps: trial_samplers"],
+    "sweeps/test_search.py": ["parameters: varied", "sweeps: trial_samplers"],
     "sweeps/test_sweep.py": ["bin: group_flags sweep", "sweeps: group table trials"],
     "training/test_calibration.py": ["training: clock"],
     "training/test_crossplay.py": ["bin: crossplay"],

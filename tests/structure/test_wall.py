@@ -44,8 +44,8 @@ PUBLIC = {
     },
     "alfish.sweeps": {
         *("alfish.configuration.reading", "alfish.environments.finding", "alfish.parameters.kinds"),
-        *("alfish.processes.inheritance", "alfish.runs.stop_signals", "alfish.runs.trust", "alfish.training.clock"),
-        "alfish.training.evaluations.evaluation",
+        *("alfish.parameters.varied", "alfish.processes.inheritance", "alfish.runs.stop_signals", "alfish.runs.trust"),
+        *("alfish.training.clock", "alfish.training.evaluations.evaluation", "alfish.training.generations"),
     },
     "alfish.analysis": {
         *("alfish.configuration.locating", "alfish.configuration.reading", "alfish.runs.run_log"),

@@ -8,25 +8,21 @@ import os
 import random
 from pathlib import Path
 
+import gin
 import numpy as np
 import pytest
 import torch
 
 from alfish.__main__ import main
+from alfish.configuration import reading
 from alfish.errors import RunError, UsageError
 from alfish.runs.checkpoints import Checkpoints
 from alfish.runs.stop_signals import StopSignals
-from alfish.sweeps.generations import (
-    MEMBER,
-    Member,
-    MemberResult,
-    Perturbed,
-    first_generation,
-    next_generation,
-)
+from alfish.sweeps.generations import MEMBER, result_of
 from alfish.sweeps.jobs import JobEnded
 from alfish.sweeps.population import BEST, CSV, Population, PopulationSpecification
 from alfish.sweeps.run_state import FAILED, RunState
+from alfish.training.generations import Member, MemberResult
 
 RATE = "Learner.learning_rate"
 SPECIFICATION = PopulationSpecification(
@@ -42,98 +38,17 @@ SPECIFICATION = PopulationSpecification(
 NOT_GIVEN = dict.fromkeys(("members", "generations", "steps", "share", "gap", "last")) | {"perturb": []}
 
 
-# Values.
-
-
-def test_first_values_are_spread_over_the_range_and_depend_only_on_the_seed():
-    perturbed = [Perturbed.parse("a.x=1e-5..1e-1"), Perturbed.parse("a.n=1..4"), Perturbed.parse("a.z=0..2")]
-    members = first_generation(400, perturbed, seed=0)
-    assert members == first_generation(400, perturbed, seed=0) != first_generation(400, perturbed, seed=1)
-    x, n, z = (np.array([float(member.bindings[name]) for member in members]) for name in ("a.x", "a.n", "a.z"))
-    assert abs(np.median(np.log10(x)) - -3) < 0.3 and x.min() < 3e-5 and x.max() > 3e-2
-    assert set(n) == {1, 2, 3, 4} and all("." not in member.bindings["a.n"] for member in members)
-    assert abs(np.median(z) - 1) < 0.2 and z.max() <= 2
-    assert all(float(f"{float(member.bindings['a.x']):.6g}") == float(member.bindings["a.x"]) for member in members)
-
-
-def test_values_are_multiplied_within_the_bounds_and_whole_numbers_change_by_at_least_one():
-    generator = np.random.default_rng(0)
-    real, whole = Perturbed.parse("a.x=0.5..10"), Perturbed.parse("a.n=1..64")
-    assert {real.perturb("4.0", generator) for _ in range(50)} == {"3.2", "5.0"}
-    assert {real.perturb("9.0", generator) for _ in range(50)} == {"7.2", "10.0"}
-    assert {real.perturb("0.5", generator) for _ in range(50)} == {"0.5", "0.625"}
-    assert {whole.perturb("2", generator) for _ in range(50)} == {"1", "3"}
-    assert {whole.perturb("40", generator) for _ in range(50)} == {"32", "50"}
-    assert {whole.perturb("64", generator) for _ in range(50)} == {"51", "64"}
-
-
-# Decisions.
-
-
-def result(number, value, x="1.0", variance=0.0, generation=4):
-    return MemberResult(Member(generation, number, None, {"a.x": x}), value, variance)
-
-
-def follow(results, num_replaced=2, gap=0.0, seed=0):
-    return next_generation(results, [Perturbed.parse("a.x=0.001..1000")], seed, num_replaced, gap)
-
-
-def test_the_worst_members_continue_from_the_best_with_perturbed_settings():
-    values = [5, 1, 7, 3, 2, 8, 4, 6]
-    results = [result(number, value, str(10.0 * number + 1)) for number, value in enumerate(values)]
-    drawn = set()
-    for seed in range(40):
-        members = follow(results, seed=seed)
-        assert members == follow(results, seed=seed)
-        assert [(member.generation, member.number) for member in members] == [(5, number) for number in range(8)]
-        for member in members:
-            if member.number in (1, 4):
-                assert member.parent in ("g004/m2", "g004/m5")
-                before = results[int(member.parent[-1])].member.bindings["a.x"]
-                drawn.add((member.number, member.parent, round(float(member.bindings["a.x"]) / float(before), 2)))
-            else:
-                assert member.parent == f"g004/m{member.number}"
-                assert member.bindings == results[member.number].member.bindings
-    assert drawn == {(number, f"g004/m{best}", f) for number in (1, 4) for best in (2, 5) for f in (0.8, 1.25)}
-
-
-def test_no_two_members_are_the_same():
-    """Two copies of one member would else have the same settings half of the time, and the same bits."""
-    for seed in range(40):
-        results = [result(0, 9, "1000.0"), result(1, 1), result(2, 8, "1000.0"), result(3, 2)]
-        members = follow(results, seed=seed)
-        assert len({(member.parent, member.bindings["a.x"]) for member in members}) == 4
-
-
-def test_a_gap_is_counted_in_standard_errors():
-    for variance, gap, is_replaced in [(0.5, 0.9, True), (0.5, 1.1, False), (0.0, 1.1, True), (np.inf, 1e-9, False)]:
-        members = follow([result(0, 3.0, variance=variance), result(1, 2.0, variance=variance)], 1, gap)
-        assert (members[1].parent == "g004/m0") == is_replaced
-    equal = follow([result(0, 2.0), result(1, 2.0)], 1)
-    assert [member.parent for member in equal] == ["g004/m0", "g004/m1"]
-
-
-def test_a_failed_member_is_replaced_whatever_the_gap_and_ends_without_replacement():
-    lost = -np.inf
-    results = [result(0, 1.0, variance=9.0), result(1, lost), result(2, 2.0, variance=9.0), result(3, lost)]
-    assert [member.parent for member in follow(results, 1, gap=3.0)] == [
-        "g004/m0",
-        "g004/m2",
-        "g004/m2",
-        "g004/m2",
-    ]
-    assert [member.number for member in follow(results, 0)] == [0, 2]
-    assert all(member.parent != "g004/m1" for member in follow(results, 2))
+# Results.
 
 
 def test_a_value_is_the_mean_of_the_last_evaluations():
     state = RunState(Path(), False, None, 300, {100: (1.0, 3.0), 200: (2.0, 6.0), 300: (5.0, 7.0)})
     member = Member(0, 0, None, {})
-    assert MemberResult.of(member, state, 1) == MemberResult(member, 6.0, 1.0)
-    assert MemberResult.of(member, state, 2) == MemberResult(member, 5.0, (1.0 + 4.0) / 4)
-    assert MemberResult.of(member, state._replace(failure="why"), 1).has_failed
-    assert MemberResult.of(member, state._replace(evaluations={300: (np.nan, 1.0)}), 1).has_failed
-    assert MemberResult.of(member, state._replace(evaluations={300: (1.0,)}), 1).variance == np.inf
+    assert result_of(member, state, 1) == MemberResult(member, 6.0, 1.0)
+    assert result_of(member, state, 2) == MemberResult(member, 5.0, (1.0 + 4.0) / 4)
+    assert result_of(member, state._replace(failure="why"), 1).has_failed
+    assert result_of(member, state._replace(evaluations={300: (np.nan, 1.0)}), 1).has_failed
+    assert result_of(member, state._replace(evaluations={300: (1.0,)}), 1).variance == np.inf
 
 
 # Runs that cost nothing.
@@ -375,6 +290,8 @@ def test_a_signal_ends_a_population_before_anything_more_is_started(tmp_path):
         ({"perturb": ["PPO.gama=0.9..0.95"]}, "did you mean gamma?"),
         ({"perturb": ["PPO.gamma=0.9..1.5"]}, "PPO.gamma is 1.5"),
         ({"perturb": ["Linear.start=0.9..1.5"]}, "nothing reads Linear.start"),
+        ({"perturb": ["PPO.reward_weights[1]=0.1..1"]}, "weights of rewards are saved with a policy"),
+        ({"perturb": ["Learner.learning_rate['all']=0.1..1"]}, "has no such entry: the value is 0.0003"),
         ({"perturb": ["PPO.gamma=0.9..0.95"], "steps": 700, "generations": 2}, "does not end with an evaluation"),
         (
             {"perturb": ["PPO.gamma=0.9..0.95"], "steps": 1500, "generations": 3},
@@ -438,6 +355,20 @@ def test_generations_that_an_iteration_or_the_budget_do_not_fit_are_refused(toy,
     ]:
         with pytest.raises(UsageError, match=words):
             PopulationSpecification.open(tmp_path / "new", [str(toy)], bindings, given)
+
+
+def test_an_entry_of_a_dict_is_perturbed(toy, tmp_path):
+    name = "Learner.learning_rate['all']"
+    given = NOT_GIVEN | {"perturb": [f"{name}=1e-5..1e-2"]}
+    bound = ["Learner.learning_rate={'all': 1e-3}", "Evaluate.period=200"]
+    specification = PopulationSpecification.open(tmp_path / "p", [str(toy)], bound, given)
+    assert [one.name for one in specification.parameters] == [name]
+    with reading.preserved():
+        reading.read([str(tmp_path / "p/base/config.gin")], [f"{name}=0.0005"])
+        assert gin.query_parameter("Learner.learning_rate") == {"all": 0.0005}
+    given = NOT_GIVEN | {"perturb": ["Learner.learning_rate['all']=1e-5..inf"]}
+    with pytest.raises(UsageError, match="is not NAME=LOW..HIGH"):
+        PopulationSpecification.open(tmp_path / "q", [str(toy)], bound, given)
 
 
 def test_a_population_goes_on_as_it_was_specified_and_another_one_is_refused_with_the_difference(toy, tmp_path):

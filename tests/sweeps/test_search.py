@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from alfish.errors import UsageError
+from alfish.parameters.varied import Parameter
 from alfish.sweeps.run_state import RunState
-from alfish.sweeps.search import Parameter, corners, parse
+from alfish.sweeps.search import corners, parse
 from alfish.sweeps.trial_samplers import MedianPruner, default_sampler, make_sampler
 from alfish.sweeps.trials import Trial, TrialRun
 

@@ -108,6 +108,69 @@ class Kept(Meeting):
         self.agents = self.present()
 
 
+class Dash(ParallelEnv):
+    """Two runners on a line of 9 places, of whom the first one at the flag wins.
+
+    The runners begin equally far from the flag, and each step moves a runner by one place or not at all. Observations
+    are the own place, the other's and the flag's, divided by 8. At the flag a runner gets 1, and the other one -1; both
+    get 0 if they arrive together. A game has at most 12 steps.
+    """
+
+    metadata = {"name": "dash"}
+    possible_agents = ["left", "right"]
+
+    def __init__(self, render_mode=None):
+        self.agents, self.render_mode = [], render_mode
+
+    def observation_space(self, agent):
+        return spaces.Box(0, 1, (3,), np.float32)
+
+    def action_space(self, agent):
+        return MOVE
+
+    def reset(self, seed=None, options=None):
+        if seed is not None:
+            self.generator = np.random.default_rng(seed)
+        self.agents, self.time, self.flag = list(self.possible_agents), 0, int(self.generator.integers(9))
+        distance = int(self.generator.integers(2, 6))
+        near = [place for place in (self.flag - distance, self.flag + distance) if 0 <= place < 9]
+        near = near or [0 if self.flag > 4 else 8]
+        self.places = {agent: int(self.generator.choice(near)) for agent in self.agents}
+        return self.observed(), {agent: {} for agent in self.agents}
+
+    def step(self, actions):
+        self.time += 1
+        for agent, action in actions.items():
+            self.places[agent] = int(np.clip(self.places[agent] + int(action) - 1, 0, 8))
+        left, right = (float(self.places[agent] == self.flag) for agent in self.possible_agents)
+        rewards = {"left": left - right, "right": right - left}
+        ends = bool(left or right)
+        is_late = self.time >= 12 and not ends
+        ended = [dict.fromkeys(actions, end) for end in (ends, is_late)]
+        observations, infos = self.observed(), {agent: {} for agent in actions}
+        if ends or is_late:
+            self.agents = []
+        return observations, rewards, *ended, infos
+
+    def observed(self):
+        left, right = (self.places[agent] for agent in self.possible_agents)
+        places = {"left": (left, right, self.flag), "right": (right, left, self.flag)}
+        return {agent: np.array(own, np.float32) / 8 for agent, own in places.items()}
+
+    def get_state(self):
+        generator = json.dumps(self.generator.bit_generator.state)
+        return {"time": self.time, "flag": self.flag, "places": self.places, "agents": self.agents, "rng": generator}
+
+    def set_state(self, state):
+        self.time, self.flag = state["time"], state["flag"]
+        self.places, self.agents = dict(state["places"]), list(state["agents"])
+        self.generator = np.random.default_rng()
+        self.generator.bit_generator.state = json.loads(state["rng"])
+
+    def close(self):
+        self.agents = []
+
+
 class Masked(Meeting):
     """The action `step % 3` is forbidden, and at an agent's last step all actions."""
 

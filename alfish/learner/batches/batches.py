@@ -147,6 +147,12 @@ class Batches(abc.ABC):
     def load_stored(self, stored: dict[str, Any]) -> None:
         """Restores `stored`."""
 
+    def take_over(self, other: "Batches") -> None:
+        """Continues from the state and the rows of another source of the same class, which is used no more."""
+        self.load_state_dict(other.state_dict())
+        if (stored := other.stored()) is not None:
+            self.load_stored(stored)
+
     def _prepare(self, experience: Experience, burn_in: int = 0) -> Experience:
         """Transforms raw rows, and calls the algorithm's `preprocess_experience` on whole sequences.
 

@@ -1,6 +1,7 @@
 """Off-policy batches: windows of a replay, optionally mixed with windows of recorded data."""
 
 import contextlib
+import copy
 import math
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Experience, in_line
 from alfish.environments import Environment
 from alfish.errors import UsageError
-from alfish.learner.batches.batches import Minibatches
+from alfish.learner.batches.batches import Batches, Minibatches
 from alfish.learner.batches.sequence_sampler import SequenceBatches, SequenceSampler
 from alfish.learner.batches.update_schedule import UpdateSchedule
 from alfish.offline import OfflineBuffer
@@ -247,11 +248,23 @@ class ReplayBatches(SequenceBatches):
         self._files.close()
 
     def stored(self) -> dict[str, Any] | None:
-        return {**self.buffer.state_dict(), "sampler": self._collected.sampler.state_dict()} if self._saves else None
+        return self._rows() if self._saves else None
+
+    def _rows(self) -> dict[str, Any]:
+        return {**self.buffer.state_dict(), "sampler": self._collected.sampler.state_dict()}
 
     def load_stored(self, stored: dict[str, Any]) -> None:
         self.buffer.load_state_dict(stored)
         self._collected.sampler.load_state_dict(stored.get("sampler", {}))
+
+    def take_over(self, other: Batches) -> None:
+        assert isinstance(other, ReplayBatches)
+        self.load_state_dict(other.state_dict())
+        rows = other._rows()
+        if self._directory is not None:  # its files have one user at a time
+            rows = copy.deepcopy(rows)
+            other.close()
+        self.load_stored(rows)
 
     def resume_without_rows(self, steps: int) -> int:
         """Continues with an empty replay: collects before training, and skips the updates that fall due meanwhile.

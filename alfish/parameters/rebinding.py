@@ -1,0 +1,175 @@
+"""Parameters that a run binds anew while it trains, as a population of policies does."""
+
+import ast
+import contextlib
+import inspect
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from alfish.errors import UsageError, first_line
+from alfish.parameters import gin_internals
+from alfish.parameters.checking import hints
+from alfish.parameters.kinds import mistake, shown
+from alfish.parameters.varied import INTEGER, NUMBER
+
+ENTRY = re.compile(r"([\w./]+)\[([\w.'\"-]+)\]")  # form of `NAME[KEY]`
+
+
+class Setting(NamedTuple):
+    """A parameter in a gin scope, or an entry of the list or dict that is its value.
+
+    Attributes:
+      name: name as the user wrote it, such as 'PPO.reward_weights[1]'.
+      scope, selector, parameter: scope, complete name of the class or function, and name of its parameter.
+      key: index or key of the entry; None means the whole value.
+    """
+
+    name: str
+    scope: str
+    selector: str
+    parameter: str
+    key: Any
+
+    @classmethod
+    def parse(cls, name: str, scope: str) -> "Setting":
+        """Returns the setting with a name.
+
+        Args:
+          name: name of a parameter as in a gin file, or `NAME[KEY]`.
+          scope: scope in which the parameter is bound, if its name has none.
+
+        Raises:
+          UsageError: there is no such parameter.
+        """
+        match = ENTRY.fullmatch(name)
+        whole, key = match.groups() if match else (name, None)
+        try:
+            own, selector, parameter = gin_internals.parsed_name(whole)
+        except ValueError as error:
+            reason = first_line(error).rstrip(".")
+            raise UsageError(f"{name} is no parameter ({reason}); write its name as in a gin file") from error
+        return cls(name, own or scope, selector, parameter, None if key is None else _key(key))
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Scope, selector and parameter, which `gin_internals.rebound` takes."""
+        return self.scope, self.selector, self.parameter
+
+    def bound(self) -> Any:
+        """Returns the value that is bound in the scope itself; None if there is none."""
+        return self._entry(gin_internals.bindings().get((self.scope, self.selector), {}).get(self.parameter))
+
+    def configured(self) -> Any:
+        """Returns the value in force in the scope: of a binding, or the default."""
+        return self._entry(self._whole())
+
+    def replaced(self, number: float, whole: Any = None) -> Any:
+        """Returns the value of the parameter with another number.
+
+        Args:
+          number: new value of the setting.
+          whole: value of the parameter in which an entry is replaced; None means the configured one.
+
+        Raises:
+          UsageError: the value has no such entry.
+        """
+        if self.key is None:
+            return number
+        whole = self._whole() if whole is None else whole
+        if isinstance(whole, Mapping) and self.key in whole:
+            return {**whole, self.key: number}
+        if isinstance(whole, (list, tuple)) and type(self.key) is int and 0 <= self.key < len(whole):
+            return type(whole)(number if index == self.key else one for index, one in enumerate(whole))
+        raise UsageError(f"{self.name} has no such entry: the value is {shown(whole)}; bind a list or dict that has it")
+
+    def check(self, number: float) -> None:
+        """Raises UsageError if a parameter of alfish does not take a number."""
+        if not self.selector.startswith("alfish."):
+            return  # annotations outside alfish may differ from the accepted values
+        wrapped = gin_internals.configurable(self.selector)
+        annotations = hints(wrapped.__init__ if inspect.isclass(wrapped) else wrapped)
+        words = mistake(self.replaced(number), annotations.get(self.parameter, Any))
+        if words is not None:
+            raise UsageError(f"{self.name} is {number}; {words}")
+
+    def _whole(self) -> Any:
+        scopes = ["", *itertools.accumulate(self.scope.split("/"), "{}/{}".format)]
+        for scope in reversed(scopes):
+            bound = gin_internals.bindings().get((scope, self.selector), {})
+            if self.parameter in bound:
+                return bound[self.parameter]
+        found = inspect.signature(gin_internals.configurable(self.selector)).parameters.get(self.parameter)
+        return None if found is None or found.default is found.empty else found.default
+
+    def _entry(self, whole: Any) -> Any:
+        if self.key is None:
+            return whole
+        is_there = isinstance(whole, (list, tuple)) and type(self.key) is int and 0 <= self.key < len(whole)
+        is_there = is_there or (isinstance(whole, Mapping) and self.key in whole)
+        return whole[self.key] if is_there else None
+
+
+@contextlib.contextmanager
+def rebound(bindings: Mapping[str, str], scope: str, complete: bool = True) -> Iterator[None]:
+    """Binds parameters within the context; at the end all bindings are as before.
+
+    Args:
+      bindings: gin texts of numbers, by name, see `Setting.parse`.
+      scope: scope in which parameters are bound whose name has no scope.
+      complete: whether what is built in the context must read all of them; if not, parameters that do not exist are
+        left out.
+
+    Raises:
+      UsageError: a parameter does not exist, or nothing has read it.
+    """
+    if not bindings:
+        yield
+        return
+    settings = list(_settings(bindings, scope, complete))
+    values: dict[tuple[str, str, str], Any] = {}
+    for one in settings:
+        values[one.place] = one.replaced(number(bindings[one.name]), values.get(one.place))
+    with gin_internals.rebound(values) as is_read:
+        yield
+        unread = [one.name for one in settings if not is_read(*one.place)]
+        if unread and complete:
+            raise UsageError(
+                f"nothing of {scope} reads {unread[0]}: none of its parts has this parameter, or a caller passes a "
+                "value of its own; leave it out"
+            )
+
+
+def whole_binding(binding: str) -> str:
+    """Returns the binding of an entry, `NAME[KEY] = NUMBER`, as that of the whole list or dict; others unchanged.
+
+    Raises:
+      UsageError: the value in force has no such entry.
+    """
+    name, _, text = (part.strip() for part in binding.partition("="))
+    if not ENTRY.fullmatch(name) or not re.fullmatch(NUMBER, text):
+        return binding
+    return f"{name.partition('[')[0]} = {Setting.parse(name, '').replaced(number(text))!r}"
+
+
+def number(text: str) -> float:
+    """Returns the number that a gin text stands for: an int, if it is a whole number."""
+    return int(text) if re.fullmatch(INTEGER, text) else float(text)
+
+
+def _settings(names: Iterable[str], scope: str, complete: bool) -> Iterator[Setting]:
+    for name in names:
+        try:
+            yield Setting.parse(name, scope)
+        except UsageError:
+            if complete:
+                raise
+
+
+def _key(text: str) -> Any:
+    """Returns the key of an entry: a number or a text, whose quotes may be left out."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
