@@ -5,6 +5,7 @@ graphs change the rate themselves.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import gin
 import torch
@@ -87,3 +88,15 @@ def follow(
     for name, lead in leads.items():
         assert kl is not None  # `Updates.means` requires it
         rates[name].copy_(torch.where(is_applied > 0, lead.next(rates[name], kl), rates[name]))
+
+
+def multiplied(learning_rate: Mapping[str, float], rates: Mapping[str, torch.Tensor], reads: bool) -> dict[str, Any]:
+    """Returns learning rates by name, those that follow the KL times their rate.
+
+    Args:
+      learning_rate: learning rate of each optimizer.
+      rates: 0-d rates that follow the KL.
+      reads: whether the product is a number, for which a device would wait, or a 0-d tensor.
+    """
+    factors = {name: float(rate) if reads else rate for name, rate in rates.items()}
+    return {name: rate * factors.get(name, 1.0) for name, rate in learning_rate.items()}

@@ -21,7 +21,7 @@ from alfish.functional.losses import masked_mean
 from alfish.learner.batches import Minibatches, take
 from alfish.learner.frozen_parts import split
 from alfish.learner.groups import ParameterGroup, claimed_parameters, unit_rows_of
-from alfish.learner.kl_adaptive import KLAdaptive, follow
+from alfish.learner.kl_adaptive import KLAdaptive, follow, multiplied
 from alfish.learner.optimizers import FlatOptimizer, Optimizer
 from alfish.nest import Nest
 from alfish.networks.bodies.batch_norm import check_batch_norms
@@ -155,7 +155,7 @@ class Updates:
             is_applied = counted(gradients, self.num_applied, self.consecutive_skips, self.num_stopped)
         if self.leads:
             follow(self.leads, self.rates, gradients.kl, is_applied)
-            learning_rate = {name: self._led(name, rate) for name, rate in learning_rate.items()}
+            learning_rate = multiplied(learning_rate, self.rates, self.on_cpu)
         for name, vectors in gradients.by_group.items():
             group = self.groups[name]
             for parameters, gradient in zip(group.flat, vectors):
@@ -298,11 +298,6 @@ class Updates:
         if stops is not None and num_stopped is not None and not self.on_cpu:
             stops |= num_stopped > 0
         return Gradients(by_group, total, is_finite, stops, means.kl)
-
-    def _led(self, name: str, learning_rate: float) -> Any:
-        """Returns the learning rate of an optimizer, times its rate if it follows the KL; a tensor on a device."""
-        rate: Any = self.rates.get(name)
-        return learning_rate if rate is None else learning_rate * (float(rate) if self.on_cpu else rate)
 
     def _means(self, loss_info: LossInfo, batch: Batch) -> Means:
         """Averages over trainable rows: each group's importance-weighted loss plus its scalar loss, and `stop`."""

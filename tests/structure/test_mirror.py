@@ -94,6 +94,7 @@ TOGETHER = {
     "simulators/test_adapters.py": [
         "simulators: isaac_lab libraries manager_based mani_skill mjlab puffer rsl_rl uni_lab"
     ],
+    "simulators/test_recipe.py": ["bin: from_rsl_rl"],
     "sweeps/test_jobs.py": ["sweeps: member run_state"],
     "sweeps/test_population.py": ["bin: population", "sweeps: generations"],
     "sweeps/test_ray_groups.py": ["sweeps: ray_jobs"],
