@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import gin
 import torch
 from gymnasium import spaces
+from torch import nn
 
 from alfish import nest, specs
 from alfish.algorithms.ppo import PPO
@@ -31,7 +32,7 @@ from alfish.runs import random_state
 
 @gin.configurable(module="alfish.algorithms")
 @checked
-class Mirror:
+class Mirror(nn.Module):
     """Mirrors a vector: entry i of the image is `signs[i]` times entry `indices[i]`.
 
     Args:
@@ -42,7 +43,11 @@ class Mirror:
       UsageError: mirroring twice is not the identity.
     """
 
+    _indices: torch.Tensor
+    _signs: torch.Tensor
+
     def __init__(self, indices: Sequence[int], signs: Sequence[int] | None = None):
+        super().__init__()
         indices, signs = list(indices), [1] * len(indices) if signs is None else list(signs)
         if sorted(indices) != list(range(len(indices))) or len(signs) != len(indices) or {*signs} - {1, -1}:
             raise UsageError(
@@ -55,14 +60,14 @@ class Mirror:
                     f"Mirror.indices has {other} for entry {entry}, so it must have {entry} for entry {other}, with "
                     "the same sign in Mirror.signs: mirroring twice changes nothing"
                 )
-        self._indices, self._signs = indices, signs
+        self.register_buffer("_indices", torch.tensor(indices), persistent=False)
+        self.register_buffer("_signs", torch.tensor(signs), persistent=False)
 
-    def __call__(self, leaf: torch.Tensor) -> torch.Tensor:
+    def forward(self, leaf: torch.Tensor) -> torch.Tensor:
         """Returns the image of vectors `[..., n]`."""
         if leaf.shape[-1] != len(self._indices):
             raise UsageError(f"Mirror has {len(self._indices)} indices, and the vector has {leaf.shape[-1]} entries")
-        indices = torch.tensor(self._indices, device=leaf.device)
-        return leaf.index_select(-1, indices) * torch.tensor(self._signs, dtype=leaf.dtype, device=leaf.device)
+        return leaf.index_select(-1, self._indices) * self._signs.to(leaf.dtype)
 
 
 class SymmetricTrain(NamedTuple):
@@ -146,6 +151,19 @@ class SymmetricPPO(PPO):
         return torch.cat(nest.leaves(errors), -1).mean(-1)
 
 
+class _Mirrors(nn.Module):
+    """Mirrors the leaves of a nest, each by its own mirror; None leaves a leaf as it is."""
+
+    def __init__(self, mirrors: Sequence[Callable[..., Any] | None]):
+        super().__init__()
+        self._mirrors = mirrors
+        self._parts = nn.ModuleList([mirror for mirror in mirrors if isinstance(mirror, nn.Module)])
+
+    def forward(self, value: Nest) -> Nest:
+        leaves = zip(self._mirrors, nest.leaves(value), strict=True)
+        return nest.like(value, [leaf if mirror is None else mirror(leaf) for mirror, leaf in leaves])
+
+
 def _means(policy: Any) -> Nest:
     """Returns the means of a nest of normals, with gradients."""
     parts = policy if isinstance(policy, DiagonalNormal) else policy.parts
@@ -162,14 +180,9 @@ def _mirror_of(
     """
     paths = nest.paths(spec)
     if isinstance(mirror, Mapping):
-        by_path = dict(mirror)
-        if unknown := sorted(set(by_path) - set(paths)):
+        if unknown := sorted(set(mirror) - set(paths)):
             raise UsageError(f"{name} names {unknown[0]!r}; the leaves are {sorted(paths)}")
-
-        def mirrored(value: Nest) -> Nest:
-            leaves = [by_path[path](leaf) if path in by_path else leaf for path, leaf in zip(paths, nest.leaves(value))]
-            return nest.like(value, leaves)
-
+        mirrored: Callable[[Nest], Nest] = _Mirrors([mirror.get(path) for path in paths])
     else:
         mirrored = mirror
     with random_state.preserved():

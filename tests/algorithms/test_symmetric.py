@@ -1,3 +1,4 @@
+import pickle
 from functools import partial
 
 import gymnasium
@@ -6,7 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from test_learning_toys import PPO_SETTINGS, _network, _trainer
-from test_ppo import _batch, _ppo, _unroll
+from test_ppo import _batch, _chunks, _ppo, _unroll
 
 from alfish import specs
 from alfish.algorithms.symmetric import Mirror, SymmetricPPO
@@ -100,6 +101,24 @@ class TestLoss:
         rows = {"joints": torch.tensor([[1.0, 2.0]]), "height": torch.tensor([[3.0]])}
         image = made._mirror_observation(rows)
         assert image["joints"].tolist() == [[-2, -1]] and image["height"].tolist() == [[3]]
+        made = pickle.loads(pickle.dumps(made))  # for workers
+        assert torch.equal(made._mirror_observation(rows)["joints"], image["joints"])
+
+    def test_mirrors_move_with_the_algorithm_and_are_not_saved(self):
+        algorithm = symmetric()
+        assert algorithm.state_dict().keys() == _ppo("box").state_dict().keys()
+        buffers = dict(algorithm.named_buffers())
+        assert {"_mirror_observation._indices", "_mirror_action._signs"} < buffers.keys()
+
+    def test_compiled_updates_are_those_of_the_plain_learner(self, interpreted):
+        found = []
+        for compile in (False, True):
+            algorithm = symmetric(mirror_loss_coef=0.5)
+            learner = Learner(algorithm, learning_rate=1e-3, compile=compile)
+            learner.train(_chunks(algorithm, _unroll(algorithm), 2, 16))
+            found.append(torch.cat([parameter.reshape(-1) for parameter in algorithm.parameters()]))
+        assert not learner.is_plain
+        assert torch.allclose(*found, atol=1e-4)
 
 
 MEMORY = partial(ActorCritic, actor_torso=partial(Torso, memory=GRU))
