@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if sys.platform == "win32":
     raise ImportError(
         "alfish runs on Linux and macOS: Windows lacks the file locks, process groups and inherited file descriptors "
-        "that run directories and worker processes need; use the Windows Subsystem for Linux (WSL)"
+        "that alfish needs; use the Windows Subsystem for Linux (WSL)"
     )
 
 __version__ = "0.2.0"
@@ -93,7 +93,7 @@ _MOVED = {
 
 
 class _MovedModules:
-    """Finds a module by its old name, as the very module of the new name, not as a copy."""
+    """Imports a module under its old name: the same module object as under the new name, not a copy."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:

@@ -114,12 +114,12 @@ def _run(name: str, module, rest: list[str]) -> int:
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise
-        print(f"alfish {name}: no file can be named {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"alfish {name}: {error.filename} is not a valid file name: {error.strerror}", file=sys.stderr)
         return 2
     except (MemoryError, RuntimeError) as error:
         if not (isinstance(error, MemoryError) or "can't allocate memory" in str(error)):  # torch's message
             raise
-        print(f"alfish {name}: the memory is too small: {first_line(error)}; ask for less", file=sys.stderr)
+        print(f"alfish {name}: memory is exhausted: {first_line(error)}; request less", file=sys.stderr)
         return 1
     except SystemExit as error:  # raised by an environment, or by other code of the user
         print(f"alfish {name}: {in_words(error)}", file=sys.stderr)

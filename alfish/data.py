@@ -1,4 +1,4 @@
-"""The stream of time steps, and the records that packages exchange.
+"""The stream of time steps, and the records that are passed between packages.
 
 A row's reward and discount belong to the action taken BEFORE the row, so an episode of k actions has k + 1 rows: FIRST,
 MID, ..., LAST. A LAST row with discount 0 is a termination. A LAST row with discount 1 is a truncation: it has the true
@@ -34,7 +34,7 @@ class TimeStep(NamedTuple):
     step_type: Array  # [B] int32
     reward: Array  # [B] float32, or [B, R]; 0 at FIRST
     discount: Array  # [B] float32 in [0, 1]; 0 where the environment terminated
-    observation: Nest  # [B, ...] leaves in the dtypes of their spaces, with float32 in place of float64
+    observation: Nest  # [B, ...] leaves in the dtypes of their spaces, with float32 instead of float64
     prev_action: Nest  # [B, ...] the action executed before the row, in the algorithm's units; zeros at FIRST
     env_id: Array  # [B] int32, global id of each environment
 
@@ -67,7 +67,7 @@ class Experience(NamedTuple):
     burn_in: TimeStep | None = None
     # [T, B] float32, discounted sum of the rewards after each row, if replay keeps it; nan in an unfinished episode
     return_to_go: torch.Tensor | None = None
-    # LAST rows beside the rows; None means that every row is in its place. See `in_line`
+    # LAST rows beside the rows; None means that every row isinstead. See `in_line`
     ends: Ends | None = None
 
 
@@ -104,15 +104,15 @@ class InLine(NamedTuple):
 
 
 def in_line(experience: Experience, num_rows: int | None = None) -> InLine:
-    """Returns an unroll with its LAST rows in their places in the stream.
+    """Returns an unroll in which the LAST rows are at their places in the stream.
 
-    The action and the info of a LAST row are those of the row before it. R is the largest number of rows of a column,
-    which takes a wait for a GPU. PAD rows that were given move to the ends of columns.
+    The action and the info of a LAST row are those of the row before it. R is the largest number of rows of a column;
+    computing it waits for a GPU. Existing PAD rows move to the ends of columns.
 
     Args:
       experience: rows `[T, B]`, on-policy with a last row that no step follows; arrays or tensors. Without `ends`, the
-        rows are in line already.
-      num_rows: number R, at least the largest number of rows of a column, if it is not to be computed.
+        rows are already in their places.
+      num_rows: number R, at least the largest number of rows of a column; None means that it is computed.
 
     Returns:
       The experience in tensors, without `ends`. The index of a PAD row is -1.

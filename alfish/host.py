@@ -1,7 +1,8 @@
-"""Reading tensors of a device: the one place where the host waits for it.
+"""Reading tensors from a device: the only place where the host waits for the device.
 
-A GPU works on while Python goes on. A value that Python needs ends this: Python waits until the GPU has done all of its
-work. So what is needed together is read together, in one copy, and what may be late is read later.
+A GPU works asynchronously while Python continues. When Python needs a value, it waits until the GPU has finished all
+its work. Therefore values that are needed together are read together, in one copy, and values that are not urgent are
+read later.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from alfish.nest import Nest
 def read(leaves: Nest) -> Nest:
     """Returns tensors as arrays on the host, see `nest.as_array`; leaves of other kinds stay as they are.
 
-    Tensors on a device, which must be the same for all of them, are read in one copy; the call waits for it.
+    Tensors on a device are read in one copy, for which the call waits; all must be on the same device.
     """
     given, structure = nest.flatten(leaves)
     far = [leaf for leaf in given if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu"]
@@ -33,8 +34,8 @@ def read(leaves: Nest) -> Nest:
 def read_later(leaves: Nest) -> Callable[[], Nest]:
     """Begins to copy tensors, all on one device, to the host; returns a function that returns them as arrays.
 
-    The call waits for nothing, and the tensors may be overwritten after it. The function that it returns waits only if
-    the device has not come to the copy yet.
+    The call does not wait, and the tensors may be overwritten after it. The returned function waits only if the device
+    has not made the copy yet.
     """
     given, structure = nest.flatten(leaves)
     packed, device = _packed(given), given[0].device
@@ -55,12 +56,12 @@ def read_later(leaves: Nest) -> Callable[[], Nest]:
 
 
 def _packed(leaves: list[torch.Tensor]) -> torch.Tensor:
-    """Returns copies of the bytes of all leaves as one vector, those with the largest numbers first."""
+    """Returns copies of the bytes of all leaves as one vector, leaves with the largest item size first."""
     return torch.cat([leaves[i].detach().contiguous().reshape(-1).view(torch.uint8) for i in _order(leaves)])
 
 
 def _unpacked(packed: torch.Tensor, leaves: list[torch.Tensor]) -> list[Any]:
-    """Returns the arrays in bytes on the host that `_packed` made of these leaves."""
+    """Returns the arrays from the bytes on the host that `_packed` made from these leaves."""
     order, found = _order(leaves), {}
     parts = packed.split([leaves[i].numel() * leaves[i].element_size() for i in order])
     for i, part in zip(order, parts):
@@ -69,5 +70,5 @@ def _unpacked(packed: torch.Tensor, leaves: list[torch.Tensor]) -> list[Any]:
 
 
 def _order(leaves: list[torch.Tensor]) -> list[int]:
-    """Returns an order in which each leaf begins at a multiple of its numbers' size."""
+    """Returns an order in which each leaf begins at a multiple of its item size."""
     return sorted(range(len(leaves)), key=lambda i: -leaves[i].element_size())

@@ -89,26 +89,29 @@ def host_view(tensor: torch.Tensor) -> Any:
 
 
 def as_array(leaf: Any) -> Any:
-    """A leaf as an array on the host, which shares the memory of a host tensor; a bfloat16 tensor stays a tensor."""
+    """Returns a leaf as an array on the host, which shares the memory of a host tensor.
+
+    A bfloat16 tensor stays a tensor.
+    """
     if type(leaf) is np.ndarray:
         return leaf
     return leaf.cpu() if leaf.dtype == torch.bfloat16 else leaf.detach().cpu().numpy()
 
 
 def as_tensor(leaf: Any) -> torch.Tensor:
-    """A leaf as a tensor, which shares the memory of an array."""
+    """Returns a leaf as a tensor, which shares the memory of an array."""
     if type(leaf) is not np.ndarray:
         return leaf
     return torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy())  # a broadcast array is not writable
 
 
 def arrays(nest: Nest) -> Nest:
-    """Leaves as arrays on the host, see `as_array`."""
+    """Returns leaves as arrays on the host, see `as_array`."""
     return map(as_array, nest)
 
 
 def tensors(nest: Nest, device: torch.device | None = None) -> Nest:
-    """Leaves as tensors on a device, see `as_tensor`; None means that leaves keep their devices."""
+    """Returns leaves as tensors on a device, see `as_tensor`; None means that leaves keep their devices."""
     if device is None:
         return map(as_tensor, nest)
     if _is_gpu(device):
@@ -117,7 +120,7 @@ def tensors(nest: Nest, device: torch.device | None = None) -> Nest:
 
 
 def arange(count: int, like: Any) -> Any:
-    """Returns `[count]` int64, 0 ... count - 1, as a tensor or an array, whichever `like` is."""
+    """Returns 0 ... count - 1, `[count]` int64, as a tensor or an array, like `like`."""
     return np.arange(count) if type(like) is np.ndarray else torch.arange(count, device=like.device)
 
 
@@ -152,8 +155,8 @@ def _is_gpu(device: torch.device | str) -> bool:
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a copy of a tensor on the CPU in pinned memory, unless the tensor is large.
 
-    A copy from pinned memory to a GPU waits for nothing, and torch uses the memory again only after it. A copy from
-    other memory may wait for all work of the GPU; the memory has been read when the call returns.
+    A copy from pinned memory to a GPU does not wait, and torch reuses the memory only after the copy. A copy from other
+    memory may wait for all work of the GPU; the memory has been read when the call returns.
     """
     is_small = tensor.device.type == "cpu" and tensor.nbytes <= LARGEST_PINNED
     return tensor.pin_memory() if is_small else tensor

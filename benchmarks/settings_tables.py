@@ -51,7 +51,7 @@ def table(patterns: list[str], entries: list[Setting]) -> str:
     for pattern in patterns:
         matching = [entry for entry in entries if fnmatch.fnmatchcase(entry.name, pattern)]
         if not matching:
-            raise ValueError(f"no parameter is called {pattern}; `alfish params` lists all of them")
+            raise ValueError(f"no parameter is called {pattern}; `alfish params` lists all parameters")
         rows += [_row(entry) for entry in matching]
     return "\n".join(["| setting | default | meaning |", "|---|---|---|", *dict.fromkeys(rows), ""])
 

@@ -1,1 +1,1 @@
-"""One algorithm a file, each a subclass of `RLAlgorithm`; siblings never import one another."""
+"""Algorithms, one per file, each a subclass of `RLAlgorithm`."""

@@ -24,7 +24,7 @@ class StatefulInfo(NamedTuple):
 
 
 def without_states(experience: Experience) -> Experience:
-    """Returns the experience with plain infos in place of `StatefulInfo`; plain infos stay as they are."""
+    """Returns the experience with plain infos instead of `StatefulInfo`; plain infos do not change."""
     info = experience.info
     return experience._replace(info=info.info) if isinstance(info, StatefulInfo) else experience
 
@@ -50,7 +50,7 @@ class Actor:
 
     Args:
       algorithm, transforms: modules that act; they are not changed.
-      samples: True acts by `rollout_step`, False by `predict_step`.
+      samples: True acts with `rollout_step`, False with `predict_step`.
       sets_mode: whether `step` puts the algorithm into evaluation mode for each call; otherwise callers must.
     """
 

@@ -8,8 +8,8 @@ Each ratio pi / mu is exact, because rows hold the distribution of the behaviour
 takes q - V without a second weight rho, and without lag the first update equals PPO's. IMPACT (Luo et al., 2020)
 divides by the policy of a target network instead, and needs another clipped weight between that policy and mu.
 
-With lag, the first ratio differs from 1. A row whose ratio already lies beyond clip_range, in the direction of its
-advantage, trains the value only. V-trace corrects for the lag at the start of the iteration. The updates within the
+With lag, the first ratio differs from 1. A row whose ratio already exceeds clip_range, in the direction of its
+advantage, trains only the value. V-trace corrects for the lag at the start of the iteration. The updates within the
 iteration add further lag; recompute_advantage corrects for this further lag before each epoch.
 
 Differences from the papers: a truncated episode bootstraps from its true final observation; advantages are normalized
@@ -40,7 +40,7 @@ class APPO(PPO):
       c_bar: upper limit of the weight of later TD errors; at most rho_bar (Espeholt et al., 2018, section 4.1).
       loss: loss of the policy: 'clipped' is PPO's surrogate; 'impala' is -rho log pi (q - V), for a single epoch.
       ppo_arguments: settings of `PPO`. lambda_ is V-trace's lambda; target_kl limits KL(behaviour policy, policy), so
-        that rows of too old policies do not train; recompute_advantage also recomputes ratios.
+        that rows of policies that are too old do not train; recompute_advantage also recomputes ratios.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class APPO(PPO):
     ):
         if c_bar > rho_bar:
             name = type(self).__name__
-            raise UsageError(f"{name}.c_bar is {c_bar}, above {name}.rho_bar {rho_bar}; lower it")
+            raise UsageError(f"{name}.c_bar is {c_bar}, which is larger than {name}.rho_bar = {rho_bar}; lower c_bar")
         super().__init__(observation_spec, action_spec, reward_spec, **ppo_arguments)
         self.unroll_use = self.unroll_use._replace(single_epoch=loss == "impala", handles_stale_policies=True)
         self._rho_bar, self._c_bar, self._loss = rho_bar, c_bar, loss

@@ -19,8 +19,8 @@ def return_error(found: Any, expected: str, owner: object, hook: str) -> UsageEr
 
 
 def losses_error(groups: Iterable[str]) -> UsageError:
-    """Returns the error for a `calc_loss` that returned one loss for several parameter groups."""
-    return UsageError(f"calc_loss must return a dict of losses, one for each of the groups {list(groups)}")
+    """Returns the error for a `calc_loss` that returned a single loss for several parameter groups."""
+    return UsageError(f"calc_loss must return a dict with one loss for each of the groups {list(groups)}")
 
 
 def check_step(step: Any, owner: object, hook: str, action_spec: Nest, batch_size: int, initial_state: Nest) -> None:
@@ -54,7 +54,9 @@ def check_step(step: Any, owner: object, hook: str, action_spec: Nest, batch_siz
     )
     if carried != first:
         carried, first = carried or "none", first or "none"
-        raise UsageError(f"{who} returned a state of {carried}, and initial_state one of {first}; make them alike")
+        raise UsageError(
+            f"{who} returned a state of {carried}, but initial_state returned a state of {first}; make the two equal"
+        )
 
 
 def check_initial_state(algorithm: Any) -> None:
@@ -82,8 +84,8 @@ def check_registered(algorithm: nn.Module) -> None:
             if hidden:
                 where = f"{type(algorithm).__name__}.{path}.{name}" if path else f"{type(algorithm).__name__}.{name}"
                 raise UsageError(
-                    f"{where} has {_kind(hidden[0])}, which torch does not find there: it would be neither trained nor "
-                    "saved; keep modules in torch.nn.ModuleList or ModuleDict, and tensors in torch.nn.Parameter"
+                    f"{where} has {_kind(hidden[0])}, which torch does not register there: it would be neither trained "
+                    "nor saved; keep modules in torch.nn.ModuleList or ModuleDict, and tensors in torch.nn.Parameter"
                 )
 
 
@@ -111,7 +113,7 @@ def check_detached(algorithm: nn.Module) -> None:
             if any(_is_tensor(one) and one.grad_fn is not None for one in _parts(value)):
                 raise UsageError(
                     f"{type(module).__name__}.{name} keeps a tensor with the graph that computed it, so each update "
-                    "would take longer than the one before; detach() it"
+                    "would take longer than the last; detach() the tensor"
                 )
 
 

@@ -1,4 +1,4 @@
-"""CrossQ and XQC: SAC whose critics have batch norm and take both rows of a transition in one pass.
+"""CrossQ and XQC: SAC whose critics have batch norm and process both rows of a transition in one forward pass.
 
 CrossQ: Bhatt et al., 2024, https://arxiv.org/abs/1902.05605; it has no target network (`SAC.target_rate = None`).
 XQC: Palenicek et al., 2026, https://arxiv.org/abs/2509.25174; weights of unit norm are a setting of the networks, and
@@ -78,11 +78,17 @@ class CrossQ(SAC):
         return super().calc_loss(experience, info)._replace(buffers=info.moments)
 
     def trained_policy(self, features: Features, mask: torch.Tensor | None, moments: Moments) -> HybridPolicy:
-        """Returns the policy at row 0; batch norms collect `moments`. `mask` is the mask `[L, N, n]` of all rows."""
+        """Returns the policy at row 0; batch-norm layers add their new statistics to `moments`.
+
+        `mask` is the mask `[L, N, n]` of all rows.
+        """
         return self.policy_with_moments(features.actor, None if mask is None else mask[:1], moments)
 
     def policy_with_moments(self, features: torch.Tensor, mask: torch.Tensor | None, moments: Moments) -> HybridPolicy:
-        """Returns the policy, whose batch norms use the statistics of `features` and collect them."""
+        """Returns the policy.
+
+        Its batch-norm layers use the statistics of `features`, and add them to the new statistics.
+        """
         with_moments = (moments,) if self._has_batch_norm[0] else ()
         return self.policy_head(self.actor_mlp(features, *with_moments), mask)
 

@@ -46,7 +46,8 @@ class DDPG(RLAlgorithm):
       critic: class or factory of an ensemble of one or more critics, takes (observation_spec, action_size). The
         minimum of the ensemble is the target; the first critic (`num_members=1`) trains the actor.
       gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
-      target_rate: step size of the updates of both target networks, in (0, 1]; these follow each update of the actor.
+      target_rate: step size of the updates of both target networks, in (0, 1]; the target networks are updated after
+        each update of the actor.
       noise_std: standard deviation of exploration noise, in units of half the action's range; a number or a schedule
         of progress.
       noise_correlation: correlation between the noise of consecutive steps, in [0, 1); 0 is white noise. The noise is
@@ -126,7 +127,7 @@ class DDPG(RLAlgorithm):
         return self.target_actor(seen)
 
     def actor_loss(self, policy_q: torch.Tensor, policy_action: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
-        """Returns the loss `[T', N]`; T' is the number of rows that train, 1 without memory.
+        """Returns the loss `[T', N]`; T' is the number of trainable rows, 1 without memory.
 
         Args:
           policy_q: `[T', N]`, the critic's value of the actor's action.

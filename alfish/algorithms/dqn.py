@@ -10,8 +10,8 @@ Mnih et al., 2015, https://doi.org/10.1038/nature14236. Double: van Hasselt et a
 Memory: Kapturowski et al., 2019, https://openreview.net/forum?id=r1lyTjAqYX. C51, QR-DQN and IQN are settings of
 `values`. Variants are in `retrace` and `munchausen`.
 
-Windows of L rows give (L-1)-step returns, uncorrected as in Rainbow (Hessel et al., 2018). Row 0 of a window trains;
-with memory, every row but the last trains.
+Windows of L rows give (L-1)-step returns, without off-policy correction, as in Rainbow (Hessel et al., 2018). Row 0 of
+a window trains; with memory, every row but the last trains.
 
 Differences from the paper: each environment explores independently; a truncated episode bootstraps from its true final
 observation; the threshold of the Huber loss is a setting.
@@ -60,9 +60,9 @@ class DQN(QLearning):
       huber_delta: error beyond which the loss is linear, in units of return; None means half the squared error.
         Distributions of the return have their own loss.
       reward_weights: initial weight of each reward entry, kept in the buffer `values.weights`; None means 1 for all.
-      values: class or factory of the kind of values, takes gamma; for a scalar reward. It is a distribution of the
-        return (`@Bins`, `@Quantiles`), or expected returns with lower bounds (`@LowerBounded`). None means expected
-        returns.
+      values: class or factory of the kind of values, called with gamma; requires a scalar reward. Either a distribution
+        of the return (`@Bins`, `@Quantiles`), or expected returns with lower bounds (`@LowerBounded`). None means
+        expected returns.
     """
 
     on_policy = False

@@ -25,7 +25,8 @@ from alfish.parameters.parts import build_network
 @gin.configurable(module="alfish.algorithms")
 @checked
 class FlashSAC(CrossQ):
-    """CrossQ whose actor, too, takes both rows in one pass, and whose exploration noise is part of the policy's state.
+    """CrossQ whose actor also processes both rows in one pass, and whose exploration noise is part of the policy's
+    state.
 
     Args:
       noise: class or factory of exploration noise, takes the number of Box entries; None means new noise at each step.
@@ -49,7 +50,9 @@ class FlashSAC(CrossQ):
     def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:
         super().check_specs(observation_spec, action_spec, reward_spec)
         if not HybridSpace(action_spec).box_size:
-            raise UsageError(f"{cls.__name__} takes an action with a Box leaf, and it is {action_spec}; train with SAC")
+            raise UsageError(
+                f"{cls.__name__} requires an action with a Box leaf, but the action is {action_spec}; train with SAC"
+            )
 
     def initial_state(self, batch_size: int) -> Nest:
         return None if self.noise is None else self.noise.initial_state(batch_size)

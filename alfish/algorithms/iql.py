@@ -3,7 +3,7 @@
 Kostrikov et al., 2022, https://arxiv.org/abs/2110.06169. V is an upper expectile of Q over recorded actions. Q is
 regressed to r + gamma V. The policy clones recorded actions, weighted by the exponential of their advantage. The action
 space may be any space with bounds, and collecting may add to the data. Windows of L rows give (L-1)-step returns,
-uncorrected.
+without off-policy correction.
 
 Differences from the paper: all losses are computed before any parameter is updated, where the authors' code updates V
 first; the mean of a normal policy is not squashed, but clipped when it acts; a truncated episode bootstraps from its
@@ -194,10 +194,10 @@ class IQL(RLAlgorithm):
 
 
 def expectile_loss(error: torch.Tensor, fraction: float) -> torch.Tensor:
-    """Returns half the squared error, times `fraction` where the error is positive and times 1 - `fraction` elsewhere.
+    """Returns half the squared error, times `fraction` where the error is positive, and times 1 - `fraction` elsewhere.
 
-    The value that minimizes the mean loss of the errors `target - value` is an expectile of the targets: with
-    `fraction` 0.5 the mean of the targets, and near 1 their maximum.
+    The value that minimizes the mean loss of the errors `target - value` is an expectile of the targets: their mean if
+    `fraction` is 0.5, and close to their maximum if `fraction` is near 1.
 
     Args:
       error: errors `[...]`.

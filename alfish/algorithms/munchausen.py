@@ -46,7 +46,7 @@ class SoftDQN(DQN):
         self._temperature = entropy_temperature
         if self.values.num_values is not None:
             raise UsageError(
-                f"{type(self).__name__} takes values of one number; leave out DQN.values, and train on a scalar reward"
+                f"{type(self).__name__} requires scalar values; leave out DQN.values, and train on a scalar reward"
             )
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
@@ -95,8 +95,8 @@ class MunchausenDQN(SoftDQN):
         self._munchausen, self._floor = munchausen, log_policy_floor
         if self.replay_needs.return_gamma is not None:
             raise UsageError(
-                f"{type(self).__name__} takes no lower bounds, which are returns of rewards without its bonus; leave "
-                "out DQN.values"
+                f"{type(self).__name__} cannot use lower bounds, because they are returns of rewards without its "
+                "bonus; leave out DQN.values"
             )
 
     def soft_values(self, scaled: torch.Tensor, taken: torch.Tensor) -> NextValues:

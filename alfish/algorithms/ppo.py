@@ -10,7 +10,7 @@ memory of sequences (`[T, N]`). The learner (`updates`) takes the mean of the lo
 row.
 
 Differences from the paper: a truncated episode bootstraps from its true final observation; advantages are normalized
-over the trained rows of the unroll, not per minibatch; the critic has a torso of its own by default.
+over the trained rows of the unroll, not per minibatch; the critic has a separate torso by default.
 """
 
 from collections.abc import Callable
@@ -64,8 +64,8 @@ class PPO(ActorCriticAlgorithm):
       value_clip_range: largest change of a value that lowers the value's loss, in units of return; None means no limit.
       value_coef: weight of the value loss, which is half a squared error.
       entropy_coef: weight of the entropy (nats).
-      uniform_kl_coef: weight of the symmetric KL between policy and uniform distribution (nats), a loss that keeps the
-        policy exploring where the entropy's gradient vanishes; for actions without Box leaves.
+      uniform_kl_coef: weight of the symmetric KL between policy and uniform distribution (nats), a loss that maintains
+        exploration where the entropy's gradient vanishes; only for actions without Box leaves.
       target_kl: limit of KL(rollout policy, policy) in nats; the iteration ends where the KL exceeds 1.5 times this
         limit. None means no limit.
       normalize_advantage: whether advantages get mean 0 and standard deviation 1 over the unroll.
@@ -153,7 +153,7 @@ class PPO(ActorCriticAlgorithm):
         return total._replace(extra={**(total.extra or {}), **extra, **stored.extra, "kl": estimate}, stop=stop, kl=kl)
 
     def policy_loss(self, log_prob: torch.Tensor, stored: PPOTarget) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Returns the clipped surrogate `[T, N]`, and numbers of it for summaries."""
+        """Returns the clipped surrogate `[T, N]`, and its statistics for summaries."""
         clip_range = self._clip_range(self.progress)
         highest = 1 + clip_range
         lowest = 1 / highest if self._reciprocal_clip else 1 - clip_range

@@ -18,7 +18,7 @@ from alfish.parameters.schedules import Schedule, as_schedule
 
 
 class QLearning(RLAlgorithm):
-    """Acts by a network of action values. Subclasses train the network; their constructors call `make_network`.
+    """Acts with a network of action values. Subclasses train the network; their constructors call `make_network`.
 
     Attributes:
       values: the kind of values that the network predicts.
@@ -41,7 +41,7 @@ class QLearning(RLAlgorithm):
         leaves = nest.leaves(action_spec)
         if len(leaves) != 1 or not isinstance(leaves[0], spaces.Discrete):
             raise UsageError(
-                f"{cls.__name__} takes one Discrete action leaf, and the action is {action_spec}; train with SAC or PPO"
+                f"{cls.__name__} requires one Discrete action leaf, not {action_spec}; train with SAC or PPO"
             )
 
     def initial_state(self, batch_size: int) -> Nest:
@@ -81,5 +81,5 @@ def allowed_q(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
 
 
 def greedy_choice(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Returns the best action that `mask` allows, `[...]` int64; where `mask` allows no action, the best of all."""
+    """Returns the best action that `mask` allows, `[...]` int64; the best of all where it allows none."""
     return allowed_q(q, mask).argmax(-1)

@@ -57,8 +57,8 @@ class RecurrentSAC(SAC):
     ) -> None:
         if actor_encoder is not Encoder:
             raise UsageError(
-                "RecurrentSAC.actor_encoder is set, and its actor has no encoder: it stands on the critics' features, "
-                "so it sees every leaf that they see; bind CriticEnsemble.encoder, or train with SAC or PPO"
+                "RecurrentSAC.actor_encoder is set, but the actor has no encoder: its input is the critics' features, "
+                "so it sees the same leaves as the critics; bind CriticEnsemble.encoder, or train with SAC or PPO"
             )
         self.critic = build_network(
             critic,

@@ -52,15 +52,15 @@ class RecurrentTD3(TD3):
         super().__init__(observation_spec, action_spec, reward_spec, **td3_arguments)
         if self._noise_correlation:
             raise UsageError(
-                f"RecurrentTD3.noise_correlation is {self._noise_correlation}, and the policy's state is its memory "
+                f"RecurrentTD3.noise_correlation is {self._noise_correlation}, but the policy's state holds its memory "
                 "only; set it to 0"
             )
 
     def make_networks(self, actor: Callable[..., Any], critic: Callable[..., Any], action_size: int) -> None:
         if actor is not DeterministicActor:
             raise UsageError(
-                "RecurrentTD3.actor is set, and its actor stands on the critics' features, so it sees every leaf that "
-                "they see; bind CriticEnsemble.encoder and MLP.layers, or train with TD3"
+                "RecurrentTD3.actor is set, but the actor's input is the critics' features, so it sees the same leaves "
+                "as the critics; bind CriticEnsemble.encoder and MLP.layers, or train with TD3"
             )
         self.critic = build_network(
             critic,

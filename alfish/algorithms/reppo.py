@@ -131,7 +131,7 @@ class REPPO(RLAlgorithm):
         return AlgStep(self._nested(self.policy(time_step.observation).mode()), state)
 
     def state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
-        """Returns the values `[B]` of rows `[B]`: the values of the policy's most likely actions."""
+        """Returns the values `[B]` of rows `[B]`: the values of the mode of the policy."""
         action = self.policy(time_step.observation).mode()
         return self.values.scalarized(self.critic(time_step.observation, action))
 

@@ -112,7 +112,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
         return self.rollout_step(time_step, state)
 
     def state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
-        """Returns estimates `[B]` of what the policy maximizes from rows `[B]` on, for films. Default: raises."""
+        """Returns estimates `[B]` of the return from rows `[B]` on that the policy maximizes. Default: raises."""
         raise NotImplementedError
 
     def preprocess_experience(self, experience: Experience) -> Experience:
@@ -128,7 +128,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def calc_loss(self, experience: Experience, info: Nest) -> LossInfo:
-        """Returns a loss for each row and parameter group; the learner averages a loss and trains its group by it."""
+        """Returns a loss for each row and parameter group; the learner averages the loss and trains the group."""
 
     def after_update(self) -> None:
         """Updates target networks, after every gradient step, under no_grad."""
@@ -137,7 +137,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
         """Updates side modules with the transformed rows that an iteration collected, under no_grad."""
 
     def trains(self, group: str) -> bool:
-        """Returns whether the next update trains a group of `update_periods`; only then the group needs a loss."""
+        """Returns whether the next update trains a group of `update_periods`; only then does the group need a loss."""
         return (self.num_updates + 1) % self.update_periods.get(group, 1) == 0
 
     def graph_key(self) -> Hashable:
@@ -148,7 +148,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
         return tuple(map(self.trains, self.update_periods)) or None
 
     def parameter_groups(self) -> dict[str, Iterable[nn.Parameter]]:
-        """Returns the parameters of each group, which its loss trains. Each trainable parameter must be in a group."""
+        """Returns, by group, the parameters that its loss trains. Each trainable parameter must be in a group."""
         return {"all": self.parameters()}
 
     def overrides(self, hook: str) -> bool:

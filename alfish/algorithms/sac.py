@@ -17,8 +17,8 @@ of a window trains, on a return of the window's length.
 Variants override one hook each: `redq` with TQC, `retrace`, `recurrent_sac`, `crossq` with XQC, `flashsac`.
 
 Differences from the papers: a truncated episode bootstraps from its true final observation; the temperature's loss is
-linear in log alpha (`Temperatures.linear_in`); n-step returns leave out the entropies of the rows between the first
-and the last.
+linear in log alpha (`Temperatures.linear_in`); n-step returns omit the entropies of the rows between the first and the
+last.
 """
 
 from collections.abc import Callable
@@ -63,8 +63,8 @@ class SAC(SoftActor):
       gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
       lambda_: weight of longer returns within a window, in [0, 1]; 1 bootstraps at the last row only, 0 is the one-step
         return; None means 1 without memory and 0 with memory.
-      target_rate: step size of the target critics' updates, in (0, 1]; None means no target critics: the critics
-        themselves give the targets.
+      target_rate: step size of the target critics' updates, in (0, 1]; None means that there are no target critics, and
+        the critics themselves provide the targets.
       target_period: number of updates of the critics for each update of the target critics.
       initial_alpha: temperature at the start.
       learn_alpha: whether temperatures are learned.
@@ -73,9 +73,9 @@ class SAC(SoftActor):
         choices; with a mask, n is the number of choices that the mask allows at a row.
       actor_period: number of updates of the critics for each update of the actor and the temperatures.
       reward_weights: initial weight of each reward entry, kept in the buffer `values.weights`; None means 1 for all.
-      values: class or factory of the kind of values, takes gamma; for a scalar reward. It is a distribution of the
-        return (`@Bins`, `@Quantiles`; Box actions only), or expected returns with lower bounds (`@LowerBounded`). None
-        means expected returns.
+      values: class or factory of the kind of values, called with gamma; requires a scalar reward. Either a distribution
+        of the return (`@Bins`, `@Quantiles`; Box actions only), or expected returns with lower bounds
+        (`@LowerBounded`). None means expected returns.
     """
 
     on_policy = False

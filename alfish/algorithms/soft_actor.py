@@ -21,7 +21,7 @@ from alfish.parameters.parts import build_network
 
 
 class SoftActor(RLAlgorithm):
-    """Acts by samples of a policy, and in evaluation by the policy's mode. Subclasses train the policy.
+    """Acts with samples of a policy, and in evaluation with the policy's mode. Subclasses train the policy.
 
     Attributes:
       values: kind of values that the critics predict; set by subclasses.

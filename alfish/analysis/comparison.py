@@ -17,11 +17,11 @@ from alfish.analysis.sources import Note, read_all
 from alfish.analysis.statistics import Estimate
 from alfish.errors import UsageError
 
-ALL = "all"  # stands for all environments together in place of the name of one
+ALL = "all"  # stands for all environments together instead of the name of one
 
 
 class Way(NamedTuple):
-    """How fast and how often the runs of a group reach a threshold.
+    """Time until the runs of a group reach a threshold, and the number of runs that do.
 
     Attributes:
       clock: median over the runs of the environment steps (or updates) until the threshold is first reached; inf means
@@ -47,9 +47,10 @@ class ComparisonRow:
       iqm, mean, median: aggregates of the scores.
       optimality_gap: mean amount by which scores are below 1 if a score range is given, else below the threshold; None
         means that neither is given.
-      way: speed and number of runs that reach the threshold; None means no threshold.
+      way: time to the threshold and number of runs that reach it; None means no threshold.
       rate: median over the runs of clock steps per second of training; None means unknown.
-      improvement: probability that a run is better than a run of the other group; None unless there are two groups.
+      improvement: probability that a run of this group is better than a run of the other group; None unless there are
+        two groups.
     """
 
     environment: str
@@ -150,14 +151,14 @@ def _over_all(
 ) -> list[ComparisonRow]:
     """Returns a row over all environments for each label, with scores `[R, M]` as rliable takes them."""
     if not normalized:
-        note("scores of different environments are put together only with a --score_range for each of them")
+        note("scores of different environments can be combined only with a --score_range for each environment")
         return []
     found = []
     for label in dict.fromkeys(row.label for row in rows):
         own = {row.environment: row for row in rows if row.label == label}
         counts = {row.num_runs for row in own.values()}
         if len(own) < len(environments) or len(counts) > 1:
-            note(f"{label} has no row over all environments: it needs equally many runs in each of them")
+            note(f"{label} has no row over all environments, because its number of runs differs between them")
             continue
         scores = np.concatenate([own[environment].scores for environment in environments], axis=1)
         found.append(_row(ALL, label, scores, 1.0, None, None))
@@ -165,7 +166,7 @@ def _over_all(
 
 
 def _with_improvement(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
-    """Adds to the rows of environments with two groups the probability that each group improves on the other."""
+    """In environments with two groups, adds to both rows the probability that the group improves on the other."""
     found = []
     for _, members in itertools.groupby(rows, lambda row: row.environment):
         pair = list(members)
@@ -201,26 +202,29 @@ def _note_ends(groups: Sequence[SeriesGroup], series: Mapping[SeriesSource, Seri
         for source, end in zip(sources, ends):
             if 1.01 * end < max(ends):  # 1 % of tolerance, because iterations end at slightly different clocks
                 reached = f"{end:,.0f} of {max(ends):,.0f} {AXIS_WORDS[axis]}"
-                note(f"{source.name} has its last value at {reached}, and is taken there")
+                note(f"{source.name} has its last value at {reached}; this value is used")
 
 
 def _note_undefined(one: SeriesGroup, scores: np.ndarray, note: Note) -> None:
     for source, score in zip(one.sources, scores):
         if not np.isfinite(score):
-            note(f"{source.name} ends with the score {score}, so what depends on it is {score} too ({named(one)})")
+            note(
+                f"{source.name} ends with the score {score}, so all results that depend on this run are {score} too "
+                f"({named(one)})"
+            )
 
 
 def _note_short(one: SeriesGroup, series: Sequence[Series], last: int, note: Note) -> None:
     counts = [len(each.values) for each in series]
     if min(counts) < last:
-        note(f"{named(one)}: a run has {min(counts)} of the last {last} values, and its score is their mean")
+        note(f"{named(one)}: a run has only {min(counts)} of the last {last} values; its score is their mean")
 
 
 def _single(found: Mapping[str, list], noun: str) -> dict:
     """Returns the value of each environment that has one; raises UsageError if an environment has several values."""
     for environment, values in found.items():
         if len(values) > 1:
-            raise UsageError(f"{environment} has {len(values)} values for its {noun}; give one")
+            raise UsageError(f"{environment} has {len(values)} values for its {noun}; give only one")
     return {environment: values[0] for environment, values in found.items() if values}
 
 

@@ -22,7 +22,7 @@ def new_figure(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UsageError("a picture needs the extra 'plot': pip install 'alfish[plot]'") from error
+        raise UsageError("a figure needs the extra 'plot': pip install 'alfish[plot]'") from error
     return Figure(figsize=(width, height), layout="constrained")
 
 

@@ -61,12 +61,12 @@ class TableSource:
         if value is None or not clocks:
             lacks = "value, such as 'mean'," if clocks else "clock, such as 'env_steps',"
             raise UsageError(
-                f"{self._path} has no column of a {lacks} among {', '.join(self._columns)}; rename one"
+                f"{self._path} has no column for a {lacks} among {', '.join(self._columns)}; rename one"
                 + f" or name it with {argument('metric')}" * bool(clocks)
             )
         filled = [k for k, cell in enumerate(self._columns[value]) if cell]
         if not filled:
-            raise UsageError(f"{self.name} has no value in its column {value!r}")
+            raise UsageError(f"{self.name} has no value in column {value!r}")
         kinds = dict.fromkeys(clocks.values(), contents.clocks) | {value: contents.numbers}
         values = {name: read([self._columns[name][k] for k in filled], self._path) for name, read in kinds.items()}
         order = np.argsort(values[next(iter(clocks.values()))], kind="stable")
@@ -99,7 +99,7 @@ class MonitorSource:
         for path, header, columns in zip(self._paths, self._headers, self._tables):
             if any(one not in columns for one in (column, "l", "t")):
                 raise UsageError(
-                    f"{path} is a monitor without {column!r} for the metric {metric!r}; it has {list(columns)}"
+                    f"{path} is a monitor file without {column!r} for the metric {metric!r}; it has {list(columns)}"
                 )
             seconds = contents.clocks(columns["t"], path) + float(header.get("t_start", 0)) - begin
             lengths, values = contents.clocks(columns["l"], path), contents.numbers(columns[column], path)
@@ -143,8 +143,8 @@ def _read_monitor(path: Path) -> tuple[dict, dict[str, list[str]]]:
         header = None
     if header is None or not isinstance(header.get("env_id"), str | None):
         raise UsageError(
-            f"{path} is not a monitor of stable-baselines3: its first line is not '#{{...}}' in which t_start is a "
-            "number and env_id is text"
+            f"{path} is not a monitor file of stable-baselines3: its first line is not '#{{...}}' in which t_start is "
+            "a number and env_id is text"
         )
     return header, _columns(path, rest)
 

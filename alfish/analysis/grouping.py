@@ -46,7 +46,7 @@ class SeriesGroup:
 
 
 def group(sources: Sequence[SeriesSource]) -> list[SeriesGroup]:
-    """Groups the runs by environment and configuration, in the order in which the user named the runs.
+    """Groups the runs by environment and configuration, in the order in which the user listed the runs.
 
     Raises:
       UsageError: the environment of a run is unknown, and the other runs have several environments.
@@ -75,7 +75,7 @@ def note_repeated_seeds(groups: Iterable[SeriesGroup], note: Callable[[str], Non
                 names.setdefault(source.seed, []).append(source.name)
         for seed, same in names.items():
             if len(same) > 1:
-                note(f"{named(one)}: {' and '.join(same)} have seed {seed}, and count as {len(same)} seeds")
+                note(f"{named(one)}: {' and '.join(same)} all have seed {seed}, but count as {len(same)} seeds")
 
 
 def named(one: SeriesGroup) -> str:
@@ -107,26 +107,31 @@ def by_environment(
                 raise ValueError(value)
         except ValueError as error:
             raise UsageError(
-                f"the {noun} {text!r} cannot be read; write {example}, or CartPole-v1:{example}"
+                f"the {noun} {text!r} cannot be parsed; write {example}, or CartPole-v1:{example}"
             ) from error
         if not colon and len(environments) > 1:
             raise UsageError(
-                f"the runs are of different environments: say of which the {noun} {text} is, as "
+                f"the runs are of different environments: say which one the {noun} {text} is for, as in "
                 f"{environments[0]}:{text}"
             )
         if colon and environment not in found:
-            raise UsageError(f"the {noun} {text!r} is of no environment of these runs: {', '.join(environments)}")
+            raise UsageError(
+                f"the {noun} {text!r} belongs to none of the environments of these runs: {', '.join(environments)}"
+            )
         found[environment if colon else environments[0]].append(parsed)
     return found
 
 
 def _environments(sources: Sequence[SeriesSource]) -> list[str]:
-    """Returns the environment of each run. A table without an environment gets the one that all other runs share."""
+    """Returns the environment of each run.
+
+    A table without an environment is assigned the environment that all other runs share.
+    """
     known = list(dict.fromkeys(source.environment for source in sources if source.environment))
     if len(known) > 1 and (without := next((one for one in sources if not one.environment), None)):
         raise UsageError(
-            f"{without.name} does not say its environment, and the other runs are of {', '.join(known)}; "
-            "give it a column 'environment', or plot one environment at a time"
+            f"{without.name} does not state its environment, but the other runs are of {', '.join(known)}; give it a "
+            "column 'environment', or plot one environment at a time"
         )
     return [source.environment or (known[0] if known else "") for source in sources]
 

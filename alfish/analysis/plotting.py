@@ -75,15 +75,18 @@ def curves_of(
     note_repeated_seeds(groups, note)
     for source, of in series.items():
         if num_undefined := int((~np.isfinite(of.values)).sum()):
-            note(f"{source.name}: {num_undefined} of {counted(len(of.values), 'value')} not finite, and not drawn")
+            note(
+                f"{source.name}: {num_undefined} of {counted(len(of.values), 'value')} not finite and therefore not "
+                "drawn"
+            )
     for one in groups:
         found.append(curve(one, [series[source] for source in one.sources], axis, statistic))
         if len(found[-1].clock) == 0:
             raise UsageError(f"{named(one)}: its runs have no {axis} in common")
     single = [named(one.group) for one in found if one.band is None]
     if single:
-        each = f"{single[0]} is one run" if len(single) == 1 else f"{len(single)} groups are one run each"
-        note(f"{each}: a line without a band, which needs other seeds")
+        each = f"{single[0]} has one run" if len(single) == 1 else f"{len(single)} groups have one run each"
+        note(f"{each}: a line without a band, because a band needs several seeds")
     return found, axis
 
 

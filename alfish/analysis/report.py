@@ -184,7 +184,7 @@ def _films(directory: Path) -> Iterator[str]:
         yield f"<figure>{tag}<figcaption>{escape(shown)}</figcaption></figure>"
     if left_out:
         limit = f"{MAX_FILMS / 2**20:.0f} MiB"
-        yield f"<p>Not on this page, which has {limit} of films at most: {escape(', '.join(left_out))}</p>"
+        yield f"<p>Left out, because this page holds at most {limit} of films: {escape(', '.join(left_out))}</p>"
 
 
 def _configuration(directory: Path, entries: Sequence[Mapping[str, Any]]) -> str:
@@ -223,7 +223,7 @@ def provenance_of(directory: Path) -> list[Mapping[str, Any]]:
     path, entries = directory / "provenance.json", contents.json_value(directory, "provenance.json") or []
     entries = [entries] if isinstance(entries, dict) else entries  # older versions wrote a single entry
     if not isinstance(entries, list):
-        raise UsageError(f"{path} is not a list of how the run came about; move it away")
+        raise UsageError(f"{path} does not hold the run's history; move it away")
     checked = [contents.checked_entries(path, entry, {"command": list}, ["command"]) for entry in entries]
     return [{"command": [], **entry} for entry in checked]
 

@@ -78,7 +78,8 @@ class RunSeriesSource:
         content = contents.content(self.directory, METRICS_FILE, contents.MAX_TABLE)
         if content is None and not watched:
             raise UsageError(
-                f"{self.name} has no {METRICS_FILE} yet: it was not trained, or without the listener Summaries"
+                f"{self.name} has no {METRICS_FILE} yet: it was not trained, or was trained without the listener "
+                "Summaries"
             )
         header, rows = (list(COUNTERS), []) if content is None else self._written_metrics(path, content)
         if watched:
@@ -116,7 +117,7 @@ class RunSeriesSource:
         steps = [int(one) for one in table.numbers("steps")]
         kept = np.isin(steps, list(evaluations)) & (False if own is None else table.is_filled(own))
         if not kept.any():
-            raise UsageError(f"{self.name} has evaluations without rows in {METRICS_FILE}, which has their clocks")
+            raise UsageError(f"{self.name} has evaluations without rows in {METRICS_FILE}, which stores their steps")
         means = [mean(evaluations[one]) for one, is_kept in zip(steps, kept) if is_kept]
         return Series(table.clocks(kept), np.array(means))
 
@@ -126,7 +127,7 @@ class RunSeriesSource:
         if prefix == EVALUATION and not any(name.startswith(f"{prefix}/") for name in header):
             if others := [name for name in header if name.endswith("/mean_return")]:
                 one = argument("metric", others[0])
-                return f"{self.name} has no evaluation of this name; one of its evaluations is {one}"
+                return f"{self.name} has no evaluation with this name; it has for example {one}"
             return f"{self.name} has no evaluation yet; the first is due after Evaluate.period clock steps"
         close = difflib.get_close_matches(metric, header, 3, 0.4)
         hint = f"; close ones are {', '.join(close)}" if close else ""

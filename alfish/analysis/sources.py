@@ -1,4 +1,4 @@
-"""Finds the runs that the user's words name: directories, globs or files, each with or without a label."""
+"""Finds the runs that the user's arguments name: directories, globs or files, each with or without a label."""
 
 import glob
 import re
@@ -19,14 +19,14 @@ Note = Callable[[str], Any]  # function that receives a sentence for the user
 
 
 def find(words: Iterable[str | Path], note: Note = logging.warning) -> list[SeriesSource]:
-    """Returns the runs that the words name, each once.
+    """Returns the runs that the arguments name, each once.
 
-    A word is a run directory, a directory that contains runs, a directory of monitor files of stable-baselines3, a
-    single monitor file, another CSV, or a glob of these. `LABEL=WORD` labels the runs. If other words name runs, a
+    An argument is a run directory, a directory that contains runs, a directory of monitor files of stable-baselines3, a
+    single monitor file, another CSV, or a glob of these. `LABEL=WORD` labels the runs. If other arguments name runs, a
     directory without a run is left out with a note.
 
     Raises:
-      UsageError: a word does not name a run.
+      UsageError: an argument does not name a run.
     """
     found: dict[Path, list[SeriesSource]] = {}
     others = []
@@ -40,12 +40,12 @@ def find(words: Iterable[str | Path], note: Note = logging.warning) -> list[Seri
             runs = _runs(path)
             if not runs:
                 others.append(
-                    f"{path} is not a run: it has neither config.gin nor metrics.csv in it, and no directory with them"
+                    f"{path} is not a run: neither it nor its subdirectories contain config.gin or metrics.csv"
                 )
             for run in runs:
                 found.setdefault(run.resolve(), _read(run, label))
     if not found:
-        raise UsageError(others[0] if others else "no run is named; name run directories, as in runs/ppo-*")
+        raise UsageError(others[0] if others else "no run is given; give run directories, as in runs/ppo-*")
     for other in others:
         note(f"{other}; it is left out")
     return [source for sources in found.values() for source in sources]
@@ -105,7 +105,7 @@ def _read(path: Path, label: str | None) -> list[SeriesSource]:
     if is_monitor(path):
         return [MonitorSource([path], label)]
     if path.suffix != ".csv":
-        raise UsageError(f"{path} is not a run: it is neither a directory nor a CSV")
+        raise UsageError(f"{path} is not a run: it is neither a directory nor a CSV file file")
     return list(read_table(path, label))
 
 

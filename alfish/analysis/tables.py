@@ -79,7 +79,7 @@ def sentences(comparison: Comparison) -> list[str]:
     words += [f"threshold: {', '.join(goals)}; median over the runs"] if goals else []
     for row, other in _pairs(comparison.rows):
         if single := [one.label for one in (row, other) if one.num_runs == 1]:
-            words.append(f"{' and '.join(single)}: one run, and another seed may give anything")
+            words.append(f"{' and '.join(single)}: only one run, so another seed may give a very different result")
             continue
         sentence = f"{row.label} is better than {other.label} with probability {_with_interval(row.improvement)}"
         words.append(sentence + (" over all environments" if row.environment == ALL else _in(row.environment, "")))

@@ -8,9 +8,9 @@ import sys
 from alfish.errors import RunError
 
 SUBCOMMANDS = {
-    "train": "train what a gin file describes, or continue a run",
-    "sweep": "train a configuration with many settings, and compare them",
-    "population": "train members at once, and replace the worst by copies of the best",
+    "train": "train the configuration in a gin file, or continue a run",
+    "sweep": "train a configuration with many combinations of settings, and compare them",
+    "population": "train a population, and replace the worst members with copies of the best",
     "evaluate": "evaluate a run's policy on whole, seeded episodes",
     "watch": "evaluate the checkpoints of a run while it is trained",
     "crossplay": "play games between policies of runs, and rate them",
@@ -20,8 +20,8 @@ SUBCOMMANDS = {
     "report": "write one page about a run",
     "record": "record episodes of a run's policy as a data set",
     "export": "write the replay buffer of a run as a data set",
-    "import": "read data from elsewhere, check them, and write them as a data set",
-    "export-policy": "write a run's policy as ONNX, as numpy code or as a program of torch",
+    "import": "read data in another format, check them, and write them as a data set",
+    "export-policy": "write a run's policy as ONNX, numpy code or a torch program",
     "pack": "pack a run into one file, with a card for the Hugging Face hub",
     "unpack": "unpack a packed run, to continue it",
     "from-rsl-rl": "write a runner configuration of rsl_rl as a gin file",
@@ -46,7 +46,7 @@ class _Output(io.FileIO):
             raise
         except OSError as error:
             self.has_failed = True
-            raise RunError(f"standard output cannot be written to: {error.strerror}") from error
+            raise RunError(f"cannot write to standard output: {error.strerror}") from error
 
 
 class _Messages(io.FileIO):
@@ -72,7 +72,7 @@ def module_of(name: str) -> str:
 
 
 def prepare_process() -> None:
-    """Replaces the standard streams by streams that work even if the originals are closed, full or without a reader.
+    """Replaces the standard streams with streams that work even if the originals are closed, full or without a reader.
 
     Raises:
       RunError: the working directory has been deleted.

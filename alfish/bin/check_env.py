@@ -10,8 +10,8 @@
 
 The command builds the environment, examines its spaces, and acts at random for some episodes. It reports observations
 outside their space, values that are not finite, resets that ignore their seed, episodes that never end, vector rewards,
-and any exception. Warnings name what makes learning hard: scales, bounds, time limits. At the end it suggests a first
-run: an algorithm, the command, and about how long that takes on this machine.
+and any exception. Warnings point out what makes learning hard: scales, bounds, time limits. At the end it suggests a
+first run: an algorithm, the command, and the approximate time on this machine.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ FLAGS = flags.FlagValues()
 flags.DEFINE_string(
     "env_id",
     None,
-    "Id of gymnasium (CartPole-v1, my_module:MyEnv-v0), or class (my_module:MyEnv).",
+    "Gymnasium id (CartPole-v1, my_module:MyEnv-v0), or class (my_module:MyEnv).",
     flag_values=FLAGS,
 )
 flags.DEFINE_string(
@@ -60,20 +60,24 @@ flags.DEFINE_string(
     flag_values=FLAGS,
 )
 flags.DEFINE_string(
-    "env_kwargs", None, "Arguments of the environment's constructor, as {'difficulty': 2}.", flag_values=FLAGS
+    "env_kwargs", None, "Arguments of the environment's constructor, such as {'difficulty': 2}.", flag_values=FLAGS
 )
 flags.DEFINE_multi_string(
     "wrappers",
     [],
-    "A wrapper, as gymnasium.wrappers:FlattenObservation; repeatable, innermost first.",
+    "A wrapper, such as gymnasium.wrappers:FlattenObservation; repeatable, innermost first.",
     flag_values=FLAGS,
 )
 flags.DEFINE_multi_string(
     "gin_file", [], "Gin file whose make_environment is used; the other flags override it.", flag_values=FLAGS
 )
-flags.DEFINE_multi_string("gin_param", [], "One binding, as for `alfish train`; repeatable.", flag_values=FLAGS)
+flags.DEFINE_multi_string("gin_param", [], "A gin binding, as for `alfish train`; repeatable.", flag_values=FLAGS)
 flags.DEFINE_integer(
-    "num_steps", 1000, "Number of random steps; up to ten times as many until an episode ends.", 1, flag_values=FLAGS
+    "num_steps",
+    1000,
+    "Number of random steps; up to ten times as many if no episode ends earlier.",
+    1,
+    flag_values=FLAGS,
 )
 
 
@@ -97,8 +101,8 @@ def main(flag_values: flags.FlagValues) -> int:
     environment.close()
     if not complaints and not environment.seeds_rows and _ignores_seeds(task, found):
         observed.remarks.append(
-            "two seeds give the same episodes: nothing in them is random, or reset(seed=) has no effect; if the class "
-            "is seeded in its constructor, give it an argument `seed`, which it then receives"
+            "two seeds give the same episodes: either they are deterministic, or reset(seed=) has no effect; if the "
+            "class is seeded in its constructor, give the constructor an argument `seed`"
         )
     for complaint in complaints:
         print(f"problem      {complaint}")
@@ -117,11 +121,11 @@ def main(flag_values: flags.FlagValues) -> int:
         package = package_of(environment.env)
         if package and observed.lengths:
             print(
-                f"note         the {problems} {be} in the installed package {package}: mend it, tell its authors, or "
-                "correct it by a wrapper (--wrappers=my_module:MyWrapper); training may work in spite of that"
+                f"note         the {problems} {be} in the installed package {package}: fix it, tell its authors, or "
+                "correct it with a wrapper (--wrappers=my_module:MyWrapper); training may still work"
             )
         else:
-            print(f"next         mend the {problems}, and check again")
+            print(f"next         fix the {problems}, and check again")
             able = []
     if able:
         for head, words in suggestions(task, environment, able, speed or observed.steps_per_second):
@@ -138,7 +142,9 @@ def _named_task(flag_values: flags.FlagValues) -> tuple[Task, bool]:
     if game:
         if env_id or flag_values.wrappers:
             other = "--env_id" if env_id else "--wrappers"
-            raise UsageError(f"--game is {game!r}, and {other} is for environments of one agent; leave one of them out")
+            raise UsageError(
+                f"--game is {game!r}, but {other} is for environments with one agent; leave one of the two out"
+            )
         bindings += ["import alfish.environments.games", f"make_games.game = {game!r}"]
     if env_id.startswith("@") and {".", ":"} & set(env_id):
         _named(env_id[1:], "--env_id")
@@ -199,7 +205,7 @@ def _ignores_seeds(task: Task, is_flag: bool) -> bool:
 
 @contextlib.contextmanager
 def _named_by_flag(is_flag: bool) -> Iterator[None]:
-    """Makes messages name the flag --env_id or --game in place of the parameter, if the flag is given."""
+    """Makes messages name the flag --env_id or --game instead of the parameter, if the flag is given."""
     try:
         yield
     except UsageError as error:
@@ -215,7 +221,7 @@ def _dict(text: str) -> dict[str, Any]:
     except ValueError:
         value = None
     if not isinstance(value, dict):
-        raise UsageError(f"--env_kwargs is {text!r}; it must be a dict, as \"{{'difficulty': 2}}\"")
+        raise UsageError(f"--env_kwargs is {text!r}; it must be a dict, such as \"{{'difficulty': 2}}\"")
     return value
 
 
@@ -229,7 +235,7 @@ def _named(where: str, flag: str) -> Callable[..., Any]:
     module, _, name = where.replace(":", ".").rpartition(".")
     found = getattr(imports.import_named(module, flag), name, None) if module else None
     if not callable(found):
-        raise UsageError(f"{flag} is {where!r}, and there is no such class; one is named as my_module:MyClass")
+        raise UsageError(f"{flag} is {where!r}, but there is no such class; write my_module:MyClass")
     return found
 
 
@@ -246,8 +252,8 @@ def _examined(environment: Any, num_steps: int, observed: Observed) -> Iterator[
         _trace(error)
         yield (
             f"{type(error).__name__}: {first_line(error)}; reset returns (observation, info), and step (observation, "
-            "reward, terminated, truncated, info), with every part of the observation as its space says; --verbosity=1 "
-            "shows where"
+            "reward, terminated, truncated, info), with every part of the observation as declared by its space; "
+            "--verbosity=1 shows where"
         )
 
 
@@ -284,7 +290,7 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
         if environment.seeds_rows:
             yield words
         else:
-            observed.remarks.append(f"{words}; {environment.name} does not seed its episodes by reset(seed=)")
+            observed.remarks.append(f"{words}; {environment.name} does not seed its episodes with reset(seed=)")
     batched_space = batch_space(getattr(env, "single_observation_space", space), env.num_envs)
     random_state.seed_torch(0)  # seed of the actions
     observation = nest.arrays(observations[1])
@@ -318,9 +324,9 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
     refuse_default_dtype(f"{environment.name}.reset or step")
     if not observed.lengths:
         yield (
-            f"no episode ended in {observed.num_steps:,} random steps, and without an end there are no returns to "
-            f"report; look further by --num_steps={MORE_STEPS * observed.num_steps} if episodes are longer, else set a "
-            "time limit by make_environment.wrappers = [['gymnasium.wrappers:TimeLimit', {'max_episode_steps': 1000}]]"
+            f"no episode ended in {observed.num_steps:,} random steps, so there are no returns to report; if episodes "
+            f"are longer, raise --num_steps to {MORE_STEPS * observed.num_steps}, otherwise set a time limit with "
+            "make_environment.wrappers = [['gymnasium.wrappers:TimeLimit', {'max_episode_steps': 1000}]]"
         )
 
 

@@ -66,7 +66,7 @@ def examine(environment: FunctionalEnvironment) -> tuple[list[str], float]:
         size = one.double().abs().clamp(min=1)
         if not bool(((one.double() - other.double()).abs() <= TOLERANCE * size).logical_or(one != one).all()):
             part = path.partition(".")[2]
-            return [f"{name} has another {part} where it is compiled than where it is not; report this bug"], plain
+            return [f"the {part} of {name} differs between compiled and plain execution; report this bug"], plain
     return [], plain
 
 

@@ -21,7 +21,7 @@ LONGEST_SECONDS = 4.0  # seconds after which slow games take no more random step
 
 
 def report(games: Games, num_steps: int, algorithms: Sequence[type[RLAlgorithm]]) -> int:
-    """Prints the groups of agents, what random games give, and which algorithms can play each group.
+    """Prints the groups of agents, statistics of random games, and which algorithms can play each group.
 
     Args:
       games: games to examine.
@@ -55,12 +55,12 @@ def report(games: Games, num_steps: int, algorithms: Sequence[type[RLAlgorithm]]
             where = "" if len(names) == len(refusals) else f" for {', '.join(names)}"
             print(f"{algorithm.__name__:<12} {f'no{where}: {reason}' if reason else f'yes{where}'}")
     if is_able and complaints:
-        print(f"next         mend the {'problem' if len(complaints) == 1 else 'problems'}, and check again")
+        print(f"next         fix the {'problem' if len(complaints) == 1 else 'problems'}, and check again")
     return 0 if is_able and not complaints else 1
 
 
 class RandomGames:
-    """Acts at random in games, and collects what they give.
+    """Acts at random in games, and collects statistics and faults.
 
     Args:
       games: games to step.
@@ -108,9 +108,9 @@ class RandomGames:
                     complaints += _outside(group, rows[name])
         if not self._lengths:
             complaints.append(
-                f"no game ended in {self._num_steps:,} random steps, and without an end there are no returns to "
-                f"report; look further by --num_steps={MORE_STEPS * num_steps} if games are longer, else let the game "
-                "truncate its agents after some steps"
+                f"no game ended in {self._num_steps:,} random steps, so there are no returns to report; if games are "
+                f"longer, raise --num_steps to {MORE_STEPS * num_steps}, otherwise let the game truncate its agents "
+                "after some steps"
             )
         return complaints
 
@@ -154,7 +154,7 @@ def _agents(games: Games) -> list[str]:
 
 
 def _equal(one: TimeStep, other: TimeStep) -> bool:
-    """Returns whether two time steps have rows of the same agents with equal observations."""
+    """Returns whether two time steps have rows of the same agents, with equal observations."""
     here = one.step_type != StepType.PAD
     if not np.array_equal(one.step_type, other.step_type):
         return False

@@ -11,8 +11,8 @@ seconds until a run first reaches it (median over the runs, and how many do), an
 by which scores are below it. With two groups: the probability that a run of one is better than a run of the other.
 
 --score_range=LOW,HIGH normalizes scores: LOW becomes 0 and HIGH 1; the optimality gap is then below 1. With a range for
-each of several environments, rows over all of them follow. Definitions are those of rliable (Agarwal et al., 2021): the
-median is that over environments of the mean over runs, so with one environment it is the mean.
+each of several environments, rows over all of them follow. Definitions follow rliable (Agarwal et al., 2021): the
+median is taken over environments of the mean over runs, so with one environment it equals the mean.
 """
 
 import sys
@@ -24,15 +24,18 @@ from alfish.bin import show
 
 FLAGS = flags.FlagValues()
 TAKES_WORDS = True
-flags.DEFINE_string("metric", DEFAULT_METRIC, "Name of what is compared.", flag_values=FLAGS)
-flags.DEFINE_integer("last", 1, "Number of values at the end of a run whose mean is its score.", 1, flag_values=FLAGS)
+flags.DEFINE_string("metric", DEFAULT_METRIC, "Name of the metric that is compared.", flag_values=FLAGS)
+flags.DEFINE_integer("last", 1, "Number of last values of a run; their mean is the run's score.", 1, flag_values=FLAGS)
 flags.DEFINE_multi_string(
-    "threshold", [], "Score to reach, as 475 or CartPole-v1:475; one for each environment.", flag_values=FLAGS
+    "threshold", [], "Score to reach, such as 475 or CartPole-v1:475; one for each environment.", flag_values=FLAGS
 )
 flags.DEFINE_multi_string(
-    "score_range", [], "Scores that count as 0 and 1, as 0,500 or CartPole-v1:0,500; repeatable.", flag_values=FLAGS
+    "score_range",
+    [],
+    "Scores that are mapped to 0 and 1, such as 0,500 or CartPole-v1:0,500; repeatable.",
+    flag_values=FLAGS,
 )
-flags.DEFINE_enum("format", "text", ["text", "csv", "markdown"], "Form of the table.", flag_values=FLAGS)
+flags.DEFINE_enum("format", "text", ["text", "csv", "markdown"], "Format of the table.", flag_values=FLAGS)
 
 
 def main(flag_values: flags.FlagValues, *words: str) -> int:

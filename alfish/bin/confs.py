@@ -6,7 +6,7 @@
   alfish confs ppo.gin                  # that of a file which others include
   alfish train --gin_file=ppo_cartpole.gin --root_dir=runs/ppo
 
-The text of a configuration is shown if it is named, or if it is the only one with the words.
+The text of a configuration is shown if it is named, or if it is the only one that contains the words.
 """
 
 import re
@@ -59,7 +59,7 @@ def read(path: Path) -> Conf:
 
 
 def names(conf: Conf) -> tuple[str, ...]:
-    """Returns the words that name this configuration only; `ppo` without .gin occurs in many names."""
+    """Returns words that identify this configuration only; `ppo` without .gin occurs in many names."""
     return (conf.path.name, conf.path.stem) if conf.task else (conf.path.name,)
 
 

@@ -5,10 +5,10 @@
 
 A Minari data set needs the extra 'minari': pip install 'alfish[minari]'.
 
-The run must have trained an off-policy algorithm with ReplayBatches.save left at its default. Its rows become episodes
-in the environment's own units. The oldest episode of each environment may lack its beginning; an unfinished newest
-episode is truncated. The data set names its origin as that of `alfish record` does. An existing output is refused
-before anything runs.
+The run must have trained an off-policy algorithm, with the default of ReplayBatches.save. Its rows become episodes in
+the environment's own units. The oldest episode of each environment may lack its beginning; an unfinished newest episode
+is truncated. The data set stores its origin, as with `alfish record`. An existing output is refused before any work
+starts.
 """
 
 from absl import flags

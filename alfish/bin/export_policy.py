@@ -4,12 +4,12 @@
   alfish export-policy --root_dir=runs/ppo --output=policy.py
   alfish export-policy --root_dir=runs/ppo --output=policy.pt2
 
-The file takes one raw observation of the environment, and returns one action in the environment's units: normalizers,
-frame stacks, action masks, memory and the scaling of actions are in it. Memory is an input and an output, and the input
-`first` clears it. Leaves of the observation that the action does not depend on are left out.
+The file maps one raw observation of the environment to one action in the environment's units: it includes normalizers,
+frame stacks, action masks, memory and the scaling of actions. The memory's state is an input and an output, and the
+input `first` clears it. Leaves of the observation that the action does not depend on are left out.
 
-policy.py needs numpy only; its weights are in policy.npz beside it. policy.onnx needs a runtime of ONNX, and the extra
-'onnx' to be written: pip install 'alfish[onnx]'. policy.pt2 is read by torch.export.load.
+policy.py needs numpy only; its weights are in policy.npz beside it. policy.onnx needs an ONNX runtime; writing it needs
+the extra 'onnx': pip install 'alfish[onnx]'. policy.pt2 is read by torch.export.load.
 
 Before the file is kept, it acts on --num_steps observations, of the environment or of --data, and the largest
 difference from the policy of the run is printed. A policy that acts differently is not written.
@@ -27,7 +27,7 @@ words = "Name of the policy in a run of several; default: the only one."
 flags.DEFINE_string("policy", None, words, flag_values=FLAGS)
 flags.DEFINE_boolean("sample", False, "Sample actions as in training, instead of taking the mode.", flag_values=FLAGS)
 flags.DEFINE_integer("num_steps", 1000, "Number of observations to compare on.", 1, flag_values=FLAGS)
-words = "Recorded data to compare on, as alfish:data/x, where the environment is not installed."
+words = "Recorded data to compare on, such as alfish:data/x, if the environment is not installed."
 flags.DEFINE_string("data", None, words, flag_values=FLAGS)
 flags.DEFINE_integer("seed", 0, "Seed of the first episode.", 0, shared_flags.LARGEST_SEED, flag_values=FLAGS)
 flags.DEFINE_multi_string("allow_import", [], shared_flags.ALLOW_IMPORT, flag_values=FLAGS)
@@ -51,7 +51,9 @@ def main(flag_values: flags.FlagValues) -> int:
         flag_values.policy,
     )
     show(f"written: {', '.join(map(str, exported.files))} ({origin})")
-    program = "" if exported.from_program is None else f", from its program inside alfish: {exported.from_program:g}"
+    program = (
+        "" if exported.from_program is None else f", from the same program run inside alfish: {exported.from_program:g}"
+    )
     difference = f"{exported.difference:.2g}" if exported.difference else "0"
     show(f"largest difference from the policy on {flag_values.num_steps:,} observations: {difference}{program}")
     return 0

@@ -50,7 +50,7 @@ BASES = {
     base.algorithm: base
     for base in (
         BaseConf(
-            "PPO", 100_000, ("Trainer.unroll_length = 64", "Trainer.calibration = 0.0"), "it needs the least time"
+            "PPO", 100_000, ("Trainer.unroll_length = 64", "Trainer.calibration = 0.0"), "it takes the least time"
         ),
         BaseConf("SAC", 20_000, REPLAY, "it needs the fewest steps where actions are continuous"),
         BaseConf("TD3", 20_000, REPLAY, "it needs few steps"),
@@ -125,10 +125,10 @@ def _choice(fitting: Sequence[BaseConf], environment: Environment, steps_per_sec
         return by_name["PPO"], "it keeps no images in a replay buffer, and its updates are few"
     replays = _replaying(environment)
     if replays in by_name and steps_per_second < SLOW:
-        return by_name[replays], f"{by_name[replays].virtue}, and steps are slow here"
+        return by_name[replays], f"{by_name[replays].virtue}, and steps of this environment are slow"
     if "PPO" in by_name:
         return by_name["PPO"], f"{by_name['PPO'].virtue} and tuning"
-    return fitting[0], "it takes these spaces"
+    return fitting[0], "it accepts these spaces"
 
 
 def _replaying(environment: Environment) -> str:
@@ -141,17 +141,19 @@ def _expected(task: Task, base: BaseConf | None, budget: int, steps_per_second: 
     try:
         rate = _rate(task, base, steps_per_second)
     except (UsageError, RunError) as error:
-        yield "note", f"its training could not be tried: {first_line(error)}"
+        yield "note", f"a trial of its training failed: {first_line(error)}"
         return
     how = (
-        f"tried for {MEASURED_SECONDS:.0f} s" if steps_per_second > VERY_SLOW else "at most, as the environment is slow"
+        f"tried for {MEASURED_SECONDS:.0f} s"
+        if steps_per_second > VERY_SLOW
+        else "at most, because the environment is slow"
     )
     said = f"training makes about {rounded(rate)} steps/s on this machine, {how}"
     if base is None:
         yield "time", said
         return
     length = f"about {_duration(budget / rate)} for {budget:,} steps"
-    yield "time", f"{said}: {length}, a first budget; raise it while the return rises"
+    yield "time", f"{said}: {length}, a first budget; raise it if the return is still rising at the end"
 
 
 def _instead(task: Task, base: BaseConf, steps_per_second: float) -> Iterator[tuple[str, str]]:

@@ -21,14 +21,14 @@ def define_group(flag_values: flags.FlagValues, group: str) -> None:
     """Defines the flags of all commands for groups of runs; `group` is the group's noun, such as 'sweep'."""
     words = "Gin file; repeatable, later files override earlier ones."
     flags.DEFINE_multi_string("gin_file", [], words, flag_values=flag_values)
-    words = "One binding of all runs, as 'PPO.gamma=0.98'; repeatable, overrides files."
+    words = "One binding for all runs, such as 'PPO.gamma=0.98'; repeatable, overrides files."
     flags.DEFINE_multi_string("gin_param", [], words, flag_values=flag_values)
     flags.DEFINE_string("root_dir", None, f"Directory of the {group}; created if needed.", flag_values=flag_values)
-    words = "Number of last evaluations that a value is the mean of; default: 1."
+    words = "Number of last evaluations whose mean is a run's value; default: 1."
     flags.DEFINE_integer("last", None, words, 1, flag_values=flag_values)
-    words = "Number of runs at the same time; default: one for each core, of the cluster with --ray."
+    words = "Number of runs at the same time; default: one per core of the machine, or of the cluster with --ray."
     flags.DEFINE_integer("jobs", None, words, 1, flag_values=flag_values)
-    flags.DEFINE_boolean("ray", False, "Train the runs on a cluster of Ray.", flag_values=flag_values)
+    flags.DEFINE_boolean("ray", False, "Train the runs on a Ray cluster.", flag_values=flag_values)
     words = "With --ray: processor cores that are reserved for each run."
     flags.DEFINE_float("cpus_per_run", 1.0, words, 1e-3, flag_values=flag_values)
     words = "With --ray: GPUs, or a fraction of one, for each run."

@@ -16,11 +16,11 @@ Sources, as scheme:place, repeatable:
   alf:FILE        the replay buffer in a checkpoint of ALF
   run:DIR         the replay buffer of a run of `alfish train`
 
-Where a format leaves open whether an episode terminated or timed out, you say it: --source='sb3:FILE?dones=terminated'
-or dones=truncated; so for lerobot:.
+If a format does not record whether an episode terminated or timed out, specify it: --source='sb3:FILE?dones=terminated'
+or dones=truncated; the same holds for lerobot:.
 
-The report lists episodes with errors by their ids, what was mended, ranges and returns. Nothing is written without
---output. OfflineBuffer.sources = ['alfish:DIR'] reads the written data set; docs/offline.md explains more.
+The report lists the ids of episodes with errors, corrections, ranges and returns. Nothing is written without --output.
+OfflineBuffer.sources = ['alfish:DIR'] reads the written data set; docs/offline.md explains more.
 """
 
 import re
@@ -30,23 +30,23 @@ from absl import flags
 from alfish.errors import UsageError
 
 FLAGS = flags.FlagValues()
-flags.DEFINE_multi_string("source", [], "Place of the data, as scheme:place; repeatable.", flag_values=FLAGS)
+flags.DEFINE_multi_string("source", [], "Location of the data, as scheme:path; repeatable.", flag_values=FLAGS)
 flags.DEFINE_string("output", None, "Directory to create; without it nothing is written.", flag_values=FLAGS)
-flags.DEFINE_string("env_id", None, "Environment that the data must fit; its spaces are used.", flag_values=FLAGS)
+flags.DEFINE_string("env_id", None, "Environment whose spaces the data must match.", flag_values=FLAGS)
 flags.DEFINE_enum(
     "policy",
     "raise",
     ["raise", "drop_episode", "warn"],
-    "Treatment of episodes with errors: raise, drop_episode, or warn (use what is usable).",
+    "How to treat episodes with errors: raise, drop_episode, or warn (use the valid part).",
     flag_values=FLAGS,
 )
 
 
 def main(flag_values: flags.FlagValues) -> int:
     if not flag_values.source:
-        raise UsageError("--source is missing: name data to read, as in --source=npz:mine.npz")
+        raise UsageError("--source is missing: give the data to read, as in --source=npz:mine.npz")
     if re.match(r"\w\w+:", flag_values.output or ""):
-        raise UsageError(f"--output={flag_values.output} names a scheme; name a directory alone")
+        raise UsageError(f"--output={flag_values.output} begins with a scheme; give only the path of a directory")
     from alfish.offline import DataSetWriter, SourceReading
     from alfish.offline.recorded_spaces import NO_SPACES, spaces_of
 

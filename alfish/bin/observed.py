@@ -21,7 +21,7 @@ FLOAT32_STEPS = 2.0**24  # number of float32 values between x and 2 x
 
 
 class ObservedLeaf:
-    """Least and largest values of the N entries of an observation's leaf, over all environments and steps.
+    """Smallest and largest values of the N entries of an observation's leaf, over all environments and steps.
 
     Args:
       name: path of the leaf, such as `observation.speed`.
@@ -54,27 +54,30 @@ class ObservedLeaf:
         if is_image(self.space):
             if specs.is_float(self.space) and sizes.max() > 2:
                 reached = f"{self.name} is an image of floats up to {sizes.max():.0f}"
-                yield f"{reached}, which nothing divides by 255; make it uint8"
+                yield f"{reached}, but only uint8 images are divided by 255; make it uint8"
             return
         is_constant = self._high == self._low
         if is_constant.any():
             first = int(is_constant.argmax())
             which = "it" if len(sizes) == 1 else f"{is_constant.sum()} of its {len(sizes)} entries, first [{first}],"
-            yield f"{self.name}: {which} never changed, so it tells a policy nothing; leave it out if that is always so"
+            yield (
+                f"{self.name}: {which} never changed, so it carries no information; leave it out if it is always "
+                "constant"
+            )
         if not specs.is_float(self.space):
             return
         is_lost = (self._change > 0) & (sizes > FLOAT32_STEPS * self._change)
         if self.space.dtype == np.float64 and is_lost.any():
             worst = int(is_lost.argmax())
-            change = f"changes by at most {self._change[worst]:.2g} a step"
+            change = f"changes by at most {self._change[worst]:.2g} per step"
             yield (
-                f"{self.name}[{worst}] is about {sizes[worst]:.3g} and {change}, which is lost in float32; subtract "
-                "where it starts"
+                f"{self.name}[{worst}] is about {sizes[worst]:.3g} and {change}, a change that is lost in float32; "
+                "subtract its initial value"
             )
         seen = sizes[(sizes > 0) & ~is_constant]
         remedy = "list @ObservationRescaler in Trainer.transforms, as base configurations do"
         if len(seen) and seen.max() > LARGE:
-            yield f"{self.name} reaches {seen.max():.3g}, and networks learn best from numbers near 1; {remedy}"
+            yield f"{self.name} reaches {seen.max():.3g}, but networks learn best from numbers near 1; {remedy}"
         elif len(seen) and seen.max() > LARGEST_RATIO * seen.min():
             yield f"{self.name} has entries of sizes from {seen.min():.2g} to {seen.max():.3g}; {remedy}"
 
@@ -140,15 +143,18 @@ class Observed:
         yield from self._of_rewards()
         yield from _of_actions(self._environment.action_space)
         if self.lengths and max(self.lengths) == 1:
-            yield "every episode ended after one step; if that is not the task, look at when it returns terminated"
+            yield "every episode ended after one step; if that is not intended, check when `step` returns terminated"
         if self._environment.lacks_limit and not self._truncates:
             yield (
-                "it is registered without a time limit, and no episode was truncated: if one may never end, set a "
-                "limit, as make_environment.env_kwargs = {'max_episode_steps': 1000}"
+                "it is registered without a time limit, and no episode was truncated: if an episode may never end, set "
+                "a limit, for example make_environment.env_kwargs = {'max_episode_steps': 1000}"
             )
         limit = getattr(self._environment.env_spec, "max_episode_steps", None) or 0
         if limit > LONGEST_EPISODE:
-            yield f"its time limit is {limit:,} steps: returns come late, and an evaluation of 20 episodes takes long"
+            yield (
+                f"its time limit is {limit:,} steps: the first returns come late, and an evaluation of 20 episodes "
+                "takes long"
+            )
 
     def _of_rewards(self) -> Iterator[str]:
         if not self._rewards:
@@ -161,14 +167,14 @@ class Observed:
             size = max(abs(entry.mean()), entry.std())
             if not entry.any():
                 yield (
-                    f"{name} was 0 in {len(entry):,} random steps, and what is never found is not learned; reward "
-                    "progress, or add a bonus for what is new (rnd_mountaincar.gin)"
+                    f"{name} was 0 in {len(entry):,} random steps, and a reward that is never found is not learned; "
+                    "reward progress, or add an exploration bonus (rnd_mountaincar.gin)"
                 )
             elif not SMALL <= size <= LARGE:
                 yield (
-                    f"rewards have mean {significant(entry.mean(), 3)}, deviation {significant(entry.std(), 3)}, and "
-                    "networks learn values best near 1; list @RewardRescaler in Trainer.transforms, as base "
-                    "configurations do"
+                    f"rewards have mean {significant(entry.mean(), 3)} and standard deviation "
+                    f"{significant(entry.std(), 3)}, but networks learn values near 1 best; list @RewardRescaler in "
+                    "Trainer.transforms, as base configurations do"
                 )
 
 
@@ -178,12 +184,11 @@ def _of_actions(space: gymnasium.Space) -> Iterator[str]:
             continue
         if not specs.is_bounded(leaf):
             yield (
-                f"an action has {specs.missing_bounds(leaf)} (from 1e30 on a bound counts as none), so the policy acts "
-                "in the environment's own units, at first within about 3 of 0, and SAC and TD3 cannot train; give the "
-                "space the bounds that make sense"
+                f"an action has {specs.missing_bounds(leaf)} (bounds of 1e30 or more count as none), so the policy "
+                "acts in the environment's units, at first between about -3 and 3, and SAC and TD3 cannot train; give "
+                "the space meaningful bounds"
             )
         elif (largest := max(abs(leaf.low).max(), abs(leaf.high).max())) > LARGEST_ACTION:
             yield (
-                f"actions reach {largest:.3g}, and a new policy uses all of that range; give the space the bounds that "
-                "make sense"
+                f"actions reach {largest:.3g}, and a new policy uses the whole range; give the space meaningful bounds"
             )

@@ -28,7 +28,7 @@ FLAGS = flags.FlagValues()
 TAKES_WORDS = True
 flags.DEFINE_multi_string("gin_file", [], "Gin file; repeatable, later files override earlier ones.", flag_values=FLAGS)
 flags.DEFINE_multi_string(
-    "gin_param", [], "One binding, as 'PPO.gamma=0.98'; repeatable, overrides files.", flag_values=FLAGS
+    "gin_param", [], "One binding, such as 'PPO.gamma=0.98'; repeatable, overrides files.", flag_values=FLAGS
 )
 
 
@@ -42,7 +42,7 @@ def main(flag_values: flags.FlagValues, *words: str) -> int:
     else:
         lines = [_by_default(entry) for entry in catalogue.entries() if _has(entry.name, words)]
     if not lines:
-        raise UsageError(f"no parameter has {' and '.join(words)} in its name; `alfish params` lists all of them")
+        raise UsageError(f"no parameter has {' and '.join(words)} in its name; `alfish params` lists all parameters")
     show("\n".join(lines))
     return 0
 

@@ -50,8 +50,8 @@ def main(flag_values: flags.FlagValues) -> int:
         stack.callback(evaluator.close)
         if video and num_tiles < evaluator.environment.num_envs:
             raise UsageError(
-                f"{evaluator.environment.name} makes all episodes at once; film them side by side (--grid), or one "
-                "(--num_episodes=1)"
+                f"{evaluator.environment.name} runs all episodes at once; film them side by side (--grid), or film a "
+                "single one (--num_episodes=1)"
             )
         recorder = None
         if video:
@@ -87,9 +87,9 @@ def _check(video: Path, num_films: int) -> None:
     check_extra("--video")
     for film in [_path(video, k if num_films > 1 else None) for k in range(num_films)]:
         if film.is_dir():
-            raise UsageError(f"--video={film} is a directory; name a file")
+            raise UsageError(f"--video={film} is a directory; give the path of a file")
     try:
         video.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--video={video} cannot be written: {error.strerror}; name another directory") from error
+        raise UsageError(f"--video={video} cannot be written: {error.strerror}; choose another directory") from error
     rendering.prepare()

@@ -25,11 +25,11 @@ from alfish.bin import shared_flags, show
 FLAGS = flags.FlagValues()
 TAKES_WORDS = True
 flags.DEFINE_string("output", None, "File to write: .png, .svg or .html.", flag_values=FLAGS)
-flags.DEFINE_string("metric", DEFAULT_METRIC, "Name of what is drawn.", flag_values=FLAGS)
+flags.DEFINE_string("metric", DEFAULT_METRIC, "Name of the metric that is drawn.", flag_values=FLAGS)
 flags.DEFINE_enum("x", None, AXES, "Axis; default: env_steps, or updates for offline runs.", flag_values=FLAGS)
 flags.DEFINE_enum("statistic", "iqm", ["iqm", "mean", "median"], "Aggregate over the runs.", flag_values=FLAGS)
 flags.DEFINE_multi_string(
-    "threshold", [], "Value for a horizontal line, as 475 or CartPole-v1:475; repeatable.", flag_values=FLAGS
+    "threshold", [], "Value for a horizontal line, such as 475 or CartPole-v1:475; repeatable.", flag_values=FLAGS
 )
 
 

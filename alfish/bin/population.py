@@ -1,18 +1,19 @@
-"""Trains several members at once, and replaces the worst by copies of the best with other settings, again and again.
+"""Trains a population: repeatedly replaces the worst members with copies of the best members with other settings.
 
   alfish population --gin_file=ppo_pendulum.gin --root_dir=pbt/pendulum --jobs=4 --members=8 --generations=10 \\
       --perturb='Learner.learning_rate=1e-5..1e-2' --gin_param=Evaluate.period=20000 --steps=20000
-  alfish population --root_dir=pbt/pendulum      # goes on with it, as it was specified
-  alfish play --root_dir=pbt/pendulum/best       # the best member of the newest generation
+  alfish population --root_dir=pbt/pendulum      # continues with it, as it was specified alfish play
+  --root_dir=pbt/pendulum/best       # the best member of the newest generation
 
---perturb names a parameter and its bounds. Members begin with random values between them (the logarithm is uniform).
-After each generation of --steps clock steps, a member's value is the mean return of its last evaluation, or of its last
---last ones. The worst quarter (--share) continues from checkpoints of the best quarter, with each value multiplied by
-0.8 or 1.25. With --gap=2, only a member whose value is worse by 2 standard errors is replaced. --share=0 replaces none.
+--perturb names a parameter and its bounds. Members begin with random values between the bounds (the logarithm is
+uniform). After each generation of --steps clock steps, a member's value is the mean return of its last evaluation, or
+of its last --last ones. The worst quarter (--share) continues from checkpoints of the best quarter, with each perturbed
+value multiplied by 0.8 or 1.25. With --gap=2, only a member whose value is worse by 2 standard errors is replaced.
+--share=0 replaces none.
 
 A member in a generation is a run directory of `alfish train`, such as g003/m2, with its parent and its settings in
-member.json. It is written once, so nobody's progress is lost, and these directories are the only state. Ctrl-C or
-SIGTERM ends the runs with checkpoints, and the same command continues, also if it was killed; after SIGUSR1 the exit
+member.json. It is never overwritten, so no progress is lost, and these directories are the only state. Ctrl-C or
+SIGTERM ends the runs with checkpoints, and the same command continues, even after it was killed; after SIGUSR1 the exit
 status is 75. The configuration is that of a run: its budget and schedules span all generations. More --generations of
 the same --steps extend a population, as far as Trainer.num_env_steps allows. A member that fails is replaced; without
 --share it ends.
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
 FLAGS = flags.FlagValues()
 define_group(FLAGS, "population")
 flags.DEFINE_multi_string(
-    "perturb", [], "A parameter and its bounds, as 'Learner.learning_rate=1e-5..1e-2'; repeatable.", flag_values=FLAGS
+    "perturb",
+    [],
+    "A parameter and its bounds, such as 'Learner.learning_rate=1e-5..1e-2'; repeatable.",
+    flag_values=FLAGS,
 )
 flags.DEFINE_integer("members", None, "Number of members; default: 8.", 1, flag_values=FLAGS)
 flags.DEFINE_integer("generations", None, "Number of generations; default: 10.", 1, flag_values=FLAGS)
@@ -43,16 +47,25 @@ flags.DEFINE_integer(
     "steps", None, "Clock steps of a generation; default: num_env_steps / generations.", 1, flag_values=FLAGS
 )
 flags.DEFINE_float(
-    "share", None, "Fraction of members that are replaced after a generation; default: 0.25.", 0, 0.5, flag_values=FLAGS
+    "share",
+    None,
+    "Fraction of members that are replaced after each generation; default: 0.25.",
+    0,
+    0.5,
+    flag_values=FLAGS,
 )
 flags.DEFINE_float(
-    "gap", None, "Standard errors by which a replaced member must be worse; default: 0.", 0, flag_values=FLAGS
+    "gap",
+    None,
+    "Number of standard errors by which a member must be worse to be replaced; default: 0.",
+    0,
+    flag_values=FLAGS,
 )
 
 
 def main(flag_values: flags.FlagValues) -> int:
     if not flag_values.root_dir:
-        raise UsageError("--root_dir is missing: name a directory for the population, as in --root_dir=pbt/ppo")
+        raise UsageError("--root_dir is missing: give a directory for the population, as in --root_dir=pbt/ppo")
     from alfish.sweeps.population import Population, PopulationSpecification
 
     return train_group(Population, PopulationSpecification, run_directory(flag_values.root_dir), flag_values, _report)

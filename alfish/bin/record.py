@@ -10,9 +10,9 @@ The seed of episode k is `seed + k`. Every episode that starts is run to its end
 --num_envs. Observations are raw, and include the true final one. Actions are the executed ones, in the environment's
 own units: an environment that is reset with the seed of the episode returns the same observations and rewards for them.
 
-The data set names its origin: the algorithm, the configuration with every default, the checkpoint (steps and sha256),
+The data set stores its origin: the algorithm, the configuration with every default, the checkpoint (steps and sha256),
 the seed of each episode, and the mean, minimum and maximum return of all episodes that were run. An existing output is
-refused before anything runs. docs/offline.md explains more.
+refused before any work starts. docs/offline.md explains more.
 """
 
 import contextlib
@@ -59,8 +59,8 @@ def main(flag_values: flags.FlagValues) -> int:
             environment = evaluator.environment
             if not hasattr(environment, "observation_space"):
                 raise UsageError(
-                    f"{environment.name} is a game of several policies, whose episodes are not recorded; record the "
-                    "run of one policy"
+                    f"{environment.name} is a game of several policies, and episodes of such games cannot be recorded; "
+                    "record a run of one policy"
                 )
             spaces = Spaces(environment.observation_space, environment.action_space)
             env_spec = rebuildable(environment.env_spec)
@@ -95,7 +95,10 @@ def main(flag_values: flags.FlagValues) -> int:
 def _record(
     evaluator: "Evaluator", validator: "Validator", writer: Any, flag_values: flags.FlagValues
 ) -> tuple[list[float], list[int]]:
-    """Runs all episodes and writes those with enough return; returns all returns, and the written episodes' seeds."""
+    """Runs all episodes and writes those with a sufficient return.
+
+    Returns all returns, and the seeds of the written episodes.
+    """
     least, report = flag_values.min_return, validator.report
     returns: list[float] = []
     seeds: list[int] = []
@@ -107,11 +110,11 @@ def _record(
             writer.add(episode)  # with the actions exactly as executed, without corrections
             seeds.append(flag_values.seed + int(episode.id))
         if report.num_bad:
-            raise RunError(f"{report.sentences('error')}; mend the environment, nothing is written")
+            raise RunError(f"{report.sentences('error')}; fix the environment; nothing was written")
     if not seeds:
         raise UsageError(
             f"none of {len(returns):,} episodes returned --min_return={least:g} or more, the best returned "
-            f"{max(returns):g}; nothing is written"
+            f"{max(returns):g}; nothing was written"
         )
     return returns, seeds
 
@@ -120,7 +123,9 @@ def check_arguments(root_dir: str | None, output: str | None) -> None:
     """Raises UsageError if the run or the output is not named, or if the output exists already."""
     shared_flags.check_root_dir(root_dir)
     if not output:
-        raise UsageError("--output is missing: name a directory to create, or a data set as minari:namespace/name-v0")
+        raise UsageError(
+            "--output is missing: give a directory to create, or a data set such as minari:namespace/name-v0"
+        )
     from alfish.offline import open_writer
 
     open_writer(output)
@@ -141,7 +146,7 @@ def origin(trainer: "Trainer", which: str | int) -> dict[str, Any]:
     def describe(state: dict[str, Any]) -> None:
         config, env_steps = state["config"].get(reading.OPERATIVE_FILE), state["counters"]["env_steps"]
         if not isinstance(config, str | None) or not isinstance(env_steps, int):
-            raise TypeError("its configuration or its counters are of another type")
+            raise TypeError("its configuration or its counters have another type")
         described.update(config=config, env_steps=env_steps)
 
     steps, _ = trainer.directory.checkpoints.load(which, describe)

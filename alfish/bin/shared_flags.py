@@ -1,4 +1,4 @@
-"""Texts, definitions and checks of flags that several commands share."""
+"""Help texts, definitions and checks of flags that several commands share."""
 
 import os
 import re
@@ -8,10 +8,10 @@ from absl import flags
 
 from alfish.errors import UsageError
 
-CHECKPOINT = "latest, best, or a number of environment steps (of updates, for a run on recorded data)."
+CHECKPOINT = "latest, best, or a number of environment steps (updates for a run on recorded data)."
 ALLOW_IMPORT = (
-    "Module or package, as my_lab, that the run's configuration may import besides alfish's own; repeatable. Those in "
-    "the environment variable ALFISH_ALLOW_IMPORT may be imported too."
+    "Module or package, such as my_lab, that the run's configuration may import in addition to alfish's modules; "
+    "repeatable. Modules in the environment variable ALFISH_ALLOW_IMPORT are allowed too."
 )
 MAX_LENGTH = "Number of steps after which an episode is cut; default: Trainer.max_evaluation_length."
 
@@ -34,7 +34,7 @@ def define_episodes(flag_values: flags.FlagValues, num_episodes: int) -> None:
 
 def define_lineup(flag_values: flags.FlagValues) -> None:
     """Defines the flag for the policies of agents in games."""
-    words = "Policies of agents in games, as 'agent_*=runner' or 'agent_*=random'; default: the run's own lineup."
+    words = "Policies of agents in games, such as 'agent_*=runner' or 'agent_*=random'; default: the run's lineup."
     flags.DEFINE_list("lineup", [], words, flag_values=flag_values)
 
 
@@ -42,12 +42,14 @@ def lineup(flag_values: flags.FlagValues) -> dict[str, dict[str, str]]:
     """Returns --lineup as an option of `Trainer.evaluator`; {} without the flag.
 
     Raises:
-      UsageError: an entry has another form.
+      UsageError: an entry is malformed.
     """
     pairs = [entry.partition("=") for entry in flag_values.lineup]
     for pattern, sign, name in pairs:
         if not (pattern and sign and name):
-            raise UsageError(f"--lineup has {pattern + sign + name!r}; an entry is AGENT=POLICY, as 'agent_*=random'")
+            raise UsageError(
+                f"--lineup has {pattern + sign + name!r}; an entry is AGENT=POLICY, such as 'agent_*=random'"
+            )
     return {"lineup": {pattern: name for pattern, _, name in pairs}} if pairs else {}
 
 
@@ -59,8 +61,10 @@ def define_captions(flag_values: flags.FlagValues) -> None:
 
 def define_films(flag_values: flags.FlagValues) -> None:
     """Defines the flags for films in a run's directory."""
-    flags.DEFINE_boolean("video", False, "Film the first episodes into the run's films/.", flag_values=flag_values)
-    words = "Number of episodes of a film, side by side."
+    flags.DEFINE_boolean(
+        "video", False, "Film the first episodes, into films/ in the run's directory.", flag_values=flag_values
+    )
+    words = "Number of episodes shown side by side in a film."
     flags.DEFINE_integer("video_episodes", 1, words, 1, flag_values=flag_values)
     define_captions(flag_values)
 
@@ -78,7 +82,9 @@ def num_filmed(flag_values: flags.FlagValues, num_episodes: int) -> int:
 
     check_extra("--video")
     if flag_values.video_episodes > num_episodes:
-        raise UsageError(f"--video_episodes is {flag_values.video_episodes}, of {num_episodes} episodes in all")
+        raise UsageError(
+            f"--video_episodes is {flag_values.video_episodes}, but there are only {num_episodes} episodes"
+        )
     rendering.prepare()
     return flag_values.video_episodes
 
@@ -87,7 +93,7 @@ def checkpoint(name: str) -> str | int:
     """Returns the value of --checkpoint: 'latest', 'best', or a number of steps.
 
     Raises:
-      UsageError: the value has another form.
+      UsageError: the value is malformed.
     """
     if name in ("latest", "best"):
         return name
@@ -99,7 +105,7 @@ def checkpoint(name: str) -> str | int:
 def check_root_dir(root_dir: str | None) -> None:
     """Raises UsageError if no run is named."""
     if not root_dir:
-        raise UsageError("--root_dir is missing: name a run of `alfish train`")
+        raise UsageError("--root_dir is missing: give the directory of a run of `alfish train`")
 
 
 def check_writable_run(root_dir: str, flag: str) -> None:
@@ -113,7 +119,8 @@ def check_writable_run(root_dir: str, flag: str) -> None:
 
     if is_packed(root_dir):
         raise UsageError(
-            f"{flag} writes into the directory of the run, and {root_dir} is packed; `alfish unpack` it first"
+            f"{flag} writes into the directory of the run, but {root_dir} is packed; unpack it first with `alfish "
+            "unpack`"
         )
 
 
@@ -121,18 +128,19 @@ def output_file(output: str | None, *suffixes: str) -> Path:
     """Returns the path of --output, after checking that the file can be written.
 
     Raises:
-      UsageError: the path is missing, is a directory, lies below a file, is not writable, or ends in no suffix given.
+      UsageError: the path is missing, is a directory, lies below a file, is not writable, or does not end in one of the
+        suffixes.
     """
     *others, last = suffixes
     choices = " or ".join(filter(None, (", ".join(others), last)))
     if not output:
-        raise UsageError(f"--output is missing: name a file that ends in {choices}")
+        raise UsageError(f"--output is missing: give a file name that ends in {choices}")
     path = Path(output)
     if path.suffix not in suffixes:
         raise UsageError(f"--output={path} must end in {choices}")
     parent = path.parent
     if path.is_dir():
-        raise UsageError(f"--output={path} is a directory; name a file in it")
+        raise UsageError(f"--output={path} is a directory; give the path of a file in it")
     if not parent.is_dir():
         raise UsageError(f"--output={path} cannot be written: there is no directory {parent}")
     if not os.access(path if path.exists() else parent, os.W_OK):

@@ -2,8 +2,8 @@
 
   alfish sweep --gin_file=ppo_cartpole.gin --root_dir=sweeps/rate --jobs=4 \\
       --search='learning_rate/Linear.start=log(1e-4, 1e-2)' --search='PPO.gamma=grid(0.98, 0.99)' --seeds=3 --trials=20
-  alfish sweep --root_dir=sweeps/rate            # goes on with it, as it was specified
-  alfish sweep --root_dir=sweeps/rate --show     # table and picture of what there is
+  alfish sweep --root_dir=sweeps/rate            # continues with it, as it was specified alfish sweep
+  --root_dir=sweeps/rate --show     # table and picture of what there is
 
 --search names a parameter and its values: grid(...), choice(...), uniform(a, b), log(a, b) or int(a, b). If all of them
 are grid(...), each combination is a trial. Otherwise Optuna's TPE proposes them (pip install 'alfish[sweep]'), or
@@ -11,9 +11,9 @@ are grid(...), each combination is a trial. Otherwise Optuna's TPE proposes them
 its value is their mean. The value of a run is the mean return of its last evaluation, or of its last --last ones.
 
 Each run is a directory of `alfish train` in --root_dir, and these directories are the only state. Ctrl-C or SIGTERM
-ends the runs with checkpoints, and the same command continues the sweep, also if it was killed. A run that fails is a
-failed trial; remove its file `failed` to try it again. --prune stops runs whose evaluations are below the median of
-others. More --trials extend a sweep that is over.
+ends the runs with checkpoints, and the same command continues the sweep, even after it was killed. A run that fails is
+a failed trial; remove its file `failed` to try it again. --prune stops runs whose evaluations are below the median of
+others. More --trials extend a finished sweep.
 
 --ray trains each run on the cluster of Ray whose address is in RAY_ADDRESS, or that was started on this machine. All of
 its machines must see --root_dir under the same path.
@@ -37,25 +37,29 @@ if TYPE_CHECKING:
 FLAGS = flags.FlagValues()
 define_group(FLAGS, "sweep")
 flags.DEFINE_multi_string(
-    "search", [], "A parameter and its values, as 'PPO.gamma=grid(0.98, 0.99)'; repeatable.", flag_values=FLAGS
+    "search", [], "A parameter and its values, such as 'PPO.gamma=grid(0.98, 0.99)'; repeatable.", flag_values=FLAGS
 )
 flags.DEFINE_enum(
-    "sampler", None, ["grid", "random", "tpe"], "Default: grid if it can be, else tpe.", flag_values=FLAGS
+    "sampler",
+    None,
+    ["grid", "random", "tpe"],
+    "Sampler; default: grid if all parameters are lists, else tpe.",
+    flag_values=FLAGS,
 )
 flags.DEFINE_integer("sampler_seed", None, "Seed of random and tpe; default: 0.", 0, flag_values=FLAGS)
 flags.DEFINE_integer("seeds", None, "Number of runs of each trial; default: 1.", 1, flag_values=FLAGS)
 flags.DEFINE_integer(
     "trials", None, "Number of trials; default: 20, or all combinations of a grid.", 1, flag_values=FLAGS
 )
-flags.DEFINE_boolean("prune", None, "Stop runs that are worse than the median of others.", flag_values=FLAGS)
+flags.DEFINE_boolean("prune", None, "Stop runs that are worse than the median of the others.", flag_values=FLAGS)
 flags.DEFINE_boolean(
-    "show", False, "Show table and picture of the sweep as it is, and start nothing.", flag_values=FLAGS
+    "show", False, "Write the table and figure of the sweep so far, without starting runs.", flag_values=FLAGS
 )
 
 
 def main(flag_values: flags.FlagValues) -> int:
     if not flag_values.root_dir:
-        raise UsageError("--root_dir is missing: name a directory for the sweep, as in --root_dir=sweeps/rate")
+        raise UsageError("--root_dir is missing: give a directory for the sweep, as in --root_dir=sweeps/rate")
     directory = run_directory(flag_values.root_dir)
     from alfish.sweeps.sweep import Sweep, SweepSpecification
 

@@ -6,10 +6,10 @@
 A gin file is searched in the working directory, then among the shipped confs (`alfish confs` lists them). The same
 command continues an existing run from its newest checkpoint. A larger budget extends a finished run. Ctrl-C or SIGTERM
 saves a checkpoint and stops the run, also while it waits for an environment. A second Ctrl-C stops it at once. SIGUSR1
-does the same as SIGTERM, and the exit status is 75: the job shall be queued again.
+does the same as SIGTERM, and the exit status is 75: the job should be queued again.
 
---profile reports where the time went, and which settings would save time. A small budget is enough for it
-(--gin_param=Trainer.num_env_steps=20000). --throughput_limits measures how fast collecting could be at best.
+--profile reports where the time went, and which settings would save time. A small budget is enough for this
+(--gin_param=Trainer.num_env_steps=20000). --throughput_limits measures upper limits of the collection speed.
 
 The run directory contains checkpoints/, tensorboard/, metrics.csv, eval/ (every evaluation episode), config.gin,
 operative_config.gin (with every default), provenance.json, log.txt and run_id. A finished run also has the file `done`,
@@ -40,7 +40,7 @@ HAS_LEARNERS = True  # torchrun may start several processes of this command for 
 FLAGS = flags.FlagValues()
 flags.DEFINE_multi_string("gin_file", [], "Gin file; repeatable, later files override earlier ones.", flag_values=FLAGS)
 flags.DEFINE_multi_string(
-    "gin_param", [], "One binding, as 'PPO.gamma=0.98'; repeatable, overrides files.", flag_values=FLAGS
+    "gin_param", [], "One binding, such as 'PPO.gamma=0.98'; repeatable, overrides files.", flag_values=FLAGS
 )
 flags.DEFINE_string("root_dir", None, "Directory of the run; created if needed.", flag_values=FLAGS)
 flags.DEFINE_string("device", None, "auto, cpu, cuda or cuda:N; overrides Trainer.device.", flag_values=FLAGS)
@@ -53,14 +53,14 @@ flags.DEFINE_boolean(
 flags.DEFINE_boolean(
     "throughput_limits",
     False,
-    "Do not train; measure for some seconds the speed of the environments alone, and of collecting without training.",
+    "Do not train; measure for some seconds the speed of environments alone, and of data collection without training.",
     flag_values=FLAGS,
 )
 flags.DEFINE_enum(
     "on_config_change",
     "stop",
     ["stop", "old", "new"],
-    "Action if the run in root_dir has another configuration: stop and show the difference, continue with the old "
+    "What to do if the run in root_dir has another configuration: stop and show the difference, continue with the old "
     "configuration, or continue with the new one.",
     flag_values=FLAGS,
 )
@@ -69,7 +69,7 @@ flags.DEFINE_multi_string("allow_import", [], shared_flags.ALLOW_IMPORT, flag_va
 
 def main(flag_values: flags.FlagValues) -> int:
     if not flag_values.root_dir:
-        raise UsageError("--root_dir is missing: name a directory for the run, as in --root_dir=runs/ppo")
+        raise UsageError("--root_dir is missing: give a directory for the run, as in --root_dir=runs/ppo")
     shared_flags.check_writable_run(flag_values.root_dir, "alfish train")
     root_dir = run_directory(flag_values.root_dir)
     files = flag_values.gin_file or [str(root_dir / CONFIG_FILE)]
@@ -95,7 +95,7 @@ def main(flag_values: flags.FlagValues) -> int:
         )
         if flag_values.throughput_limits:
             if replicas.size() > 1:
-                raise UsageError("--throughput_limits measures one learner; leave torchrun out")
+                raise UsageError("--throughput_limits measures a single learner; start it without torchrun")
             from alfish.training.profiler import throughput_limits
 
             print(throughput_limits(trainer))
@@ -114,7 +114,7 @@ def _train(trainer: "Trainer") -> int:
     except DiskError as error:
         newest = trainer.directory.checkpoints.steps()[-1:]
         at = f"continues from the checkpoint at {newest[0]:,} steps" if newest else "begins again"
-        raise RunError(f"{error}; once it can be written to, the same command {at}") from error
+        raise RunError(f"{error}; once the directory is writable, the same command {at}") from error
     if trainer.interrupted_by is not None:
         trainer.log(f"{trainer.signals.name}: stopped at {trainer.clock.value:,} steps; the same command continues")
         return exit_status(trainer.interrupted_by)

@@ -23,9 +23,9 @@ flags.DEFINE_string("root_dir", None, "Directory to create.", flag_values=FLAGS)
 
 def main(flag_values: flags.FlagValues) -> int:
     if not flag_values.input:
-        raise UsageError("--input is missing: name a file of `alfish pack`, or hf:org/name")
+        raise UsageError("--input is missing: give a file made by `alfish pack`, or hf:org/name")
     if not flag_values.root_dir:
-        raise UsageError("--root_dir is missing: name a directory to create")
+        raise UsageError("--root_dir is missing: give a directory to create")
     from alfish.errors import counted, size
     from alfish.runs.packed.fetching import unpack
 

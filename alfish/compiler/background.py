@@ -66,7 +66,7 @@ class Compilation:
 
     @property
     def is_ready(self) -> bool:
-        """True if `result` need not wait for the other process."""
+        """True if `result` would not wait for the other process."""
         return self._compiler.answer(self._index, wait=False) is not None
 
     def wait(self) -> None:
@@ -129,7 +129,7 @@ class BackgroundCompiler:
         return Compilation(self, lambda: CompiledFunction(function, layouts, precision), self._num_requests - 1)
 
     def answer(self, index: int, wait: bool = True) -> Answer | None:
-        """Returns the answer to request number `index`; None if the answer has not come and `wait` is False."""
+        """Returns the answer to request number `index`; None if the answer has not arrived and `wait` is False."""
         deadline = time.monotonic() + LONGEST_SECONDS
         while len(self._answers) <= index:
             messages, gone = self._channel.drain()
@@ -224,9 +224,7 @@ class _Pickler(pickle.Pickler):
             is_parameter = isinstance(thing, torch.nn.Parameter)
             return _empty, (TensorLayout.of(thing), is_parameter, thing.requires_grad)
         if getattr(thing, "__module__", None) == "__main__" and hasattr(thing, "__qualname__"):
-            raise pickle.PicklingError(
-                f"{thing.__qualname__} is defined in the program that was started; move it into a module"
-            )
+            raise pickle.PicklingError(f"{thing.__qualname__} is defined in the main program; move it into a module")
         return NotImplemented
 
 

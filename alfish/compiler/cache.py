@@ -35,8 +35,8 @@ def directory() -> Path:
             Path(GIVEN).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
-                f"compiled graphs cannot be kept in {VARIABLE}={GIVEN} ({error.strerror}); set it to a directory that "
-                "can be written, or unset it"
+                f"compiled graphs cannot be kept in {VARIABLE}={GIVEN} ({error.strerror}); set it to a writable "
+                "directory, or unset it"
             ) from error
         return Path(GIVEN)
     return _own_directory(str(_root()))
@@ -60,13 +60,13 @@ def _own_directory(root: str) -> Path:
         if own.lstat().st_uid != os.getuid():  # code of another user would be loaded
             raise UsageError(
                 f"compiled graphs can be kept neither in {root} ({first_line(error)}) nor in {own}, which belongs to "
-                "another user; set XDG_CACHE_HOME to a directory that can be written"
+                "another user; set XDG_CACHE_HOME to a writable directory"
             ) from error
         path = own / versions()
         path.mkdir(exist_ok=True)
         logging.warning(
-            "Compiled graphs are kept in %s, because the cache in %s cannot be written (%s); set XDG_CACHE_HOME to a "
-            "directory that can",
+            "Compiled graphs are kept in %s, because the cache in %s is not writable (%s); set XDG_CACHE_HOME to one "
+            "that can",
             path,
             root,
             first_line(error),

@@ -31,7 +31,7 @@ class Draw(NamedTuple):
 
 
 def take_draws(graph: torch.fx.GraphModule) -> list[Draw]:
-    """Replaces the random operations of a graph by further arguments; returns the draw of each argument, in order.
+    """Replaces the random operations of a graph with additional arguments; returns the draw of each argument, in order.
 
     If a random operation reads a tensor's values, as `multinomial` does, the graph does not change, and the list is
     empty.
@@ -95,7 +95,7 @@ def _draw(node: torch.fx.Node) -> Draw | None:
 
 
 def _replace(graph: torch.fx.Graph, node: torch.fx.Node, arguments: Sequence[torch.fx.Node]) -> None:
-    """Replaces the results of a random node by arguments of the graph."""
+    """Replaces the results of a random node with arguments of the graph."""
     inputs = node.all_input_nodes
     if node.target is aten.native_dropout.default:
         scale, mask = arguments  # results of dropout for an input of ones

@@ -102,7 +102,7 @@ def rewrite_products(graph: GraphModule, precision: str, has_kernel: bool) -> No
 
 
 def _replace(graph: GraphModule, node: Node, product: Callable[[Node, Node], Node | None]) -> None:
-    """Replaces a product node by `product(a, b)`, plus the bias if there is one, unless `product` returns None."""
+    """Replaces a product node with `product(a, b)`, plus the bias if there is one, unless `product` returns None."""
     *bias, a, b = node.args
     with graph.graph.inserting_before(node):
         result = product(a, b)  # type: ignore[arg-type]

@@ -49,14 +49,14 @@ def translated(node: torch.fx.Node, table: Mapping[Any, Callable[..., Any]]) -> 
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         if node.target not in table:
-            raise NotTranslatable(f"{node.target} has no translation")
+            raise NotTranslatable(f"{node.target} has no numpy equivalent")
         return table[node.target](node, ())
     shape, dtype = tuple(value.shape), numpy_dtype(value.dtype)
     if is_random(node):
         return _random(node, value)
     make = table.get(node.target)
     if make is None:
-        raise NotTranslatable(f"{node.target} has no translation")
+        raise NotTranslatable(f"{node.target} has no numpy equivalent")
     if node.kwargs and (make not in MADE_LIKE or node.kwargs.keys() - LAYOUT):
         raise NotTranslatable(f"{node.target} with {dict(node.kwargs)}")
     function = make(node, shape)
@@ -151,12 +151,12 @@ DRAWS: dict[str, Callable[..., Any]] = {
 
 def _random(node: torch.fx.Node, value: torch.Tensor) -> Callable[..., Any]:
     if not value.is_contiguous():
-        raise NotTranslatable(f"{node.target} in another order than that of rows")
+        raise NotTranslatable(f"{node.target} with an order other than row-major")
     if node.kwargs.keys() - LAYOUT or (node.target is aten.exponential.default and len(node.args) > 1):
         raise NotTranslatable(f"{node.target} with {node.args[1:]} and {dict(node.kwargs)}")
     distribution = DISTRIBUTIONS.get(node.target)
     if distribution is None:
-        raise NotTranslatable(f"{node.target} has no translation")
+        raise NotTranslatable(f"{node.target} has no numpy equivalent")
     fill, bounds = DRAWS[distribution], node.args[1:] if distribution == "integers" else ()
     drawn = torch.empty(value.shape, dtype=value.dtype)  # reused, because making a tensor takes longer than drawing
     array = drawn.numpy()
@@ -223,7 +223,7 @@ def convolution(node: Any, shape: tuple[int, ...], largest: float = SMALL_PRODUC
     """Returns a convolution of images: numpy's for up to `largest` multiply-adds, torch's for more."""
     weight, dilation, transposed, groups = node.args[1].meta["val"], node.args[5], node.args[6], node.args[8]
     if weight.ndim != 4 or transposed or groups != 1 or set(dilation) != {1}:
-        raise NotTranslatable("the convolution has groups or dilation, is transposed, or is not of images")
+        raise NotTranslatable("the convolution has groups or dilation, is transposed, or is not two-dimensional")
     size = shape[0] * math.prod(shape[2:]) * weight.numel()
     return _convolution if size <= largest else _torch_convolution
 

@@ -170,7 +170,7 @@ def written(
                 read.update(() if is_random(node) else node.all_input_nodes)
         elif node.users:
             (fixed if len(fixed) < num_fixed and not inputs else inputs).append(node)
-    # `asarray`, because numpy returns scalars in place of arrays without dimensions.
+    # `asarray`, because numpy returns scalars instead of arrays without dimensions.
     made = [f"asarray({node.name})" if node.meta["val"].ndim == 0 else node.name for node in results]
     result = _nested(nest.unflatten(structure, made), constant)
     prepared = [node for node in fixed if node in read.union(results)]
@@ -217,7 +217,7 @@ def _lines(arguments: list[torch.fx.Node], lines: list[str], result: str) -> lis
 
 
 def compiled(source: Written) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Returns the two compiled functions; interpreting the lines in a loop would take half as long again."""
+    """Returns the two compiled functions; interpreting the lines in a loop would take 1.5 times as long."""
     functions = []
     for lines in (source.first, source.rest):
         names = dict(source.constants)

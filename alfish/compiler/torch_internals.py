@@ -1,7 +1,7 @@
 """Torch's private names that the compiler uses; each is imported when it is first needed.
 
-Any release of torch may move a private name. If a name is missing, `TorchChanged` is raised, and callers do without it:
-updates and policies run uncompiled, and products use torch's own kernels.
+Any release of torch may move a private name. If a name is missing, `TorchChanged` is raised, and callers continue
+without it: updates and policies run uncompiled, and products use torch's own kernels.
 """
 
 import functools

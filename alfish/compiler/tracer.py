@@ -56,7 +56,7 @@ def is_random(node: torch.fx.Node) -> bool:
 
 
 class _Recorder:
-    """Builds a graph from operations, with operations that return new tensors in place of in-place operations."""
+    """Builds a graph from operations, with operations that return new tensors instead of in-place operations."""
 
     def __init__(self, arguments: list[torch.Tensor], place: Callable[[], str], captures: bool):
         self._place, self._captures = place, captures
@@ -90,7 +90,7 @@ class _Recorder:
             for k, part in enumerate(result):
                 self._keep(self._graph.call_function(operator.getitem, (traced, k)), part)
         else:
-            raise NotRecordable(f"{function} looks at values")
+            raise NotRecordable(f"{function} reads values of tensors")
         return result
 
     def finish(self, results: list[Any]) -> torch.fx.Graph:
@@ -108,12 +108,12 @@ class _Recorder:
             return value
         if id(value) not in self._nodes:
             if not self._captures:
-                raise NotRecordable("a tensor that is no argument")
+                raise NotRecordable("a tensor that is not an argument")
             self._keep(self._graph.call_function(aten.lift_fresh.default), value)
         return self._nodes[id(value)][0]
 
     def _made_new(self, function: Any, written: torch.Tensor) -> Any:
-        """Returns the operation that makes a new tensor in place of writing one.
+        """Returns the operation that makes a new tensor instead of writing one.
 
         Raises:
           NotRecordable: the written memory may belong to the caller, or another tensor shares a part of it.
@@ -122,14 +122,14 @@ class _Recorder:
         self._traced(written)  # this raises for a tensor that is not in the graph
         sharers = self._sharers[torch_internals.storage_id(written)]
         if overload is None or any(_is_given(self._traced(sharer)) for sharer in sharers):
-            raise NotRecordable(f"{function} writes what it is given")
+            raise NotRecordable(f"{function} writes to its arguments")
         for sharer in sharers:
             if (sharer.shape, sharer.stride(), sharer.storage_offset()) != (
                 written.shape,
                 written.stride(),
                 written.storage_offset(),
             ):
-                raise NotRecordable(f"{function} writes what other tensors see a part of")
+                raise NotRecordable(f"{function} writes to memory that other tensors share")
         return overload
 
 
@@ -139,7 +139,7 @@ def _is_given(node: torch.fx.Node) -> bool:
 
 
 class _Unreadable(TorchFunctionMode):
-    """Refuses reads of tensors' values that do not reach a dispatch mode, unlike `item` and `bool`.
+    """Refuses those reads of tensor values that bypass dispatch modes; reads by `item` and `bool` do not.
 
     The mode applies to one thread. Other threads read their tensors as usual.
     """

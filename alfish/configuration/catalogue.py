@@ -75,8 +75,8 @@ def _of(selector: str, part: Any) -> Iterator[Setting]:
 def _has_float(annotation: Any) -> bool:
     """Returns True for the annotations of numbers and lists of numbers.
 
-    Numbers and lists without a default must be bound, such as `Linear.start`. Specs, other parts and sizes (whole
-    numbers) without a default are passed by the part that builds this part.
+    Numbers and lists without a default must be bound, such as `Linear.start`. Specs, other parts and sizes (integers)
+    without a default are passed by the part that builds this part.
     """
     kinds = members(annotation)
     return float in [bare(inner) for kind in kinds for inner in (kind, *elements(kind))]

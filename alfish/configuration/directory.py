@@ -16,7 +16,7 @@ def run_directory(name: str | Path) -> Path:
       UsageError: the name cannot be the name of a directory.
     """
     if not str(name).strip():
-        raise UsageError(f"{argument('root_dir')} is empty; name a directory for the run")
+        raise UsageError(f"{argument('root_dir')} is empty; give a directory for the run")
     path = Path(os.path.expanduser(name))
     try:
         os.stat(path)
@@ -25,7 +25,7 @@ def run_directory(name: str | Path) -> Path:
     except (OSError, ValueError) as error:  # ValueError means that the name contains a NUL character
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(
-            f"{argument('root_dir', shown(str(name)))} is no directory: {reason}; name another one"
+            f"{argument('root_dir', shown(str(name)))} is not a directory: {reason}; choose another one"
         ) from error
     return path
 
@@ -41,10 +41,10 @@ def make_directory(root_dir: Path) -> None:
     except OSError as error:
         reason = "it is a file" if root_dir.is_file() else error.strerror
         raise UsageError(
-            f"{argument('root_dir', root_dir)} cannot be created: {reason}; name another directory"
+            f"{argument('root_dir', root_dir)} cannot be created: {reason}; choose another directory"
         ) from error
     if not os.access(root_dir, os.W_OK | os.X_OK):
-        raise UsageError(f"{argument('root_dir', root_dir)} is not writable; name another directory")
+        raise UsageError(f"{argument('root_dir', root_dir)} is not writable; choose another directory")
 
 
 def is_to_change(saved: Path, choice: str) -> bool:
@@ -68,7 +68,7 @@ def is_to_change(saved: Path, choice: str) -> bool:
     if choice == "old":
         return False
     raise UsageError(
-        f"{saved.parent} is a run with another configuration (- then, + now):\n{changes}\n"
-        f"choose another {argument('root_dir')}, or go on with {argument('on_config_change', 'old')} or "
+        f"{saved.parent} is a run with another configuration (- then, + now):\n{changes}\nchoose another "
+        f"{argument('root_dir')}, or continue with {argument('on_config_change', 'old')} or "
         + ("=new" if is_command() else "'new'")
     )

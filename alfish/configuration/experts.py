@@ -35,9 +35,9 @@ def saved_policy(
       checkpoint: name of the checkpoint: 'latest', 'best' or environment steps.
       leaves: paths of the observation's leaves that the expert sees; several leaves are joined in this order. None
         means the whole observation.
-      allow_import: modules that the expert's configuration may import, beside alfish's own and modules that are already
-        imported. In the configuration of another person's run the setting has no effect: the modules that were allowed
-        when that run was opened are allowed there.
+      allow_import: modules that the expert's configuration may import, in addition to alfish's modules and modules that
+        are already imported. In the configuration of another person's run the setting has no effect: the modules that
+        were allowed when that run was opened are allowed there.
       policy: name of the policy in a run of several; None means the only one.
 
     Raises:
@@ -47,7 +47,7 @@ def saved_policy(
         return AbsentExpert()
     if (Path(root_dir) / INDEX_FILE).is_file():
         raise UsageError(
-            f"{root_dir} is a data set, which cannot label new rows; name a run with saved_policy.root_dir, or clone "
+            f"{root_dir} is a data set, which cannot label new rows; give a run with saved_policy.root_dir, or clone "
             "the data with BC"
         )
     allowed = imports.allowed()

@@ -1,4 +1,4 @@
-"""Checks of macros, which are names that a configuration sets and refers to as `%name`."""
+"""Checks of macros: names that a configuration sets and refers to as `%name`."""
 
 from typing import Any
 
@@ -16,12 +16,13 @@ def refuse_unused(reading: Reading) -> None:
     for one in reading.bindings:
         if one.key[1] == MACRO and one.name not in used:
             raise UsageError(
-                f"{one.layer} sets {one.name}, and nothing refers to it as %{one.name}{parameter_meant(one.name)}"
+                f"{one.layer} sets {one.name}, but nothing refers to it as %{one.name}{parameter_meant(one.name)}"
             )
 
 
 def refuse_endless(reading: Reading) -> None:
-    """Raises UsageError if values are too long after macros are replaced, as for 40 macros with two references each."""
+    """Raises UsageError if values are too long after macros are replaced, e.g. with 40 macros of two references
+    each."""
     if any(one.key[1] == MACRO for one in reading.bindings):
         differences.check_macros(gin.config_str())
 

@@ -42,7 +42,7 @@ def open_run(root_dir: str | Path, device: str = "cpu", allow_import: Sequence[s
     Args:
       root_dir: directory of the run, or a packed run; see `packed.fetching.as_directory`.
       device: device of the trainer.
-      allow_import: modules that the configuration may import beside alfish's own, see `reading.saved`.
+      allow_import: modules that the configuration may import in addition to alfish's modules, see `reading.saved`.
 
     Raises:
       UsageError: the directory has no run, or the run was not built from gin, or the configuration imports a module
@@ -72,8 +72,8 @@ def _configured_as(
     is_there = os.path.lexists(path)  # its reader names what it is instead of a file
     if not is_there and Checkpoints(root_dir / "checkpoints").steps():
         raise UsageError(
-            f"{root_dir} is a run without {CONFIG_FILE}: build its Trainer again in Python, with this "
-            "root_dir, and call load_policy"
+            f"{root_dir} is a run without {CONFIG_FILE}: construct its Trainer in Python with this root_dir, and call "
+            "load_policy"
         )
     if not is_there:
         runs = [
@@ -82,7 +82,7 @@ def _configured_as(
             for found in sorted(directory.glob(f"*/{CONFIG_FILE}"))
         ]
         near = difflib.get_close_matches(str(root_dir), runs, 3, 0.0)
-        hint = f"; runs that are near: {', '.join(near)}" if near else ""
+        hint = f"; runs nearby: {', '.join(near)}" if near else ""
         raise UsageError(f"{root_dir} is not a run of `alfish train`: it has no {CONFIG_FILE}{hint}")
     with (
         reading.preserved(brief),
@@ -127,8 +127,8 @@ def load(
         which is downloaded from the Hugging Face hub (extra 'hub').
       checkpoint: name of the checkpoint: 'latest', 'best' or environment steps.
       device: device of the policy.
-      allow_import: modules that the run's configuration may import, such as `["my_lab"]`, beside alfish's own and
-        modules that this process has already imported.
+      allow_import: modules that the run's configuration may import, such as `["my_lab"]`, in addition to alfish's
+        modules and modules that this process has already imported.
       policy: name of the policy in a run of several; None means the only one.
 
     Raises:

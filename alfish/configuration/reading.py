@@ -48,7 +48,7 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> Reading:
         if not gin_internals.is_writable(one.value):
             raise UsageError(
                 f"{one.name} is {one.value!r}, bound in {one.layer}, which no configuration can save; write a large "
-                "finite number in place of inf, and nothing in place of nan"
+                "finite number instead of inf, and remove nan"
             )
     return reader.reading
 
@@ -225,8 +225,9 @@ def _import_names(content: str, origin: str, may_lack: Collection[Lacking] = ())
                 imports.import_named(statement.module, origin)
         elif imports.is_restricted():
             raise UsageError(
-                f"{origin} has `{statement.format()}`, with which it could call any function; the configuration of a "
-                "run may not: decorate its classes and functions with @gin.configurable, and import their modules"
+                f"{origin} has `{statement.format()}`, with which it could call any function; this is not allowed in "
+                "the configuration of a run: decorate its classes and functions with @gin.configurable, and import "
+                "their modules"
             )
     for module, name in description.PART.findall(content):
         with _noted(absent, f"{module}.{name}", "parts" in may_lack):
@@ -264,7 +265,7 @@ def _refuse_dynamic_references() -> None:
         return
     for _, selector in (*gin_internals.bindings(), *gin_internals.referred()):
         if gin_internals.is_registered_dynamically(selector):
-            raise UsageError(f"{selector} is registered dynamically, and the configuration of a run may not use it")
+            raise UsageError(f"{selector} is registered dynamically, which the configuration of a run may not use")
 
 
 def _register() -> None:

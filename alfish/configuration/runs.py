@@ -1,4 +1,4 @@
-"""Builds Trainers from configurations that were read; also `alfish.train`."""
+"""Builds Trainers from parsed configurations; also contains `alfish.train`."""
 
 import contextlib
 import signal
@@ -64,7 +64,7 @@ def configured_run(
       files, bindings: files and bindings of gin, as `reading.read` takes them.
       on_config_change: action if the run in `root_dir` has another configuration: 'stop' raises, 'old' uses the run's
         configuration, and 'new' uses the configuration that was read.
-      allow_import: modules that the run's configuration may import beside alfish's own.
+      allow_import: modules that the run's configuration may import in addition to alfish's modules.
       objects: values that the saved text cannot express, by parameter.
       makes_directory: whether to make the run's directory; False if nothing will be written.
 
@@ -139,13 +139,13 @@ def train(
         raise UsageError(f"on_config_change is {on_config_change!r}; it must be 'stop', 'old' or 'new'")
     if conf is algorithm is None or (conf is not None and isinstance(algorithm, str)):
         raise UsageError(
-            'alfish.train takes an algorithm, as in alfish.train("PPO", "CartPole-v1", ...), or a conf; beside a conf, '
-            "the algorithm is a class of your own, not a name"
+            'alfish.train takes an algorithm, as in alfish.train("PPO", "CartPole-v1", ...), or a conf; together with '
+            "a conf, the algorithm must be your own class, not a name"
         )
     if not (environment is None or isinstance(environment, str) or callable(environment)):
         raise UsageError(
-            f"alfish.train was given {shown(environment)}; it takes what makes environments: an id, a class, or a "
-            "function as lambda: gymnasium.make('CartPole-v1')"
+            f"alfish.train was given {shown(environment)}; it requires an id, a class, or a function such as lambda: "
+            "gymnasium.make('CartPole-v1')"
         )
     named: dict[str, Any] = {} if algorithm is None or isinstance(algorithm, str) else {"Trainer.algorithm": algorithm}
     named |= {} if environment is None else {"make_environment.env_id": environment}
@@ -163,8 +163,8 @@ def train(
             objects[name] = value
         if not written.is_whole or "__main__" in written.modules:
             logging.warning(
-                "%s is of this program, so that no other one, and no command, can build it; to evaluate or continue "
-                "the run elsewhere, move it into a module",
+                "%s is defined in the main program, so no other program and no command can build it; to evaluate or "
+                "continue the run elsewhere, move it into a module",
                 name,
             )
     with (
@@ -173,7 +173,7 @@ def train(
         configured_run(run_directory(root_dir), files, bindings, on_config_change, objects=objects) as trainer,
     ):
         if trainer.train() is None and trainer.signals.number is None and replicas.rank() == 0:
-            print(f"{end_of(trainer)}, or name another root_dir to train anew", file=sys.stderr)
+            print(f"{end_of(trainer)}, or choose another root_dir to train from the beginning", file=sys.stderr)
     # The exception is raised even if the budget was spent when the signal came, because the signal asked the caller's
     # program to end.
     if trainer.signals.number == signal.SIGINT:

@@ -1,4 +1,4 @@
-"""Sentences in place of gin's exceptions, while gin reads a configuration and while a Trainer is built from it."""
+"""Replaces gin's exceptions with sentences, while a configuration is read and while a Trainer is built from it."""
 
 import contextlib
 import difflib
@@ -18,7 +18,7 @@ from alfish.errors import UsageError
 from alfish.parameters import gin_internals
 
 # What to write for required parameters that no shipped conf binds.
-REMEDIES = {"OfflineBuffer.sources": "name the data, as in OfflineBuffer.sources = ['alfish:DIR'] (docs/offline.md)"}
+REMEDIES = {"OfflineBuffer.sources": "give the data, as in OfflineBuffer.sources = ['alfish:DIR'] (docs/offline.md)"}
 # Parameters by their names in stable-baselines3, CleanRL, RLlib, Tianshou and in general use; docs/from_*.md have more.
 NAMES_ELSEWHERE = {
     "activation_fn": "activation",
@@ -129,7 +129,7 @@ def complete(reading: Reading) -> Iterator[None]:
         absent = [f"{missing[1]}.{name}" for name in re.findall(r"\w+", missing[2])]
         names = " and ".join(absent)
         how = "bind it" if errors.is_command() else f"give it, as in alfish.train({', '.join(map(setting, absent))})"
-        remedy = REMEDIES.get(names, f"{how}, or take a conf that does (`alfish confs` lists them)")
+        remedy = REMEDIES.get(names, f"{how}, or use a conf that does (`alfish confs` lists them)")
         raise UsageError(f"nothing binds {names}; {remedy}") from None
 
 
@@ -158,7 +158,7 @@ def close_names(name: str, names: Iterable[str]) -> str:
 
 
 def parameter_meant(name: str) -> str:
-    """Returns a hint at parameters with this name or meaning, or with a close name; configured classes come first."""
+    """Returns a hint with parameters of this name or meaning, or of a similar name; configured classes come first."""
     configured = {selector for _, selector in gin_internals.bindings()}
     known = list(gin_internals.configurables())
     found, in_force = _parameters(known), _parameters([one for one in known if one in configured])
@@ -174,7 +174,10 @@ def parameter_meant(name: str) -> str:
 
 
 def parameter_read(name: str, selectors: Iterable[str]) -> str:
-    """Returns a hint at parameters of the selectors with the name or meaning of `Class.parameter`; '' if none match."""
+    """Returns a hint with the selectors' parameters that match the name or meaning of `Class.parameter`.
+
+    '' if none match.
+    """
     own, _, parameter = name.rpartition("/")[2].rpartition(".")
     found = _parameters(selectors)
     names = found.get(parameter) or found.get(TWINS.get(parameter, ""), [])
@@ -218,17 +221,17 @@ def _first_sentence(error: Exception) -> str:
         found = re.search(rf"=.*?(\b{token[1]}\b[^\s,()\[\]{{}}#]*)", error.text or "")
         word = (found[1] if found else token[1]).rstrip(":")  # without the colon after a key of a dict
         if word.lower() in ("inf", "infinity", "nan"):
-            return f"line {error.lineno} has {word}, and numbers are finite: write one"
+            return f"line {error.lineno} has {word}, but numbers must be finite: write a finite number"
         if word.capitalize() in ("True", "False", "None"):
-            return f"line {error.lineno} has {word}, which is written {word.capitalize()}"
+            return f"line {error.lineno} has {word}; write {word.capitalize()} instead"
         return (
-            f"line {error.lineno} has {word}, which is no value: write text in quotes ('{word}'), and a class or "
+            f"line {error.lineno} has {word}, which is not a value: write text in quotes ('{word}'), and a class or "
             "function with @"
         )
     ambiguous = re.search(r"Ambiguous selector '([\w.]+)', matches \[(.*?)\]", str(error))
     if ambiguous:
         selectors = [selector.strip("'") for selector in ambiguous[2].split(", ")]
-        return f"{ambiguous[1]} is {' or '.join(selectors)}; write which"
+        return f"{ambiguous[1]} is {' or '.join(selectors)}; write which one you mean one you mean"
     if isinstance(error, SyntaxError):
         return f"line {error.lineno} is not gin: {error.msg}"
     if isinstance(error, tokenize.TokenError):
@@ -240,14 +243,14 @@ def _first_sentence(error: Exception) -> str:
 
 
 def _suggestion(error: Exception) -> str:
-    """Returns a hint at names close to the name or parameter that gin does not know."""
+    """Returns a hint with names similar to the name or parameter that gin does not know."""
     unknown = re.search(r"No configurable matching (?:reference )?'@?([\w./]+)", str(error))
     if unknown:
         names, name = sorted({one.rpartition(".")[2] for one in gin_internals.configurables()}), unknown[1]
         if module := _module_of(name.rpartition(".")[2]):
             return f"; {name} is in {module}, which nothing imports: import it in a conf, or leave {name} out"
         return close_names(name.rpartition(".")[2], names) + (
-            "; a conf imports what it configures, as in `import alfish.algorithms.ppo`"
+            "; a conf must import what it configures, as in `import alfish.algorithms.ppo`"
         )
     parameter = UNKNOWN_PARAMETER.search(str(error))
     if parameter:
@@ -257,5 +260,5 @@ def _suggestion(error: Exception) -> str:
         if parameter[2] in NAMES_ELSEWHERE or any(parameter[2] in names for names in others):
             return parameter_meant(parameter[2])
         close = close_names(parameter[2], list(inspect.signature(gin.get_configurable(parameter[1])).parameters))
-        return close or f"; `alfish params {parameter[1].rpartition('.')[2]}` lists those it has"
+        return close or f"; `alfish params {parameter[1].rpartition('.')[2]}` lists its parameters"
     return ""

@@ -32,7 +32,7 @@ def refuse_wrong_kinds(reading: Reading) -> None:
 
 
 def takes_parts(selector: str, parameter: str | None = None) -> bool:
-    """Returns True if the parameter, or without `parameter` any of the selector's, takes classes or objects."""
+    """Returns True if the parameter, or without `parameter` any parameter of the selector, takes classes or objects."""
     annotations = _hints(selector)
     if parameter is not None:
         return not _is_plain(annotations.get(parameter, Any))
@@ -73,7 +73,7 @@ def _schedule_mistake(reference: Any) -> str | None:
     """Returns a sentence if a schedule is written as `@X` instead of `@X()`, or lacks a required argument."""
     name = reference.scoped_selector
     if not reference.evaluate:
-        return f"it takes an object: write @{name}()" if inspect.isclass(reference.configurable.wrapped) else None
+        return f"it requires an object: write @{name}()" if inspect.isclass(reference.configurable.wrapped) else None
     missing = _missing_arguments(reference)
     return f"{name.rpartition('/')[2]}.{missing[0]} has no value, bind it" if missing else None
 
@@ -84,7 +84,7 @@ def _hints(selector: str) -> dict[str, Any]:
 
 
 def _refers(value: Any, kind: Any) -> bool | None:
-    """Returns whether `@X` or `@X()` is of this kind; None if the value is not a reference."""
+    """Returns whether `@X` or `@X()` has this kind; None if the value is not a reference."""
     if not gin_internals.is_reference(value):
         return None
     origin, target = typing.get_origin(kind), value.configurable.wrapped
@@ -127,12 +127,14 @@ def _reference_instead(value: Any, taken: list[Any]) -> str | None:
     sign = "@"
     if not errors.is_command():
         if takes_classes and not any(gin_internals.is_reference(one) for one in (value, *_entries(value))):
-            return f"it takes {noun if sequence else 'a class or function'}: give {' and '.join(names)} without quotes"
+            return (
+                f"it requires {noun if sequence else 'a class or function'}: give {' and '.join(names)} without quotes"
+            )
         sign, names = "", [name.rpartition(".")[2].replace(*UNNAMED) for name in names]
     written = ", ".join(f"{sign}{name}" + "()" * (not takes_classes) for name in names)
     if sequence:
-        return f"it takes {noun}: write [{written}]"
-    return f"it takes {'a class or function' if takes_classes else 'an object'}: write {written}"
+        return f"it requires {noun}: write [{written}]"
+    return f"it requires {'a class or function' if takes_classes else 'an object'}: write {written}"
 
 
 def _written(value: Any) -> str:

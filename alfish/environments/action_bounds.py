@@ -15,7 +15,7 @@ from alfish.errors import UsageError
 
 
 def bound_actions(env: Any, bounds: float | Sequence[float] | None) -> None:
-    """Declares bounds of the actions of a simulator or a vector environment; None changes nothing."""
+    """Declares bounds for the actions of a simulator or a vector environment; None changes nothing."""
     if bounds is None:
         return
     name = "action_space" if isinstance(env, Simulator) else "single_action_space"
@@ -23,26 +23,29 @@ def bound_actions(env: Any, bounds: float | Sequence[float] | None) -> None:
 
 
 def bounded(space: spaces.Space, bounds: float | Sequence[float]) -> spaces.Space:
-    """Returns an action space with bounds -a and a wherever its Box has none.
+    """Returns an action space with bounds -a and a wherever its Box lacks bounds.
 
     Args:
       space: action space of one environment.
       bounds: a, one positive number, or one for each entry of the action.
 
     Raises:
-      UsageError: the space is not a Box of floats, it lacks no bound, or the numbers do not fit it.
+      UsageError: the space is not a Box of floats, already has all bounds, or has a shape that the numbers do not
+        match.
     """
     setting = f"make_environment.action_bounds is {bounds!r}"
     if not isinstance(space, spaces.Box) or not specs.is_float(space):
-        raise UsageError(f"{setting}, which bounds a Box of floats, and the action space is {space}; leave it out")
+        raise UsageError(f"{setting}, which requires a Box of floats, but the action space is {space}; leave it out")
     box = specs.without_vast_bounds(space)
     if box.is_bounded("both"):
-        raise UsageError(f"{setting}, and the action space has bounds of its own, {space}; leave it out")
+        raise UsageError(f"{setting}, but the action space already has bounds, {space}; leave it out")
     given = np.asarray(bounds, box.dtype)
     if given.ndim and given.size != np.prod(box.shape):
-        raise UsageError(f"{setting}, {given.size} numbers for actions of shape {box.shape}; give one for each entry")
+        raise UsageError(
+            f"{setting}, which is {given.size} numbers for actions of shape {box.shape}; give one for each entry"
+        )
     limit = np.broadcast_to(given.reshape(box.shape) if given.ndim else given, box.shape)
     low, high = np.where(box.bounded_below, box.low, -limit), np.where(box.bounded_above, box.high, limit)
     if not (np.isfinite(limit) & (limit > 0) & (low < high)).all():
-        raise UsageError(f"{setting}; it takes positive numbers, above the lower bounds of {space}")
+        raise UsageError(f"{setting}; it must be positive and larger than the lower bounds of {space}")
     return spaces.Box(low, high, dtype=box.dtype.type)

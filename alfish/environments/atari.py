@@ -1,7 +1,7 @@
 """Wrappers of Atari games: preprocessing, FIRE for games that wait for it, and one episode per life.
 
 Observations are single frames; the transform `FrameStack` stacks frames. The order of wrappers, innermost first, is
-`preprocess_atari`, `FireOnReset`, and in training `EpisodicLife`.
+`preprocess_atari`, `FireOnReset`, and, in training only, `EpisodicLife`.
 
 Source: Mnih et al., 2015, Methods; for sticky actions, Machado et al., 2018.
 """
@@ -48,8 +48,8 @@ def preprocess_atari(
 class FireOnReset(gymnasium.Wrapper):
     """Presses FIRE after each reset and each lost life. Games without the action FIRE do not change.
 
-    Some games wait for FIRE before they serve the ball. A policy that has not learned to press FIRE would wait for
-    ever, so this wrapper belongs in `make_environment.wrappers`, which evaluation uses too, and inside `EpisodicLife`.
+    Some games wait for FIRE before they serve the ball. A policy that has not learned to press FIRE would wait forever,
+    so this wrapper belongs in `make_environment.wrappers`, which evaluation uses too, and inside `EpisodicLife`.
 
     A press is one more step of `env`, so around `preprocess_atari` it lasts `frame_skip` frames. After a lost life, the
     press is part of the step that lost the life, and the press's reward is added to that step's reward. After a reset,

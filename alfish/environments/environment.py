@@ -51,8 +51,8 @@ class Environment(abc.ABC):
         episode of such an environment ended with the row from which its last action was taken; the row that `step`
         returns for this environment is FIRST. See `tolerate_errors`.
       can_replace: True if `replace` is implemented.
-      lost: ends of episodes in the last step whose final observation is lost, `[B]` bool, so that the time step before
-        does not train; None if no final observation is lost.
+      lost: environments whose episode ended in the last step with its final observation lost, `[B]` bool, so that the
+        time step before does not train; None if no final observation is lost.
       sign: number for `judge`, a 0-d tensor, which the unroller reads together with the rows of an unroll; None means
         that there is nothing to judge.
     """
@@ -114,7 +114,7 @@ class Environment(abc.ABC):
         """
 
     def convert(self, rows: Nest) -> Nest:
-        """Returns leaves that are arrays or tensors in the form that this environment takes and returns.
+        """Converts leaves, arrays or tensors, to the type that this environment takes and returns.
 
         Default: arrays on the host.
         """
@@ -125,13 +125,13 @@ class Environment(abc.ABC):
         return nest.arrays(rows) if rows else rows
 
     def ignore_infos(self) -> None:
-        """Permits that `infos` stays empty from now on. Default: does nothing."""
+        """Allows `infos` to stay empty from now on. Default: does nothing."""
 
     def read_executed_actions(self) -> None:
         """From now on, `prev_action` is the info `executed_action` wherever the environment reports this info.
 
         The info has the form of the environment's action space. It reports an action that a human, an expert or another
-        controller executed in place of the policy's.
+        controller executed instead of the policy's.
 
         Raises:
           UsageError: these environments have no such infos.
@@ -177,7 +177,7 @@ class Environment(abc.ABC):
           rows: environments whose episodes end, `[B]` bool.
 
         Returns:
-          The time step, with LAST in place of MID for these environments.
+          The time step, with LAST instead of MID for these environments.
         """
         return time_step
 
@@ -187,7 +187,7 @@ class Environment(abc.ABC):
         return False
 
     def rest(self, rows: np.ndarray) -> None:
-        """Stops stepping some environments until `reset` names them; their rows are meaningless until then.
+        """Stops stepping some environments until they are reset; their rows are meaningless until then.
 
         Args:
           rows: mask `[B]` bool of the environments to rest; environments that already rest keep resting.
@@ -202,7 +202,7 @@ class Environment(abc.ABC):
         return None
 
     def judge(self, sign: float) -> None:
-        """Raises UsageError if `sign`, as a number, tells that the rows cannot be learned from."""
+        """Raises UsageError if `sign`, as a number, indicates that the rows cannot be used for training."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the random generators and, if possible, of the episodes. Default: an empty dict."""
@@ -213,7 +213,7 @@ class Environment(abc.ABC):
         return False
 
     def abandon(self) -> None:
-        """Tells that a running step may never end. Default: does nothing.
+        """Reports that a running step may never end. Default: does nothing.
 
         Afterwards only `close` and `state_dict` may be called; `state_dict` then does not call the environments.
         """
@@ -222,23 +222,23 @@ class Environment(abc.ABC):
         """Closes the environments."""
 
     def _check_shapes(self, observation: Nest) -> None:
-        """Raises UsageError if an observation that `reset` returned has another shape than its space."""
+        """Raises UsageError if the shape of an observation from `reset` differs from that of its space."""
         expected = nest.leaves(self.observation_spec)
         for (name, leaf), spec in zip(nest.named_leaves(observation, "observation"), expected, strict=True):
             if tuple(leaf.shape) != (self.num_envs, *spec.shape):
                 raise UsageError(
                     f"{self.name}.reset returned an {name} of shape {tuple(leaf.shape)}; with {self.num_envs} "
-                    f"environments and the space {spec} it is {(self.num_envs, *spec.shape)}"
+                    f"environments and the space {spec} it must be {(self.num_envs, *spec.shape)}"
                 )
 
     def _check_results(self, reward: Array, terminated: Array, truncated: Array) -> None:
-        """Raises UsageError if the results of a vector class's `step` have other shapes than gymnasium requires."""
+        """Raises UsageError if results of a vector class's `step` lack the shapes that gymnasium requires."""
         flags, rewards = (self.num_envs,), (self.num_envs, *self.reward_spec.shape)
         found = tuple(tuple(np.shape(result)) for result in (reward, terminated, truncated))
         if found != (rewards, flags, flags):
             raise UsageError(
                 f"{self.name}.step returned reward, terminated and truncated of shapes {found[0]}, {found[1]} and "
-                f"{found[2]}; with {self.num_envs} environments they are {rewards}, {flags} and {flags}"
+                f"{found[2]}; with {self.num_envs} environments they must be {rewards}, {flags} and {flags}"
             )
 
     def _check_masks(self, observation: Nest, has_ended: np.ndarray | bool = False) -> None:
@@ -249,12 +249,12 @@ class Environment(abc.ABC):
         if empty.any():
             raise UsageError(
                 f"{self.name}: {self._masks.name} forbids every choice of an entry of the action in row "
-                f"{int(np.flatnonzero(empty)[0])}; an environment allows one until its episode ends"
+                f"{int(np.flatnonzero(empty)[0])}; at least one must be allowed until the episode ends"
             )
 
 
 class EncodedEnvironment:
-    """An `Environment` that encodes another environment's observations, and passes on its other attributes.
+    """An `Environment` that encodes another environment's observations, and forwards its other attributes.
 
     Args:
       environment: environment to step.
@@ -293,5 +293,5 @@ class EncodedEnvironment:
         return raw._replace(observation=self._environment.convert(self._encode(raw.observation)))
 
     def _set(self, **attributes: Any) -> None:
-        """Sets attributes of this object; other assignments set attributes of the encoded environment."""
+        """Sets attributes that this object has itself; other assignments set attributes of the encoded environment."""
         self.__dict__.update(attributes)

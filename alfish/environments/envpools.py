@@ -42,7 +42,7 @@ class EnvPoolEnvironment(VectorEnvironment):
 
 
 class SinglePool(gymnasium.Env):
-    """One environment of EnvPool with gymnasium's interface, for evaluations; it is built again for each new seed.
+    """One environment of EnvPool with gymnasium's interface, for evaluations; it is rebuilt for each new seed.
 
     Args:
       env_id: EnvPool's id of the environment.

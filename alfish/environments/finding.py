@@ -47,7 +47,7 @@ def make_single(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
             raise _missing_extra(env_id, error) from error
         mode, modes = kwargs.get("render_mode"), _render_modes(env_id)
         if mode and modes and mode not in modes:
-            needs = f"its render modes are {', '.join(modes)}, and a film needs {mode}"
+            needs = f"its render modes are {', '.join(modes)}, but a film needs {mode}"
             raise UsageError(f"{env_id} cannot be filmed: {needs}") from error
         raise
 
@@ -65,11 +65,11 @@ def make_vector_class(env_id: Any, num_envs: int, kwargs: Mapping[str, Any]) -> 
     """Returns a vector environment of an id's registered vector class."""
     if callable(env_id):
         raise UsageError(
-            f"make_environment.vectorization 'vector_entry_point' takes an id, and env_id is {name_of(env_id)}; take "
+            f"make_environment.vectorization 'vector_entry_point' requires an id, but env_id is {name_of(env_id)}; use "
             "'sync', or a callable with an argument num_envs that makes a VectorEnv"
         )
     if gymnasium.spec(env_id).vector_entry_point is None:
-        raise UsageError(f"{env_id} has no class of its own for vectorization 'vector_entry_point'; take 'sync'")
+        raise UsageError(f"{env_id} has no vector class for vectorization 'vector_entry_point'; use 'sync'")
     with calling(f"the constructor of {env_id}"), named_kwargs(env_id, kwargs):
         return gymnasium.make_vec(env_id, num_envs, vectorization_mode="vector_entry_point", **kwargs)
 
@@ -84,8 +84,8 @@ def named_kwargs(env_id: str | Callable[..., Any] | FuncEnv, kwargs: Mapping[str
             raise
         if "'render_mode'" in str(error) and "render_mode" in kwargs:
             raise UsageError(
-                f"{name_of(env_id)} cannot be filmed: its constructor takes no render_mode; give it that argument, and "
-                "the class a method render"
+                f"{name_of(env_id)} cannot be filmed: its constructor takes no render_mode; add that argument, and a "
+                "method render"
             ) from error
         raise UsageError(
             f"make_environment: {name_of(env_id)} does not take env_kwargs={dict(kwargs)}: {error}"
@@ -140,11 +140,11 @@ def resolved(env_id: str, kwargs: Mapping[str, Any]) -> str | Callable[..., Any]
         sentence = f"make_environment.env_id: there is no environment {name!r}"
         if imported is None:
             if found := _classes_of_module(name):
-                raise UsageError(f"{sentence}, and {name} is a module; write {' or '.join(found)}") from None
+                raise UsageError(f"{sentence}; {name} is a module: write {' or '.join(found)}") from None
             raise UsageError(f"{sentence}{suites.cure(name, gymnasium.registry)}") from None
         raise UsageError(
-            f"{sentence} after the import of {module}, nor a class or function of that name in it"
-            f"{suites.old_gym(name) or suites.close_ids(name, gymnasium.registry)}"
+            f"{sentence} after importing {module}, nor a class or function of that name in "
+            f"it{suites.old_gym(name) or suites.close_ids(name, gymnasium.registry)}"
         ) from None
 
 

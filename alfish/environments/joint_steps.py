@@ -1,8 +1,8 @@
-"""Joint steps: one loop that steps environments of the same class, with equal results to single environments.
+"""Joint steps: one loop that steps environments of the same class, with the same results as separate environments.
 
 A vector class draws all random numbers from one generator, so its episodes differ from those of single environments.
 With joint steps, each environment keeps its generator, its state and its time limit, and may be reset, rendered or
-stepped on its own at any time.
+stepped individually at any time.
 """
 
 import functools
@@ -90,9 +90,7 @@ def joint_steps(envs: Sequence[gymnasium.Env]) -> JointCartPoles | None:
 
 
 def _is_plain_cart_pole(env: gymnasium.Env) -> bool:
-    """Returns whether joint steps support this environment: a plain CartPole with the default rewards and the Euler
-    integrator.
-    """
+    """Returns whether joint steps support this environment: a plain CartPole with default rewards and integrator."""
     if type(env) is not TimeLimit or type(env.env) is not OrderEnforcing or type(env.env.env) is not CartPoleEnv:
         return False
     core: Any = env.unwrapped

@@ -60,7 +60,7 @@ def make_environment(
 ) -> Environment:
     """Builds environments that step together.
 
-    A callable that makes a VectorEnv or a Simulator receives those of the following values for which it has arguments:
+    A callable that makes a VectorEnv or a Simulator receives each of the following values for which it has an argument:
     `num_envs`, `seed` (different in each run, worker and evaluation), `device`, `evaluation` and `index`. `env_kwargs`
     take precedence.
 
@@ -69,8 +69,8 @@ def make_environment(
         callable returns a gymnasium Env, a VectorEnv of numpy or torch or an `environments.Simulator` if it has an
         argument `num_envs`, or a functional environment (`environments.functional`), which may also be given itself.
       num_envs: number of environments, B.
-      vectorization: way of stepping the environments. 'sync' steps them in this process, in one loop where that gives
-        the same numbers (CartPole), else one by one. 'async' steps the same episodes, with a process for each
+      vectorization: way of stepping the environments. 'sync' steps them in this process, in one loop if this gives the
+        same numbers (CartPole), otherwise one by one. 'async' steps the same episodes, with a process for each
         environment, which pays if a step takes more than about 50 us. 'vector_entry_point' uses the id's own vector
         class, and 'envpool' uses EnvPool; both draw other random numbers.
       env_kwargs: arguments of the constructor; each environment receives a deep copy of those that can be copied. The
@@ -82,7 +82,7 @@ def make_environment(
         Dict.
       seed: seed of the run, which a Trainer passes; environment i receives the i-th child of its SeedSequence.
       evaluation: whether the environments are for evaluation. If so, they are single environments in this process,
-        which the evaluator resets, whatever `vectorization` is, except that 'envpool' uses EnvPool's environments. A
+        which the evaluator resets, for any `vectorization` except 'envpool', which uses EnvPool's environments. A
         VectorEnv of the user is not changed.
       render_mode: render mode of gymnasium.
       action_mask: place of the mask of allowed actions: 'observation:LEAF', 'info:KEY' or 'method:NAME'; for vector
@@ -97,25 +97,30 @@ def make_environment(
         bounds them from below and a from above. None means that actions keep the bounds of their space.
       final_observation: meaning of a truncation without a final observation, where environments of tensors reset in
         the same step, see `SimulatorEnvironment`.
-      spread_first_episodes: whether the first episodes of a simulator that can do so begin at random times of an
-        episode, because else they end together. Episodes of an evaluation always begin at their start.
+      spread_first_episodes: whether the first episodes of a simulator begin at random times within an episode, if the
+        simulator supports this; otherwise they all end at the same time. Episodes of an evaluation always begin at
+        their start.
 
     Raises:
-      UsageError: the id does not exist (the message says what to write instead), an extra is missing, or a space cannot
-        be learned from.
+      UsageError: the id does not exist (the message says what to write instead), an extra is missing, or a space is not
+        supported.
     """
     if rewards is not None and not rewards:
         raise UsageError(
-            f"make_environment.rewards is {rewards!r}; it names the entries of a vector reward: name at least one, or "
-            "leave it out"
+            f"make_environment.rewards is {rewards!r}; it must name at least one entry of a vector reward; or leave it "
+            "out"
         )
     if render_mode:
         rendering.prepare()
     if not all(isinstance(name, str) for name in env_kwargs or ()):
-        raise UsageError(f"make_environment.env_kwargs is {env_kwargs!r}; its keys are names of arguments, in quotes")
+        raise UsageError(
+            f"make_environment.env_kwargs is {env_kwargs!r}; its keys must be names of arguments, in quotes"
+        )
     kwargs = dict(env_kwargs or {}) | ({"render_mode": render_mode} if render_mode else {})
     if isinstance(env_id, FuncEnv) and env_kwargs:
-        raise UsageError(f"make_environment.env_kwargs is {env_kwargs!r}, and env_id is an object; give it the class")
+        raise UsageError(
+            f"make_environment.env_kwargs is {env_kwargs!r}, but env_id is an object; set env_id to the class"
+        )
     if isinstance(env_id, str) and vectorization != "envpool":
         env_id = resolved(env_id, kwargs)
     seeds = spawn_seeds(seed, num_envs)
@@ -124,7 +129,7 @@ def make_environment(
         is_vector or vectorization in ("vector_entry_point", "envpool")
     ):
         setting = "wrappers" if wrappers or training_wrappers else "leave_out"
-        raise UsageError(f"make_environment.{setting} apply to single environments, and a vector class has none")
+        raise UsageError(f"make_environment.{setting} apply to single environments, but a vector class has none")
     names = _names(rewards) if is_vector or vectorization in ("vector_entry_point", "envpool") else None
     if callable(env_id) and is_vector:
         seeds = spawn_seeds((seed, 1), num_envs) if evaluation else seeds  # not those of the run with this seed
@@ -166,8 +171,8 @@ def make_environment(
             env = SingleEnvironment(env, render_mode)
         if not isinstance(env, gymnasium.Env):
             raise UsageError(
-                f"make_environment.env_id: {name_of(env_id)} makes a {type(env).__name__}, no gymnasium.Env"
-                f"{suites.old_gym(env)}"
+                f"make_environment.env_id: {name_of(env_id)} makes a {type(env).__name__}, not a "
+                f"gymnasium.Env{suites.old_gym(env)}"
             )
         for wrapper in wrappers:
             env = wrap(env, wrapper)
@@ -184,15 +189,15 @@ def make_environment(
             env = VectorRewards(env, rewards)
             if vectorization == "async" and not evaluation:
                 raise UsageError(
-                    "make_environment.vectorization is 'async', where gymnasium returns one number as the reward, and "
-                    "this is a vector; take 'sync', and AsyncUnroller for processes"
+                    "make_environment.vectorization is 'async', which supports only scalar rewards, but this reward is "
+                    "a vector; use 'sync', and AsyncUnroller for processes"
                 )
         return env if action_mask is None else MaskedObservation(env, action_mask)
 
     if vectorization == "async" and not evaluation and multiprocessing.current_process().daemon:
         raise UsageError(
-            "make_environment.vectorization is 'async', and this process is daemonic, as those of multiprocessing.Pool "
-            "are: it cannot start processes; take 'sync', or start it by concurrent.futures.ProcessPoolExecutor"
+            "make_environment.vectorization is 'async', but this process is daemonic, like those of "
+            "multiprocessing.Pool, and cannot start processes; use 'sync', or concurrent.futures.ProcessPoolExecutor"
         )
     mode = AutoresetMode.DISABLED if evaluation else AutoresetMode.NEXT_STEP
     # What only single environments have; functional environments are then stepped one by one, in numpy.
@@ -232,7 +237,7 @@ def spawn_seeds(seed: int | Sequence[int], count: int) -> list[int]:
 
 
 def _asked(make: Callable[..., Any], known: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns those of the known values for which a callable has an argument that `kwargs` does not set."""
+    """Returns the known values for which a callable has an argument that `kwargs` does not set."""
     free = parameter_names(make) - {*kwargs, *getattr(make, "keywords", ())}
     return {name: value for name, value in known.items() if name in free and value is not None}
 
@@ -269,7 +274,7 @@ def _stepping(env: VectorEnv) -> str:
     if isinstance(env, SequentialVectorEnv):
         return "" if env.num_envs == 1 else "one by one" if env.joint is None else "in one loop"
     if isinstance(env, gymnasium.vector.AsyncVectorEnv):
-        return "in a process each"
+        return "one process each"
     return f"in {type(env.unwrapped).__name__}"
 
 
@@ -279,7 +284,7 @@ def _remark(env: VectorEnv) -> str:
     if spec is None or spec.vector_entry_point is None or spec.additional_wrappers or env.num_envs < MANY_ENVS:
         return ""
     return (
-        f"{spec.id} has a vector class, which is faster with so many environments and draws other random numbers: "
+        f"{spec.id} has a vector class, which is faster with so many environments but draws other random numbers: "
         "make_environment.vectorization = 'vector_entry_point'"
     )
 
@@ -288,7 +293,7 @@ def _names(rewards: Sequence[str] | Mapping[str, str] | None) -> Sequence[str] |
     """Returns the names of a vector class's reward entries; raises UsageError if entries come from other places."""
     if isinstance(rewards, Mapping):
         raise UsageError(
-            f"make_environment.rewards is {rewards!r}, and a vector class has its entries in its vector reward only; "
-            "name them by a list"
+            f"make_environment.rewards is {rewards!r}, but a vector class has its entries only in its vector reward; "
+            "give a list of names"
         )
     return rewards

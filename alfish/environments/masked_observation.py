@@ -23,9 +23,9 @@ KINDS = ("observation", "info", "method")
 
 
 class MaskedObservation(gymnasium.Wrapper):
-    """Puts the action mask of an environment into its observation, as a leaf of the space `ActionMask`.
+    """Adds the action mask of an environment to its observation, as a leaf of the space `ActionMask`.
 
-    A mask from an info or a method becomes the leaf `action_mask`, beside the leaves of a Dict observation; any other
+    A mask from an info or a method becomes the leaf `action_mask`, next to the leaves of a Dict observation; any other
     observation becomes the leaf `observation`. At the end of an episode, where no action follows, a mask that is
     missing or allows nothing is replaced by all 1.
 
@@ -51,8 +51,8 @@ class MaskedObservation(gymnasium.Wrapper):
                 owner = type(env.unwrapped).__name__
                 found = "" if method is None else f": {owner}.{where} is {method!r}"
                 raise UsageError(
-                    f"{self._name}, and {owner} has no method {where}{found}; name a method without arguments "
-                    "that returns the mask"
+                    f"{self._name}, but {owner} has no method {where}{found}; give a method without arguments that "
+                    "returns the mask"
                 )
         self._mask = np.ones((1, self._leaf.layout.size), np.int8)  # mask of the newest row
         self._num_steps = 0  # number of steps of the episode
@@ -67,7 +67,7 @@ class MaskedObservation(gymnasium.Wrapper):
         if self._leaf.layout.forbids(self._mask, canonical)[0]:
             raise UsageError(
                 f"{self._name}: the action {action} after {self._num_steps} steps of an episode is forbidden by its "
-                f"mask, whose choices {np.flatnonzero(self._mask[0]).tolist()} are allowed; an algorithm takes masks "
+                f"mask, which allows the choices {np.flatnonzero(self._mask[0]).tolist()}; an algorithm reads masks "
                 "from the observation, see RLAlgorithm.action_masks"
             )
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -83,7 +83,7 @@ class MaskedObservation(gymnasium.Wrapper):
         return self._leaf.put(observation, mask[0])
 
     def _given(self, observation: Any, info: dict[str, Any]) -> Any:
-        """Returns the mask as the environment gives it; None if it is missing."""
+        """Returns the mask as the environment returns it; None if it is missing."""
         if self._leaf.kind != "method":
             return self._leaf.given(observation, info)
         with calling(f"{self._name}: {type(self.env.unwrapped).__name__}.{self._leaf.where}()"):
@@ -120,15 +120,15 @@ class MaskLeaf:
         self.layout = MaskLayout(self._action_spec, at(self.observation_space, self._path).n, self._name)
 
     def given(self, observation: Any, info: dict[str, Any]) -> Any:
-        """Returns the mask in an observation or info as the environment gives it; None if it is missing."""
+        """Returns the mask in an observation or info as the environment returns it; None if it is missing."""
         return at(observation, self._path) if self.kind == "observation" else info.get(self.where)
 
     def fitted(self, given: Any, has_ended: bool, when: str) -> np.ndarray:
         """Returns a copy of a mask in the leaf's form, `[1, n]` int8.
 
         Args:
-          given: mask as the environment gives it; a list has one mask for each entry of the action. None means that it
-            is missing.
+          given: mask as the environment returns it; a list has one mask for each entry of the action. None means that
+            it is missing.
           has_ended: whether no action follows in this episode.
           when: place of the mask for messages, such as 'after 3 steps of an episode'.
 
@@ -141,12 +141,12 @@ class MaskLeaf:
             if not has_ended:
                 raise UsageError(
                     f"{self._name}: the mask {when} forbids every choice of an entry of the action "
-                    f"({_shown(mask[0])}); an environment allows one until its episode ends"
+                    f"({_shown(mask[0])}); at least one must be allowed until the episode ends"
                 )
             mask = whole
         if given is None and not has_ended:
             raise UsageError(
-                f"{self._name}, and there was none {when}; the environment returns one at each reset and step"
+                f"{self._name}, but there was none {when}; the environment must return one at each reset and step"
             )
         return mask
 
@@ -169,7 +169,7 @@ class MaskLeaf:
         parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {"observation": space}
         if LEAF in parts:
             raise UsageError(
-                f"{self._name}, and the observation already has a leaf {LEAF}; name it by 'observation:{LEAF}'"
+                f"{self._name}, but the observation already has a leaf {LEAF}; refer to it as 'observation:{LEAF}'"
             )
         size = max(1, specs.num_choices(self._action_spec))  # size 0 is refused elsewhere, with the action's name
         return spaces.Dict({**parts, LEAF: ActionMask(size)})
@@ -180,7 +180,7 @@ def parsed(source: str, setting: str = "make_environment.action_mask") -> tuple[
     kind, _, where = source.partition(":")
     if kind not in KINDS or not where:
         raise UsageError(
-            f"{setting} is {source!r}; it must be 'observation:LEAF', 'info:KEY' or 'method:NAME', as "
+            f"{setting} is {source!r}; it must be 'observation:LEAF', 'info:KEY' or 'method:NAME', such as "
             "'info:action_mask'"
         )
     return kind, where
@@ -195,14 +195,14 @@ def marked(space: spaces.Space, source: str, setting: str = "make_environment.ac
     kind, where = parsed(source, setting)
     if kind != "observation":
         raise UsageError(
-            f"{setting} is {source!r}, and a vector class has its masks in the observation only; "
-            "put it there, and name it by 'observation:LEAF'"
+            f"{setting} is {source!r}, but a vector class can have its masks only in the observation; put the mask "
+            "there, and refer to it as 'observation:LEAF'"
         )
     leaf = at(space, where.split("."))
     if not isinstance(leaf, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
         raise UsageError(
             f"{setting} is {source!r}, and "
-            + ("the observation has no such leaf" if leaf is None else f"that leaf is {leaf}, no array of 0 and 1")
+            + ("the observation has no such leaf" if leaf is None else f"that leaf is {leaf}, not an array of 0 and 1")
             + f" ({space})"
         )
     return _replaced(space, where.split("."), ActionMask(int(np.prod(leaf.shape))))

@@ -92,7 +92,7 @@ class Members:
         return seeds if seeds is None or self.have_seeds else seeds[0]
 
     def curricula(self) -> list[Callable[[float], Any]]:
-        """Returns the method `set_progress` of each member, also if the member is inside wrappers."""
+        """Returns the method `set_progress` of each member, even if the member is inside wrappers."""
         if singles := single_environments(self._env):
             return [one.get_wrapper_attr("set_progress") for one in singles if one.has_wrapper_attr("set_progress")]
         if isinstance(self._inner, AsyncVectorEnv):
@@ -139,7 +139,7 @@ class Members:
         return self._new_seeds()
 
     def note_failure(self, error: BaseException) -> None:
-        """Stores whether a call is still pending, which is so if `error` is a signal or a process has died."""
+        """Stores whether a call is still pending, which is the case if `error` is a signal or a process has died."""
         self._is_pending = not isinstance(error, Exception) or isinstance(error, EOFError | OSError)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Vector rewards of environments.
 
-An environment declares a vector reward by `reward_space`, a Box of shape (R,), and returns arrays `[R]` from `step`, as
-environments of mo-gymnasium do. `make_environment.rewards` names the entries, or takes them from other places:
+An environment declares a vector reward with `reward_space`, a Box of shape (R,), and returns arrays `[R]` from `step`,
+as environments of mo-gymnasium do. `make_environment.rewards` names the entries, or takes them from other places:
 - `['treasure', 'time']`: names of the entries of the environment's own vector;
 - `{'speed': 'info:reward_forward', 'energy': 'info:reward_ctrl'}`: numbers in the info of each step;
 - `{'score': 'reward', 'energy': 'info:reward_ctrl'}`: 'reward' is the environment's own number, and 'reward:1' the
@@ -78,8 +78,8 @@ class RewardEntries:
         shape = np.asarray(reward).shape
         if self._shape is not None and shape != self._shape:
             raise UsageError(
-                f"{self._name}: a step returned a reward of shape {shape}, and the environment declared "
-                f"{self._shape}; a wrapper that adds the entries up needs a reward_space of shape ()"
+                f"{self._name}: a step returned a reward of shape {shape}, but the environment declared {self._shape}; "
+                "a wrapper that adds the entries up needs a reward_space of shape ()"
             )
         entries = [source(reward, info) for source in self._sources] if self._sources else reward
         return np.asarray(entries, np.float32)
@@ -93,12 +93,14 @@ class RewardEntries:
             self._shape = named(space, None).shape
             size = sum(self._shape)
             if int(key) >= size:
-                raise UsageError(f"{self._name}: {where!r} is none of the {size} entries of the environment's reward")
+                raise UsageError(
+                    f"{self._name}: {where!r} is not one of the {size} entries of the environment's reward"
+                )
             return lambda reward, info: self._number(reward[int(key)], where)
         if kind == "info" and key:
             return lambda reward, info: self._number(info.get(key), where)
         raise UsageError(
-            f"{self._name}: {where!r} is no source of a reward; write 'info:KEY', 'reward', or 'reward:1' for the "
+            f"{self._name}: {where!r} is not a source of a reward; write 'info:KEY', 'reward', or 'reward:1' for the "
             "second entry of a vector"
         )
 
@@ -106,8 +108,8 @@ class RewardEntries:
         try:
             return float(value)
         except (TypeError, ValueError) as error:
-            words = "was missing" if value is None else f"was {value!r}, which is no number"
-            raise UsageError(f"{self._name}: {where!r} {words} after a step; each step needs it") from error
+            words = "was missing" if value is None else f"was {value!r}, which is not a number"
+            raise UsageError(f"{self._name}: {where!r} {words} after a step; each step must return it") from error
 
 
 def declared(env: Any) -> spaces.Box | None:
@@ -140,6 +142,6 @@ def named(
     if names is None:
         return specs.reward_spec(None if space is None else specs.reward_names(space))
     if len(names) != size:
-        has = f"has {size} entries" if size else "is one number: it has no reward_space of shape (R,)"
-        raise UsageError(f"{setting} names {len(names)} entries, and the environment's reward {has}")
+        has = f"has {size} entries" if size else "is a scalar: it has no reward_space of shape (R,)"
+        raise UsageError(f"{setting} names {len(names)} entries, but the environment's reward {has}")
     return specs.reward_spec(list(names))

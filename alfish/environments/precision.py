@@ -59,8 +59,8 @@ class _Watch:
                 first, last, coarse = (float(np.atleast_1d(one)[at]) for one in (low, high, step))
                 entry = list(at) if np.ndim(low) else ""
                 return (
-                    f"{name}{entry} is from {first:.10g} to {last:.10g}, and rows are kept in float32, whose values "
-                    f"there are {coarse:.3g} apart: its changes are lost, also before ObservationNormalizer; let the "
-                    "environment subtract a constant"
+                    f"{name}{entry} ranges from {first:.10g} to {last:.10g}, but rows are stored in float32, whose "
+                    f"values are {coarse:.3g} apart in this range, so changes are lost before ObservationNormalizer "
+                    "sees them; subtract a constant in the environment"
                 )
         return ""

@@ -37,8 +37,9 @@ class SequentialVectorEnv(VectorEnv):
 
     Args:
       env_fns: constructors of environments with equal spaces.
-      autoreset_mode: mode of resets, NEXT_STEP or DISABLED. Under DISABLED, an environment rests from the end of an
-        episode, or from `break_off`, until its reset: steps return its last observation, reward 0 and no end.
+      autoreset_mode: mode of resets, NEXT_STEP or DISABLED. With DISABLED, an environment rests from the end of an
+        episode, or from `break_off`, until its reset: steps return its last observation, reward 0 and False for both
+        ends.
 
     Attributes:
       envs: the environments.
@@ -66,8 +67,8 @@ class SequentialVectorEnv(VectorEnv):
         for env in self.envs:
             if (env.observation_space, env.action_space) != (first.observation_space, first.action_space):
                 raise RuntimeError(
-                    f"one environment has the spaces {first.observation_space} and {first.action_space}, and another "
-                    f"{env.observation_space} and {env.action_space}"
+                    f"one environment has the spaces {first.observation_space} and {first.action_space}, but another "
+                    f"has {env.observation_space} and {env.action_space}"
                 )
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
@@ -191,7 +192,7 @@ class SequentialVectorEnv(VectorEnv):
         return self._batch(self._observations)
 
     def break_off(self, rows: np.ndarray) -> None:
-        """Makes the next step reset the environments of a mask `[B]`, or lets them rest under DISABLED."""
+        """Makes the next step reset the environments of a mask `[B]`, or lets them rest with DISABLED."""
         self._waits = self._waits | rows
 
     def _replace(self, i: int, error: BaseException) -> tuple[Any, dict[str, Any]]:
@@ -236,7 +237,7 @@ class SequentialVectorEnv(VectorEnv):
             batch = batch.astype(dtype, casting="same_kind")
         if batch.shape[1:] != shape:
             raise ValueError(
-                f"the environments returned observations of shape {batch.shape[1:]}, and their observation_space has "
+                f"the environments returned observations of shape {batch.shape[1:]}, but their observation_space has "
                 f"shape {shape}"
             )
         return batch
@@ -339,7 +340,7 @@ def _widened(column: np.ndarray, present: np.ndarray, value: Any) -> np.ndarray:
 
 
 def check_ends(terminations: Sequence[Any], truncations: Sequence[Any]) -> None:
-    """Raises UsageError if a flag is not a bool, because a text would count as True, and None as False."""
+    """Raises UsageError if a flag is not a bool, because a string would count as True, and None as False."""
     for name, ends in (("terminated", terminations), ("truncated", truncations)):
         for end in ends:
             if type(end) is not bool and (np.shape(end) != () or end not in (False, True)):
@@ -350,8 +351,8 @@ def refuse_vector(reward: Any, reward_space: spaces.Box | None = None) -> None:
     """Raises UsageError if a reward is a vector without a `reward_space` that declares vector rewards."""
     if np.size(reward) > 1 and reward_space is None:
         raise UsageError(
-            f"the environment's rewards have {np.size(reward)} numbers, and it has no reward_space; give it one, a Box "
-            f"of shape ({np.size(reward)},), or wrap it so that it adds them up"
+            f"a reward of the environment has {np.size(reward)} entries, but the environment has no reward_space; "
+            f"declare one, a Box of shape ({np.size(reward)},), or add the entries up in a wrapper"
         )
 
 
@@ -370,10 +371,10 @@ def refuse_breach(error: BaseException, name: str, method: str) -> None:
         return
     asked = (
         "reset(seed=, options=) returns (observation, info), and step (observation, reward, terminated, truncated, "
-        "info), with infos that are dicts and every part of the observation as its space says"
+        "info), where infos are dicts and every part of the observation matches its space"
     )
     if method == "construction":
-        asked = "look at its class, and at its wrappers and env_kwargs"
+        asked = "check its class, its wrappers and its env_kwargs"
     raise UsageError(
-        f"{name} breaks gymnasium's interface: {method} ended in {type(error).__name__}: {first_line(error)}; {asked}"
+        f"{name} violates gymnasium's interface: {method} raised {type(error).__name__}: {first_line(error)}; {asked}"
     ) from error

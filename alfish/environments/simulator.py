@@ -1,7 +1,7 @@
 """The interface of vectorised simulators, and their stream of time steps.
 
 A simulator steps B environments as tensors and resets an environment in the step in which its episode ends. An adapter,
-a subclass of `Simulator` for each library, says what such a step returned; `SimulatorEnvironment` makes the rows.
+a subclass of `Simulator` for each library, describes what such a step returned; `SimulatorEnvironment` makes the rows.
 """
 
 import abc
@@ -30,8 +30,8 @@ from alfish.specs import ActionUnits, ObservationUnits
 class SimulatorStep(NamedTuple):
     """The result of a simulator's step, tensors on its device.
 
-    The simulator may write to these tensors later. Flags may be numbers, and one number per environment may be
-    `[B, 1]`.
+    The simulator may write to these tensors later. Flags may be numbers, and values with one number per environment may
+    have the shape `[B, 1]`.
     """
 
     observation: Nest  # [B, ...] to act from next; of the next episode where an episode ended
@@ -71,7 +71,7 @@ class Simulator(abc.ABC):
 
     @abc.abstractmethod
     def step(self, action: Nest) -> SimulatorStep:
-        """Executes actions `[B, ...]` in the units of `action_space`, in tensors that are not written to later."""
+        """Executes actions `[B, ...]` in the units of `action_space`, tensors that are not overwritten later."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the whole state, from which episodes continue exactly; without such a state, counters or {}."""
@@ -86,7 +86,7 @@ class Simulator(abc.ABC):
         return False
 
     def spread_first_episodes(self) -> None:
-        """Lets the episodes after a reset begin at random times of an episode. Default: does nothing."""
+        """Lets the episodes after a reset begin at random times within an episode. Default: does nothing."""
 
     def close(self) -> None:
         """Closes the simulator. Default: does nothing."""
@@ -98,7 +98,7 @@ _OPEN: weakref.WeakSet[Simulator] = weakref.WeakSet()  # simulators of which a p
 class SimulatorEnvironment(Environment):
     """The stream of a `Simulator`.
 
-    What the simulator returns is copied, since it may write to these tensors later. No step waits for the device.
+    Tensors that the simulator returns are copied, because it may write to them later. No step waits for the device.
 
     Args:
       simulator: simulator to step.
@@ -106,8 +106,8 @@ class SimulatorEnvironment(Environment):
       action_mask: leaf of the observation that is an action mask, 'observation:LEAF'; None means no mask.
       rewards: names of the entries of a vector reward; None means the names in `reward_space`, or else numbers.
       final_observation: what a truncation without a final observation is. 'given' refuses it. 'drop' does not train the
-        time step before it, so that returns bootstrap from that step's observation. 'before' puts that step's
-        observation in the place of the final one, as rsl_rl does, for comparisons. Terminations need none.
+        time step before it, so that returns bootstrap from that step's observation. 'before' uses that step's
+        observation as the final one, as rsl_rl does, for comparisons. Terminations need no final observation.
       spread: whether first episodes, also after a resume, begin at random times (`Simulator.spread_first_episodes`).
 
     Attributes:
@@ -115,8 +115,8 @@ class SimulatorEnvironment(Environment):
       device: device of all tensors.
 
     Raises:
-      UsageError: a space cannot be learned from. At the first reset and step: the simulator returns another structure,
-        shape or device than it declares. In an unroll, with 'given': a final observation is lost.
+      UsageError: a space is not supported. At the first reset and step: the simulator does not return the structure,
+        shape or device that it declares. In an unroll, with 'given': a final observation is lost.
     """
 
     env: Any
@@ -203,8 +203,8 @@ class SimulatorEnvironment(Environment):
     def judge(self, sign: float) -> None:
         if sign > 0:
             raise UsageError(
-                f"{self.name} truncated {int(sign)} episodes and gave no final observations, so that returns cannot "
-                "bootstrap from them; let the simulator give them, or set make_environment.final_observation = 'drop'"
+                f"{self.name} truncated {int(sign)} episodes without returning final observations, so returns cannot "
+                "bootstrap from them; let the simulator return them, or set make_environment.final_observation = 'drop'"
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -228,7 +228,7 @@ class SimulatorEnvironment(Environment):
         close(self.simulator)
 
     def _rows(self, step: SimulatorStep, executed: Nest) -> TimeStep:
-        """Returns the LAST and MID rows of a step with flags of bool, and sets the FIRST rows for `take_resets`."""
+        """Returns the LAST and MID rows of a step, with bool flags, and sets the FIRST rows for `take_resets`."""
         begun = nest.map(_copy, self._observed.from_environment(step.observation))
         done, truncated = step.terminated | step.truncated, step.truncated & ~step.terminated
         self._resets, observation, self.lost = (done, self._blank._replace(observation=begun)), begun, None
@@ -268,7 +268,7 @@ class SimulatorEnvironment(Environment):
             if tuple(value.shape) != shape and (tuple(value.shape) != (*shape, 1) or len(shape) > 1):
                 raise UsageError(
                     f"{self.name}.step returned {name} of shape {tuple(value.shape)}; with {self.num_envs} "
-                    f"environments it is {shape}"
+                    f"environments it must be {shape}"
                 )
         for name in ("observation", "final_observation"):
             observation = getattr(step, name)
@@ -286,7 +286,8 @@ class SimulatorEnvironment(Environment):
                 except (LookupError, TypeError):
                     has = f", which has {', '.join(map(str, value))}" if isinstance(value, Mapping) else ""
                     raise UsageError(
-                        f"{self.name}.{method} returned no {key!r} in {name}{has}; the space declares it: {space}"
+                        f"{self.name}.{method} returned no {key!r} in {name}{has}, although the space declares it: "
+                        f"{space}"
                     ) from None
                 self._check_observation(part, child, f"{name}.{key}", method)
             return
@@ -301,22 +302,22 @@ class SimulatorEnvironment(Environment):
     def _check_tensor(self, value: Any, name: str, method: str) -> None:
         if not isinstance(value, torch.Tensor):
             raise UsageError(
-                f"{self.name}.{method} returned {name} as {type(value).__name__}; its attribute `device` says "
-                f"that it returns tensors on {self.device}"
+                f"{self.name}.{method} returned {name} as {type(value).__name__}; its attribute `device` promises "
+                f"tensors on {self.device}"
             )
         if value.device.type != self.device.type or self.device.index not in (None, value.device.index):
             raise UsageError(
-                f"{self.name}.{method} returned {name} on {value.device}, and its device is {self.device}; its "
-                "attribute `device` names the device of all that it returns"
+                f"{self.name}.{method} returned {name} on {value.device}, but its attribute `device` is {self.device}; "
+                "return all tensors on this device, or correct the attribute"
             )
 
 
 def refuse_second(make: Callable[..., Any]) -> None:
-    """Raises UsageError if a class makes a simulator of which the process holds one already."""
+    """Raises UsageError if a class makes a simulator that the process already holds, and can hold only once."""
     kind: Any = getattr(make, "func", make)  # `func` is the class inside a partial
     if getattr(kind, "only_one", False) and any(isinstance(simulator, kind) for simulator in _OPEN):
         raise UsageError(
-            f"{kind.__name__} was asked for twice, and a process can hold one only; close the first one, and evaluate "
+            f"{kind.__name__} is used a second time, but a process can hold only one; close the first one, or evaluate "
             "in another process: `alfish evaluate`"
         )
 

@@ -1,4 +1,4 @@
-"""A wrapper that splits a vector observation into named leaves, which encoders and transforms can tell apart."""
+"""A wrapper that splits a vector observation into named leaves, which encoders and transforms can treat separately."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,10 +33,10 @@ class SplitObservation(gymnasium.ObservationWrapper, gymnasium.utils.RecordConst
         gymnasium.ObservationWrapper.__init__(self, env)
         space = env.observation_space
         if not isinstance(space, spaces.Box) or len(space.shape) != 1:
-            raise UsageError(f"SplitObservation splits a Box of shape (n,), and the observation is {space}")
+            raise UsageError(f"SplitObservation splits a Box of shape (n,), but the observation is {space}")
         if sum(sizes.values()) != space.shape[0]:
             raise UsageError(
-                f"SplitObservation.sizes is {dict(sizes)}, {sum(sizes.values())} entries together, and the observation "
+                f"SplitObservation.sizes is {dict(sizes)}, {sum(sizes.values())} entries in total, but the observation "
                 f"has {space.shape[0]}"
             )
         ends = np.cumsum(list(sizes.values())).tolist()

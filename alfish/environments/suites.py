@@ -117,9 +117,9 @@ def cure(env_id: str, registered: Iterable[str]) -> str:
     if game := OLD_ATARI.fullmatch(env_id):
         return f"; this game is now 'ALE/{game[1] or game[2]}-v5'"
     if PROCGEN.match(env_id):
-        return "; procgen knows only the old gym, and EnvPool has its games: https://envpool.readthedocs.io"
+        return "; procgen supports only the old gym, but EnvPool has its games: https://envpool.readthedocs.io"
     if named := re.fullmatch(r"([A-Za-z_][\w.]*)\.([A-Za-z_]\w*)", env_id):
-        return f"; a class or function of a module is written '{named[1]}:{named[2]}'"
+        return f"; write a class or function of a module as '{named[1]}:{named[2]}'"
     namespace, _, name = env_id.rpartition("/")
     if re.fullmatch(r"\w+", namespace) and name and _is_installed(namespace):
         return f"; write '{namespace}:{env_id}'"
@@ -138,7 +138,7 @@ def old_gym(made: Any) -> str:
         is_old = made in getattr(registry, "env_specs", registry)
     else:
         is_old = gym is not None and isinstance(made, gym.Env)
-    what = "one of the old gym, whose reset and step return other values; write a gymnasium.Env around it"
+    what = "an environment of the old gym, whose reset and step return other values; wrap it in a gymnasium.Env"
     return f"; it is {what} (docs/environments.md, Environments of the old gym)" if is_old else ""
 
 

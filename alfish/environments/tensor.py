@@ -21,8 +21,9 @@ class TensorEnvironment(SimulatorEnvironment):
     """A `gymnasium.vector.VectorEnv` whose observations, rewards and flags are torch tensors `[B, ...]`.
 
     In the mode NEXT_STEP, the environment must not write to tensors that it has returned, because these are not copied.
-    In SAME_STEP it may, and has a batch of observations `infos['final_obs']`, of which rows are read where an episode
-    ends; the batch may be missing in a step that ends no episode.
+    In the mode SAME_STEP the environment may write to them, and must return a batch of observations
+    `infos['final_obs']`, whose rows are read where an episode ends; the batch may be missing in a step in which no
+    episode ends.
 
     Args:
       env: environment with `metadata['autoreset_mode']` and a `device`.
@@ -41,7 +42,9 @@ class TensorEnvironment(SimulatorEnvironment):
     ):
         mode = autoreset_mode(env)
         if mode == AutoresetMode.DISABLED:
-            raise UsageError(f"{type(env).__name__} returns tensors and disables autoreset; give it NEXT_STEP")
+            raise UsageError(
+                f"{type(env).__name__} returns tensors and disables autoreset; set its autoreset mode to NEXT_STEP"
+            )
         super().__init__(_VectorSimulator(env), seed, action_mask, rewards, final_observation)
         self.env, self.name, self.uneven = env, type(env).__name__, mode == AutoresetMode.SAME_STEP
         self._was_done = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)

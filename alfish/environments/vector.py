@@ -35,7 +35,7 @@ class VectorEnvironment(Environment):
       rewards: names of the entries of a vector reward; None means the names in `env.reward_space`, or else numbers.
 
     Raises:
-      UsageError: the autoreset mode is missing, or a space cannot be learned from.
+      UsageError: the autoreset mode is missing, or a space is not supported.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class VectorEnvironment(Environment):
     def read_executed_actions(self) -> None:
         if self.uneven:
             raise UsageError(
-                "executed actions are read from environments that reset in the next step; build them with "
+                "executed actions can be read only from environments that reset in the next step; build them with "
                 "AutoresetMode.NEXT_STEP"
             )
         self._reads_executed = True
@@ -171,7 +171,7 @@ class VectorEnvironment(Environment):
                 counts = spec.nvec if isinstance(spec, spaces.MultiDiscrete) else spec.n
                 size = 2 if isinstance(spec, spaces.MultiBinary) else counts
                 if (((leaf < 0) | (leaf >= size)) & nest.widened(spoke, leaf)).any():
-                    raise UsageError(f"{self.name}: the info {name} is no element of the action space {spec}")
+                    raise UsageError(f"{self.name}: the info {name} is not an element of the action space {spec}")
 
         def choose(own: np.ndarray, new: np.ndarray) -> np.ndarray:
             return np.where(nest.widened(spoke, own), new.astype(own.dtype), own)
@@ -262,7 +262,7 @@ class VectorEnvironment(Environment):
             self._members.close()
 
     def _refuse(self, error: BaseException, method: str) -> None:
-        """Notes an error of `step` or `reset`, and raises an error for the user in its place if the cause is known."""
+        """Records an error of `step` or `reset`, and raises an error for the user instead if the cause is known."""
         self._members.note_failure(error)
         refuse_breach(error, self.name, method)
         refuse(error, f"{self.name}.{method}")
@@ -329,19 +329,19 @@ def autoreset_mode(env: VectorEnv) -> AutoresetMode:
 
     Raises:
       UsageError: the mode or another attribute of `gymnasium.vector.VectorEnv` is missing, as in vector environments
-        for gymnasium before 1.0, such as SuperSuit's.
+        for gymnasium before 1.0 (for example those of SuperSuit).
     """
     name = type(env.unwrapped).__name__
     parts = ("num_envs", "single_observation_space", "single_action_space")
     if lacking := [part for part in parts if getattr(env, part, None) is None]:
         raise UsageError(
-            f"{name} has no {' and no '.join(lacking)}, which a vector environment of gymnasium 1.0 or later has; "
-            "convert it in the function that make_environment.env_id names"
+            f"{name} has no {' and no '.join(lacking)}, which vector environments of gymnasium 1.0 or later have; "
+            "convert it in the function that make_environment.env_id refers to"
         )
     mode = env.metadata.get("autoreset_mode")
     if mode is None:
         raise UsageError(
-            f"{name}.metadata has no 'autoreset_mode', so alfish cannot know when it resets; set it to one of "
+            f"{name}.metadata has no 'autoreset_mode', so alfish cannot tell when it resets; set it to one of "
             "gymnasium.vector.AutoresetMode, as in env.metadata = {**env.metadata, 'autoreset_mode': "
             "AutoresetMode.NEXT_STEP}, in the function that makes it"
         )

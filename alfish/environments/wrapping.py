@@ -27,7 +27,7 @@ from alfish.runs import random_state
 
 
 class LeftOut(gymnasium.ObservationWrapper):
-    """Leaves out parts of a Dict observation, such as texts, which networks do not take.
+    """Leaves out parts of a Dict observation that networks cannot process, such as texts.
 
     Args:
       env: the environment to wrap.
@@ -42,10 +42,10 @@ class LeftOut(gymnasium.ObservationWrapper):
         known = list(_paths(env.observation_space))
         if unknown := [path for path in paths if path not in known]:
             has = f"has {', '.join(known)}" if known else f"is {env.observation_space}, which has no named parts"
-            raise UsageError(f"make_environment.leave_out names {unknown[0]!r}, and the observation {has}")
+            raise UsageError(f"make_environment.leave_out has {unknown[0]!r}, but the observation {has}")
         self._kept = _kept(env.observation_space, set(paths))
         if not self._kept:
-            raise UsageError(f"make_environment.leave_out is {[*paths]}, and no part of the observation is left")
+            raise UsageError(f"make_environment.leave_out is {[*paths]}, so no part of the observation is left")
         self.observation_space = _part_of(env.observation_space, self._kept)
 
     def observation(self, observation: Any) -> dict[str, Any]:
@@ -116,9 +116,9 @@ def refuse_statistics(env: gymnasium.Env | VectorEnv) -> None:
             name = type(inside).__name__
             transform = "RewardNormalizer" if "eward" in name else "ObservationNormalizer"
             raise UsageError(
-                f"{name} has running statistics, and each environment would have its own: evaluation, checkpoints and "
-                f"exported policies would lack those of training; leave it out, and use Trainer.transforms = "
-                f"[@{transform}]"
+                f"{name} has running statistics, and each environment would have separate ones: evaluation, "
+                "checkpoints and exported policies would lack the statistics of training; leave it out, and use "
+                f"Trainer.transforms = [@{transform}]"
             )
         inside = vars(inside).get("env")
 
@@ -134,12 +134,12 @@ def wrap(env: gymnasium.Env, wrapper: Wrapper) -> gymnasium.Env:
             raise
         raise UsageError(
             f"make_environment.wrappers: {name_of(make)} cannot be called with an environment "
-            f"and the arguments that are set: {first_line(error)}; set them in gin, by functools.partial, or as "
+            f"and the arguments that are set: {first_line(error)}; set them in gin, with functools.partial, or as "
             "['module:Name', {'argument': value}]"
         ) from error
     if not isinstance(wrapped, gymnasium.Env):
         raise UsageError(
-            f"make_environment.wrappers: {name_of(make)} made a {type(wrapped).__name__}, no gymnasium.Env"
+            f"make_environment.wrappers: {name_of(make)} returned a {type(wrapped).__name__}, not a gymnasium.Env"
         )
     return wrapped
 
@@ -150,8 +150,8 @@ def _wrapper(wrapper: Any) -> Callable[[gymnasium.Env], gymnasium.Env]:
     is_named = len(entry) == 2 and (isinstance(entry[0], str) or callable(entry[0])) and isinstance(entry[1], Mapping)
     if not is_named:
         raise UsageError(
-            f"make_environment.wrappers has {wrapper!r}; an entry is a class, its name, or a list of either and its "
-            "keyword arguments, as ['gymnasium.wrappers:TimeLimit', {'max_episode_steps': 1000}]"
+            f"make_environment.wrappers has {wrapper!r}; an entry must be a class, its name, or a list of either and "
+            "its keyword arguments, such as ['gymnasium.wrappers:TimeLimit', {'max_episode_steps': 1000}]"
         )
     name, keywords = entry
     if callable(name):
@@ -159,12 +159,12 @@ def _wrapper(wrapper: Any) -> Callable[[gymnasium.Env], gymnasium.Env]:
     module, _, attribute = name.partition(":")
     if not attribute:
         raise UsageError(
-            f"make_environment.wrappers has {name!r}; a name is a module and a class in it, as in "
+            f"make_environment.wrappers has {name!r}; a name consists of a module and a class in it, as in "
             "'gymnasium.wrappers:FlattenObservation'"
         )
     found = getattr(imports.import_named(module, "make_environment.wrappers"), attribute, None)
     if not callable(found):
-        raise UsageError(f"make_environment.wrappers has {name!r}, and {module} has no such class or function")
+        raise UsageError(f"make_environment.wrappers has {name!r}, but {module} has no such class or function")
     if imports.is_restricted() and not (inspect.isclass(found) and issubclass(found, gymnasium.Wrapper)):
         # Otherwise a name could call any function of modules that are already imported.
         imports.admit_functions(module, "make_environment.wrappers")
@@ -188,9 +188,9 @@ class StickyAction(gymnasium.wrappers.StickyAction):
 class InProcess:
     """Constructor of environments for gymnasium's async vector environment.
 
-    gymnasium calls the constructor once in this process to get the spaces, and once in the environment's process. That
-    process leaves signals to the trainer, and seeds its own global random generators, because a forked process begins
-    with a copy of its parent's generators.
+    gymnasium calls the constructor once in this process to get the spaces, and once in the environment's process. The
+    environment's process leaves signals to the trainer, and seeds its global random generators, because a forked
+    process begins with a copy of its parent's generators.
 
     Args:
       make: function that makes the environment.
@@ -217,7 +217,7 @@ class ScalarReward(gymnasium.Wrapper):
     """Converts rewards to floats, since arrays of one element break gymnasium's batching.
 
     A call of sys.exit becomes an error, as for environments in the trainer's process. Violations of gymnasium's
-    interface raise an error here, because gymnasium would wait for ever for a step whose infos it cannot read.
+    interface raise an error here, because gymnasium would wait forever for a step whose infos it cannot read.
     """
 
     def close(self) -> None:
@@ -264,5 +264,5 @@ class ScalarReward(gymnasium.Wrapper):
 def _checked_info(info: Any) -> dict[str, Any]:
     """Returns an info without the entries that gymnasium cannot merge."""
     if not isinstance(info, dict):
-        raise TypeError(f"its info is {info!r}, which is no dict")
+        raise TypeError(f"its info is {info!r}, which is not a dict")
     return {key: value for key, value in info.items() if not (is_beyond_int64(value) or is_mask(key, info))}

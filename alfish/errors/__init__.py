@@ -14,16 +14,16 @@ class UsageError(ValueError):
 
 
 class RepeatedError(UsageError):
-    """A mistake that another learner reports in the same words, so that the command does not print it again."""
+    """A mistake that another learner has reported already, so that the command does not print it again."""
 
 
 class RunError(RuntimeError):
-    """A reason outside alfish why a run cannot continue; the message says what happened and what to check."""
+    """A cause outside alfish that prevents a run from continuing; the message says what happened and what to check."""
 
 
 @contextlib.contextmanager
 def phrased_for_command() -> Iterator[None]:
-    """Makes messages name flags of a command within the context, instead of arguments of a Python call."""
+    """Within the context, messages name command-line flags instead of arguments of a Python call."""
     token = _IS_COMMAND.set(True)
     try:
         yield
@@ -66,7 +66,7 @@ def first_line(error: BaseException) -> str:
 
 
 def printable(words: str) -> str:
-    """Replaces line ends and control characters by spaces, because a terminal could execute control characters."""
+    """Replaces line ends and control characters with spaces, because a terminal could execute control characters."""
     return "".join(letter if letter.isprintable() else " " for letter in words)
 
 

@@ -65,8 +65,8 @@ class calling(contextlib.AbstractContextManager):
 def refuse(error: BaseException, call: str) -> None:
     """Raises CodeError if an error comes from code outside alfish; else the caller raises the error again.
 
-    Errors that are sentences, signals or defects of alfish do not change. An error is a defect if only alfish's code
-    was running; a failed assertion is a defect if it is in alfish's code.
+    Errors that are already sentences, signals, or defects of alfish are not changed. An error is a defect if only
+    alfish's code was running; a failed assertion is a defect if it is in alfish's code.
 
     Args:
       error: error that was raised below the caller's own frame.
@@ -100,8 +100,8 @@ def refuse_default_dtype(call: str) -> None:
     if found is not torch.float32:
         torch.set_default_dtype(torch.float32)
         raise UsageError(
-            f"{call} has called torch.set_default_dtype({found}), which holds for the whole process, and alfish "
-            f"computes in float32; name the dtype where tensors are made, as torch.zeros(3, dtype={found})"
+            f"{call} has called torch.set_default_dtype({found}), which affects the whole process, but alfish computes "
+            f"in float32; give the dtype where tensors are made, as in torch.zeros(3, dtype={found})"
         )
 
 
@@ -116,8 +116,8 @@ def in_words(error: BaseException, call: str = "") -> CodeError:
     if isinstance(error, SystemExit):
         where = "" if place is None else f" in {place.function} ({place.file}:{place.line})"
         return CodeError(
-            f"sys.exit({'' if error.code is None else repr(error.code)}) was called{where}, and nothing that runs "
-            "inside alfish may end the program; end the episode there, or raise an error"
+            f"sys.exit({'' if error.code is None else repr(error.code)}) was called{where}, but code that runs inside "
+            "alfish may not end the program; end the episode, or raise an error"
         )
     words = f": {first_line(error)}" if str(error).strip() else ""
     where = "" if place is None else f" ({place.file}:{place.line}, in {place.function})"
@@ -146,7 +146,7 @@ def check_methods(part: object, base: type) -> None:
             taken.bind(*given)
         except TypeError:
             raise UsageError(
-                f"{name} of {type(part).__name__} takes ({', '.join(taken.parameters)}), and is called with "
+                f"{name} of {type(part).__name__} takes ({', '.join(taken.parameters)}), but is called with "
                 f"({', '.join(given)})"
             ) from None
     for kind in type(part).__mro__:
@@ -158,8 +158,8 @@ def check_methods(part: object, base: type) -> None:
             close = difflib.get_close_matches(name, called, 1, _CLOSE)
             if close and close[0] not in vars(kind):
                 raise UsageError(
-                    f"{kind.__name__} has a method {name!r}, which alfish never calls; did you mean {close[0]}? "
-                    f"If not, call it _{name}"
+                    f"{kind.__name__} has a method {name!r}, which alfish never calls; did you mean {close[0]}? If "
+                    f"not, rename it to _{name}"
                 )
 
 

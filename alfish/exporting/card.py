@@ -43,7 +43,7 @@ def card(directory: Path, films: Sequence[str], is_whole: bool) -> str:
         _results(returns),
         f"## Training\n\nThis command repeats it:\n\n```\n{command}\n```" if command else "",
         "Loading this run executes nothing that it contains: weights are tensors, and its configuration may import "
-        "alfish's own modules only, unless you allow others (`allow_import`).",
+        "only modules of alfish, unless you allow others (`allow_import`).",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -55,10 +55,10 @@ def continuing(is_whole: bool) -> str:
       is_whole: False if the run has a replay buffer that is not packed.
     """
     if is_whole:
-        return "A run that continues from here makes the same updates as if it had not been packed."
+        return "A run that continues from here makes the same updates as the original would have made."
     return (
         "The replay buffer is not packed: a run that continues from here has the same networks, optimizers and "
-        "counters, but collects new experience first, so its further updates differ from those of the original."
+        "counters, but collects new experience first, so its later updates differ from those of the original."
     )
 
 
@@ -117,7 +117,7 @@ def _results(returns: Mapping[int, Sequence[float]]) -> str:
 
 def _films(films: Sequence[str]) -> str:
     tags = [
-        f'<video controls src="{name}"></video>' if name.endswith(".mp4") else f"![a film of an episode]({name})"
+        f'<video controls src="{name}"></video>' if name.endswith(".mp4") else f"![a video of an episode]({name})"
         for name in films
     ]
     return "\n\n".join(tags)

@@ -1,4 +1,4 @@
-"""Export of a policy, or of the policy of a run: the file is kept only if it acts as the policy does."""
+"""Export of a policy, or of the policy of a run: the file is kept only if it acts like the policy."""
 
 import json
 import tempfile
@@ -25,7 +25,8 @@ class Exported(NamedTuple):
     Attributes:
       files: written files.
       difference: largest difference of an action or a next state from `Policy.act`, see `verification.difference`.
-      from_program: largest difference of a numpy file from the same program inside alfish; None for other formats.
+      from_program: largest difference between a numpy file and the same program run inside alfish; None for other
+        formats.
     """
 
     files: list[Path]
@@ -50,8 +51,8 @@ def export(policy: Policy, output: Path, steps: Sequence[Step], sample: bool = F
 
     Args:
       policy: policy on the CPU.
-      output: path of the file; a numpy file has an `.npz` beside it.
-      steps: steps for which the file and the policy must act alike.
+      output: path of the file; a numpy file has an `.npz` file next to it.
+      steps: steps for which the file and the policy must return equal actions.
       sample: whether the file samples actions as in training; if not, it takes their mode.
       origin: sentence on what the policy is, stored in the file.
 
@@ -75,7 +76,7 @@ def export(policy: Policy, output: Path, steps: Sequence[Step], sample: bool = F
     if not largest <= LIMIT or from_program not in (None, 0.0):
         again = verification.results_of(policy, program, steps, sample)
         changes = not all(map(np.array_equal, expected, again))
-        reason = "depends on a value that changes from call to call" if changes else "enlarges rounding errors"
+        reason = "depends on a value that changes between calls" if changes else "enlarges rounding errors"
         raise RunError(
             f"the exported policy acts differently from the policy on {len(steps):,} observations, by up to "
             f"{max(largest, from_program or 0):.2g} (limit {LIMIT:g}), so {output} is not written; its step {reason}"
@@ -149,7 +150,7 @@ def _of_environment(
             trainer.load_policy(checkpoint)
             return from_environment(trainer, num_steps, seed, policy)
     except UsageError as error:
-        raise UsageError(f"{error}; without the environment, compare on recorded data with --data") from error
+        raise UsageError(f"{error}; to export without the environment, compare on recorded data with --data") from error
 
 
 def _origin(policy: Policy, root_dir: str | Path, sample: bool, which: str | None) -> str:

@@ -28,7 +28,10 @@ FILLED = {
 
 
 class NotExportable(UsageError):
-    """The policy contains something that a format cannot express; the message names the module and the reason."""
+    """Raised if the policy contains something that a format cannot express.
+
+    The message names the module and the reason.
+    """
 
 
 class Noise(NamedTuple):
@@ -47,7 +50,7 @@ class Noise(NamedTuple):
     is_read: bool
 
     def draw(self) -> torch.Tensor:
-        """Returns the numbers that torch draws in this place, from its global generator."""
+        """Returns the numbers that torch would draw here, from its global generator."""
         example = self.leaf.example
         return DRAWS[self.distribution](torch.empty(example.shape, dtype=example.dtype), *self.bounds)
 
@@ -161,7 +164,7 @@ class PolicyGraph:
             self.graph.erase_node(node)
 
     def _take_noise(self) -> None:
-        """Replaces random operations by placeholders."""
+        """Replaces random operations with placeholders."""
         self.noise: list[Noise] = []
         needed = _ancestors(self.results)
         for node in [node for node in self.graph.nodes if node.op == "call_function" and is_random(node)]:
@@ -246,7 +249,7 @@ class _ModuleNames:
 
 
 class WithoutChecks(TorchFunctionMode):
-    """Computes some functions by operations that look at no values, so that they can be recorded."""
+    """Computes some functions with operations that do not read tensor values, so that they can be recorded."""
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         keywords = keywords or {}

@@ -1,4 +1,4 @@
-"""Runs an exported policy over recorded inputs in a process of its own, in which torch and alfish cannot be imported.
+"""Runs an exported policy over recorded inputs in a separate process, in which torch and alfish cannot be imported.
 
 python -I numpy_check.py policy.py inputs.npz outputs.npz
 """

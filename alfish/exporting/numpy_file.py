@@ -1,7 +1,7 @@
-"""A policy as a Python file that needs numpy only, and its weights in a file beside it.
+"""A policy as a Python file that needs numpy only, and its weights in a file next to it.
 
-The code is that which `alfish.compiler.numpy_program` runs during training. Weights are in an `.npz` of plain arrays,
-so that the code can be read, and nothing is unpickled.
+The code is the same that `alfish.compiler.numpy_program` runs during training. Weights are in an `.npz` of plain
+arrays, so that the code can be read, and nothing is unpickled.
 """
 
 import functools
@@ -55,7 +55,7 @@ def _windows(x: np.ndarray, kernel: Any, stride: Any, padding: Any, fill: float)
 
 def _layer_norm_of(node: Any, shape: tuple[int, ...]) -> Callable[..., Any]:
     if any(user.args[1] != 0 for user in node.users):
-        raise NotTranslatable("the moments of a layer norm are read")
+        raise NotTranslatable("the mean or variance of a layer norm is used as an output")
     return _layer_norm
 
 
@@ -135,7 +135,7 @@ def translate(program: PolicyGraph) -> Written:
 
 
 def write(program: PolicyGraph, path: Path, origin: str, noise_is_input: bool = False) -> list[Path]:
-    """Writes `path` and the `.npz` beside it; returns both.
+    """Writes `path` and the `.npz` file next to it; returns both paths.
 
     Args:
       program: program of the policy; writing changes its graph.
@@ -161,7 +161,10 @@ def _text(program: PolicyGraph, source: Written, origin: str, checksum: str) -> 
     runtime = Path(__file__).with_name("numpy_runtime.py").read_text()
     functions = _Functions()
     constants = [f"{name} = {functions.expression(value)}" for name, value in source.constants.items()]
-    needs = f"Written by alfish {alfish.__version__}. Needs numpy, and the .npz of its name beside it."
+    needs = (
+        f"Written by alfish {alfish.__version__}. Needs numpy, and the .npz file of the same name in the same "
+        "directory."
+    )
     head = f'"""{origin}\n\n{needs}\n"""\n\n'
     attributes = {
         "weights_sha256": checksum,
@@ -248,7 +251,7 @@ class _Functions:
             self._add(value)
             return value.__name__
         if callable(value):
-            assert getattr(np, value.__name__) is value, f"{value} is not numpy's"
+            assert getattr(np, value.__name__) is value, f"{value} is not part of numpy"
             return f"np.{value.__name__}"
         return repr(value)
 

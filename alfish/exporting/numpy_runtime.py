@@ -18,7 +18,7 @@ class NumpyPolicy:
         action = policy.act(observation)                 # the first call after reset() begins an episode
         action = policy.act(observation, reward=reward)  # a policy that does not read rewards ignores them
 
-    The caller may also keep the state, and the object then has none:
+    The caller may also keep the state, and the object then stores none:
 
         state = policy.initial_state()
         action, state = policy.step(observation, state, first=True)
@@ -27,7 +27,7 @@ class NumpyPolicy:
       seed: seed of the random numbers; only a policy that samples draws any.
 
     Raises:
-      ValueError: the weights beside this file are not those that it was written with.
+      ValueError: the weights next to this file are not those that it was written with.
     """
 
     weights_sha256: str
@@ -43,7 +43,7 @@ class NumpyPolicy:
         path = Path(__file__).with_suffix(".npz")
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != self.weights_sha256:
-            raise ValueError(f"{path} has other weights than those that {Path(__file__).name} was written with")
+            raise ValueError(f"{path} has different weights than {Path(__file__).name} was written with")
         with np.load(path, allow_pickle=False) as weights:
             self._initial = {name: weights[name] for name in self.states}
             self._prepared = self.prepare(*(weights[name] for name in self.weight_names))
@@ -80,7 +80,7 @@ class NumpyPolicy:
         reward: Any = None,
         noise: list[np.ndarray] | None = None,
     ) -> tuple[Any, dict[str, np.ndarray]]:
-        """Returns the action and the next state; the object stays as it is, except for the random generator.
+        """Returns the action and the next state; the object does not change, except for the random generator.
 
         Args:
           observation, first, reward: inputs of the step, see `act`.
@@ -91,7 +91,7 @@ class NumpyPolicy:
         leaves["first"] = np.asarray(first, bool)
         if "reward" in self.inputs:
             if reward is None and not first:
-                raise ValueError("the action depends on the reward of the last action; pass reward=")
+                raise ValueError("the action depends on the reward of the last action; pass it as reward=")
             given = 0 if reward is None else reward
             leaves["reward"] = np.broadcast_to(np.asarray(given, np.float32), self.reward_shape)
         leaves.update(state)
@@ -133,5 +133,5 @@ def _leaf(observation: Any, name: str, keys: tuple[Any, ...], shape: tuple[int, 
         observation = observation[key]
     leaf = np.asarray(observation, dtype)
     if leaf.shape != shape:
-        raise ValueError(f"{name} has shape {list(leaf.shape)}, and {list(shape)} is expected")
+        raise ValueError(f"{name} has shape {list(leaf.shape)}, but {list(shape)} is expected")
     return leaf

@@ -81,7 +81,7 @@ def initial_state(program: PolicyGraph) -> dict[str, Any]:
 
 
 def _initial(value: torch.Tensor) -> Any:
-    """Returns an initial state for JSON: one number if all entries equal that number."""
+    """Returns an initial state for JSON: one number if all entries are equal."""
     return value.flatten()[0].item() if value.numel() and (value == value.flatten()[0]).all() else value.tolist()
 
 

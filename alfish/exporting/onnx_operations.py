@@ -301,7 +301,7 @@ def _gelu(build: OnnxGraph, node: Any, names: Names) -> str:
 def _elu(build: OnnxGraph, node: Any, names: Names) -> str:
     x, alpha, scale, input_scale = _arguments(node, 1, 1, 1)
     if (scale, input_scale) != (1, 1):
-        raise NotExportable("a scaled elu has no translation to ONNX")
+        raise NotExportable("an elu with a scale has no translation to ONNX")
     return build.call("Elu", names[x], alpha=float(alpha))
 
 

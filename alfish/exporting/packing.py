@@ -39,8 +39,8 @@ def pack(root_dir: Path, output: Path, replay: bool = False) -> Manifest:
         raise UsageError(f"{root_dir} has no checkpoint yet; pack it after the first one is saved")
     if replay and not _with_rows(root_dir):
         raise UsageError(
-            f"{root_dir} has no replay buffer to pack: the algorithm keeps none, or ReplayBatches.save is False; "
-            "leave --replay out"
+            f"{root_dir} has no replay buffer to pack: the algorithm has none, or ReplayBatches.save is False; leave "
+            "--replay out"
         )
     is_whole = replay or not _with_rows(root_dir)
     try:
@@ -60,7 +60,7 @@ def pack(root_dir: Path, output: Path, replay: bool = False) -> Manifest:
         }
         return archive.pack(output, files, about)
     except FileNotFoundError as error:
-        raise RunError(f"{error.filename} was removed while it was packed, as training does; try again") from error
+        raise RunError(f"{error.filename} was removed by training while it was packed; try again") from error
 
 
 def _files(root_dir: Path, replay: bool) -> Iterator[Path]:

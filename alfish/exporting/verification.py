@@ -69,7 +69,7 @@ def from_data(source: str, policy: Policy, num_steps: int) -> list[Step]:
     reading = SourceReading([source], Spaces(policy.observation_space, policy.action_space))
     steps = _steps(iter(reading), num_steps)
     if len(steps) < num_steps:
-        raise UsageError(f"{source} has {len(steps):,} steps, and {num_steps:,} were asked for (--num_steps)")
+        raise UsageError(f"{source} has {len(steps):,} steps, but {num_steps:,} were requested (--num_steps)")
     return steps
 
 

@@ -114,8 +114,8 @@ def behaviour_trace(experience: Experience, log_pi: torch.Tensor) -> torch.Tenso
     """
     if experience.info is None:
         raise UsageError(
-            "retrace needs the probability of each action when it was drawn, and recorded data have none; train with "
-            "a class without Retrace"
+            "Retrace needs the probability with which each action was drawn, but recorded data have none; use an "
+            "algorithm without Retrace"
         )
     rows = experience.action, experience.info["action"], experience.info["log_prob"]
     action, sample, log_mu = nest.at(rows, slice(1, None))

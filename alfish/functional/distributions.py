@@ -271,4 +271,4 @@ def uniform_kl(policy: Any) -> torch.Tensor:
         return torch.where(is_free, 0.5 * (policy.logits.sigmoid() - 0.5) * policy.logits, 0.0).sum(-1)
     if isinstance(policy, (MultiCategorical, Joint)):
         return sum_of(uniform_kl(part) for part in nest.leaves(policy.parts, is_leaf=is_distribution))
-    raise TypeError(f"there is no uniform distribution beside a {type(policy).__name__}")
+    raise TypeError(f"there is no uniform distribution to compare with a {type(policy).__name__}")

@@ -67,12 +67,13 @@ class Distribution(nn.Module, Scalar):
         name, kind = type(owner).__name__, type(self).__name__
         if lambda_ not in (0, 1):
             raise UsageError(
-                f"{name}.lambda_ is {lambda_}, and {kind}, which are distributions, take returns of one length: set it "
-                "to 0 for one step, or to 1 for the whole window"
+                f"{name}.lambda_ is {lambda_}, but {kind} are distributions, which cannot mix returns of different "
+                "lengths: set it to 0 for one-step returns, or to 1 for returns over the whole window"
             )
         for use in (use for use, is_used in uses.items() if is_used):
             raise UsageError(
-                f"{name} takes no {use.replace('_', ' ')} with {kind}, which are distributions; leave one out"
+                f"{name} does not support {use.replace('_', ' ')} with {kind}, which are distributions; leave one of "
+                "the two out"
             )
 
 
@@ -235,8 +236,8 @@ class Quantiles(Distribution):
         super().check(owner, lambda_, one_critic, **uses)
         if one_critic and self._num_dropped:
             raise UsageError(
-                f"Quantiles.num_dropped is {self._num_dropped}, for the targets of several critics, and "
-                f"{type(owner).__name__} has one; leave it out"
+                f"Quantiles.num_dropped is {self._num_dropped}, which is for the targets of several critics, but "
+                f"{type(owner).__name__} has one critic; leave it out"
             )
 
     def loss(self, q: torch.Tensor, target: torch.Tensor) -> ValueLoss:

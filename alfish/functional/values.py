@@ -35,8 +35,8 @@ class ValueLoss(NamedTuple):
 class Scalar:
     """Values of a scalar reward, one number each; also the interface of all kinds of values.
 
-    In the methods' shapes, `K` is the dimension of a value's numbers. A scalar value has no such dimension, so
-    `scalarized` and `total` return their argument, and `each` calls the function once.
+    In the shapes below, K is the number of numbers per value. A scalar value has no such dimension, so `scalarized` and
+    `total` return their argument, and `each` calls the function once.
 
     Args:
       gamma: discount per environment step.
@@ -275,10 +275,12 @@ def values_of(
         if not isinstance(value, Sequence):
             continue
         if not reward_spec.shape:
-            raise UsageError(f"{name}.{argument} is {value!r}, for a vector reward, and this reward is one number")
+            raise UsageError(
+                f"{name}.{argument} is {value!r}, which is for a vector reward, but this reward is a scalar"
+            )
         if len(value) != size:
             raise UsageError(
-                f"{name}.{argument} is {value!r}, and the reward has {size} entries; it must have one number for each"
+                f"{name}.{argument} is {value!r}, but the reward has {size} entries; it must have one number for each"
             )
     if not reward_spec.shape:
         assert not isinstance(gamma, Sequence)
@@ -289,14 +291,14 @@ def values_of(
         return values
     if kind is not None:
         raise UsageError(
-            f"{name}.values is set, and such values are of a reward of one number; this reward has {size} "
-            "entries: leave it out, or select one entry by make_environment.rewards"
+            f"{name}.values is set, but such values require a scalar reward, and this reward has {size} entries; leave "
+            "it out, or select one entry with make_environment.rewards"
         )
     weights = [1.0] * size if weights is None else weights
     if has_bonus and size == 1 and weights[0] != 1:
         raise UsageError(
-            f"{name}.reward_weights is {weights!r}, and with one entry the bonus of {name} is part of it; leave the "
-            "weight out, and scale the reward by RewardScale"
+            f"{name}.reward_weights is {weights!r}, but with a single entry the weight would also scale the bonus of "
+            f"{name}; leave the weight out, and scale the reward with RewardScale"
         )
     return Vector(gamma if isinstance(gamma, Sequence) else [gamma] * size, weights, has_bonus, huber_delta)
 

@@ -1,7 +1,7 @@
-"""Runs plain updates while another process compiles, switches at a fixed update, and decides whether that pays.
+"""Runs plain updates while another process compiles, switches at a fixed update, and decides whether to compile.
 
 The decision (`Learner.compile = 'auto'`) reads the configuration only. The times below were measured on one core of a
-server processor of 2024 (`python -m benchmarks.growth`). These times need not fit another machine, because they only
+server processor of 2024 (`python -m benchmarks.growth`). These times need not hold on other machines, because they only
 decide at which update to switch, and which budgets are long enough. No clock, cache or property of the machine is read,
 so the same configuration gives the same bits everywhere.
 """
@@ -31,9 +31,9 @@ COMPILATION_SECONDS, CACHED_SECONDS = 12.0, 5.0
 def first_compiled_update(work: float) -> int:
     """Returns the number of plain updates that take as long as a compilation with the graph in the cache.
 
-    If the cache lacks the graph, the run waits at that update for the rest of the compilation. More plain updates in
-    that time would gain little, because compiled updates make up for most of the wait, and each later run with the same
-    configuration would have to make as many plain updates.
+    If the cache lacks the graph, the run waits at that update for the rest of the compilation. Further plain updates
+    during this wait would gain little: compiled updates make up for most of it. Every later run with the same
+    configuration would also have to make these plain updates.
 
     Args:
       work: number of rows of an update, times the number of parameters.

@@ -30,7 +30,7 @@ SLOWER = 1.1  # factor from which on bfloat16 is reported as slower than float32
 
 
 class CompiledUpdates:
-    """Makes the updates of `Updates` by one graph for each layout of batches and each `graph_key`.
+    """Makes the updates of `Updates` with one graph for each layout of batches and each `graph_key`.
 
     At some calls (`is_checked`) a graph's losses are compared with the losses of the plain update, because a hook that
     is not pure may depend on a value that was constant during tracing.
@@ -195,8 +195,8 @@ class CompiledUpdates:
         result = graph.recorded(given)
         if total is not None and not self._is_close(result["total"], total):
             raise RunError(
-                f"losses and norms of the CUDA graph are {result['total'].tolist()}, and of the compiled update "
-                f"{total.tolist()}; set Learner.cuda_graphs = False"
+                f"losses and norms of the CUDA graph are {result['total'].tolist()}, but those of the compiled update "
+                f"are {total.tolist()}; set Learner.cuda_graphs = False"
             )
         return result
 
@@ -226,7 +226,7 @@ class CompiledUpdates:
         if self._precision == "float32" or self._made:
             return
         if not self._plain.on_cpu:
-            self._log("Products keep float32: Learner.precision = 'bfloat16' has no effect on a GPU")
+            self._log("Matrix products stay in float32: Learner.precision = 'bfloat16' has no effect on a GPU")
         elif matmul.bfloat16_cost() > SLOWER:
             self._log(
                 f"On this processor a large product takes {matmul.bfloat16_cost():.1f} times as long in bfloat16 as in "
@@ -256,7 +256,7 @@ class CompiledUpdates:
             total = graph.function.call_flat([*copies, coefficients, *at, *self._rows])["total"]
         if list(losses) != graph.trained or not self._is_close(total[: len(expected)], expected):
             raise NotCompilable(
-                f"its compiled losses {graph.trained} are {total[: len(graph.trained)].tolist()}, and its plain losses "
+                f"its compiled losses {graph.trained} are {total[: len(graph.trained)].tolist()}, but its plain losses "
                 f"{list(losses)} are {expected.tolist()}: train_step or calc_loss depends on a value that changes "
                 "between updates; make it a buffer, or return it from `graph_key`"
             )
@@ -296,6 +296,6 @@ def _check_key(algorithm: RLAlgorithm) -> None:
     parts = key if isinstance(key, tuple) else (key,)
     if any(isinstance(part, torch.Tensor) or not isinstance(part, Hashable) for part in parts):
         raise UsageError(
-            f"graph_key of {type(algorithm).__name__} returned {kind_of(key)}; it must return a plain value, as "
-            "int(...), or a tuple of them"
+            f"graph_key of {type(algorithm).__name__} returned {kind_of(key)}; it must return a plain value, such as "
+            "int(...), or a tuple of plain values"
         )

@@ -1,4 +1,4 @@
-"""Parts of an algorithm that do not train, or that train with a learning rate of their own."""
+"""Parts of an algorithm that do not train, or that train with a separate learning rate."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -53,8 +53,8 @@ class FrozenParts:
         for name, parameters in self._algorithm.parameter_groups().items():
             if name not in groups and any(id(parameter) in self._parameters for parameter in parameters):
                 raise UsageError(
-                    f"Learner.frozen_parts leave nothing to train in the group {name!r} of "
-                    f"{type(self._algorithm).__name__}, which has a loss; freeze less of it"
+                    f"Learner.frozen_parts leaves nothing to train in the group {name!r} of "
+                    f"{type(self._algorithm).__name__}, which has a loss; freeze fewer parts"
                 )
 
 
@@ -81,8 +81,8 @@ def split(
         part_of |= {id(parameter): part for parameter in members}
         if not any(parameter.requires_grad for parameter in members):
             raise UsageError(
-                f"Learner.learning_rate has the part {part!r}, which is frozen; leave it out, or take it out of "
-                "Learner.frozen_parts"
+                f"Learner.learning_rate has the part {part!r}, which is frozen; remove it from Learner.learning_rate "
+                "or from Learner.frozen_parts"
             )
     result: dict[str, dict[str, list[nn.Parameter]]] = {}
     for group, parameters in groups.items():

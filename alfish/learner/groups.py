@@ -52,8 +52,8 @@ class ParameterGroup:
         gradients = torch.autograd.grad(loss, parameters, retain_graph=retain_graph, allow_unused=True)
         if parameters and all(gradient is None for gradient in gradients):
             raise UsageError(
-                f"the loss {self._name!r} depends on no parameter of its group, only on those of others; something is "
-                "detached, or parameter_groups names other parameters than the networks have now"
+                f"the loss {self._name!r} depends on parameters of other groups only; either a tensor is detached, or "
+                "parameter_groups returns parameters that the networks no longer have"
             )
         remaining = iter(torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients))
         return [torch.cat([next(remaining).reshape(-1) for _ in same]) for same in self._members]
@@ -66,7 +66,7 @@ def claimed_parameters(algorithm: RLAlgorithm) -> dict[str, list[nn.Parameter]]:
     owner: dict[int, str] = {}
     claims = algorithm.parameter_groups()
     if not isinstance(claims, Mapping) or not all(isinstance(each, Iterable) for each in claims.values()):
-        words = "a dict from a group's name to its parameters, as {'all': self.parameters()}"
+        words = "a dict from a group's name to its parameters, such as {'all': self.parameters()}"
         raise return_error(claims, words, algorithm, "parameter_groups")
     for group, parameters in claims.items():
         members = list(parameters)
@@ -85,8 +85,8 @@ def claimed_parameters(algorithm: RLAlgorithm) -> dict[str, list[nn.Parameter]]:
                 )
             if id(parameter) in owner:
                 raise UsageError(
-                    f"parameter {names[id(parameter)]} is in the groups {owner[id(parameter)]!r} and "
-                    f"{group!r}; it may be in one only"
+                    f"parameter {names[id(parameter)]} is in the groups {owner[id(parameter)]!r} and {group!r}; it may "
+                    "be in only one"
                 )
             owner[id(parameter)] = group
     unclaimed = [name for name, p in algorithm.named_parameters() if p.requires_grad and id(p) not in owner]

@@ -71,8 +71,8 @@ class Learner:
 
     Attributes:
       frozen: parts that do not train.
-      updates: number of updates so far. On a GPU those of the last call of `train` that a stop has skipped are counted,
-        until the next call, or a call with `summarize`.
+      updates: number of updates so far. On a GPU, updates of the last call of `train` that a stop has skipped are
+        included until the next call, or until a call with `summarize`.
       is_small: whether an update is so small that several learners save no time; set by `plan`.
       log: function that is called with a line for each compiled update.
       before_update: function that is called before each update of a call with `summarize`, with the rows and the index
@@ -265,7 +265,7 @@ class Learner:
         here = list(self._plain.optimizers), self.frozen.names
         if there != here:
             raise UsageError(
-                f"the checkpoint has optimizers of {there[0]} and frozen parts {there[1]}, and this run of {here[0]} "
+                f"the checkpoint has optimizers of {there[0]} and frozen parts {there[1]}, but this run has {here[0]} "
                 f"and {here[1]}; keep the parts in Learner.learning_rate and in Learner.frozen_parts, or start in an "
                 "empty directory"
             )
@@ -327,7 +327,7 @@ class Learner:
         return record
 
     def _settle(self) -> None:
-        """Takes the updates that a stop has skipped on a device out of the count of updates."""
+        """Subtracts updates that a stop has skipped on a device from the count of updates."""
         if num_stopped := self._plain.settle():
             self.updates -= num_stopped
             self._tell(self.updates)
@@ -337,14 +337,16 @@ class Learner:
             part.__dict__["num_updates"] = updates  # a module's `__setattr__` takes longer
 
     def _fall_back(self, error: Exception) -> None:
-        logging.warning("%s cannot be compiled, and its updates stay plain: %s", type(self._algorithm).__name__, error)
+        logging.warning(
+            "%s cannot be compiled, so its updates run as plain Python: %s", type(self._algorithm).__name__, error
+        )
         self.close()
         self._compiled, self._fell_back = None, True
 
     def _priority(self, record: UpdateStats) -> torch.Tensor:
         if record.priority is None:
             raise UsageError(
-                f"replay draws windows by priority, and calc_loss of {type(self._algorithm).__name__} returns no "
+                f"replay samples windows by priority, but calc_loss of {type(self._algorithm).__name__} returns no "
                 "LossInfo.priority; use @Uniform"
             )
         return record.priority
@@ -378,7 +380,7 @@ class Learner:
         missing = [group for group in self._plain.groups if group not in learning_rate]
         if missing:
             raise UsageError(
-                f"Learner.learning_rate is for {sorted(learning_rate)}, and the groups are "
+                f"Learner.learning_rate is for {sorted(learning_rate)}, but the groups are "
                 f"{sorted(self._plain.groups)}; give each a number"
             )
         keys = {

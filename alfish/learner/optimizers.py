@@ -146,7 +146,7 @@ class Adam(FlatOptimizer):
 @gin.configurable(module="alfish.learner.optimizers")
 @checked
 class RAdam(Adam):
-    """Adam whose first steps, while the second moment is uncertain, are not divided by it.
+    """Adam whose first steps are not divided by the second moment, as long as its estimate is uncertain.
 
     Args:
       parameters: flat vectors.
@@ -227,7 +227,7 @@ class RMSprop(FlatOptimizer):
 @gin.configurable(module="alfish.learner.optimizers")
 @checked
 class TorchOptimizer:
-    """Any torch optimizer that works entry by entry: `@TorchOptimizer`, `TorchOptimizer.optimizer = 'AdamW'`.
+    """Any torch optimizer that treats each entry separately: `@TorchOptimizer`, `TorchOptimizer.optimizer = 'AdamW'`.
 
     The step reads `is_applied`, and so waits for a GPU.
 
@@ -242,7 +242,7 @@ class TorchOptimizer:
             optimizer = getattr(torch.optim, optimizer, None)
             if not (inspect.isclass(optimizer) and issubclass(optimizer, torch.optim.Optimizer)):
                 raise UsageError(
-                    f"TorchOptimizer.optimizer is {name!r}, and torch.optim has no such class; use 'AdamW'"
+                    f"TorchOptimizer.optimizer is {name!r}, but torch.optim has no such class; use 'AdamW'"
                 )
         if name == "Adafactor":
             raise UsageError("TorchOptimizer.optimizer is Adafactor, which does not work entry by entry; use 'AdamW'")
@@ -276,7 +276,7 @@ class TorchOptimizer:
         saved = state["optimizer"]
         if saved != here["optimizer"]:
             raise UsageError(
-                f"the checkpoint holds the state of {saved}, and TorchOptimizer.optimizer is {here['optimizer']}; keep "
+                f"the checkpoint holds the state of {saved}, but TorchOptimizer.optimizer is {here['optimizer']}; keep "
                 "the optimizer, or start in an empty directory"
             )
         self._optimizer.load_state_dict({"state": state["state"], "param_groups": here["param_groups"]})
@@ -285,7 +285,7 @@ class TorchOptimizer:
 def _check_entries(optimizer: Optimizer, state: dict[str, Any]) -> None:
     if state.keys() != optimizer.state_dict().keys():
         raise UsageError(
-            f"the checkpoint holds the state of another optimizer than {type(optimizer).__name__} "
+            f"the checkpoint holds the state of an optimizer other than {type(optimizer).__name__} "
             f"({', '.join(state)}); keep Learner.optimizer, or start in an empty directory"
         )
 

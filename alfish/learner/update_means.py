@@ -54,9 +54,10 @@ class UpdateMeans:
         return dict(zip(means, read))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the numbers since the last summary, so that a resumed run has the same means; several learners: none.
+        """Returns the numbers since the last summary, so that a resumed run has the same means; empty with several
+        learners.
 
-        Records are stacked and not summed, because the result would depend on when a checkpoint was saved.
+        Records are stacked instead of summed, because with sums the result would depend on when a checkpoint was saved.
         """
         if replicas.is_joined():  # a checkpoint has the numbers of the first learner only
             return {}
@@ -74,14 +75,14 @@ class UpdateMeans:
         }
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Continues from a state; an empty one has no numbers.
+        """Continues from a state; an empty state means that there are no numbers yet.
 
         Args:
           state: result of `state_dict`.
           device: device of the updates.
 
         Raises:
-          ValueError: a tensor has another shape than a state has.
+          ValueError: a tensor does not have the shape that a state has.
         """
         sums, extras = (
             {key: rows.to(device) for key, rows in state.get(name, {}).items()} for name in ("sums", "extras")
@@ -91,7 +92,7 @@ class UpdateMeans:
         fits = all(rows.shape[1:] == (2 * len(groups),) for groups, rows in totals)
         fits &= all(rows.shape[1:] == (2,) and len(rows) <= len(records) for rows in extras.values())
         if not fits or not all(pair.shape == (2,) for pair in sums.values()):
-            raise ValueError("means over updates have other shapes")
+            raise ValueError("the shapes of means over updates differ")
         # Numbers of a key are summed in their order, whichever records have them.
         for key, rows in extras.items():
             for record, row in zip(records, rows):
@@ -116,5 +117,5 @@ class UpdateMeans:
             self._sums[key] = self._sums[key] + pair if key in self._sums else pair
 
     def name(self, kind: str, group: str) -> str:
-        """Returns the name of a group's number; with one group, only the number's kind."""
+        """Returns the name of a group's scalar; with one group, the name without the group."""
         return kind if self._num_groups == 1 else f"{kind}/{group}"

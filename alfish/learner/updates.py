@@ -71,7 +71,7 @@ class Updates:
       algorithm: algorithm to train, on its device.
       optimizer: class or factory of an optimizer; its argument is a group's flat vectors.
       max_grad_norm: largest norm of a group's gradient, to which longer gradients are scaled; None means no limit.
-      parts: prefixes of names of parameters that have an optimizer of their own.
+      parts: prefixes of names of parameters that have an separate optimizer.
 
     Attributes:
       groups: parameter groups by name.
@@ -131,7 +131,7 @@ class Updates:
 
         Returns:
           None if the algorithm requested a stop; then nothing has changed. On a device the host would wait for this
-          answer, so a stop skips this update and all others until `settle`, and each returns its numbers.
+          answer, so a stop skips this and all further updates until `settle`, and each of them returns its numbers.
         """
         batch = take(chunk.source, index)
         with torch.enable_grad():
@@ -183,7 +183,10 @@ class Updates:
         return stats if self.on_cpu or stops is None else self.unless_stopped(stats, stops)
 
     def unless_stopped(self, stats: UpdateStats, stops: torch.Tensor) -> UpdateStats:
-        """Returns the numbers of an update that may have been skipped, for which they do not count; see `settle`."""
+        """Returns the numbers of an update that may have been skipped.
+
+        A skipped update does not count, see `settle`.
+        """
         self._may_have_stopped.append(stats.groups)
         extra = {name: torch.where(stops, 0, pair) for name, pair in stats.extra.items()}
         priority = None if stats.priority is None else torch.where(stops, torch.nan, stats.priority)
@@ -207,7 +210,7 @@ class Updates:
     def settle(self) -> int:
         """Returns the number of updates since the last call that a requested stop has skipped on a device.
 
-        The host made them, and their optimizers counted them; here they are taken out of these counts.
+        The host and the optimizers have counted these updates; this method subtracts them from the counts.
         """
         if not self._may_have_stopped or self._noted is None:
             return 0
@@ -221,7 +224,7 @@ class Updates:
         return num_stopped
 
     def check_noted_skips(self, limit: int, num_updates: int) -> None:
-        """Raises RunError as `check_skips` does, for the number that was noted last, without waiting."""
+        """Raises RunError as `check_skips` does, for the number that was read last, without waiting."""
         if self._noted is not None:
             self._check_number(int(self._noted()[0]), limit, num_updates)
 
@@ -234,7 +237,7 @@ class Updates:
         if num_skipped >= limit:
             remedy = "lower Learner.learning_rate, set Learner.max_grad_norm, or scale the rewards"
             if num_skipped >= num_updates:  # the parameters are the initial ones
-                remedy = "that is all of them, so look at what networks, transforms and losses of your own return"
+                remedy = "these are all updates so far, so check your own networks, transforms and losses"
             raise RunError(
                 f"loss or gradient was not finite in {num_skipped} consecutive updates, up to update {num_updates}; "
                 f"{remedy}"
@@ -280,7 +283,8 @@ class Updates:
     ) -> Gradients:
         """Returns the gradients of each group's loss by the group's `parameters`, over the rows of all learners.
 
-        On a device, `num_stopped` is the number of updates of this iteration that were skipped: then all are.
+        On a device, `num_stopped` counts the updates of this iteration that were skipped; once one is skipped, all
+        later ones are, too.
         """
         by_group, last = {}, list(means.losses)[-1]
         for name, loss in means.losses.items():
@@ -314,7 +318,7 @@ class Updates:
             mask = masks[name] = _mask(batch, loss)
             if loss.shape != mask.shape:
                 raise UsageError(
-                    "calc_loss must return one loss per row that trains (of a window of replay, row 0 or all but the "
+                    "calc_loss must return one loss per trainable row (in a replay window, row 0 or all rows but the "
                     f"last): {name!r} has shape {tuple(loss.shape)} for rows of {tuple(mask.shape)}"
                 )
             if batch.weight is not None and (weighted is None or name in weighted):
@@ -325,7 +329,7 @@ class Updates:
         for name, loss in losses.items():
             if not loss.requires_grad and torch.is_grad_enabled():
                 raise UsageError(
-                    f"the loss {name!r} of {type(self.algorithm).__name__} does not depend on any parameter; something "
+                    f"the loss {name!r} of {type(self.algorithm).__name__} does not depend on any parameter; a tensor "
                     "is detached, or computed under no_grad"
                 )
         if not losses:
@@ -351,15 +355,17 @@ class Updates:
         if self._without_loss and self._num_early == EARLY and self.algorithm.graph_key() is None:
             raise UsageError(
                 f"calc_loss of {type(self.algorithm).__name__} returned no loss for the group "
-                f"{min(self._without_loss)!r} in {EARLY} updates, so it does not train; return one, or let graph_key "
-                "tell the updates in which it trains from the others"
+                f"{min(self._without_loss)!r} in {EARLY} updates, so it does not train; return one, or distinguish the "
+                "updates in which it trains with graph_key"
             )
 
     def _only_group(self) -> str:
         if len(self.groups) > 1:
             raise losses_error(self.groups)
         if not self.groups:
-            raise UsageError(f"{type(self.algorithm).__name__} has no parameter to train; make networks its attributes")
+            raise UsageError(
+                f"{type(self.algorithm).__name__} has no parameters to train; assign its networks to attributes"
+            )
         return next(iter(self.groups))
 
 
@@ -394,14 +400,16 @@ def extra_sums(loss_info: LossInfo, batch: Batch) -> dict[str, torch.Tensor]:
                 f"LossInfo.extra[{name!r}] is a {type(value).__name__}; it must be a tensor, 0-d or one per row"
             )
         if name.partition("/")[0] in OWN_SCALARS:
-            raise UsageError(f"LossInfo.extra has {name!r}, a name of the learner's own scalars; give it another one")
+            raise UsageError(
+                f"LossInfo.extra has {name!r}, which the learner uses for one of its own scalars; rename it"
+            )
         value = value.detach().float()
         if value.ndim:
             mask = batch.mask[: len(value)]
             if value.shape[: mask.ndim] != mask.shape:
                 raise UsageError(
-                    f"LossInfo.extra[{name!r}] has shape {list(value.shape)}; it must be 0-d, or begin with the rows "
-                    f"{list(batch.mask.shape)}"
+                    f"LossInfo.extra[{name!r}] has shape {list(value.shape)}; it must be 0-d, or its shape must begin "
+                    f"with {list(batch.mask.shape)}"
                 )
             mask = nest.widened(mask, value).expand_as(value)
             sums[name] = torch.stack([torch.where(mask, value, 0).sum(), mask.sum()])
@@ -422,8 +430,8 @@ def write_buffers(buffers: Mapping[torch.Tensor, torch.Tensor], is_applied: torc
     for buffer, value in buffers.items():
         if buffer.shape != value.shape:
             raise UsageError(
-                f"LossInfo.buffers has a value of shape {list(value.shape)} for a buffer of {list(buffer.shape)}; they "
-                "must be the same"
+                f"LossInfo.buffers has a value of shape {list(value.shape)} for a buffer of shape "
+                f"{list(buffer.shape)}; the shapes must be equal"
             )
     if replicas.is_joined():
         mean = replicas.total(torch.cat([value.reshape(-1).double() for value in new])) / replicas.size()

@@ -49,7 +49,7 @@ class EnvInfo(Metric):
     ):
         for globs in (include, exclude):
             if isinstance(globs, str):
-                raise UsageError(f"EnvInfo takes lists of globs, not the string {globs!r}; write [{globs!r}].")
+                raise UsageError(f"EnvInfo requires lists of globs, not the string {globs!r}; write [{globs!r}].")
         self.name = name
         self._include, self._exclude, self._when = include, exclude, when
         self._window_size = window if window is not None else 10_000 if when == "step" else 100

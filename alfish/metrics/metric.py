@@ -243,7 +243,7 @@ class Metrics:
         num_envs = len(state["open_length"])
         if num_envs != self._num_envs:
             raise UsageError(
-                f"The saved metrics are of {num_envs} environments, not {self._num_envs}; set num_envs = {num_envs}."
+                f"The saved metrics are for {num_envs} environments, not {self._num_envs}; set num_envs = {num_envs}."
             )
         self._clear()
         self._open_length = state["open_length"].numpy().copy()

@@ -1,4 +1,4 @@
-"""The rows of one update of the metrics, with each row's place in its episode, computed once for all metrics."""
+"""The rows of one update of the metrics, with the place of each row in its episode, computed once for all metrics."""
 
 import copy
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Metrics of single environment steps, which need no whole episodes."""
+"""Metrics of single environment steps, which do not need whole episodes."""
 
 from typing import Any
 

@@ -29,7 +29,7 @@ class PolicyValue(NamedTuple):
 @gin.configurable(module="alfish.networks")
 @checked
 class ActorCritic(nn.Module):
-    """An actor and a critic, each with a torso of its own or with a shared one.
+    """An actor and a critic, with separate torsos or a shared one.
 
     With memory, the state is the shared torso's, or a dict of both torsos' states, {'actor', 'critic'}.
 

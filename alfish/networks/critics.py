@@ -35,7 +35,7 @@ from alfish.parameters.parts import build_memory, build_network
 class CriticEnsemble(nn.Module):
     """E critics Q(observation, action), computed as batched products.
 
-    The critics share the encoder and the memory. Each has hidden layers of its own.
+    The critics share the encoder and the memory. Each critic has separate hidden layers.
 
     Args:
       observation_spec: nest of spaces.
@@ -45,12 +45,12 @@ class CriticEnsemble(nn.Module):
       layers: number of features of each hidden layer.
       activation: name of the activation, one of `ACTIVATIONS`.
       norm: kind of normalization at each activation: 'layer' (as in RLPD and DroQ) or 'batch', see `MLP`; each critic
-        has statistics of its own.
+        has separate statistics.
       norm_after: whether to normalize after each activation, not before.
       bias: whether hidden linear layers have a bias.
       unit_rows: whether the weights of each output, also of the last layer, have norm 1, see `UnitRows`.
       body: class or factory of hidden layers (`@Residual`), takes its input size and E; replaces `layers` and the
-        settings for these; None means that `layers` are used.
+        settings of these layers; None means that `layers` are used.
       dropout: fraction of features dropped after each hidden linear layer (as DroQ does).
       encoder: class or factory of the encoder, takes the observation spec.
       memory: class or factory of the memory, takes the encoder's output size; None means no memory. It is set by the
@@ -149,7 +149,7 @@ class PredictiveCritic(nn.Module):
         value      = linear(mlp(swish(features))) + 40 initial
         prediction = linear(mlp(swish(features)))            of the features of the next row
 
-    The three MLPs have weights of their own. Prediction trains the features where values give little gradient.
+    The three MLPs have separate weights. The prediction trains the features where values provide little gradient.
 
     Args:
       observation_spec: nest of spaces.

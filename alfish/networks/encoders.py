@@ -75,8 +75,10 @@ class Encoder(nn.Module):
         self._sees = [make is not None for _, make in chosen]
         if not any(self._sees):
             if overrides:
-                raise UsageError(f"Encoder.leaves drops every leaf of the observation, {sorted(paths)}; keep one")
-            raise UsageError("the observation has an action mask and nothing else; set Encoder.sees_mask = True")
+                raise UsageError(
+                    f"Encoder.leaves drops every leaf of the observation, {sorted(paths)}; keep at least one"
+                )
+            raise UsageError("the observation consists of an action mask only; set Encoder.sees_mask = True")
         encoders = [build_network(make, name, spec) for (name, make), spec in zip(chosen, specs) if make]
         self.encoders = nn.ModuleList(encoders)
         self.output_size: int = sum(encoder.output_size for encoder in encoders)
@@ -122,7 +124,7 @@ class OneHot(nn.Module):
     def __init__(self, spec: spaces.Discrete | spaces.MultiDiscrete):
         super().__init__()
         if not isinstance(spec, (spaces.Discrete, spaces.MultiDiscrete)):
-            raise UsageError(f"OneHot encodes Discrete and MultiDiscrete leaves, not {spec}; set Flat for this leaf")
+            raise UsageError(f"OneHot encodes Discrete and MultiDiscrete leaves, not {spec}; use Flat for this leaf")
         self._sizes = [int(spec.n)] if isinstance(spec, spaces.Discrete) else [int(n) for n in spec.nvec.reshape(-1)]
         self._ndim = len(spec.shape or ())
         self.output_size = sum(self._sizes)

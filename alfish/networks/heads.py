@@ -114,8 +114,8 @@ def head_masks(head: nn.Module, observation_spec: Nest, action_spec: Nest) -> Ma
     reader = mask_reader(observation_spec, action_spec)
     if reader is not None and len(inspect.signature(head.forward).parameters) < 2:
         raise UsageError(
-            f"the observation has an action mask, and {type(head).__name__}.forward takes features only; give it a "
-            "second argument, the mask of each leaf, as PolicyHead has"
+            f"the observation has an action mask, but {type(head).__name__}.forward takes features only; add a second "
+            "argument, the mask of each leaf, as in PolicyHead"
         )
     return reader
 
@@ -125,8 +125,8 @@ def policy_of(head: Any, features: torch.Tensor, masks: MaskReader | None, obser
 
     Args:
       head: a policy head.
-      features: features, the input of the head.
-      masks: masks of the head, its `head_masks`; None means that all actions are allowed.
+      features: input of the head.
+      masks: reader of the head's masks, from `head_masks`; None means that all actions are allowed.
       observation: observation `[..., *shape]`, from which the masks are read.
     """
     return head(features) if masks is None else head(features, masks(observation))

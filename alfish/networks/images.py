@@ -1,4 +1,6 @@
-"""Encoders of images: convolutions and a linear layer. `specs.has_channels_last` says where the channels are.
+"""Encoders of images: convolutions and a linear layer.
+
+`specs.has_channels_last` tells which dimension holds the channels.
 
 An image is [H, W, C] or [C, H, W], a grey image [H, W], or a stack [S, ...] of images with channels, which is one image
 of S * C channels.
@@ -63,8 +65,8 @@ class _ImageEncoder(nn.Module):
         self._ndim = len(spec.shape)
         if self._ndim not in (2, 3, 4):
             raise UsageError(
-                f"{type(self).__name__} encodes images [H, W, C], [C, H, W] or [H, W], and stacks [S, ...] of those "
-                f"with channels, not a leaf of {spec.shape}"
+                f"{type(self).__name__} encodes images [H, W, C], [C, H, W] or [H, W], and stacks [S, ...] of images "
+                f"with channels, not a leaf of shape {spec.shape}"
             )
         self._channels_last = self._ndim > 2 and specs.has_channels_last(spec.shape[-3:])
         self._scale = 1 / 255 if specs.is_float(spec) and _has_pixels(spec) else float(np.min(bound_scale(spec)))
@@ -129,7 +131,7 @@ class NatureCNN(_ImageEncoder):
 @gin.configurable(module="alfish.networks")
 @checked
 class SmallCNN(_ImageEncoder):
-    """A convolution of the image, 3 x 3 convolutions of stride 2 and a linear layer, for small images.
+    """A convolution of the image, followed by 3 x 3 convolutions of stride 2 and a linear layer, for small images.
 
     The first convolution is 3 x 3 of stride 1 for images of up to 14 x 14 pixels. Larger images are cut into patches of
     4 x 4 pixels, as in Liu et al., 2022 (https://arxiv.org/abs/2201.03545), section 2.3, which takes half the time.

@@ -88,8 +88,7 @@ class _Memory(nn.Module):
                 return self.in_pieces(features, state, pieces)
         elif len(features) > MOST_ROWS_IN_A_GRAPH:  # tensors without values: a graph is being traced
             raise RuntimeError(
-                f"a graph of a memory over {len(features)} rows takes minutes to compile; the limit is "
-                f"{MOST_ROWS_IN_A_GRAPH} rows"
+                f"compiling a memory over {len(features)} rows takes minutes; the limit is {MOST_ROWS_IN_A_GRAPH} rows"
             )
         return self.row_by_row(features, state, step_type)
 
@@ -100,7 +99,7 @@ class _Memory(nn.Module):
     def pieces_pay(self, pieces: Pieces, num_rows: int) -> bool:
         """Returns True if `in_pieces` is faster than `row_by_row` on a CPU.
 
-        `in_pieces` takes one step for each row of the longest piece. A step of `in_pieces` takes up to twice as long as
+        `in_pieces` makes one step for each row of the longest piece. A step of `in_pieces` takes up to twice as long as
         a row, and even longer for many features. The times were measured for 8 to 128 rows, 8 to 64 columns, 32 to 256
         features.
         """
@@ -202,5 +201,5 @@ class LSTM(_Memory):
         return torch.sigmoid(out) * torch.tanh(cell), cell
 
     def pieces_pay(self, pieces: Pieces, num_rows: int) -> bool:
-        """Returns True even without resets: oneDNN then takes a half to a fifth of the time for whole columns."""
+        """Returns True even without resets: for whole columns, oneDNN then takes a half to a fifth of the time."""
         return int(pieces.length.min()) == num_rows or super().pieces_pay(pieces, num_rows)

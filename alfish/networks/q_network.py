@@ -25,7 +25,7 @@ class QNetwork(nn.Module):
       observation_spec: nest of spaces.
       num_actions: number of actions, A.
       torso: class or factory of the torso, takes the observation spec.
-      dueling: whether Q = V + advantage - mean advantage (Wang et al., 2016, equation 9), each on its own linear layer.
+      dueling: whether Q = V + advantage - mean advantage (Wang et al., 2016, equation 9), with separate linear layers.
       noisy: whether the network's own layers are `NoisyLinear`; see also `MLP.noisy`.
       num_values: number of outputs K that represent one value (see `alfish.functional.values`); None means one output.
         It is set by the algorithm.
@@ -69,8 +69,8 @@ class ImplicitQNetwork(nn.Module):
     """Draws probabilities, and maps time steps to the quantiles of the return at these, `[..., A, 2 N]`.
 
     The last dimension holds N returns, then their probabilities, which are the same for all actions (see
-    `ImplicitQuantiles`). The network embeds cosines of each probability's multiples and multiplies the features by the
-    embedding; an MLP takes the products.
+    `ImplicitQuantiles`). The network embeds the cosines of multiples of each probability, and multiplies the features
+    by the embedding; the product is the input of an MLP.
 
     Args:
       observation_spec: nest of spaces.
@@ -100,7 +100,7 @@ class ImplicitQNetwork(nn.Module):
         super().__init__()
         if num_samples is None:
             raise UsageError(
-                "ImplicitQNetwork predicts @ImplicitQuantiles and no other values; set the algorithm's values to it, "
+                "ImplicitQNetwork predicts only @ImplicitQuantiles; set the algorithm's values to @ImplicitQuantiles, "
                 "or its network to @QNetwork"
             )
         self._num_samples = num_samples

@@ -1,4 +1,4 @@
-"""Target networks, networks that are their own targets, and parameters as views of one vector."""
+"""Target networks, networks that serve as their own targets, and parameters as views of one vector."""
 
 import copy
 from collections.abc import Sequence

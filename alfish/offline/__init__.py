@@ -1,7 +1,7 @@
 """Recorded data: read from files, validated, and stored as read-only rows of the stream.
 
-A source yields episodes in the environment's units (`episode`, `sources`). The validator corrects a fault that has one
-right correction, and reports every fault (`validation`). `OfflineBuffer` stores episodes as the rows that replay
+A source yields episodes in the environment's units (`episode`, `sources`). The validator corrects each fault that has a
+unique correction, and reports every fault (`validation`). `OfflineBuffer` stores episodes as the rows that replay
 stores. Outside this package and `environments`, nothing uses `terminated`, `truncated` or `next_observations`.
 """
 

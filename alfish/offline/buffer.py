@@ -1,4 +1,4 @@
-"""Recorded episodes as a replay ring that is filled once and then read only."""
+"""Recorded episodes as a replay ring that is filled once and is read-only afterwards."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ class EpisodeBuffer(RingBuffer):
     """A read-only ring of episodes. Windows are drawn from it as from a `RingBuffer`.
 
     The longest episode is placed first, and then each further episode in the shortest column. `env_id` is the number of
-    the column, because no environment acted.
+    the column, because the rows come from no environment.
 
     Args:
       episodes: validated episodes; the list is emptied while the ring is filled, so that memory does not hold them
@@ -77,12 +77,12 @@ class EpisodeBuffer(RingBuffer):
         self._fill(episodes, columns, EpisodeEncoder(spaces, action_limit))
 
     def push(self, experience: Experience) -> NoReturn:
-        """Raises TypeError: the ring is read only."""
-        raise TypeError("an OfflineBuffer is read only; push to a RingBuffer of its own")
+        """Raises TypeError, because the ring is read-only."""
+        raise TypeError("an OfflineBuffer is read-only; push to a separate RingBuffer")
 
     def clear(self) -> NoReturn:
-        """Raises TypeError: the ring is read only."""
-        raise TypeError("an OfflineBuffer is read only")
+        """Raises TypeError, because the ring is read-only."""
+        raise TypeError("an OfflineBuffer is read-only")
 
     def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Returns the range of starts of windows of two rows, for any window length.
@@ -129,11 +129,11 @@ class OfflineBuffer(EpisodeBuffer):
 
     Args:
       sources: sources of the episodes: `scheme:where`, see `alfish.offline.sources`; or `EpisodeSource` objects.
-      length: maximum number of rows, T+1 for an episode of T transitions. The report names the episodes that do not
+      length: maximum number of rows, T+1 for an episode of T transitions. The report lists the episodes that do not
         fit. None means no limit.
       policy: treatment of faulty episodes: 'raise', 'drop_episode' or 'warn', see `Validator`.
       env_id: environment that the data must fit; needed if a source declares no spaces.
-      spaces: spaces that the data must fit, in place of `env_id`.
+      spaces: spaces that the data must fit, instead of `env_id`.
       top_fraction: fraction of the episodes to keep, in (0, 1]: the episodes with the greatest returns, at least one.
       holdout_fraction: fraction of the episodes that `holdout` receives, in [0, 1). These episodes are not trained on,
         and are spread evenly over the sources' order.
@@ -176,7 +176,7 @@ class OfflineBuffer(EpisodeBuffer):
         reading = SourceReading(sources, environment, reward, policy)
         if None in reading.spaces:
             raise UsageError(
-                f"{reading.report.name} does not declare the spaces that it was recorded in; name the environment with "
+                f"{reading.report.name} does not declare the spaces that it was recorded in; give the environment with "
                 "OfflineBuffer.env_id"
             )
         episodes, held_out = selected(reading, length, top_fraction, holdout_fraction)
@@ -218,7 +218,7 @@ class OfflineBuffer(EpisodeBuffer):
         return {"num_rows": self.num_rows, "num_columns": self.num_envs, "sha256": self._fingerprint}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Checks that these are the data of `state`.
+        """Checks that these data are those of `state`.
 
         Raises:
           UsageError: the data are different.
@@ -226,9 +226,9 @@ class OfflineBuffer(EpisodeBuffer):
         here = self.state_dict()
         if state != here:
             raise UsageError(
-                f"{self.report.name} now has {here['num_rows']:,} rows in {here['num_columns']} columns, and the run "
-                f"was saved with {state['num_rows']:,} in {state['num_columns']}, or with others; put the data "
-                "back, or start a new run in another directory"
+                f"{self.report.name} has {here['num_rows']:,} rows in {here['num_columns']} columns, but the run was "
+                f"saved with {state['num_rows']:,} rows in {state['num_columns']} columns, or with other rows; restore "
+                "the data, or start a new run in another directory"
             )
 
 
@@ -266,7 +266,7 @@ class _RowReader:
 
 
 def packed_columns(sizes: Sequence[int], num_columns: int) -> list[list[int]]:
-    """Distributes items over columns: the largest item first, and each item into the column that holds least.
+    """Distributes items over columns: the largest item first, and each item into the column with the smallest total.
 
     Args:
       sizes: sizes of the items; at least one item.

@@ -35,11 +35,11 @@ class DataReport:
         self._lengths: list[int] = []
 
     def add(self, level: str, what: str, episode_id: str | None = None, values: np.ndarray | None = None) -> None:
-        """Adds a finding; findings with the same words share a line.
+        """Adds a finding; findings with the same text share a line.
 
         Args:
           level: level of the message, one of `LEVELS`.
-          what: text that completes "episode 7: ..."; or a sentence, if no single episode is concerned.
+          what: text that completes "episode 7: ..."; or a sentence, if it is not about a single episode.
           episode_id: id of the episode that the text concerns.
           values: values `[T, ...]`, whose range is shown.
         """

@@ -33,7 +33,7 @@ SHARD_BYTES = 32 * 2**20  # bytes of observations and actions that are written t
 
 
 class EpisodeWriter(abc.ABC):
-    """Writer of a data set, and context that removes all files if it ends with an error.
+    """Writer of a data set; as a context manager, it removes all files if the context ends with an error.
 
     Args:
       name: name of the data set, for messages.
@@ -92,7 +92,7 @@ class EpisodeWriter(abc.ABC):
         try:
             yield
         except (OSError, RuntimeError) as error:  # RuntimeError is raised by torch or HDF5
-            raise RunError(f"{self._name} cannot be written ({error}); nothing is left of it") from error
+            raise RunError(f"{self._name} cannot be written ({error}); the unfinished files were removed") from error
 
 
 INDEX_FILE, EPISODES_DIRECTORY = "data_set.json", "episodes"
@@ -116,9 +116,11 @@ class DataSetWriter(EpisodeWriter):
         if self._directory.is_file():
             raise UsageError(f"{directory} is a file; choose another place for the data set")
         if self._directory.is_dir() and any(self._directory.iterdir()):
-            raise UsageError(f"{directory} is not empty; choose another place for the data set, or move that one away")
+            raise UsageError(
+                f"{directory} is not empty; choose another place for the data set, or move the existing one away"
+            )
         if not self._directory.name:  # because the directory is made beside its final place and then renamed
-            raise UsageError(f"{directory} cannot be replaced by a data set; name a new directory, as data/mine")
+            raise UsageError(f"{directory} cannot be replaced by a data set; choose a new directory, such as data/mine")
         super().__init__(str(self._directory), temporary_of(self._directory))
         self._spaces = spaces
         self._checkpoints = Checkpoints(self._making / EPISODES_DIRECTORY, keep_last=2**62)
@@ -175,7 +177,7 @@ def unpacked_episodes(state: dict[str, Any]) -> Iterator[Episode]:
     ids, lengths, terminated = state["ids"], state["length"].tolist(), state["terminated"].tolist()
     count = sum(lengths)
     if not all(isinstance(flag, bool) for flag in terminated):
-        raise ValueError("terminated is no truth value an episode")
+        raise ValueError("`terminated` is not one bool for each episode")
     if not all(isinstance(id, str) and id.isprintable() for id in ids) or min(lengths, default=0) < 0:
         raise ValueError("its ids or lengths are not those of episodes")
     for name, values, expected in (
@@ -185,7 +187,7 @@ def unpacked_episodes(state: dict[str, Any]) -> Iterator[Episode]:
     ):
         for leaf in nest.leaves(values):
             if leaf.shape[:1] != (expected,):
-                raise ValueError(f"its {name} have shape {list(leaf.shape)}, and {expected} rows are expected")
+                raise ValueError(f"its {name} have shape {list(leaf.shape)}, but {expected} rows are expected")
     start = 0
     for number, (id, length, ended) in enumerate(zip(ids, lengths, terminated, strict=True)):
         taken, seen = slice(start, start + length), slice(start + number, start + number + length + 1)

@@ -31,7 +31,7 @@ class Episode(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """Takes the place of an episode that cannot be read."""
+    """Placeholder for an episode that cannot be read."""
 
     id: str
     reason: str  # text that completes "it is not readable: ..."

@@ -88,7 +88,7 @@ def episodes(
     ):
         if len(wrong):
             raise UsageError(
-                f"environment {name}: a {what} is {wrong[0]:g}, which no environment gives; write the file again"
+                f"environment {name}: a {what} is {wrong[0]:g}, which no environment returns; write the file again"
             )
     begins = np.flatnonzero((step_type == StepType.FIRST) | _after_last(step_type))
     for number, (start, stop) in enumerate(zip(begins, [*begins[1:], len(step_type)])):

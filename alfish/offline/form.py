@@ -1,4 +1,4 @@
-"""The form that all episodes of some data share: one nest, shapes and dtypes.
+"""The format that all episodes of a data set share: structure, shapes and dtypes.
 
 An episode that differs is converted if there is only one correct conversion, and is refused otherwise.
 """
@@ -28,7 +28,7 @@ class LeafForm:
 
 
 class UnusableError(Exception):
-    """An episode that cannot become rows; the message completes "episode 7: ..."."""
+    """Raised for an episode that cannot be converted to rows; the message completes "episode 7: ..."."""
 
 
 class RecordedMask:
@@ -76,10 +76,10 @@ class EpisodeForm:
 
     Args:
       spaces: spaces of the data; either may be None.
-      report: report that receives what was mended.
+      report: report that receives the corrections.
 
     Raises:
-      UsageError: a space cannot be learned from.
+      UsageError: a space is not supported.
     """
 
     def __init__(self, spaces: Spaces, report: DataReport):
@@ -123,10 +123,10 @@ class EpisodeForm:
             *nest.named_leaves(episode.actions, "actions"),
         ):
             if not np.ndim(leaf):
-                raise UnusableError(f"{label} is one value, and an array of one for each step is expected")
+                raise UnusableError(f"{label} is one value, but an array with one value for each step is expected")
         for name, values in (("actions", episode.actions), ("terminated", terminated), ("truncated", truncated)):
             for count in {len(leaf) for leaf in nest.leaves(values)} - {length}:
-                raise UnusableError(f"it has {length} rewards and {count} {name}")
+                raise UnusableError(f"it has {length} rewards but {count} {name}")
         counts = {len(leaf) for leaf in nest.leaves(episode.observations)}
         num_observations = counts.pop()
         if counts or num_observations not in (length, length + 1):
@@ -136,47 +136,52 @@ class EpisodeForm:
             )
         observations = episode.observations
         if self._mask is not None and not self._mask.is_in(observations):
-            self._report.add("warning", f"the data have no {self._mask.name}: every action counts as allowed")
+            self._report.add("warning", f"the data have no {self._mask.name}, so every action counts as allowed")
             observations = self._mask.added(observations, num_observations)
         observations = self._cast(observations, "observation", episode.id)
         actions = self._cast(episode.actions, "action", episode.id)
         if length and self._mask is not None and self._mask.forbids(observations, actions):
-            raise UnusableError(f"an action is one that its mask, {self._mask.name}, forbids")
+            raise UnusableError(f"an action is forbidden by its mask, {self._mask.name}")
         mended = Episode(episode.id, observations, actions, rewards, terminated, truncated)
         return self._completed(mended, num_observations) if length else mended
 
     def _completed(self, episode: Episode, num_observations: int) -> Episode:
-        """Returns the episode with flags that say how it ends, and with a final observation or one step less."""
+        """Returns the episode with flags that say how it ends, and with a final observation or without its last
+        step."""
         mend, id = self._report.add, episode.id
         if (episode.terminated & episode.truncated).any():
-            mend("mended", "a step is both terminated and truncated: terminated", id)
+            mend("mended", "a step is both terminated and truncated; it counts as terminated", id)
             episode = episode._replace(truncated=episode.truncated & ~episode.terminated)
         if not (episode.terminated[-1] or episode.truncated[-1]):
-            mend("mended", "no flag says how it ends: truncated", id)
+            mend("mended", "no flag says how it ends; it counts as truncated", id)
             truncated = episode.truncated.copy()
             truncated[-1] = True
             episode = episode._replace(truncated=truncated)
         if num_observations > episode.length:
             return episode
-        what = "the last one stands for it, since it terminated" if episode.terminated[-1] else "a step less is kept"
+        what = (
+            "the last one is used instead, since the episode terminated"
+            if episode.terminated[-1]
+            else "its last step is dropped"
+        )
         mend("mended", f"its final observation is missing: {what}", id)
         return without_final_observation(*episode)
 
     def _rewards(self, episode: Episode) -> np.ndarray:
         rewards = np.asarray(episode.rewards)
         if rewards.dtype.kind not in "fiub":
-            raise UnusableError(f"its rewards are of dtype {rewards.dtype}, which cannot be made float32")
+            raise UnusableError(f"its rewards have dtype {rewards.dtype}, which cannot be converted to float32")
         if rewards.ndim == 2 and rewards.shape[1] == 1:
             rewards = rewards[:, 0]
         if rewards.ndim not in (1, 2):
-            raise UnusableError(f"its rewards have shape {list(rewards.shape)}, and [T] or [T, R] is expected")
+            raise UnusableError(f"its rewards have shape {list(rewards.shape)}, but [T] or [T, R] is expected")
         if self._reward_shape is None:
             self._reward_shape = rewards.shape[1:]
         if rewards.shape[1:] != self._reward_shape:
             one, other = list(rewards.shape[1:]), list(self._reward_shape)
-            raise UnusableError(f"its rewards have shape {one} in each step, and {other} is expected")
+            raise UnusableError(f"its rewards have shape {one} in each step, but {other} is expected")
         if rewards.dtype != np.float32:
-            self._report.add("mended", f"rewards of dtype {rewards.dtype} are made float32", episode.id)
+            self._report.add("mended", f"rewards of dtype {rewards.dtype} are converted to float32", episode.id)
         with np.errstate(over="ignore"):  # an overflow is reported by the check for finite values
             return rewards.astype(np.float32)
 
@@ -188,7 +193,7 @@ class EpisodeForm:
         leaves, there, here = self._leaves[kind], nest.paths(values), nest.paths(self._leaves[kind])
         if there != here:
             one, other = ("one array" if paths == [""] else ", ".join(paths) for paths in (there, here))
-            raise UnusableError(f"its {kind}s are {one}, and {other} is expected")
+            raise UnusableError(f"its {kind}s are {one}, but {other} is expected")
         cast = [
             self._cast_leaf(value, leaf, name, id)
             for (name, value), leaf in zip(nest.named_leaves(values, kind), nest.leaves(leaves))
@@ -197,20 +202,20 @@ class EpisodeForm:
 
     def _cast_leaf(self, value: np.ndarray, leaf: LeafForm, name: str, id: str) -> np.ndarray:
         if value.shape[1:] != leaf.shape and math.prod(value.shape[1:]) == math.prod(leaf.shape) == 1:
-            shapes = f"shape {list(value.shape[1:])} is made {list(leaf.shape)}"
+            shapes = f"shape {list(value.shape[1:])} is changed to {list(leaf.shape)}"
             self._report.add("mended", f"{name} of {shapes}", id)
             value = value.reshape(-1, *leaf.shape)
         if value.shape[1:] != leaf.shape:
             one, other = list(value.shape[1:]), list(leaf.shape)
-            raise UnusableError(f"{name} has shape {one} in each step, and {other} is expected")
+            raise UnusableError(f"{name} has shape {one} in each step, but {other} is expected")
         if value.dtype != leaf.dtype:
             if value.dtype.kind not in "fiub":
-                raise UnusableError(f"{name} is of dtype {value.dtype}, which cannot be made {leaf.dtype}")
+                raise UnusableError(f"{name} has dtype {value.dtype}, which cannot be converted to {leaf.dtype}")
             with np.errstate(over="ignore", invalid="ignore"):
                 cast = value.astype(leaf.dtype)
             if leaf.dtype.kind != "f" and not np.array_equal(cast, value):
-                raise UnusableError(f"{name} is of dtype {value.dtype}, and {leaf.dtype} cannot hold its numbers")
-            self._report.add("mended", f"{name} of dtype {value.dtype} is made {leaf.dtype}", id)
+                raise UnusableError(f"{name} has dtype {value.dtype}, but {leaf.dtype} cannot hold its values")
+            self._report.add("mended", f"{name} of dtype {value.dtype} is converted to {leaf.dtype}", id)
             value = cast
         outside = _out_of_range(value, leaf.space)
         if outside is not None:
@@ -246,7 +251,7 @@ def _flags(flags: Any, name: str) -> np.ndarray:
         flags = flags[:, 0]
     if flags.ndim != 1 or flags.dtype.kind not in "biuf":
         raise UnusableError(
-            f"{name} has shape {list(flags.shape)} and dtype {flags.dtype}; each step needs one number, 0 or 1"
+            f"{name} has shape {list(flags.shape)} and dtype {flags.dtype}; each step needs one value, 0 or 1"
         )
     other = flags[(flags != 0) & (flags != 1)]
     if len(other):
@@ -255,7 +260,7 @@ def _flags(flags: Any, name: str) -> np.ndarray:
 
 
 def _out_of_range(values: np.ndarray, space: Any) -> Any:
-    """Returns the first of `values` outside an integer space; None if all lie inside, or the space has no integers."""
+    """Returns the first of `values` outside an integer space; None if all are inside, or the space has no integers."""
     if isinstance(space, spaces.Discrete):
         low, count = space.start, space.n
     elif isinstance(space, spaces.MultiDiscrete):

@@ -17,7 +17,7 @@ MEMINFO, CGROUP_LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 
 
 class NotEnoughMemory(UsageError):
-    """Data are not damaged, but do not fit in the available memory."""
+    """Raised for data that are not damaged, but do not fit in the available memory."""
 
 
 def check_expansion(declared: int, stored: int, name: str) -> None:
@@ -33,8 +33,8 @@ def check_expansion(declared: int, stored: int, name: str) -> None:
     """
     if declared > max(SMALL, MAX_EXPANSION * stored):
         raise UsageError(
-            f"{name} declares {_size(declared)} of content and has {_size(stored)}; it is damaged, or made to exhaust "
-            "memory: fetch it again, or write it without compression"
+            f"{name} declares {_size(declared)} of content but has {_size(stored)}; it is damaged, or made to exhaust "
+            "memory: download it again, or write it without compression"
         )
 
 
@@ -51,8 +51,8 @@ def check_memory(num_bytes: int, name: str) -> None:
     at_hand = memory_at_hand()
     if num_bytes > at_hand:
         raise NotEnoughMemory(
-            f"{name} takes {_size(num_bytes)} of memory, and {_size(at_hand)} are at hand; free memory, or split the "
-            "file"
+            f"{name} needs {_size(num_bytes)} of memory, but only {_size(at_hand)} are available; free memory, or "
+            "split the file"
         )
 
 
@@ -67,7 +67,7 @@ def stored_values(metadata: Any) -> list[tuple[str, int]]:
 
 
 def check_nest(values: Any, name: str) -> None:
-    """Checks that a nest has at most `MAX_PARTS` parts, because a file's shared parts may multiply without end.
+    """Checks that a nest has at most `MAX_PARTS` parts, because shared parts of a file may be expanded without limit.
 
     Args:
       values: nest of dicts, tuples and lists.
@@ -97,9 +97,9 @@ def check_tensor(value: Any, name: str) -> torch.Tensor:
       UsageError: the value is not a contiguous tensor.
     """
     if not isinstance(value, torch.Tensor):
-        raise UsageError(f"{name} is a {type(value).__name__}, and a tensor is expected; write the file again")
+        raise UsageError(f"{name} is a {type(value).__name__}, but a tensor is expected; write the file again")
     if value.layout != torch.strided or value.device.type != "cpu" or not value.is_contiguous() or value.is_quantized:
-        raise UsageError(f"{name} is no plain tensor ({list(value.shape)}, {value.dtype}); write the file again")
+        raise UsageError(f"{name} is not a plain tensor ({list(value.shape)}, {value.dtype}); write the file again")
     return value.detach()
 
 

@@ -1,6 +1,6 @@
 """Outputs for data sets: a directory in alfish's own layout, or a Minari data set in HDF5.
 
-In both, an error leaves no files, and the data set gets its name when it is complete (`writer`).
+For both, no files remain after an error, and the data set gets its name when it is complete (`writer`).
 """
 
 import os
@@ -41,8 +41,7 @@ def open_writer(output: str, spaces: Spaces = NO_SPACES, env_spec: EnvSpec | Non
         return MinariWriter(where, spaces, env_spec)
     if colon and scheme in SCHEMES:
         raise UsageError(
-            f"{output!r} can be read and not written; a data set is written to a directory, or to "
-            "minari:namespace/name-v0"
+            f"{output!r} can only be read; a data set can be written to a directory, or to minari:namespace/name-v0"
         )
     return DataSetWriter(output, spaces)
 
@@ -58,7 +57,9 @@ def rebuildable(env_spec: EnvSpec | None) -> EnvSpec | None:
     try:
         gymnasium.make(plain, disable_env_checker=True).close()
     except Exception as error:  # the code of the environment or of a wrapper may raise anything
-        logging.warning("The data set does not say how %s is made, which fails: %s", plain.id, first_line(error))
+        logging.warning(
+            "The data set does not record how to make %s, because describing it failed: %s", plain.id, first_line(error)
+        )
         return None
     return plain
 
@@ -98,20 +99,20 @@ class MinariWriter(EpisodeWriter):
             parse_dataset_id(dataset_id)
         except (ValueError, TypeError) as error:  # TypeError if the id has no version
             raise UsageError(
-                f"{dataset_id!r} is no name of a Minari data set; one looks like namespace/name-v0"
+                f"{dataset_id!r} is not the name of a Minari data set, which looks like namespace/name-v0"
             ) from error
         for kind, space in zip(Spaces._fields, data_spaces):
             if (key := next(_groups_of_hdf5(space), None)) is not None:
                 raise UsageError(
-                    f"minari:{dataset_id} cannot store the {kind} {key!r}, in which HDF5 takes '/' for a group; name a "
-                    "directory as output, or rename the key"
+                    f"minari:{dataset_id} cannot store the {kind} {key!r}, because '/' separates groups in HDF5; write "
+                    "to a directory instead, or rename the key"
                 )
         self._id, self._spaces, self._env_spec = dataset_id, data_spaces, env_spec
         self._path = get_dataset_path(dataset_id)
         if self._path.exists():
             raise UsageError(
-                f"minari:{dataset_id} is there already ({self._path}); choose another name or version, or move that "
-                "one away"
+                f"minari:{dataset_id} already exists ({self._path}); choose another name or version, or move the "
+                "existing one away"
             )
         making = temporary_of(get_dataset_path() / dataset_id.replace("/", "-"))
         super().__init__(f"minari:{dataset_id}", making)
@@ -162,7 +163,7 @@ class MinariWriter(EpisodeWriter):
                 env=self._env_spec,
                 observation_space=self._spaces.observation,
                 action_space=self._spaces.action,
-                description="written by alfish, which says in the entry 'alfish' how it came about",
+                description="written by alfish; the entry 'alfish' records its origin",
                 data_format="hdf5",
                 jpeg_encoding=False,
             )

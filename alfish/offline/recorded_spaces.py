@@ -1,4 +1,4 @@
-"""Spaces of recorded data: compared with an environment's spaces, and stored in files."""
+"""Spaces of recorded data: comparison with an environment's spaces, and storage in files."""
 
 import math
 from collections.abc import Mapping
@@ -85,19 +85,18 @@ def check_rewards(found: int, wanted: int, name: str) -> None:
       UsageError: the numbers differ; the message gives both, and names the data.
     """
     if found != wanted:
-        has, needs = (f"have {size} entries" if size else "are one number" for size in (found, wanted))
+        has, needs = (f"have {size} entries" if size else "are scalars" for size in (found, wanted))
         raise UsageError(
-            f"the rewards of {name} {has}, and the environment's {needs}; name the environment that the data were "
-            "recorded in, and its make_environment.rewards"
+            f"the rewards of {name} {has}, but the environment's rewards {needs}; give the environment that the data "
+            "were recorded in, and its make_environment.rewards"
         )
 
 
 def check_fit(data: Spaces, environment: Spaces, name: str, whose: str = "the environment's") -> None:
-    """Checks that data can be used as the environment's without conversion.
+    """Checks that data can be used as data of the environment without conversion.
 
     Bounds of observations may differ, and float64 may be float32, because algorithms see neither bounds nor float64.
-    Bounds of actions may not differ, because they define the units. The data need not have the environment's action
-    mask.
+    Bounds of actions may not differ, because they define the units. The data may lack the environment's action mask.
 
     Args:
       data: spaces of the data, which messages call `name`; None fits every space.
@@ -112,15 +111,15 @@ def check_fit(data: Spaces, environment: Spaces, name: str, whose: str = "the en
     ):
         if there is not None and here is not None and not fits(there, here):
             raise UsageError(
-                f"the {kind} of {name} are {_shown(there)}, and {whose} are {_shown(here)}; name the environment "
-                "that the data were recorded in, wrapped as it was then"
+                f"the {kind} of {name} are {_shown(there)}, but {whose} are {_shown(here)}; give the environment that "
+                "the data were recorded in, with the same wrappers"
             )
 
 
 def differences(data: Spaces, environment: Spaces) -> list[str]:
     """Returns sentences on the differences that `check_fit` allows, each with both spaces."""
     return [
-        f"the {kind} are declared as {_shown(there)}, the environment's are {_shown(here)}"
+        f"the {kind} are declared as {_shown(there)}, but the environment's are {_shown(here)}"
         for kind, there, here in zip(("observations", "actions"), data, environment)
         if there is not None and here is not None and not any(_same(there, form) for form in (here, *unmasked(here)))
     ]
@@ -150,7 +149,7 @@ def to_json(space: spaces.Space | None) -> Any:
         return {"type": "MultiDiscrete", "nvec": nvec, "start": start, "dtype": str(space.dtype)}
     if isinstance(space, specs.ActionMask):
         return {"type": "ActionMask", "n": space.n}
-    assert isinstance(space, spaces.MultiBinary), f"{space} is no space that alfish learns from"
+    assert isinstance(space, spaces.MultiBinary), f"{space} is not a space that alfish supports"
     return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else [int(size) for size in space.n]}
 
 
@@ -163,7 +162,7 @@ def from_json(value: Any) -> spaces.Space | None:
     if value is None:
         return None
     if _size(value) > MAX_SIZE:
-        raise ValueError(f"a space of {_size(value):,} numbers cannot be learned from")
+        raise ValueError(f"a space of {_size(value):,} numbers is not supported")
     kind = value["type"]
     if kind == "Dict":
         return spaces.Dict({key: from_json(child) for key, child in value["spaces"].items()})  # type: ignore[misc]
@@ -172,7 +171,7 @@ def from_json(value: Any) -> spaces.Space | None:
     if kind == "Box":
         dtype, shape = np.dtype(value["dtype"]), tuple(value["shape"])
         if dtype.kind not in "biuf":
-            raise ValueError(f"a Box of shape {shape} and {dtype} cannot be learned from")
+            raise ValueError(f"a Box of shape {shape} and {dtype} is not supported")
         low, high = (
             np.broadcast_to(np.vectorize(_number(dtype), otypes=[dtype])(np.array(value[end], object)), shape)
             for end in ("low", "high")
@@ -186,7 +185,7 @@ def from_json(value: Any) -> spaces.Space | None:
         return spaces.MultiBinary(value["n"])
     if kind == "ActionMask":
         return specs.ActionMask(value["n"])
-    raise ValueError(f"{kind!r} is no space")
+    raise ValueError(f"{kind!r} is not a space")
 
 
 def _size(value: Any) -> int:
@@ -201,7 +200,7 @@ def _integers(value: Any) -> dict[str, Any]:
     """Returns the argument `dtype` of a space of integers in JSON's types, if the dtype is not int64."""
     dtype = np.dtype(value.get("dtype", "int64"))  # older files have no dtype
     if dtype.kind not in "iu":
-        raise ValueError(f"{value['type']} of {dtype} is no space of integers")
+        raise ValueError(f"{value['type']} of {dtype} is not a space of integers")
     return {} if dtype == np.int64 else {"dtype": dtype.type}  # in gymnasium 1.1, Discrete does not take a dtype
 
 

@@ -1,4 +1,4 @@
-"""Reads several sources through one validator, and chooses the episodes that a buffer keeps.
+"""Reads several sources with one validator, and selects the episodes that a buffer keeps.
 
 A buffer keeps the episodes that fit, the best of them, and held-out episodes.
 """
@@ -43,7 +43,9 @@ class SourceReading:
         policy: str = "raise",
     ):
         if isinstance(sources, str) or not sources:
-            raise UsageError(f"the sources are {sources!r}; give a list of at least one, as ['minari:name']")
+            raise UsageError(
+                f"the sources are {sources!r}; give a list with at least one source, such as ['minari:name']"
+            )
         self.sources = [open_source(source, environment) if isinstance(source, str) else source for source in sources]
         self.report = DataReport(" + ".join(source.name for source in self.sources))
         spaces, whose = environment, "the environment's"
@@ -120,10 +122,10 @@ def _fitting(reading: SourceReading, length: int | None) -> list[Episode]:
             num_rows += episode.length + 1
     report = reading.report
     for id in left_out:
-        report.add("warning", f"it does not fit in OfflineBuffer.length = {length:,} rows, and is left out", id)
+        report.add("warning", f"it does not fit into OfflineBuffer.length = {length:,} rows, and is left out", id)
     if not fitting:
         raise UsageError(
-            f"OfflineBuffer.length is {length}, and the first episode of {report.name} has more rows; raise it"
+            f"OfflineBuffer.length is {length}, but the first episode of {report.name} has more rows; raise it"
         )
     return fitting
 
@@ -132,8 +134,8 @@ def _best(episodes: list[Episode], fraction: float) -> list[Episode]:
     """Returns the episodes with the greatest undiscounted returns, in their order."""
     if fraction < 1 and episodes[0].rewards.ndim > 1:
         raise UsageError(
-            "OfflineBuffer.top_fraction ranks episodes by their returns, and these rewards are vectors of "
-            f"{episodes[0].rewards.shape[1]}; set it to 1, or choose episodes when they are recorded"
+            "OfflineBuffer.top_fraction ranks episodes by their returns, but these rewards are vectors of "
+            f"{episodes[0].rewards.shape[1]}; set it to 1, or select episodes when you record them"
         )
     number = max(1, round(fraction * len(episodes)))
     returns = np.array([episode.rewards.sum(dtype=np.float64) for episode in episodes])
@@ -145,7 +147,8 @@ def _split(episodes: list[Episode], fraction: float, name: str) -> tuple[list[Ep
     number = math.ceil(fraction * len(episodes))
     if number and number >= len(episodes):
         raise UsageError(
-            f"OfflineBuffer.holdout_fraction is {fraction}, and {name} has {len(episodes)} episodes to split; lower it"
+            f"OfflineBuffer.holdout_fraction is {fraction}, but {name} has only {len(episodes)} episodes to split; "
+            "lower it"
         )
     held_out = {int((k + 0.5) * len(episodes) / number) for k in range(number)}
     return [e for i, e in enumerate(episodes) if i not in held_out], [episodes[i] for i in sorted(held_out)]

@@ -1,4 +1,4 @@
-"""Checks every episode before training, mends faults that have one right correction, and reports the rest.
+"""Checks every episode before training, corrects faults that have a unique correction, and reports all other faults.
 
 Four kinds of findings:
 1. errors of form: a missing field, lengths that do not fit, another nest or shape, a dtype that cannot be cast, an
@@ -6,8 +6,8 @@ Four kinds of findings:
    mask forbids. An episode with such an error can never be used.
 2. errors of content, which the policy 'warn' lets pass: values that are not finite (kept), an end before the last step
    (the episode is split there), Box actions out of bounds (clipped).
-3. mended faults: float64 and integers in other dtypes than the stream's (cast), both flags at once (terminated), no
-   flag at the end (truncated), T observations in place of T+1 (see `without_final_observation`), Box actions out of
+3. corrected faults: float64 and integers in other dtypes than the stream's (cast), both flags at once (terminated), no
+   flag at the end (truncated), T observations instead of T+1 (see `without_final_observation`), Box actions out of
    bounds by up to 1e-6 (clipped), empty episodes (left out).
 4. warnings: see `Survey.warn`.
 """
@@ -28,7 +28,7 @@ from alfish.offline.recorded_spaces import NO_SPACES, Spaces
 
 
 class Survey:
-    """Counts episodes that passed, and warns at the end.
+    """Counts valid episodes, and adds warnings at the end.
 
     Args:
       form: form of the episodes.
@@ -60,7 +60,7 @@ class Survey:
         """Adds warnings to the report.
 
         The warnings name action entries at their bounds, which a tanh policy never reaches; action entries that never
-        change; rewards that are all 0; and episodes that begin alike, as with one seed.
+        change; rewards that are all 0; and episodes that begin with the same observation, as with a single seed.
         """
         warn = self._report.add
         if self._num_at_bounds:
@@ -82,17 +82,17 @@ class Survey:
         if alike:
             warn(
                 "warning",
-                f"{alike:,} of {self._report.num_kept:,} episodes begin with an observation that another begins with; "
-                "were they recorded with one seed?",
+                f"{alike:,} of {self._report.num_kept:,} episodes begin with the same observation as another episode; "
+                "were they recorded with the same seed?",
             )
 
 
 POLICIES = ("raise", "drop_episode", "warn")
 MISFIT_FRACTION = 0.9  # if at least this fraction of the episodes has errors, the data come from another environment
-NO_ENVIRONMENT = "name the environment of these data with --env_id (OfflineBuffer.env_id), or write them again"
+NO_ENVIRONMENT = "give the environment of these data with --env_id (OfflineBuffer.env_id), or write the data again"
 OTHER_ENVIRONMENT = (
-    "they do not fit the environment that was named: name the one that they were recorded in, wrapped as it was then, "
-    "or write them again"
+    "they do not fit the given environment: give the one that they were recorded in, with the same wrappers, or write "
+    "the data again"
 )
 CLIPPED_SILENTLY = 1e-6  # about the rounding of float32 in a conversion of units
 
@@ -108,7 +108,7 @@ class Validator:
       is_named: whether the spaces are those of an environment that the user named.
 
     Raises:
-      UsageError: the policy does not exist, or a space cannot be learned from.
+      UsageError: the policy does not exist, or a space is not supported.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Validator:
                 self._survey.add(part)
                 yield part
             else:
-                self.report.add("mended", "it is empty, and left out", part.id)
+                self.report.add("mended", "it is empty and left out", part.id)
 
     def finish(self) -> None:
         """Adds the warnings of `Survey`; called after the last episode.
@@ -163,19 +163,21 @@ class Validator:
         if report.num_kept:
             self._survey.warn()
         if report.found("error") and self._policy == "raise":
-            remedy = "mend the data, or leave these episodes out with the policy 'drop_episode'"
+            remedy = "fix the data, or leave these episodes out with the policy 'drop_episode'"
             if report.num_bad - self._num_unreadable >= MISFIT_FRACTION * report.num_read:
                 remedy = self._misfit_remedy
             raise UsageError(
-                f"{report.name}: {report.num_bad:,} of {report.num_read:,} episodes are not fit to learn from: "
+                f"{report.name}: {report.num_bad:,} of {report.num_read:,} episodes cannot be used: "
                 f"{report.sentences('error')}; {remedy}"
             )
         if not report.num_kept:
             why = report.sentences("mended") or "there is none"
             if report.found("error"):
-                remedy = "write or fetch them again" if self._num_unreadable == report.num_bad else self._misfit_remedy
+                remedy = (
+                    "write or download them again" if self._num_unreadable == report.num_bad else self._misfit_remedy
+                )
                 why = f"{report.sentences('error')}; {remedy}"
-            raise UsageError(f"{report.name} holds no episode to learn from: {why}")
+            raise UsageError(f"{report.name} has no usable episode: {why}")
 
     def _faults(self, episode: Episode) -> Iterator[tuple[str, str, np.ndarray | None]]:
         """Yields the faults that the policy 'warn' tolerates: the fault, its treatment, the values to show."""

@@ -6,7 +6,7 @@
         def __init__(self, ..., gamma: UnitInterval = 0.99, num_layers: PositiveInt = 2, mode: Literal["a", "b"] = "a"):
 
 `PPO(..., gamma=1.5)` raises "PPO.gamma is 1.5; it must be a number in [0, 1]", and reading the binding in a gin file
-raises the same error. Defaults are not checked. Values that are not plain are accepted, except for classes in place of
+raises the same error. Defaults are not checked. Values that are not plain are accepted, except for classes instead of
 objects.
 """
 
@@ -27,8 +27,8 @@ T = TypeVar("T")
 def checked(thing: T) -> T:
     """Decorates a class or function so that each call checks its arguments against their annotations.
 
-    A whole number given as a float (1e6) becomes an int if the annotation is int. 0 and 1 become a bool if the
-    annotation is bool.
+    A float with an integer value (1e6) becomes an int if the annotation is int. 0 and 1 become a bool if the annotation
+    is bool.
 
     Raises:
       UsageError: raised by the decorated call, if an argument is not of the annotated kind, or is outside its range.

@@ -1,8 +1,8 @@
-"""Description of a Trainer that Python built, as the gin configuration that builds it again.
+"""Describes a Trainer that was built in Python as a gin configuration that rebuilds it.
 
 A part is a class or function of a module, or a `functools.partial` of one. The arguments of a partial apply to its part
-only, so each part has a scope of its own: `algorithm/alfish.algorithms.PPO.gamma = 0.98`. A part without a name in gin
-is named in a comment, `# part: my_lab.nets:Net`, and registered before the text is parsed.
+only, so each part has a separate scope: `algorithm/alfish.algorithms.PPO.gamma = 0.98`. A part without a name in gin is
+named in a comment, `# part: my_lab.nets:Net`, and registered before the text is parsed.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from alfish.parameters.checking import checked
 CONFIG_FILE = "config.gin"  # file in a run's directory, with the configuration as the user gave it
 OPERATIVE_FILE = "operative_config.gin"  # file in a run's directory, with every default in force
 PART = re.compile(r"^# part: ([\w.]+):([\w.]+)$", re.MULTILINE)
-HEADER = "# Made from a Trainer that was built in Python.\n"
+HEADER = "# Generated from a Trainer that was built in Python.\n"
 
 # Module and qualified name of each part registered here, by its name in gin.
 _REGISTERED: dict[str, tuple[str, str]] = {}
@@ -38,7 +38,8 @@ def as_gin(arguments: Mapping[str, Any]) -> str:
     A part that cannot be described becomes a reference to `undescribed`, which raises when the part is needed.
 
     Args:
-      arguments: arguments of the Trainer, by name. Arguments that gin binds now are described by their bindings.
+      arguments: arguments of the Trainer, by name. Arguments that are currently bound by gin are described by their
+        bindings.
     """
     bound = gin.get_bindings("alfish.Trainer", resolve_references=False)
     in_force = gin_internals.config_text()
@@ -68,15 +69,15 @@ def register(module: str, name: str) -> None:
       name: qualified name inside the module.
 
     Raises:
-      UsageError: the module defines no such class or function. A name that the module only imports does not count, so
-        that the configuration of another person reaches no other module through this one.
+      UsageError: the module defines no such class or function. A name that the module only imports is not accepted, so
+        that the configuration of another person cannot reach other modules through this one.
     """
     part: Any = sys.modules[module]
     for attribute in name.split("."):
         part = getattr(part, attribute, None)
     is_part = inspect.isclass(part) or (inspect.isfunction(part) and "." not in name)
     if not is_part or (part.__module__, part.__qualname__) != (module, name):
-        remedy = "; define it in a module of its own, because each program is its own `__main__`"
+        remedy = "; define it in a separate module, because `__main__` is a different module in each program"
         raise UsageError(f"there is no class or function {name!r} in {module}{remedy * (module == '__main__')}")
     selector = f"{module}.{name}"
     if gin_internals.selector_of(part) is None:
@@ -97,7 +98,7 @@ def registered() -> list[tuple[str, str]]:
 @gin.configurable(module="alfish")
 @checked
 def undescribed(*args: Any, what: str = gin.REQUIRED, **kwargs: Any) -> Any:
-    """Replaces a part of a Trainer that a configuration cannot name.
+    """Placeholder for a part of a Trainer that a configuration cannot refer to.
 
     Args:
       what: name of the part, and the reason.
@@ -106,15 +107,15 @@ def undescribed(*args: Any, what: str = gin.REQUIRED, **kwargs: Any) -> Any:
       UsageError: always.
     """
     raise UsageError(
-        f"{what}, which no configuration can name: build the Trainer again in Python with this root_dir and call "
-        "load_policy, or train with classes and functions of modules and plain arguments"
+        f"{what}, which no configuration can refer to: construct the Trainer in Python with this root_dir and call "
+        "load_policy, or train with module-level classes and functions and plain arguments"
     )
 
 
 @gin.configurable(module="alfish")
 @checked
 def absent(*args: Any, reason: str = gin.REQUIRED, **kwargs: Any) -> Any:
-    """Replaces a part of a saved configuration that could not be imported, in case the policy does not need it.
+    """Placeholder for a part of a saved configuration that could not be imported, in case the policy does not need it.
 
     Args:
       reason: sentence of the error.

@@ -26,7 +26,7 @@ def literal(text: str) -> Any:
 
 ENDS = "num_env_steps|num_iterations|num_updates|wall_seconds|stop_at"
 BUDGET_LINE = re.compile(rf"^Trainer\.({ENDS}) = .*$", re.MULTILINE)
-MAX_EXPANDED = 2**22  # letters that macros of one configuration may become
+MAX_EXPANDED = 2**22  # maximum number of characters of a configuration after its macros are expanded
 MAX_MACROS = 100  # maximum depth of macros within macros
 
 
@@ -62,12 +62,12 @@ def _lines(config: str) -> list[str]:
 
 
 def _without_macros(lines: Sequence[str]) -> list[str]:
-    """Returns lines with the values of macros in place of macros, and without their definitions.
+    """Returns lines with the values of macros instead of macros, and without their definitions.
 
     A macro that refers to itself stays.
 
     Raises:
-      UsageError: the values have more than `MAX_EXPANDED` letters, or macros are nested more than `MAX_MACROS` deep.
+      UsageError: the values have more than `MAX_EXPANDED` characters, or macros are nested more than `MAX_MACROS` deep.
     """
     found = [BINDING.fullmatch(line) for line in lines]
     macros = {one[1]: one[2] for one in found if one and "." not in one[1]}
@@ -88,7 +88,7 @@ def _without_macros(lines: Sequence[str]) -> list[str]:
                 whole[name] = resolved(macros[name], (*within, name))
             left -= len(whole[name])
             if left < 0:  # checked before expansion: 40 macros with two references each expand to 2**40 letters
-                raise UsageError(f"macros have values of more than {MAX_EXPANDED:,} letters, as %{name} has")
+                raise UsageError(f"macros have values of more than {MAX_EXPANDED:,} characters, as %{name} has")
             return whole[name]
 
         return QUOTED_OR_MACRO.sub(replaced, value)
@@ -97,7 +97,7 @@ def _without_macros(lines: Sequence[str]) -> list[str]:
 
 
 def _canonical(value: str) -> str:
-    """Returns one text for equal values: whole floats as ints, lists as tuples, and dicts with sorted entries."""
+    """Returns one text for equal values: integral floats as ints, lists as tuples, and dicts with sorted entries."""
     try:
         return pprint.pformat(_plain(literal(value)), width=sys.maxsize)
     except (ValueError, RecursionError):  # the value has a reference, or is nested too deeply

@@ -20,7 +20,7 @@ def held(brief: bool = False) -> Iterator[None]:
       brief: whether the context ends soon, so that other threads wait for it.
 
     Raises:
-      UsageError: another thread holds the settings, and not briefly.
+      UsageError: another thread holds the settings for longer than a short time.
     """
     global _is_long
     _acquire()
@@ -43,6 +43,7 @@ def _acquire() -> None:
     while not _lock.acquire(timeout=0 if _is_long else POLL_SECONDS):
         if _is_long:
             raise UsageError(
-                "another thread of this process trains or has a run open, and a process has one configuration and one "
-                "set of random generators; wait for its end, or train in several processes, as `alfish sweep` does"
+                "another thread of this process trains or has a run open, but a process has only one configuration and "
+                "one set of random generators; wait until it has finished, or train in several processes, as `alfish "
+                "sweep` does"
             )

@@ -1,4 +1,4 @@
-"""Internal names of gin-config, which a new version may change. No other module of alfish uses such names.
+"""Access to internal names of gin-config, which a new version may change. No other module of alfish uses such names.
 
 Each function looks up its names when it is called. So `import alfish` and Trainers built in Python work with a
 gin-config in which a name has moved; only reading a configuration raises `GinChanged`.
@@ -22,7 +22,7 @@ Key = tuple[str, str]  # a scope ('a/b', or ''), and a selector
 
 
 class GinChanged(RunError):
-    """The installed gin-config lacks a name that alfish uses."""
+    """Raised if the installed gin-config lacks a name that alfish uses."""
 
 
 def _name_of(name: str, module: str = "gin.config") -> Any:
@@ -56,7 +56,7 @@ def keep_sentences() -> None:
 def config_text() -> str:
     """Returns the configuration in gin's normal form, with the entries of dicts in their order.
 
-    gin would sort the entries, but their order may have a meaning: for example the entries of a reward.
+    gin would sort the entries, but their order may be meaningful, for example for the entries of a reward.
     """
     if not gin.config_str():
         return ""

@@ -40,7 +40,7 @@ VARIABLE = "ALFISH_ALLOW_IMPORT"
 
 
 class ImportPolicy(NamedTuple):
-    """Policy on what the saved configuration in force may import besides alfish's own modules.
+    """Policy on what the saved configuration in force may import in addition to alfish's modules.
 
     Attributes:
       allowed: names of modules that the user allows.
@@ -148,8 +148,8 @@ def import_named(module: str, where: str) -> ModuleType:
         if missing and _is_in(module, (missing,)):
             raise _absent(module, where) from None
         raise UsageError(
-            f"{where} imports {module!r}, and that raises {type(error).__name__}: {first_line(error)}; "
-            f"`python -c 'import {module}'` shows where"
+            f"{where} imports {module!r}, which raises {type(error).__name__}: {first_line(error)}; `python -c 'import "
+            f"{module}'` shows where"
         ) from error
 
 
@@ -183,8 +183,8 @@ def _absent(module: str, where: str) -> UsageError:
     if module.endswith(".py"):
         name = os.path.basename(module).removesuffix(".py")
         return UsageError(
-            f"{where} imports {module!r}, which is a file and no module; write {name!r} before the colon, and start in "
-            "the directory that has it"
+            f"{where} imports {module!r}, which is a file and not a module; write {name!r} before the colon, and start "
+            "in the directory that has it"
         )
     return UsageError(
         f"{where} imports {module!r}, which is not installed or not on PYTHONPATH; install it, or start in the "
@@ -203,7 +203,9 @@ def _is_found(module: str) -> bool:
 def _refusal(module: str, where: str, verb: str) -> UsageError:
     package = module.partition(".")[0]
     if package == "alfish":
-        return UsageError(f"{where} {verb} {module!r}, which holds no parts of Trainers; remove that line")
+        return UsageError(
+            f"{where} {verb} {module!r}, which has no configurable classes or functions; remove that line"
+        )
     policy = _POLICY.get()
     remark = f"; {policy.remark}" if policy is not None and policy.remark else ""
     allowed_by = f"--allow_import={package}" if is_command() else f"allow_import=[{package!r}]"

@@ -40,14 +40,15 @@ class Range(NamedTuple):
         return math.isfinite(number) and not is_low and not is_high
 
     def words(self, noun: str) -> str:
-        """Returns a description of the range; `noun` is 'number' or 'whole number'."""
+        """Returns a description of the range; `noun` is 'number' or 'integer'."""
+        article = "an" if noun == "integer" else "a"
         if math.isinf(self.low) and math.isinf(self.high):
-            return f"a {'finite ' * (noun == 'number')}{noun}"
+            return "an integer" if noun == "integer" else f"a finite {noun}"
         if math.isinf(self.high):
-            return f"a positive {noun}" if self == POSITIVE else f"a {noun} {self._least()}"
+            return f"a positive {noun}" if self == POSITIVE else f"{article} {noun} {self._least()}"
         if math.isinf(self.low):
-            return f"a {noun} {'below' if self.below else 'of at most'} {self.high}"
-        return f"a {noun} in {'[('[self.above]}{self.low}, {self.high}{'])'[self.below]}"
+            return f"{article} {noun} {'below' if self.below else 'of at most'} {self.high}"
+        return f"{article} {noun} in {'[('[self.above]}{self.low}, {self.high}{'])'[self.below]}"
 
     def _least(self) -> str:
         return f"{'above' if self.above else 'of at least'} {self.low}"
@@ -69,7 +70,7 @@ NonNegativeInt = Annotated[int, Range(0)]
 PLAIN = (numbers.Number, str, bytes, bool, NoneType, os.PathLike, list, tuple, dict, set)
 SEQUENCES = (collections.abc.Sequence, list, tuple)
 WORDS = {
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
     bool: "True or False",
     str: "text in quotes",
@@ -87,7 +88,7 @@ def mistake(value: Any, annotation: Any, refers: Refers = lambda value, kind: No
     """Returns a sentence that says what a parameter takes, or None if it takes, or may take, this value."""
     kinds = members(annotation)
     if takes_schedule(kinds) and inspect.isclass(value):
-        return f"it takes an object: write {value.__name__}(...)"
+        return f"it requires an object: write {value.__name__}(...)"
     if not any(_fits(value, kind, refers) for kind in kinds):
         words = wanted(value, kinds, refers)
         return words if is_command() else words.replace(WORDS[collections.abc.Callable], "a class or function")
@@ -97,7 +98,7 @@ def mistake(value: Any, annotation: Any, refers: Refers = lambda value, kind: No
 
 
 def takes_schedule(kinds: list[Any]) -> bool:
-    """Returns True if the kinds are a number and, in its place, a function of progress."""
+    """Returns True if the kinds are a number or a function of progress."""
     has_number = any(ranges_of(kind) or bare(kind) in (int, float) for kind in kinds)
     return has_number and any(typing.get_origin(bare(kind)) is collections.abc.Callable for kind in kinds)
 
@@ -110,10 +111,10 @@ def _schedule_mistake(schedule: Callable[..., Any], kinds: list[Any]) -> str | N
                 try:
                     value = schedule(progress)
                 except TypeError:
-                    return f"it must be {_plain_words(kind)}, or a function of progress, a number from 0 to 1"
+                    return f"it must be {_plain_words(kind)}, or a function of progress (a number from 0 to 1)"
                 # A schedule may reach the excluded end of a range: a clip range may shrink to 0.
                 if not is_number(value) or value not in one._replace(above=False, below=False):
-                    return f"at progress {progress:g} it is {shown(value)}, and it must be {_plain_words(kind)}"
+                    return f"at progress {progress:g} it is {shown(value)}, but it must be {_plain_words(kind)}"
     return None
 
 
@@ -134,7 +135,7 @@ def wanted(value: Any, kinds: list[Any], refers: Refers) -> str:
 
 
 def words_of(annotation: Any) -> str:
-    """Returns what a parameter with this annotation takes, as 'a number in [0, 1] or None'."""
+    """Returns what a parameter with this annotation takes, such as 'a number in [0, 1] or None'."""
     each = [
         "anything"
         if bare(kind) is Any or isinstance(kind, TypeVar)
@@ -272,7 +273,7 @@ def _alternatives(kinds: Iterable[Any]) -> str:
 def _plain_words(kind: Any) -> str | None:
     inner = bare(kind)
     if inner is not kind:
-        noun = "whole number" if inner is int else "number"
+        noun = "integer" if inner is int else "number"
         return " and ".join(one.words(noun) for one in ranges_of(kind))
     if typing.get_origin(kind) is Literal:
         values = [repr(one) for one in typing.get_args(kind)]

@@ -37,7 +37,7 @@ def build(factory: Callable[..., T], kind: type | tuple[type, ...], name: str, *
         raise UsageError(f"the constructor of {type(part).__name__} does not call super().__init__; call it first")
     if not isinstance(part, kind):
         raise UsageError(
-            f"{name} made {_described(part)}; it must be a class, or a function that makes {_article(kind)}"
+            f"{name} made {_described(part)}; it must be a class, or a function that returns {_article(kind)}"
         )
     return part
 
@@ -59,7 +59,7 @@ def build_network(
       factory: class or function that makes the network.
       name: name of the parameter in messages, such as 'Torso.mlp'.
       arguments, keywords: arguments of the call.
-      has: attributes and methods that the network needs beside `forward`.
+      has: attributes and methods that the network needs in addition to `forward`.
       takes: number of arguments that `forward` is called with; None means that no `forward` is needed.
 
     Raises:
@@ -69,7 +69,7 @@ def build_network(
 
     global _depth
     if _depth >= MAX_DEPTH:
-        raise UsageError(f"{name} makes a network that makes itself without end; name another class there")
+        raise UsageError(f"{name} makes a network that contains itself without end; set another class")
     _depth += 1
     try:
         network = _call(factory, name, "as the shipped network is", *arguments, **keywords)
@@ -92,8 +92,8 @@ def build_network(
 def _check_features(network: Any, name: str, size: int) -> None:
     """Raises UsageError if a network does not return `output_size` features.
 
-    Lazy layers receive their sizes by this call. During the call modules are in eval mode; afterwards random generators
-    are restored.
+    Lazy layers get their sizes in this call. During the call modules are in eval mode; afterwards random generators are
+    restored.
     """
     import torch
 
@@ -167,7 +167,7 @@ def bound(network: Callable[..., Any], values: str, **size: int) -> Callable[...
     (name,) = size
     if inspect.isclass(network) and name not in parameter_names(network):
         raise UsageError(
-            f"{network.__name__} takes no {name}, so it cannot predict {values}; set another network, or other values"
+            f"{network.__name__} takes no {name}, so it cannot predict {values}; use another network, or other values"
         )
     return functools.partial(network, **size)
 
@@ -177,7 +177,7 @@ def _call(factory: Callable[..., Any], name: str, how: str, *arguments: Any, **k
     refusal = f"{name} cannot be called {how}"
     if hasattr(factory, "forward") and not inspect.isclass(factory):
         raise UsageError(
-            f"{refusal}: it is {_article(type(factory))} already; give its class, or a function that makes it"
+            f"{refusal}: it is already {_article(type(factory))}; give its class, or a function that makes it"
         )
     try:
         return factory(*arguments, **keywords)
@@ -191,7 +191,7 @@ def _call(factory: Callable[..., Any], name: str, how: str, *arguments: Any, **k
             refuse(error, name)
             raise
         if abstract := re.search(r"abstract class (\w+) .*abstract methods? (.+)", str(error)):
-            raise UsageError(f"{abstract[1]} does not define {abstract[2]}; add what is missing") from error
+            raise UsageError(f"{abstract[1]} does not define {abstract[2]}; define it") from error
         inner = re.match(r"(\w+)\.__init__\(\) missing .* arguments?: '(\w+)'", str(error))
         if inner is not None and inner[1] != getattr(factory, "__name__", inner[1]):  # an argument such as `@Linear()`
             raise UsageError(f"{inner[1]}.{inner[2]} has no value; bind it, because @{inner[1]}() is bound") from error

@@ -40,7 +40,10 @@ class Constant:
 @gin.configurable(module="alfish")
 @checked
 class Linear:
-    """Goes linearly from `start` to `end` while progress goes from `begin` to `finish`; constant before and after."""
+    """Changes linearly from `start` to `end` while progress goes from `begin` to `finish`.
+
+    Constant before and after.
+    """
 
     def __init__(
         self, start: FiniteFloat, end: FiniteFloat = 0.0, begin: UnitInterval = 0.0, finish: UnitInterval = 1.0
@@ -60,7 +63,7 @@ class Linear:
 @gin.configurable(module="alfish")
 @checked
 class Exponential:
-    """Goes from `start` to `end` by a constant factor per unit of progress; both are positive."""
+    """Changes from `start` to `end` by a constant factor per unit of progress; both must be positive."""
 
     def __init__(self, start: PositiveFloat, end: PositiveFloat):
         self._start, self._rate = start, math.log(end / start)
@@ -73,7 +76,7 @@ class Exponential:
 @gin.configurable(module="alfish")
 @checked
 class Cosine:
-    """Goes from `start` to `end` along half a cosine wave."""
+    """Changes from `start` to `end` along half a cosine wave."""
 
     def __init__(self, start: FiniteFloat, end: FiniteFloat = 0.0):
         self._start, self._end = start, end

@@ -64,7 +64,7 @@ class JointUnroller(Unroller):
     def bind(self, make_environment: Callable[..., Any], unroll_length: float, seed: int) -> None:
         if unroll_length < 1 or unroll_length != int(unroll_length):
             raise UsageError(
-                f"Trainer.unroll_length is {unroll_length}; with several policies it is a whole number of at least 1"
+                f"Trainer.unroll_length is {unroll_length}; with several policies it must be an integer of at least 1"
             )
         super().bind(make_environment, unroll_length, seed)
 
@@ -73,7 +73,7 @@ class JointUnroller(Unroller):
 
         Args:
           length: number of steps.
-          at_random: names of the policies that act by the algorithm's `random_action`.
+          at_random: names of the policies that act with the algorithm's `random_action`.
 
         Returns:
           Experience by policy, arrays `[length, C, ...]`, on-policy `[length+1, C, ...]`, of the C columns that the

@@ -44,7 +44,7 @@ class Lineup:
       playing: number of the policy that plays each column now, `[columns]` int, by the group's name.
 
     Raises:
-      UsageError: a pattern fits no agent, or agents with different spaces; or an agent has no policy.
+      UsageError: a pattern matches no agent, or agents with different spaces; or an agent has no policy.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Lineup:
         return list(units.values())
 
     def _add(self, number: int, name: str, patterns: Sequence[str]) -> None:
-        """Adds a policy to those that may play the agents which its patterns fit."""
+        """Adds a policy to those that may play the agents that its patterns match."""
         fitting = {
             key: [i for i, agent in enumerate(group.agents) if any(fnmatchcase(agent, one) for one in patterns)]
             for key, group in self._games.groups.items()
@@ -149,7 +149,7 @@ class Lineup:
         keys = [key for key, agents in fitting.items() if agents]
         if len(keys) != 1:
             raise UsageError(
-                f"Trainer.policies[{name!r}] is {list(patterns)}, which fits "
+                f"Trainer.policies[{name!r}] is {list(patterns)}, which matches "
                 f"{'agents with different spaces' if keys else 'no agent'}; agents with equal spaces are "
                 f"{_in_words(self._games)}"
             )
@@ -170,8 +170,8 @@ class Lineup:
             for able in each:
                 if not found[able].sum():
                     raise UsageError(
-                        f"Lineup.weights is 0 for {', '.join(self.names[k] for k in able)}, and nobody else may play "
-                        "an agent; give one of them a weight above 0"
+                        f"Lineup.weights is 0 for {', '.join(self.names[k] for k in able)}, but no other policy can "
+                        "play an agent; give one of them a weight above 0"
                     )
         return found
 
@@ -248,8 +248,8 @@ def _check_name(name: str) -> None:
     """Raises UsageError if a policy cannot have this name."""
     if not name.isidentifier() or name in _RESERVED or len(name) > 64:
         raise UsageError(
-            f"Trainer.policies has a policy called {name!r}; a name is made of letters, digits and '_', begins with "
-            f"no digit, has at most 64 characters, and is none of {', '.join(sorted(_RESERVED))}"
+            f"Trainer.policies has a policy called {name!r}; a name consists of letters, digits and '_', does not "
+            f"begin with a digit, has at most 64 characters, and is none of {', '.join(sorted(_RESERVED))}"
         )
 
 

@@ -28,7 +28,7 @@ from alfish.runs.timer import Timer
 from alfish.specs import reward_names
 from alfish.transforms import Transforms
 
-_PURPOSE = 11  # entry of the seeds of streams, so that they differ from other seeds of the run
+_PURPOSE = 11  # entry in the SeedSequence of streams, which makes their seeds differ from other seeds of the run
 
 
 @gin.configurable(module="alfish.policies")
@@ -313,13 +313,13 @@ class Member:
         if made.on_policy != on_policy:
             kind, fitting = ("on-policy", "EpochBatches") if on_policy else ("off-policy", "ReplayBatches")
             raise UsageError(
-                f"{type(self.algorithm).__name__} of the policy {self.name} is {kind}, and its batches are "
+                f"{type(self.algorithm).__name__} of the policy {self.name} is {kind}, but its batches are "
                 f"{type(made).__name__}; bind {self.name}/PolicySettings.batches = @{fitting}"
             )
         if not made.acts:
             raise UsageError(
-                f"{type(made).__name__} of the policy {self.name} takes recorded data and never acts; with several "
-                "policies each one acts: bind another source of batches"
+                f"{type(made).__name__} of the policy {self.name} trains on recorded data and never acts, but with "
+                "several policies each one must act; bind another source of batches"
             )
         return made
 

@@ -68,7 +68,7 @@ def load_networks(
     )
     if trained != here and sorted(trained) == sorted(here):
         raise UsageError(
-            f"{root_dir} was trained with the rewards {', '.join(trained)}, and here they are {', '.join(here)}; name "
+            f"{root_dir} was trained with the rewards {', '.join(trained)}, but here they are {', '.join(here)}; list "
             "them in that order in make_environment.rewards"
         )
     load_model(algorithm, state["algorithm"], f"the {name} configured for {root_dir}")
@@ -92,7 +92,7 @@ def chosen_policy(names: Sequence[str], name: str | None, root_dir: str | Path) 
         return name
     if list(names) == [""]:
         raise UsageError(f"{root_dir} has one policy, which has no name; leave out policy={name!r}")
-    said = "name one" if name is None else f"{name!r} is none of them"
+    said = "name one" if name is None else f"{name!r} is not one of them"
     raise UsageError(f"{root_dir} has the policies {', '.join(names)}; {said}, for example policy={names[0]!r}")
 
 

@@ -150,7 +150,10 @@ class Seat(SyncUnroller):
         return self._finish(self._start, time_step, others, None)
 
     def _closed_up(self, time_step: TimeStep, others: Nest) -> tuple[TimeStep, Nest]:
-        """Moves PAD rows to the ends of columns; on-policy, rows that wait for the row after them go on to the next."""
+        """Moves PAD rows to the ends of columns.
+
+        On-policy, rows that wait for the row after them continue to the next.
+        """
         leaves, structure = nest.flatten((time_step, *others))
         state, transform_state = self._start.state, self._start.transform_state
         if self._waiting is not None:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import torch
 
 NOT_IMPORTABLE = (
-    "{name} needs {thing}, which is defined in the program that was started, so a worker process cannot import it; "
-    "move it into a module (a file of its own that is imported), or bind Trainer.unroller = @SyncUnroller"
+    "{name} needs {thing}, which is defined in the main program, so a worker process cannot import it; move it into a "
+    "module (a file of its own that is imported), or bind Trainer.unroller = @SyncUnroller"
 )
 
 
@@ -87,7 +87,7 @@ LENGTH = struct.Struct("<q")  # number of bytes of the message that follows
 class Channel:
     """Whole messages in both directions between the trainer and one worker.
 
-    Only the two processes hold an end, so only the death of the peer ends the channel, and nothing can leave it locked.
+    Only the two processes hold an end of the channel, so only the death of the peer ends it, and it cannot stay locked.
     `multiprocessing.connection.Connection` has the same framing, but its `recv` blocks on a message of which only the
     first part has arrived: a worker that was stopped in the middle of a message would block the trainer. `drain` never
     blocks.

@@ -1,6 +1,6 @@
-"""Makes the C library keep freed memory, in place of returning it to the system after each update.
+"""Makes the C library keep freed memory instead of returning it to the system after each update.
 
-By default, glibc returns memory to the system as soon as it is freed: at the end of its heap, and in arrays above a
+By default, glibc returns memory to the system as soon as it is freed: at the end of its heap, and for arrays above a
 limit, which glibc raises by itself. An update allocates and frees the same arrays each time. The system then takes a
 page fault for each 4 KiB of these arrays, and fills the page with zeros, which can take longer than the update.
 """

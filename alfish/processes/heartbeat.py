@@ -24,7 +24,7 @@ class Heartbeat:
         "resetting environments",
         "stepping environments",
         "acting",
-        "about to take up a slot",  # an idle worker that has a grant, see `Worker.activity`
+        "about to fill a slot",  # an idle worker that has a grant, see `Worker.activity`
     )
 
     def __init__(self, memory: SharedMemory, index: int):

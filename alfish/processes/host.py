@@ -1,7 +1,7 @@
 """The host: an actor of Ray that has workers on one machine.
 
-The actor has one event loop, in which all its methods run. No user's code runs in the actor: environments and policies
-are in the workers, which are processes that the actor's server forks, as on the trainer's machine.
+The actor has one event loop, in which all its methods run. The actor runs no code of the user. Environments and
+policies run in worker processes, which the actor's server forks as on the trainer's machine.
 
 The actor does not import torch. The server, which imports torch, therefore starts as soon as the actor has a process.
 """
@@ -34,7 +34,7 @@ class Greeting(NamedTuple):
 
 
 class Publication(NamedTuple):
-    """Number and version of one publication of the weights; the weights travel beside it, as `[weight_words]` int64."""
+    """Number and version of one publication of the weights; the weights are sent with it, as `[weight_words]` int64."""
 
     number: int  # see `Grant.publication`; the same on all machines
     version: int  # `policy_version`
@@ -220,7 +220,7 @@ class Host:
                 self._weights.publish(words, number, version)
 
     def _grant(self) -> None:
-        """Grants what is ordered, except for orders whose weights have not arrived yet.
+        """Executes all orders, except for orders whose weights have not arrived yet.
 
         Ray may reorder two calls: a call with large weights waits until the weights are on this machine.
         """

@@ -222,7 +222,7 @@ class Pool:
             return
         self.log(
             f"worker {worker.index} has been {Heartbeat.NAMES[activity]} for {seconds:.0f} s (the limit is {limit:g}); "
-            f"it is killed. It was here:\n{worker.stacks().rstrip()}"
+            f"it is killed. Its stack: \n{worker.stacks().rstrip()}"
         )
         worker.kill()
         yield from self._on_death(worker)

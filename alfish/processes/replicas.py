@@ -50,8 +50,9 @@ class _Group:
             self._operations: Any = torch.ops._c10d_functional
         except (ImportError, AttributeError) as error:
             raise UsageError(
-                f"several learners need torch's functional collectives, and torch {torch.__version__} has none where "
-                f"they were ({first_line(error)}); install a version of constraints.txt, or train without torchrun"
+                f"several learners need torch's functional collectives, which torch {torch.__version__} does not have "
+                f"in the expected place ({first_line(error)}); install the version in constraints.txt, or train "
+                "without torchrun"
             ) from error
         has_gpus = torch.cuda.is_available() and distributed.is_nccl_available()
         # Numbers of the host are sent by gloo even if gradients are sent by NCCL.
@@ -68,7 +69,7 @@ class _Group:
             return self._operations.wait_tensor(summed)
 
     def reported(self, mistake: UsageError) -> UsageError:
-        """Returns the error that this learner ends with; a mistake that all learners have made is reported once.
+        """Returns the error with which this learner ends; a mistake that all learners report is printed once.
 
         The first learner tells the others what it reports, and waits for them, because torch's store is in its process.
         """
@@ -94,15 +95,15 @@ class _Group:
         except RuntimeError as error:
             reason = first_line(error).partition(". ")[0]
             raise RunError(
-                f"learner {self.rank} cannot reach another one, which has ended or says why ({reason}); the same "
-                "command continues from the newest checkpoint"
+                f"learner {self.rank} cannot reach another learner, which has ended or reports the reason itself "
+                f"({reason}); the same command continues from the newest checkpoint"
             ) from error
 
 
 class Counter:
     """A number that each learner raises and reads at any time, without waiting for the others.
 
-    All learners make the same counters in the same order, if there are several counters.
+    If there are several counters, all learners must make them in the same order.
     """
 
     def __init__(self) -> None:
@@ -142,7 +143,7 @@ def joined() -> Iterator[None]:
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Within the context, sums are this learner's own: for work that one learner does alone, or that all do alike."""
+    """Within the context, sums are over this learner only: for work of one learner, or equal work of all learners."""
     global _is_apart
     before, _is_apart = _is_apart, True
     try:
@@ -242,13 +243,13 @@ def seed_of(seed: int) -> int:
 
 
 def check_equal(tensors: "Mapping[str, torch.Tensor]") -> None:
-    """Checks that tensors have the same bits in all learners.
+    """Checks that tensors are bit-identical in all learners.
 
     Args:
       tensors: tensors by name.
 
     Raises:
-      RunError: tensors differ; the message names the first of these.
+      RunError: tensors differ; the message names the first one.
     """
     if not is_joined():
         return
@@ -257,8 +258,9 @@ def check_equal(tensors: "Mapping[str, torch.Tensor]") -> None:
         if len(set(of_ranks)) > 1:
             differing = next(rank for rank, each in enumerate(of_ranks) if each != of_ranks[0])
             raise RunError(
-                f"{name} differs between learners 0 and {differing}; what changes it from rows, as after_iteration or "
-                "a running mean in a module, must sum them over all learners by alfish.processes.replicas.total"
+                f"{name} differs between learners 0 and {differing}; code that updates it from rows, such as "
+                "after_iteration or a running mean in a module, must sum over all learners with "
+                "alfish.processes.replicas.total"
             )
 
 
@@ -279,6 +281,6 @@ def _refuse_shared_store() -> None:
         mistake = UsageError if os.environ["RANK"] == "0" else RepeatedError  # all learners find the mistake
         raise mistake(
             f"torchrun has --max-restarts={restarts} and shares its store with the learners "
-            "(TORCHELASTIC_USE_AGENT_STORE), where a restarted learner may find the address of a dead one; set "
+            "(TORCHELASTIC_USE_AGENT_STORE), in which a restarted learner may find the address of a dead one; set "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, and use --standalone or --rdzv-backend=c10d"
         )

@@ -3,9 +3,9 @@
 The trainer starts the server with its first worker. The server imports no module of the user's, reads no configuration
 and has one thread. The server ends with the trainer, and workers end with the server.
 
-A worker equals a new program: its environment variables, module path, working directory, standard streams and processor
-cores are those of the trainer at the moment of the request. Variables that a program reads while it starts, such as
-LD_LIBRARY_PATH, are an exception: they have the values of the first request.
+A worker behaves like a new program: its environment variables, module path, working directory, standard streams and
+processor cores are those of the trainer at the moment of the request. Variables that a program reads while it starts,
+such as LD_LIBRARY_PATH, are an exception: they have the values of the first request.
 """
 
 import atexit
@@ -37,7 +37,7 @@ MAX_FDS = 64  # maximum number of file descriptors of one request
 
 
 class Launch(NamedTuple):
-    """State of the trainer that a new worker takes over, besides file descriptors."""
+    """State of the trainer that a new worker inherits, in addition to file descriptors."""
 
     environment: dict[str, str]  # environment variables
     path: list[str]  # sys.path
@@ -51,7 +51,7 @@ class WorkerProcess:
 
     Attributes:
       pid: process id, which is also the id of the worker's process group.
-      returncode: exit code, or -n if signal n killed the process; None while the process has not been seen to end.
+      returncode: exit code, or -n if signal n killed the process; None as long as its end has not been noticed.
       lost_server: process id of the server, if the process has ended together with the server; None otherwise.
     """
 
@@ -150,7 +150,7 @@ class Server:
                 status.close()
                 code = self.close()
                 raise RunError(
-                    f"the process that forks workers ended with exit code {code}; its output above tells why"
+                    f"the process that forks workers ended with exit code {code}; its output above shows the reason"
                 ) from error
             except BaseException:  # a signal asks to stop; the worker will find its channel closed
                 status.close()

@@ -58,7 +58,7 @@ class EpisodeIndex:
         """
         if self.keeps_returns and shape:
             raise UsageError(
-                f"a replay with a return_gamma needs scalar rewards, and these are vectors of {shape[0]}; leave "
+                f"a replay with a return_gamma needs scalar rewards, but these are vectors of {shape[0]}; leave "
                 "return_gamma out"
             )
 
@@ -123,7 +123,7 @@ class EpisodeIndex:
         return self._return_to_go[position % self._length, column]
 
     def check_valid(self) -> None:
-        """Raises AssertionError if the index differs from what the rows say when read one by one."""
+        """Raises AssertionError if the index differs from an index that is computed from the rows one by one."""
         for column, (oldest, step_type) in enumerate(self._store.step_types()):
             self._check_column(column, oldest, step_type)
 
@@ -133,12 +133,14 @@ class EpisodeIndex:
         for k, here in enumerate(step_type):
             if here == StepType.FIRST or (k and step_type[k - 1] == StepType.LAST):
                 start = position[k]
-            assert max(self._start[position[k] % self._length, column], oldest) == start, "an episode begins elsewhere"
+            assert max(self._start[position[k] % self._length, column], oldest) == start, (
+                "an episode begins at another row"
+            )
         open_since = self._open[column]
         if len(step_type) == 0 or step_type[-1] == StepType.LAST:
-            assert open_since == NONE, "an episode is open that has ended"
+            assert open_since == NONE, "an episode that has ended is still open"
         else:
-            assert open_since != NONE and max(open_since, oldest) == start, "the open episode is another"
+            assert open_since != NONE and max(open_since, oldest) == start, "the open episode is not the right one"
         if len(step_type) == 0:
             return
         reward, discount = self._store.rewards(column, position)
@@ -148,10 +150,10 @@ class EpisodeIndex:
             elif end != NONE and self._gamma is not None:
                 return_to_go = reward[k + 1] + self._gamma * discount[k + 1] * return_to_go
             slot = position[k] % self._length
-            assert self._end[slot, column] == end, "an episode ends elsewhere"
+            assert self._end[slot, column] == end, "an episode ends at another row"
             if self._gamma is not None:
                 kept = self._return_to_go[slot, column]
-                assert np.isclose(kept, return_to_go, 1e-4, 1e-4, equal_nan=True), "a return is not that of the rows"
+                assert np.isclose(kept, return_to_go, 1e-4, 1e-4, equal_nan=True), "a return does not match the rows"
 
     def _close(self, column: int, first: int, ends: np.ndarray) -> None:
         """Writes the ends of episodes, and their returns, to the rows from position `first` to the last end.

@@ -49,17 +49,17 @@ class HindsightReplay:
         'final'    as T
         'episode'  uniformly from all stored rows of the episode, t included
 
-    All rows of the window that belong to row 0's episode get the new goal, the final observation at LAST included. Rows
-    of the next episode do not change. The reward of an arrival row is computed from its own achieved goal, which is the
-    one AFTER the action.
+    All rows of the window in row 0's episode get the new goal, including the final observation at LAST. Rows of the
+    next episode do not change. The reward of an arrival row is computed from its own achieved goal, which is the one
+    AFTER the action.
 
     If the environment terminates when the goal is reached, `terminated_fn` says so: the first row that reaches the new
     goal becomes LAST with discount 0, and later rows of the episode do not train. A row that terminated because it
     reached the old goal, and does not reach the new one, stays LAST and gets discount 1, because the episode would have
     continued. Other terminations do not change. If row 0 itself is at the new goal, the episode does not end there.
 
-    Differs from the paper: a goal is drawn for each window at each draw, in place of k goals at storage, so `fraction`
-    is the paper's k / (k + 1), 0.8 for k = 4. All rows of a longer window have one goal.
+    Differs from the paper: a goal is drawn for each window at each draw, instead of k goals at storage, so `fraction`
+    corresponds to the paper's k / (k + 1): 0.8 for k = 4. All rows of a longer window have one goal.
 
     Args:
       reward_fn: function of (achieved goals, desired goals) `[M, *goal]` that returns the environment's rewards `[M]`;
@@ -108,20 +108,20 @@ class HindsightReplay:
             )
         if not isinstance(observation_spec, dict):
             raise UsageError(
-                f"HindsightReplay takes goals from an observation that is a dict, and this one is "
+                "HindsightReplay reads goals from a dict observation, but this observation is "
                 f"{specs.describe(observation_spec)}"
             )
         for name, key in (("goal_key", self._goal_key), ("achieved_key", self._achieved_key)):
             if not isinstance(observation_spec.get(key), spaces.Space):
                 raise UsageError(
-                    f"HindsightReplay.{name} is {key!r}, which is no leaf of the observation "
+                    f"HindsightReplay.{name} is {key!r}, which is not a leaf of the observation "
                     f"({specs.describe(observation_spec)})"
                 )
         wanted, achieved = observation_spec[self._goal_key], observation_spec[self._achieved_key]
         if wanted.shape != achieved.shape or wanted.dtype != achieved.dtype:
             raise UsageError(
-                f"HindsightReplay replaces goals by achieved goals, and {self._achieved_key} is {achieved}, "
-                f"{self._goal_key} {wanted}; they must have one shape and dtype"
+                f"HindsightReplay replaces goals with achieved goals, but {self._achieved_key} is {achieved} and "
+                f"{self._goal_key} is {wanted}; they must have the same shape and dtype"
             )
         self._buffer = buffer
 
@@ -141,7 +141,7 @@ class HindsightReplay:
         """Returns a method of the environment as a function of tensors in the stream's units."""
         if not callable(method):
             raise UsageError(
-                f"HindsightReplay.{setting} is {name!r}, and the environment has no such method; give it "
+                f"HindsightReplay.{setting} is {name!r}, but the environment has no such method; add "
                 f"{name}(achieved_goal, desired_goal, info), or bind a function of (achieved goals, goals)"
             )
         own = [space[key] for key in (self._achieved_key, self._goal_key)]
@@ -156,13 +156,13 @@ class HindsightReplay:
                 shapes = " and ".join(str(list(row.shape)) for row in rows)
                 call = f"HindsightReplay.{setting}: {name}, called with goals {shapes} and {len(rows[0])} infos {{}},"
                 raise UsageError(
-                    f"{in_words(error, call)}; let it take one pair or many and return one value a row, or bind a "
-                    "function of (achieved goals, goals)"
+                    f"{in_words(error, call)}; it must accept one pair or a batch of pairs and return one value per "
+                    "row; or bind a function of (achieved goals, goals)"
                 ) from error
             if result.shape[:1] != (len(rows[0]),):
                 raise UsageError(
                     f"HindsightReplay.{setting}: {name} of the environment received {len(rows[0])} rows of goals and "
-                    f"returned shape {list(result.shape)}; return one value a row, or bind a function of (achieved "
+                    f"returned shape {list(result.shape)}; return one value per row, or bind a function of (achieved "
                     "goals, goals)"
                 )
             return torch.from_numpy(result).to(goals[0].device)
@@ -254,8 +254,8 @@ class HindsightReplay:
             return
         self._has_warned = True
         logging.warning(
-            "HindsightReplay.reward_fn gives %g where the environment gave %g, and differs in %d of %d rows; bind the "
-            "environment's reward function, or relabelled rows train another task",
+            "HindsightReplay.reward_fn returns %g where the environment returned %g, and differs in %d of %d rows; "
+            "bind the environment's reward function, otherwise relabelled rows train another task",
             computed[differs][0].item(),
             stored[differs][0].item(),
             differs.sum().item(),

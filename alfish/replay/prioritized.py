@@ -91,15 +91,15 @@ class Prioritized(Sampler):
     def update(self, window: SequenceIndex, priority: torch.Tensor) -> None:
         """Sets the priorities of windows.
 
-        Rows that are overwritten by now, and rows that may not start a window, are skipped. If a window is repeated,
-        its last priority counts.
+        Rows that have been overwritten, and rows that may not start a window, are skipped. If a window is repeated, its
+        last priority counts.
 
         Args:
           window: windows `[N]`, on any device.
           priority: priorities `[N]`, finite and at least 0, on any device; e.g. |TD error|.
 
         Raises:
-          UsageError: a priority is negative or not finite; no priority is set then.
+          UsageError: a priority is negative or not finite; in this case no priority is set.
         """
         column, position = window.column.cpu().numpy(), window.position.cpu().numpy()
         given = priority.detach().to("cpu", torch.float32).numpy()
@@ -112,7 +112,7 @@ class Prioritized(Sampler):
         if not fits.all():
             raise UsageError(
                 f"the algorithm's LossInfo.priority is {given[~fits][0]} for one of {len(given)} windows; it must be "
-                "finite and at least 0, e.g. |TD error|: find what diverges, or take the magnitude"
+                "finite and at least 0, e.g. |TD error|: find what diverges, or use the absolute value"
             )
         p = given + np.float32(self._epsilon)
         self._largest = max(self._largest, p.max(initial=0))
@@ -134,7 +134,7 @@ class Prioritized(Sampler):
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Restores `state`; the ring's rows are loaded before.
+        """Restores `state`; the ring's rows must be loaded first.
 
         Raises:
           UsageError: the state was saved with another number of environments, or the ring lacks its rows.
@@ -142,8 +142,8 @@ class Prioritized(Sampler):
         saved_low, high, num_envs = state["low"].numpy(), state["high"].numpy(), self.buffer.num_envs
         if len(saved_low) != num_envs:
             raise UsageError(
-                f"the saved priorities are of {len(saved_low)} columns, this replay has {num_envs}; keep the number of "
-                "environments"
+                f"the saved priorities are for {len(saved_low)} environments, but this replay has {num_envs}; keep the "
+                "number of environments"
             )
         check_held(self.buffer, self.window_length, high)
         oldest = self.buffer.oldest_position(torch.arange(num_envs)).cpu().numpy()
@@ -158,13 +158,13 @@ class Prioritized(Sampler):
 
     def check_valid(self) -> None:
         self._tree.check_valid()
-        assert self._count == np.count_nonzero(self._priority), "the number of rows that may be drawn is out of date"
+        assert self._count == np.count_nonzero(self._priority), "the number of rows that may be drawn is outdated"
         assert self._largest >= self._priority.max() and np.isfinite(self._largest)
         everything = np.arange(len(self._priority))
-        assert np.array_equal(self._tree.weights(everything), self._weights(everything)), "a weight is out of date"
+        assert np.array_equal(self._tree.weights(everything), self._weights(everything)), "a weight is outdated"
         outside = np.ones(len(self._priority), bool)
         outside[self._leaf(*rows_between(self._low, self._high))] = False
-        assert not self._priority[outside].any(), "a row that no window may start at has a priority"
+        assert not self._priority[outside].any(), "a row at which no window may start has a priority"
         low, count = self.buffer.start_range(self.window_length)
         column, position = rows_between(np.maximum(low, self._low), np.minimum(low + count, self._high))
         may_start = self.buffer.may_start(column, position)

@@ -35,8 +35,8 @@ class RingBuffer:
       directory: directory for memory-mapped files of the rows, on the CPU, for this ring only; None means in memory.
       num_ignored: number of oldest rows in a column at which no window may start, once rows before them are
         overwritten or if the column began within an episode; the look-back of a frame stack.
-      state_period: length of a stretch, a block of consecutive positions for which one state is stored: the state of
-        the first push that begins in the stretch. Windows start at rows with a state. None stores no states.
+      state_period: length of a stretch, in positions. One state is stored per stretch: that of the first push that
+        begins in it. Windows start at rows with a state. None stores no states.
       keeps_episodes: whether the ring indexes where each row's episode begins and ends.
       return_gamma: discount per environment step, in [0, 1], of `return_to_go`, which also indexes episodes; rewards
         must be scalar. None stores no returns.
@@ -62,7 +62,7 @@ class RingBuffer:
         length = capacity // num_envs
         if length < 2 + num_ignored:
             raise UsageError(
-                f"a replay of {capacity} rows keeps {length} for each of {num_envs} environments, too few for a "
+                f"a replay of {capacity} rows keeps {length} rows for each of {num_envs} environments, too few for a "
                 "window; raise its capacity"
             )
         self._store = RowStore(length, num_envs, device, directory)
@@ -157,7 +157,7 @@ class RingBuffer:
         return SequenceIndex(*map(torch.from_numpy, self._draw(num_windows, window_length, newest)))
 
     def windows(self, start: SequenceIndex, window_length: int) -> Batch:
-        """Returns the rows `[L, N]` of windows that begin at `start`, best on the host, with the weights of `start`."""
+        """Returns rows `[L, N]` of windows from `start` on (preferably on the host), with the weights of `start`."""
         batch = self._windows(start.column.cpu().numpy(), start.position.cpu().numpy(), window_length)
         weight = start.weight
         return batch if weight is None else batch._replace(weight=nest.to(weight, self.device))
@@ -181,7 +181,7 @@ class RingBuffer:
 
         Returns:
           The first position of each column's range and the number of positions in it, `[B]` int64 each. Once a column
-          has rows, neither end of its range decreases, not even at `clear`.
+          has rows, neither end of its range decreases, not even after `clear`.
         """
         return self._starts.start_range(window_length, newest)
 
@@ -250,7 +250,7 @@ class RingBuffer:
         return {**self._store.state_dict(), **self._starts.state_dict(), "state_period": self.state_period, **states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state`; of a ring with another capacity, as many of the newest rows as fit.
+        """Restores `state`. If the capacity differs, restores as many of the newest rows as fit.
 
         Raises:
           UsageError: the state was saved with another number of environments or state period.
@@ -259,7 +259,7 @@ class RingBuffer:
         self._store.check_fits(state)
         if state.get("state_period") != self.state_period:
             raise UsageError(
-                f"the saved replay has a state every {state.get('state_period')} rows, this one every "
+                f"the saved replay has a state every {state.get('state_period')} rows, but this one every "
                 f"{self.state_period}; keep ReplayBatches.state_period, and the memory"
             )
         self._store.load_state_dict(state)
@@ -286,7 +286,7 @@ class RingBuffer:
             return drawn
         if newest is not None:
             return self._draw(num_windows, window_length)
-        error = UsageError("no row of the replay may start a window; its episodes may all have length 0")
+        error = UsageError("no window can start at any row of the replay; maybe all episodes have length 0")
         raise error if count.any() else no_window(window_length)
 
     def _windows(self, column: np.ndarray, position: np.ndarray, window_length: int) -> Batch:
@@ -316,7 +316,7 @@ class RingBuffer:
 
     def _known_episodes(self) -> EpisodeIndex:
         if self._episodes is None:
-            raise UsageError("this replay indexes no episodes; construct it with keeps_episodes = True")
+            raise UsageError("this replay does not index episodes; construct it with keeps_episodes = True")
         return self._episodes
 
     def _ask(self, function: Callable[..., np.ndarray], column: torch.Tensor, position: torch.Tensor) -> torch.Tensor:

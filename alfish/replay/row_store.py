@@ -115,8 +115,8 @@ class RowStore:
             rows = nest.tensors(rows, self.device)
         if len(step_type) > self.length:
             raise UsageError(
-                f"an unroll of {len(step_type)} rows does not fit a replay of {self.length} rows an environment; raise "
-                "the capacity of replay, or shorten the unroll"
+                f"an unroll of {len(step_type)} rows does not fit into a replay of {self.length} rows per environment; "
+                "raise the replay's capacity, or shorten the unroll"
             )
         if not self._knows_structure:
             if self.rows is None:
@@ -261,7 +261,8 @@ class RowStore:
         pos, start = state["pos"], state["start"]
         if len(pos) != self.num_envs:
             raise UsageError(
-                f"the saved replay has {len(pos)} columns, this one {self.num_envs}; keep the number of environments"
+                f"the saved replay has {len(pos)} environments, but this one {self.num_envs}; keep the number of "
+                "environments"
             )
         filled = int(pos.clamp(max=state["length"]).max()) * self.num_envs
         saved = nest.leaves(state["rows"])
@@ -270,7 +271,7 @@ class RowStore:
             raise ValueError(f"positions {start.tolist()} to {pos.tolist()} of {[len(leaf) for leaf in saved]} rows")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a `state` that passes `check_fits`; of a longer store, only the newest rows."""
+        """Restores a `state` that passes `check_fits`; from a longer store, only the newest rows are restored."""
         self.end, self.start = state["pos"].numpy().copy(), state["start"].numpy().copy()
         if state["length"] < self.length:
             self.start = np.maximum(self.start, self.end - state["length"])  # the saved store overwrote earlier rows
@@ -288,9 +289,9 @@ class RowStore:
         """Raises AssertionError if positions, sizes and rows do not agree."""
         sizes = self.sizes()
         assert (sizes >= 0).all() and (sizes <= self.length).all()
-        assert self._has_env_id[self.end > 0].all(), "a column has rows and no env_id"
+        assert self._has_env_id[self.end > 0].all(), "an environment has rows but no env_id"
         if self.rows is None:
-            assert not self.end.any(), "there are positions and no rows"
+            assert not self.end.any(), "there are positions but no rows"
             return
         for leaf, grid in zip(nest.leaves(self.rows), self._grids, strict=True):
             assert len(leaf) == self.length * self.num_envs and leaf.data_ptr() == _address(grid)
@@ -303,8 +304,8 @@ class RowStore:
             unlock = files.lock(self._directory, self)
             if unlock is None:
                 raise UsageError(
-                    f"another replay stores its rows in {self._directory}, and this one would overwrite them; use "
-                    "another directory for each run"
+                    f"another replay stores its rows in {self._directory}, and this one would overwrite them; use a "
+                    "separate directory for each run"
                 )
             self._unlock = unlock
         number = iter(range(1_000))
@@ -316,7 +317,7 @@ class RowStore:
                     return torch.empty(count, *leaf.shape[1:], dtype=leaf.dtype, device=self.device)
                 except RuntimeError as error:  # torch raises RuntimeError if memory is short
                     raise UsageError(
-                        f"the capacity of replay is {count:,} rows, more than there is memory for "
+                        f"the capacity of replay is {count:,} rows, which does not fit into memory "
                         f"({first_line(error)}); lower it, or store rows in files (ReplayBatches.directory)"
                     ) from error
             dtype = torch.empty(0, dtype=leaf.dtype).numpy().dtype
@@ -348,8 +349,8 @@ def _check_like(own: StoredRow, rows: StoredRow) -> None:
         if (like.shape[1:], like.dtype) != (one.shape[2:], one.dtype):
             raise UsageError(
                 f"the rows of the saved replay do not fit: {name.partition('.')[2]} is {list(like.shape[1:])} "
-                f"{like.dtype} there, and {list(one.shape[2:])} {one.dtype} here; move the run's directory replay/ "
-                "away, and the run collects its rows again"
+                f"{like.dtype} there, but {list(one.shape[2:])} {one.dtype} here; move the run's directory replay/ "
+                "away to collect rows again"
             )
 
 

@@ -44,7 +44,7 @@ class Sampler(abc.ABC):
         """
         name = type(self).__name__
         if hasattr(self, "buffer"):
-            raise UsageError(f"{name} serves a replay already; make another {name} for this one")
+            raise UsageError(f"{name} is already used by a replay; make another {name} for this one")
         self.buffer, self.window_length = buffer, window_length
 
     @abc.abstractmethod
@@ -73,14 +73,14 @@ class Sampler(abc.ABC):
         Raises:
           TypeError: the sampler does not use priorities.
         """
-        raise TypeError(f"{type(self).__name__} draws by no priorities; see Sampler.uses_priorities")
+        raise TypeError(f"{type(self).__name__} does not use priorities; see Sampler.uses_priorities")
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Returns all state that later draws depend on. Default: none."""
         return {}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Restores `state`; the ring's rows are loaded before. Default: nothing to restore."""
+        """Restores `state`; the ring's rows must be loaded first. Default: nothing to restore."""
 
     def check_valid(self) -> None:
         """Raises AssertionError if the state is inconsistent, or does not agree with the ring. Default: no checks."""
@@ -101,7 +101,7 @@ class Uniform(Sampler):
     def __init__(self, recent_fraction: UnitInterval = 0.0, recent_rows: PositiveInt | None = None):
         if recent_fraction > 0 and recent_rows is None:
             raise UsageError(
-                f"Uniform.recent_fraction is {recent_fraction}; set Uniform.recent_rows to the number of newest rows"
+                f"Uniform.recent_fraction is {recent_fraction}, so set Uniform.recent_rows to the number of newest rows"
             )
         self._recent_fraction, self._recent_rows = recent_fraction, recent_rows
         self._num_drawn = 0  # number of windows drawn so far
@@ -119,8 +119,8 @@ class Uniform(Sampler):
         needed = window_length + 2 * (buffer.state_period or 0)
         if self._newest < needed:
             raise UsageError(
-                f"Uniform.recent_rows is {self._recent_rows}, {self._newest} of each of {num_envs} "
-                f"environments, and windows take {needed}; raise it to {needed * num_envs}"
+                f"Uniform.recent_rows is {self._recent_rows}, which means {self._newest} rows of each of {num_envs} "
+                f"environments, but windows need {needed} rows; raise it to {needed * num_envs}"
             )
 
     def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> SequenceIndex:
@@ -177,7 +177,7 @@ class Epochs(Sampler):
         return {"column": torch.from_numpy(self._column.copy()), "position": torch.from_numpy(self._position.copy())}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Restores `state`; the ring's rows are loaded before.
+        """Restores `state`; the ring's rows must be loaded first.
 
         Raises:
           UsageError: the ring lacks the rows of the state.
@@ -193,7 +193,7 @@ class Epochs(Sampler):
         there = self._position >= low[self._column]
         column, position = self._column[there], self._position[there]
         assert (position < (low + count)[column]).all() and self.buffer.may_start(column, position).all()
-        assert len(set(zip(column.tolist(), position.tolist()))) == len(column), "a window comes twice in a pass"
+        assert len(set(zip(column.tolist(), position.tolist()))) == len(column), "a window is drawn twice in one pass"
 
     def _begin(self, low: np.ndarray, high: np.ndarray) -> None:
         """Begins a pass over the rows that may start a window now."""
@@ -210,6 +210,6 @@ def check_held(buffer: RingBuffer, window_length: int, high: np.ndarray) -> None
     low, count = buffer.start_range(window_length)
     if len(high) != len(low) or (high > low + count).any():
         raise UsageError(
-            "the saved state of the sampler is of rows that this replay does not hold; load the rows that were saved "
-            "with it first, or load neither"
+            "the saved state of the sampler refers to rows that this replay does not hold; first load the rows that "
+            "were saved with it, or load neither"
         )

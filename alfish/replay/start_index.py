@@ -93,7 +93,7 @@ class StartIndex:
         """Draws rows that may start a window uniformly, with replacement.
 
         Rejection sampling: draws from all rows of the ranges, or, if states are stored, from all stretches
-        (`state_period` positions, see `RingBuffer`), and draws again in place of rows that may not start a window.
+        (`state_period` positions, see `RingBuffer`), and draws again instead of rows that may not start a window.
 
         Args:
           num_windows: number of windows, N.
@@ -137,7 +137,7 @@ class StartIndex:
             if len(chosen) == 0 and not self.has_any(lowest, end - lowest):
                 return None
         else:
-            raise UsageError("almost no row of the replay may start a window; its episodes may all have length 0")
+            raise UsageError("windows can start at almost no row of the replay; maybe all episodes have length 0")
         if len(columns) == 1:
             return columns[0], positions[0]
         return np.concatenate(columns), np.concatenate(positions)
@@ -155,7 +155,7 @@ class StartIndex:
         return {"startable": torch.from_numpy(self._trains.copy())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state`; the rows are loaded before."""
+        """Restores `state`; the rows must be loaded first."""
         self.clear()
         copy_entries(state["startable"], torch.from_numpy(self._trains), self._store.oldest(), self._store.end)
         self._newest[:] = self._newest_step_types()
@@ -167,8 +167,8 @@ class StartIndex:
             if len(step_type) > 1:
                 at = np.arange(oldest, oldest + len(step_type)) % self._length
                 trains[at[:-1], column] = trainable(step_type)
-        assert (trains == self._trains).all(), "a row's right to start a window is out of date"
-        assert (self._newest == self._newest_step_types()).all(), "the step type of a newest row is out of date"
+        assert (trains == self._trains).all(), "the mask of rows that may start a window is outdated"
+        assert (self._newest == self._newest_step_types()).all(), "the step type of a newest row is outdated"
 
     def _newest_step_types(self) -> list[int]:
         return [kinds[-1] if len(kinds) else StepType.PAD for _, kinds in self._store.step_types()]

@@ -72,7 +72,7 @@ class StateStore:
         return {"state_position": torch.from_numpy(self._position.copy()), "states": nest.plain(self._states)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state`; the rows are loaded before."""
+        """Restores `state`; the rows must be loaded first."""
         store, num_envs = self._store, self._store.num_envs
         stretches = store.oldest() // self.period, (store.end - 1) // self.period + 1  # stretches of the stored rows
 
@@ -93,7 +93,7 @@ class StateStore:
         slot, column = np.nonzero(self._position >= 0)
         position = self._position[slot, column]
         assert (position < self._store.end[column]).all() and (position >= self._store.start[column]).all()
-        assert (position // self.period % self._num_slots == slot).all(), "a state is in the slot of another stretch"
+        assert (position // self.period % self._num_slots == slot).all(), "a state is in the wrong slot"
         if self._states is not None:
             assert all(len(leaf) == self._num_slots * self._store.num_envs for leaf in nest.leaves(self._states))
 

@@ -82,10 +82,10 @@ class SumTree:
     def check_valid(self) -> None:
         """Raises AssertionError if a sum is not exactly the sum of its children."""
         assert np.isfinite(self._levels[0]).all() and (self._levels[0] >= 0).all()
-        assert not self._levels[0][self._size :].any(), "a weight behind the last one"
+        assert not self._levels[0][self._size :].any(), "a weight after the last one"
         for families, sums in itertools.zip_longest(self._families, self._levels[1:]):
             if sums is not None:
-                assert np.array_equal(families.sum(axis=1), sums[: len(families)]), "a sum is out of date"
+                assert np.array_equal(families.sum(axis=1), sums[: len(families)]), "a sum is outdated"
                 assert not sums[len(families) :].any()
 
 

@@ -117,7 +117,7 @@ def read_file(path: Path, step: int, mmap: bool) -> tuple[Header, Nest]:
     except OSError as error:
         raise BrokenCheckpoint(f"Checkpoint {path} cannot be read ({error})") from error
     except pickle.UnpicklingError as error:
-        raise BrokenCheckpoint(f"Checkpoint {path} is refused: it holds more than tensors and plain values") from error
+        raise BrokenCheckpoint(f"Checkpoint {path} is refused: it has more than tensors and plain values") from error
     except (UsageError, MemoryError):
         raise
     except Exception as error:  # zipfile and torch.load raise many kinds of errors for damaged content
@@ -158,13 +158,13 @@ def _header(path: Path, step: int, file: BinaryIO) -> Header:
             raise ValueError(f"alfish {version!r} of schema {schema!r}")
         for words in (version, fields.get("run"), fields.get("config")):
             if words is not None and not is_short_text(words):
-                raise ValueError("what it says of itself is no short text")
+                raise ValueError("its description of itself is not a short text")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BrokenCheckpoint(f"Checkpoint {path} has a damaged header ({first_line(error)})") from error
     if schema > SCHEMA:
         raise BrokenCheckpoint(
-            f"Checkpoint {path} was written by a newer alfish ({version} with schema {schema}, and this one, "
-            f"{alfish.__version__}, reads schema {SCHEMA}): update alfish"
+            f"Checkpoint {path} was written by a newer version of alfish ({version} with schema {schema}, while this "
+            f"version, {alfish.__version__}, reads schema {SCHEMA}); update alfish"
         )
     header = Header(version, schema, fields.get("run"), fields.get("config"), fields.get("steps"))
     if header.steps != step:
@@ -181,7 +181,9 @@ def other_content(path: Path, error: Exception) -> "BrokenCheckpoint":
     """Returns the error for a file with a correct checksum and a wrong content."""
     logging.debug("Of %s:", path, exc_info=error)
     reason = f"{first_line(error)} is missing" if isinstance(error, KeyError) else first_line(error)
-    return BrokenCheckpoint(f"Checkpoint {path} does not hold what this alfish saves ({reason})")
+    return BrokenCheckpoint(
+        f"Checkpoint {path} does not have the contents that this version of alfish saves ({reason})"
+    )
 
 
 def _check_sizes(state: Nest, num_bytes: int) -> None:
@@ -209,7 +211,7 @@ def _check_trailer(path: Path, file: BinaryIO) -> None:
         left -= len(block)
     trailer = file.read()
     if not trailer.startswith(_TRAILER_START):
-        raise BrokenCheckpoint(f"Checkpoint {path} is truncated, or no checkpoint: its checksum is missing")
+        raise BrokenCheckpoint(f"Checkpoint {path} is truncated or not a checkpoint: its checksum is missing")
     if trailer != _trailer(sha256):
         raise BrokenCheckpoint(f"Checkpoint {path} is corrupt: its checksum does not match")
 

@@ -1,4 +1,4 @@
-"""Checkpoints that survive a kill, a full disk and a flipped bit, and that never execute what they load.
+"""Checkpoints that survive a killed process, a full disk and a flipped bit; loading them never executes code.
 
 A file appears under its final name only when it is whole and on the disk. A directory has one writer at a time and any
 number of readers, which change nothing. Steps are counted by the run's clock, see `training.clock`.
@@ -158,8 +158,8 @@ class Checkpoints:
         Args:
           which: name of the checkpoint: 'latest' (the newest readable one; each unreadable one is skipped with a
             warning), 'best', or its steps. The last two never fall back to another checkpoint.
-          into: function that is called with the state. If the function raises anything but UsageError or RunError, the
-            content of the file is taken to be wrong.
+          into: function that is called with the state. If the function raises any error other than UsageError or
+            RunError, the content of the file is treated as invalid.
           config: hash of the configuration that the checkpoint must have; None means any.
           mmap: whether to map the file into memory and read each tensor when it is used; suits states that are copied
             leaf by leaf.
@@ -179,7 +179,7 @@ class Checkpoints:
                     f"{self._best_path} names the checkpoint at {step} steps, which is missing; load 'latest' instead"
                 )
         elif isinstance(which, str):
-            raise UsageError(f"Which checkpoint is {which!r}? Say 'latest', 'best' or its steps.")
+            raise UsageError(f"The checkpoint is {which!r}; it must be 'latest', 'best' or a number of steps.")
         else:
             step = operator.index(which)
         self._check_exists(step)
@@ -223,12 +223,12 @@ class Checkpoints:
         header, state = read_file(path, step, mmap)
         if self.origin.run is not None and header.run not in (None, self.origin.run):
             raise UsageError(
-                f"{path} is a checkpoint of another run ({header.run}, and this directory's run is {self.origin.run}); "
-                "move it away"
+                f"{path} is a checkpoint of another run ({header.run}, while this directory's run is "
+                f"{self.origin.run}); move it away"
             )
         if config is not None and header.config not in (None, config):
             raise UsageError(
-                f"{path} was saved with another configuration than this run's; move it away, or go on from it with "
+                f"{path} was saved with a configuration other than this run's; move it away, or continue from it with "
                 f"{argument('on_config_change', 'new')}"
             )
         if into is not None:
@@ -279,7 +279,7 @@ class Checkpoints:
         except FileNotFoundError:
             return None
         except UsageError as error:  # the error is not raised, because the run will write the next mark
-            logging.warning("%s: no checkpoint counts as the best", error)
+            logging.warning("%s: no checkpoint is treated as the best", error)
             return None
 
     def _check_exists(self, step: int) -> None:
@@ -306,7 +306,7 @@ def run_id(root_dir: str | os.PathLike) -> str | None:
     found = (contents.text(Path(root_dir), RUN_FILE) or "").strip()
     if not is_short_text(found):
         raise UsageError(
-            f"{Path(root_dir) / RUN_FILE} does not hold the id of a run; remove it, and the id is taken from the "
+            f"{Path(root_dir) / RUN_FILE} does not hold the id of a run; remove it, then the id is taken from the "
             "checkpoints"
         )
     return found or None

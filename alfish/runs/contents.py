@@ -1,4 +1,4 @@
-"""Files of a run's directory, read without trust, because the directory may be damaged or come from another person.
+"""Reads a run's files as untrusted input, because the directory may be damaged or come from another person.
 
 Each function accepts only a regular file of limited size with content of the expected form. Functions that take a
 directory and a name also refuse a link that leads out of the directory. For any other file they raise an error of one
@@ -26,7 +26,7 @@ LARGEST_CLOCK = 2**63  # largest number of steps or seconds
 
 # For each Python type: a test whether a JSON value is of this kind, and words for the kind.
 _KINDS = {
-    int: (lambda value: type(value) is int and abs(value) < LARGEST_CLOCK, "a whole number"),
+    int: (lambda value: type(value) is int and abs(value) < LARGEST_CLOCK, "an integer"),
     float: (lambda value: type(value) in (int, float) and _is_finite(value), "a number"),
     bool: (lambda value: type(value) is bool, "true or false"),
     str: (lambda value: type(value) is str, "text"),
@@ -80,7 +80,7 @@ def content_of(path: Path, max_size: int = MAX_TABLE) -> bytes:
             found = b"" if os.fstat(file.fileno()).st_size > max_size else file.read(max_size + 1)
             if not found and os.fstat(file.fileno()).st_size or len(found) > max_size:
                 raise UsageError(
-                    f"{path} has more than {max_size / 2**20:,.0f} MiB, which alfish does not write there; move it away"
+                    f"{path} has more than {max_size / 2**20:,.0f} MiB, more than alfish writes there; move it away"
                 )
             return found
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -210,7 +210,9 @@ def rows_of(path: Path, found: bytes) -> tuple[list[str], list[list[str]]]:
         raise UsageError(f"{path} is empty; it should begin with the names of its columns")
     for number, row in enumerate(rows, start=1):
         if len(row) != len(header):
-            raise UsageError(f"{path}, row {number}, has {len(row)} cells and not {len(header)}; mend or move the file")
+            raise UsageError(
+                f"{path}, row {number}, has {len(row)} cells instead of {len(header)}; fix or move the file"
+            )
     return header, rows
 
 
@@ -223,7 +225,7 @@ def numbers(cells: Sequence[str], path: Path) -> np.ndarray:
     try:
         return np.array([float(cell) for cell in cells])
     except ValueError as error:
-        raise UsageError(f"{path} has no number where it should: {first_line(error)}; mend or move the file") from error
+        raise UsageError(f"{path} has no number where it should: {first_line(error)}; fix or move the file") from error
 
 
 def clocks(cells: Sequence[str], path: Path) -> np.ndarray:
@@ -236,7 +238,7 @@ def clocks(cells: Sequence[str], path: Path) -> np.ndarray:
     wrong = ~((found >= 0) & (found <= LARGEST_CLOCK))  # True for nan, too
     if wrong.any():
         cell = printable(cells[int(np.argmax(wrong))][:40])
-        raise UsageError(f"{path} has {cell!r} where it should have steps or seconds; mend or move the file")
+        raise UsageError(f"{path} has {cell!r} where it should have steps or seconds; fix or move the file")
     return found
 
 

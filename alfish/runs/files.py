@@ -51,20 +51,20 @@ def writing(path: str | os.PathLike) -> Iterator[None]:
     except OSError as error:
         path = Path(path)
         if error.errno == errno.ELOOP:
-            raise UsageError(f"{path} is a link, and alfish writes nothing through links; remove it") from error
+            raise UsageError(f"{path} is a link, but alfish does not write through links; remove it") from error
         if isinstance(error, (FileExistsError, IsADirectoryError, NotADirectoryError)):
             in_the_way = next((one for one in (path, *path.parents) if os.path.lexists(one)), path)
             kind = "a directory" if in_the_way.is_dir() else "not a directory"
-            raise UsageError(f"{in_the_way} is {kind}, and {path} is to be written there; move it away") from error
+            raise UsageError(f"{in_the_way} is {kind}, but {path} must be written there; move it away") from error
         directory = path if path.is_dir() else path.parent
         raise DiskError(f"{directory} cannot be written to: {error.strerror or error} ({path.name})") from error
 
 
 def check_places(directory: str | os.PathLike, files: Iterable[str], directories: Iterable[str]) -> None:
-    """Checks that the paths of files and directories to be written are free, or of the right kind.
+    """Checks that the paths of files and directories to be written do not exist, or have the right kind.
 
     Raises:
-      UsageError: names the first path of another kind.
+      UsageError: a path has another kind; the message names the first such path.
     """
     for name, is_right, kind in [
         *((name, Path.is_file, "file") for name in files),
@@ -72,9 +72,9 @@ def check_places(directory: str | os.PathLike, files: Iterable[str], directories
     ]:
         path = Path(directory) / name
         if os.path.lexists(path) and not is_right(path):
-            raise UsageError(f"{path} is not a {kind}, and alfish writes a {kind} of that name; move it away")
+            raise UsageError(f"{path} is not a {kind}, but alfish must write a {kind} of that name; move it away")
         if path.is_symlink():
-            raise UsageError(f"{path} is a link, and alfish writes nothing through links; put the {kind} itself there")
+            raise UsageError(f"{path} is a link, but alfish does not write through links; put the {kind} itself there")
 
 
 def reserve(path: str | os.PathLike, size: int) -> None:
@@ -144,7 +144,7 @@ def open_own(path: str | os.PathLike, mode: Literal["ab", "wb"]) -> BinaryIO:
 
 
 def temporary_of(path: Path) -> Path:
-    """Returns the place beside `path` where its content is written first: `.NAME.PID-MACHINE.tmp`.
+    """Returns the temporary path next to `path` to which its content is written first: `.NAME.PID-MACHINE.tmp`.
 
     A suffix may be added to the returned path.
 

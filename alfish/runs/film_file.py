@@ -13,7 +13,7 @@ from alfish.errors import RunError, UsageError, first_line, printable
 from alfish.runs.files import temporary_of
 
 SUFFIXES = (".mp4", ".gif")
-# Properties of the GIFs that TensorBoard shows in place of a film.
+# Properties of the GIFs that TensorBoard shows instead of a film.
 GIF_WIDTH, GIF_FPS, GIF_SECONDS = 320, 10, 60
 
 
@@ -107,5 +107,5 @@ def as_gif(path: Path) -> bytes:
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-t", str(GIF_SECONDS), "-i", str(path)]
     ran = subprocess.run([*command, "-vf", filters, "-f", "gif", "-"], capture_output=True)
     if ran.returncode:
-        raise RunError(f"{path} cannot be made a GIF: {printable(ran.stderr.decode(errors='replace'))}")
+        raise RunError(f"{path} cannot be converted to a GIF: {printable(ran.stderr.decode(errors='replace'))}")
     return ran.stdout

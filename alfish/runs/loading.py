@@ -23,7 +23,7 @@ def check_like(state: Any, example: Any, path: str = "") -> None:
       path: path of the entry, for the message.
 
     Raises:
-      ValueError: names the first entry of another type.
+      ValueError: an entry has another type; the message names the first such entry.
     """
     if state is None or example is None:
         return
@@ -61,12 +61,12 @@ def load_model(module: nn.Module, state_dict: dict[str, Any], name: str) -> None
     if wrong:
         shown = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
         raise UsageError(
-            f"The checkpoint does not fit {name} ({shown}): build it with the networks, observations and actions it "
-            "was saved with, or start in an empty directory."
+            f"The checkpoint does not fit {name} ({shown}): build it with the networks, observations and actions that "
+            "it was saved with, or start in an empty directory."
         )
     if found := nonfinite(module, state_dict):
         raise UsageError(
-            f"The checkpoint of {name} is of no use: {found[0]} has values that are not finite; load an earlier one"
+            f"The checkpoint of {name} is unusable: {found[0]} has values that are not finite; load an earlier one"
         )
     module.load_state_dict(state_dict)
 

@@ -43,7 +43,7 @@ def with_entry(directory: Path, entry: dict[str, Any]) -> str:
     if isinstance(entries, dict):  # older versions wrote a single entry
         entries = [entries]
     if not isinstance(entries, list):
-        raise UsageError(f"{path} is not a list of how the run came about; move it away")
+        raise UsageError(f"{path} does not hold the run's history; move it away")
     return json.dumps([*entries, entry], indent=2) + "\n"
 
 

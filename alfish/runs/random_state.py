@@ -97,7 +97,7 @@ def preserved() -> Iterator[None]:
 def rng_state() -> dict[str, Any]:
     """Returns the state of all global generators: of `random`, of numpy, and of torch on the CPU and each GPU.
 
-    CUDA is not initialized for this purpose: a process that has not used a GPU has not drawn numbers there.
+    This does not initialize CUDA, because a process that has not used a GPU has not drawn numbers there.
     """
     return {
         "python": json.dumps(random.getstate()),
@@ -115,7 +115,9 @@ def set_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"].cpu())  # map_location may have moved the state
     num_gpus = torch.cuda.device_count() if state["cuda"] else 0
     if num_gpus < len(state["cuda"]):
-        logging.warning("%d GPU generators were saved, %d GPUs are here.", len(state["cuda"]), num_gpus)
+        logging.warning(
+            "The states of %d GPU generators were saved, but this machine has %d GPUs.", len(state["cuda"]), num_gpus
+        )
     for gpu, generator in enumerate(state["cuda"][:num_gpus]):
         torch.cuda.set_rng_state(generator.cpu(), gpu)
 
@@ -134,7 +136,7 @@ def set_torch_state(device: torch.device, states: list[torch.Tensor]) -> None:
 
 
 class RandomStream:
-    """Random numbers of torch for one part of a run, in place of the run's: `with stream: ...`.
+    """Random numbers of torch for one part of a run, instead of the run's: `with stream: ...`.
 
     Args:
       seed: seed of the stream, at least 0.

@@ -1,6 +1,6 @@
 """SIGTERM, SIGUSR1 and Ctrl-C as requests to stop, with a bound on how long any wait delays them.
 
-A signal sets `StopSignals.number`. alfish's own loops read it, or call `check`. Code outside alfish may wait for ever,
+A signal sets `StopSignals.number`. alfish's own loops read it, or call `check`. Code outside alfish may wait forever,
 in Python or in C. `breakable` is therefore set while such code runs: `GRACE_SECONDS` after a signal, `Interrupted` is
 raised inside the code. While `breakable` is not set, nothing is raised, so updates and the writing of checkpoints
 always complete. C code that keeps the interpreter's lock cannot be interrupted.

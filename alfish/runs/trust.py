@@ -2,7 +2,7 @@
 
 An entry is a small file in the user's state directory. The file's name is a digest of the exact text of a saved
 configuration and of the paths of the modules that the text names. So a configuration that came from elsewhere or was
-changed has no entry, and neither has a configuration whose modules are found in another place, for example in a
+changed has no entry, and a configuration has no entry if its modules are now found elsewhere, for example in a
 directory that somebody else prepared.
 """
 
@@ -122,7 +122,7 @@ def _remark() -> str:
         directory = _directory()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:
-        return f"runs that you train here are not recorded as yours: {first_line(error)}"
+        return f"runs that you train here are not marked as your own: {first_line(error)}"
     if not os.access(directory, os.W_OK | os.X_OK):
-        return f"runs that you train here are not recorded as yours, because {directory} is not writable"
+        return f"runs that you train here are not marked as your own, because {directory} is not writable"
     return ""

@@ -1,1 +1,1 @@
-"""Adapters of simulators: a module for each library."""
+"""Adapters of simulators, one module per library."""

@@ -72,7 +72,7 @@ class BraxEnvironment(BraxInterface):
         except KeyError as error:
             if error.args != (task,):
                 raise
-            raise UsageError(f"brax has no task {task!r}; 'ant' and 'halfcheetah' are two of its names") from None
+            raise UsageError(f"brax has no task {task!r}; it has for example 'ant' and 'halfcheetah'") from None
         super().__init__(env, num_envs, seed, device, time_limit)
 
 

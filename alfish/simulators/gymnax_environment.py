@@ -43,7 +43,9 @@ class GymnaxEnvironment(JaxEnvironment):
         check_task(task, gymnax.registered_envs, "gymnax")
         self._env, defaults = gymnax.make(task, **(options or {}))
         if not hasattr(self._env, "is_truncated"):
-            raise UsageError("this gymnax does not tell time limits from terminations: pip install 'gymnax>=1.0.1'")
+            raise UsageError(
+                "this version of gymnax does not distinguish time limits from terminations: pip install 'gymnax>=1.0.1'"
+            )
         if unknown := set(params or ()) - set(vars(defaults)):
             raise UsageError(f"gymnax's {task} has no parameter {min(unknown)!r}; it has {', '.join(vars(defaults))}")
         self._params = defaults.replace(**(params or {}))

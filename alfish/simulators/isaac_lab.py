@@ -22,8 +22,9 @@ _LAUNCHED: list[Any] = []  # what runs Isaac Sim: if it were closed or collected
 class IsaacLab(ManagerBased):
     """B environments of a task of Isaac Lab.
 
-    3.0 gives final observations (`cfg.compute_final_obs`, which is set). Those of terms with a history or a delay lack
-    the newest sample, which a warning says. 2.3 loses them, see `make_environment.final_observation`.
+    Version 3.0 returns final observations (`cfg.compute_final_obs`, which is set). Final observations of terms with a
+    history or a delay lack the newest sample; a warning reports this. Version 2.3 loses final observations, see
+    `make_environment.final_observation`.
 
     Args:
       task: id of the task, such as 'Isaac-Velocity-Flat-G1-v0'; 3.0 has ids without '-v0'.
@@ -68,8 +69,8 @@ class IsaacLab(ManagerBased):
             _LAUNCHED[-1].__enter__()
         if gives_final and (late := _late_terms(config)):
             logging.warning(
-                "Isaac Lab computes the final observations of %s without the newest sample, because these have a "
-                "history or a delay; values of truncated episodes are then of one step earlier.",
+                "Isaac Lab computes the final observations of %s without the newest sample, because they have a "
+                "history or a delay; values of truncated episodes therefore belong to the step before.",
                 ", ".join(late),
             )
         super().__init__(gymnasium.make(task, cfg=config), groups)

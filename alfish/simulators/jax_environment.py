@@ -64,7 +64,7 @@ class JaxEnvironment(Simulator):
             self._place = jax.devices(self.device.type)[self.device.index or 0]
         except (RuntimeError, IndexError) as error:
             raise UsageError(
-                f"JAX has no device {self.device}, on which {type(self).__name__} is to compute; install JAX for it, "
+                f"JAX has no device {self.device}, on which {type(self).__name__} should compute; install JAX for it, "
                 "or set make_environment.env_kwargs = {'device': 'cpu'}"
             ) from error
         self._begin, self._advance = jax.jit(self._begin_all), jax.jit(self._advance_all)
@@ -112,13 +112,13 @@ class JaxEnvironment(Simulator):
         """Restores keys, numbers of steps and states.
 
         Raises:
-          UsageError: the state is that of another number of environments, or of another class.
+          UsageError: the state belongs to another number of environments, or to another class.
         """
         own = self._leaves()
         if {path: tuple(leaf.shape) for path, leaf in state.items()} != {path: leaf.shape for path, leaf in own}:
             raise UsageError(
-                f"the checkpoint has the state of other environments than {self.num_envs} of {type(self).__name__}; "
-                "continue with the class, task and num_envs that wrote it"
+                f"the checkpoint's state does not match {self.num_envs} environments of {type(self).__name__}; "
+                "continue with the class, task and num_envs that it was saved with"
             )
         leaves = [self._to_jax(state[path].to(self.device)) for path, _ in own]
         self._episodes = self._jax.tree.unflatten(self._jax.tree.structure(self._episodes), leaves)

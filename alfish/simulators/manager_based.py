@@ -35,7 +35,7 @@ class ManagerBased(Simulator):
             known = self.observation_space.spaces if isinstance(self.observation_space, spaces.Dict) else {}
             if missing := [group for group in groups if group not in known]:
                 raise UsageError(
-                    f"{type(self).__name__}.groups names {missing[0]!r}, and the task's groups of observations are "
+                    f"{type(self).__name__}.groups has {missing[0]!r}, but the task's groups of observations are "
                     f"{', '.join(known)}"
                 )
             self.observation_space = spaces.Dict({group: known[group] for group in groups})

@@ -22,7 +22,7 @@ COMMAND = "pip install 'mjlab>=1.6'"
 class Mjlab(ManagerBased):
     """B environments of a task of mjlab, with their true final observations.
 
-    With its setting `auto_reset` False, mjlab does not reset by itself, so a step gives the observations in which
+    With its setting `auto_reset` False, mjlab does not reset by itself, so a step returns the observations with which
     episodes ended. The adapter then resets these environments. mjlab takes their indices, for which the host waits once
     in a step.
 
@@ -53,7 +53,7 @@ class Mjlab(ManagerBased):
         check_task(task, registry.list_tasks(), "mjlab")
         config = registry.load_env_cfg(task)
         if not hasattr(config, "auto_reset"):
-            raise UsageError(f"this version of mjlab resets before it gives final observations: {COMMAND}")
+            raise UsageError(f"this version of mjlab resets before it returns final observations: {COMMAND}")
         config.scene.num_envs, config.seed, config.auto_reset = num_envs, seed, False
         set_up(config, cfg, "Mjlab.cfg")
         on = str(device_named(device or "auto", "Mjlab.device"))

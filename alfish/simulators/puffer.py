@@ -49,7 +49,10 @@ class Puffer(Simulator):
 
 
 def _means(infos: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
-    """Returns the means of the numbers in a list of infos, which PufferLib gives now and then; None without numbers."""
+    """Returns the means of the numbers in a list of infos, which PufferLib returns occasionally.
+
+    None without numbers.
+    """
     numbers: dict[str, list[float]] = {}
     for info in infos:
         for key, value in info.items():

@@ -24,7 +24,7 @@ class RslRl(Simulator):
       num_envs: number of environments, B.
 
     Raises:
-      UsageError: the environment returns something else than tensors.
+      UsageError: the environment does not return tensors.
     """
 
     @checked
@@ -60,7 +60,7 @@ class RslRl(Simulator):
 
 
 def _plain(observation: Any) -> Nest:
-    """Returns a TensorDict, or any mapping, as nested dicts; of a pair with extras, the observation."""
+    """Returns a TensorDict, or any mapping, as nested dicts; for a pair with extras, only the observation."""
     if isinstance(observation, tuple):
         observation = observation[0]
     if isinstance(observation, torch.Tensor):

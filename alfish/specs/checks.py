@@ -29,34 +29,36 @@ def check_learnable(space: Any, name: str) -> None:
       name: kind of the space, 'observation' or 'action'.
 
     Raises:
-      UsageError: the space cannot be learned from; the message names the part.
+      UsageError: the space is not supported; the message names the part.
     """
     leaves = nest.named_leaves(map_space(lambda leaf: leaf, space), name)
     for path, leaf in leaves:
         if not isinstance(leaf, spaces.Space):
             given = f"the class {leaf.__name__}" if isinstance(leaf, type) else repr(leaf)
-            raise UsageError(f"the space of {path} is {given}; make it an object, as gymnasium.spaces.Box(-1, 1, (3,))")
+            raise UsageError(
+                f"the space of {path} is {given}; make it an object, such as gymnasium.spaces.Box(-1, 1, (3,))"
+            )
         if not isinstance(leaf, LEAF_SPACES):
             has_index = any(part.isdigit() for part in path.split("."))  # index of a part of a Tuple
             inside = path.partition(".")[2] if name == "observation" and not has_index else ""
-            out = f"leave it out by make_environment.leave_out = [{inside!r}], or " if inside else ""
+            out = f"leave it out with make_environment.leave_out = [{inside!r}], or " if inside else ""
             raise UsageError(
                 f"{path} is a {type(leaf).__name__} space, which alfish cannot learn from; {out}wrap the environment "
                 f"(gymnasium.wrappers.Transform{name.capitalize()}) so that it is a Box, Discrete, MultiDiscrete or "
                 "MultiBinary, or a Dict or Tuple of these"
             )
         if isinstance(leaf, spaces.Box) and (np.isnan(leaf.low).any() or np.isnan(leaf.high).any()):
-            raise UsageError(f"the space of {path} has bounds that are nan; where there is none, it is -inf or inf")
+            raise UsageError(f"the space of {path} has bounds that are nan; write -inf or inf for a missing bound")
         if 0 in shape_of(leaf):
-            raise UsageError(f"the space of {path} is {leaf}, which has no entries; leave it out, or give it some")
+            raise UsageError(f"the space of {path} is {leaf}, which has no entries; leave it out, or give it entries")
     if not leaves:
-        raise UsageError(f"the space of {name} is {space}, which has no parts; it needs one Box or Discrete at least")
+        raise UsageError(f"the space of {name} is {space}, which has no parts; it needs at least one Box or Discrete")
 
 
 def check_scalar_reward(name: str, reward_spec: spaces.Box) -> None:
     """Raises UsageError if rewards are vectors; `name` is the algorithm's name."""
     if reward_spec.shape:
-        raise UsageError(f"{name} takes a scalar reward, and this one is a vector of {reward_spec.shape[0]}")
+        raise UsageError(f"{name} requires a scalar reward, but this reward is a vector of {reward_spec.shape[0]}")
 
 
 def check_finite_choice(name: str, action_spec: Nest) -> None:
@@ -69,8 +71,8 @@ def check_finite_choice(name: str, action_spec: Nest) -> None:
     for path, leaf in nest.named_leaves(action_spec, "action"):
         if isinstance(leaf, spaces.Box):
             raise UsageError(
-                f"{name} is set, and the {path} is a Box, over which PPO's policy has no uniform distribution; set "
-                "entropy_coef in its place"
+                f"{name} is set, but the {path} is a Box, for which PPO's policy has no uniform distribution; set "
+                "entropy_coef instead"
             )
 
 
@@ -78,8 +80,8 @@ def check_box_action(name: str, action_spec: Nest) -> None:
     """Raises UsageError for an action with a leaf other than a bounded Box; `name` is the algorithm's name."""
     for path, leaf in nest.named_leaves(action_spec, "action"):
         if not isinstance(leaf, spaces.Box):
-            raise UsageError(f"{name} takes bounded Box actions, and the {path} is {leaf}; train with PPO")
-        check_bounded(f"{name} takes bounded Box actions", path, leaf, "PPO")
+            raise UsageError(f"{name} requires bounded Box actions, but the {path} is {leaf}; train with PPO")
+        check_bounded(f"{name} requires bounded Box actions", path, leaf, "PPO")
 
 
 def check_bounded(reason: str, path: str, leaf: spaces.Space, instead: str) -> None:
@@ -93,8 +95,8 @@ def check_bounded(reason: str, path: str, leaf: spaces.Space, instead: str) -> N
     """
     if isinstance(leaf, spaces.Box) and not is_bounded(leaf):
         raise UsageError(
-            f"{reason}, and the {path} has {missing_bounds(leaf)} ({leaf}); set make_environment.action_bounds, as 1.0 "
-            f"for -1 and 1, or train with {instead}"
+            f"{reason}, but the {path} has {missing_bounds(leaf)} ({leaf}); set make_environment.action_bounds (1.0 "
+            f"means -1 and 1), or train with {instead}"
         )
 
 
@@ -108,13 +110,15 @@ def check_hybrid_action(name: str, action_spec: Nest) -> None:
     named = nest.named_leaves(action_spec, "action")
     for path, leaf in named:
         if not isinstance(leaf, (spaces.Box, spaces.Discrete)):
-            raise UsageError(f"{name} takes Box and Discrete actions, and the {path} is {leaf}; train with PPO")
+            raise UsageError(f"{name} requires Box or Discrete actions, but the {path} is {leaf}; train with PPO")
         check_bounded(f"{name} squashes its actions into bounds", path, leaf, "PPO")
         if isinstance(leaf, spaces.Discrete) and leaf.n < 2:
-            raise UsageError(f"the {path} is {leaf}, which leaves nothing to choose; drop it from the action space")
+            raise UsageError(f"the {path} is {leaf}, which has a single value; remove it from the action space")
     count = sum(isinstance(leaf, spaces.Discrete) for _, leaf in named)
     if count > 1:
-        raise UsageError(f"{name} takes one Discrete action leaf, and this action has {count}; train with PPO")
+        raise UsageError(
+            f"{name} requires at most one Discrete action leaf, but this action has {count}; train with PPO"
+        )
 
 
 def outside(value: Any, space: spaces.Space, name: str) -> str | None:
@@ -140,11 +144,11 @@ def outside(value: Any, space: spaces.Space, name: str) -> str | None:
 
 def _fault(value: np.ndarray, space: spaces.Space, name: str) -> str | None:
     if value.shape != shape_of(space):
-        return f"{name} has the shape {value.shape}, and its space {shape_of(space)}"
+        return f"{name} has the shape {value.shape}, but its space has {shape_of(space)}"
     low, high = _bounds(space)
     is_inside = (value >= low) & (value <= high)  # False for nan
     if is_inside.all():
-        return f"{name} is of dtype {value.dtype}, and its space of {space.dtype}"
+        return f"{name} has dtype {value.dtype}, but its space has {space.dtype}"
     if is_float(space):
         least, most = (
             bound + sign * ROUNDING * np.maximum(1.0, np.abs(bound)) for bound, sign in ((low, -1), (high, 1))

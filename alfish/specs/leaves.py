@@ -34,7 +34,7 @@ class VectorReward(spaces.Box):
         for name in names:
             if not name or "/" in name or name in TAKEN or self.names.count(name) > 1:
                 raise UsageError(
-                    f"the entries of the reward are named {list(names)}; each needs a name of its own, without '/' and "
+                    f"the entries of the reward are named {list(names)}; each needs a unique name, without '/' and "
                     f"other than {' and '.join(TAKEN)}"
                 )
 

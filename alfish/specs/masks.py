@@ -57,11 +57,11 @@ class MaskLayout:
         num_bits = [shape_of(leaf)[0] if isinstance(leaf, spaces.MultiBinary) else 0 for leaf in leaves]
         total, short = sum(counts), sum(counts) - sum(num_bits)
         if not counts:
-            raise UsageError(f"{name} is an action mask, and the action {action_spec} has no choices; leave it out")
+            raise UsageError(f"{name} is an action mask, but the action {action_spec} has no choices; leave it out")
         if size not in (total, short):
             other = f", or {short} with one for each bit" if short < total else ""
             raise UsageError(
-                f"{name} is an action mask of {size} entries, and the action {action_spec} has {total} choices{other}"
+                f"{name} is an action mask of {size} entries, but the action {action_spec} has {total} choices{other}"
             )
         self.size = size
         self._is_short = size < total  # one mask entry for each bit
@@ -72,7 +72,7 @@ class MaskLayout:
     def split(self, mask: torch.Tensor) -> list[torch.Tensor | None]:
         """Returns the mask of each leaf, `[..., choices]` bool from `[..., size]`, with two choices for each bit.
 
-        A Box has None in place of a mask.
+        A Box has None instead of a mask.
         """
         allowed = mask.bool()
         parts = [allowed] if len(self._sizes) == 1 else allowed.split(self._sizes, -1)

@@ -38,7 +38,7 @@ def is_bounded(spec: spaces.Space) -> bool:
 
 
 def missing_bounds(spec: spaces.Box) -> str:
-    """Returns which bounds a Box lacks, such as 'no upper bound'."""
+    """Describes the bounds that a Box lacks, such as 'no upper bound'."""
     box = without_vast_bounds(spec)
     below, above = box.bounded_below.reshape(-1), box.bounded_above.reshape(-1)
     if below.any() or above.any():
@@ -52,10 +52,10 @@ def missing_bounds(spec: spaces.Box) -> str:
 
 
 def without_vast_bounds(space: spaces.Box) -> spaces.Box:
-    """Returns a Box in which bounds that stand for no bound are infinite.
+    """Returns a Box in which values that represent a missing bound are replaced with infinity.
 
-    Such bounds are floats from `LARGEST_BOUND` on, the largest number of the dtype, and the smallest positive number as
-    a lower bound where there is no upper bound.
+    Such values are floats of magnitude `LARGEST_BOUND` or more, the largest number of the dtype, and the smallest
+    positive number as a lower bound if there is no upper bound.
     """
     if not is_float(space):
         return space

@@ -17,7 +17,7 @@ from alfish.specs.leaves import observation_leaf
 from alfish.specs.masks import ActionMask, check_entries
 from alfish.specs.spaces import as_float32, map_space, shape_of, torch_dtype, without_vast_bounds
 
-HAS_DEVICE = "its attribute `device` says that it returns tensors: return them, or rename the attribute"
+HAS_DEVICE = "its attribute `device` means that it returns tensors: return tensors, or rename the attribute"
 
 
 class ObservationUnits:
@@ -43,11 +43,11 @@ class ObservationUnits:
         self.from_environment: Callable[[Any], Nest] = _reader(self._space, starts, self._device, self._copies)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Returns the tensors by which leaves are converted; a graph takes them as arguments, see `with_tensors`."""
+        """Returns the tensors with which leaves are converted; a graph takes them as arguments, see `with_tensors`."""
         return nest.leaves(self._starts)
 
     def with_tensors(self, tensors: list[torch.Tensor]) -> "ObservationUnits":
-        """Returns a copy that converts by other tensors, which have the structure of `tensors`."""
+        """Returns a copy that converts with other tensors, which have the structure of `tensors`."""
         other = copy.copy(self)
         other._use(nest.like(self._starts, tensors))
         return other
@@ -65,14 +65,14 @@ class ObservationUnits:
                 raise UsageError(f"{name}.reset returned {type(value).__name__}; {HAS_DEVICE}")
             if self._device is None and isinstance(value, torch.Tensor):
                 raise UsageError(
-                    f"{name}.reset returned tensors, and {name} has no attribute `device`, by which environments of "
-                    "tensors are recognized; give it one, as torch.device('cpu')"
+                    f"{name}.reset returned tensors, but {name} has no attribute `device`, by which tensor "
+                    "environments are recognized; add it, for example torch.device('cpu')"
                 )
             dtype = str(getattr(value, "dtype", ""))  # dtype of numpy or torch
             if "float" in dtype and np.dtype(leaf.dtype).kind in "biu" and not isinstance(leaf, ActionMask):
                 raise UsageError(
-                    f"{name}.reset returned observations of dtype {dtype}, which would be cut to integers: their space "
-                    f"{leaf} has {leaf.dtype}; give the space the dtype of the observations, or cast them"
+                    f"{name}.reset returned observations of dtype {dtype}, which would be truncated to integers: their "
+                    f"space {leaf} has {leaf.dtype}; give the space the dtype of the observations, or cast them"
                 )
 
         map_space(check, self._space, observation)
@@ -149,12 +149,15 @@ class ActionUnits:
             self.executed, self.stretch = units.executed, units.stretch
 
     def tensors(self) -> list[dict[str, torch.Tensor]]:
-        """Returns the tensors by which each leaf is converted; a graph takes them as arguments, see `with_tensors`."""
+        """Returns the tensors with which each leaf is converted.
+
+        A graph takes them as arguments, see `with_tensors`.
+        """
         leaves = nest.leaves(self._units)
         return [{name: each for name, each in vars(leaf).items() if isinstance(each, torch.Tensor)} for leaf in leaves]
 
     def with_tensors(self, tensors: list[dict[str, torch.Tensor]]) -> "ActionUnits":
-        """Returns a copy that converts by other tensors, which have the structure of `tensors`."""
+        """Returns a copy that converts with other tensors, which have the structure of `tensors`."""
         leaves, structure = nest.flatten(self._units)
         copies = [copy.copy(leaf) for leaf in leaves]
         for leaf, own in zip(copies, tensors, strict=True):
@@ -253,7 +256,7 @@ class _LeafUnits:
 
 
 def _limits(declared: spaces.Box, space: spaces.Box, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the bounds that no action leaves: the declared bounds, except a lower bound that stands for no bound."""
+    """Returns the bounds that no action exceeds: the declared bounds, except lower bounds that mean no bound."""
     low = np.where(declared.low > 0, space.low, declared.low)
     return _as_float(low, dtype, np.inf), _as_float(declared.high, dtype, -np.inf)
 

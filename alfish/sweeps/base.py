@@ -71,8 +71,7 @@ class Base(NamedTuple):
             periods = {listener.name: listener.period for listener in evaluations}
             if EVALUATION not in periods:
                 raise UsageError(
-                    "the runs would not be compared by anything: Trainer.listeners has no @Evaluate() with the name "
-                    f"{EVALUATION!r}"
+                    f"the runs could not be compared: Trainer.listeners has no @Evaluate() with the name {EVALUATION!r}"
                 )
             operative_text = trainer.directory.config[reading.OPERATIVE_FILE]
             reading.read(gin_files, bindings)

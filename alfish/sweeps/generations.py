@@ -84,7 +84,7 @@ def _read(member: Member, path: Path) -> Member:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Makes `target` a hard link of a file that is never written again; a copy, if hard links are impossible."""
+    """Makes `target` a hard link to a file that is never written again, or a copy if hard links are impossible."""
     with writing(target):
         if target.exists():  # left by a command that was killed
             return

@@ -160,7 +160,7 @@ class Specification(abc.ABC):
         if stored is not None and known[cls.varied] == getattr(stored, cls.varied):
             known[cls.varied] = getattr(stored, cls.varied)  # keeps the stored order, which numbers and tables follow
         if cls.varied not in known:
-            raise UsageError(f"--{cls.varied} is missing: name what differs, as in --{cls.varied}={cls.example}")
+            raise UsageError(f"--{cls.varied} is missing: give what differs, as in --{cls.varied}={cls.example}")
         variants = corners([cls.parse(f"{name}={values}") for name, values in known[cls.varied].items()])
         if gin_files:
             base = Base.read(gin_files, bindings, variants)
@@ -171,7 +171,7 @@ class Specification(abc.ABC):
         if stored is not None and (changes := f"{changes}\n{stored.difference(specification)}".strip()):
             raise UsageError(
                 f"{directory} is a {cls.group} with another specification (- then, + now):\n{changes}\n"
-                "choose another --root_dir, or leave out what is not to change"
+                "choose another --root_dir, or leave out what should not change"
             )
         if gin_files:
             make_directory(directory)
@@ -198,7 +198,9 @@ class Specification(abc.ABC):
         names = [parameter.name for parameter in parameters]
         for name in names:
             if names.count(name) > 1:
-                raise UsageError(f"--{cls.varied} names {name} {names.count(name)} times; give all of its values once")
+                raise UsageError(
+                    f"--{cls.varied} has {name} {names.count(name)} times; give all its values in one flag"
+                )
         return {parameter.name: str(parameter) for parameter in parameters}
 
     def difference(self, other: "Specification") -> str:
@@ -274,7 +276,7 @@ class RunGroup(abc.ABC, Generic[Kind]):
         self.jobs.start(run.directory, [copy, *bindings, *run.arguments])
 
     def _settle(self, ended: JobEnded, is_over: bool, unfinished: str) -> None:
-        """Marks a run as failed if its process shows that the run cannot continue."""
+        """Marks a run as failed if the end of its process shows that the run cannot continue."""
         name, reason = ended.directory.relative_to(self.directory), self._endings.failure(ended)
         if ended.status == 0 and not is_over:
             reason = unfinished
@@ -282,7 +284,7 @@ class RunGroup(abc.ABC, Generic[Kind]):
             mark_failed(ended.directory, reason)
             self.log(f"{name} failed: {reason}")
         elif not is_over:
-            self.log(f"{name} was stopped with status {ended.status}; it is continued")
+            self.log(f"{name} was stopped with status {ended.status} and is continued")
 
 
 @contextlib.contextmanager
@@ -296,7 +298,7 @@ def locked(directory: Path) -> Iterator[None]:
     holder = threading.Event()  # any object that can be weakly referenced
     unlock = files.lock(directory, holder)
     if unlock is None:
-        raise UsageError(f"another command is at work in {directory}; wait for its end, or choose another --root_dir")
+        raise UsageError(f"another command is running in {directory}; wait until it ends, or choose another --root_dir")
     try:
         yield
     finally:

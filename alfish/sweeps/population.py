@@ -79,12 +79,12 @@ class PopulationSpecification(Specification):
             )
         if base.iteration_steps > steps:
             raise UsageError(
-                f"an iteration takes {base.iteration_steps:,} steps, and a generation has {steps:,}; give more --steps"
+                f"an iteration has {base.iteration_steps:,} steps, but a generation only {steps:,}; give more --steps"
             )
         if specification.share and not specification.num_replaced:
             raise UsageError(
-                f"--share={specification.share:g} of {counted(specification.members, 'member')} is less than one; give "
-                "more, or --share=0 for members that are separate runs"
+                f"--share={specification.share:g} of {counted(specification.members, 'member')} is less than one "
+                "member; give more, or --share=0 for independent members"
             )
         return specification
 

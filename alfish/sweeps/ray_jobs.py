@@ -45,7 +45,7 @@ class RayJobs:
         if not places:
             wanted = f"{cpus:g} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
             flags = "--cpus_per_run" + (" or --gpus_per_run" if gpus else "")
-            raise UsageError(f"no machine of the Ray cluster has {wanted}; lower {flags}, or join machines")
+            raise UsageError(f"no machine of the Ray cluster has {wanted}; lower {flags}, or add machines")
         self.size = size or places
         # Ray takes fractions of one core only.
         cpus = cpus if cpus <= 1 else math.ceil(cpus)
@@ -113,7 +113,7 @@ def train(directory: str, arguments: Sequence[str]) -> int:
     """Runs `alfish train` on a machine of the cluster until it ends or is asked to stop; returns its exit status."""
     path = Path(directory)
     if not path.is_dir():
-        raise UsageError(f"{platform.node()} does not see it; take a --root_dir that all machines share")
+        raise UsageError(f"{platform.node()} does not see it; choose a --root_dir that all machines share")
     jobs, is_asked = LocalJobs(1), False
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # signal with which Ray cancels a task
     try:

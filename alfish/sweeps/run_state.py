@@ -70,7 +70,7 @@ def mark_failed(directory: Path, reason: str) -> None:
 
 
 class Endings:
-    """Tells failed runs from runs to continue, when processes have ended."""
+    """Distinguishes failed runs from runs to continue, after processes have ended."""
 
     def __init__(self) -> None:
         self._deaths: dict[Path, tuple[int | None, int]] = {}  # newest checkpoint and number of deaths since, by run
@@ -88,7 +88,7 @@ class Endings:
         self._deaths[directory] = checkpoint, deaths
         if deaths < MAX_DEATHS:
             return None
-        return f"was killed by {signal.Signals(-status).name} {deaths} times without a new checkpoint in between"
+        return f"was killed by {signal.Signals(-status).name} {deaths} times without saving a new checkpoint in between"
 
 
 def _last_words(directory: Path, status: int) -> str:

@@ -39,22 +39,22 @@ def parse(argument: str) -> Parameter:
     said = f"--search={argument}"
     match = re.fullmatch(r"\s*([\w./]+)\s*=\s*(\w+)\((.*)\)\s*", argument, re.DOTALL)
     if match is None or match[2] not in (*LISTS, *RANGES) or not argument.isprintable():
-        raise UsageError(f"{said} is no search: write NAME={FORMS}")
+        raise UsageError(f"{said} is not a search space: write NAME={FORMS}")
     name, kind, inner = match.groups()
     items = _split(inner, said)
     if name == "Trainer.seed":
-        raise UsageError(f"{said}: seeds are repetitions of a trial; write --seeds=3 for three of each")
+        raise UsageError(f"{said}: seeds repeat a trial; write --seeds=3 for three runs of each trial")
     if kind in LISTS:
         if not items or len(set(items)) < len(items):
-            raise UsageError(f"{said}: {kind}(...) takes one or more different values")
+            raise UsageError(f"{said}: {kind}(...) requires one or more distinct values")
         return Parameter(name, kind, items)
     number = INTEGER if kind == "int" else NUMBER
     if len(items) != 2 or not all(re.fullmatch(number, item) for item in items):
-        raise UsageError(f"{said}: {kind}(a, b) takes two {'integers' if kind == 'int' else 'numbers'}")
+        raise UsageError(f"{said}: {kind}(a, b) requires two {'integers' if kind == 'int' else 'numbers'}")
     low, high = map(float, items)
     check_range(low, high, said, f"{kind}({items[1]}, {items[0]})")
     if kind == "log" and low <= 0:
-        raise UsageError(f"{said}: log(a, b) takes positive numbers; uniform(a, b) takes others")
+        raise UsageError(f"{said}: log(a, b) requires positive numbers; use uniform(a, b) for others")
     return Parameter(name, kind, items)
 
 
@@ -70,6 +70,6 @@ def _split(text: str, said: str) -> tuple[str, ...]:
                 parts.append(text[start : token.start[1]])
                 start = token.end[1]
     except (tokenize.TokenError, SyntaxError) as error:
-        raise UsageError(f"{said}: its values are not gin ({error.args[0]})") from error
+        raise UsageError(f"{said}: its values are not valid gin ({error.args[0]})") from error
     last = text[start:]
     return tuple(part.strip() for part in [*parts, *([last] if last.strip() else [])])

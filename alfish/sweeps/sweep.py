@@ -1,4 +1,4 @@
-"""Sweeps, which propose trials, and start, watch and prune the runs of trials until all trials are over."""
+"""Sweeps: propose trials, and start, monitor and prune their runs until all trials are finished."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ class Sweep(RunGroup[SweepSpecification]):
     def run(self) -> None:
         self._reported = {trial.number for trial in self._look() if trial.state != "running"}
         if self._reported:
-            self.log(f"{counted(len(self._reported), 'trial')} of {self.specification.trials} are over already")
+            self.log(f"{counted(len(self._reported), 'trial')} of {self.specification.trials} have already finished")
         self._train(self._due, self._is_over, "ended before its budget was spent")
 
     def _due(self) -> Iterator[Due]:

@@ -138,7 +138,8 @@ def _draw_parameter(axis: Any, parameter: Parameter, trials: Sequence[Trial], be
 
 
 def _numbers(parameter: Parameter) -> Any:
-    """Returns the function from gin texts to places on the axis: numbers, or list indices of other values."""
+    """Returns a function from gin texts to positions on the axis: numbers as they are, list indices for other
+    values."""
     try:
         [float(item) for item in parameter.items]
     except ValueError:

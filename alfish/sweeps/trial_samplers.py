@@ -1,7 +1,7 @@
 """Samplers, which propose the values of the next trial, and the pruner, which stops trials that do worse than others.
 
-Their results depend only on the directories: Optuna's studies are built anew for each call, with generators seeded by
-the seed of the sweep and the number of the trial. There is no database that a killed process could leave broken.
+Their results depend only on the directories: Optuna's studies are rebuilt for each call, with generators seeded by the
+seed of the sweep and the number of the trial. There is no database that a killed process could corrupt.
 """
 
 import math
@@ -40,7 +40,7 @@ class Grid:
         ranges = [f"{one.name}={one}" for one in parameters if one.is_range]
         if ranges:
             raise UsageError(
-                f"--sampler=grid takes lists of values, and {ranges[0]} is a range; write grid(...) instead"
+                f"--sampler=grid requires lists of values, but {ranges[0]} is a range; write grid(...) instead"
             )
         self._parameters = parameters
         self.size: int | None = math.prod(len(one.items) for one in parameters)
@@ -72,7 +72,7 @@ class TPE:
     size: int | None = None
 
     def __init__(self, parameters: Sequence[Parameter], seed: int):
-        self._optuna = import_optuna("--sampler=tpe", "or take --sampler=random")
+        self._optuna = import_optuna("--sampler=tpe", "or use --sampler=random")
         self._parameters, self._seed = parameters, seed
 
     def propose(self, number: int, trials: Sequence[Trial]) -> Mapping[str, str]:
@@ -86,7 +86,7 @@ class TPE:
         return {one.name: one.text(drawn[one.name]) if one.is_range else drawn[one.name] for one in self._parameters}
 
     def _told(self, trial: Trial, distributions: Mapping[str, Any]) -> Any:
-        """Returns a trial in Optuna's form; an unfinished trial counts as bad (`constant_liar`)."""
+        """Returns a trial in Optuna's form; an unfinished trial is treated as bad (`constant_liar`)."""
         state = {"running": "RUNNING", "complete": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}[trial.state]
         return self._optuna.trial.create_trial(
             state=self._optuna.trial.TrialState[state],
@@ -106,7 +106,7 @@ class MedianPruner:
     """
 
     def __init__(self) -> None:
-        self._optuna = import_optuna("--prune", "or go without --prune")
+        self._optuna = import_optuna("--prune", "or leave out --prune")
         self._pruner = self._optuna.pruners.MedianPruner()
 
     def pruned_at(self, trial: Trial, place: int, trials: Sequence[Trial]) -> int | None:

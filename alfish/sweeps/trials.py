@@ -54,7 +54,8 @@ class TrialRun:
         pruned, state = contents.record(directory, PRUNED, {"clock": int}), RunState.read(directory)
         if pruned is not None and pruned["clock"] not in state.evaluations:
             raise UsageError(
-                f"{directory / PRUNED} names the clock {pruned['clock']}, at which the run was not evaluated; remove it"
+                f"{directory / PRUNED} has the step count {pruned['clock']}, at which the run was not evaluated; "
+                "remove it"
             )
         return cls(state, seed, None if pruned is None else pruned["clock"], last)
 
@@ -195,7 +196,9 @@ class Trials:
         has_texts = list(bindings) == names and all(isinstance(text, str) for text in bindings.values())
         has_texts = has_texts and all(one.has(bindings[one.name]) for one in self._parameters)
         if not has_texts or not all(type(number) is int for number in content["seen"]):
-            raise UsageError(f"{path} is not of a trial of this sweep ({shown(bindings)}); move its directory away")
+            raise UsageError(
+                f"{path} does not belong to a trial of this sweep ({shown(bindings)}); move its directory away"
+            )
         return content
 
     def _places(self, number: int) -> list[tuple[Path, int]]:

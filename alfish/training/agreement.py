@@ -1,4 +1,4 @@
-"""Numbers that all learners of a run must share: steps, seconds, and the end of the run.
+"""Agreement of all learners of a run on steps, seconds, and the end of the run.
 
 Each learner counts the steps of its own environments, and receives its own signals. The first learner measures the
 time, and its listeners may stop the run. Once in an iteration, between collecting and training, all learners exchange
@@ -54,7 +54,7 @@ class Agreement:
         return own
 
     def end(self) -> None:
-        """Takes the place of an iteration after the run was stopped."""
+        """Replaces an iteration after the run was stopped."""
 
 
 class SharedAgreement(Agreement):
@@ -85,7 +85,7 @@ class SharedAgreement(Agreement):
         """Returns the environment steps of all learners in this iteration.
 
         Raises:
-          Interrupted: a signal broke off the collecting of a learner.
+          Interrupted: a signal interrupted the collection of rows in a learner.
           RunEnded: the first learner has stopped.
         """
         steps, breaks_off, ends = self._exchange(own)
@@ -99,7 +99,10 @@ class SharedAgreement(Agreement):
         self._exchange(ends=True)
 
     def _exchange(self, steps: int = 0, breaks_off: bool = False, ends: bool = False) -> tuple[int, bool, bool]:
-        """Makes seconds, signal and stop equal in all learners; returns the sum of steps, and who broke off or ends."""
+        """Makes seconds, signal and stop equal in all learners.
+
+        Returns the sum of steps, and which learners were interrupted or end.
+        """
         self.pause(time.perf_counter())
         clock, signals = self._clock, self._signals
         stops = clock.stop_reason is not None
@@ -109,5 +112,5 @@ class SharedAgreement(Agreement):
         clock.wall_seconds += of_seconds[0]
         signals.number = int(max(of_signals)) or None
         if any(of_stops):
-            clock.stop(replicas.of_first(clock.stop_reason or "a learner stopped the run"))
+            clock.stop(replicas.of_first(clock.stop_reason or "another learner stopped the run"))
         return int(sum(of_steps)), any(of_ends[0]), any(of_ends[1])

@@ -36,11 +36,11 @@ class Camera:
             for single in self._singles:
                 rendering.follow(single)
         else:
-            raise UsageError(f"{setting} films environments of gymnasium and PettingZoo, and not {environment.name}")
+            raise UsageError(f"{setting} can film environments of gymnasium and PettingZoo, but not {environment.name}")
         members: Sequence[Any] = self._singles if self._singles else [self._env]
         if any(getattr(member, "render_mode", None) != "rgb_array" for member in members):
             raise UsageError(
-                f"{setting} needs frames, and {environment.name} renders none with render_mode='rgb_array'; give its "
+                f"{setting} needs frames, but {environment.name} renders none with render_mode='rgb_array'; give its "
                 "class an argument render_mode, an attribute of that name, and a method render"
             )
         self.fps = float(self._env.metadata.get("render_fps") or 30)

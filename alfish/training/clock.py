@@ -42,7 +42,7 @@ class Budget(NamedTuple):
             return cls("wall_seconds", wall_limit, wall_limit)
         if len(chosen) != 1:
             raise UsageError(
-                f"Trainer takes exactly one budget of {', '.join(BUDGETS)}, beside which wall_seconds may stand; "
+                f"Trainer requires exactly one budget of {', '.join(BUDGETS)}, optionally together with wall_seconds; "
                 f"given: {said}"
             )
         return cls(*next(iter(chosen.items())), wall_limit)
@@ -108,7 +108,7 @@ class Clock:
     def stop(self, reason: str) -> None:
         """Finishes the run; see `Trainer.stop`."""
         if not isinstance(reason, str) or not reason.strip():
-            raise UsageError(f"Trainer.stop takes a reason in words, such as 'solved', and was given {reason!r}")
+            raise UsageError(f"Trainer.stop requires a reason in words, such as 'solved', but was given {reason!r}")
         if self.stop_reason is None:
             self.stop_reason = reason.strip()
 

@@ -73,10 +73,10 @@ def make_evaluator(
 
 
 class Evaluator:
-    """Runs complete episodes by `predict_step`, with frozen transforms; random states outside do not change.
+    """Runs complete episodes with `predict_step` and frozen transforms; random states outside do not change.
 
-    Episodes count when they start, and every one of them runs to its end. Counting the first episodes that finish would
-    favour short episodes.
+    Episodes are counted when they start, and each runs to its end. Counting the first episodes that finish would favour
+    short episodes.
 
     Args:
       environment: environment built for evaluation, never the training environment. Its observation may lack leaves
@@ -129,7 +129,8 @@ class Evaluator:
         Args:
           num_episodes: number of whole episodes.
           seed: seed of episode 0.
-          sample: whether to act by `rollout_step`, with a random generator for each episode; if not, by `predict_step`.
+          sample: whether to act with `rollout_step`, with a random generator for each episode; if not, with
+            `predict_step`.
           env_steps: number of environment steps of the policy's training, copied into the result.
           on_row: function that is called after every reset and step (for films).
           values: whether rows have values, which takes one more call of the networks for each row.
@@ -155,8 +156,8 @@ class Evaluator:
         if not np.isfinite(totals).all():
             wrong = int(np.flatnonzero(~np.isfinite(totals).all(1))[0])
             raise RunError(
-                f"the return of episode {wrong} of the evaluation, with seed {seed + wrong}, is not finite; look at "
-                "the actions of the policy and the rewards of the environment"
+                f"the return of episode {wrong} of the evaluation, with seed {seed + wrong}, is not finite; check the "
+                "policy's actions and the environment's rewards"
             )
         by_objective = {name: tuple(own.tolist()) for name, own in zip(names, totals.T)}
         returns = tuple(self.scalarized(totals).tolist())
@@ -183,15 +184,16 @@ class Evaluator:
         Args:
           num_episodes: number of whole episodes, at least 1.
           seed: seed of the first episode; episode k starts from `reset(seed=seed + k)`.
-          sample: whether to act by `rollout_step`, with a random generator for each episode; if not, by `predict_step`.
+          sample: whether to act with `rollout_step`, with a random generator for each episode; if not, with
+            `predict_step`.
 
         Yields:
           Episode with the id `str(k)`, in numpy and the environment's own units: raw observations (float64 as float32),
           the true final observation included; executed actions in the action space's dtypes; raw float32 rewards.
 
         Raises:
-          UsageError: as for `evaluate`; or the evaluator was used for other episodes before all these episodes were
-            taken.
+          UsageError: as for `evaluate`; or the evaluator was used for other episodes before all these episodes had been
+            read.
         """
         self._check_number(num_episodes)
         self._under_way = rows = self._rows(num_episodes, seed, sample)
@@ -202,8 +204,8 @@ class Evaluator:
         for k in range(num_episodes):
             if self._under_way is not rows:
                 raise UsageError(
-                    "the evaluator began other episodes before those of test_episodes had all been taken; take them "
-                    "first, or make another evaluator"
+                    "the evaluator began other episodes before all episodes of test_episodes had been read; read them "
+                    "first, or use another evaluator"
                 )
             # Between two episodes the caller has its own random state and grad mode.
             with self._acting(seed, sample):
@@ -231,12 +233,12 @@ class Evaluator:
 
     def _check_number(self, num_episodes: int) -> None:
         if num_episodes < 1:
-            raise UsageError(f"the evaluator was asked for {num_episodes} episodes; it takes at least 1")
+            raise UsageError(f"the evaluator was asked for {num_episodes} episodes; it must be at least 1")
         num_envs = self.environment.num_envs
         if num_episodes > num_envs and not self.environment.seeds_rows:
             raise UsageError(
-                f"the evaluator was asked for {num_episodes} episodes, and its {num_envs} environments cannot be "
-                "seeded one by one; build it with make_evaluator, which makes one for each episode"
+                f"the evaluator was asked for {num_episodes} episodes, but its {num_envs} environments cannot be "
+                "seeded individually; build it with make_evaluator, which makes one environment for each episode"
             )
 
     @contextlib.contextmanager
@@ -307,7 +309,7 @@ class Evaluator:
                 limit = "make_environment.env_kwargs = {'max_episode_steps': 1000}"
                 remedy = f"; {self.environment.name} is registered without a time limit, and {limit} sets one"
             self.log(
-                f"An episode was cut at {self.max_length:,} steps and counts as truncated; others may follow "
+                f"An episode was cut at {self.max_length:,} steps and counts as truncated; more may follow "
                 f"(Trainer.max_evaluation_length){remedy}"
             )
         self.num_cut += count
@@ -358,7 +360,7 @@ def _check_spaces(environment: Environment, algorithm: RLAlgorithm, transforms: 
         if own != spec and not (name == "observation_spec" and _is_part(own, spec)):
             raise UsageError(
                 f"the environments for evaluation (Trainer.evaluation_environment) have the {name} {describe(own)}, "
-                f"and the policy trains on {describe(spec)}; make them equal"
+                f"but the policy trains on {describe(spec)}; make the two equal"
             )
 
 

@@ -44,8 +44,8 @@ class FilmRow(NamedTuple):
       episode: number of the episode in each environment, or -1, `[B]` int. An episode that has just finished still has
         its number.
       reward: reward received on arriving at the row, `[B]` float64; 0 after a reset.
-      action: action that led to the row, `[B, ...]`, as it was executed; without meaning after a reset. None in games.
-      value: policy's estimate of the return from this row on, `[B]`; None if no estimate was asked for, or the policy
+      action: action that led to the row, `[B, ...]`, as it was executed; undefined after a reset. None in games.
+      value: policy's estimate of the return from this row on, `[B]`; None if no estimate was requested, or the policy
         has none.
       ended: whether the episode of each environment ends with this row, `[B]` bool.
     """

@@ -44,7 +44,7 @@ class Player(Protocol):
 
 
 class GameEvaluator:
-    """Plays whole games; policies act by `predict_step`, with frozen transforms. Random states outside do not change.
+    """Plays whole games; policies act with `predict_step`, with frozen transforms. Random states outside do not change.
 
     Game k is reset with `seed + k`. Its result does not depend on the number of games at a time.
 
@@ -62,7 +62,7 @@ class GameEvaluator:
       num_cut: number of games of the last evaluation that were cut.
 
     Raises:
-      UsageError: a pattern fits no agent, or there is no such policy for its agents.
+      UsageError: a pattern matches no agent, or there is no such policy for its agents.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class GameEvaluator:
     ):
         if isinstance(games, SideBySide):
             raise UsageError(
-                "SideBySide has no common end of its environments, so it is not evaluated; bind Trainer.listeners "
+                "the environments of SideBySide do not end together, so it cannot be evaluated; bind Trainer.listeners "
                 "without @Evaluate(), and evaluate each policy in its own environment"
             )
         self.environment, self._members, self._lineup = games, list(members), lineup
@@ -99,7 +99,7 @@ class GameEvaluator:
         Args:
           num_episodes: number of games.
           seed: seed of game 0.
-          sample: whether to act by `rollout_step`.
+          sample: whether to act with `rollout_step`.
           env_steps: number of environment steps of training, copied into the result.
           on_row: function that is called after every reset and step (for films), with a row for each game.
           values: flag without effect, because rows of games have no values.
@@ -113,7 +113,7 @@ class GameEvaluator:
           RunError: a return is not finite.
         """
         if num_episodes < 1:
-            raise UsageError(f"the evaluator was asked for {num_episodes} games; it takes at least 1")
+            raise UsageError(f"the evaluator was asked for {num_episodes} games; it must be at least 1")
         self.num_cut = 0
         names = [*self._numbers, RANDOM]
         returns, lengths = np.full((num_episodes, len(names)), np.nan), np.zeros(num_episodes, np.int64)
@@ -123,7 +123,7 @@ class GameEvaluator:
                 found, length = self._play(first, seed + first, count, sample, on_row)
                 returns[first : first + count], lengths[first : first + count] = found[:count], length[:count]
         if np.isinf(returns).any() or np.isnan(returns).all(1).any():
-            raise RunError("the return of a game of the evaluation is not finite; look at the rewards of the game")
+            raise RunError("the return of a game of the evaluation is not finite; check the rewards of the game")
         if self.num_cut:
             self.log(f"{self.num_cut} games were cut at {self.max_length:,} steps (Trainer.max_evaluation_length)")
         of_policies = returns[:, :-1]
@@ -258,13 +258,15 @@ class GameEvaluator:
                     fits = True
                     if name != RANDOM and self._lineup.group.get(name) != key:
                         raise UsageError(
-                            f"the lineup has the policy {name!r} for {agent}; the policies for its spaces are "
+                            f"the lineup has the policy {name!r} for {agent}; policies with its spaces are "
                             f"{', '.join(one for one in self._numbers if self._lineup.group[one] == key)} and {RANDOM}"
                         )
                     fixed[key][i] = -1 if name == RANDOM else self._numbers[name]
             if not fits:
                 agents = [agent for group in self.environment.groups.values() for agent in group.agents]
-                raise UsageError(f"the lineup has {pattern!r}, which fits no agent; the agents are {', '.join(agents)}")
+                raise UsageError(
+                    f"the lineup has {pattern!r}, which matches no agent; the agents are {', '.join(agents)}"
+                )
         return fixed
 
 
@@ -275,7 +277,7 @@ class _Seats:
       group: group of agents.
       playing: number of the policy of each column, -1 for random actions, `[columns]`.
       members: policies.
-      sample: whether policies act by `rollout_step`.
+      sample: whether policies act with `rollout_step`.
       seed: seed of the round.
     """
 

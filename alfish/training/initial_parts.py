@@ -49,7 +49,9 @@ class PartSource(NamedTuple):
         """
         found = _SOURCE.fullmatch(text)
         if found is None:
-            raise UsageError(f"{name} is {text!r}; it must be a run's directory, as 'runs/ppo' or 'encoder@runs/ppo'")
+            raise UsageError(
+                f"{name} is {text!r}; it must be a run's directory, such as 'runs/ppo' or 'encoder@runs/ppo'"
+            )
         which = found["checkpoint"] or "latest"
         return cls(found["part"], Path(found["run"]), int(which) if which.isdigit() else which, name)
 
@@ -128,7 +130,7 @@ class _Part(NamedTuple):
         if not checkpoints.steps():
             near = sorted(str(found.parent) for found in source.run.parent.glob("*/checkpoints"))
             hint = f"; there are {', '.join(near[:3])}" if near else ""
-            raise UsageError(f"{source.name}: {source.run} is not a run, since it has no checkpoints{hint}")
+            raise UsageError(f"{source.name}: {source.run} is not a run, because it has no checkpoints{hint}")
         state: dict[str, torch.Tensor] = {}
 
         def take(saved: dict[str, Any]) -> None:
@@ -142,7 +144,7 @@ class _Part(NamedTuple):
         names = {here[inner]: name for inner, name in there.items() if inner in here}
         wrong += [f"there is no {_joined(place, inner)} here" for inner in there if inner not in here]
         wrong += [
-            f"{own} is {_form(tensors[own])} here, and {other} is {_form(state[other])} there"
+            f"{own} is {_form(tensors[own])} here, but {other} is {_form(state[other])} there"
             for own, other in names.items()
             if _form(tensors[own]) != _form(state[other])
         ]

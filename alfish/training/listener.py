@@ -41,8 +41,9 @@ class Report:
       finished: whether this is the last report: the run is finished, has paused (`Trainer.stop_at`), or was
         interrupted.
       is_summary: whether a summary was due.
-      is_missed: whether this is a resumed run's repetition of the last report before a signal.
-      scalars: numbers by name; numbers of training only if `is_summary`, or at the first update after a due summary.
+      is_missed: whether a resumed run repeats the last report before a signal.
+      scalars: numbers by name; training scalars are present only if `is_summary`, or at the first update after a due
+        summary.
       nominal_clock: clock steps at which values are shown instead of `clock`, by the first segment of their names. An
         evaluation is shown at the multiple of its period at which it was due, so that evaluations of several seeds have
         equal clocks.
@@ -133,7 +134,7 @@ class PolicyRun:
     """A run of several policies as a `Run` of one of them.
 
     Args:
-      run: run of all policies, which has all attributes that are not of one policy.
+      run: run of all policies, which provides all attributes that do not belong to one policy.
       member: policy.
     """
 
@@ -217,7 +218,7 @@ class Notifier:
             yield replace(Report.of(run.clock, run.clock.finished), is_missed=True)
 
     def after_iteration(self, run: Run, report: Report) -> None:
-        """Passes the report of an iteration to each listener; a signal may interrupt one of them."""
+        """Passes the report of an iteration to each listener; a signal may interrupt a listener."""
         run.directory.restore()  # checked before anything is written
         for listener in self._listeners:
             try:
@@ -225,7 +226,7 @@ class Notifier:
                     listener.after_iteration(run, report)
                 check_scalars(report.scalars, f"Report.scalars after {type(listener).__name__}.after_iteration")
             except Interrupted:  # not raised further, because the next report has `finished` set
-                run.log(f"{type(listener).__name__} was broken off by {run.signals.name}")
+                run.log(f"{type(listener).__name__} was interrupted by {run.signals.name}")
 
     def show(self, line: str) -> bool:
         """Prints a line of the log above a progress bar; returns False if no listener prints."""

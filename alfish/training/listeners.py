@@ -71,12 +71,12 @@ class Evaluate(Listener):
         self.name = name
         if not re.fullmatch(r"[\w-][\w.-]*", name, re.ASCII) or name in TRAINER_SCALARS:
             raise UsageError(
-                f"Evaluate.name is {name!r}; it is part of names of files and scalars: take ASCII letters, digits, "
-                f"'_', '-' and '.', which is not the first, and none of {', '.join(TRAINER_SCALARS)}"
+                f"Evaluate.name is {name!r}; it is part of the names of files and scalars: use ASCII letters, digits, "
+                f"'_', '-' and '.' (not as the first character), and none of {', '.join(TRAINER_SCALARS)}"
             )
         if video_episodes > num_episodes:
             raise UsageError(
-                f"Evaluate.video_episodes is {video_episodes}; it must be at most {num_episodes}, num_episodes"
+                f"Evaluate.video_episodes is {video_episodes}; it must be at most num_episodes, which is {num_episodes}"
             )
         self._films = FilmSchedule(video_period, video_episodes, video_captions) if video_period else None
         self._evaluator: Evaluator | None = None
@@ -87,8 +87,8 @@ class Evaluate(Listener):
         names = [listener.name for listener in run.listeners if isinstance(listener, Evaluate)]
         if names.count(self.name) > 1:
             raise UsageError(
-                f"{names.count(self.name)} Evaluate listeners are called {self.name!r}, and would overwrite each "
-                "other's files; give each an Evaluate.name of its own"
+                f"{names.count(self.name)} Evaluate listeners are called {self.name!r} and would overwrite each "
+                "other's files; give each a different Evaluate.name"
             )
         if self._films is None:
             self._evaluator = run.evaluator(self._num_episodes, self._num_envs, **self._options)
@@ -302,7 +302,7 @@ class _Watcher(Listener):
         if self._scalar not in of_evaluations and not self._scalar.startswith(tuple(f"{p}/" for p in TRAINER_SCALARS)):
             others = ", ".join((*of_evaluations, *(f"{prefix}/..." for prefix in TRAINER_SCALARS)))
             raise UsageError(
-                f"{name}.scalar is {self._scalar!r}, and must be one of {others}; @Evaluate() adds "
+                f"{name}.scalar is {self._scalar!r}; it must be one of {others}; @Evaluate() adds "
                 "evaluation/mean_return"
             )
 
@@ -395,7 +395,9 @@ def checked_listeners(listeners: Sequence[Listener] | None, extra: Sequence[List
     together = [*listeners, *extra]
     for listener in together:
         if not isinstance(listener, Listener):
-            raise UsageError(f"Trainer.listeners has {shown(listener)}, which is no Listener; make its class one")
+            raise UsageError(
+                f"Trainer.listeners has {shown(listener)}, which is not a Listener; derive its class from Listener"
+            )
         check_methods(listener, Listener)
     everywhere = [each.changes_algorithm or isinstance(each, CheckpointSaver) for each in together]
     here = [listener for listener, is_needed in zip(together, everywhere) if is_needed or replicas.rank() == 0]

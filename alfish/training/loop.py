@@ -26,8 +26,8 @@ from alfish.training.run_directory import RunDirectory
 from alfish.training.run_parts import MAX_THREADS, Parts
 
 # Parts of an iteration; see `Timer`.
-COLLECT, METRICS, STORE = "unroll, the rest", "metrics", "batches: taking rows in"
-SAMPLE, UPDATE = "batches: putting batches together", "updates"
+COLLECT, METRICS, STORE = "unroll, the rest", "metrics", "batches: storing rows"
+SAMPLE, UPDATE = "batches: assembling batches", "updates"
 
 
 class Loop:
@@ -164,7 +164,7 @@ class Loop:
             return True
         self._log(f"Resuming from {checkpoints.directory} at {found:,} steps")
         if needs_rows and found in directory.with_rows() and found < (newest := checkpoints.steps()[-1]):
-            self._log(f"The checkpoint at {newest:,} steps is newer, but was saved without the rows of replay")
+            self._log(f"The checkpoint at {newest:,} steps is newer, but was saved without replay rows")
         if self._is_of_others:
             self._log("It was saved by another number of learners: new episodes begin")
             loss: str | None = "is of another number of learners"
@@ -174,7 +174,7 @@ class Loop:
             num_steps = batches.resume_without_rows(clock.value)
             # If acting has ended, it must begin again, because without rows nothing can train.
             self._interaction_env_steps = max(self._interaction_env_steps, clock.env_steps + num_steps)
-            self._log(f"Its replay {loss}: acting before training on")
+            self._log(f"Its replay {loss}: rows are collected before training continues on")
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -240,7 +240,7 @@ class Loop:
         """Discards the rows of an unroll that a signal interrupted; returns the last report."""
         self._signals.breakable = False
         self._parts.unroller.break_off()
-        self._log(f"{self._signals.name}: {what} the collection of rows; those of the unfinished iteration are lost")
+        self._log(f"{self._signals.name}: {what} the collection of rows; rows of the unfinished iteration are lost")
         return self.report()
 
     def _calibrates(self) -> bool:
@@ -249,7 +249,7 @@ class Loop:
         return parts.calibration.lasts(steps) and steps < self._interaction_env_steps and not parts.batches.rest()
 
     def _advance(self) -> Experience | None:
-        """Advances the clock, by an unroll or without acting; returns the unroll, or None without acting."""
+        """Advances the clock, with an unroll or without acting; returns the unroll, or None without acting."""
         batches, unroller, clock = self._parts.batches, self._parts.unroller, self._clock
         rest = batches.rest()
         owed_steps = self._owed_steps + (0 if rest else unroller.unroll_length)
@@ -321,7 +321,10 @@ class Loop:
 
 
 def _tell_progress(algorithm: RLAlgorithm, view: Any, progress: float) -> None:
-    """Writes the progress of a run to the algorithm's buffer through its `host_view`, and beside it if it is far."""
+    """Writes the progress of a run to the algorithm's buffer through its `host_view`.
+
+    On a device, also keeps the number on the host.
+    """
     view[...] = progress
     if isinstance(view, torch.Tensor):
         algorithm.tell_progress(progress)
@@ -343,6 +346,6 @@ def _check_acting_may_end(parts: Parts, clock: Clock) -> None:
         )
     if not parts.batches.outlasts_acting:
         raise UsageError(
-            f"Trainer.interaction_env_steps ends acting, and {type(parts.batches).__name__} as it is set keeps no "
-            "rows to train on after that; leave it out, or train off-policy from a replay that is not cleared"
+            f"Trainer.interaction_env_steps ends acting, and {type(parts.batches).__name__} with these settings keeps "
+            "no rows to train on afterwards; leave it out, or train off-policy from a replay that is not cleared"
         )

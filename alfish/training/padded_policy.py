@@ -38,12 +38,12 @@ class _EqualPlaces(TorchFunctionMode):
 
 
 class PaddedPolicy:
-    """Acts in any number of environments, from the initial state on, by calls with `POLICY_BATCH_SIZE` rows each.
+    """Acts in any number of environments, from the initial state on, in calls with `POLICY_BATCH_SIZE` rows each.
 
     Args:
       algorithm, transforms: modules that act; they are only read.
       num_envs: number of environments.
-      sample: whether to act by `rollout_step`, with a random generator for each episode; if not, by `predict_step`.
+      sample: whether to act with `rollout_step`, with a random generator for each episode; if not, with `predict_step`.
       has_gaps: whether rows may be PAD; the states of such rows do not change.
     """
 

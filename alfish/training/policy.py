@@ -79,16 +79,16 @@ class Policy:
 
         A leaf of a Dict or Tuple observation may be missing, or None, if the action does not depend on it.
 
-        A policy on a CPU acts through numpy if it can be translated (`PolicyRunner`), which takes some milliseconds in
-        the first call.
+        A policy on a CPU acts with numpy if it can be translated (`PolicyRunner`), which takes some milliseconds in the
+        first call.
 
         Args:
           observation: observation of one environment; with `batched`, observations `[B, ...]` of several.
           batched: whether observation and action have a leading batch dimension `[B, ...]`.
           sample: whether to sample the action as in training; if not, the action is the mode.
           first: whether each observation is the first of an episode, `[B]` bool, or one bool for all rows. True clears
-            the memory of the row; True in all rows also allows another number of rows. None means False, and the first
-            call after `reset` takes all rows as True.
+            the memory of the row; True in all rows also allows another number of rows. None means False; in the first
+            call after `reset`, all rows count as True.
           reward: reward of the last action, `[B]`, or a number for all rows; for vector rewards `[B, R]`, or `[R]`. The
             reward is not read where an episode begins. None means a missing reward, which raises if the action depends
             on it (as with `PreviousStep`).
@@ -130,8 +130,8 @@ class Policy:
                 rows = read(given)
             except (TypeError, ValueError) as error:
                 raise UsageError(
-                    f"{name} is no array of numbers ({first_line(error)}); act takes the observation alone, the first "
-                    "result of reset and of step"
+                    f"{name} is not an array of numbers ({first_line(error)}); act requires only the observation, the "
+                    "first result of reset and step"
                 ) from error
             _check_held(name, given, spec)
             if isinstance(spec, ActionMask):
@@ -139,8 +139,8 @@ class Policy:
             if rows.shape != (sizes[0], *spec.shape):
                 found, wanted = list(rows.shape), [sizes[0], *spec.shape]
                 found, wanted = (found, wanted) if batched else (found[1:], wanted[1:])
-                hint = "" if batched else "; batched=True takes one observation a row"
-                raise UsageError(f"{name} has shape {found}, and {wanted} is expected{hint}")
+                hint = "" if batched else "; with batched=True, each row is one observation"
+                raise UsageError(f"{name} has shape {found}, but {wanted} is expected{hint}")
             _check_range(name, rows, spec)
             leaves.append(rows)
         return nest.unflatten(self._structure, leaves)
@@ -151,15 +151,15 @@ class Policy:
         if given is not None and np.ndim(first) == 0:
             given = np.repeat(given, size)
         if given is not None and len(given) != size:
-            raise ValueError(f"first has {len(given)} entries, and act was called with {size} observations")
+            raise ValueError(f"first has {len(given)} entries, but act was called with {size} observations")
         changes_size = self._prev_action is not None and size != self._batch_size
         if self._prev_action is None or (changes_size and given is not None and bool(given.all())):
             self._begin(size)
             return self._first_row._replace(observation=observation)
         if changes_size:
             raise ValueError(
-                f"act was called with {size} observations after {self._batch_size}; call reset() between, or say "
-                "first=True where they all begin an episode"
+                f"act was called with {size} observations after {self._batch_size}; call reset() in between, or pass "
+                "first=True if all of them begin an episode"
             )
         row = self._next_row._replace(observation=observation, prev_action=self._prev_action)
         if reward is not None or given is not None:
@@ -235,7 +235,7 @@ def _check_held(name: str, rows: np.ndarray, spec: spaces.Space) -> None:
         lost = rows.astype(spec.dtype) != rows
     if lost.any():
         raise UsageError(
-            f"{name} has the value {rows[lost][0]}, and its dtype is {spec.dtype}; act takes observations as the "
+            f"{name} has the value {rows[lost][0]}, but its dtype is {spec.dtype}; act requires observations as the "
             "environment returns them"
         )
 
@@ -245,13 +245,13 @@ def _check_range(name: str, rows: np.ndarray, spec: spaces.Space) -> None:
     if rows.dtype.kind == "f":
         # A single call looks at all entries.
         if not -math.inf < np.add.reduce(rows, axis=None, dtype=np.float64) < math.inf:
-            raise UsageError(f"{name} has a value that is not finite; the action would be of no use")
+            raise UsageError(f"{name} has a value that is not finite; the action would be meaningless")
         return
     if not isinstance(spec, (spaces.Discrete, spaces.MultiDiscrete)):
         return
     sizes = spec.n if isinstance(spec, spaces.Discrete) else spec.nvec
     if ((rows < 0) | (rows >= sizes)).any():
-        raise UsageError(f"{name} has a value outside its space, which has {sizes} values")
+        raise UsageError(f"{name} has a value outside its space of {sizes} values")
 
 
 def _leaf_at(observation: Any, keys: Sequence[Any]) -> Any:
@@ -267,7 +267,7 @@ def _leaf_at(observation: Any, keys: Sequence[Any]) -> Any:
 
 
 class _MissingLeaf(torch.Tensor):
-    """Zeros in place of a missing leaf.
+    """Zeros instead of a missing leaf.
 
     Results of computations with a missing leaf have this type too, so hooks and transforms run as usual. Reading the
     values of such a result raises, for example when an action becomes an array.
@@ -293,7 +293,7 @@ class _MissingLeaf(torch.Tensor):
         writes = _WRITES.fullmatch(name) and not isinstance(args[0], cls)
         if name in _LOOKS_AT_VALUES or writes:
             missing = sorted(frozenset().union(*(one.missing for one in inputs)))
-            raise UsageError(f"the policy's action depends on {' and '.join(missing)}, which it was not given")
+            raise UsageError(f"the policy's action depends on {' and '.join(missing)}, which was not given")
         result = super().__torch_function__(func, types, args, kwargs or {})
         names = frozenset().union(*(one.missing for one in inputs))
         for leaf in nest.leaves((result,)):

@@ -1,4 +1,4 @@
-"""Profile of a run: the time of each part, and advice."""
+"""Profile of a run: the time spent in each part, and advice."""
 
 import time
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from alfish.training.loop import COLLECT, UPDATE
 from alfish.training.trainer import Trainer
 from alfish.unrollers.unroller import ENVIRONMENT, POLICY
 
-WORKERS = "waiting for workers, and taking over their rows"  # name of the part COLLECT if other processes collect
+WORKERS = "waiting for workers, and receiving their rows"  # name of the part COLLECT if other processes collect
 SHARES = {
     "worker_wait_fraction": "waiting for the trainer",
     "worker_env_fraction": "environments",
@@ -120,7 +120,7 @@ class Profile(Listener):
         lines = [
             f"{measured.clock / measured.seconds:,.0f} steps/s, {measured.updates / measured.seconds:,.0f} updates/s "
             f"over {measured.seconds:.1f} s",
-            f"  {'share':>6}  {'us a step':>10}  {'us a call':>10}  part",
+            f"  {'share':>6}  {'us/step':>10}  {'us/call':>10}  part",
         ]
         for part, value in sorted(measured.by_part.items(), key=lambda item: -item[1]):
             each = 1e6 * value / measured.clock
@@ -157,25 +157,28 @@ def advice(measured: Measured, run: Run, worker_idle: float | None = None) -> It
     env_step = measured.per_call(ENVIRONMENT) / num_envs
     if measured.share(WORKERS) > 0.2 and (worker_idle or 0.0) < 0.2:
         yield (
-            "workers are the slower side: more of them (AsyncUnroller.num_workers) where there are cores for them, "
-            "or more environments in each"
+            "workers limit the speed: raise AsyncUnroller.num_workers if there are idle cores, or the number of "
+            "environments per worker"
         )
     elif worker_idle is not None and worker_idle > 0.5:
-        yield "training is the slower side, and workers wait for it: fewer of them would do"
+        yield "training limits the speed, and workers wait for it: fewer workers would suffice"
     if measured.share(UPDATE) > 0.4 and run.device.type == "cpu":
         if run.learner.is_plain:
-            yield "most of it is updates: Learner.compile = True makes one graph of each; longer runs do so anyway"
+            yield (
+                "most of the time is updates: Learner.compile = True compiles each into one graph; longer runs do so "
+                "by default"
+            )
         elif measured.per_call(UPDATE) > LONG_UPDATE and kernels.num_threads() == 1 and kernels.available_cores() > 1:
-            yield "most of it is updates: Trainer.num_threads = 'auto' also uses idle cores for their large products"
+            yield "most of the time is updates: Trainer.num_threads = 'auto' uses idle cores for large matrix products"
     if measured.share(ENVIRONMENT) > 0.4 and env_step > 50:
         yield (
-            f"most of it is the environment, {env_step:,.0f} us a step: make_environment.vectorization = 'async', with "
+            f"most of it is the environment, {env_step:,.0f} us/step: make_environment.vectorization = 'async', with "
             "more environments, steps them side by side"
         )
     if measured.share(POLICY) > 0.3 and num_envs < 8:
-        yield "acting is dear: make_environment.num_envs shares one call of the policy between environments"
+        yield "acting is expensive: with a larger make_environment.num_envs, environments share one call of the policy"
     if measured.share(LISTENERS) > 0.1:
-        yield "listeners take their share: raise Evaluate.period, CheckpointSaver.period or Trainer.summary_period"
+        yield "listeners take much of the time: raise Evaluate.period, CheckpointSaver.period or Trainer.summary_period"
 
 
 def throughput_limits(trainer: Trainer, seconds: float = 3.0) -> str:

@@ -1,4 +1,4 @@
-"""Listeners that change the weights of a vector reward in mid-run (`RLAlgorithm.reward_weights`).
+"""Listeners that change the weights of a vector reward during a run (`RLAlgorithm.reward_weights`).
 
 Rows are stored with all entries of the reward, and values are learned for each entry, so new weights apply from the
 next update on, to rows of any age. The policy and its values need time to follow, so watch how far weights have moved.
@@ -33,13 +33,13 @@ class WeightListener(Listener, abc.ABC):
     def start(self, run: Run) -> None:
         if run.algorithm.reward_weights is None:
             raise UsageError(
-                f"{type(self).__name__} changes the weights of a vector reward, and {type(run.algorithm).__name__} has "
-                "none here; leave it out, or name the entries of a vector by make_environment.rewards"
+                f"{type(self).__name__} changes the weights of a vector reward, but {type(run.algorithm).__name__} has "
+                "none here; leave it out, or name the entries of a vector reward with make_environment.rewards"
             )
         if any(isinstance(values, Vector) and values.scales_bonus for values in run.algorithm.modules()):
             raise UsageError(
-                f"{type(self).__name__} would change nothing: the reward has one entry, of which the bonus of "
-                f"{type(run.algorithm).__name__} is part; leave it out, and scale the reward by RewardScale"
+                f"{type(self).__name__} would have no effect: the reward has one entry, which includes the bonus of "
+                f"{type(run.algorithm).__name__}; leave it out, and scale the reward with RewardScale"
             )
         self.check(specs.reward_names(run.environment.reward_spec), run.algorithm.reward_weights)
 
@@ -78,7 +78,7 @@ class ScheduledWeights(WeightListener):
     def check(self, names: Sequence[str], weights: torch.Tensor) -> None:
         if len(self._weights) != len(names):
             raise UsageError(
-                f"ScheduledWeights.weights has {len(self._weights)} entries, and the reward has {len(names)} "
+                f"ScheduledWeights.weights has {len(self._weights)} entries, but the reward has {len(names)} "
                 f"({', '.join(names)}); it must have one for each"
             )
 
@@ -117,7 +117,7 @@ class LagrangianWeights(WeightListener):
     ):
         if min_weight > max_weight:
             raise UsageError(
-                f"LagrangianWeights.min_weight is {min_weight}; it must be at most {max_weight}, max_weight"
+                f"LagrangianWeights.min_weight is {min_weight}; it must be at most max_weight, which is {max_weight}"
             )
         self._thresholds, self._rate = dict(thresholds), rate
         self._min_weight, self._max_weight = min_weight, max_weight
@@ -126,7 +126,7 @@ class LagrangianWeights(WeightListener):
         super().start(run)
         if MEAN not in run.metrics.names:
             raise UsageError(
-                f"LagrangianWeights would change nothing: it reads the metric {MEAN}, and there are "
+                f"LagrangianWeights would have no effect: it reads the metric {MEAN}, but the metrics are "
                 f"{', '.join(run.metrics.names) or 'none'}; add @AverageReward() to Trainer.extra_metrics"
             )
 
@@ -134,12 +134,12 @@ class LagrangianWeights(WeightListener):
         for name in self._thresholds:
             if name not in names:
                 raise UsageError(
-                    f"LagrangianWeights.thresholds names {name!r}, and the entries of the reward are {', '.join(names)}"
+                    f"LagrangianWeights.thresholds has {name!r}, but the entries of the reward are {', '.join(names)}"
                 )
             if weights[names.index(name)] <= 0:
                 raise UsageError(
                     f"LagrangianWeights multiplies the weight of {name!r}, which is {weights[names.index(name)]:g}; "
-                    "begin with a positive one, in reward_weights"
+                    "set a positive initial weight in reward_weights"
                 )
 
     def change(self, weights: torch.Tensor, names: Sequence[str], report: Report) -> None:

@@ -103,7 +103,7 @@ class RunDirectory:
         unlock = files.lock(self.path, self)
         if unlock is None:
             raise UsageError(
-                f"{self.path} is being trained in already, by this program or another; choose another directory"
+                f"{self.path} is already used for training, by this program or another; choose another directory"
             )
         self._unlock()
         self._unlock, self._identity = unlock, _identity(self.path)
@@ -131,14 +131,14 @@ class RunDirectory:
             write_atomically(self.path / name, self._written[name])
         if is_gone:
             logging.error(
-                "%s WAS DELETED OR MOVED while the run goes on: what it held is missing, unless you bring it back; "
-                "%s are written again, and so is all that follows",
+                "%s WAS DELETED OR MOVED during training: its contents are missing unless you restore them; %s are "
+                "written again, and so are all later results",
                 self.path,
                 ", ".join(missing) or "no files",
             )
         elif missing:
             logging.error(
-                "%s of %s WAS DELETED OR MOVED while the run goes on, and is written again",
+                "%s of %s WAS DELETED OR MOVED during training and is written again",
                 ", ".join(missing),
                 self.path,
             )
@@ -193,7 +193,7 @@ class RunDirectory:
           best: whether the checkpoint is of the best policy so far.
         """
         if self._is_taken:
-            raise DiskError(f"another run writes in {self.path} now")
+            raise DiskError(f"another run now writes to {self.path}")
         if rows is not None:
             # Rows first. The newest checkpoint that has rows keeps its rows until the new checkpoint is complete.
             self.replay_checkpoints.save(clock, rows, keep=self.with_rows()[-1:])
@@ -225,8 +225,9 @@ class RunDirectory:
         if not self.checkpoints.steps():
             if "checkpoint" in self._done():
                 raise UsageError(
-                    f"{self.path} is done, and its checkpoints are missing; restore {self.checkpoints.directory} from "
-                    f"a copy, or remove {self.path / 'done'} to train from the beginning, over the earlier results"
+                    f"{self.path} is finished, but its checkpoints are missing; restore {self.checkpoints.directory} "
+                    f"from a copy, or remove {self.path / 'done'} to train from the beginning and overwrite the "
+                    "earlier results"
                 )
             return None
         config = None if self.accepts_config_change else self.config_hash
@@ -282,7 +283,10 @@ class RunDirectory:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Returns an identity of a directory, which changes if the directory is replaced; None if there is no directory."""
+    """Returns an identifier of a directory, which changes if the directory is replaced.
+
+    None if there is no directory.
+    """
     try:
         status = os.stat(path)
     except OSError:

@@ -180,8 +180,8 @@ class Environments:
         part = self._make(num_envs=num_envs)
         if part.num_envs != num_envs:
             raise UsageError(
-                f"Trainer.environment made {part.num_envs} environments, and each of {replicas.size()} learners asked "
-                f"for {num_envs}; a factory takes the keyword num_envs"
+                f"Trainer.environment made {part.num_envs} environments, but each of {replicas.size()} learners asked "
+                f"for {num_envs}; the factory must take the keyword num_envs"
             )
         return part
 
@@ -200,7 +200,7 @@ class Environments:
         if isinstance(parts, JointParts):
             return self._game_evaluator(parts, factory, min(num_envs, num_episodes), limit, **environment_arguments)
         if "lineup" in environment_arguments:
-            raise UsageError(f"a lineup is of agents in games, and {parts.environment.name} is none; leave it out")
+            raise UsageError(f"a lineup is for games, but {parts.environment.name} is not a game; leave it out")
         networks = parts.algorithm, parts.transforms
         arguments = {**self._of_run(factory), **environment_arguments}
         return make_evaluator(factory, *networks, num_episodes, num_envs, limit, **arguments)
@@ -300,8 +300,8 @@ def make_parts(environments: Environments, policies: PolicyPatterns | None, *arg
             return _make_joint_parts(environments, environment, policies, *arguments)
         if policies is not None:
             raise UsageError(
-                f"Trainer.policies is set, and Trainer.environment makes {environment.name}, which has no agents by "
-                "name; bind Trainer.environment = @make_games, or leave Trainer.policies out"
+                f"Trainer.policies is set, but Trainer.environment makes {environment.name}, which has no named "
+                "agents; bind Trainer.environment = @make_games, or leave Trainer.policies out"
             )
         return _make_parts(environments, environment, *arguments)
 
@@ -338,7 +338,7 @@ def _make_parts(
         _check_offline(source, collector, budget)
     collector.bind(environments.make, unroll_length, replicas.seed_of(environments.seed))
     if not collector.unroll_length:
-        raise UsageError("Trainer.unroll_length is 0; it must be positive, 0 is for AsyncUnroller")
+        raise UsageError("Trainer.unroll_length is 0, which only AsyncUnroller supports; it must be positive")
     num_env_steps = _planned_env_steps(budget, collector)
     trains = not is_opened_to_act()  # else batches would be made for a single environment, and take memory
     if trains:
@@ -353,8 +353,8 @@ def _make_parts(
     collector.shown = measured.reads
     if networks[1].encoders and "observation" in measured.reads:
         raise UsageError(
-            f"a metric reads observations, and {type(networks[1].encoders[0]).__name__} replaces them by features when "
-            "rows arrive; leave one of the two out"
+            f"a metric reads observations, but {type(networks[1].encoders[0]).__name__} replaces them with features "
+            "when rows arrive; leave one of the two out"
         )
     if not measured.reads_infos:
         collector.ignore_infos()
@@ -391,11 +391,13 @@ def _make_joint_parts(
       UsageError: parts do not fit one another, or a setting does not suit several policies.
     """
     if unroller is not SyncUnroller:
-        raise UsageError("Trainer.unroller collects for one policy; with several policies leave it out")
+        raise UsageError("Trainer.unroller collects for a single policy; with several policies leave it out")
     if replicas.size() > 1:
         raise UsageError("several policies train in one process; start the run without torchrun")
     if metrics or extra_metrics:
-        raise UsageError("Trainer.metrics and extra_metrics are of one policy; with several policies leave them out")
+        raise UsageError(
+            "Trainer.metrics and extra_metrics are for a single policy; with several policies leave them out"
+        )
     defaults = {"algorithm": algorithm, "transforms": transforms, "batches": batches, "learner": learner}
     progress = torch.zeros((), dtype=torch.float64, device=device)
     lineup = build(Lineup, Lineup, "Lineup", patterns_of(policies, games), games, environments.seed)
@@ -405,7 +407,7 @@ def _make_joint_parts(
         for number, name in enumerate(lineup.names)
     ]
     if not any(member.trains for member in members):
-        raise UsageError("no policy trains; leave PolicySettings.trains out for one of them")
+        raise UsageError("no policy trains; leave out PolicySettings.trains for at least one policy")
     environment = GamesByPolicy(games, {member.name: member.group for member in members})
     networks = Policies(members, progress), JointTransforms(members)
     collector = JointUnroller(environment, *networks, lineup, members)
@@ -446,8 +448,8 @@ def use_device(name: str, num_threads: int | Literal["auto"]) -> torch.device:
     own, num_gpus = replicas.local_rank(), torch.cuda.device_count()
     if device.index is not None or own >= num_gpus:
         raise UsageError(
-            f"Trainer.device is {name!r}; each learner of a machine takes a GPU of its own, of the {num_gpus} here: "
-            "give torchrun as many --nproc-per-node at most, and set the device to 'cuda' or 'cpu'"
+            f"Trainer.device is {name!r}; each learner on a machine uses a separate GPU, and this machine has "
+            f"{num_gpus}: give torchrun at most that many --nproc-per-node, and set the device to 'cuda' or 'cpu'"
         )
     torch.cuda.set_device(own)
     return torch.device("cuda", own)
@@ -461,7 +463,7 @@ def _make_batches(batches: Callable[[], Batches] | None, algorithm: RLAlgorithm)
     if made.on_policy != on_policy:
         kind, fitting = ("on-policy", "EpochBatches") if on_policy else ("off-policy", "ReplayBatches")
         raise UsageError(
-            f"{name} is {kind}, and Trainer.batches is {type(made).__name__}; bind Trainer.batches = @{fitting}"
+            f"{name} is {kind}, but Trainer.batches is {type(made).__name__}; bind Trainer.batches = @{fitting}"
         )
     return made
 
@@ -470,8 +472,8 @@ def _check_offline(batches: Batches, unroller: Unroller, budget: Budget) -> None
     name = type(batches).__name__
     if budget.name == "num_env_steps":
         raise UsageError(
-            f"Trainer.num_env_steps is a budget of environment steps, and {name} takes none; bind "
-            "Trainer.num_env_steps = None, and Trainer.num_updates in its place"
+            f"Trainer.num_env_steps is a budget of environment steps, but {name} takes no environment steps; bind "
+            "Trainer.num_env_steps = None, and Trainer.num_updates instead"
         )
     if not isinstance(unroller, SyncUnroller):
         raise UsageError(f"Trainer.unroller has nothing to collect, since {name} never acts; leave it out")

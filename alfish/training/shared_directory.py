@@ -51,10 +51,10 @@ class SharedRunDirectory(RunDirectory):
         return super().save(clock, state, rows, best)
 
     def with_rows(self) -> list[int]:
-        """Returns the checkpoints of which this learner has all its files, ascending.
+        """Returns the checkpoints for which this learner has all of its files, ascending.
 
-        The first learner keeps the checkpoints of which the other learners have their files, because all continue from
-        the same checkpoint.
+        The first learner keeps each checkpoint for which the other learners have saved their files, because all
+        learners continue from the same checkpoint.
         """
         if replicas.rank():
             return self.checkpoints.steps()[-1:]  # the other learners may not have saved the next checkpoint yet
@@ -79,12 +79,14 @@ class SharedRunDirectory(RunDirectory):
             if not any(failed for (failed,) in replicas.gather(broken is not None)):
                 self._set_origin(run or self._first.header(clock).run)
                 return clock
-            logging.warning("%s; FALLING BACK to an older checkpoint.", broken or "Another learner cannot read its own")
+            logging.warning(
+                "%s; FALLING BACK to an older checkpoint.", broken or "Another learner cannot read its checkpoint"
+            )
         if broken is not None or self._first.steps():
             raise UsageError(
                 f"None of the {len(self._first.steps())} checkpoints in {self._root} is readable for all learners "
-                f"({broken or 'another one says why'}); restore the files from a copy, or move the directory away to "
-                "start from scratch."
+                f"({broken or 'another learner reports the reason'}); restore the files from a copy, or move the "
+                "directory away to start from scratch."
             )
         return None
 

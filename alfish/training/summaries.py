@@ -33,7 +33,7 @@ from alfish.training.listener import Listener, Report, Run
 @gin.configurable(module="alfish.training.listeners")
 @checked
 class Summaries(Listener):
-    """Writes what a run shows to TensorBoard (`tensorboard/`), to `metrics.csv`, and to experiment trackers.
+    """Writes a run's summaries to TensorBoard (`tensorboard/`), to `metrics.csv`, and to experiment trackers.
 
     docs/monitoring.md has a table of all names.
 
@@ -61,7 +61,8 @@ class Summaries(Listener):
             for one in given:
                 if not isinstance(one, kind):
                     raise UsageError(
-                        f"Summaries.{name} has {shown(one)}, which is no {kind.__name__}; make its class one"
+                        f"Summaries.{name} has {shown(one)}, which is not a {kind.__name__}; derive its class from "
+                        f"{kind.__name__}"
                     )
         self._diagnostics, self._period, self._custom_summary = list(diagnostics), diagnostics_period, custom_summary
         self._extra_writers = writers

@@ -60,8 +60,9 @@ class Trainer:
       learner: class or factory of the learner, which takes the algorithm.
       transforms: transform classes, the first one applied first.
       calibration: fraction of the budget, in [0, 1], in which transforms observe rows and nothing is trained; at most
-        10,000 environment steps, or 1000 if the budget is not in steps. Calibration's last unroll is the first to train
-        on; statistics then stay fixed. 0 means one unroll. None means that transforms observe every unroll.
+        10,000 environment steps, or 1000 if the budget is not in steps. The last unroll of the calibration is the first
+        to train on; statistics stay fixed afterwards. 0 means one unroll. None means that transforms observe every
+        unroll.
       initial_parts: parts of other runs that a new run starts with, by place in the new run's networks:
         `{'actor_encoder': 'runs/x', 'critic.encoder': 'actor_encoder@runs/x:best'}`; see `transfer`.
       policies: policies that train together in games (`make_games`), by name: the agents that each may play, as
@@ -175,10 +176,10 @@ class Trainer:
         _announce(self)
 
     def stop(self, reason: str) -> None:
-        """Finishes the run with the iteration under way, as if the budget was spent. Only the first call counts.
+        """Finishes the run with the iteration under way, as if the budget were spent. Only the first call counts.
 
         Any listener, program or thread may call this method. Listeners then receive one more report, with `finished`
-        set. `train` writes the reason to `done`; a later `train` does nothing until that file is removed.
+        set. `train` writes the reason to `done`; a later `train` does nothing until the file is removed.
 
         Args:
           reason: line for people, such as 'solved'.
@@ -330,7 +331,7 @@ class Trainer:
 
         Raises:
           UsageError: the state does not fit this trainer.
-          Exception: the state does not come from `state_dict`; the trainer cannot be used then.
+          Exception: the state does not come from `state_dict`; the trainer cannot be used afterwards.
         """
         check_like(state, {name: here for name, here in self.state_dict().items() if name in PLAIN_STATE})
         self._loop.load_state_dict(state, self.directory.path)
@@ -345,7 +346,7 @@ class Trainer:
 
     def _rescue(self) -> None:
         """Saves the last iteration from another thread, because the main thread does not return."""
-        self.log(f"{self.signals.name}: a call that holds the main thread does not return; the process is ended")
+        self.log(f"{self.signals.name}: the main thread is blocked in a call; the process is ended")
         if not self.is_saved and self._loop.may_save:
             self.unroller.break_off()
             self.save()
@@ -411,12 +412,12 @@ def _warn_of_settings(trainer: Trainer) -> None:
     check_snapshots(trainer)
     if replicas.size() > 1 and trainer.learner.is_small and trainer.device.type == "cpu":
         trainer.log(
-            "An update takes less than about 2 ms, so that sums over several learners may cost more time than they "
-            "save: compare env_steps_per_second with that of one learner"
+            "An update takes less than about 2 ms, so sums over several learners may cost more time than they save: "
+            "compare env_steps_per_second with that of one learner"
         )
     if trainer.directory.config and not any(isinstance(listener, CheckpointSaver) for listener in trainer.listeners):
         trainer.log(
-            "Nothing of this run will be saved: Trainer.listeners has no @CheckpointSaver(), which the default has"
+            "Nothing of this run will be saved: Trainer.listeners has no @CheckpointSaver(), which the default includes"
         )
 
 
@@ -436,8 +437,8 @@ def _announce(trainer: Trainer) -> None:
     rows = trainer.unroller.unroll_length * trainer.unroller.num_columns * replicas.size()
     if budget.name == "num_env_steps" and rows > budget.size:
         trainer.log(
-            f"An iteration takes {rows:,.0f} steps, more than Trainer.num_env_steps = {budget.size:,}, and a run makes "
-            "at least one; for a shorter run lower Trainer.unroll_length or make_environment.num_envs"
+            f"An iteration has {rows:,.0f} steps, more than Trainer.num_env_steps = {budget.size:,}, and a run has at "
+            "least one iteration; for a shorter run lower Trainer.unroll_length or make_environment.num_envs"
         )
     if line := trainer.batches.few_rows:
         trainer.log(line)

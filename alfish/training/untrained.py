@@ -1,4 +1,4 @@
-"""Runs that end without an update or without finite parameters, which are refused before they start, or reported."""
+"""Refuses or reports runs that end without an update or without finite parameters."""
 
 import math
 from typing import TYPE_CHECKING
@@ -32,20 +32,20 @@ def check_trained(trainer: "Trainer") -> None:
     clock = trainer.clock
     if not trainer.directory.is_whole:
         raise RunError(
-            f"{trainer.directory.path} was deleted or moved while the run trained, so it is not whole: it lacks what "
-            "was written before, such as evaluations and checkpoints"
+            f"{trainer.directory.path} was deleted or moved during training, so it is incomplete: earlier files, such "
+            "as evaluations and checkpoints, are missing"
         )
     if clock.updates:
         return
     name, budget, _ = clock.budget
     if clock.stop_reason is not None:
-        end = f"stopped ({clock.stop_reason}); remove {nearest(trainer.directory.path) / 'done'} to go on"
+        end = f"stopped ({clock.stop_reason}); remove {nearest(trainer.directory.path) / 'done'} to continue"
     else:
         is_spent = clock.spent >= budget
         end = f"spent Trainer.{name if is_spent else 'wall_seconds'}; raise it"
     raise RunError(
-        f"{nearest(trainer.directory.path)} is finished after {clock.value:,} steps without an update, so its policy "
-        f"is untrained: the run has {end}{_remedy(trainer)}"
+        f"{nearest(trainer.directory.path)} finished after {clock.value:,} steps without an update, so its policy is "
+        f"untrained: the run {end}{_remedy(trainer)}"
     )
 
 
@@ -54,8 +54,8 @@ def finish(trainer: "Trainer") -> None:
     modules = {"": trainer.algorithm, "transforms.": trainer.transforms}
     if found := [head + name for head, module in modules.items() for name in nonfinite(module, module.state_dict())]:
         raise RunError(
-            f"{trainer.directory.path} is at its end, and its networks are of no use: {found[0]} has values that are "
-            "not finite; look at rewards and observations, or lower the learning rate, and train anew"
+            f"{trainer.directory.path} is finished, but its networks are unusable: {found[0]} has values that are not "
+            "finite; check rewards and observations, or lower the learning rate, and train again from the beginning"
         )
     trainer.directory.mark_done(trainer.clock)
 
@@ -64,12 +64,12 @@ def end_of(trainer: "Trainer") -> str:
     """Returns a sentence about a run that was finished before: why it is finished, and how to continue it."""
     name, budget, _ = trainer.clock.budget
     if trainer.clock.stop_reason is not None:
-        why = f"{trainer.clock.stop_reason}; remove {nearest(trainer.directory.path) / 'done'} to go on"
+        why = f"{trainer.clock.stop_reason}; remove {nearest(trainer.directory.path) / 'done'} to continue"
     elif trainer.clock.progress < 1:
-        why = f"Trainer.wall_seconds is spent before Trainer.{name} = {budget:,}; raise it to go on"
+        why = f"Trainer.wall_seconds is spent before Trainer.{name} = {budget:,}; raise it to continue"
     else:
-        why = f"Trainer.{name} = {budget:,} is spent; raise it to go on"
-    return f"{nearest(trainer.directory.path)} is done: {why}"
+        why = f"Trainer.{name} = {budget:,} is spent; raise it to continue"
+    return f"{nearest(trainer.directory.path)} is finished: {why}"
 
 
 def _remedy(trainer: "Trainer") -> str:

@@ -97,7 +97,7 @@ class FrameStack(Transform):
         if isinstance(leaf, ActionMask):
             return leaf
         if not isinstance(leaf, spaces.Box) or not 1 <= len(leaf.shape) <= 3:
-            raise UsageError(f"FrameStack stacks vectors and images, and the {name} is {leaf}")
+            raise UsageError(f"FrameStack stacks vectors and images, but the {name} is {leaf}")
 
         def stacked(bound: np.ndarray) -> np.ndarray:
             frames = torch.from_numpy(np.repeat(bound[None], self.num_frames, 0))
@@ -107,7 +107,7 @@ class FrameStack(Transform):
         is_last = len(leaf.shape) == 3 and specs.has_channels_last(leaf.shape)
         if is_image(spec) and specs.has_channels_last(spec.shape) != is_last:  # encoders see only the shape
             raise UsageError(
-                f"FrameStack makes {spec.shape} of the {name} {leaf.shape}, which encoders would take for an image "
+                f"FrameStack makes {spec.shape} of the {name} {leaf.shape}, which encoders would interpret as an image "
                 "with channels in another dimension; set another FrameStack.num_frames, or make the image square"
             )
         return spec

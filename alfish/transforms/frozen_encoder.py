@@ -1,4 +1,4 @@
-"""An encoder that never trains, and whose features are stored in place of its input."""
+"""An encoder that never trains, and whose features are stored instead of its input."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ from alfish.transforms.transform import Transform
 class FrozenEncoder(Transform):
     """Encodes one leaf of each observation once, when its row arrives. The leaf becomes a vector of features.
 
-    Unrolls and replay store the features in place of the leaf, an exception to the rule that stored rows are raw.
+    Unrolls and replay store the features instead of the leaf, an exception to the rule that stored rows are raw.
     Environments, recorded data and saved policies have the leaf itself. Because the leaf cannot change after its row is
     stored, this transform must be the first, and recorded rows are refused.
 

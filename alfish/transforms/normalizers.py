@@ -70,7 +70,7 @@ class ObservationNormalizer(Transform):
     Args:
       observation_spec, reward_spec: specs of the input rows.
       leaves: globs for the paths of leaves to normalize, or one glob. Leaves that are not float never change. With the
-        default it is no error if the observation has no float leaf.
+        default, an observation without float leaves is not an error.
       clip: largest absolute output; None means that outputs are not clipped.
       epsilon: number added to the variance.
     """
@@ -90,7 +90,7 @@ class ObservationNormalizer(Transform):
         bound = np.float32(np.inf if clip is None else clip)
         globs = [leaves] if isinstance(leaves, str) else leaves
         if not globs:
-            raise UsageError("ObservationNormalizer.leaves is empty; give it paths of leaves, or leave it out")
+            raise UsageError("ObservationNormalizer.leaves is empty; list paths of leaves, or leave it out")
         paths, leaf_specs = nest.paths(observation_spec), nest.leaves(observation_spec)
         floats = [path for path, spec in zip(paths, leaf_specs) if specs.is_float(spec)]
         for glob in globs if globs != EVERY_LEAF else ():
@@ -139,8 +139,8 @@ class ObservationRescaler(ObservationNormalizer):
     """Shifts and scales entries of unusual size to mean 0 and standard deviation 1, and leaves other entries unchanged.
 
     The size of an entry is its root mean square over all observed rows. Networks learn well from entries of usual size.
-    Left unchanged, such entries keep their resolution even if a few observed rows are far away. An entry of unusual
-    size that is the same in all observed rows is shifted and not scaled.
+    Unchanged entries keep their resolution even if a few observed rows have extreme values. An entry of unusual size
+    that is the same in all observed rows is shifted but not scaled.
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
@@ -256,7 +256,8 @@ class RewardNormalizer(Transform):
     def _num_known(self, env_id: torch.Tensor) -> int:
         """Returns a number of environments that all ids `[B]` are below.
 
-        Reading the ids would wait for a device. There they are those of one environment or ring, and remain the same.
+        Ids on a device are not read, because reading would wait for the device; they are those of one environment or
+        ring, and do not change.
         """
         if env_id.device.type == "cpu" or self._return is None or len(env_id) != self._num_columns:
             self._num_columns = len(env_id)

@@ -56,7 +56,10 @@ class PreviousStep(Transform):
         added |= {"prev_reward": int(np.prod(reward_spec.shape))} if reward else {}
         taken = sorted(set(added) & set(observation_spec)) if self._is_dict else []
         if taken:
-            raise UsageError(f"PreviousStep adds the leaf {taken[0]!r}, and the observation has one already; rename it")
+            raise UsageError(
+                f"PreviousStep adds the leaf {taken[0]!r}, but the observation already has a leaf of this name; rename "
+                "that leaf"
+            )
         self.observation_spec = self._parts(observation_spec) | {
             name: spaces.Box(-np.inf, np.inf, (size,), np.float32) for name, size in added.items()
         }

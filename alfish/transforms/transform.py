@@ -139,15 +139,15 @@ class Transforms(nn.Module):
             name = type(transform).__name__
             if transform.encodes and self.others:
                 raise UsageError(
-                    f"{name} encodes observations before they are stored, and nothing may change them before; put it "
-                    "first in Trainer.transforms"
+                    f"{name} encodes observations before they are stored, so no other transform may change them first; "
+                    "put it first in Trainer.transforms"
                 )
             if transform.look_back and self.others:
                 raise UsageError(f"{name} reads stored rows, which are raw; put it first in Trainer.transforms")
             if type(transform).load_state_dict is not nn.Module.load_state_dict:
                 raise UsageError(
-                    f"{name} defines load_state_dict, which torch does not call for a part of a module, so a resumed "
-                    "run would not have its state; keep it in buffers, or define get_extra_state and set_extra_state"
+                    f"{name} defines load_state_dict, which torch does not call for submodules, so a resumed run would "
+                    "lose its state; keep the state in buffers, or define get_extra_state and set_extra_state"
                 )
             self._chain.append(transform)
             (self.encoders if transform.encodes else self.others).append(transform)
@@ -241,10 +241,10 @@ class Transforms(nn.Module):
 def _check_fits(time_step: TimeStep, transform: Transform) -> None:
     """Raises UsageError if observations or rewards of rows do not fit the transform's specs."""
     name, spec, observation = type(transform).__name__, transform.observation_spec, time_step.observation
-    remedy = "set self.observation_spec in its constructor to what it returns"
+    remedy = "in its constructor, set self.observation_spec to the space of what it returns"
     if nest.paths(observation) != nest.paths(spec):
         found, wanted = (", ".join(nest.paths(each)) or "one" for each in (observation, spec))
-        raise UsageError(f"{name} returned the observations {found}, and its observation_spec has {wanted}; {remedy}")
+        raise UsageError(f"{name} returned the observations {found}, but its observation_spec has {wanted}; {remedy}")
     for path, leaf, space in zip(nest.paths(spec), nest.leaves(observation), nest.leaves(spec)):
         rows = tuple(time_step.step_type.shape)
         if tuple(leaf.shape[: len(rows)]) != rows:
@@ -255,14 +255,14 @@ def _check_fits(time_step: TimeStep, transform: Transform) -> None:
         shape, dtype = tuple(leaf.shape[len(rows) :]), str(leaf.dtype).removeprefix("torch.")
         if shape != space.shape or dtype != str(specs.torch_dtype(space)).removeprefix("torch."):
             raise UsageError(
-                f"{name} returned observations{f' {path}' if path else ''} of shape {shape} and {dtype}, and its "
+                f"{name} returned observations{f' {path}' if path else ''} of shape {shape} and {dtype}, but its "
                 f"observation_spec has {space}; {remedy}"
             )
     shape = tuple(time_step.reward.shape[time_step.step_type.ndim :])
     if shape != transform.reward_spec.shape:
         raise UsageError(
-            f"{name} returned rewards of shape {shape}, and its reward_spec has {transform.reward_spec.shape}; set "
-            "self.reward_spec in its constructor to what it returns"
+            f"{name} returned rewards of shape {shape}, but its reward_spec has {transform.reward_spec.shape}; in its "
+            "constructor, set self.reward_spec to the space of what it returns"
         )
 
 

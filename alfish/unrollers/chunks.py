@@ -22,9 +22,9 @@ from alfish.unrollers.sync import SyncUnroller
 @gin.configurable(module="alfish.unrollers")
 @checked
 class CompiledUnroller(SyncUnroller):
-    """Steps functional environments by graphs of `chunk_length` vector steps, on any device.
+    """Steps functional environments with graphs of `chunk_length` vector steps, on any device.
 
-    A graph contains transforms, `rollout_step`, the environments and the writing of rows, so that Python runs once a
+    A graph contains transforms, `rollout_step`, the environments and the writing of rows, so that Python runs once per
     chunk. Rows, random numbers and checkpoints are those of `SyncUnroller`; results are equal up to rounding. A graph
     is compared with plain Python from time to time. Hooks or environments that cannot be compiled run as plain Python,
     after a warning.
@@ -49,8 +49,8 @@ class CompiledUnroller(SyncUnroller):
         super().__init__(environment, algorithm, transforms, numpy_policy=None)
         if not isinstance(self.environment, FunctionalEnvironment) or not self.environment.uneven:
             raise UsageError(
-                f"CompiledUnroller steps functional environments, and {environment.name} is none; give "
-                "make_environment.env_id a subclass of FuncEnv such as 'alfish/CartPole-v1', or bind "
+                f"CompiledUnroller steps functional environments, but {environment.name} is not one; set "
+                "make_environment.env_id to a subclass of FuncEnv such as 'alfish/CartPole-v1', or bind "
                 "Trainer.unroller = @SyncUnroller"
             )
         self._functional = self.environment

@@ -45,8 +45,8 @@ class EpisodeAccumulator:
 class StartedEpisodes:
     """The first episodes that start in environments that step together.
 
-    The first episodes to end would be short ones: if lengths 10 and 500 are equally likely, the first 10 episodes to
-    end in 8 environments have a mean length of 138, not 255.
+    The first episodes to end would mostly be short ones: if lengths 10 and 500 are equally likely, the first 10
+    episodes to end in 8 environments have a mean length of 138, not 255.
 
     Args:
       num_envs: number of environments, B; each begins with a FIRST row.
@@ -141,8 +141,8 @@ def run_episodes(stepper: Stepper, num_episodes: int) -> list[tuple[Nest, Nest]]
         if environment.broken is not None:
             broken = np.flatnonzero(environment.broken).tolist()
             raise RunError(
-                f"environments {broken} raised and were rebuilt, so their episodes are not whole; fix them, or "
-                "collect with generate_batch"
+                f"environments {broken} raised exceptions and were rebuilt, so their episodes are incomplete; fix the "
+                "environments, or collect with generate_batch"
             )
         resets = environment.take_resets()
         if resets is not None:

@@ -32,7 +32,10 @@ def check_finite(time_step: TimeStep) -> None:
 
 
 def _name_nonfinite(time_step: TimeStep) -> None:
-    """Raises RunError for the first value that is not finite; does nothing if there is none, but an overflow."""
+    """Raises RunError for the first value that is not finite.
+
+    Does nothing if all values are finite and only the sum has overflowed.
+    """
     leaves = _numbers(time_step)
     paths = nest.paths(time_step.observation)
     names = ["a reward", "a discount", *(f"an observation {path}".rstrip() for path in paths)]
@@ -47,19 +50,20 @@ def _name_nonfinite(time_step: TimeStep) -> None:
                 if before.is_floating_point() and not before.isfinite().all():
                     raise RunError(
                         f"the policy's action before row {row} of the unroll in environment {env_id} is not finite: "
-                        f"{before.cpu().numpy()}; look at rollout_step, and at the parameters after the last update"
+                        f"{before.cpu().numpy()}; check rollout_step, and the parameters after the last update"
                     )
             raise RunError(
                 f"environment {env_id} returned {name} that is not finite in row {row} of the unroll: "
-                f"{leaf[row, column].cpu().numpy()} as float32; fix the environment, since such rows cannot train"
+                f"{leaf[row, column].cpu().numpy()} as float32; fix the environment, because such rows cannot be "
+                "trained on"
             )
 
 
 class RowCheck:
     """Tests that an unroll's values are finite, and that values of Discrete and Multi* leaves are inside their spaces.
 
-    A call makes the test. On a device a call waits; who reads other values there takes the two steps of the test,
-    `sign` and `judge`, and reads the sign with them.
+    A call makes the test. On a device a call waits; code that also reads other values from the device uses the two
+    parts of the test, `sign` and `judge`, and reads the sign together with these values.
 
     Args:
       observation_spec: spec of the observations; leaves that it lacks are tested for finite values only.
@@ -101,8 +105,8 @@ class RowCheck:
                 row, column, *_ = (int(index) for index in wrong.nonzero()[0])
                 raise RunError(
                     f"environment {int(time_step.env_id[row, column])} returned as {name} {leaf[row, column].tolist()} "
-                    f"in row {row} of the unroll (its lowest value counted as 0), and its space is {spec}; make the "
-                    "space as large as its values, `alfish check-env` tests it"
+                    f"in row {row} of the unroll (counted from the lowest value of its space), but its space is "
+                    f"{spec}; make the space contain all values, which `alfish check-env` tests"
                 )
 
     def _choices(

@@ -24,12 +24,12 @@ class PolicyRunner:
     Args:
       actor: actor that computes the actions.
       initial_state: state of the policy at an episode's start, `[B, ...]`.
-      numpy_policy: number of calls after which acting goes through numpy; None means never.
+      numpy_policy: number of calls after which acting uses numpy; None means never.
 
     Attributes:
       initial_state: the argument; another state of equal shapes may be assigned.
       num_calls: number of calls so far.
-      gave_up: whether acting goes through torch for good. `num_calls` and `gave_up` are saved with the run, so that a
+      gave_up: whether acting uses torch permanently. `num_calls` and `gave_up` are saved with the run, so that a
         resumed run has equal bits.
     """
 
@@ -49,8 +49,8 @@ class PolicyRunner:
     def __call__(self, time_step: TimeStep, transform_state: Nest, state: Nest) -> tuple[AlgStep, Nest]:
         """Returns actions for B rows and the transforms' next state, without gradient.
 
-        Leaves are arrays or tensors. The result has arrays if acting goes through numpy. A call acts through torch if a
-        leaf that the program reads is of a subclass of tensors, such as the placeholder of a missing leaf.
+        Leaves are arrays or tensors. The result has arrays if acting uses numpy. A call acts with torch if a leaf that
+        the program reads is of a subclass of tensors, such as the placeholder of a missing leaf.
         """
         row = time_step, transform_state, state, self.initial_state
         if self._numpy_policy is not None and not self.gave_up and self.num_calls >= self._numpy_policy:
@@ -115,7 +115,7 @@ class PolicyRunner:
         if [leaf._version for leaf in given] != before:
             raise UsageError(
                 f"a transform, or {self._actor.hook} of {type(self._algorithm).__name__}, writes to the time step or "
-                "the state in its arguments, and so changes stored rows; change a copy"
+                "the state in its arguments, which changes stored rows; change a copy"
             )
         self._actor.check(step, self.initial_state, len(row[0].step_type))
         self._has_looked = True
@@ -138,11 +138,11 @@ class PolicyRunner:
             example = nest.detach(tensors), *nest.map(_plain, row)
             self._program = NumpyProgram(act, example, len(fixed))
         except NotTranslatable as reason:
-            logging.debug("%s acts through torch: %s", type(self._algorithm).__name__, reason)
+            logging.debug("%s acts with torch: %s", type(self._algorithm).__name__, reason)
             self.gave_up = True
             return
         except TorchChanged as reason:
-            logging.warning("%s acts through torch, which is slower: %s", type(self._algorithm).__name__, reason)
+            logging.warning("%s acts with torch, which is slower: %s", type(self._algorithm).__name__, reason)
             self.gave_up = True
             return
         used = self._program.used
@@ -154,7 +154,7 @@ class PolicyRunner:
         self._compare(row)
 
     def _compare(self, row: tuple) -> None:
-        """Compares the program with the policy; if their results differ, acting goes through torch from then on."""
+        """Compares the program with the policy; if their results differ, acting uses torch from then on."""
         with random_state.preserved():
             expected = nest.leaves(self._act(*row))
         with random_state.preserved():
@@ -166,8 +166,8 @@ class PolicyRunner:
             for a, b in zip(expected, found)
         ):
             logging.warning(
-                "%s acts differently in numpy, because its %s depends on a value that changes between "
-                "steps; make it a buffer. It acts through torch from now on",
+                "%s acts differently in numpy, because its %s depends on a value that changes between steps; make the "
+                "value a buffer. From now on it acts with torch",
                 type(self._algorithm).__name__,
                 self._actor.hook,
             )

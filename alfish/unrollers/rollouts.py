@@ -48,7 +48,7 @@ def records(
     Args:
       rows: time step of the unroll, `[T, B]`.
       newest: newest row, `[B]`; None if it is the last row of `rows`.
-      ends: LAST rows beside the rows; None if each step made one row in every column.
+      ends: LAST rows that are stored separately; None if each step made one row in every column.
       unseen: whether row 0 is new.
       infos: pairs of a step's index, from 0, and its info.
       shown: optional fields of the records.
@@ -99,7 +99,7 @@ def filled_up(rows: TimeStep, others: Nest, ends: Ends | None, length: int) -> t
     Args:
       rows: time step, `[T, B]`, whose last row no step follows.
       others: leaves `[T, B, ...]`.
-      ends: LAST rows beside the rows.
+      ends: LAST rows that are stored separately.
       length: number of steps of a whole unroll.
     """
     num_rows = len(rows.step_type)
@@ -119,7 +119,7 @@ def filled_up(rows: TimeStep, others: Nest, ends: Ends | None, length: int) -> t
 def _stacked(nests: tuple[Nest, ...]) -> Nest:
     """Stacks nests leaf by leaf: arrays into an array, which takes a fraction of torch's time, all else into a tensor.
 
-    If acting changes to or from numpy within an unroll, the first or the last leaf is a tensor.
+    If acting switches to or from numpy within an unroll, the first or the last leaf is a tensor.
     """
     if type(nests[0]) is np.ndarray and type(nests[-1]) is np.ndarray:
         return np.array(nests)
@@ -149,8 +149,8 @@ class StragglerCut:
     def __init__(self, fraction: float, algorithm: RLAlgorithm):
         if not algorithm.on_policy:
             raise UsageError(
-                f"SyncUnroller.sync_fraction is {fraction}, and {type(algorithm).__name__} is off-policy, so that "
-                "learners may take rows from replay while others collect; leave it out"
+                f"SyncUnroller.sync_fraction is {fraction}, but {type(algorithm).__name__} is off-policy, so learners "
+                "can train from replay while others collect; leave it out"
             )
         self._fraction = fraction
         self._finished: replicas.Counter | None = None  # counter of finished unrolls, shared by all learners
@@ -165,13 +165,13 @@ class StragglerCut:
         size = replicas.size()
         if size == 1:
             raise UsageError(
-                f"SyncUnroller.sync_fraction is {self._fraction}, and there is one learner, which waits for no other; "
-                "start several with torchrun, or leave it out"
+                f"SyncUnroller.sync_fraction is {self._fraction}, but there is only one learner; start several with "
+                "torchrun, or leave it out"
             )
         if self._num_enough() == size:
             raise UsageError(
-                f"SyncUnroller.sync_fraction is {self._fraction}, and {size} learners are cut only once all have "
-                f"finished; take {math.floor(100 * (size - 1) / size) / 100} at most, or leave it out"
+                f"SyncUnroller.sync_fraction is {self._fraction}, which would let all {size} learners finish; set it "
+                f"to at most {math.floor(100 * (size - 1) / size) / 100}, or leave it out"
             )
 
     def steps(self, length: int) -> Iterator[int]:

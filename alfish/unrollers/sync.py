@@ -30,7 +30,7 @@ from alfish.unrollers.unroller import ENVIRONMENT, POLICY, Unroller
 
 
 class UnrollStart(NamedTuple):
-    """The beginning of an unroll: whether row 0 is new, and the states of policy and transforms at row 0."""
+    """The beginning of an unroll: whether row 0 is new, and the states of the policy and the transforms at row 0."""
 
     unseen: bool
     state: Nest
@@ -109,11 +109,11 @@ class SyncUnroller(Unroller):
         """Collects the rows of `length` vector steps.
 
         On-policy an extra row follows for its value, and is also row 0 of the next unroll. Where environments make two
-        rows at an episode's end (`Environment.uneven`), LAST rows stand beside the rows (`Experience.ends`).
+        rows at an episode's end (`Environment.uneven`), LAST rows are stored separately (`Experience.ends`).
 
         Args:
           length: number of vector steps.
-          at_random: whether to execute the algorithm's `random_action` in place of the policy's action.
+          at_random: whether to execute the algorithm's `random_action` instead of the policy's action.
 
         Returns:
           Experience with leaves `[length, B, ...]`, on-policy `[length+1, B, ...]`. The extra row's action is never
@@ -129,7 +129,7 @@ class SyncUnroller(Unroller):
     def generate_batch(self, num_steps: int) -> Experience:
         """Collects the rows of the next vector steps, for a program without a trainer.
 
-        Acts by `rollout_step` with the algorithm's current parameters, in eval mode except for modules that explore.
+        Acts with `rollout_step` and the algorithm's current parameters, in eval mode except for modules that explore.
         Each call continues where the last call ended.
 
         Args:
@@ -145,15 +145,15 @@ class SyncUnroller(Unroller):
           RunError: an environment returned a reward or an observation that is not finite.
         """
         if num_steps < 1:
-            raise UsageError(f"generate_batch was asked for {num_steps} steps; it takes at least 1")
+            raise UsageError(f"generate_batch was asked for {num_steps} steps; it must be at least 1")
         with in_eval_mode(self._algorithm, explores=True):
             return in_line(nest.tensors(self.unroll(num_steps))).experience
 
     def generate_episodes(self, num_episodes: int) -> list[Experience]:
-        """Collects whole episodes by `rollout_step`, as in `generate_batch`, with the algorithm's current parameters.
+        """Collects whole episodes with `rollout_step`, as in `generate_batch`, with the algorithm's current parameters.
 
-        All environments are reset first, which drops the current episodes of `generate_batch`. Episodes count from
-        their start, and each of them runs to its end, so short episodes are not over-represented.
+        All environments are reset first, which drops the current episodes of `generate_batch`. Episodes are counted
+        when they start, and each runs to its end, so short episodes are not over-represented.
 
         Args:
           num_episodes: number of episodes, at least 1.
@@ -168,7 +168,7 @@ class SyncUnroller(Unroller):
           RunError: an environment returned a reward or an observation that is not finite, or was rebuilt.
         """
         if num_episodes < 1:
-            raise UsageError(f"generate_episodes was asked for {num_episodes} episodes; it takes at least 1")
+            raise UsageError(f"generate_episodes was asked for {num_episodes} episodes; it must be at least 1")
         self._restart_episodes()
         self.start()
         self._at_random = False
@@ -289,7 +289,10 @@ class SyncUnroller(Unroller):
         return time_step, others, beside
 
     def _take_end(self) -> tuple[Array, TimeStep]:
-        """Returns where LAST rows precede resets, `[B]` bool, and the step's rows; FIRST rows become `time_step`."""
+        """Returns a mask `[B]` bool of LAST rows that a reset follows, and the step's rows.
+
+        FIRST rows become `time_step`.
+        """
         last, resets = self.time_step, self.environment.take_resets()
         if resets is None:
             return self.environment.convert(self._ones == 0), last
@@ -375,6 +378,6 @@ def refuse_on_policy(algorithm: RLAlgorithm) -> None:
     """Raises UsageError if an algorithm is on-policy, so that it learns only from its own actions."""
     if algorithm.on_policy:
         raise UsageError(
-            f"overwrite_policy_output stores actions that {type(algorithm).__name__} did not choose, and on-policy it "
-            "learns only from its own; take an off-policy algorithm (SAC, DQN, TD3)"
+            f"overwrite_policy_output stores actions that {type(algorithm).__name__} did not choose, but an on-policy "
+            "algorithm can learn only from its own actions; use an off-policy algorithm (SAC, DQN, TD3)"
         )

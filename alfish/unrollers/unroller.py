@@ -50,7 +50,7 @@ class Unroller(abc.ABC):
       num_envs: number of environments.
       num_columns: number of columns of the experience that `unroll` returns, B.
       stepping: way of stepping environments, in words that follow the number of environments; '' if there is nothing to
-        say.
+        report.
       records: records of the last unroll, for metrics, with `num_envs` columns.
       log: function that receives lines for the user.
       check_signals: function that is called during waits for other processes, and raises if a signal asks to stop.

@@ -1,4 +1,4 @@
-"""Sample Factory's side: asynchronous PPO, its workers, inference and learner in a process each.
+"""Sample Factory's side: asynchronous PPO, its workers, inference and learner one process each.
 
 The environments are in two workers, so that it acts while it trains. Its returns lag behind: rows are older than the
 weights that train on them.

@@ -307,7 +307,7 @@ def test_epsilon_runs_on_progress_and_not_on_calls():
     {"a": spaces.Discrete(3), "b": spaces.Discrete(3)},
 ])  # fmt: skip
 def test_only_a_discrete_action_is_taken(action):
-    with pytest.raises(UsageError, match="DQN takes one Discrete action leaf, and the action is"):
+    with pytest.raises(UsageError, match="DQN requires one Discrete action leaf, not"):
         DQN(OBSERVATION, action, REWARD)
 
 
@@ -339,5 +339,5 @@ def make_random(action):
 
 
 def test_a_lower_bound_of_a_vector_reward_is_refused():
-    with pytest.raises(UsageError, match="DQN.values is set, and such values are of a reward of one number"):
+    with pytest.raises(UsageError, match="DQN.values is"):
         DQN(OBSERVATION, spaces.Discrete(2), spaces.Box(-1, 1, (2,)), values=LowerBounded)

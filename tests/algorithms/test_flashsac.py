@@ -70,5 +70,5 @@ def test_held_noise_is_policy_state_that_evaluation_leaves_alone():
 
 
 def test_noise_is_refused_without_a_box_leaf():
-    with pytest.raises(UsageError, match="takes an action with a Box leaf"):
+    with pytest.raises(UsageError, match="requires an action with a Box leaf"):
         make(DISCRETE, kind=FlashSAC)

@@ -160,7 +160,9 @@ def BC_LIKE(observation_spec, action_spec, reward_spec, *, expert, torso):
 
 def test_a_run_is_not_continued_with_another_expert():
     state = make(DAgger, expert_of(trained())).state_dict()
-    with pytest.raises(UsageError, match="^runs/x is not what this run was saved with: its checksum is .*put the"):
+    with pytest.raises(
+        UsageError, match="^runs/x differs from what this run was saved with: its checksum is .*put the"
+    ):
         load_model(make(DAgger, expert_of(trained(seed=1))), state, "the student")
     normalized = functools.partial(trained, transforms=(ObservationNormalizer,))
     one, other = normalized(), normalized()
@@ -252,10 +254,13 @@ def test_an_expert_sees_chosen_leaves_joined_as_it_was_trained():
     one = expert_of(networks, leaves=["flat"])
     steps = steps._replace(observation={"flat": joined, "other": joined})
     assert torch.equal(found, labels_of(one, steps))
-    with pytest.raises(UsageError, match=r"is to see 'speed', and the leaves are \['other', 'position', 'velocity'\]"):
+    with pytest.raises(
+        UsageError,
+        match=(r"should see 'speed', but the leaves of the observation are \['other', 'position', 'velocity'\]"),
+    ):
         make(DAgger, expert_of(networks, leaves=["speed"]), observation=split)
     discrete = spaces.Dict(position=VECTOR, velocity=spaces.Discrete(3))
-    with pytest.raises(UsageError, match=r"several leaves joined, and Discrete\(3\) is no vector of float32"):
+    with pytest.raises(UsageError, match=r"several leaves joined, but Discrete\(3\) is not a float32 vector"):
         make(DAgger, expert, observation=discrete)
 
 
@@ -332,7 +337,7 @@ def test_a_policy_acts_without_its_expert():
         best = algorithm.predict_step(row, algorithm.initial_state(5))
         assert torch.equal(best.output, whole.predict_step(row, whole.initial_state(5)).output)
         assert nest.paths(best.state) == nest.paths(algorithm.initial_state(5))
-    with pytest.raises(UsageError, match="opened without its expert"):
+    with pytest.raises(UsageError, match="loaded without its expert"):
         AbsentExpert()(row, None)
 
 

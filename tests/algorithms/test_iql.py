@@ -264,7 +264,7 @@ def test_what_acts_lies_within_bounds_and_is_a_sample_or_the_mode():
 def test_unbounded_actions_and_vector_rewards_are_refused():
     with pytest.raises(UsageError, match="the action.arm has no bounds"):
         IQL(OBSERVATION, {"arm": spaces.Box(-np.inf, np.inf, (1,))}, REWARD)
-    with pytest.raises(UsageError, match="IQL takes a scalar reward, and this one is a vector of 2"):
+    with pytest.raises(UsageError, match="IQL requires a scalar reward, but this reward is a vector of 2"):
         IQL(OBSERVATION, BOX, spaces.Box(-1, 1, (2,)))
 
 

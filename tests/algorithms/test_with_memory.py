@@ -198,7 +198,7 @@ def test_sequences_that_do_not_fit_the_unroll_or_have_no_memory_are_refused():
     with pytest.raises(UsageError, match="minibatch_size is 6; .* a multiple of EpochBatches.sequence_length 4"):
         EpochBatches(1, 6, sequence_length=4).bind(ppo, transforms, 12, B)
     _, ppo, transforms = make(PPO)
-    with pytest.raises(UsageError, match="sequence_length is 4, and PPO has no memory; remove it, or"):
+    with pytest.raises(UsageError, match="sequence_length is 4, but PPO has no memory; remove the setting, or"):
         EpochBatches(sequence_length=4).bind(ppo, transforms, 12, B)
     with pytest.raises(UsageError, match="EpochBatches.sequence_length"):
         EpochBatches(sequence_length=1)
@@ -512,15 +512,15 @@ def test_the_critics_loss_trains_the_memory_of_td3_and_the_actor_acts_by_it():
 
 
 def test_td3_with_memory_has_no_actor_of_its_own_features_and_white_noise():
-    with pytest.raises(UsageError, match="RecurrentTD3.actor is set, and its actor stands on the critics' features"):
+    with pytest.raises(UsageError, match="RecurrentTD3.actor is set, but the actor's input is the critics' features"):
         recurrent_td3(actor=functools.partial(DeterministicActor, gain=0.5))
-    with pytest.raises(UsageError, match="noise_correlation is 0.5, and the policy's state is its memory only"):
+    with pytest.raises(UsageError, match="noise_correlation is 0.5, but the policy's state holds its memory only"):
         recurrent_td3(noise_correlation=0.5)
 
 
 @pytest.mark.parametrize(("settings", "message"), [
     ({"state_period": 3}, "state_period is 3, and Trainer.unroll_length 4; .* raise state_period"),
-    ({"capacity": 41, "warmup_env_steps": 41}, "capacity is 41, too little for one window of 10 rows"),
+    ({"capacity": 41, "warmup_env_steps": 41}, "capacity is 41, too small for one window of 10 rows"),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_the_memory_are_refused_with_a_remedy(settings, message):
     _, dqn, transforms = make(functools.partial(DQN, q_network=q_network(GRU)))
@@ -536,8 +536,8 @@ def test_a_memory_takes_rows_to_learn_across():
         with pytest.raises(UsageError) as error:
             batches.bind(dqn, transforms, 4, B)
         assert str(error.value) == (
-            f"{name}.window_length is 2, of which one row trains, and the memory of DQN learns across rows that train: "
-            "take 3 or more (dqn_recall.gin has 16)"
+            f"{name}.window_length is 2, so only one row trains, but the memory of DQN learns across trainable "
+            "rows; set it to 3 or more (dqn_recall.gin has 16)"
         )
     _, ppo, transforms = make(
         functools.partial(PPO, network=functools.partial(ActorCritic, actor_torso=torso(GRU), shared_torso=True))
@@ -545,7 +545,8 @@ def test_a_memory_takes_rows_to_learn_across():
     with pytest.raises(UsageError) as error:
         EpochBatches().bind(ppo, transforms, 1, B)
     assert str(error.value) == (
-        "Trainer.unroll_length is 1, and the memory of PPO learns across the rows of an unroll: take 2 or more "
+        "Trainer.unroll_length is 1, which means which means but the memory of PPO learns across the rows of an "
+        "unroll; set it to 2 or more "
         "(ppo_recall.gin has 32)"
     )
 
@@ -555,15 +556,16 @@ def test_a_stored_state_and_another_goal_do_not_go_together():
     with pytest.raises(UsageError) as error:
         ReplayBatches(window_length=4, hindsight=HindsightReplay).bind(dqn, transforms, 4, B)
     assert str(error.value) == (
-        "HindsightReplay changes the goal of windows, and the memory of DQN begins them with a state computed under "
-        "the old goal; leave the memory or hindsight out"
+        "HindsightReplay changes the goal of windows, but the memory of DQN begins with a state that was "
+        "computed under "
+        "the old goal; leave out the memory or hindsight"
     )
 
 
 def test_there_is_nothing_to_warm_up_without_memory():
     _, dqn, transforms = make(DQN)
-    with pytest.raises(UsageError, match="burn_in is 2, and DQN has no memory"):
+    with pytest.raises(UsageError, match="burn_in is"):
         ReplayBatches(burn_in=2).bind(dqn, transforms, 4, B)
     for settings in ({"burn_in": -1}, {"state_period": 0}):
-        with pytest.raises(UsageError, match="it must be a whole number of at least"):
+        with pytest.raises(UsageError, match="it must be an integer of at least"):
             ReplayBatches(**settings)

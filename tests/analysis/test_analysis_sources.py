@@ -189,7 +189,7 @@ def test_what_is_not_a_run_is_named(tmp_path, make, words):
     [
         (b"", "is empty"),
         (b"steps,env_steps,iterations,updates\n1,2,3,4\n", "has no column wall_seconds"),
-        (b"steps,env_steps,iterations,updates,wall_seconds,x\n1,2,3,4\n", "row 1, has 4 cells and not 6"),
+        (b"steps,env_steps,iterations,updates,wall_seconds,x\n1,2,3,4\n", "row 1, has 4 cells instead of 6"),
         (b"steps,env_steps,iterations,updates,wall_seconds,x\n1,2,3,4,5,six\n", "has no number where it should"),
         (b"\xff\xfe\n", "is not a table"),
     ],
@@ -213,10 +213,10 @@ def test_evaluations_without_rows_and_of_another_name_are_named(make_run):
     metrics = directory / "metrics.csv"
     text = metrics.read_text()
     metrics.write_text(text.replace("evaluation/", "greedy/"))
-    with pytest.raises(UsageError, match="run has evaluations without rows in metrics.csv, which has their clocks"):
+    with pytest.raises(UsageError, match="run has evaluations without rows in metrics.csv, which stores their steps"):
         RunSeriesSource(directory).series("evaluation/length")
     shutil.rmtree(directory / "eval")
-    with pytest.raises(UsageError, match="no evaluation of this name; one of its evaluations is metric='greedy/mean_"):
+    with pytest.raises(UsageError, match="no evaluation with this name; it has for example metric='greedy/mean_"):
         RunSeriesSource(directory).series("evaluation/mean_return")
 
 
@@ -233,17 +233,17 @@ def test_the_clock_that_names_evaluations_is_known(make_run):
 
 def test_a_table_without_its_columns_is_named(tmp_path, make_monitor):
     (tmp_path / "x.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(UsageError, match="no column of a clock, such as 'env_steps', among a, b"):
+    with pytest.raises(UsageError, match="no column for a clock, such as 'env_steps', among a, b"):
         one(tmp_path / "x.csv").series("b")
     (tmp_path / "y.csv").write_text("step,b\n1,2\n")
-    with pytest.raises(UsageError, match="no column of a value.*among step, b; rename one or name it with metric$"):
+    with pytest.raises(UsageError, match="no column for a value.*among step, b; rename one or name it with metric$"):
         one(tmp_path / "y.csv").series("evaluation/mean_return")
     assert list(one(tmp_path / "y.csv").series("b").values) == [2]
     with pytest.raises(UsageError, match="monitor without 'entropy'"):
         one(make_monitor("m.monitor.csv", [(1, 1, 1)])).series("train/entropy")
     for first in ("[]", "5", '{"t_start": null}', '{"t_start": "a"}', '{"env_id": ["a"]}'):
         (tmp_path / "damaged.monitor.csv").write_text(f"#{first}\nr,l,t\n1,2,3\n")
-        with pytest.raises(UsageError, match="is not a monitor of stable-baselines3"):
+        with pytest.raises(UsageError, match="is not a monitor file of stable-baselines3"):
             one(tmp_path / "damaged.monitor.csv")
     (tmp_path / "broken.monitor.csv").write_text("r,l,t\n1,2,3\n")
     with pytest.raises(UsageError, match="first line"):

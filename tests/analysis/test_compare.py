@@ -83,13 +83,13 @@ def test_environments_are_put_together_where_each_has_a_range_of_scores(make_run
     assert "only with a --score_range for each" in compared.notes[-1]
     make_run("more", (5.0,), seed=2, gamma=0.9)
     assert [row.label for row in compared(tmp_path, ranges=ranges).rows if row.environment == ALL] == ["PPO.gamma=0.98"]
-    assert "equally many runs" in compared.notes[-1]
+    assert "number of runs differs" in compared.notes[-1]
 
 
 def test_runs_that_end_at_different_steps_are_noted(make_run, compared, tmp_path):
     make_run("a", (1.0, 2.0)), make_run("b", (1.0, 2.0, 3.0), seed=1)
     compared(tmp_path)
-    assert compared.notes == [f"{tmp_path / 'a'} has its last value at 2,000 of 3,000 env steps, and is taken there"]
+    assert compared.notes == [f"{tmp_path / 'a'} has its last value at 2,000 of 3,000 env steps; this value is used"]
 
 
 def test_a_run_that_ended_early_is_noted_also_if_it_is_alone_in_its_group(make_run, compared, tmp_path):
@@ -98,7 +98,7 @@ def test_a_run_that_ended_early_is_noted_also_if_it_is_alone_in_its_group(make_r
     compared(tmp_path)
     early = [note for note in compared.notes if "last value" in note]
     assert early == [
-        f"{tmp_path / name} has its last value at {clock} of 6,000 env steps, and is taken there"
+        f"{tmp_path / name} has its last value at {clock} of 6,000 env steps; this value is used"
         for name, clock in (("a", "3,000"), ("b", "3,000"))
     ]
 
@@ -112,7 +112,8 @@ def test_a_run_whose_score_is_nan_is_not_the_best_run_and_is_noted(make_run, com
         assert np.isnan([estimate.value, *estimate.interval]).all()
     assert whole.iqm.value == 5 and with_nan.way.num_reached == 3
     words = [
-        f"{tmp_path / 'a-3'} ends with the score nan, so what depends on it is nan too (PPO.gamma=0.98 in CartPole-v1)"
+        f"{tmp_path / 'a-3'} ends with the score nan, so all results that depend on this run are nan too "
+        "(PPO.gamma=0.98 in CartPole-v1)"
     ]
     assert [note for note in compared.notes if "nan" in note] == words
     for form in ("text", "csv"):
@@ -137,7 +138,7 @@ def test_runs_with_fewer_values_than_are_asked_for_are_noted(make_run, compared,
     make_run("a", (1.0, 2.0)), make_run("b", (1.0, 4.0), seed=1)
     assert compared(tmp_path, last=2).rows[0].mean.value == 2 and compared.notes == []
     compared(tmp_path, last=5)
-    assert compared.notes == ["PPO in CartPole-v1: a run has 2 of the last 5 values, and its score is their mean"]
+    assert compared.notes == ["PPO in CartPole-v1: a run has only 2 of the last 5 values; its score is their mean"]
 
 
 def test_macros_count_as_their_values(make_run, compared, tmp_path):
@@ -153,7 +154,7 @@ def test_runs_of_one_seed_in_a_group_are_noted(make_run, compared, tmp_path, cap
     first, again = make_run("a", (1.0,)), make_run("b", (1.0,))
     make_run("c", (1.0,), seed=1), make_run("d", (1.0,), gamma=0.9, seed=0)
     compared(tmp_path)
-    words = f"PPO.gamma=0.98 in CartPole-v1: {first} and {again} have seed 0, and count as 2 seeds"
+    words = f"PPO.gamma=0.98 in CartPole-v1: {first} and {again} all have seed 0, but count as 2 seeds"
     assert compared.notes == [words]
     assert main(["plot", str(tmp_path), f"--output={tmp_path / 'x.png'}"]) == 0
     assert f"note: {words}\n" in capsys.readouterr().err
@@ -168,7 +169,7 @@ def test_a_run_on_recorded_data_is_measured_in_updates(make_run, compared):
     "options, words",
     [
         ({"thresholds": ["1", "2"]}, "CartPole-v1 has 2 values for its threshold"),
-        ({"ranges": ["5"]}, "score range '5' cannot be read; write 0,500"),
+        ({"ranges": ["5"]}, "score range '5' cannot be parsed; write 0,500"),
         ({"ranges": ["5,1"]}, "score range '5,1' cannot be read"),
         ({"metric": "nothing"}, "has no metric 'nothing'"),
     ],

@@ -81,7 +81,7 @@ def test_a_table_of_no_environment_beside_runs_of_several_is_refused(make_run, t
     make_run("a")
     make_run("b", env_id="Acrobot-v1")
     (tmp_path / "peer.csv").write_text("step,value\n1,2\n")
-    with pytest.raises(UsageError, match="peer.csv does not say its environment.*CartPole-v1, Acrobot-v1"):
+    with pytest.raises(UsageError, match="peer.csv does not state its environment.*CartPole-v1, Acrobot-v1"):
         group(find([tmp_path, tmp_path / "peer.csv"]))
 
 
@@ -172,10 +172,10 @@ def test_one_run_is_a_line_without_a_band_and_is_said_so(make_run, capsys, tmp_p
     run = make_run("a")
     assert not alfish.plot(run).axes[0].collections
     assert main(["plot", str(run), f"--output={tmp_path / 'x.png'}"]) == 0
-    words = "note: PPO in CartPole-v1 is one run: a line without a band, which needs other seeds\n"
+    words = "note: PPO in CartPole-v1 is one run: a line without a band, because a band needs several seeds\n"
     assert capsys.readouterr().err == words
     assert main(["plot", str(run), str(make_run("b", gamma=0.9)), f"--output={tmp_path / 'x.png'}"]) == 0
-    assert capsys.readouterr().err.startswith("note: 2 groups are one run each: a line without a band")
+    assert capsys.readouterr().err.startswith("note: 2 groups have one run each: a line without a band")
 
 
 def test_each_environment_has_a_panel_and_one_legend_has_all_groups(make_run, tmp_path):
@@ -199,11 +199,11 @@ def test_runs_of_different_environments_in_one_plot_are_refused(make_run, tmp_pa
     assert alfish.plot(one, axes=axes) is axes.figure
     with pytest.raises(UsageError, match="different environments, CartPole-v1, Acrobot-v1, are not drawn in one plot"):
         alfish.plot([one, other], axes=axes)
-    with pytest.raises(UsageError, match="say of which the threshold 475 is, as CartPole-v1:475"):
+    with pytest.raises(UsageError, match="say of which one the threshold 475 is for, as CartPole-v1:475"):
         alfish.plot([one, other], threshold=475)
-    with pytest.raises(UsageError, match="of no environment of these runs: CartPole-v1"):
+    with pytest.raises(UsageError, match="to none of the environments of these runs: CartPole-v1"):
         alfish.plot(one, threshold="Acrobot-v1:3")
-    with pytest.raises(UsageError, match="threshold 'high' cannot be read; write 475"):
+    with pytest.raises(UsageError, match="threshold 'high' cannot be parsed; write 475"):
         alfish.plot(one, threshold="high")
 
 
@@ -271,6 +271,9 @@ def test_values_that_are_not_finite_are_noted_and_not_drawn(make_run, tmp_path, 
         flags = [f"--output={tmp_path / 'x.svg'}", f"--statistic={statistic}"]
         assert main(["plot", str(tmp_path / "runs"), *flags]) == 0
         words = capsys.readouterr().err
-        assert f"note: {tmp_path}/runs/a-1: 1 of 3 values not finite, and not drawn\n" in words and "a-2:" not in words
+        assert (
+            f"note: {tmp_path}/runs/a-1: 1 of 3 values not finite and therefore not drawn\n" in words
+            and "a-2:" not in words
+        )
     assert main(["report", f"--root_dir={tmp_path / 'runs' / 'a-2'}", f"--output={tmp_path / 'x.html'}"]) == 0
     assert main(["compare", str(tmp_path / "runs")]) == 0

@@ -117,7 +117,7 @@ for fault in ("none", "vector", "seed", "outside", "reward", "endless", "wide", 
         ("outside", "is outside its space: observation[0] is 3.0, outside [-1.0, 1.0] (and 1 more)"),
         ("reward", "a reward is not finite"),
         ("endless", "no episode ended in 500 random steps"),
-        ("wide", "every part of the observation as its space says"),
+        ("wide", "every part of the observation as declared by its space"),
         ("short", "and step (observation, reward, terminated, truncated, info)"),
     ],
 )
@@ -142,7 +142,7 @@ def test_check_env_takes_classes_settings_wrappers_and_gin_files(tmp_path, monke
     task = "--env_id=bad_tasks:Task"
     status, words = checked(task)
     assert status == 1 and checked("--env_id=@bad_tasks.Task") == (status, words)
-    assert words.endswith("next         mend the problem, and check again\n")
+    assert words.endswith("next         fix the problem, and check again\n")
     assert "outside its space: observation.b[1, 1] is 2.5, outside [-1.0, 1.0] (and 1 more)\n" in words
     status, words = checked(task, "--env_kwargs={'low': -5}", "--wrappers=gymnasium.wrappers:FlattenObservation")
     assert status == 1 and words.startswith("observation  Box(") and "[6] is 2.5, outside [-5.0, 1.0]" in words
@@ -155,16 +155,16 @@ def test_check_env_refuses_in_one_sentence(refused, tmp_path, monkeypatch):
     (tmp_path / "bad_vectors.py").write_text(BAD.replace("Bad-", "Vector-"))
     monkeypatch.syspath_prepend(tmp_path)
     out = refused("check-env", "--env_id=bad_vectors:Vector-vector-v0", printed=True)
-    assert "the environment's rewards have 2 numbers, and it has no reward_space; give it one, a Box" in out
+    assert "the environment has 2 entries, but the environment has no reward_space; declare one, a Box" in out
     for flag, words in [
-        ("--env_kwargs=3", "--env_kwargs is '3'; it must be a dict, as \"{'difficulty': 2}\""),
+        ("--env_kwargs=3", "--env_kwargs is '3'; it must be a dict, such as \"{'difficulty': 2}\""),
         ("--env_kwargs={'a':", "it must be a dict"),
         (
             "--wrappers=gymnasium.wrappers:No",
-            "--wrappers is 'gymnasium.wrappers:No', and there is no such class; one is",
+            "--wrappers is 'gymnasium.wrappers:No', but there is no such class; write",
         ),
         ("--wrappers=no_such.thing:A", "--wrappers imports 'no_such.thing', which is not installed"),
-        ("--env_id=@bad_vectors:No", "--env_id is 'bad_vectors:No', and there is no such class"),
+        ("--env_id=@bad_vectors:No", "--env_id is 'bad_vectors:No', but there is no such class"),
         ("--env_id=@NotThere", "No configurable matching"),
     ]:
         arguments = [flag] if "env_id" in flag else ["--env_id=CartPole-v1", flag]
@@ -183,7 +183,8 @@ def test_check_env_sees_a_time_limit_of_the_environments_own(capsys, monkeypatch
 def test_check_env_notes_that_a_task_has_no_time_limit(capsys):
     assert main(["check-env", "--env_id=Blackjack-v1", "--num_steps=100"]) == 0
     words = (
-        "warning      it is registered without a time limit, and no episode was truncated: if one may never end, set a"
+        "warning      it is registered without a time limit, and no episode was truncated: if an episode may never "
+        "end, set a"
     )
     assert words in capsys.readouterr().out
     limited = "--env_kwargs={'max_episode_steps': 100}"
@@ -196,7 +197,7 @@ def test_check_env_looks_further_for_the_end_of_an_episode(capsys):
     assert main([*arguments, "--env_kwargs={'length': 200}"]) == 0
     assert main([*arguments, "--env_kwargs={'length': 400}"]) == 1
     [problem] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem")]
-    assert "no episode ended in 300 random steps" in problem and "look further by --num_steps=3000 if" in problem
+    assert "no episode ended in 300 random steps" in problem and "raise --num_steps to 3000 if" in problem
 
 
 def test_check_env_suggests_a_run_in_spite_of_a_problem_of_an_installed_package(tmp_path, monkeypatch, capsys):
@@ -207,10 +208,10 @@ def test_check_env_suggests_a_run_in_spite_of_a_problem_of_an_installed_package(
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
     assert main(["check-env", "--env_id=crane_suite:Task", "--num_steps=50"]) == 1
     words = capsys.readouterr().out
-    assert "note         the problem is in the installed package crane_suite: mend it, tell its authors, or" in words
-    assert "command      alfish train --gin_file=ppo.gin" in words and "next         mend" not in words
+    assert "note         the problem is in the installed package crane_suite: fix it, tell its authors, or" in words
+    assert "command      alfish train --gin_file=ppo.gin" in words and "next         fix" not in words
     assert main(["check-env", "--env_id=crane_suite:Crane-endless-v0", "--num_steps=50"]) == 1
-    assert capsys.readouterr().out.endswith("next         mend the problem, and check again\n")
+    assert capsys.readouterr().out.endswith("next         fix the problem, and check again\n")
 
 
 def test_check_env_has_nothing_to_say_of_the_same_one_without_its_faults(tmp_path, monkeypatch, capsys):

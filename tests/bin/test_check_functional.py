@@ -94,7 +94,11 @@ def test_a_problem_is_said_in_one_sentence(capsys, kind, sentence):
     [
         (Drawing, "two calls of Drawing.transition with the same arguments give different results; draw random numb"),
         (Counting, "two calls of Counting.reward with the same arguments give different results; draw random numbers"),
-        (Late, "Late.transition writes to a tensor that it was given, which others still hold; compute a new tensor"),
+        (
+            Late,
+            "Late.transition writes to a tensor in its arguments, which others still used elsewhere; compute a "
+            "new tensor",
+        ),
     ],
 )
 def test_a_method_that_is_not_pure_is_refused(capsys, kind, sentence):
@@ -110,7 +114,7 @@ def test_another_result_of_the_compiled_step_is_a_problem(monkeypatch):
 
     monkeypatch.setattr(check_functional, "CompiledFunction", Wrong)
     sentences, speed = check_functional.examine(FunctionalEnvironment(CartPole(), [0]))
-    assert sentences == ["CartPole has another reward where it is compiled than where it is not; report this bug"]
+    assert sentences == ["the reward of CartPole differs between compiled and plain execution; report this bug"]
     assert speed > 0
 
 

@@ -90,8 +90,8 @@ def test_problems_are_named(capsys):
 
 
 def test_mistakes_name_the_flag(refused):
-    assert "--game is 'json', and this module has neither" in refused("check-env", "--game=json")
-    assert "leave one of them out" in refused("check-env", "--game=json", "--env_id=CartPole-v1")
+    assert "--game is 'json', but this module has neither" in refused("check-env", "--game=json")
+    assert "leave one of the two out" in refused("check-env", "--game=json", "--env_id=CartPole-v1")
     assert "does not take game_kwargs={'x': 1}" in refused(
         "check-env", "--game=toy_games:Meeting", "--env_kwargs={'x': 1}"
     )

@@ -53,7 +53,7 @@ def test_an_error_of_the_users_code_in_a_command_is_one_sentence(refused, monkey
 
 def test_a_size_that_no_memory_holds_is_one_sentence(refused, run):
     words = refused("evaluate", f"--root_dir={run}", f"--num_episodes={10**15}", status=1)
-    assert words.startswith("alfish evaluate: the memory is too small: Unable to allocate ") and words.count("\n") == 1
+    assert words.startswith("alfish evaluate: memory is exhausted: Unable to allocate ") and words.count("\n") == 1
 
 
 def test_a_flag_that_is_true_or_false_is_refused_without_pythons_brackets(refused, run):
@@ -125,18 +125,18 @@ def test_a_root_dir_that_cannot_be_made_is_refused(refused, tmp_path, monkeypatc
     words = refused(*train(tmp_path / "file", *TINY))
     assert f"--root_dir={tmp_path / 'file'} cannot be created: it is a file; name another" in words
     words = refused(*train(tmp_path / "file" / "run", *TINY))
-    assert "run cannot be created: Not a directory; name another directory" in words
+    assert "run cannot be created: Not a directory; choose another directory" in words
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere" / "run")
     assert "dangling cannot be created: File exists; name another" in refused(*train(tmp_path / "dangling", *TINY))
     monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
-    assert f"{tmp_path} is not writable; name another" in refused(*train(tmp_path, *TINY))
+    assert f"{tmp_path} is not writable; choose another" in refused(*train(tmp_path, *TINY))
 
 
 def test_a_root_dir_that_no_directory_can_be_is_refused(refused):
     for name, words in (("x" * 300, "File name too long"), ("a\0b", "embedded null byte")):
         for arguments in (train(name, *TINY), ["evaluate", f"--root_dir={name}"]):
             said = refused(*arguments)
-            assert "is no directory: " in said and words in said and said.count("\n") == 1
+            assert "is not a directory: " in said and words in said and said.count("\n") == 1
         with pytest.raises(UsageError, match=words):
             alfish.train("PPO", "CartPole-v1", root_dir=name, num_iterations=1)
 
@@ -144,7 +144,7 @@ def test_a_root_dir_that_no_directory_can_be_is_refused(refused):
 def test_sizes_that_no_memory_holds_are_refused(refused, tmp_path):
     for parameter, words in (
         ("Trainer.unroll_length=1e12", "it must be a number in [0, 10000000]"),
-        ("MLP.layers=[10**9]", "each entry a whole number in [1, 1000000]"),
+        ("MLP.layers=[10**9]", "each entry an integer in [1, 1000000]"),
     ):
         value = parameter.replace("10**9", "1000000000")
         assert words in refused(*train(tmp_path / "run", *TINY, value))
@@ -169,9 +169,9 @@ def test_a_directory_that_is_not_a_run_is_refused(refused, run, tmp_path, name):
     for other in ("awr", "bc", "ppo", "sac"):
         (tmp_path / "runs" / other).mkdir(parents=True)
         (tmp_path / "runs" / other / "config.gin").write_text("")
-    assert f"; runs that are near: {tmp_path}/runs/ppo, " in refused(name, f"--root_dir={tmp_path}/runs/pp")
+    assert f"; runs nearby: {tmp_path}/runs/ppo, " in refused(name, f"--root_dir={tmp_path}/runs/pp")
     assert f"{tmp_path}/runs/sac" in refused(name, f"--root_dir={tmp_path}/runs/sacc")
-    assert f"; runs that are near: {tmp_path}/runs/" in refused(name, f"--root_dir={tmp_path}/runs")
+    assert f"; runs nearby: {tmp_path}/runs/" in refused(name, f"--root_dir={tmp_path}/runs")
 
 
 @pytest.mark.parametrize("name", ["evaluate", "play"])
@@ -267,7 +267,7 @@ def test_a_damaged_evaluation_is_named(refused, run, tmp_path):
     path = min((tmp_path / "run" / "eval").glob("*.csv"))
     path.write_text(path.read_text()[:-7])
     words = refused("plot", tmp_path / "run", "--metric=evaluation/length", f"--output={tmp_path / 'x.png'}")
-    assert f"{path}, row 2, has " in words and words.endswith("cells and not 4; mend or move the file\n")
+    assert f"{path}, row 2, has " in words and words.endswith("cells instead of 4; fix or move the file\n")
 
 
 # What they do.
@@ -334,13 +334,13 @@ def test_a_run_that_a_listener_stopped_ends_with_0_and_is_not_continued(tmp_path
     assert main(train(tmp_path, *parameters)) == 0
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{tmp_path} is done: evaluation/mean_return is ")
-    assert line.endswith(f" (StopAt.return_ = 1); remove {tmp_path / 'done'} to go on")
+    assert line.endswith(f" (StopAt.return_ = 1); remove {tmp_path / 'done'} to continue")
     (tmp_path / "done").unlink()
     limit = "Trainer.wall_seconds=1e-9"
     assert main([*train(tmp_path, *parameters, limit), "--on_config_change=new"]) == 0
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.endswith(
-        "is done: Trainer.wall_seconds is spent before Trainer.num_env_steps = 2,000; raise it to go on"
+        "is done: Trainer.wall_seconds is spent before Trainer.num_env_steps = 2,000; raise it to continue"
     )
 
 
@@ -399,7 +399,7 @@ def endless(tmp_path_factory):
 
 def test_episodes_without_an_end_are_cut_wherever_a_policy_is_shown(endless, tmp_path, capsys):
     log = (endless / "log.txt").read_text()
-    note = "An episode was cut at {} steps and counts as truncated; others may follow (Trainer.max_evaluation_length)"
+    note = "An episode was cut at {} steps and counts as truncated; more may follow (Trainer.max_evaluation_length)"
     limit = "make_environment.env_kwargs = {'max_episode_steps': 1000}"
     remedy = f"CliffWalking-v1 is registered without a time limit, and {limit} sets one"
     assert log.count(f"{note.format(30)}; {remedy}") == log.count("time limit") == 1
@@ -493,10 +493,10 @@ def test_frames_that_make_no_film_are_refused(refused, run, tmp_path, monkeypatc
 def test_a_film_that_cannot_be_written_is_refused(refused, run, tmp_path, monkeypatch):
     (tmp_path / "cp-1.gif").mkdir()
     words = refused("play", f"--root_dir={run}", f"--video={tmp_path / 'cp.gif'}", "--num_episodes=2")
-    assert f"--video={tmp_path / 'cp-1.gif'} is a directory; name a file" in words
+    assert f"--video={tmp_path / 'cp-1.gif'} is a directory; give the path of a file" in words
     (tmp_path / "file").touch()
     words = refused("play", f"--root_dir={run}", f"--video={tmp_path / 'file' / 'cp.gif'}")
-    assert "cp.gif cannot be written: " in words and words.endswith("; name another directory\n")
+    assert "cp.gif cannot be written: " in words and words.endswith("; choose another directory\n")
 
     def full(*arguments, **options):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -672,7 +672,7 @@ def test_load_says_of_a_run_that_was_built_in_python_how_to_open_it(refused, tmp
     )
     trainer.save()
     trainer.close()
-    with pytest.raises(UsageError, match="run is a run without config.gin: build its Trainer again in Python"):
+    with pytest.raises(UsageError, match="run is a run without config.gin: construct its Trainer in Python"):
         alfish.load(tmp_path / "run")
     assert "call load_policy" in refused("evaluate", f"--root_dir={tmp_path / 'run'}")
 
@@ -722,7 +722,7 @@ def test_a_command_works_with_streams_that_are_closed_or_full_and_says_what_it_c
     found = subprocess.run(["bash", "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
     assert found.stdout.split("\n") == ["confs 1", "nonsense 2", "nonsense 2", "confs 0", "gone 1", ""]
     assert found.stderr.splitlines() == [
-        "alfish confs: standard output cannot be written to: No space left on device",
+        "alfish confs: cannot write to standard output: No space left on device",
         "alfish: the working directory has been deleted; change to another one",
     ]
 

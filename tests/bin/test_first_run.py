@@ -82,20 +82,30 @@ def hard(tmp_path, monkeypatch, capsys, untried_training):
     "name, words",
     [
         ("Hard", "observation: 2 of its 4 entries, first [2], never changed"),
-        ("Hard", "observation[1] is about 1.7e+09 and changes by at most 0.08 a step, which is lost in float32"),
+        (
+            "Hard",
+            "observation[1] is about 1.7e+09 and changes by at most 0.08 per step, a change that is lost in float32",
+        ),
         ("Hard", "every reward was 0 in 200 random steps"),
         ("Hard", "actions reach 1e+06"),
         ("LongHard-v0", "its time limit is 100,000 steps"),
         (
             "Far",
-            "observation reaches 1.5e+03, and networks learn best from numbers near 1; list @ObservationRescaler",
+            "observation reaches 1.5e+03, but networks learn best from numbers near 1; list @ObservationRescaler",
         ),
-        ("Far", "rewards have mean 5000, deviation 0, and networks learn values best near 1; list @RewardRescaler"),
+        (
+            "Far",
+            "rewards have mean 5000 and standard deviation 0, but networks learn values near 1 best; list "
+            "@RewardRescaler",
+        ),
         ("Far", "an action has no upper bound"),
         ("Far", "every episode ended after one step"),
         ("Uneven", "observation has entries of sizes from 0.01 to 50; list @ObservationRescaler"),
         ("Uneven", "rewards have mean 0.001"),
-        ("Picture", "observation is an image of floats up to 255, which nothing divides by 255; make it uint8"),
+        (
+            "Picture",
+            "observation is an image of floats up to 255, but only uint8 images are divided by 255; make it uint8",
+        ),
     ],
 )
 def test_check_env_warns_of_what_makes_learning_hard(hard, name, words):
@@ -112,11 +122,11 @@ def test_check_env_suggests_a_first_run_that_trains(hard, tmp_path, monkeypatch)
     wrapper = "gymnasium.wrappers:FlattenObservation"
     out = hard("hard_envs:Uneven", f"--wrappers={wrapper}", "--gin_param=Trainer.seed = 3")
     said = {line.partition(" ")[0]: line.partition(" ")[2].strip() for line in out.splitlines()}
-    choice = "Begin with PPO: it needs the least time and tuning"
+    choice = "Begin with PPO: it takes the least time and tuning"
     assert said["next"] == f"base configurations that fit: PPO (ppo.gin). {choice}"
     assert said["time"] == (
         "training makes about 200 steps/s on this machine, tried for 2 s: about 8 minutes for 100,000 steps, a first "
-        "budget; raise it while the return rises"
+        "budget; raise it if the return is still rising at the end"
     )
     command = shlex.split(said["command"].replace("=100000", "=256"))
     assert command[:2] == ["alfish", "train"] and main(command[1:]) == 0
@@ -129,7 +139,7 @@ def test_check_env_suggests_a_first_run_that_trains(hard, tmp_path, monkeypatch)
 
 def test_check_env_suggests_by_the_actions_and_by_the_speed(hard, monkeypatch):
     out = hard("Pendulum-v1", "--num_steps=200")
-    assert "Begin with PPO: it needs the least time and tuning" in out and "about 8 minutes for 100,000 steps" in out
+    assert "Begin with PPO: it takes the least time and tuning" in out and "about 8 minutes for 100,000 steps" in out
     assert (
         "or           SAC (sac.gin): about 2 minutes for 20,000 steps; it needs the fewest steps where actions are "
         "continuous" in out
@@ -138,12 +148,12 @@ def test_check_env_suggests_by_the_actions_and_by_the_speed(hard, monkeypatch):
     assert "1,000,000 steps" in hard("hard_envs:Picture")
     assert "or    " not in hard("hard_envs:Picture")
     out = hard("CartPole-v1")
-    assert "Begin with PPO: it needs the least time" in out and "or           DQN (dqn.gin): about 4 minutes" in out
+    assert "Begin with PPO: it takes the least time" in out and "or           DQN (dqn.gin): about 4 minutes" in out
     monkeypatch.setattr("alfish.bin.observed.Observed.steps_per_second", 20.0)
     out = hard("CartPole-v1")
     assert (
-        "Begin with DQN: it learns from each step many times, and steps are slow here" in out
-        and "about 20 steps/s on this machine, at most, as the environment is slow: about 42 min" in out
+        "Begin with DQN: it learns from each step many times, and steps of this environment are slow" in out
+        and "about 20 steps/s on this machine, at most, because the environment is slow: about 42 min" in out
     )
     out = hard("Pendulum-v1", "--num_steps=200")
     assert "Begin with SAC" in out and "or           PPO (ppo.gin): about 83 minutes for 100,000 steps" in out

@@ -28,7 +28,7 @@ def test_a_parameter_has_its_default_kind_and_help(entries):
     assert gamma.default == "0.99" and gamma.kind.startswith("a number in [0, 1]") and "discount" in gamma.help
     assert entries["PPO.network"].default == "@ActorCritic" and entries["MLP.activation"].default == "'tanh'"
     assert entries["StopAt.return_"].default is None and entries["Trainer.algorithm"].default is None
-    assert entries["MLP.layers"].kind == "a list, each entry a whole number in [1, 1000000]"
+    assert entries["MLP.layers"].kind == "a list, each entry an integer in [1, 1000000]"
 
 
 def test_a_class_has_the_parameters_that_it_passes_to_its_base(entries):

@@ -80,7 +80,7 @@ def test_code_that_another_user_may_have_put_there_is_not_loaded(monkeypatch, tm
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(cache.os, "getuid", lambda: os.stat(tmp_path).st_uid + 1)
-    with pytest.raises(UsageError, match="which belongs to another user; set XDG_CACHE_HOME to a directory"):
+    with pytest.raises(UsageError, match="which belongs to another user; set XDG_CACHE_HOME to one"):
         cache.directory()
 
 

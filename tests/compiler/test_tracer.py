@@ -45,7 +45,7 @@ def test_unused_random_numbers_are_still_drawn():
 
 
 def test_values_can_be_read_again_afterwards():
-    with pytest.raises(NotRecordable, match="looks at values"):
+    with pytest.raises(NotRecordable, match="reads values"):
         record(lambda given: given[0].tolist(), [torch.ones(3)])
     assert torch.ones(2).tolist() == torch.ones(2).numpy().tolist() == [1, 1]
 
@@ -98,7 +98,7 @@ def test_another_thread_reads_its_tensors_while_a_function_is_recorded():
     ],
 )
 def test_each_way_to_read_a_tensors_value_is_refused(read):
-    with pytest.raises(NotRecordable, match="looks at values"):
+    with pytest.raises(NotRecordable, match="reads values"):
         record(lambda given: [given[0].exp(), read(given[0])][:1], [torch.ones(2)])
 
 

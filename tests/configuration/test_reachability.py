@@ -169,7 +169,7 @@ def test_a_network_of_ones_own_leaves_settings_of_the_usual_one_unread(tmp_path)
 def test_an_online_conf_trains_offline_with_offline_gin():
     settings_of("sac_pendulum.gin", "offline.gin", parameters=OFFLINE[1:])
     parameters = [*OFFLINE[1:2], "import alfish.offline", "Trainer.batches=@OfflineBatches", "Trainer.num_updates=None"]
-    with pytest.raises(UsageError, match="bind Trainer.num_env_steps = None, and Trainer.num_updates in its place"):
+    with pytest.raises(UsageError, match="bind Trainer.num_env_steps = None, and Trainer.num_updates instead"):
         settings_of("sac_pendulum.gin", parameters=[*parameters, OFFLINE[2]])
 
 

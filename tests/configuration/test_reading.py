@@ -22,9 +22,9 @@ def test_a_file_in_another_directory_is_not_replaced_by_a_shipped_one(refused, t
 
 def test_macros_and_includes_that_lead_nowhere_are_named(refused, tmp_path):
     for text, words in (
-        ("num_env_steps = 100\n", "sets num_env_steps, and nothing refers to it as %num_env_steps; did you mean Tra"),
-        ("gama = 0.9\n", "sets gama, and nothing refers to it as %gama; did you mean PPO.gamma"),
-        ("LAYERS = (8,)\n", "sets LAYERS, and nothing refers to it as %LAYERS; "),
+        ("num_env_steps = 100\n", "sets num_env_steps, but nothing refers to it as %num_env_steps; did you mean Tra"),
+        ("gama = 0.9\n", "sets gama, but nothing refers to it as %gama; did you mean PPO.gamma"),
+        ("LAYERS = (8,)\n", "sets LAYERS, but nothing refers to it as %LAYERS; "),
         ("PPO.gamma = %GAMMA\n", "PPO.gamma in {file} refers to %GAMMA, which nothing sets\n"),
         ("GAMMA = 0.9\nPPO.gamma = %GAMA\nPPO.lambda_ = %GAMMA\n", "refers to %GAMA, which nothing sets; did you mean"),
         ("A = %A\nPPO.gamma = %A\n", "in {file} refers to %A, which refers to itself: A -> A\n"),

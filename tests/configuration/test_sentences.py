@@ -23,7 +23,7 @@ def test_a_name_whose_module_was_not_imported_says_what_to_import(refused, tmp_p
     conf = tmp_path / "mine.gin"
     conf.write_text("Trainer.algorithm = @NoSuchAlgorithm\n")
     words = refused(*train(tmp_path / "run", conf=str(conf)))
-    assert "NoSuchAlgorithm" in words and "a conf imports what it configures" in words
+    assert "NoSuchAlgorithm" in words and "a conf must import what it configures" in words
 
 
 def test_a_misspelt_parameter_is_named_with_close_ones(refused, tmp_path):
@@ -36,11 +36,14 @@ def test_a_misspelt_parameter_is_named_with_close_ones(refused, tmp_path):
     [
         ("ppo.gamma=0.9", "did you mean PPO"),
         ("PPO.GAMMA=0.9", "PPO has no parameter named 'GAMMA'; did you mean gamma?"),
-        ("Trainer.verbose=1", "Trainer has no parameter named 'verbose'; `alfish params Trainer` lists those it has"),
+        ("Trainer.verbose=1", "Trainer has no parameter named 'verbose'; `alfish params Trainer` lists its parameters"),
         ("Trainer.policy_kwargs={}", "did you mean MLP.layers"),
-        ("PPO.gamma=-inf", "line 1 has inf, and numbers are finite: write one\n"),
-        ("PPO.gamma=nan", "line 1 has nan, and numbers are finite: write one\n"),
-        ("make_environment.env_id='mine/lift.py:Lift'", "which is a file and no module; write 'lift' before the colon"),
+        ("PPO.gamma=-inf", "line 1 has inf, but numbers must be finite: write a finite number\n"),
+        ("PPO.gamma=nan", "line 1 has nan, but numbers must be finite: write a finite number\n"),
+        (
+            "make_environment.env_id='mine/lift.py:Lift'",
+            "which is a file and not a module; write 'lift' before the colon",
+        ),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_write(refused, tmp_path, parameter, words):
@@ -95,10 +98,10 @@ def test_text_without_quotes_is_refused_with_the_quotes(refused, tmp_path):
     ):
         words = refused(*train(tmp_path / "run", parameter))
         assert words.startswith(
-            f"alfish train: --gin_param={parameter}: line 1 has {word}, which is no value: write text"
+            f"alfish train: --gin_param={parameter}: line 1 has {word}, which is not a value: write text"
         )
         assert f"('{word}'), and a class or function with @" in words and words.count("\n") == 1
-        assert "line 1 has true, which is written True\n" in refused(*train(tmp_path / "run", "Learner.compile=true"))
+        assert "line 1 has true; write True instead\n" in refused(*train(tmp_path / "run", "Learner.compile=true"))
 
 
 def test_a_value_of_another_kind_is_refused_and_what_it_is_said(refused, tmp_path):
@@ -112,11 +115,11 @@ def test_a_value_of_another_kind_is_refused_and_what_it_is_said(refused, tmp_pat
             "it must be a number of at least 0 or a reference (@...) or a dict, each value a",
         ),
         ("Trainer.unroll_length = 'a'", "it must be a number"),
-        ("Trainer.seed = 'a'", "it must be a whole number in [0, 922"),
+        ("Trainer.seed = 'a'", "it must be an integer in [0, 922"),
         ("Trainer.device = 0", "it must be text in quotes"),
         ("MLP.layers = 64", "it must be a list: write [64]"),
-        ("MLP.layers = 'large'", "it must be a list, each entry a whole number in [1, 1000000]"),
-        ("MLP.layers = ['large']", "it must be a list, each entry a whole number in [1, 1000000]"),
+        ("MLP.layers = 'large'", "it must be a list, each entry an integer in [1, 1000000]"),
+        ("MLP.layers = ['large']", "it must be a list, each entry an integer in [1, 1000000]"),
         ("Trainer.algorithm = 'PPO'", "it takes a class or function: write @PPO"),
         ("Trainer.algorithm = @PPO()", "it takes a class or function: write @PPO"),
         ("Learner.optimizer = @Adam()", "it takes a class or function: write @Adam"),
@@ -169,7 +172,7 @@ def test_a_conf_without_a_task_asks_for_one(refused, tmp_path):
 
 def test_an_offline_conf_asks_for_data(refused, tmp_path):
     words = refused(*train(tmp_path / "run", conf="iql_pendulum.gin"))
-    assert "nothing binds OfflineBuffer.sources; name the data, as in OfflineBuffer.sources = ['alfish:DIR']" in words
+    assert "nothing binds OfflineBuffer.sources; give the data, as in OfflineBuffer.sources = ['alfish:DIR']" in words
     assert "docs/offline.md" in words and words.count("\n") == 1
 
 
@@ -199,7 +202,7 @@ def test_a_value_that_makes_no_sense_is_named(refused, tmp_path):
 def test_a_parameter_without_its_class_is_refused_from_the_command_line(refused, tmp_path):
     said = refused(*train(tmp_path / "run", *TINY, "num_env_steps=100"))
     assert said == (
-        "alfish train: --gin_param sets num_env_steps, and nothing refers to it as %num_env_steps; did you mean "
+        "alfish train: --gin_param sets num_env_steps, but nothing refers to it as %num_env_steps; did you mean "
         "Trainer.num_env_steps?\n"
     )
 
@@ -230,10 +233,10 @@ def test_names_elsewhere_are_of_parameters_that_exist_and_of_none_here():
 @pytest.mark.parametrize(
     ("conf", "setting", "words"),
     [
-        ("sac_pendulum", "Learner.learning_rate=@Linear", "it takes an object: write @Linear()\n"),
-        ("sac_pendulum", "Learner.learning_rate={'critic': @a/Linear}", "it takes an object: write @a/Linear()\n"),
+        ("sac_pendulum", "Learner.learning_rate=@Linear", "it requires an object: write @Linear()\n"),
+        ("sac_pendulum", "Learner.learning_rate={'critic': @a/Linear}", "it requires an object: write @a/Linear()\n"),
         ("sac_pendulum", "Learner.learning_rate=@Linear()", "Linear.start has no value, bind it\n"),
-        ("rainbow_lunarlander", "Prioritized.beta=@Linear", "it takes an object: write @Linear()\n"),
+        ("rainbow_lunarlander", "Prioritized.beta=@Linear", "it requires an object: write @Linear()\n"),
     ],
 )
 def test_a_schedule_without_brackets_or_values_is_said(refused, tmp_path, conf, setting, words):
@@ -243,11 +246,17 @@ def test_a_schedule_without_brackets_or_values_is_said(refused, tmp_path, conf, 
 @pytest.mark.parametrize(
     "setting, words",
     [
-        ("make_environment.rewards={}", "make_environment.rewards is {}; it names the entries of a vector reward"),
-        ("make_environment.rewards=[]", "make_environment.rewards is []; it names the entries of a vector reward"),
+        (
+            "make_environment.rewards={}",
+            "make_environment.rewards is {}; it must name at least one entry of a vector reward",
+        ),
+        (
+            "make_environment.rewards=[]",
+            "make_environment.rewards is []; it must name at least one entry of a vector reward",
+        ),
         (
             "Encoder.vector=@Encoder",
-            "Encoder.vector makes a network that makes itself without end; name another class there",
+            "Encoder.vector makes a network that contains itself without end; set another class",
         ),
     ],
 )

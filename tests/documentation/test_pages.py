@@ -122,7 +122,7 @@ def _is_algorithm(part):
 
 
 def test_a_table_for_a_name_that_does_not_exist_is_refused(entries):
-    with pytest.raises(ValueError, match=r"no parameter is called PPO\.lamda; `alfish params` lists all of them"):
+    with pytest.raises(ValueError, match=r"no parameter is called PPO\.lamda; `alfish params` lists all parameters"):
         settings_tables.table(["PPO.gamma", "PPO.lamda"], entries)
 
 

@@ -66,12 +66,12 @@ def test_parts_are_left_out_by_their_paths(vectorization):
             ["goal"],
             r"observation.mission is a Text .*\['mission'\], or wrap .*\(gymnasium.wrappers.Transform",
         ),
-        (Missions, ["text"], "leave_out names 'text', and the observation has image, mission, goal, goal.text, goal."),
-        (Missions, ["image", "mission", "goal"], "leave_out is .*, and no part of the observation is left"),
+        (Missions, ["text"], "leave_out has 'text', but the observation has image, mission, goal, goal.text, goal."),
+        (Missions, ["image", "mission", "goal"], "leave_out is .*, so no part of the observation is left"),
         (
             "CartPole-v1",
             ["mission"],
-            "leave_out names 'mission', and the observation is Box.*, which has no named parts",
+            "leave_out has 'mission', but the observation is Box.*, which has no named parts",
         ),
     ],
 )
@@ -81,7 +81,7 @@ def test_what_cannot_be_left_out_is_one_sentence(env_id, leave_out, words):
 
 
 def test_a_vector_class_has_no_parts_to_leave_out():
-    with pytest.raises(UsageError, match="make_environment.leave_out apply to single environments, and a vector class"):
+    with pytest.raises(UsageError, match="make_environment.leave_out apply to single environments, but a vector class"):
         make_environment("CartPole-v1", 2, "vector_entry_point", leave_out=["mission"])
 
 

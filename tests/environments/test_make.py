@@ -228,10 +228,10 @@ def test_a_configuration_of_another_person_names_no_function_as_an_environment()
         ("PongNoFrameskip-v4", "this game is now 'ALE/Pong-v5'"),
         ("SpaceInvaders-v0", "this game is now 'ALE/SpaceInvaders-v5'"),
         ("procgen:procgen-coinrun-v0", "imports 'procgen', which is not installed"),
-        ("procgen-coinrun-v0", "procgen knows only the old gym"),
-        ("my_lab.tasks.Reach", "a class or function of a module is written 'my_lab.tasks:Reach'"),
+        ("procgen-coinrun-v0", "procgen supports only the old gym"),
+        ("my_lab.tasks.Reach", "a class or function of a module as 'my_lab.tasks:Reach'"),
         ("minigrid:MiniGrid-Empty-5x5-v0", "needs minigrid: pip install minigrid"),
-        ("alfish.environments.toy:Bandits", "after the import of alfish.environments.toy, nor a class or function"),
+        ("alfish.environments.toy:Bandits", "after importing alfish.environments.toy, nor a class or function"),
     ],
 )
 def test_an_unknown_id_is_answered_with_what_to_write(monkeypatch, env_id, words):
@@ -271,8 +271,10 @@ def test_an_environment_of_the_old_gym_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gym", gym)
     (tmp_path / "older_of_tests.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    words = "; it is one of the old gym, whose reset and step return other values; write a gymnasium.Env around it"
-    with pytest.raises(UsageError, match=f"Older makes a Older, no gymnasium.Env{words}"):
+    words = (
+        "; it is an environment of the old gym, whose reset and step return other values; wrap it in a gymnasium.Env"
+    )
+    with pytest.raises(UsageError, match=f"Older makes a Older, not a gymnasium.Env{words}"):
         make_environment(Older)
     with pytest.raises(UsageError, match=f"nor a class or function of that name in it{words}"):
         make_environment("older_of_tests:Older-v0")
@@ -289,7 +291,7 @@ def test_an_environment_that_refuses_the_render_mode_of_films_is_named(monkeypat
             assert render_mode in (None, "human")
 
     monkeypatch.setitem(gymnasium.registry, "OnScreen-v0", EnvSpec("OnScreen-v0", entry_point=OnScreen))
-    words = "OnScreen-v0 cannot be filmed: its render modes are human, ansi, and a film needs rgb_array$"
+    words = "OnScreen-v0 cannot be filmed: its render modes are human, ansi, but a film needs rgb_array$"
     with pytest.warns(UserWarning, match="not in the possible"), pytest.raises(UsageError, match=words):
         make_environment("OnScreen-v0", render_mode="rgb_array")
     make_environment("OnScreen-v0", evaluation=True).close()
@@ -303,7 +305,7 @@ def test_a_module_in_place_of_an_id_is_answered_with_its_environments(tmp_path, 
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [*sys.path])
-    words = "crane_of_tests is a module; write 'crane_of_tests:Crane' or 'crane_of_tests:Older'$"
+    words = "crane_of_tests is a module: write 'crane_of_tests:Crane' or 'crane_of_tests:Older'$"
     with pytest.raises(UsageError, match=words):
         make_environment("crane_of_tests")
     with imports.restricted(["crane_of_tests"]), pytest.raises(UsageError, match="if your module registers it"):
@@ -363,7 +365,7 @@ def test_wrappers_that_could_not_be_applied_are_refused(env_id, vectorization, n
 def test_an_id_without_a_vector_class_is_refused():
     with pytest.raises(UsageError, match="Pendulum-v1.*vector_entry_point"):
         make_environment("Pendulum-v1", vectorization="vector_entry_point")
-    with pytest.raises(UsageError, match="'vector_entry_point' takes an id, and env_id is OneState"):
+    with pytest.raises(UsageError, match="'vector_entry_point' requires an id, but env_id is OneState"):
         make_environment(OneState, vectorization="vector_entry_point")
 
 
@@ -382,7 +384,7 @@ def test_a_missing_extra_is_named_with_its_pip_command(monkeypatch, env_id, modu
         make_environment(env_id)
 
 
-@pytest.mark.filterwarnings("ignore:.*out of date")
+@pytest.mark.filterwarnings("ignore:.*outdated")
 def test_an_id_that_a_package_has_given_up_does_not_ask_for_its_extra():
     pytest.importorskip("mujoco")
     with pytest.raises(UsageError, match="HalfCheetah-v3 cannot be built: .*gymnasium-robotics"):
@@ -415,7 +417,7 @@ def test_an_unknown_vectorization_shows_the_known_ones():
 
 @pytest.mark.parametrize("num_envs", [0, -1])
 def test_at_least_one_environment(num_envs):
-    with pytest.raises(UsageError, match=f"num_envs is {num_envs}; it must be a whole number of at least 1"):
+    with pytest.raises(UsageError, match=f"num_envs is {num_envs}; it must be an integer of at least 1"):
         make_environment("CartPole-v1", num_envs=num_envs)
 
 
@@ -459,7 +461,10 @@ class VectorReward(OneState):
 def test_a_vector_reward_is_refused_in_one_sentence():
     environment = make_environment(VectorReward, 2)
     environment.reset()
-    words = r"rewards have 2 numbers, and it has no reward_space; give it one, a Box of shape \(2,\), or wrap it"
+    words = (
+        r"environment has 2 entries, but the environment has no reward_space; declare one, a Box of shape \(2,\), or "
+        "add the"
+    )
     with pytest.raises(UsageError, match=words):
         environment.step(np.zeros(2, np.int64))
     environment.close()
@@ -495,9 +500,9 @@ def test_a_factory_that_makes_no_environment_is_named():
         observation_space = action_space = spaces.Discrete(2)
         reset = step = None
 
-    with pytest.raises(UsageError, match="env_id: Older makes a Older, no gymnasium.Env"):
+    with pytest.raises(UsageError, match="env_id: Older makes a Older, not a gymnasium.Env"):
         make_environment(Older)
-    with pytest.raises(UsageError, match="env_id: getcwd makes a str, no gymnasium.Env"):
+    with pytest.raises(UsageError, match="env_id: getcwd makes a str, not a gymnasium.Env"):
         make_environment(os.getcwd)
     words = "wrappers: TimeLimit cannot be called with an environment and .*: .* required positional argument: 'max_ep"
     with pytest.raises(UsageError, match=words):
@@ -513,7 +518,10 @@ def test_wrappers_are_taken_by_name():
     assert environment.observation_space.shape == (12,)
     environment.close()
     for name, words in (
-        ("FlattenObservation", "a name is a module and a class in it, as in 'gymnasium.wrappers:FlattenObservation'"),
+        (
+            "FlattenObservation",
+            "a name consists of a module and a class in it, as in 'gymnasium.wrappers:FlattenObservation'",
+        ),
         ("gymnasium.wrappers:Flatten", "gymnasium.wrappers has no such class or function"),
         (
             "no_such_module_of_mine:Flat",
@@ -537,10 +545,16 @@ def test_a_vector_class_behind_gin_is_asked_for_num_envs():
 
 
 WRAPPERS = [
-    ([["gymnasium.wrappers:TimeLimit", 5]], "wrappers has .'gymnasium.wrappers:TimeLimit', 5.; an entry is a class"),
-    ([["gymnasium.wrappers:TimeLimit", {}, 7]], "an entry is a class, its name, or a list of either and its keyword"),
-    ([[]], r"wrappers has \[\]; an entry is"),
-    (["builtins:id"], "make_environment.wrappers: id made a int, no gymnasium.Env"),
+    (
+        [["gymnasium.wrappers:TimeLimit", 5]],
+        "wrappers has .'gymnasium.wrappers:TimeLimit', 5.; an entry must be a class",
+    ),
+    (
+        [["gymnasium.wrappers:TimeLimit", {}, 7]],
+        "an entry must be a class, its name, or a list of either and its keyword",
+    ),
+    ([[]], r"wrappers has \[\]; an entry must be"),
+    (["builtins:id"], "make_environment.wrappers: id returned a int, not a gymnasium.Env"),
     (
         ["gymnasium.wrappers.vector:RecordEpisodeStatistics"],
         "construction ended in TypeError: Expected env to be a `gy",
@@ -556,7 +570,7 @@ def test_a_wrapper_that_is_none_is_named(wrappers, words):
 
 
 def test_an_environment_that_gymnasium_refuses_is_one_sentence():
-    with pytest.raises(UsageError, match="env_kwargs is {1: 2}; its keys are names of arguments, in quotes"):
+    with pytest.raises(UsageError, match="env_kwargs is {1: 2}; its keys must be names of arguments, in quotes"):
         make_environment("CartPole-v1", env_kwargs={1: 2})
 
     class Changing(OneState):
@@ -624,7 +638,7 @@ def test_environments_that_break_the_api_of_gymnasium_are_refused(name):
 )
 def test_a_breach_is_one_also_where_masks_or_rewards_are_read(changes):
     for settings in ({"action_mask": "info:mask"}, {"rewards": {"all": "reward"}}):
-        with pytest.raises(UsageError, match="breaks gymnasium's interface"):
+        with pytest.raises(UsageError, match="violates gymnasium's interface"):
             environment = make_environment(returning(**changes), **settings)
             environment.reset()
             environment.step(np.zeros(1, np.int64))
@@ -652,7 +666,7 @@ def test_a_breach_in_another_process_ends_at_once():
     environment = make_environment(returning(step=lambda row: (*row[:4], [1])), vectorization="async")
     try:
         environment.reset()
-        with pytest.raises(UsageError, match=r"step ended in TypeError: its info is \[1\], which is no dict"):
+        with pytest.raises(UsageError, match=r"step ended in TypeError: its info is \[1\], which is not a dict"):
             environment.step(np.zeros(1, np.int64))
     finally:
         environment.close()
@@ -667,7 +681,7 @@ def test_a_reward_that_is_not_a_number_is_a_breach(vectorization, reward, kind):
     try:
         environment.reset()
         with pytest.raises(
-            UsageError, match=f"breaks gymnasium's interface: step ended in TypeError: .* not '{kind}'; "
+            UsageError, match=f"violates gymnasium's interface: step raised TypeError: .* not '{kind}'; "
         ):
             environment.step(np.zeros(1, np.int64))
     finally:
@@ -685,7 +699,7 @@ def test_metadata_that_are_none_are_a_breach(vectorization):
 
 def test_a_process_that_cannot_have_children_gets_one_sentence(monkeypatch):
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
-    with pytest.raises(UsageError, match="vectorization is 'async', and this process is daemonic, .* take 'sync', or"):
+    with pytest.raises(UsageError, match="vectorization is 'async', but this process is daemonic, .* use 'sync', or"):
         make_environment(OneState, vectorization="async")
 
 
@@ -911,12 +925,16 @@ def test_action_bounds_fill_in_what_is_missing():
 @pytest.mark.parametrize(
     ("space", "bounds", "words"),
     [
-        (spaces.Discrete(3), 1.0, r"which bounds a Box of floats, and the action space is Discrete\(3\); leave it out"),
-        (spaces.Box(-1, 1, (2,)), 1.0, "the action space has bounds of its own, Box.*; leave it out"),
-        (UNBOUNDED, [1.0, 2.0, 3.0], r"3 numbers for actions of shape \(2,\); give one for each entry"),
-        (UNBOUNDED, -1.0, "it takes positive numbers"),
-        (UNBOUNDED, [1.0, np.nan], "it takes positive numbers"),
-        (spaces.Box(5, np.inf, (2,)), 1.0, "it takes positive numbers, above the lower bounds of Box"),
+        (
+            spaces.Discrete(3),
+            1.0,
+            r"which requires a Box of floats, but the action space is Discrete\(3\); leave it out",
+        ),
+        (spaces.Box(-1, 1, (2,)), 1.0, "the action space already has bounds, Box.*; leave it out"),
+        (UNBOUNDED, [1.0, 2.0, 3.0], r"which is 3 numbers for actions of shape \(2,\); give one for each entry"),
+        (UNBOUNDED, -1.0, "it must be positive"),
+        (UNBOUNDED, [1.0, np.nan], "it must be positive"),
+        (spaces.Box(5, np.inf, (2,)), 1.0, "it must be positive and larger than the lower bounds of Box"),
     ],
 )
 def test_action_bounds_that_do_not_fit_are_refused(space, bounds, words):

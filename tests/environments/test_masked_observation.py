@@ -119,7 +119,7 @@ def test_a_mask_that_allows_nothing_at_an_end_allows_everything():
     ("settings", "sentence"),
     [
         ({"empty_at": 2}, r"'info:mask': the mask after 2 steps of an episode forbids every choice .*\[0 0 0 0\]"),
-        ({"missing_at": 1}, "'info:mask', and there was none after 1 steps of an episode"),
+        ({"missing_at": 1}, "'info:mask', but there was none after 1 steps of an episode"),
     ],
 )
 def test_a_mask_that_is_missing_or_allows_nothing_is_refused_with_its_row(settings, sentence):
@@ -146,14 +146,14 @@ def test_a_forbidden_action_is_refused(evaluation):
         ("action_mask", None, "is 'action_mask'; it must be 'observation:LEAF', 'info:KEY' or 'method:NAME'"),
         ("mask:x", None, "it must be 'observation:LEAF', 'info:KEY' or 'method:NAME'"),
         ("observation:game.x", None, "the observation has no such leaf"),
-        ("observation:game", None, "that leaf is Dict.*, no array of 0 and 1"),
-        ("method:legal", None, "and Game has no method legal; name a method without arguments that returns the mask"),
+        ("observation:game", None, "that leaf is Dict.*, not an array of 0 and 1"),
+        ("method:legal", None, "and Game has no method legal; give a method without arguments that returns the mask"),
         (
             "method:action_space",
             None,
-            r"Game has no method action_space: Game.action_space is .*; name a method without",
+            r"Game has no method action_space: Game.action_space is .*; give a method without",
         ),
-        ("observation:game.legal", spaces.Discrete(3), "an action mask of 4 entries, and the action .* has 3 choices"),
+        ("observation:game.legal", spaces.Discrete(3), "an action mask of 4 entries, but the action .* has 3 choices"),
         ("info:mask", spaces.Box(-1, 1, (2,)), "has no choices; leave it out"),
     ],
 )
@@ -164,7 +164,7 @@ def test_a_source_that_does_not_fit_is_refused_at_once(source, action, sentence)
 
 def test_a_mask_of_another_size_is_refused():
     environment = make("info:mask", action=spaces.Discrete(3))
-    with pytest.raises(UsageError, match="an action mask of 4 entries, and the action .* has 3 choices"):
+    with pytest.raises(UsageError, match="an action mask of 4 entries, but the action .* has 3 choices"):
         environment.reset()
 
 
@@ -221,7 +221,7 @@ def test_a_tensor_environment_has_its_mask_in_the_observation(autoreset):
     assert environment.step(step.observation["m"].argmax(-1)).observation["m"].sum(-1).tolist() == [1, 1, 1]
     with pytest.raises(UsageError, match="observation.m forbids every choice of an entry of the action in row 0;"):
         make_environment(functools.partial(TensorGame, empty=True), 2, action_mask="observation:m").reset()
-    with pytest.raises(UsageError, match="a vector class has its masks in the observation only"):
+    with pytest.raises(UsageError, match="a vector class can have its masks only in the observation"):
         make_environment(TensorGame, 2, action_mask="info:m")
 
 
@@ -280,9 +280,7 @@ def test_a_vector_class_has_its_mask_in_the_observation():
         environment = make_environment(at_two, 2, action_mask="observation:legal")
         environment.reset()
         environment.step(np.array([0, 0]))
-        with pytest.raises(
-            UsageError, match="observation.legal forbids every choice .* in row 0; an environment allows"
-        ):
+        with pytest.raises(UsageError, match="observation.legal forbids every choice .* in row 0; at least"):
             environment.step(np.array([1, 1]))
         at_the_end = functools.partial(make_vector, member=lambda: Flat(empty_at=3))
         environment = make_environment(at_the_end, 2, action_mask="observation:legal")

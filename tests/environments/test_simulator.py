@@ -95,7 +95,7 @@ def test_a_truncation_without_a_final_observation_is_refused_after_the_unroll():
     environment = lost(lengths=(4,))  # the columns 1 and 4 are truncated first, the columns 0 and 3 terminated
     unroller = unroller_of(environment)
     unroller.unroll(3)
-    with pytest.raises(UsageError, match="truncated 2 episodes and gave no final observations.*= 'drop'"):
+    with pytest.raises(UsageError, match="truncated 2 episodes without returning final observations.*= 'drop'"):
         unroller.unroll(3)
 
 
@@ -191,13 +191,16 @@ def test_what_means_the_same_is_converted(in_next_step, change):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"reward": torch.zeros(B, 2)}, r"step returned reward of shape \(5, 2\); with 5 environments it is \(5,\)"),
+        (
+            {"reward": torch.zeros(B, 2)},
+            r"step returned reward of shape \(5, 2\); with 5 environments it must be \(5,\)",
+        ),
         ({"truncated": torch.zeros(1, B)}, r"step returned truncated of shape \(1, 5\)"),
-        ({"terminated": np.zeros(B)}, "step returned terminated as ndarray; its attribute `device` says"),
+        ({"terminated": np.zeros(B)}, "step returned terminated as ndarray; its attribute `device` promises"),
         ({"truncated": None}, "step returned truncated as NoneType"),
         ({"observation": torch.zeros(B, 4)}, r"step returned observation of shape \(5, 4\)"),
         ({"final_observation": torch.zeros(3)}, r"step returned final_observation of shape \(3,\)"),
-        ({"reward": torch.zeros(B, device="meta")}, "step returned reward on meta, and its device is cpu"),
+        ({"reward": torch.zeros(B, device="meta")}, "step returned reward on meta, but its attribute `device` is cpu"),
     ],
 )
 def test_anything_else_is_refused_by_name_at_the_first_step(fields, words):
@@ -352,7 +355,7 @@ def test_a_second_simulator_of_a_process_is_refused():
         only_one = True
 
     first = make_environment(Only, num_envs=2)
-    with pytest.raises(UsageError, match="Only was asked for twice, and a process can hold one only; close"):
+    with pytest.raises(UsageError, match="Only is used a second time, but a process can hold only one; close"):
         make_environment(functools.partial(Only, final="lost"), num_envs=2)
     first.close()
     make_environment(Only, num_envs=2).close()

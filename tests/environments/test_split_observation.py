@@ -47,10 +47,10 @@ def test_a_recorded_spec_builds_it_again_and_its_class_is_found_by_name():
 
 
 def test_sizes_that_do_not_fit_and_other_spaces_are_refused():
-    with pytest.raises(UsageError, match=r"SplitObservation.sizes is .*4 entries together, and the observation has 3"):
+    with pytest.raises(UsageError, match=r"SplitObservation.sizes is .*4 entries in total, but the observation has 3"):
         SplitObservation(Stamped(), {"a": 1, "b": 3})
     with pytest.raises(UsageError, match="SplitObservation.sizes"):
         SplitObservation(Stamped(), {"a": 0, "b": 3})
     env = SplitObservation(Stamped(), SIZES)
-    with pytest.raises(UsageError, match=r"splits a Box of shape \(n,\), and the observation is Dict"):
+    with pytest.raises(UsageError, match=r"splits a Box of shape \(n,\), but the observation is Dict"):
         SplitObservation(env, SIZES)

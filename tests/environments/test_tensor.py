@@ -251,14 +251,14 @@ def test_an_environment_may_write_to_its_actions_and_return_numbers_as_flags(fla
 def test_rewards_of_another_shape_are_refused(shape, found):
     environment = TensorEnvironment(Writing(shape=shape), seed=1)
     row = environment.reset()
-    with pytest.raises(UsageError, match=rf"returned reward of shape {found}; with 3 environments it is \(3,\)"):
+    with pytest.raises(UsageError, match=rf"returned reward of shape {found}; with 3 environments it must be \(3,\)"):
         environment.step(push(row))
 
 
 def test_disabled_autoreset_is_refused():
     env = TensorPointMass(2)
     env.metadata = {"autoreset_mode": AutoresetMode.DISABLED}
-    with pytest.raises(UsageError, match="disables autoreset; give it NEXT_STEP"):
+    with pytest.raises(UsageError, match="disables autoreset; set its autoreset mode to NEXT_STEP"):
         TensorEnvironment(env, 0)
 
 
@@ -280,14 +280,16 @@ def test_same_step_without_final_observations_is_refused():
     for _ in range(2):  # where nothing ends, none is needed
         assert environment.step(torch.zeros(2, 1)).step_type.tolist() == [MID, MID]
     environment.step(torch.zeros(2, 1))
-    with pytest.raises(UsageError, match="Forgetful truncated 2 episodes and gave no final observations"):
+    with pytest.raises(UsageError, match="Forgetful truncated 2 episodes without returning final observations"):
         environment.judge(float(environment.sign))
 
 
 def test_floats_are_not_cut_to_the_integers_of_a_space():
     env = TensorPointMass(2)
     env.single_observation_space = spaces.Box(0, 255, (2,), np.uint8)
-    with pytest.raises(UsageError, match="reset returned observations of dtype torch.float32, which would be cut to"):
+    with pytest.raises(
+        UsageError, match="reset returned observations of dtype torch.float32, which would be truncated to"
+    ):
         TensorEnvironment(env, 0).reset()
 
 
@@ -299,7 +301,7 @@ def test_floats_are_not_cut_to_the_integers_of_a_space():
             r"returned observation of shape \(2, 1\); with 2 env",
         ),
         (lambda observation: observation[:1], r"observation of shape \(1, 2\)"),
-        (torch.Tensor.numpy, "reset returned observation as ndarray; its attribute `device` says that it"),
+        (torch.Tensor.numpy, "reset returned observation as ndarray; its attribute `device` promises"),
     ],
 )
 def test_observations_of_another_shape_or_kind_are_named(change, words):
@@ -316,14 +318,14 @@ def test_results_of_a_step_that_are_not_tensors_are_named():
     env.step = lambda action: (step(action)[0], np.zeros(2), *step(action)[2:])
     environment = TensorEnvironment(env, 0)
     row = environment.reset()
-    with pytest.raises(UsageError, match="step returned reward as ndarray; its attribute `device` says"):
+    with pytest.raises(UsageError, match="step returned reward as ndarray; its attribute `device` promises"):
         environment.step(push(row))
 
 
 def test_tensors_without_a_device_are_refused():
     env = TensorPointMass(2)
     env.device = None
-    with pytest.raises(UsageError, match="reset returned tensors, and .* has no attribute `device`"):
+    with pytest.raises(UsageError, match="reset returned tensors, but .* has no attribute `device`"):
         make_environment(lambda num_envs: env, num_envs=2).reset()
 
 

@@ -75,9 +75,7 @@ def test_recall_shows_the_cue_once_and_rewards_its_name_only_at_the_end(num_cues
 
 def test_recall_refuses_impossible_settings():
     for settings in ((1, 8), (4, -1)):
-        with pytest.raises(
-            UsageError, match="Recall.(num_cues is 1|delay is -1); it must be a whole number of at least"
-        ):
+        with pytest.raises(UsageError, match="Recall.(num_cues is 1|delay is -1); it must be an integer of at least"):
             Recall(*settings)
 
 
@@ -285,7 +283,9 @@ def test_masked_identity_forbids_so_many_others_and_other_ones_at_each_step(num_
         assert reward == 1
     assert len(set(masks)) > (20 if num_forbidden == 3 else 5)
     assert env.step((target + 1) % 6)[1] == 0
-    with pytest.raises(UsageError, match="MaskedIdentity.num_forbidden is 6; it must be below its 6 actions"):
+    with pytest.raises(
+        UsageError, match="MaskedIdentity.num_forbidden is 6; it must be less than its number of actions, 6"
+    ):
         MaskedIdentity(6, 6)
 
 

@@ -748,7 +748,7 @@ VECTOR, PIXELS = spaces.Box(-1, 1, (2,), np.float32), spaces.Box(0, 255, (2,), n
 @pytest.mark.parametrize("shape", [(3,), (1,), (), (2, 1), (1, 2)])
 def test_an_observation_of_another_shape_is_refused(shape, nested):
     space, observation = VECTOR, np.zeros(shape, np.float32)
-    message = re.escape(f"of shape {shape}, and their observation_space has shape (2,)")
+    message = re.escape(f"of shape {shape}, but their observation_space has shape (2,)")
     if nested:  # by numpy
         space, observation, message = spaces.Dict(inner=VECTOR), {"inner": observation}, "dimension|shape"
     with pytest.raises(ValueError, match=message):

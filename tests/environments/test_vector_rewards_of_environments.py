@@ -73,7 +73,7 @@ def test_an_entry_of_a_reward_of_another_shape_than_declared_is_refused(reward, 
             return observation, reward, *rest
 
     with pytest.raises(
-        UsageError, match=re.escape(f"returned a reward of shape {shape}, and the environment declared (2,)")
+        UsageError, match=re.escape(f"returned a reward of shape {shape}, but the environment declared (2,)")
     ):
         steps(env=Changed, rewards={"second": "reward:1"})
 
@@ -84,16 +84,16 @@ def test_a_wrapper_that_adds_the_entries_up_makes_a_scalar_reward():
 
 
 @pytest.mark.parametrize(("settings", "words"), [
-    ({"rewards": ["score"]}, "rewards names 1 entries, and the environment's reward has 2 entries"),
-    ({"rewards": ["score", "n"]}, "each needs a name of its own, without '/' and other than n and nonfinite"),
-    ({"rewards": ["score", "score"]}, "each needs a name of its own"),
-    ({"rewards": {"score": "reward:2"}}, "'reward:2' is none of the 2 entries of the environment's reward"),
-    ({"rewards": {"score": "both"}}, "'both' is no source of a reward; write 'info:KEY', 'reward', or 'reward:1'"),
+    ({"rewards": ["score"]}, "rewards names 1 entries, but the environment's reward has 2 entries"),
+    ({"rewards": ["score", "n"]}, "each needs a unique name, without '/' and other than n and nonfinite"),
+    ({"rewards": ["score", "score"]}, "each needs a unique name"),
+    ({"rewards": {"score": "reward:2"}}, "'reward:2' is not one of the 2 entries of the environment's reward"),
+    ({"rewards": {"score": "both"}}, "'both' is not a source of a reward; write 'info:KEY', 'reward', or 'reward:1'"),
     ({"rewards": {"score": "info:other"}}, "'info:other' was missing after a step"),
-    ({"rewards": {"score": "info:word"}}, "'info:word' was 'none', which is no number after a step"),
-    ({"vectorization": "async"}, "gymnasium returns one number as the reward, and this is a vector; take 'sync'"),
-    ({"env": OneState, "rewards": ["score"]}, "the environment's reward is one number: it has no reward_space"),
-    ({"env": Forgetful}, r"a step returned a reward of shape \(1,\), and the environment declared \(2,\)"),
+    ({"rewards": {"score": "info:word"}}, "'info:word' was 'none', which is not a number after a step"),
+    ({"vectorization": "async"}, "which supports only scalar rewards, but this reward is a vector; use 'sync'"),
+    ({"env": OneState, "rewards": ["score"]}, "the environment's reward is a scalar: it has no reward_space"),
+    ({"env": Forgetful}, r"a step returned a reward of shape \(1,\), but the environment declared \(2,\)"),
 ])  # fmt: skip
 def test_rewards_that_do_not_fit_are_refused_in_one_sentence(settings, words):
     with pytest.raises(UsageError, match=words):

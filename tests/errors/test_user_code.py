@@ -308,7 +308,7 @@ class Misspelt(Listener):
 @pytest.mark.parametrize(
     ("listener", "words"),
     [
-        (TakesNoRun, r"after_iteration of TakesNoRun takes \(report\), and is called with \(run, report\)"),
+        (TakesNoRun, r"after_iteration of TakesNoRun takes \(report\), but is called with \(run, report\)"),
         (Misspelt, "Misspelt has a method 'after_iterations', which alfish never calls; did you mean after_iteration?"),
     ],
 )

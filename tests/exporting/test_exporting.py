@@ -333,7 +333,7 @@ def with_encoder(module):
 
 @pytest.mark.parametrize("suffix", [".py", ".onnx"])
 def test_what_cannot_be_exported_names_the_module(suffix, tmp_path):
-    for module, reason in ((Reads, "looks at values"), (Sorts, "sort")):
+    for module, reason in ((Reads, "reads values"), (Sorts, "sort")):
         policy = with_encoder(module)
         with pytest.raises(NotExportable, match=rf"algorithm\..*\({module.__name__}\) cannot be exported: .*{reason}"):
             exporting.export(policy, tmp_path / f"policy{suffix}", sampled(policy, 3))
@@ -347,7 +347,9 @@ def test_a_policy_that_would_act_differently_is_not_written(suffix, tmp_path):
         spaces.Box(-1, 1, (2,), np.float32),
         encoder=lambda spec: Encoder(spec, leaves={"": Counts}),
     )
-    with pytest.raises(RunError, match=r"acts differently.*by up to .*limit 1e-05.* a value that changes from call"):
+    with pytest.raises(
+        RunError, match=r"acts differently.*by up to .*limit 1e-05.* a value that changes between calls"
+    ):
         exporting.export(policy, tmp_path / f"policy{suffix}", sampled(policy, 9))
     assert not list(tmp_path.iterdir())
 
@@ -367,7 +369,7 @@ def test_a_numpy_file_refuses_other_weights(policy, tmp_path):
 
 def test_a_numpy_file_says_what_an_observation_must_be(policy, tmp_path):
     exporting.export(policy, tmp_path / "policy.py", sampled(policy, 5))
-    with pytest.raises(ValueError, match=r"observation has shape \[4\], and \[3\] is expected"):
+    with pytest.raises(ValueError, match=r"observation has shape \[4\], but \[3\] is expected"):
         loaded(tmp_path / "policy.py")().act(np.zeros(4))
 
 
@@ -405,7 +407,7 @@ def test_the_command_exports_a_run(tmp_path, capsys):
         (["export-policy"], "--root_dir is missing"),
         (["export-policy", f"--root_dir={run}"], "--output is missing"),
         (["export-policy", f"--root_dir={run}", "--output=policy.pb"], "must end in .onnx, .py or .pt2"),
-        ([*command, f"--data=alfish:{tmp_path / 'data'}", "--num_steps=100000"], "100,000 were asked for"),
+        ([*command, f"--data=alfish:{tmp_path / 'data'}", "--num_steps=100000"], "100,000 were requested"),
         (["export-policy", f"--root_dir={tmp_path}/none", f"--output={tmp_path}/a.py"], "is not a run"),
     ):
         assert main(arguments) == 2

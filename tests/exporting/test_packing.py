@@ -151,7 +151,7 @@ def test_nothing_is_written_into_the_copy_of_a_packed_run(run, tmp_path, capsys)
     pack(run, tmp_path / "run.zip")
     for command in (["evaluate", "--video"], ["watch", "--idle_seconds=0"], ["train"]):
         assert main([*command, f"--root_dir={tmp_path / 'run.zip'}"]) == 2
-        assert "run.zip is packed; `alfish unpack` it first" in capsys.readouterr().err
+        assert "run.zip is packed; unpack it first with `alfish unpack`" in capsys.readouterr().err
 
 
 def test_the_configuration_of_a_packed_run_is_not_trusted(run, tmp_path, capsys):

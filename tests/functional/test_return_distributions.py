@@ -264,8 +264,8 @@ def test_the_soft_value_and_the_munchausen_bonus_of_an_example_by_hand():
     [
         (RetraceDQN, CHOICE, {"values": Bins}, "RetraceDQN takes no retrace with Bins"),
         (DQN, CHOICE, {"values": Bins, "lambda_": 0.5}, "DQN.lambda_ is 0.5"),
-        (SoftDQN, CHOICE, {"values": Quantiles}, "SoftDQN takes values of one number"),
-        (MunchausenDQN, CHOICE, {"values": LowerBounded}, "MunchausenDQN takes no lower bounds"),
+        (SoftDQN, CHOICE, {"values": Quantiles}, "SoftDQN requires scalar values"),
+        (MunchausenDQN, CHOICE, {"values": LowerBounded}, "MunchausenDQN cannot use lower bounds"),
         (SAC, CHOICE, {"values": Bins}, "SAC takes no discrete actions with Bins"),
     ],
 )
@@ -293,7 +293,9 @@ def test_quantiles_are_not_all_dropped():
 def test_one_network_has_no_quantiles_to_drop():
     values = functools.partial(Quantiles, num_dropped=2)
     space = spaces.Box(-1, 1, (3,), np.float32)
-    with pytest.raises(UsageError, match="num_dropped is 2, for the targets of several critics, and DQN has one"):
+    with pytest.raises(
+        UsageError, match="num_dropped is 2, which is for the targets of several critics, but DQN has one"
+    ):
         DQN(space, spaces.Discrete(2), specs.reward_spec(), values=values)
 
 
@@ -310,7 +312,7 @@ def test_implicit_quantiles_carry_their_probabilities():
     [
         (QNetwork, ImplicitQuantiles, "QNetwork takes no num_samples, so it cannot predict ImplicitQuantiles"),
         (ImplicitQNetwork, Quantiles, "ImplicitQNetwork takes no num_values, so it cannot predict Quantiles"),
-        (ImplicitQNetwork, None, "ImplicitQNetwork predicts @ImplicitQuantiles and no other values"),
+        (ImplicitQNetwork, None, "ImplicitQNetwork predicts only @ImplicitQuantiles"),
         (lambda *specs: QNetwork(*specs), Quantiles, "DQN.q_network cannot be called .*'num_values'"),
     ],
 )

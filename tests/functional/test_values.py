@@ -64,7 +64,10 @@ def test_a_bonus_has_an_entry_of_its_own_whose_weight_is_1_and_whose_reward_is_0
 def test_the_bonus_of_a_single_entry_is_part_of_it_so_its_weight_is_1():
     value = Vector([0.5], [1.0], has_bonus=True).with_bonus(torch.tensor([1.0]), torch.tensor(10.0))
     assert value.tolist() == [11.0]
-    with pytest.raises(UsageError, match="with one entry the bonus of SAC is part of it; leave the weight out"):
+    with pytest.raises(
+        UsageError,
+        match="with a single entry the weight would also scale the bonus of SAC; leave the weight out",
+    ):
         SAC(OBSERVATION, BOX, specs.reward_spec(1), reward_weights=[2.0])
 
 
@@ -90,12 +93,12 @@ def test_the_advantage_is_weighted_before_it_is_normalized(algorithm):
 @pytest.mark.parametrize("algorithm", ON_POLICY)
 def test_lists_of_another_length_than_the_reward_are_refused(algorithm):
     parts = OBSERVATION, spaces.Discrete(2), specs.reward_spec(2)
-    with pytest.raises(UsageError, match=r"reward_weights is \[1.0\], and the reward has 2 entries"):
+    with pytest.raises(UsageError, match=r"reward_weights is \[1.0\], but the reward has 2 entries"):
         algorithm(*parts, reward_weights=[1.0])
-    with pytest.raises(UsageError, match=r"gamma is \[0.9, 0.9, 0.9\], and the reward has 2 entries"):
+    with pytest.raises(UsageError, match=r"gamma is \[0.9, 0.9, 0.9\], but the reward has 2 entries"):
         algorithm(*parts, gamma=[0.9, 0.9, 0.9])
     with pytest.raises(
-        UsageError, match=r"reward_weights is \[1.0, 1.0\], for a vector reward, and this reward is one"
+        UsageError, match=r"reward_weights is \[1.0, 1.0\], which is for a vector reward, but this reward is a"
     ):
         algorithm(*parts[:2], specs.reward_spec(), reward_weights=[1.0, 1.0])
     with pytest.raises(UsageError, match=r"gamma is 1.5; it must be a number in \[0, 1\]"):
@@ -107,7 +110,9 @@ def test_arrays_of_discounts_and_weights_are_taken_as_lists(listed):
     parts = OBSERVATION, spaces.Discrete(2), specs.reward_spec(2)
     values = PPO(*parts, gamma=listed([0.5, 0.75]), reward_weights=listed([0.0, 2.0])).values
     assert values.gamma.tolist() == [0.5, 0.75] and values.weights.tolist() == [0, 2]
-    with pytest.raises(UsageError, match=r"gamma is \[0.5, 0.75\], for a vector reward, and this reward is one number"):
+    with pytest.raises(
+        UsageError, match=r"gamma is \[0.5, 0.75\], which is for a vector reward, but this reward is a scalar"
+    ):
         PPO(*parts[:2], specs.reward_spec(), gamma=listed([0.5, 0.75]))
 
 

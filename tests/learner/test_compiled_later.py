@@ -202,7 +202,9 @@ def test_a_process_that_fails_leaves_updates_plain_after_one_warning(tmp_path, m
         trainer, _ = run(tmp_path / "failed")
     assert trainer.learner.is_plain and trainer.learner.state_dict()["fell_back"]
     [warning] = [record.getMessage() for record in caplog.records if "compile" in record.getMessage()]
-    assert warning == ("DQN cannot be compiled, and its updates stay plain: the process that compiles ended by SIGKILL")
+    assert warning == (
+        "DQN cannot be compiled, so its updates run as plain Python: the process that compiles ended by SIGKILL"
+    )
     plain, _ = run(tmp_path / "plain", compile=False)
     assert_equal(trainer, plain)
 
@@ -248,7 +250,9 @@ def test_a_hook_that_cannot_be_traced_is_reported_at_the_switch(tmp_path, caplog
         num_env_steps=120,
     )
     trainer.train()
-    assert trainer.learner.is_plain and "_ReadingDQN cannot be compiled, and its updates stay plain" in caplog.text
+    assert (
+        trainer.learner.is_plain and "_ReadingDQN cannot be compiled, so its updates run as plain Python" in caplog.text
+    )
 
 
 class _ReadingDQN(DQN):
@@ -289,7 +293,7 @@ def test_a_class_of_the_program_itself_cannot_be_sent():
         pass
 
     Local.__module__ = "__main__"
-    with pytest.raises(NotSendable, match="Local is defined in the program that was started; move it into a module"):
+    with pytest.raises(NotSendable, match="Local is defined in the main program; move it into a module"):
         background._to_bytes(Local, set())
 
 

@@ -161,7 +161,7 @@ def test_state_survives_weights_only_loading(factory, tmp_path):
 
 
 def test_a_name_that_torch_has_not_is_refused():
-    with pytest.raises(UsageError, match="TorchOptimizer.optimizer is 'Adamw', and torch.optim has no such class"):
+    with pytest.raises(UsageError, match="TorchOptimizer.optimizer is 'Adamw', but torch.optim has no such class"):
         TorchOptimizer([torch.zeros(2)], "Adamw")
 
 
@@ -197,5 +197,5 @@ def test_a_restored_torch_optimizer_keeps_its_own_settings_and_takes_the_state()
 def test_the_state_of_another_class_is_refused():
     made = [factory(_parameters(3)) for factory in (Adam, RMSprop, partial(TorchOptimizer, optimizer="SGD"))]
     for optimizer, other in itertools.permutations(made, 2):
-        with pytest.raises(UsageError, match="state of another optimizer .*; keep Learner.optimizer"):
+        with pytest.raises(UsageError, match="state of an optimizer other .*; keep Learner.optimizer"):
             optimizer.load_state_dict(other.state_dict())

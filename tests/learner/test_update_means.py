@@ -83,7 +83,7 @@ def test_a_state_without_numbers_is_taken_and_one_of_other_shapes_is_not():
         {"extras": {"q": torch.zeros(2, 2)}},
         {"totals": [[["a"], torch.zeros(1, 3)]]},
     ):
-        with pytest.raises(ValueError, match="means over updates have other shapes"):
+        with pytest.raises(ValueError, match="the shapes of means over updates differ"):
             means.load_state_dict({**state, **part}, torch.device("cpu"))
     means.load_state_dict({}, torch.device("cpu"))
     assert means.is_empty

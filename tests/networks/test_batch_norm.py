@@ -117,7 +117,9 @@ def test_batch_norm_is_refused_where_nobody_updates_its_statistics(algorithm, ac
 def test_critics_with_batch_norm_need_a_joint_pass(kind):
     critic = functools.partial(CriticEnsemble, norm="batch")
     made = kind(specs.observation_spec(VECTOR), VECTOR, specs.reward_spec(), critic=critic)
-    with pytest.raises(UsageError, match="critic.body.0 of .* is a batch norm, .*: only CrossQ, XQC and FlashSAC do"):
+    with pytest.raises(
+        UsageError, match="critic.body.0 of .* is a batch norm .*: only CrossQ, XQC and FlashSAC update them"
+    ):
         Learner(made)
 
 

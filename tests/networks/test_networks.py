@@ -268,7 +268,7 @@ def test_features_do_not_depend_on_a_dropped_leaf():
 @pytest.mark.parametrize("spec", [spaces.Box(-1, 1, (2,)), {"a": spaces.Discrete(2), "b": spaces.Box(-1, 1, (2,))}])
 def test_an_encoder_without_any_leaf_is_refused(spec):
     paths = nest.paths(spec)
-    with pytest.raises(UsageError, match=re.escape(f"drops every leaf of the observation, {paths}; keep one")):
+    with pytest.raises(UsageError, match=re.escape(f"drops every leaf of the observation, {paths}; keep at least one")):
         Encoder(spec, leaves=dict.fromkeys(paths))
 
 
@@ -424,12 +424,12 @@ def test_an_rms_norm_gives_a_mean_square_of_1_and_has_a_weight_for_each_feature(
 def test_an_unknown_activation_is_named():
     with pytest.raises(UsageError, match=r"'tahn'.*'tanh'"):
         MLP(3, activation="tahn")
-    with pytest.raises(UsageError, match="MLP.activation cannot be called .*: it is a ReLU already; give its class"):
+    with pytest.raises(UsageError, match="MLP.activation cannot be called .*: it is already a ReLU; give its class"):
         MLP(3, activation=nn.ReLU())
 
 
 def test_only_digits_have_a_one_hot_code():
-    with pytest.raises(UsageError, match=r"OneHot encodes Discrete and MultiDiscrete leaves, not Box.*set Flat"):
+    with pytest.raises(UsageError, match=r"OneHot encodes Discrete and MultiDiscrete leaves, not Box.*use Flat"):
         Encoder(spaces.Box(-1, 1, (3,), np.float32), vector=OneHot)
 
 
@@ -546,7 +546,7 @@ def test_a_noisy_network_learns_its_noise():
 
 @pytest.mark.parametrize("setting", [{"bias": False}, {"unit_rows": True}])
 def test_a_noisy_network_without_biases_or_with_unit_rows_is_refused(setting):
-    with pytest.raises(UsageError, match="noisy layers have a bias and no unit rows; set bias to True"):
+    with pytest.raises(UsageError, match="noisy layers need bias = True"):
         MLP(4, (8,), noisy=True, **setting)
 
 

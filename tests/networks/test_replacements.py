@@ -103,7 +103,7 @@ REFUSED = [
     ),
     (
         algorithm(SAC, BOX, actor_mlp=MLP(3)),
-        "SAC.actor_mlp cannot be called as .*: it is an MLP already; give its class",
+        "SAC.actor_mlp cannot be called as .*: it is already an MLP; give its class",
     ),
     (
         algorithm(FlashSAC, BOX, noise=HeldNoise(2)),

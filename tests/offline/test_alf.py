@@ -110,7 +110,7 @@ def test_nested_observations_come_as_their_names_say(tmp_path):
         (lambda e: {k: v for k, v in e.items() if "reward" not in k}, "has no reward"),
         (
             lambda e: {f"_replay_buffer.{k}": torch.zeros(1) for k in ("_buffer0", "_current_pos", "_current_size")},
-            "was saved by an old ALF",
+            "was saved by an old version of ALF",
         ),
         (lambda e: {k: v for k, v in e.items() if k != "_replay_buffer.action"}, "has no action"),
         (lambda e: e | {"_replay_buffer._current_size": torch.tensor([2**55])}, "is damaged: rings of 60 rows hold"),
@@ -118,7 +118,7 @@ def test_nested_observations_come_as_their_names_say(tmp_path):
         (lambda e: e | {"_replay_buffer._current_pos": torch.tensor([51])}, r"\[52\], written up to row \[51\]"),
         (
             lambda e: e | {"_replay_buffer._current_pos": torch.tensor([52.5])},
-            "float32, and whole numbers are expected",
+            "float32, but integers are expected",
         ),
         (lambda e: e | {f"other.{k}": v for k, v in e.items()}, r"2 replay buffers \(_replay_buffer, other"),
     ],
@@ -136,7 +136,7 @@ def test_rows_that_no_environment_gives_are_named(tmp_path, field, value, words)
     rows = rows_of(record())
     rows[f"time_step|{field}"][3] = value
     name = saved(tmp_path / "ckpt", checkpoint([rows], 60))
-    with pytest.raises(UsageError, match=f"{tmp_path}/ckpt: environment 0: {words}, which no environment gives"):
+    with pytest.raises(UsageError, match=f"{tmp_path}/ckpt: environment 0: {words}, which no environment returns"):
         list(open_source(name).episodes())
 
 
@@ -144,7 +144,7 @@ def test_a_checkpoint_cut_in_half_says_that_nothing_is_readable(tmp_path):
     name = saved(tmp_path / "ckpt", checkpoint([rows_of(record())], 60))
     content = (tmp_path / "ckpt").read_bytes()
     (tmp_path / "ckpt").write_bytes(content[: len(content) // 2])
-    with pytest.raises(UsageError, match="cut off or damaged: nothing of its"):
+    with pytest.raises(UsageError, match="truncated or damaged: none of its"):
         open_source(name)
 
 
@@ -158,6 +158,6 @@ class Evil:
 def test_code_in_a_checkpoint_is_named_and_not_executed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = saved(tmp_path / "ckpt", checkpoint([rows_of(record())], 60), config=Evil())
-    with pytest.raises(UsageError, match=r"is refused: it wants to load \w+.mkdir"):
+    with pytest.raises(UsageError, match=r"is refused: it tries to load \w+.mkdir"):
         open_source(name)
     assert not (tmp_path / "executed").exists()

@@ -158,9 +158,9 @@ def test_a_resumed_run_must_find_the_same_data():
     OfflineBuffer([source(record())]).load_state_dict(state)
     changed = record()
     changed[3].rewards[2] += 1
-    with pytest.raises(UsageError, match="put the data back"):
+    with pytest.raises(UsageError, match="restore the data back"):
         OfflineBuffer([source(changed)]).load_state_dict(state)
-    with pytest.raises(UsageError, match="now has 45 rows"):
+    with pytest.raises(UsageError, match="has 45 rows"):
         OfflineBuffer([source(record(9))]).load_state_dict(state)
 
 
@@ -183,7 +183,7 @@ def test_observation_bounds_may_differ_but_action_bounds_are_units():
     )
     with pytest.raises(UsageError, match="action"):
         buffer.check_spaces(SPACES.observation, of_integers)
-    with pytest.raises(UsageError, match="the actions of"):
+    with pytest.raises(UsageError, match="the actions"):
         buffer.check_spaces(SPACES.observation, spaces.Box(-1, 1, (2,), np.float32))
 
 

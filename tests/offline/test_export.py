@@ -69,7 +69,7 @@ def test_a_run_without_replay_says_so(tmp_path, refused):
     "flags, words",
     [
         (["--output=x"], "--root_dir is missing"),
-        (["--root_dir=x"], "--output is missing: name a directory to create, or a data set as minari:"),
+        (["--root_dir=x"], "--output is missing: give a directory to create, or a data set such as minari:"),
         (["--root_dir=nowhere", "--output=x"], "nowhere is not a run"),
     ],
 )

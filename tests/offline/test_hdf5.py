@@ -75,13 +75,13 @@ def test_a_break_in_the_middle_is_reported_where_the_last_row_has_a_flag_too(tmp
     "change, words",
     [
         ({"rewards": None}, "has no rewards, so it is not a D4RL data set; it has actions, infos"),
-        ({"actions": np.zeros(5)}, "actions has 5 rows and rewards 41"),
-        ({"terminals": np.zeros(40)}, "terminated has 40 rows and rewards 41"),
-        ({"terminals": np.zeros((41, 2))}, r"terminals has shape \[41, 2\], and \[N\]"),
-        ({"timeouts": np.full(41, 0.5)}, "timeouts holds 0.5, and a flag is 0 or 1"),
-        ({"rewards": np.float64(1)}, r"rewards has shape \[\], and \[N, ...\]"),
-        ({"rewards": None, "rewards/a": np.zeros(41)}, "rewards is a group, and one array is expected"),
-        ({"terminals": None, "terminals/a": np.zeros(41)}, "terminals is a group, and one array is expected"),
+        ({"actions": np.zeros(5)}, "actions has 5 rows but rewards has 41"),
+        ({"terminals": np.zeros(40)}, "terminated has 40 rows but rewards has 41"),
+        ({"terminals": np.zeros((41, 2))}, r"terminals has shape \[41, 2\], but \[N\]"),
+        ({"timeouts": np.full(41, 0.5)}, "timeouts has 0.5, but a flag must be 0 or 1"),
+        ({"rewards": np.float64(1)}, r"rewards has shape \[\], but \[N, ...\]"),
+        ({"rewards": None, "rewards/a": np.zeros(41)}, "rewards is a group, but an array is expected"),
+        ({"terminals": None, "terminals/a": np.zeros(41)}, "terminals is a group, but an array is expected"),
     ],
 )
 def test_d4rl_that_is_something_else_is_named(tmp_path, change, words):
@@ -123,10 +123,10 @@ def test_an_episode_of_d3rlpy_that_lacks_a_part_is_named(tmp_path):
 @pytest.mark.parametrize(
     "field, value, words",
     [
-        ("terminated", 0.3, "terminated is 0.3, and a flag is 0 or 1"),
-        ("terminated", np.nan, "terminated is nan, and a flag is 0 or 1"),
-        ("terminated", h5py.Empty("f4"), "terminated is .*Empty.*, and a flag is 0 or 1"),
-        ("rewards", np.ones((8, 2), np.float32), r"its rewards are of shape \[8, 2\], and \[T, 1\] is expected"),
+        ("terminated", 0.3, "terminated is 0.3, but a flag must be 0 or 1"),
+        ("terminated", np.nan, "terminated is nan, but a flag must be 0 or 1"),
+        ("terminated", h5py.Empty("f4"), "terminated is .*Empty.*, but a flag must be 0 or 1"),
+        ("rewards", np.ones((8, 2), np.float32), r"its rewards have shape \[8, 2\], but \[T, 1\] is expected"),
     ],
 )
 def test_an_episode_of_d3rlpy_that_is_something_else_is_named(tmp_path, field, value, words):
@@ -146,7 +146,10 @@ def test_episodes_of_d3rlpy_beyond_the_declared_number_are_reported(tmp_path):
         file["num_episodes"][()] = 8
     report = OfflineBuffer([name], spaces=SPACES).report
     assert report.num_read == 8
-    assert "3 episodes are not read, since they stand beyond num_episodes = 8: 8, 9, 10" in report.sentences("warning")
+    assert (
+        "3 episodes are not read, because their indices are not below num_episodes = 8: 8, 9, 10"
+        in report.sentences("warning")
+    )
 
 
 def test_a_number_of_episodes_of_d3rlpy_that_is_none_is_named(tmp_path):
@@ -191,9 +194,9 @@ def test_a_table_that_says_nothing_of_resets_is_a_warning(tmp_path):
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"terminals": np.full(41, 0.5)}, "terminals holds 0.5, and a flag is 0 or 1"),
-        ({"episode_terminals": np.zeros(40)}, "truncated has 40 rows and rewards 41"),
-        ({"actions": np.float64(1)}, r"actions has shape \[\], and \[N, ...\]"),
+        ({"terminals": np.full(41, 0.5)}, "terminals has 0.5, but a flag must be 0 or 1"),
+        ({"episode_terminals": np.zeros(40)}, "truncated has 40 rows but rewards has 41"),
+        ({"actions": np.float64(1)}, r"actions has shape \[\], but \[N, ...\]"),
     ],
 )
 def test_a_table_of_d3rlpy_that_is_something_else_is_named(tmp_path, change, words):
@@ -297,9 +300,9 @@ def test_rows_of_two_precisions_are_compared_in_the_coarser_one(tmp_path):
 def test_rows_that_only_a_declaration_has_are_refused(tmp_path):
     """HDF5 returns zeros for chunks that were never written."""
     for shape, chunks, words in (
-        ((10**12,), (1000,), "declares 4.0 TB of content and has"),
-        ((10**12, 1), (1000, 1), "declares 4.0 TB of content and has"),
-        ((41,), (10**9,), "declares 4.0 GB of content and has"),
+        ((10**12,), (1000,), "declares 4.0 TB of content but has"),
+        ((10**12, 1), (1000, 1), "declares 4.0 TB of content but has"),
+        ((41,), (10**9,), "declares 4.0 GB of content but has"),
     ):
         name = d4rl(tmp_path / "a", record(), rewards=None)
         with h5py.File(tmp_path / "a", "a") as file:
@@ -313,11 +316,11 @@ def test_episodes_that_only_a_number_has_are_refused(tmp_path, home):
     with h5py.File(tmp_path / "a", "a") as file:
         del file["num_episodes"]
         file["num_episodes"] = 10**12
-    with pytest.raises(UsageError, match="declares 1,000,000,000,000 episodes and has 47 entries"):
+    with pytest.raises(UsageError, match="declares 1,000,000,000,000 episodes but has 47 entries"):
         list(open_source(name).episodes())
     name, path = minari(record()), home / "test/stamped-v0/data/metadata.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"total_episodes": 10**12}))
-    with pytest.raises(UsageError, match="declares 1,000,000,000,000 episodes and holds 11"):
+    with pytest.raises(UsageError, match="declares 1,000,000,000,000 episodes but has 11"):
         open_source(name)
 
 
@@ -333,7 +336,7 @@ def test_a_part_that_is_larger_than_the_memory_at_hand_is_named(tmp_path, monkey
 def test_episodes_that_do_not_fit_into_memory_are_not_taken_for_damaged_ones(tmp_path, monkeypatch, write):
     reading = SourceReading([write(tmp_path / "a", record())], policy="drop_episode")
     monkeypatch.setattr(limits, "memory_at_hand", lambda: 40)  # what was read before has taken the rest
-    with pytest.raises(UsageError, match="takes .* bytes of memory, and 40 bytes are at hand; free memory"):
+    with pytest.raises(UsageError, match="needs .* bytes of memory, but only 40 bytes are available; free memory"):
         list(reading)
 
 
@@ -343,7 +346,7 @@ def test_a_file_that_is_cut_off_says_that_nothing_is_readable(tmp_path, write, s
     name = write(tmp_path / "a", record())
     content = (tmp_path / "a").read_bytes()
     (tmp_path / "a").write_bytes(content[: int(share * len(content))])
-    with pytest.raises(UsageError, match="is cut off or damaged: of its .* bytes nothing is readable"):
+    with pytest.raises(UsageError, match="is truncated or damaged: none of its .* bytes are readable"):
         open_source(name)
 
 
@@ -372,12 +375,12 @@ def test_a_file_that_is_not_hdf5_is_named(tmp_path, scheme):
 
 
 def test_one_library_for_another_is_recognised(tmp_path):
-    with pytest.raises(UsageError, match="it looks like d3rlpy's: d3rlpy:FILE"):
+    with pytest.raises(UsageError, match="it looks like a d3rlpy data set: d3rlpy:FILE"):
         open_source(d3rlpy(tmp_path / "a", record()).replace("d3rlpy:", "d4rl:"))
-    with pytest.raises(UsageError, match="has timeouts and next_observations, so it is D4RL's; write d4rl:"):
+    with pytest.raises(UsageError, match="has timeouts and next_observations, so it is a D4RL data set; write d4rl:"):
         open_source(d4rl(tmp_path / "b", record()).replace("d4rl:", "d3rlpy:"))
     name = d4rl(tmp_path / "c", record(), timeouts=None, episode_terminals=np.zeros(41))
-    with pytest.raises(UsageError, match="has episode_terminals, so it is d3rlpy's; write d3rlpy:"):
+    with pytest.raises(UsageError, match="has episode_terminals, so it is a d3rlpy data set; write d3rlpy:"):
         open_source(name)
 
 

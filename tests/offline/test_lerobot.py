@@ -119,9 +119,7 @@ def test_a_frame_after_the_end_is_the_final_observation(tmp_path):
 def test_a_reward_that_is_dropped_with_the_only_step_that_has_one_is_reported(tmp_path):
     episodes = [e._replace(rewards=e.rewards * (e.terminated | e.truncated)) for e in record()]
     report = OfflineBuffer([written(tmp_path / "set", episodes)], spaces=SPACES).report
-    assert "episodes whose only reward is that of their last frame are truncated there" in report.sentences(
-        "warning", 9
-    )
+    assert "episodes are truncated, and their only reward, that of the last frame" in report.sentences("warning", 9)
 
 
 def set_index(row, value):
@@ -135,11 +133,11 @@ def set_index(row, value):
 @pytest.mark.parametrize(
     "row, value, words, lost",
     [  # rows 3 to 7 are episode 1, row 8 is episode 2
-        (4, float("nan"), "episode_index is nan, and a whole number from 0 is expected", {"1"}),
+        (4, float("nan"), "episode_index is nan, but an integer of at least 0 is expected", {"1"}),
         (4, 1 + 2.0**40, r"meta/info.json declares 11 episodes, numbered from 0", {"1"}),
-        (4, 2.0, "its frames are not together: its episode_index stands in 2 places", {"1", "2"}),
+        (4, 2.0, "its frames are not contiguous: its episode_index appears in 2 places", {"1", "2"}),
         (4, 1.5, "episode_index is 1.5", {"1"}),
-        (7, 2.0, "it has 4 frames, and 5 by meta/episodes", {"1", "2"}),
+        (7, 2.0, "it has 4 frames, but 5 according to meta/episodes", {"1", "2"}),
         (8, 1.0, "it is not there", {"1", "2"}),
     ],
 )
@@ -169,7 +167,7 @@ def test_an_episode_whose_index_is_damaged_is_left_out(tmp_path, row, value, wor
 def test_damaged_lengths_of_episodes_are_named(tmp_path, line):
     name = written(tmp_path / "set", record())
     (tmp_path / "set/meta/episodes.jsonl").write_text(f"{line}\n")
-    with pytest.raises(UsageError, match="set/meta does not give the length of each episode"):
+    with pytest.raises(UsageError, match="set/meta does not have the length of each episode"):
         OfflineBuffer([name], spaces=SPACES)
 
 
@@ -179,12 +177,12 @@ def test_counts_that_meta_declares_are_compared(tmp_path):
     with pytest.raises(UsageError, match=r"it is not there \(1 episode: 11\)"):
         OfflineBuffer([name], spaces=SPACES)
     report = OfflineBuffer([name], spaces=SPACES, policy="drop_episode").report
-    assert "meta/info.json declares 50 frames, and 41 are there" in report.sentences("warning", 9)
+    assert "meta/info.json declares 50 frames, but there are 41" in report.sentences("warning", 9)
     declare(name, total_episodes=10**12)
-    with pytest.raises(UsageError, match="declares 1,000,000,000,000 episodes, and there are 41 frames"):
+    with pytest.raises(UsageError, match="declares 1,000,000,000,000 episodes, but there are 41 frames"):
         OfflineBuffer([name], spaces=SPACES)
     declare(name, total_episodes="many")
-    with pytest.raises(UsageError, match="meta/info.json does not say its features and counts"):
+    with pytest.raises(UsageError, match="meta/info.json does not declare its features and counts"):
         open_source(name)
 
 
@@ -206,7 +204,7 @@ def test_an_option_about_flags_that_are_not_there_is_refused(tmp_path):
     about = json.loads(info.read_text())
     del about["features"]["next.done"]
     info.write_text(json.dumps(about))
-    with pytest.raises(UsageError, match="has no next.done, whose meaning the option dones=truncated says"):
+    with pytest.raises(UsageError, match="has no next.done, to which the option dones=truncated says"):
         open_source(f"{name}?dones=truncated")
 
 
@@ -224,14 +222,14 @@ def test_several_observations_are_a_dict_and_films_are_left_out(tmp_path):
     buffer = OfflineBuffer([name], spaces=of)
     seen = buffer.sample(50).experience.time_step.observation
     assert (seen["state"] == seen["more"]).all()
-    assert "films are not read: observation.images.top" in buffer.report.sentences("note", 9)
+    assert "videos are not read: observation.images.top" in buffer.report.sentences("note", 9)
 
 
 def test_a_file_that_is_cut_off_is_named_and_the_others_are_read(tmp_path):
     name = written(tmp_path / "set", record(), rows_a_file=9)  # episodes 0 to 2, 3, ...
     files = sorted((tmp_path / "set").glob("data/**/*.parquet"))
     files[1].write_bytes(files[1].read_bytes()[: files[1].stat().st_size // 2])
-    with pytest.raises(UsageError, match=rf"{files[1].name}.*{len(files) - 1} other files of the data set are there"):
+    with pytest.raises(UsageError, match=rf"{files[1].name}.*{len(files) - 1} other files of the data set are present"):
         OfflineBuffer([name], spaces=SPACES)
     buffer = OfflineBuffer([name], spaces=SPACES, policy="drop_episode")
     kept = without_final(truncated(record()))
@@ -281,8 +279,8 @@ def wide(columns):
     [
         (reverse, r"out of order: frame_index goes from 2 to 1 \(1 episode: 0\)"),
         (skip, r"frames are missing or out of order: frame_index goes from 0 to 2 \(1 episode: 1\)"),
-        (recut, r"its lists have from 2 to 4 entries, and \[3\] is declared"),
-        (wide, r"its lists are of shape \[2, 2\], and \[3\] is declared"),
+        (recut, r"its lists have 2 to 4 entries, but \[3\] is declared"),
+        (wide, r"its lists have shape \[2, 2\], but \[3\] is declared"),
     ],
 )
 def test_frames_and_lists_that_are_not_what_was_recorded_are_named(tmp_path, change, words):
@@ -296,7 +294,7 @@ def test_an_episode_whose_first_frames_are_missing_is_reported(tmp_path):
     name = written(tmp_path / "set", record(), 1000)
     changed(name, lambda columns: [values.pop(0) for values in columns.values()])
     report = OfflineBuffer([name], spaces=SPACES).report
-    assert "episode 0 begins with frame 1: the frames before are missing" in report.sentences("warning")
+    assert "episode 0 begins with frame 1: earlier frames are missing" in report.sentences("warning")
 
 
 def test_rows_that_only_a_declaration_has_are_refused(tmp_path):
@@ -306,7 +304,7 @@ def test_rows_that_only_a_declaration_has_are_refused(tmp_path):
     about = json.loads(info.read_text())
     about["features"]["observation.state"]["shape"] = [10**8]
     info.write_text(json.dumps(about))
-    with pytest.raises(UsageError, match=r"file-000.parquet .*declares 32.8 GB of content and has"):
+    with pytest.raises(UsageError, match=r"file-000.parquet .*declares 32.8 GB of content but has"):
         OfflineBuffer([name], spaces=SPACES)
 
 
@@ -317,7 +315,7 @@ def test_lists_longer_than_declared_count_before_they_are_read(tmp_path, monkeyp
     column = pyarrow.array([[0.0] * 200_000] * len(table))
     parquet.write_table(table.set_column(0, "observation.state", column), path)
     monkeypatch.setattr(limits, "SMALL", 1000)
-    with pytest.raises(UsageError, match=r"file-000.parquet .*declares 65.6 MB of content and has"):
+    with pytest.raises(UsageError, match=r"file-000.parquet .*declares 65.6 MB of content but has"):
         OfflineBuffer([name], spaces=SPACES)
 
 
@@ -356,11 +354,11 @@ def test_what_is_missing_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"there is no data/\*\*/\*.parquet"):
         open_source(name)
     (tmp_path / "set/meta/info.json").write_text("{}")
-    with pytest.raises(UsageError, match="meta/info.json does not say its features"):
+    with pytest.raises(UsageError, match="meta/info.json does not declare its features"):
         open_source(name)
     (tmp_path / "set/meta/info.json").unlink()
     with pytest.raises(UsageError, match="is not a LeRobot data set: there is no meta/info.json; it holds data, meta"):
         open_source(name)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UsageError, match="is a file, and a LeRobot data set is a directory"):
+    with pytest.raises(UsageError, match="is a file, but a LeRobot data set is a directory"):
         open_source(f"lerobot:{tmp_path}/file")

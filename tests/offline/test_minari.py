@@ -107,7 +107,7 @@ def test_any_key_of_observations_may_be_left_out():
     buffer = OfflineBuffer([f"{name}?leave_out=inner"])
     assert buffer.spaces.observation == spaces.Dict(here=SPACES.observation)
     assert "left out" not in buffer.report.sentences("warning", 9)
-    with pytest.raises(UsageError, match="leave_out names there, and the keys of observations are here, inner, inner."):
+    with pytest.raises(UsageError, match="leave_out has there, but the keys of observations are here, inner, inner."):
         open_source(f"{name}?leave_out=there")
 
 
@@ -133,14 +133,14 @@ def test_a_set_of_a_newer_minari_says_what_to_install(home):
     name = written(record())
     path = home / "test/stamped-v0/data/metadata.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"minari_version": "9.1.0"}))
-    words = f"was written by Minari 9.1.0, whose data sets Minari {minari.__version__}, installed here, does not read"
+    words = f"was written by Minari 9.1.0, but Minari {minari.__version__}, which is installed here, cannot read"
     with pytest.raises(UsageError, match=f"{words}; pip install --upgrade minari"):
         open_source(name)
 
 
 def test_a_set_that_is_not_here_is_answered_with_those_that_are():
     written(record())
-    with pytest.raises(UsageError, match="here are test/stamped-v0; `minari download test/stampd-v0` fetches"):
+    with pytest.raises(UsageError, match="here are test/stamped-v0; `minari download test/stampd-v0` downloads"):
         open_source("minari:test/stampd-v0")
 
 
@@ -153,7 +153,7 @@ def test_a_file_that_is_cut_off_says_that_nothing_is_readable(home, share):
     name = written(record())
     content = main_file(home).read_bytes()
     main_file(home).write_bytes(content[: int(share * len(content))])
-    with pytest.raises(UsageError, match="main_data.hdf5 is cut off or damaged: .* nothing is readable"):
+    with pytest.raises(UsageError, match="main_data.hdf5 is truncated or damaged: .* none of its"):
         open_source(name)
 
 
@@ -187,7 +187,9 @@ def test_episodes_beyond_the_declared_number_are_reported(home, data_format):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"total_episodes": 8}))
     report = OfflineBuffer([name]).report
     assert report.num_read == 8
-    assert "3 episodes are not read, since they stand beyond total_episodes = 8" in report.sentences("warning")
+    assert "3 episodes are not read, because their indices are not below total_episodes = 8" in report.sentences(
+        "warning"
+    )
     assert ": 8, 9, 10" in report.sentences("warning")
 
 
@@ -213,7 +215,7 @@ def test_rows_that_take_no_room_are_refused(home, data_format):
             file.write_table(table)
     else:
         parquet.write_table(table, path, compression="zstd")
-    with pytest.raises(UsageError, match=rf"{path} declares 1\d\d.* MB of content and has"):
+    with pytest.raises(UsageError, match=rf"{path} declares 1\d\d.* MB of content but has"):
         open_source(name)
 
 
@@ -236,8 +238,8 @@ def test_what_minari_stores_without_a_word_is_found():
     reading = SourceReading([written(episodes)], policy="drop_episode")
     assert [e.id for e in reading] == ["0", *(str(k) for k in range(3, 11))]
     errors, mended = reading.report.found("error"), reading.report.found("mended")
-    assert errors == {"it has 4 rewards and 5 actions": ["1"], "observation is not finite": ["2"]}
-    assert ["3"] in mended.values() and mended["rewards of dtype int64 are made float32"] == ["4"]
+    assert errors == {"it has 4 rewards but 5 actions": ["1"], "observation is not finite": ["2"]}
+    assert ["3"] in mended.values() and mended["rewards of dtype int64 are converted to float32"] == ["4"]
 
 
 def test_a_set_that_would_build_an_environment_to_know_its_spaces_is_refused(home):
@@ -255,7 +257,7 @@ def test_a_set_that_would_build_an_environment_to_know_its_spaces_is_refused(hom
 def test_metadata_that_are_damaged_are_named(home, content):
     name = written(record())
     (home / "test/stamped-v0/data/metadata.json").write_text(content)
-    with pytest.raises(UsageError, match="not a whole Minari data set"):
+    with pytest.raises(UsageError, match="not a complete Minari data set"):
         open_source(name)
     shutil.rmtree(home / "test")
 

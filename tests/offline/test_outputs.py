@@ -25,7 +25,13 @@ pytestmark = pytest.mark.usefixtures("home")
 def test_a_key_that_hdf5_cannot_store_is_refused_before_anything_is_recorded():
     box = spaces.Box(-1, 1, (2,))
     nested = spaces.Dict(body=spaces.Tuple([spaces.Dict({"walker/joints": box})]))
-    with pytest.raises(UsageError, match="cannot store the observation 'walker/joints', in which HDF5 takes '/'"):
+    with pytest.raises(
+        UsageError,
+        match=(
+            "cannot store the observation 'walker/joints', because '/' separates groups in which HDF5 '/' separates "
+            "groups"
+        ),
+    ):
         MinariWriter("test/slash-v0", Spaces(nested, spaces.Discrete(2)))
     MinariWriter("test/slash-v0", Spaces(spaces.Dict(joints=box), spaces.Discrete(2)))
 
@@ -102,7 +108,7 @@ def test_what_minari_is_told_of_its_place_is_forgotten_again(monkeypatch, home):
 @NEEDS_MINARI
 def test_a_name_is_taken_once():
     written("minari:test/set-v0", record())
-    with pytest.raises(UsageError, match="minari:test/set-v0 is there already .*choose another name or version"):
+    with pytest.raises(UsageError, match="minari:test/set-v0 already exists .*choose another name or version"):
         MinariWriter("test/set-v0", SPACES)
     MinariWriter("test/set-v1", SPACES)
 
@@ -117,7 +123,7 @@ def test_an_output_that_is_there_is_refused_before_anything_runs(command, output
 
     monkeypatch.setattr(opening, "open_run", opened)
     words = refused(command, "--root_dir=nowhere", f"--output={output}")
-    assert "is there already" in words or "is not empty" in words
+    assert "already exists" in words or "is not empty" in words
     assert {path: path.read_bytes() for path in left_by(tmp_path)} == before
 
 

@@ -59,7 +59,7 @@ def test_a_recorded_action_that_its_mask_forbids_is_an_error_with_its_episodes(f
     assert kept == [str(k) for k in range(40) if k not in (1, 3)]
     name = {"masked": "observation.action_mask", "inside": "observation.game.legal"}[form]
     found = validator.report.found("error")
-    assert found == {f"an action is one that its mask, {name}, forbids": ["1", "3"]}
+    assert found == {f"an action is forbidden by its mask, {name}": ["1", "3"]}
     if policy == "raise":
         with pytest.raises(UsageError, match=rf"2 of 40 episodes .* its mask, {name}, forbids \(2 episodes: 1, 3\)"):
             validator.finish()
@@ -71,7 +71,7 @@ def test_an_episode_without_steps_is_left_out_of_data_with_masks():
     empty = Episode("empty", observations, *(part[:0] for part in whole[2:]))
     validator = Validator(MASKED)
     assert [one.id for item in (empty, whole) for one in validator.check(item)] == ["0"]
-    assert validator.report.found("mended")["it is empty, and left out"] == ["empty"]
+    assert validator.report.found("mended")["it is empty and left out"] == ["empty"]
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_a_run_without_rows_or_spaces_says_what_is_missing(tmp_path):
     steps, state = checkpoints.load("latest")
     del state["spaces"]  # as older versions saved it
     checkpoints.save(steps, state)
-    with pytest.raises(UsageError, match="older version, without its environment's spaces; name .*--env_id"):
+    with pytest.raises(UsageError, match="older version, without its environment's spaces; give .*--env_id"):
         open_source(name)
     assert list(open_source(name, SPACES).episodes())
 
@@ -151,7 +151,7 @@ def test_an_import_is_written_to_a_directory(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for output in ("minari:pen/dulum-v0", "alfish:data"):
         assert import_("--source=npz:none.npz", f"--output={output}") == 2
-        assert f"--output={output} names a scheme; name a directory alone" in capsys.readouterr().err
+        assert f"--output={output} begins with a scheme; give only the path of a directory" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -243,7 +243,7 @@ def test_mistakes_are_one_sentence(arguments, words, capsys):
 
 def test_data_of_another_environment_are_refused_and_both_are_named(npz, capsys):
     assert import_(f"--source={npz}", "--env_id=CartPole-v1") == 2
-    assert "observation has shape [3] in each step, and [4] is expected" in capsys.readouterr().err
+    assert "observation has shape [3] in each step, but [4] is expected" in capsys.readouterr().err
 
 
 def test_vector_rewards_for_an_environment_of_one_are_refused(tmp_path, capsys, monkeypatch):
@@ -251,7 +251,7 @@ def test_vector_rewards_for_an_environment_of_one_are_refused(tmp_path, capsys, 
     table = table_of(record())
     np.savez(tmp_path / "a.npz", **table | {"rewards": np.stack([table["rewards"]] * 2, 1)})
     assert import_(f"--source=npz:{tmp_path}/a.npz", "--env_id=Stamped-v0", f"--output={tmp_path}/set") == 2
-    assert "have 2 entries, and the environment's are one number" in capsys.readouterr().err
+    assert "have 2 entries, but the environment's are scalars" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
 
 

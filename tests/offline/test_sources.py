@@ -116,27 +116,27 @@ def test_npz_nests_are_names_with_slashes(tmp_path):
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"rewards": None}, "has no rewards: its arrays are to be named observations"),
+        ({"rewards": None}, "has no rewards: its arrays must be named observations"),
         ({"dones": np.zeros(3)}, "has dones, which is not read"),
-        ({"rewards": np.zeros(5)}, r"observations has 41 rows and rewards 5"),
-        ({"actions": np.array([{}] * 41)}, "actions cannot be read; .*no Python objects"),
-        ({"lengths": np.array([3, 4])}, "with lengths, observations hold them"),
-        ({"rewards": np.float64(3)}, r"rewards has shape \[\], and \[N, ...\]"),
-        ({"rewards": np.array(["one"] * 41)}, "rewards is of dtype <U3, and numbers are expected"),
+        ({"rewards": np.zeros(5)}, r"observations has 41 rows but rewards has 5"),
+        ({"actions": np.array([{}] * 41)}, "actions cannot be read; .*not Python objects"),
+        ({"lengths": np.array([3, 4])}, "with lengths, observations already contain the next observations"),
+        ({"rewards": np.float64(3)}, r"rewards has shape \[\], but \[N, ...\]"),
+        ({"rewards": np.array(["one"] * 41)}, "rewards has dtype <U3, but numbers are expected"),
         (
             {"next_observations": np.zeros((41, 2))},
-            r"next_observations has shape \[41, 2\], and \[41, 3\], as in observations, is expected",
+            r"next_observations has shape \[41, 2\], but \[41, 3\], as in observations, is expected",
         ),
         (
             {"next_observations": None, "next_observations/a": np.zeros((41, 3))},
-            "next_observations are a, and one array, as observations are, is expected",
+            "next_observations are a, but one array, as for observations, is expected",
         ),
-        ({"terminated": np.zeros((41, 2))}, r"terminated has shape \[41, 2\], and \[N\]"),
-        ({"terminated": np.zeros(())}, r"terminated has shape \[\], and \[N, ...\]"),
-        ({"truncated": np.full(41, 0.5)}, "truncated holds 0.5, and a flag is 0 or 1"),
-        ({"truncated": np.array(["no"] * 41)}, "truncated is of dtype <U2, and numbers are expected"),
+        ({"terminated": np.zeros((41, 2))}, r"terminated has shape \[41, 2\], but \[N\]"),
+        ({"terminated": np.zeros(())}, r"terminated has shape \[\], but \[N, ...\]"),
+        ({"truncated": np.full(41, 0.5)}, "truncated has 0.5, but a flag must be 0 or 1"),
+        ({"truncated": np.array(["no"] * 41)}, "truncated has dtype <U2, but numbers are expected"),
         ({"observations/a": np.zeros((41, 3))}, "has observations and observations/a; write one of them under"),
-        ({"rewards/a": np.zeros(41)}, "has rewards, rewards/a, and rewards is one array"),
+        ({"rewards/a": np.zeros(41)}, "has rewards, rewards/a, but rewards must be a single array"),
     ],
 )
 def test_an_npz_that_is_something_else_is_named(tmp_path, change, words):
@@ -150,10 +150,10 @@ def test_an_npz_that_is_something_else_is_named(tmp_path, change, words):
 @pytest.mark.parametrize(
     "lengths, words",
     [
-        (np.full((11, 1), 3), r"lengths has shape \[11, 1\], and \[E\], a number for each episode, is expected"),
-        (np.array(41), r"lengths has shape \[\], and \[E\]"),
-        (np.array([42, -1]), "lengths holds -1, and a number of transitions is 0 or more"),
-        (np.array([20.5, 20.5]), "lengths is of dtype float64, and whole numbers are expected"),
+        (np.full((11, 1), 3), r"lengths has shape \[11, 1\], but \[E\], one number for each episode, is expected"),
+        (np.array(41), r"lengths has shape \[\], but \[E\]"),
+        (np.array([42, -1]), "lengths has -1, but a number of transitions must be 0 or more"),
+        (np.array([20.5, 20.5]), "lengths has dtype float64, but integers are expected"),
     ],
 )
 def test_npz_lengths_are_a_whole_number_for_each_episode(tmp_path, lengths, words):
@@ -165,11 +165,11 @@ def test_npz_lengths_are_a_whole_number_for_each_episode(tmp_path, lengths, word
 def test_npz_of_one_number_for_all_actions_is_named(tmp_path):
     parts = table_of(record(), next_observations=False) | {"observations": np.zeros((52, 3)), "actions": np.array(1)}
     np.savez(tmp_path / "a.npz", lengths=np.array([e.length for e in record()]), **parts)
-    with pytest.raises(UsageError, match=r"actions has shape \[\], and \[N, ...\]"):
+    with pytest.raises(UsageError, match=r"actions has shape \[\], but \[N, ...\]"):
         buffer_of(f"npz:{tmp_path}/a.npz")
 
 
-@pytest.mark.parametrize("write, words", [(np.save, "is one array, and an .npz file of several"),
+@pytest.mark.parametrize("write, words", [(np.save, "is a single array, but an .npz file with several"),
                                           (np.savetxt, "is not an .npz file; write one with numpy.savez")])  # fmt: skip
 def test_a_file_that_only_ends_in_npz_is_named(tmp_path, write, words):
     with open(tmp_path / "a.npz", "wb") as file:
@@ -190,7 +190,7 @@ def test_a_table_that_says_nothing_of_resets_is_a_warning(tmp_path):
 def test_npz_lengths_must_add_up(tmp_path):
     parts = table_of(record(), next_observations=False)
     np.savez(tmp_path / "a.npz", lengths=np.array([e.length for e in record()]), **parts)
-    with pytest.raises(UsageError, match="observations has 41 rows, and by its lengths 52"):
+    with pytest.raises(UsageError, match="observations has 41 rows, but 52 according to its lengths"):
         buffer_of(f"npz:{tmp_path}/a.npz")
 
 
@@ -232,7 +232,9 @@ def test_an_npz_that_declares_more_numbers_than_it_has_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as after:
         for name, part in parts.items():
             after.writestr(name, part)
-    with pytest.raises(UsageError, match=r"observations cannot be read \(of its [\d,]+ bytes [\d,]+ are there\)"):
+    with pytest.raises(
+        UsageError, match=r"observations cannot be read \(only [\d,]+ of its [\d,]+ bytes are present\)"
+    ):
         buffer_of(f"npz:{tmp_path}/a.npz")
 
 
@@ -271,9 +273,9 @@ def test_ogbench_ends_at_the_time_limit_with_its_last_state(tmp_path, block_rows
     "change, words",
     [
         ({"terminals": None}, "has no terminals, so it is not an OGBench data set; it has actions, observations, qpos"),
-        ({"masks": np.zeros(3)}, "has masks, which OGBench adds when it loads a data set; give the file as it was"),
-        ({"actions": np.zeros((3, 2))}, "actions has 3 rows and rewards 52"),
-        ({"terminals": np.full(52, 0.5)}, "terminals holds 0.5, and a flag is 0 or 1"),
+        ({"masks": np.zeros(3)}, "has masks, which OGBench adds when it loads a data set; use the file as it was"),
+        ({"actions": np.zeros((3, 2))}, "actions has 3 rows but rewards has 52"),
+        ({"terminals": np.full(52, 0.5)}, "terminals has 0.5, but a flag must be 0 or 1"),
     ],
 )
 def test_an_npz_that_is_not_ogbenchs_is_named(tmp_path, change, words):
@@ -285,7 +287,7 @@ def test_an_npz_that_is_not_ogbenchs_is_named(tmp_path, change, words):
 
 def test_an_npz_of_ogbench_is_answered_with_its_scheme(tmp_path):
     np.savez(tmp_path / "a.npz", **states_of(record()))
-    with pytest.raises(UsageError, match=f"write ogbench:{tmp_path}/a.npz if it is OGBench's"):
+    with pytest.raises(UsageError, match=f"write ogbench:{tmp_path}/a.npz if it is an OGBench data set"):
         open_source(f"npz:{tmp_path}/a.npz")
 
 
@@ -324,7 +326,7 @@ def test_a_disk_that_fails_is_named_and_nothing_is_left(tmp_path, monkeypatch):
         raise OSError("No space left on device")
 
     monkeypatch.setattr(data_set_module, "write_atomically", fails)
-    with pytest.raises(RunError, match="set cannot be written .No space left on device.; nothing is left"):
+    with pytest.raises(RunError, match="set cannot be written .No space left on device.; the unfinished files"):
         written(tmp_path / "set", record())
     assert list(tmp_path.iterdir()) == []
 
@@ -341,7 +343,7 @@ def test_a_data_set_is_not_written_over_another(tmp_path):
 @pytest.mark.parametrize("directory", [".", ""])
 def test_a_data_set_needs_a_directory_with_a_name(tmp_path, monkeypatch, directory):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="name a new directory"):
+    with pytest.raises(UsageError, match="choose a new directory"):
         DataSetWriter(directory, SPACES)
 
 
@@ -367,7 +369,7 @@ def test_a_damaged_index_is_named(tmp_path):
     with pytest.raises(UsageError, match="data_set.json is damaged"):
         open_source(name)
     index.write_text(json.dumps(json.loads(content) | {"format": 99}))
-    with pytest.raises(UsageError, match="of format 99"):
+    with pytest.raises(UsageError, match="format 99"):
         open_source(name)
     index.unlink()
     with pytest.raises(UsageError, match="has no data_set.json"):
@@ -406,7 +408,7 @@ def test_spaces_survive_json(space):
     [
         ("minary:a/b-v0", "no scheme 'minary'; did you mean minari:"),
         ("h5:a.h5", "no scheme 'h5'"),
-        ("data/mine.npz", "has no scheme; if it is what its name says, write npz:data/mine.npz"),
+        ("data/mine.npz", "has no scheme; if its suffix is right, write npz:data/mine.npz"),
         ("hopper", "'hopper' has no scheme.* minari:mujoco/hopper/expert-v0"),
         ("npz:", "a scheme without a path; an example is npz:mine.npz"),
         ("hopper", "docs/offline.md, 'Another format', shows how to read other data"),
@@ -436,7 +438,7 @@ def test_a_directory_of_ours_without_its_scheme_is_recognised(tmp_path):
     "content, words",
     [
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "is a Git LFS pointer.* `git lfs pull`"),
-        (b"<!DOCTYPE html>\n<html>", "is an HTML page, which a server sent in place of the file; check its address"),
+        (b"<!DOCTYPE html>\n<html>", "is an HTML page, which a server sent instead of the file; check the address"),
         (b"\n <HTML><head>", "is an HTML page"),
         (b"\x1f\x8b\x08\x00", "is compressed with gzip; unpack it with `gunzip`"),
         (b"BZh91AY", "is compressed with bzip2; unpack it with `bunzip2`"),
@@ -471,7 +473,7 @@ def test_a_directory_that_is_not_a_run_is_named(tmp_path):
 
 def test_a_directory_that_another_scheme_reads_is_named(tmp_path):
     written(tmp_path / "set", record())
-    with pytest.raises(UsageError, match=f"is one file; it is alfish's own; write alfish:{tmp_path}/set"):
+    with pytest.raises(UsageError, match=f"is one file; it is a data set of alfish; write alfish:{tmp_path}/set"):
         open_source(f"npz:{tmp_path}/set")
     (tmp_path / "rlds").mkdir()
     (tmp_path / "rlds/bridge-train.tfrecord-00000-of-00002").touch()
@@ -485,16 +487,16 @@ FILES = ("npz", "ogbench", "d4rl", "d3rlpy", "sb3", "alf")
 @pytest.mark.parametrize("scheme", FILES)
 def test_a_directory_for_a_file_shows_what_is_in_it(tmp_path, scheme):
     (tmp_path / "inside.bin").touch()
-    with pytest.raises(UsageError, match="is a directory, and .* is one file; it holds inside.bin"):
+    with pytest.raises(UsageError, match="is a directory, but .* is one file; it holds inside.bin"):
         open_source(f"{scheme}:{tmp_path}")
 
 
 @pytest.mark.parametrize("scheme", FILES)
 def test_a_file_that_is_not_there_or_empty_is_named(tmp_path, scheme):
     (tmp_path / "other").touch()
-    with pytest.raises(UsageError, match=r"there is no file .*nothing; .*beside it: other"):
+    with pytest.raises(UsageError, match=r"there is no file .*nothing; .*in the same directory: other"):
         open_source(f"{scheme}:{tmp_path}/nothing")
-    with pytest.raises(UsageError, match=r"there is no file .*nowhere is not there either"):
+    with pytest.raises(UsageError, match=r"there is no file .*nowhere does not exist either"):
         open_source(f"{scheme}:{tmp_path}/nowhere/nothing")
     with pytest.raises(UsageError, match="is an empty file"):
         open_source(f"{scheme}:{tmp_path}/other")
@@ -503,7 +505,7 @@ def test_a_file_that_is_not_there_or_empty_is_named(tmp_path, scheme):
 @pytest.mark.parametrize("scheme", ("alfish", "run"))
 def test_a_file_for_a_directory_is_named(tmp_path, scheme):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UsageError, match="is a file, and .* is a directory"):
+    with pytest.raises(UsageError, match="is a file, but .* is a directory"):
         open_source(f"{scheme}:{tmp_path}/file")
     with pytest.raises(UsageError, match="there is no directory"):
         open_source(f"{scheme}:{tmp_path}/nowhere")
@@ -524,14 +526,14 @@ def test_an_npz_of_zeros_without_end_is_refused(tmp_path):
     content = (tmp_path / "a.npz").read_bytes()
     size = (1000).to_bytes(4, "little")
     (tmp_path / "a.npz").write_bytes(content.replace(size, zeros.nbytes.to_bytes(4, "little")))
-    with pytest.raises(UsageError, match=f"{tmp_path}/a.npz declares 1.1 GB of content and has .* KB"):
+    with pytest.raises(UsageError, match=f"{tmp_path}/a.npz declares 1.1 GB of content but has .* KB"):
         open_source(f"npz:{tmp_path}/a.npz")
 
 
 def test_npz_lengths_whose_sum_overflows_are_refused(tmp_path):
     parts = table_of(record(), next_observations=False) | {"lengths": np.array([2**62] * 4)}
     np.savez(tmp_path / "a.npz", **parts)
-    with pytest.raises(UsageError, match="by its lengths 18,446,744,073,709,551,620"):
+    with pytest.raises(UsageError, match="but 18,446,744,073,709,551,620 according"):
         buffer_of(f"npz:{tmp_path}/a.npz")
 
 
@@ -539,9 +541,9 @@ def test_npz_lengths_whose_sum_overflows_are_refused(tmp_path):
 def test_what_is_not_a_regular_file_is_named_and_not_read(tmp_path, scheme):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
-    with pytest.raises(UsageError, match="pipe is a pipe, and data are read from files only"):
+    with pytest.raises(UsageError, match="pipe is a pipe, but data are read only from files"):
         open_source(f"{scheme}:{tmp_path}/pipe")
-    with pytest.raises(UsageError, match="zero, which leads to /dev/zero, is a device, and data"):
+    with pytest.raises(UsageError, match="zero, which leads to /dev/zero, is a device, but data"):
         open_source(f"{scheme}:{tmp_path}/zero")
 
 
@@ -635,7 +637,7 @@ def test_an_index_cannot_declare_episodes_without_end(tmp_path):
         OfflineBuffer([name])
     index.write_text(json.dumps(about | {"num_episodes_of_file": [10**12]}))
     report = OfflineBuffer([name]).report
-    assert "holds 11 episodes, and 1,000,000,000,000 by data_set.json" in report.sentences("warning")
+    assert "has 11 episodes, but 1,000,000,000,000 according to data_set.json" in report.sentences("warning")
     for change in ({"num_episodes_of_file": [-1]}, {"num_episodes_of_file": 3}, {"observation_space": []},
                    {"observation_space": {"type": "Box", "low": 0, "high": 1, "shape": [10**10], "dtype": "uint8"}},
                    {"observation_space": {"type": "Tuple", "spaces": [{**BOX, "shape": [2**24]}] * 3}},
@@ -676,8 +678,8 @@ class Faulty(EpisodeSource):
 def test_any_exception_of_a_source_becomes_a_sentence_with_the_file(monkeypatch, refused, capsys):
     monkeypatch.setattr(npz, "NpzSource", Faulty)
     for name, words in {
-        "opened": r"npz:opened is damaged, or not what its scheme says \(KeyError: 'deep inside'\)",
-        "read": r"npz:read is damaged, or not what its scheme says \(ZeroDivisionError: deep inside\)",
+        "opened": r"npz:opened is damaged, or is not in the format of its scheme \(KeyError: 'deep inside'\)",
+        "read": r"npz:read is damaged, or is not in the format of its scheme \(ZeroDivisionError: deep inside\)",
         "memory": "npz:memory does not fit in memory",
         "usage": "npz:usage: deep inside",
     }.items():
@@ -701,7 +703,7 @@ def test_an_npz_cut_in_half_says_that_nothing_is_readable(tmp_path):
     np.savez(tmp_path / "a.npz", **table_of(record()))
     content = (tmp_path / "a.npz").read_bytes()
     (tmp_path / "a.npz").write_bytes(content[: len(content) // 2])
-    with pytest.raises(UsageError, match=f"nothing of its {len(content) // 2:,} bytes is readable"):
+    with pytest.raises(UsageError, match=f"none of its {len(content) // 2:,} bytes are readable"):
         open_source(f"npz:{tmp_path}/a.npz")
 
 
@@ -755,7 +757,7 @@ def test_one_number_a_step_has_any_shape(shapes):
     episodes = [e._replace(actions=e.actions[:, 0].reshape(-1, *there)) for e in record(continuous=True)]
     reading = SourceReading([Arrays(episodes)], of)
     assert [e.actions.shape for e in reading] == [(e.length, *here) for e in record()]
-    assert f"action of shape {list(there)} is made {list(here)}" in reading.report.sentences("mended")
+    assert f"action of shape {list(there)} is changed to {list(here)}" in reading.report.sentences("mended")
 
 
 def test_a_data_set_of_another_environment_is_refused_and_both_are_named():
@@ -782,7 +784,7 @@ def test_a_file_of_ours_is_a_plain_checkpoint(tmp_path):
 
 
 def test_a_missing_part_of_a_data_set_is_named(tmp_path):
-    with pytest.raises(UsageError, match="there is no file .*main_data.hdf5, which the data set needs; fetch"):
+    with pytest.raises(UsageError, match="there is no file .*main_data.hdf5, which the data set needs; download"):
         source_files.check_regular(tmp_path / "main_data.hdf5")
 
 

@@ -172,7 +172,7 @@ def test_a_run_is_not_resumed_with_other_data(tmp_path):
     offline(tmp_path, listeners=[CheckpointSaver(10, keep_best=False)]).train()
     changed = record()
     changed[3].rewards[0] += 1
-    with pytest.raises(UsageError, match="put the data back"):
+    with pytest.raises(UsageError, match="restore the data back"):
         offline(tmp_path, buffer=data(changed), num_updates=40).train()
 
 
@@ -187,7 +187,8 @@ def test_every_epoch_trains_every_transition_once(tmp_path):
 
 def test_a_budget_of_environment_steps_is_refused(tmp_path):
     with pytest.raises(
-        UsageError, match="OfflineBatches takes none; bind Trainer.num_env_steps = None, and Trainer.num_updates"
+        UsageError,
+        match="OfflineBatches takes no environment steps; bind Trainer.num_env_steps = None, and Trainer.num_updates",
     ):
         offline(tmp_path, num_env_steps=100)
 
@@ -210,7 +211,7 @@ class Kept(Regressor):
 
 @pytest.mark.parametrize("kind", [offline, hybrid])
 def test_an_algorithm_that_needs_what_data_do_not_hold_is_refused_by_name(tmp_path, kind):
-    with pytest.raises(UsageError, match="Kept trains on log_prob of its own rollout_step"):
+    with pytest.raises(UsageError, match="Kept trains on log_prob from its own rollout_step"):
         kind(tmp_path, Kept).train()
 
 
@@ -232,9 +233,9 @@ def test_with_burn_in_each_recorded_transition_trains_the_first_of_an_episode_to
 
 def test_parts_whose_statistics_need_collected_rows_are_refused(tmp_path):
     algorithm = functools.partial(Composed, algorithm=Regressor, representation=NormalizedObservation)
-    with pytest.raises(UsageError, match="NormalizedObservation of Composed has statistics of rows that are collected"):
+    with pytest.raises(UsageError, match="NormalizedObservation of Composed has statistics of collected rows"):
         offline(tmp_path / "statistics", algorithm)
-    with pytest.raises(UsageError, match="ReplayBatches.offline_updates come before the first of them; set it to 0"):
+    with pytest.raises(UsageError, match="ReplayBatches.offline_updates come before rows are collected; set it to 0"):
         hybrid(tmp_path / "hybrid", algorithm, batches={"offline_updates": 5})
     features = functools.partial(Composed, algorithm=Regressor, representation=DynamicsFeatures)
     offline(tmp_path / "none", features).close()
@@ -275,7 +276,7 @@ def test_only_the_best_episodes_are_kept():
     assert sorted((e.return_ for e in buffer.episodes), reverse=True) == returns and buffer.holdout is None
     assert len(data(top_fraction=0.01)().episodes) == 1
     vectors = [episode._replace(rewards=np.stack([episode.rewards] * 2, 1)) for episode in record()]
-    with pytest.raises(UsageError, match="ranks episodes by their returns, and these rewards are vectors of 2"):
+    with pytest.raises(UsageError, match="ranks episodes by their returns, but these rewards are vectors of 2"):
         data(vectors, top_fraction=0.3)()
 
 
@@ -448,7 +449,7 @@ def test_a_hybrid_run_that_saved_no_rows_makes_no_updates_for_what_it_missed(tmp
     ("batches", "complaint"),
     [
         ({"offline_fraction": 0.01}, "0 of 8 windows"),
-        ({"offline_fraction": 1.0}, "8 of 8 windows; a batch has some of both"),
+        ({"offline_fraction": 1.0}, "8 of 8 windows; a batch must have windows of both kinds"),
         ({"offline": None, "offline_updates": 5}, "there are no data; bind ReplayBatches.offline"),
     ],
 )
@@ -471,7 +472,7 @@ def test_rows_are_forgotten_after_they_were_trained_on(tmp_path):
 
 
 def test_clearing_that_would_leave_no_window_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="clear_after_use leaves the 1 rows of an unroll"):
+    with pytest.raises(UsageError, match="clear_after_use keeps only the 1 rows of an unroll, too few"):
         hybrid(tmp_path, batches={**ALONE, "clear_after_use": True})
 
 

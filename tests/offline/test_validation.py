@@ -57,31 +57,34 @@ def as_dict(episodes):
 UNUSABLE = {
     "no rewards": (broken(rewards=None), "it has no rewards"),
     "no observations": (broken(observations={}), "it has no observations"),
-    "short rewards": (broken(rewards=lambda r: r[:-1]), "it has 7 rewards and 8 actions"),
-    "short actions": (broken(actions=lambda a: a[:-2]), "it has 8 rewards and 6 actions"),
-    "short flags": (broken(truncated=lambda t: t[:-1]), "it has 8 rewards and 7 truncated"),
+    "short rewards": (broken(rewards=lambda r: r[:-1]), "it has 7 rewards but 8 actions"),
+    "short actions": (broken(actions=lambda a: a[:-2]), "it has 8 rewards but 6 actions"),
+    "short flags": (broken(truncated=lambda t: t[:-1]), "it has 8 rewards but 7 truncated"),
     "long observations": (
         broken(observations=lambda o: np.concatenate([o, o[:1]])),
         "it has 10 observations for 8 actions, not 9",
     ),
     "short observations": (broken(observations=lambda o: o[:5]), "it has 5 observations for 8 actions, not 9"),
-    "another nest": (broken(observations=lambda o: {"camera": o}), "its observations are camera, and one array is"),
-    "another shape": (broken(observations=lambda o: o[:, :2]), r"observation has shape \[2\] in each step, and \[3\]"),
+    "another nest": (broken(observations=lambda o: {"camera": o}), "its observations are camera, but one array is"),
+    "another shape": (broken(observations=lambda o: o[:, :2]), r"observation has shape \[2\] in each step, but \[3\]"),
     "objects": (
         broken(observations=lambda o: o.astype("U8")),
-        "observation is of dtype <U8, which cannot be made float32",
+        "observation has dtype <U8, which cannot be converted to float32",
     ),
-    "fractions": (broken(actions=lambda a: a + 0.5), "action is of dtype float64, and int64 cannot hold its numbers"),
-    "text rewards": (broken(rewards=lambda r: r.astype("U3")), "rewards are of dtype <U3"),
+    "fractions": (broken(actions=lambda a: a + 0.5), "action has dtype float64, but int64 cannot hold its values"),
+    "text rewards": (broken(rewards=lambda r: r.astype("U3")), "rewards have dtype <U3"),
     "deep rewards": (broken(rewards=lambda r: r[:, None, None]), r"rewards have shape \[8, 1, 1\]"),
-    "two rewards": (broken(rewards=lambda r: np.stack([r, r], 1)), r"rewards have shape \[2\] in each step, and \[\]"),
+    "two rewards": (broken(rewards=lambda r: np.stack([r, r], 1)), r"rewards have shape \[2\] in each step, but \[\]"),
     "flags of two": (broken(terminated=lambda t: t + 2), "terminated holds 2; each step needs 0 or 1"),
     "half a flag": (broken(truncated=lambda t: t * 0.5), "truncated holds 0.5; each step needs 0 or 1"),
     "wide flags": (
         broken(truncated=lambda t: np.stack([t, t], 1)),
-        r"truncated has shape \[8, 2\] and dtype bool; each step needs one number, 0 or 1",
+        r"truncated has shape \[8, 2\] and dtype bool; each step needs one value, 0 or 1",
     ),
-    "one action": (broken(actions=np.int64(1)), "actions is one value, and an array of one for each step is expected"),
+    "one action": (
+        broken(actions=np.int64(1)),
+        "actions is one value, but an array with one value for each step is expected",
+    ),
     "out of Discrete": (broken(actions=with_value(2, 3)), r"action is 3, which is not in Discrete\(3\)"),
     "below Discrete": (broken(actions=with_value(2, -1)), r"action is -1, which is not in Discrete\(3\)"),
     "unreadable": (
@@ -150,14 +153,26 @@ def test_an_episode_that_ends_early_is_split_and_no_final_observation_is_invente
 
 
 MENDED = {
-    "float64": (broken(observations=lambda o: o.astype(np.float64)), "observation of dtype float64 is made float32"),
-    "integer rewards": (broken(rewards=lambda r: r.astype(np.int64)), "rewards of dtype int64 are made float32"),
-    "wide rewards": (broken(rewards=lambda r: r.astype(np.float64)), "rewards of dtype float64 are made float32"),
-    "whole actions": (broken(actions=lambda a: a.astype(np.float32)), "action of dtype float32 is made int64"),
+    "float64": (
+        broken(observations=lambda o: o.astype(np.float64)),
+        "observation of dtype float64 is converted to float32",
+    ),
+    "integer rewards": (
+        broken(rewards=lambda r: r.astype(np.int64)),
+        "rewards of dtype int64 are converted to float32",
+    ),
+    "wide rewards": (
+        broken(rewards=lambda r: r.astype(np.float64)),
+        "rewards of dtype float64 are converted to float32",
+    ),
+    "whole actions": (broken(actions=lambda a: a.astype(np.float32)), "action of dtype float32 is converted to int64"),
     "column of rewards": (broken(rewards=lambda r: r[:, None]), None),
     "number flags": (broken(terminated=lambda t: t.astype(np.float32)[:, None]), None),
-    "both flags": (broken(terminated=lambda t: t | (np.arange(8) == 7)), "both terminated and truncated: terminated"),
-    "no flag": (broken(truncated=lambda t: t & False), "no flag says how it ends: truncated"),
+    "both flags": (
+        broken(terminated=lambda t: t | (np.arange(8) == 7)),
+        "both terminated and truncated; it counts as terminated",
+    ),
+    "no flag": (broken(truncated=lambda t: t & False), "no flag says how it ends; it counts as truncated"),
 }
 
 
@@ -185,7 +200,7 @@ def test_a_missing_final_observation_is_repeated_or_costs_a_step():
     assert by_id["1"].rewards.tolist() == [1, 2, 3, 4]
     lengths = [LENGTHS[k % 5] - k % 2 for k in range(11)]
     assert [episode.length for episode in kept] == [length for length in lengths if length]
-    assert "a step less is kept (5 episodes: 1, 3, 5, 7, 9)" in report.sentences("mended", 9)
+    assert "its last step is dropped (5 episodes: 1, 3, 5, 7, 9)" in report.sentences("mended", 9)
     assert "left out (1 episode: 7)" in report.sentences("mended", 9)  # of one step, which was truncated
 
 
@@ -193,7 +208,7 @@ def test_an_empty_episode_is_left_out():
     nothing = {name: lambda values: values[:0] for name in ("actions", "rewards", "terminated", "truncated")}
     for observations in (lambda o: o[:0], lambda o: o[:1]):
         kept, report = validate(broken(**nothing, observations=observations))
-        assert len(kept) == 10 and report.found("mended") == {"it is empty, and left out": ["3"]}
+        assert len(kept) == 10 and report.found("mended") == {"it is empty and left out": ["3"]}
 
 
 def test_observations_without_any_action_are_an_error():
@@ -224,34 +239,34 @@ def test_dropping_episodes_is_not_suggested_where_hardly_one_is_left(number_good
     with pytest.raises(UsageError, match="of 11 episodes") as error:
         validate(episodes)
     assert ("drop_episode" in str(error.value)) == (number_good == 2)
-    assert ("name the environment" in str(error.value)) == (number_good < 2)
+    assert ("give the environment" in str(error.value)) == (number_good < 2)
     if not number_good:
-        with pytest.raises(UsageError, match="holds no episode to learn from.*name the environment"):
+        with pytest.raises(UsageError, match="has no usable episode.*give the environment"):
             validate(episodes, "drop_episode")
 
 
 def test_an_environment_that_was_named_is_not_asked_for():
     episodes = [e._replace(observations=e.observations[:, :2]) for e in record()]
     for policy in ("raise", "drop_episode"):
-        with pytest.raises(UsageError, match="do not fit the environment that was named: name the one") as error:
+        with pytest.raises(UsageError, match="do not fit the given environment: give the one") as error:
             list(SourceReading([Arrays(episodes)], SPACES, policy=policy))
         assert "--env_id" not in str(error.value)
 
 
 def test_data_that_cannot_be_read_are_not_taken_for_those_of_another_environment():
     lost = [Unreadable(str(k), "the disk said no") for k in range(11)]
-    with pytest.raises(UsageError, match="mend the data, or leave these episodes out"):
+    with pytest.raises(UsageError, match="fix the data, or leave these episodes out"):
         validate(lost)
-    with pytest.raises(UsageError, match="the disk said no .*; write or fetch them again$"):
+    with pytest.raises(UsageError, match="the disk said no .*; write or download them again$"):
         validate(lost, "drop_episode")
 
 
 def test_rewards_are_compared_with_the_environments():
     vectors = [e._replace(rewards=np.stack([e.rewards, e.rewards], 1)) for e in record()]
-    words = "the rewards of arrays have 2 entries, and the environment's are one number; name the environment"
+    words = "the rewards of arrays have 2 entries, but the environment's rewards are scalars; give the environment"
     with pytest.raises(UsageError, match=words):
         list(SourceReading([Arrays(vectors)], SPACES, specs.reward_spec()))
-    with pytest.raises(UsageError, match="are one number, and the environment's have 2 entries"):
+    with pytest.raises(UsageError, match="are scalars, but the environment's rewards have 2 entries"):
         list(SourceReading([Arrays(record())], SPACES, specs.reward_spec(2)))
     assert len(list(SourceReading([Arrays(vectors)], SPACES, specs.reward_spec(2)))) == 11
 
@@ -285,21 +300,21 @@ def test_episodes_that_begin_alike_are_counted():
     episodes = record()
     for k in (2, 4, 5):
         episodes[k].observations[0] = episodes[0].observations[0]
-    assert "4 of 11 episodes begin with an observation that another begins with" in warnings_of(episodes)
+    assert "4 of 11 episodes begin with the same observation as another episode" in warnings_of(episodes)
 
 
 def test_nothing_left_is_an_error_under_every_policy():
     for policy in ("raise", "drop_episode", "warn"):
         with pytest.raises(UsageError):
             validate([record()[3]._replace(rewards=None)], policy)
-    with pytest.raises(UsageError, match="no episode to learn from: there is none"):
+    with pytest.raises(UsageError, match="no usable episode: there is none"):
         validate([])
 
 
 def test_without_spaces_the_first_episode_says_what_the_others_must_be():
     kept, _ = validate(record(), of=Spaces())
     assert len(kept) == 11
-    with pytest.raises(UsageError, match=r"observation has shape \[2\] in each step, and \[3\] is expected"):
+    with pytest.raises(UsageError, match=r"observation has shape \[2\] in each step, but \[3\] is expected"):
         validate(UNUSABLE["another shape"][0], of=Spaces())
 
 

@@ -93,7 +93,7 @@ def test_an_evaluation_needs_no_listeners_and_metrics(runs, name):
 
 
 def test_a_part_that_is_used_is_named(runs, capsys):
-    words = "there is no class or function {!r} in __main__; define it in a module of its own"
+    words = "there is no class or function {!r} in __main__; define it in a separate module, because"
     with pytest.raises(UsageError, match=words.format("Net")):
         alfish.load(runs / "network")
     assert main(["evaluate", f"--root_dir={runs / 'class'}", "--num_episodes=1"]) == 2

@@ -98,11 +98,11 @@ def test_a_class_that_is_defined_again_is_trained(tmp_path, monkeypatch):
 def test_what_no_command_can_open_is_reported_before_training(tmp_path, caplog):
     settings = {"num_env_steps": 100, "unroll_length": 50}
     alfish.train("PPO", lambda: gymnasium.make("CartPole-v1"), root_dir=tmp_path / "run", **settings)
-    assert "make_environment.env_id is of this program, so that no other one" in caplog.text
+    assert "make_environment.env_id is defined in the main program, so no other" in caplog.text
 
 
 def test_an_environment_in_place_of_what_makes_it_is_named(tmp_path):
-    with pytest.raises(UsageError, match="it takes what makes environments: an id, a class, or a function as lambda"):
+    with pytest.raises(UsageError, match="it requires an id, a class, or a function such as lambda"):
         alfish.train("PPO", gymnasium.make("CartPole-v1"), root_dir=tmp_path / "run")
 
 
@@ -138,7 +138,7 @@ def test_a_part_without_a_name_is_named_when_it_is_needed(arguments, words):
     reading._register()
     gin.parse_config(text)
     [name] = arguments
-    with pytest.raises(UsageError, match=words + ".*, which no configuration can name: build the Trainer again"):
+    with pytest.raises(UsageError, match=words + ".*, which no configuration can refer to: construct the Trainer"):
         call_all(reading.bound("alfish.Trainer", name)[name])
 
 
@@ -157,7 +157,7 @@ def test_a_policy_loads_though_its_environment_has_no_name(tmp_path, capsys):
     capsys.readouterr()
     assert main(["evaluate", f"--root_dir={tmp_path}/run"]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "Trainer.environment is the local" in error and "build the Trainer again" in error
+    assert error.count("\n") == 1 and "Trainer.environment is the local" in error and "construct the Trainer" in error
 
 
 def test_parts_of_one_kind_keep_their_own_arguments():
@@ -230,13 +230,13 @@ def test_a_stranger_may_not_name_parts_of_libraries(tmp_path, part):
         # Modules of alfish and of the user through which others, or their functions, could be reached.
         (
             "alfish.runs.provenance:subprocess.run",
-            "names 'subprocess.run' of 'alfish.runs.provenance', which holds no parts",
+            "names 'subprocess.run' of 'alfish.runs.provenance', which has no configurable",
         ),
         (
             "alfish.runs.files:write_atomically",
-            "names 'write_atomically' of 'alfish.runs.files', which holds no parts of Train",
+            "names 'write_atomically' of 'alfish.runs.files', which has no configurable",
         ),
-        ("alfish.bin.check_env:main", "names 'main' of 'alfish.bin.check_env', which holds no parts of Trainers"),
+        ("alfish.bin.check_env:main", "names 'main' of 'alfish.bin.check_env', which has no configurable"),
         ("alfish.environments.wrapping:functools.partial", "no class or function 'functools.partial' in alf"),
         ("described_parts:gymnasium.make", "no class or function 'gymnasium.make' in described_parts"),
         ("described_parts:gymnasium.Env", "no class or function 'gymnasium.Env' in described_parts"),
@@ -311,14 +311,15 @@ def test_train_takes_a_conf_and_parts_of_ones_own(tmp_path, capsys):
     alfish.train(conf="ppo", environment=lambda: LIMITED(Plain(3)), root_dir=tmp_path / "lambda", **SMALL)
     assert alfish.load(tmp_path / "lambda").act(np.zeros(2)) in (0, 1, 2)
     assert main(["evaluate", f"--root_dir={tmp_path}/lambda"]) == 2
-    assert "make_environment.env_id is a lambda, which no configuration can name" in capsys.readouterr().err
+    assert "make_environment.env_id is a lambda, which no configuration can refer to" in capsys.readouterr().err
 
 
 def test_train_says_that_a_run_was_finished_before(tmp_path, capsys):
     for is_again in (False, True):
         alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", **SMALL)
         said = (
-            f"{tmp_path}/run is done: Trainer.num_env_steps = 64 is spent; raise it to go on, or name another root_dir"
+            f"{tmp_path}/run is finished: Trainer.num_env_steps = 64 is spent; raise it to continue, or choose "
+            "another root_dir"
         )
         assert (said in capsys.readouterr().err) == is_again
 
@@ -417,9 +418,9 @@ def test_trains_mistakes_are_one_sentence(tmp_path, arguments, settings, words):
 def test_another_configuration_and_directory_are_refused_in_the_language_of_the_call(tmp_path):
     few = SMALL | {"num_env_steps": 300}
     alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", **few)
-    with pytest.raises(UsageError, match="another root_dir, or go on with on_config_change='old' or 'new'$"):
+    with pytest.raises(UsageError, match="another root_dir, or continue with on_config_change='old' or 'new'$"):
         alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", **few | {"PPO.gamma": 0.5})
-    with pytest.raises(UsageError, match="^root_dir is empty; name a directory for the run$"):
+    with pytest.raises(UsageError, match="^root_dir is empty; give a directory for the run$"):
         alfish.train("PPO", "CartPole-v1", root_dir=" ", **few)
     with pytest.raises(UsageError, match=f"^root_dir='{tmp_path}/run/config.gin' cannot be created: it is a file"):
         alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run" / "config.gin", **few)

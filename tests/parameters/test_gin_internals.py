@@ -66,7 +66,7 @@ def test_a_trainer_of_python_works_where_gins_names_have_moved_and_a_configurati
     assert said.startswith("alfish train: the installed gin-config has no gin.config")
     assert "install gin-config 0.5.0, or build the Trainer in Python" in said
     monkeypatch.undo()
-    with pytest.raises(UsageError, match="which no configuration can name: build the Trainer again in Python"):
+    with pytest.raises(UsageError, match="which no configuration can refer to: construct the Trainer in Python"):
         alfish.load(tmp_path / "run")
     with contextlib.closing(alfish.Trainer(tmp_path / "run", **parts, num_iterations=1, device="cpu")) as trainer:
         assert trainer.load_policy() == 8

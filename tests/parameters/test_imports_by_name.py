@@ -124,7 +124,7 @@ def test_the_policy_ends_with_the_run_that_was_opened(here):
 def test_names_that_another_configuration_registered_dynamically_are_refused(here):
     gin.parse_config("from __gin__ import dynamic_registration\nimport fractions\nfractions.Fraction.numerator = 1\n")
     root_dir = stranger(here, ALGORITHM + "make_environment.env_id = @Fraction\n")
-    with pytest.raises(UsageError, match="fractions.Fraction is registered dynamically, and the configuration of a"):
+    with pytest.raises(UsageError, match="fractions.Fraction is registered dynamically, which the configuration of a"):
         alfish.load(root_dir)
 
 

@@ -189,10 +189,10 @@ def test_replay_of_policies_is_saved_by_policy(tmp_path):
 @pytest.mark.parametrize(
     "changed, sentence",
     [
-        ({"unroll_length": 0.5}, "Trainer.unroll_length is 0.5; with several policies it is a whole number"),
-        ({"extra_metrics": [object()]}, "Trainer.metrics and extra_metrics are of one policy"),
-        ({"policies": {"x": "q"}}, "which fits no agent"),
-        ({"unroller": lambda *_: None}, "Trainer.unroller collects for one policy"),
+        ({"unroll_length": 0.5}, "Trainer.unroll_length is 0.5; with several policies it must be an integer"),
+        ({"extra_metrics": [object()]}, "Trainer.metrics and extra_metrics are for a single policy"),
+        ({"policies": {"x": "q"}}, "which matches no agent"),
+        ({"unroller": lambda *_: None}, "Trainer.unroller collects for a single policy"),
     ],
 )
 def test_settings_that_do_not_suit_several_policies_are_refused(tmp_path, changed, sentence):
@@ -201,14 +201,14 @@ def test_settings_that_do_not_suit_several_policies_are_refused(tmp_path, change
 
 
 def test_policies_need_games_and_one_that_trains(tmp_path):
-    with pytest.raises(UsageError, match="Trainer.policies is set, and Trainer.environment makes CartPole"):
+    with pytest.raises(UsageError, match="Trainer.policies is set, but Trainer.environment makes CartPole"):
         Trainer(tmp_path, algorithm=PPO, environment=functools.partial(environment, "cart"), policies="each",
                 num_iterations=1)  # fmt: skip
     in_settings(a={"trains": False}, b={"trains": False}, c={"trains": False})
     with pytest.raises(UsageError, match="no policy trains"):
         games_trainer(tmp_path)
     in_settings(a={"trains": True, "batches": REPLAY})
-    with pytest.raises(UsageError, match="PPO of the policy a is on-policy, and its batches are ReplayBatches"):
+    with pytest.raises(UsageError, match="PPO of the policy a is on-policy, but its batches are ReplayBatches"):
         games_trainer(tmp_path)
 
 

@@ -87,7 +87,7 @@ def test_a_draw_depends_on_the_game_and_its_resets_only():
         (
             {"x": "foo_*"},
             {},
-            r"policies\['x'\] is \['foo_\*'\], which fits no agent; agents with equal spaces are a",
+            r"policies\['x'\] is \['foo_\*'\], which matches no agent; agents with equal spaces are a",
         ),
         ({"x": "a"}, {}, "has no policy that plays b; add it to one of x"),
         ({"x": ("*", 0)}, {}, "it must be a pattern of agents"),

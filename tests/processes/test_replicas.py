@@ -54,7 +54,7 @@ class TestOneLearner:
             monkeypatch.setenv(name, value)
         monkeypatch.setitem(sys.modules, "torch.distributed._functional_collectives", None)
         monkeypatch.delattr(torch.distributed, "_functional_collectives", raising=False)
-        with pytest.raises(UsageError, match="several learners need torch's functional collectives, and torch"):
+        with pytest.raises(UsageError, match="several learners need torch's functional collectives, which torch"):
             replicas.joined().__enter__()
 
 
@@ -419,7 +419,7 @@ def test_a_run_whose_learners_are_killed_ten_times_spends_the_same_budget(tmp_pa
     assert 200_000 <= done["env_steps"] < 200_256, "within an iteration of the budget"
     assert log.count("Resuming from") > 3 and "FALLING BACK" not in log
     steps = [int(line.split(",")[0]) for line in (tmp_path / "metrics.csv").read_text().splitlines()[1:]]
-    assert steps == sorted(set(steps)), "a row of each summary, once"
+    assert steps == sorted(set(steps)), "one row of each summary, once"
 
 
 @pytest.mark.long

@@ -336,7 +336,8 @@ def test_a_reward_that_is_not_the_environments_is_warned_of_once(caplog, fractio
             relabel(hindsight, buffer, start, 4)
     (message,) = warnings_of(caplog)
     assert (
-        f"gives {2 - 3 * WANTED + 1} where the environment gave {2 - 3 * WANTED}, and differs in 64 of 192" in message
+        f"gives {2 - 3 * WANTED + 1} where the environment returned {2 - 3 * WANTED}, and differs in 64 of 192"
+        in message
     )
 
 
@@ -384,13 +385,13 @@ GOAL = spaces.Box(0, 1, (3,), np.float32)
 @pytest.mark.parametrize(
     ("spec", "settings", "words"),
     [
-        (GOAL, {}, "an observation that is a dict"),
-        ({"achieved_goal": GOAL}, {}, "goal_key is 'desired_goal', which is no leaf .*achieved_goal: Box"),
+        (GOAL, {}, "a dict observation"),
+        ({"achieved_goal": GOAL}, {}, "goal_key is 'desired_goal', which is not a leaf .*achieved_goal: Box"),
         ({"desired_goal": GOAL}, {}, "achieved_key is 'achieved_goal'"),
         ({"desired_goal": GOAL, "achieved_goal": GOAL}, {"goal_key": "goal"}, "goal_key is 'goal'"),
-        ({"desired_goal": {"x": GOAL}, "achieved_goal": GOAL}, {}, "goal_key is 'desired_goal', which is no leaf"),
+        ({"desired_goal": {"x": GOAL}, "achieved_goal": GOAL}, {}, "goal_key is 'desired_goal', which is not a leaf"),
         ({"desired_goal": GOAL, "achieved_goal": spaces.Box(0, 1, (2,))}, {}, r"achieved_goal is .*\(2,\).*\(3,\)"),
-        ({"desired_goal": GOAL, "achieved_goal": spaces.Box(0, 1, (3,), np.uint8)}, {}, "one shape and dtype"),
+        ({"desired_goal": GOAL, "achieved_goal": spaces.Box(0, 1, (3,), np.uint8)}, {}, "the same shape and dtype"),
     ],
 )
 def test_observations_without_such_goals_are_refused_by_name(spec, settings, words):
@@ -624,14 +625,14 @@ def test_terminations_come_from_the_environment_by_name():
         (
             functools.partial(gymnasium.make, "CartPole-v1"),
             {},
-            "HindsightReplay.reward_fn is 'compute_reward', and the environment has no such method; give it "
+            "HindsightReplay.reward_fn is 'compute_reward', but the environment has no such method; add "
             "compute_reward(achieved_goal, desired_goal, info), or bind a function of (achieved goals, goals)",
         ),
         (
             Scalar,
             {"terminated_fn": "compute_terminated"},
             "HindsightReplay.terminated_fn: compute_terminated of the environment received 36 rows of goals and "
-            "returned shape []; return one value a row, or bind a function of (achieved goals, goals)",
+            "returned shape []; return one value per row, or bind a function of (achieved goals, goals)",
         ),
     ],
 )
@@ -647,7 +648,8 @@ def test_a_missing_method_of_the_environment_is_one_sentence(make, settings, sen
 def test_a_reward_function_of_one_pair_is_refused_with_what_it_receives():
     words = (
         r"compute_reward, called with goals \[36, 2\] and \[36, 2\] and 36 infos \{\}, raised AssertionError: one pair "
-        r"\(.*, in compute_reward\); let it take one pair or many and return one value a row, or bind a function of"
+        r"\(.*, in compute_reward\); it must accept one pair or a batch of pairs and return one value per row; "
+        "or bind a function of"
     )
     with pytest.raises(UsageError, match=words):
         named(make_environment(OfOnePair, num_envs=2))

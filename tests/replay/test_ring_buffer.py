@@ -321,7 +321,7 @@ def test_a_ring_with_states_is_not_a_ring_without_them():
     columns, states, buffer = Columns(1), States(1, 4), RingBuffer(20, 1, state_period=4)
     push_with_states(buffer, states, columns, [3])
     for period in (None, 5):
-        with pytest.raises(UsageError, match=f"a state every 4 rows, this one every {period}"):
+        with pytest.raises(UsageError, match=f"a state every 4 rows, but this one every {period}"):
             RingBuffer(20, 1, state_period=period).load_state_dict(buffer.state_dict())
 
 
@@ -514,7 +514,7 @@ def test_a_ring_of_another_capacity_takes_the_newest_rows_that_fit(length, count
 def test_another_number_of_environments_is_refused_by_both_numbers():
     buffer = RingBuffer(60, 3)
     buffer.push(Columns(3).unroll([5, 5, 5]))
-    with pytest.raises(UsageError, match="3 columns, this one 2; keep the number of environments"):
+    with pytest.raises(UsageError, match="3 environments, but this one 2; keep the number of environments"):
         RingBuffer(60, 2).load_state_dict(buffer.state_dict())
 
 
@@ -557,7 +557,7 @@ def test_a_ring_too_small_for_a_window_is_refused(capacity, num_envs, num_ignore
 
 def test_an_unroll_longer_than_a_column_is_refused():
     buffer = RingBuffer(20, 2)
-    with pytest.raises(UsageError, match="11 rows does not fit a replay of 10"):
+    with pytest.raises(UsageError, match="11 rows does not fit into a replay of 10"):
         buffer.push(Columns(2).unroll([11, 11]))
 
 

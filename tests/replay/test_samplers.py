@@ -152,7 +152,7 @@ def test_a_draw_from_an_empty_ring_raises_and_later_draws_work(make):
 def test_a_sampler_serves_one_ring(make):
     recording, other = Recording(2), Recording(2)
     sampler = bound(make(), recording.ring)
-    with pytest.raises(UsageError, match="serves a replay already; make another"):
+    with pytest.raises(UsageError, match="is already used by a replay; make another"):
         sampler.bind(other.ring, 2)
 
 
@@ -164,7 +164,7 @@ def test_only_samplers_that_use_priorities_take_them(make):
     if sampler.uses_priorities:
         sampler.update(window, torch.ones(5))
     else:
-        with pytest.raises(TypeError, match="draws by no priorities"):
+        with pytest.raises(TypeError, match="does not use priorities"):
             sampler.update(window, torch.ones(5))
 
 
@@ -236,7 +236,7 @@ def test_a_state_of_rows_that_are_not_there_is_refused(kind):
     sampler = bound(make(), recording.ring)
     recording.push(30)
     sampler.draw(4, 0.0)
-    with pytest.raises(UsageError, match="rows that this replay does not hold; load the rows"):
+    with pytest.raises(UsageError, match="rows that this replay does not hold; first load the rows"):
         bound(make(), recording.make()).load_state_dict(sampler.state_dict())
 
 
@@ -549,7 +549,7 @@ def test_alpha_and_beta_may_be_schedules():
         ({"alpha": Linear(0.5, -0.5)}, "Prioritized.alpha is Linear.0.5 -> -0.5.; at progress 1 it is -0.5"),
         (
             {"beta": Linear(0.5, 2.0)},
-            "Prioritized.beta is Linear.0.5 -> 2.0.; at progress 1 it is 2.0, and it must be",
+            "Prioritized.beta is Linear.0.5 -> 2.0.; at progress 1 it is 2.0, but it must be",
         ),
         ({"epsilon": 0.0}, "Prioritized.epsilon is 0.0; it must be a positive number"),
         ({"epsilon": -1.0}, "Prioritized.epsilon is -1.0; it must be a positive number"),
@@ -567,7 +567,7 @@ def test_priorities_of_another_number_of_columns_are_refused_by_both_numbers():
     for recording in (one, other):
         recording.push(30)
     sampler = bound(Prioritized(), one.ring)
-    with pytest.raises(UsageError, match="of 2 columns, this replay has 3; keep the number of environments"):
+    with pytest.raises(UsageError, match="for 2 environments, but this replay has 3; keep the number of environments"):
         bound(Prioritized(), other.ring).load_state_dict(sampler.state_dict())
 
 

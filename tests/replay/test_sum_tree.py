@@ -113,5 +113,5 @@ def test_frequencies_of_indices_are_proportional_to_weights(size):
 def test_check_valid_sees_a_sum_that_is_out_of_date():
     tree = tree_of(np.ones(5000))
     tree._levels[0][77] = 1.5
-    with pytest.raises(AssertionError, match="out of date"):
+    with pytest.raises(AssertionError, match="outdated"):
         tree.check_valid()

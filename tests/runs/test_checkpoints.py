@@ -251,7 +251,7 @@ def test_a_file_of_another_run_or_configuration_is_refused_and_never_passed_over
     for which in ("latest", 2):
         with pytest.raises(UsageError, match="000002.pt is a checkpoint of another run .*run b.*run a.*move it away"):
             ours.load(which)
-    with pytest.raises(UsageError, match="000001.pt was saved with another configuration.*on_config_change='new'"):
+    with pytest.raises(UsageError, match="000001.pt was saved with a configuration other.*on_config_change='new'"):
         ours.load(1, config="config b")
     assert _value(Checkpoints(tmp_path).load()) == (2, 2)  # where nobody says which run it is, any will do
 
@@ -276,36 +276,39 @@ FORGED = {
     "renamed": (lambda path: path.replace(path.with_name("checkpoint-000000000030.pt")), "saved at 20 steps.*renamed"),
     "newer": (
         lambda path: _with_header(path, schema=99, alfish="7.1"),
-        "by a newer alfish .7.1 with",
+        "by a newer version of alfish .7.1 with",
     ),
     "header": (lambda path: _with_header(path, schema="one"), "damaged header"),
     "terminal": (lambda path: _with_header(path, schema=99, alfish="\x1b[2J"), "damaged header"),
     "long run": (lambda path: _with_header(path, run="x" * 1000), "damaged header"),
-    "no text": (lambda path: _with_header(path, config=[1]), "damaged header"),
+    "not text": (lambda path: _with_header(path, config=[1]), "damaged header"),
     "a key with an escape": (
         lambda path: path.write_bytes(_signed(_saved({"counters": {}, "\x1b[2J": 1}))),
-        "does not hold .*is missing",
+        "does not have .*is missing",
     ),
     "pipe": (_forge_a_pipe, "cannot be read .it is not a regular file"),
     "endless": (_forge_a_link, "cannot be read .it is not a regular file"),
     "directory": (_forge_a_directory, "cannot be read"),
-    "no zip": (lambda path: path.write_bytes(_signed(b"x" * 1000)), "does not hold what this alfish saves .*zip"),
+    "no zip": (
+        lambda path: path.write_bytes(_signed(b"x" * 1000)),
+        "does not have the contents that this version of alfish saves .*zip",
+    ),
     "compressed": (
         lambda path: path.write_bytes(_signed(_compressed({"weight": torch.zeros(2**22)}))),
-        "does not hold .*it is compressed",
+        "does not have .*it is compressed",
     ),
     "expanded": (
         lambda path: path.write_bytes(_signed(_saved({"weight": torch.zeros(1).expand(2**40)}))),
-        "does not hold .*declares a tensor of 4398046511104 bytes",
+        "does not have .*declares a tensor of 4398046511104 bytes",
     ),
-    "shared": (lambda path: path.write_bytes(_signed(_saved(_tree(34)))), "does not hold .*entries"),
+    "shared": (lambda path: path.write_bytes(_signed(_saved(_tree(34)))), "does not have .*entries"),
     "another kind": (
         lambda path: path.write_bytes(_signed(_saved([1, 2]))),
-        "does not hold .*indices must be integers",
+        "does not have .*indices must be integers",
     ),
     "a missing key": (
         lambda path: path.write_bytes(_signed(_saved({"a": 1}))),
-        "does not hold .*'counters' is missing",
+        "does not have .*'counters' is missing",
     ),
 }
 
@@ -526,7 +529,7 @@ def test_the_generators_of_gpus_continue_where_they_were(tmp_path):
 def test_generators_of_gpus_that_are_not_here_are_mentioned(caplog, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     set_rng_state({**rng_state(), "cuda": [torch.zeros(16, dtype=torch.uint8)]})
-    assert "1 GPU generators were saved, 0 GPUs are here" in caplog.text
+    assert "1 GPU generators were saved, but this machine has 0 GPUs" in caplog.text
 
 
 def test_a_directory_is_locked_until_its_holder_is_gone_and_never_where_there_are_no_locks(tmp_path, monkeypatch):

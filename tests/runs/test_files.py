@@ -55,11 +55,11 @@ def test_nothing_is_written_through_a_link(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "log.txt").symlink_to(own)
-    with pytest.raises(UsageError, match="log.txt is a link, and alfish writes nothing through links"):
+    with pytest.raises(UsageError, match="log.txt is a link, but alfish does not write through links"):
         RunDirectory(run, {}).open()
     log = RunLog(run / "log.txt")
     log.write("line")
-    with pytest.raises(UsageError, match="log.txt is a link, and alfish writes nothing through links; remove it"):
+    with pytest.raises(UsageError, match="log.txt is a link, but alfish does not write through links; remove it"):
         log.open()
     (run / OUTPUT).symlink_to(own)
     jobs = LocalJobs(1)

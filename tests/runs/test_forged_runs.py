@@ -73,7 +73,7 @@ def test_a_checkpoint_of_other_content_is_named(run, capsys, command, name):
     forge(run, FORGED[name])
     words = refused(run, capsys, command, f"--output={run}/set")
     [path] = (run / "checkpoints").glob("*.pt")
-    assert f"{path} does not hold what this alfish saves" in words
+    assert f"{path} does not have the contents that this alfish saves" in words
     assert not (run / "set").exists()
 
 

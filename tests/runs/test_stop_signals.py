@@ -140,7 +140,7 @@ def test_an_environment_that_hangs_is_broken_off_and_the_last_iteration_is_saved
     assert (report.iterations, report.finished, trainer.interrupted_by) == (2, True, number)
     assert Checkpoints(tmp_path / "checkpoints").steps() == [report.env_steps]
     name = signal.Signals(number).name
-    said = f"{name}: broke off the collection of rows; those of the unfinished iteration are lost"
+    said = f"{name}: broke off the collection of rows; rows of the unfinished iteration are lost"
     assert said in capsys.readouterr().err and said in (tmp_path / "log.txt").read_text()
     again = make(tmp_path, functools.partial(Hanging, 0), num_iterations=3)
     assert again.train().iterations == 3
@@ -177,7 +177,7 @@ def test_an_evaluation_that_hangs_is_broken_off_and_made_up_for(tmp_path, capsys
     )
     report = trainer.train()
     assert report.finished and Checkpoints(tmp_path / "checkpoints").steps() == [report.env_steps]
-    assert "Evaluate was broken off by SIGTERM" in capsys.readouterr().err
+    assert "Evaluate was interrupted by SIGTERM" in capsys.readouterr().err
     again = make(tmp_path, OneState, listeners=[Evaluate(16, num_episodes=1)], num_iterations=report.iterations + 1)
     last = again.train()
     names = sorted(path.name for path in (tmp_path / "eval").iterdir())

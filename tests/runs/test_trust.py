@@ -129,7 +129,7 @@ def test_a_state_directory_that_cannot_be_written_is_named_only_where_a_flag_is_
     trained()
     assert "recorded" not in capsys.readouterr().err
     assert evaluated() == 2
-    assert f"; runs that you train here are not recorded as yours: [Errno 20] Not a directory: '{lab / 'file'}" in (
+    assert f"; runs that you train here are not marked as your own: [Errno 20] Not a directory: '{lab / 'file'}" in (
         capsys.readouterr().err
     )
 

@@ -86,7 +86,7 @@ def test_an_adapter_that_loses_final_observations_drops_truncations(monkeypatch,
 @pytest.mark.parametrize("name", LOST)
 def test_a_lost_final_observation_is_a_sentence(monkeypatch, name):
     unroller = unroller_of(environment_of(monkeypatch, *LOST[name]))
-    with pytest.raises(UsageError, match="episodes and gave no final observations, .*final_observation = 'drop'"):
+    with pytest.raises(UsageError, match="episodes without returning final observations, .*final_observation = 'drop'"):
         unroller.unroll(9)
     unroller.close()
 
@@ -196,7 +196,7 @@ class TestIsaacLab:
 
     def test_a_second_one_is_refused_before_it_is_built(self, monkeypatch):
         environment = environment_of(monkeypatch, install_isaac_lab, IsaacLab)
-        with pytest.raises(UsageError, match="IsaacLab was asked for twice, and a process can hold one only"):
+        with pytest.raises(UsageError, match="IsaacLab is used a second time, but a process can hold only one"):
             make_environment(functools.partial(IsaacLab, TASK), num_envs=2, evaluation=True)
         environment.close()
 
@@ -256,7 +256,7 @@ class TestMjlab:
 
     def test_a_version_that_always_resets_is_refused(self, monkeypatch):
         install_mjlab(monkeypatch, has_auto_reset=False)
-        with pytest.raises(UsageError, match="resets before it gives final observations: pip install 'mjlab>=1.6'"):
+        with pytest.raises(UsageError, match="resets before it returns final observations: pip install 'mjlab>=1.6'"):
             Mjlab(TASK, 2)
 
     def test_its_spaces_become_gymnasiums(self, monkeypatch):

@@ -83,7 +83,7 @@ def test_an_own_key_error_of_an_environment_is_no_unknown_name(monkeypatch):
         raise KeyError("wheel" if task == "car" else task)
 
     monkeypatch.setitem(sys.modules, "brax.envs", SimpleNamespace(get_environment=get_environment))
-    with pytest.raises(UsageError, match="brax has no task 'fats'; 'ant' and 'halfcheetah' are two"):
+    with pytest.raises(UsageError, match="brax has no task 'fats'; it has for example 'ant' and 'halfcheetah'"):
         BraxEnvironment("fats")
     with pytest.raises(KeyError, match="wheel"):
         BraxEnvironment("car")

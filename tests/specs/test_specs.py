@@ -375,12 +375,15 @@ NAN_BOUNDS.low = np.float32([np.nan, -1])
 @pytest.mark.parametrize(
     "space, words",
     [
-        (spaces.Box, "the space of action is the class Box; make it an object, as gymnasium.spaces.Box(-1, 1, (3,))"),
-        (3, "the space of action is 3; make it an object, as gymnasium.spaces.Box(-1, 1, (3,))"),
-        (spaces.Dict({}), "the space of action is Dict(), which has no parts; it needs one Box or Discrete at least"),
+        (
+            spaces.Box,
+            "the space of action is the class Box; make it an object, such as gymnasium.spaces.Box(-1, 1, (3,))",
+        ),
+        (3, "the space of action is 3; make it an object, such as gymnasium.spaces.Box(-1, 1, (3,))"),
+        (spaces.Dict({}), "the space of action is Dict(), which has no parts; it needs at least one Box or Discrete"),
         (
             spaces.Dict(a=NAN_BOUNDS),
-            "the space of action.a has bounds that are nan; where there is none, it is -inf or",
+            "the space of action.a has bounds that are nan; write -inf or",
         ),
         (
             spaces.Box(-1, 1, (0,)),
@@ -400,8 +403,8 @@ def test_a_space_without_content_is_refused(space, words):
     [
         ([0.5, 2.5, np.nan], spaces.Box(-1, 2, (3,)), "x[1] is 2.5, outside [-1.0, 2.0] (and 1 more)"),
         ([0, np.nan], spaces.Box(-1, 2, (2,)), "x[1] is nan, outside [-1.0, 2.0]"),
-        ([0.0] * 3, spaces.Box(-1, 2, (2,)), "x has the shape (3,), and its space (2,)"),
-        (np.float64([0, 0]), spaces.Box(-1, 2, (2,)), "x is of dtype float64, and its space of float32"),
+        ([0.0] * 3, spaces.Box(-1, 2, (2,)), "x has the shape (3,), but its space has (2,)"),
+        (np.float64([0, 0]), spaces.Box(-1, 2, (2,)), "x has dtype float64, but its space has float32"),
         (5, spaces.Discrete(4, start=1), "x is 5, outside [1, 4]"),
         ([0, 3], spaces.MultiDiscrete([2, 3]), "x[1] is 3, outside [0, 2]"),
         ([0, 2], spaces.MultiBinary(2), "x[1] is 2, outside [0, 1]"),
@@ -427,7 +430,7 @@ def test_an_action_of_integers_without_bounds_keeps_its_units(dtype):
     np.testing.assert_array_equal(units.from_environment(recorded), [[7, 3, 0]])
     np.testing.assert_array_equal(units.to_environment(np.float32([[7.2, 2.8, -4]])), recorded)
     assert specs.sample(spec, 100).max() <= 2
-    with pytest.raises(UsageError, match="takes bounded Box actions"):
+    with pytest.raises(UsageError, match="requires bounded Box actions"):
         specs.check_box_action("TD3", spec)
 
 
@@ -485,6 +488,6 @@ def test_a_half_bounded_box_is_described_by_the_bound_that_it_lacks(low, high, w
     space = spaces.Box(np.float64(low), np.float64(high), dtype=np.float64)
     with pytest.raises(UsageError) as refusal:
         specs.check_box_action("TD3", specs.action_spec(space))
-    assert f"TD3 takes bounded Box actions, and the action has {words} (Box" in str(refusal.value)
+    assert f"TD3 requires bounded Box actions, but the action has {words} (Box" in str(refusal.value)
     PolicyHead(4, specs.action_spec(space))
     assert f"has {words} (Box" in caplog.text

@@ -42,7 +42,7 @@ def test_each_conf_is_read_where_gins_names_of_torch_are_known(torchs_names):
     for name in CONFS:
         reading.read([name], [])
         assert gin.config_str(), name
-    words = "^Adam.eps=1e-3: Adam is torch.optim.Adam or alfish.learner.optimizers.Adam; write which"
+    words = "^Adam.eps=1e-3: Adam is torch.optim.Adam or alfish.learner.optimizers.Adam; write which one you mean"
     with pytest.raises(UsageError, match=words):
         reading.read(["ppo_cartpole.gin"], ["Adam.eps=1e-3"])
     reading.read(["ppo_cartpole.gin"], ["optimizers.Adam.eps=1e-3", "torch.optim.Adam.lr=0.1"])

@@ -143,7 +143,7 @@ def test_a_run_that_is_killed_again_and_again_fails_unless_it_gets_on(tmp_path):
     (checkpoints / "checkpoint-000000000100.pt").touch()
     for _ in range(MAX_DEATHS - 1):
         assert endings.failure(JobEnded(run, -9)) is None
-    assert "SIGKILL 5 times without a new checkpoint" in endings.failure(JobEnded(run, -9))
+    assert "SIGKILL 5 times without saving a new checkpoint" in endings.failure(JobEnded(run, -9))
 
 
 def test_the_state_of_a_run_is_read_from_its_directory(tmp_path):

@@ -140,7 +140,7 @@ def test_a_trial_that_fails_has_its_sentence_in_the_table_and_the_others_go_on(t
     # It is not tried again, until its marker is removed.
     jobs = Jobs()
     run(tmp_path / "s", specification, jobs, lines.append)
-    assert not jobs.started and lines == ["30 trials of 30 are over already"]
+    assert not jobs.started and lines == ["30 trials of 30 have already finished"]
     name = f"{int(failed[0]['trial']):03d}"
     (tmp_path / "s" / name / "failed").unlink()
     run(tmp_path / "s", specification, jobs)

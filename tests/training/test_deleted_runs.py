@@ -42,7 +42,7 @@ def rows(root_dir):
 )
 def test_what_is_known_is_written_again_and_the_run_is_not_whole(tmp_path, call, caplog):
     root_dir = tmp_path / "run"
-    with pytest.raises(RunError, match="run was deleted or moved while the run trained, so it is not whole"):
+    with pytest.raises(RunError, match="run was deleted or moved during training, so it is incomplete"):
         train(root_dir, call)
     loud = [one.getMessage() for one in caplog.records if "DELETED OR MOVED" in one.getMessage()]
     assert sum(f"{root_dir} WAS" in one for one in loud) == 1 and sum("metrics.csv WAS" in one for one in loud) == 1
@@ -86,6 +86,6 @@ def test_a_run_stops_where_another_one_has_taken_its_place(tmp_path):
         path.mkdir()
         held.append(files.lock(path, replace))
 
-    with pytest.raises(UsageError, match="is being trained in already"):
+    with pytest.raises(UsageError, match="is already used for training"):
         train(tmp_path / "run", replace)
     assert os.listdir(tmp_path / "run") == []

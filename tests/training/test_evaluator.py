@@ -298,13 +298,13 @@ def test_noise_of_layers_explores_where_the_policy_is_sampled():
 
 def test_numbers_that_are_none_are_refused_in_one_sentence():
     parts = parts_of(OneState)
-    with pytest.raises(UsageError, match="make_evaluator.num_episodes is 0; it must be a whole number of at least 1"):
+    with pytest.raises(UsageError, match="make_evaluator.num_episodes is 0; it must be an integer of at least 1"):
         make_evaluator(*parts, 0)
     with contextlib.closing(make_evaluator(*parts, 2)) as evaluator:
         for seed in (-1, None, 1.5):
-            with pytest.raises(UsageError, match=f"seed is {seed}; it must be a whole number of at least 0"):
+            with pytest.raises(UsageError, match=f"seed is {seed}; it must be an integer of at least 0"):
                 evaluator.evaluate(2, seed=seed)
-            with pytest.raises(UsageError, match=f"seed is {seed}; it must be a whole number of at least 0"):
+            with pytest.raises(UsageError, match=f"seed is {seed}; it must be an integer of at least 0"):
                 evaluator.test_episodes(2, seed)
         assert evaluator.evaluate(2.0).returns == evaluator.evaluate(2).returns
 
@@ -654,11 +654,11 @@ def test_test_episodes_of_a_tensor_environment(mode):
 def test_more_episodes_than_environments_that_reset_together_are_refused():
     _, algorithm, transforms = parts_of(TensorPointMass)
     evaluator = Evaluator(make_environment(TensorPointMass, 2), algorithm, transforms)
-    with pytest.raises(UsageError, match="asked for 3 episodes, and its 2 environments cannot be seeded"):
+    with pytest.raises(UsageError, match="asked for 3 episodes, but its 2 environments cannot be seeded"):
         next(evaluator.test_episodes(3))
     with pytest.raises(UsageError, match="asked for 3 episodes"):
         evaluator.evaluate(3)
-    with pytest.raises(UsageError, match="it takes at least 1"):
+    with pytest.raises(UsageError, match="it must be at least 1"):
         evaluator.generate_test_episodes(0)
 
 
@@ -742,7 +742,7 @@ def test_others_begun_before_all_were_taken_are_refused_and_right_themselves():
     broken_off = evaluator.test_episodes(6)
     next(broken_off)
     assert evaluator.evaluate(6, seed=3) == evaluate(parts, 6, seed=3)
-    with pytest.raises(UsageError, match="began other episodes before those of test_episodes had all been taken"):
+    with pytest.raises(UsageError, match="began other episodes before all episodes of test_episodes had been read"):
         next(broken_off)
     one, other = evaluator.test_episodes(6), evaluator.test_episodes(6)
     next(one)

@@ -174,7 +174,7 @@ def test_a_vector_class_that_makes_all_episodes_at_once_is_filmed_side_by_side(t
     assert alfish_command("train", "--gin_file=own.gin", *(f"--gin_param={one}" for one in settings)).returncode == 0
     played = alfish_command("play", "--allow_import=own_vector", "--video=play.mp4", "--num_episodes=3")
     assert played.returncode == 2
-    assert "makes all episodes at once; film them side by side (--grid), or one" in played.stderr
+    assert "runs all episodes at once; film them side by side (--grid), or film a single one" in played.stderr
     assert not (tmp_path / "play.mp4").exists()
 
 

@@ -165,7 +165,7 @@ def test_a_run_does_not_continue_when_the_newest_checkpoint_of_its_expert_is_ano
     alfish.train(root_dir=there, algorithm="PPO", environment="Pendulum-v1", on_config_change="new",
                  **{**EXPERT, "num_env_steps": 128}, **{"Torso.memory": GRU, "GRU.size": 6},
                  transforms=[ObservationNormalizer])  # fmt: skip
-    with pytest.raises(UsageError, match=f"{there} is not what this run was saved with: .*put the content back"):
+    with pytest.raises(UsageError, match=f"{there} differs from what this run was saved with: .*restore the content"):
         make(tmp_path / "run", there).train()
     fixed = functools.partial(saved_policy, root_dir=str(there), checkpoint=64)
     make(tmp_path / "run", there, algorithm=functools.partial(DAgger, expert=fixed, beta=0.5, torso=TORSO), batches=(
@@ -183,7 +183,7 @@ def test_building_an_expert_leaves_configuration_and_random_numbers_as_they_were
 
 def test_a_data_set_is_not_an_expert(tmp_path):
     (tmp_path / "data_set.json").write_text("{}")
-    with pytest.raises(UsageError, match=f"^{tmp_path} is a data set, which cannot label new rows; name a run"):
+    with pytest.raises(UsageError, match=f"^{tmp_path} is a data set, which cannot label new rows; give a run"):
         saved_policy(str(tmp_path))
 
 
@@ -259,7 +259,9 @@ def test_a_resumed_run_with_demonstrations_has_the_bits_of_one_that_never_stoppe
 def test_a_run_does_not_continue_with_other_demonstrations(tmp_path, demonstrations):
     stop_after(imitate(tmp_path / "run", demonstrations, "ppo"), 2)
     fewer = functools.partial(demonstrations, top_fraction=0.5)
-    with pytest.raises(UsageError, match="is not what this run was saved with: its checksum is .*put the content back"):
+    with pytest.raises(
+        UsageError, match="differs from what this run was saved with: its checksum is .*restore the content"
+    ):
         imitate(tmp_path / "run", fewer, "ppo").train()
 
 

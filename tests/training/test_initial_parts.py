@@ -221,7 +221,7 @@ class TestMistakes:
             ({"actor_torso": "{source}"}, "PPO has no part 'actor_torso'; close ones are network.actor_torso"),
             ({ACTOR: "actor_torso@{source}"}, "source has no part 'actor_torso'; close ones are network.actor_torso"),
             ({"nothing.of": "{source}"}, "PPO has no part 'nothing.of'; its parts are network"),
-            ({ACTOR: "{source}/../absent"}, "absent is not a run, since it has no checkpoints; there are .*source"),
+            ({ACTOR: "{source}/../absent"}, "absent is not a run, because it has no checkpoints; there are .*source"),
             ({ACTOR: "network.policy_head@{source}"}, r"there is no network.policy_head.mlp.0.weight there \(and 3"),
             ({"network.value_head": "network.actor_torso.mlp.0@{source}"},
              r"network.value_head.weight is \[1, 8\] float32 here, and network.actor_torso.mlp.0.weight is \[8, 4\] f"),

@@ -219,7 +219,7 @@ def test_a_run_resumed_without_its_replay_goes_on_and_says_so(tmp_path, capsys, 
         path.unlink()
     resumed = make(tmp_path, name, replay, num_iterations=None, num_env_steps=cut.clock.env_steps + 60)
     resumed.start()
-    assert "Its replay was not saved: acting before training on" in capsys.readouterr().err
+    assert "Its replay was not saved: rows are collected before training continues on" in capsys.readouterr().err
     assert "Its replay was not saved" in (tmp_path / "log.txt").read_text()
     assert resumed.batches.buffer.num_rows == 0 and resumed.clock.updates == cut.clock.updates
     at_random = []
@@ -274,7 +274,7 @@ def test_a_better_evaluation_between_two_periods_is_saved_without_rows_and_not_c
     resumed = make(tmp_path / "cut", name, listeners=listeners())
     resumed.start()
     assert resumed.clock.value == period and resumed.batches.buffer.num_rows > 0
-    assert f"The checkpoint at {best} steps is newer, but was saved without the rows" in capsys.readouterr().err
+    assert f"The checkpoint at {best} steps is newer, but was saved without replay rows" in capsys.readouterr().err
     resumed.train()
     assert resumed.directory.checkpoints.best() == resumed.clock.value
     assert_same(tensors_of(whole), tensors_of(resumed))
@@ -423,15 +423,15 @@ def test_rows_go_into_replay_as_arrays_and_a_hook_sees_tensors(tmp_path, name):
 def test_a_lower_bound_is_refused_where_a_transform_changes_rewards(tmp_path):
     bounded = functools.partial(ALGORITHMS["dqn"], values=LowerBounded)
     for transform in (functools.partial(RewardScale, scale=0.1), RewardClip, RewardNormalizer):
-        with pytest.raises(UsageError, match="returns of the environment's own rewards"):
+        with pytest.raises(UsageError, match="returns of the environment's rewards"):
             make(tmp_path, "dqn_episode_boundary", algorithm=bounded, transforms=[ObservationNormalizer, transform])
     make(tmp_path, "dqn_episode_boundary", algorithm=bounded).close()
 
 
 def test_acting_ends_only_where_rows_are_left_to_train_on(tmp_path):
-    with pytest.raises(UsageError, match="ReplayBatches as it is set keeps no rows"):
+    with pytest.raises(UsageError, match="ReplayBatches with these settings keeps no rows"):
         make(tmp_path, "dqn_episode_boundary", {"clear_after_use": True}, interaction_env_steps=40)
-    with pytest.raises(UsageError, match="EpochBatches as it is set keeps no rows"):
+    with pytest.raises(UsageError, match="EpochBatches with these settings keeps no rows"):
         make(tmp_path, "dqn_episode_boundary", algorithm=PPO, batches=EpochBatches, interaction_env_steps=40)
 
 
@@ -445,7 +445,11 @@ def test_a_run_with_a_damaged_replay_file_continues_without_its_rows(tmp_path, c
     updates = Checkpoints(tmp_path / "checkpoints").load()[1]["learner"]["updates"]
     resumed.train()
     said = capsys.readouterr().err
-    assert "Its replay is lost" in said and "checksum does not match" in said and "acting before training on" in said
+    assert (
+        "Its replay is lost" in said
+        and "checksum does not match" in said
+        and "rows are collected before training continues on" in said
+    )
     assert resumed.clock.finished and resumed.clock.updates > updates
 
 
@@ -592,7 +596,7 @@ def test_a_run_that_ends_without_an_update_raises_and_says_so_each_time(tmp_path
     options = {"replay": {"warmup_env_steps": 10**5, "capacity": 10**5}, "num_iterations": None}
     for _ in range(2):
         trainer = make(tmp_path, "dqn_episode_boundary", **options, num_env_steps=10**6, wall_seconds=1e-6)
-        with pytest.raises(RunError, match="is finished after .* steps without an update, so its policy is untrained"):
+        with pytest.raises(RunError, match="finished after .* steps without an update, so its policy is untrained"):
             trainer.train()
         assert (tmp_path / "done").exists()
 

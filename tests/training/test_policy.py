@@ -91,7 +91,7 @@ def test_a_batch_is_acted_on_row_by_row():
 
 def test_the_whole_result_of_reset_is_refused_with_what_act_takes():
     policy = policy_of("Pendulum-v1")
-    with pytest.raises(UsageError, match="observation is no array of numbers .*act takes the observation alone"):
+    with pytest.raises(UsageError, match="observation is not an array of numbers .*act requires only the observation"):
         policy.act(gymnasium.make("Pendulum-v1").reset(seed=0))
 
 
@@ -105,7 +105,7 @@ def test_what_the_dtype_of_a_leaf_does_not_hold_is_refused(pixels, words):
     policy = policy_of(NestedBandit, algorithm, env_kwargs={"nested_action": False, "image_size": 8})
     observation, _ = NestedBandit(False, image_size=8).reset(seed=0)
     assert observation["image"].shape == pixels.shape
-    with pytest.raises(UsageError, match=words + ".* and its dtype is uint8; act takes observations as"):
+    with pytest.raises(UsageError, match=words + ".* but its dtype is uint8; act requires observations as"):
         policy.act({**observation, "image": pixels})
     policy.act({**observation, "image": observation["image"].astype(np.float64)})  # whole numbers
 
@@ -169,10 +169,10 @@ def test_another_number_of_rows_may_begin_where_all_are_first():
     policy.act(np.zeros(3, np.float32))
     assert policy.act(np.zeros((2, 3), np.float32), batched=True, first=True).shape == (2, 1)
     assert policy.act(np.zeros((3, 3), np.float32), batched=True, first=[True] * 3).shape == (3, 1)
-    with pytest.raises(ValueError, match="2 observations after 3; .* first=True where they all begin"):
+    with pytest.raises(ValueError, match="2 observations after 3; .* first=True if all of them begin"):
         policy.act(np.zeros((2, 3), np.float32), batched=True, first=[True, False])
     policy.reset()
-    with pytest.raises(ValueError, match="first has 1 entries, and act was called with 2 observations"):
+    with pytest.raises(ValueError, match="first has 1 entries, but act was called with 2 observations"):
         policy.act(np.zeros((2, 3), np.float32), batched=True, first=[True])
 
 
@@ -184,7 +184,7 @@ class Cells(gymnasium.Env):
 @pytest.mark.parametrize(
     "observation, words",
     [
-        ({"cell": 5, "pair": [0, 0]}, "observation.cell has a value outside its space, which has 4 values"),
+        ({"cell": 5, "pair": [0, 0]}, "observation.cell has a value outside its space of 4 values"),
         ({"cell": 0, "pair": [0, 0]}, "observation.cell has a value outside"),
         ({"cell": 1, "pair": [0, 3]}, "observation.pair has a value outside"),
     ],
@@ -274,7 +274,7 @@ def test_first_begins_an_episode_in_single_rows():
     assert act([False, True, False]) == [-48, -50, -48]
     assert act([False, False, False]) == [-47, -49, -47]
     assert act(torch.tensor([True, False, True]).numpy()) == [-50, -48, -50]
-    with pytest.raises(ValueError, match="first has 2 entries, and act was called with 3 observations"):
+    with pytest.raises(ValueError, match="first has 2 entries, but act was called with 3 observations"):
         act([True, False])
     policy.reset()
     alone = [int(policy.act(observations[0], first=first)) for first in (True, False, None, True)]
@@ -336,7 +336,7 @@ def test_leaves_that_do_not_change_the_action_may_be_missing(way, part):
 def test_a_missing_leaf_that_the_action_depends_on_is_named_and_changes_nothing():
     policy = policy_of(Arm, factories=[ObservationNormalizer])
     partial = {"joints": FULL["joints"], "hidden": {"kind": 2}}
-    with pytest.raises(UsageError, match=r"action depends on observation\.hidden\.mass, which it was not given"):
+    with pytest.raises(UsageError, match=r"action depends on observation\.hidden\.mass, which was not given"):
         policy.act(partial)
     policy = policy_of(Long, Remembering)
     with pytest.raises(UsageError, match="act was given none of the leaves observation$"):
@@ -366,7 +366,7 @@ class Looking(Remembering):
 )
 def test_however_a_missing_leaf_is_looked_at(look):
     algorithm = type("Looking", (Looking,), {"look": staticmethod(look)})
-    with pytest.raises(UsageError, match="depends on observation.hidden.mass, which it was not given"):
+    with pytest.raises(UsageError, match="depends on observation.hidden.mass, which was not given"):
         policy_of(Arm, algorithm).act({"joints": FULL["joints"]})
 
 
@@ -424,13 +424,13 @@ def test_a_part_that_is_missing_in_some_calls_is_asked_for_where_it_is_read():
     policy = recurrent_policy()
     policy.act(np.zeros(3, np.float32))
     assert program(policy) is not None
-    with pytest.raises(UsageError, match="action depends on the reward of the last action, which it was not given"):
+    with pytest.raises(UsageError, match="action depends on the reward of the last action, which was not given"):
         policy.act(np.zeros(3, np.float32))
     policy.act(np.zeros(3, np.float32), reward=1.0)
     policy = policy_of(Arm, factories=[ObservationNormalizer])
     policy.act(FULL)
     assert program(policy) is not None
-    with pytest.raises(UsageError, match=r"action depends on observation\.hidden\.mass, which it was not given"):
+    with pytest.raises(UsageError, match=r"action depends on observation\.hidden\.mass, which was not given"):
         policy.act({"joints": FULL["joints"], "hidden": {"kind": 2}})
 
 
@@ -472,9 +472,9 @@ def test_a_copy_of_a_policy_continues_independently():
 @pytest.mark.parametrize(
     "observation, batched, words",
     [
-        (np.ones((2, 3)), False, r"observation has shape \[2, 3\], and \[3\] is expected; batched=True takes one"),
-        (np.ones(3), True, r"observation has shape \[3\], and \[3, 3\] is expected"),
-        (np.ones(()), True, r"observation has shape \[\], and \[0, 3\] is expected"),
+        (np.ones((2, 3)), False, r"observation has shape \[2, 3\], but \[3\] is expected; batched=True takes one"),
+        (np.ones(3), True, r"observation has shape \[3\], but \[3, 3\] is expected"),
+        (np.ones(()), True, r"observation has shape \[\], but \[0, 3\] is expected"),
     ],
 )
 def test_an_observation_of_another_shape_is_refused(observation, batched, words):

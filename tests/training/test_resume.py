@@ -524,7 +524,7 @@ def test_a_checkpoint_of_other_content_is_named_and_the_one_before_continued_fro
         resumed = make(root_dir, env_id, env_kwargs, unroll_length, num_iterations=3)
         resumed.train()
         [warning] = [record.getMessage() for record in caplog.records if "FALLING BACK" in record.getMessage()]
-        assert f"{newest} does not hold what this alfish saves" in warning, change
+        assert f"{newest} does not have the contents that this alfish saves" in warning, change
         assert "checkpoint-000000000028.pt" in warning, change
         assert_same(tensors_of(whole), tensors_of(resumed))
         caplog.clear()
@@ -662,7 +662,7 @@ def test_a_checkpoint_of_another_configuration_is_refused_unless_it_is_asked_for
     capsys.readouterr()
     assert main(command(tmp_path, *more)) == 2
     words = capsys.readouterr().err
-    assert words.count("\n") == 1 and "was saved with another configuration than this run's" in words
+    assert words.count("\n") == 1 and "was saved with a configuration other than this run's" in words
     assert main([*command(tmp_path, *more), "--on_config_change=new"]) == 0
     assert main(command(tmp_path, *more, "Trainer.num_env_steps=3200")) == 0
 
@@ -677,7 +677,7 @@ def test_a_larger_budget_is_not_another_configuration(tmp_path, capsys):
 def test_the_saved_configuration_is_enough_to_go_on(tmp_path, capsys):
     assert main(command(tmp_path, *TINY)) == 0
     assert main(["train", f"--root_dir={tmp_path}"]) == 0
-    assert "is done" in capsys.readouterr().err
+    assert "is finished" in capsys.readouterr().err
     assert main(["train", f"--root_dir={tmp_path}", "--gin_param=Trainer.num_env_steps=2600"]) == 0
     assert json.loads((tmp_path / "done").read_text())["env_steps"] >= 2600
 

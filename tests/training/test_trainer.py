@@ -130,7 +130,7 @@ def test_there_is_exactly_one_budget(tmp_path):
         make(tmp_path, num_env_steps=5, num_updates=3)
     with pytest.raises(UsageError, match="exactly one budget .* given: none"):
         make(tmp_path, num_iterations=None)
-    with pytest.raises(UsageError, match="num_iterations is 0; it must be a whole number of at least 1"):
+    with pytest.raises(UsageError, match="num_iterations is 0; it must be an integer of at least 1"):
         make(tmp_path, num_iterations=0)
     with pytest.raises(UsageError, match="wall_seconds is 0; it must be a positive number"):
         make(tmp_path, num_iterations=1, wall_seconds=0)
@@ -291,7 +291,7 @@ def test_a_program_ends_a_run_with_the_iteration_under_way(tmp_path):
             other.stop("from the loop")
     other.close()
     assert iterations == [1, 2, 2]
-    with pytest.raises(UsageError, match="takes a reason in words, such as 'solved', and was given ''"):
+    with pytest.raises(UsageError, match="requires a reason in words, such as 'solved', but was given ''"):
         trainer.stop("")
 
 
@@ -389,11 +389,11 @@ def test_a_custom_summary_that_hangs_is_broken_off_by_a_signal(tmp_path):
     trainer = make(tmp_path, num_iterations=5, listeners=[Summaries([], custom_summary=hangs)], summary_period=1)
     report = trainer.train()
     assert report.finished and trainer.interrupted_by == signal.SIGTERM
-    assert "Summaries was broken off by SIGTERM" in (tmp_path / "log.txt").read_text()
+    assert "Summaries was interrupted by SIGTERM" in (tmp_path / "log.txt").read_text()
 
 
 def test_what_nothing_reports_cannot_stop_a_run(tmp_path):
-    with pytest.raises(UsageError, match="StopAt.scalar is 'evaluation/mean_return', and must be one of train/"):
+    with pytest.raises(UsageError, match="StopAt.scalar is 'evaluation/mean_return'; it must be one of train/"):
         make(tmp_path, listeners=[StopAt(1)]).train()
     words = "must be one of evaluation/mean_return, .*evaluation/mean_length, train/..., "
     for scalar in ("test/mean_return", "evaluation/return"):
@@ -415,7 +415,7 @@ def test_evaluations_are_written_wherever_they_stand_among_the_listeners(tmp_pat
 
 @pytest.mark.parametrize("name", ["eval/greedy", "", "train", "a b", "évaluation", ".hidden"])
 def test_evaluations_have_names_that_files_and_scalars_may_have(name):
-    with pytest.raises(UsageError, match=f"Evaluate.name is '{name}'; it is part of names of files and scalars"):
+    with pytest.raises(UsageError, match=f"Evaluate.name is '{name}'; it is part of the names of files and scalars"):
         Evaluate(name=name)
 
 
@@ -566,7 +566,9 @@ def test_a_finished_run_whose_checkpoints_are_missing_is_not_trained_again(tmp_p
     make(tmp_path, listeners=saving()).train()
     shutil.rmtree(tmp_path / "checkpoints")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "log.txt"}
-    with pytest.raises(UsageError, match="is done, and its checkpoints are missing; restore .*checkpoints from a copy"):
+    with pytest.raises(
+        UsageError, match=("is finished, but its checkpoints are missing; restore .*checkpoints from a copy")
+    ):
         make(tmp_path, listeners=saving()).train()
     assert {path: path.read_bytes() for path in before} == before
     (tmp_path / "done").unlink()
@@ -749,7 +751,7 @@ def test_settings_that_do_not_fit_are_refused_before_any_step(tmp_path):
         make(tmp_path, batches=functools.partial(EpochBatches, minibatch_size=7))
     with pytest.raises(UsageError, match="Trainer.unroll_length is 0; it must be positive"):
         make(tmp_path, unroll_length=0)
-    with pytest.raises(UsageError, match="unroll_length is 1.5; on-policy it is a whole number of at least 1"):
+    with pytest.raises(UsageError, match="unroll_length is 1.5; on-policy it must be an integer of at least 1"):
         make(tmp_path, unroll_length=1.5)
 
     class OffPolicy(PPO):
@@ -1200,9 +1202,10 @@ def test_more_epochs_are_refused_where_no_ratio_corrects_for_them(tmp_path, algo
     with pytest.raises(UsageError) as error:
         make(tmp_path, algorithm=algorithm, batches=batches, num_iterations=1)
     assert str(error.value).splitlines()[0] == (  # gin adds where
-        f"EpochBatches.num_epochs is 4, and {name} trains on an unroll once: no ratio in its loss corrects for the "
-        "updates before; set num_epochs to 1, or train with PPO (an algorithm of your own that has such a ratio, or no "
-        "policy gradient, says unroll_use = UnrollUse(single_epoch=False))"
+        f"EpochBatches.num_epochs is 4, but {name} can train on an unroll only once: no ratio in its loss "
+        "corrects for earlier updates; set num_epochs to 1, or train with PPO (your own algorithm with such a "
+        "ratio, or without a "
+        "policy gradient, sets unroll_use = UnrollUse(single_epoch=False))"
     )
 
 
@@ -1267,7 +1270,7 @@ def test_an_evaluation_that_is_not_finite_is_never_the_best(tmp_path):
 def test_a_directory_is_trained_in_by_one_run_at_a_time(tmp_path):
     first = make(tmp_path)
     first.start()
-    with pytest.raises(UsageError, match="is being trained in already"):
+    with pytest.raises(UsageError, match="is already used for training"):
         make(tmp_path).train()
     first.close()
     make(tmp_path).train()
@@ -1284,8 +1287,8 @@ def test_a_run_from_the_command_line_that_saves_nothing_says_so(tmp_path, capsys
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"summary_period": 0}, "Trainer.summary_period is 0; it must be a whole number of at least 1"),
-        ({"seed": -1}, "Trainer.seed is -1; it must be a whole number in .0, 9223372036854775807"),
+        ({"summary_period": 0}, "Trainer.summary_period is 0; it must be an integer of at least 1"),
+        ({"seed": -1}, "Trainer.seed is -1; it must be an integer in .0, 9223372036854775807"),
         ({"seed": 1.5}, "Trainer.seed is 1.5"),
         ({"num_threads": 0}, "Trainer.num_threads is 0"),
         ({"algorithm": functools.partial(PPO, gamma=2.0)}, r"PPO.gamma is 2.0; it must be a number in \[0, 1\]"),
@@ -1331,7 +1334,7 @@ def test_a_directory_in_the_place_of_a_checkpoint_is_named(tmp_path):
     trainer = make(tmp_path / "new", OneState, {"length": 100}, num_iterations=1, listeners=[CheckpointSaver()])
     trainer.start()
     (tmp_path / "new" / "checkpoints" / "checkpoint-000000000016.pt").mkdir(parents=True)
-    with pytest.raises(UsageError, match="000016.pt is a directory, and .*000016.pt is to be written there; move it"):
+    with pytest.raises(UsageError, match="000016.pt is a directory, but .*000016.pt must be written there; move it"):
         trainer.train()
 
 

@@ -43,8 +43,8 @@ def test_a_run_that_a_time_limit_ends_in_its_warm_up_exits_with_1_each_time(trai
     for _ in range(2):
         status, said = train("ReplayBatches.warmup_env_steps=300", "Trainer.wall_seconds=1e-6")
         line = said.strip().splitlines()[-1]
-        assert status == 1 and line.startswith(f"alfish train: {tmp_path / 'run'} is finished after ")
-        assert "without an update, so its policy is untrained: the run has spent Trainer.wall_seconds; raise it" in line
+        assert status == 1 and line.startswith(f"alfish train: {tmp_path / 'run'} finished after ")
+        assert "without an update, so its policy is untrained: the run spent Trainer.wall_seconds; raise it" in line
         assert "or lower ReplayBatches.warmup_env_steps, now 300" in line
     assert (tmp_path / "run" / "done").exists() and Checkpoints(tmp_path / "run" / "checkpoints").steps()
 
@@ -58,7 +58,7 @@ def test_a_run_that_a_listener_stops_in_its_warm_up_exits_with_1_each_time(train
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         status, said = train("ReplayBatches.warmup_env_steps=300", "stopping.gin")
-        assert status == 1 and "the run has stopped (solved); remove run/done to go on" in said
+        assert status == 1 and "the run has stopped (solved); remove run/done to continue" in said
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_alfish_train_raises_the_same(tmp_path):
     options = {"MLP.layers": (8,), "ReplayBatches.batch_size": 8, "ReplayBatches.warmup_env_steps": 400}
     with pytest.raises(UsageError, match="Trainer.num_env_steps is 400, which ends the run before its first update"):
         alfish.train("dqn_cartpole", root_dir=tmp_path / "a", **{**options, "Trainer.num_env_steps": 400})
-    with pytest.raises(RunError, match="is finished after .* steps without an update, so its policy is untrained"):
+    with pytest.raises(RunError, match="finished after .* steps without an update, so its policy is untrained"):
         alfish.train(
             "dqn_cartpole",
             root_dir=tmp_path / "b",
@@ -132,7 +132,10 @@ def test_a_budget_below_one_iteration_shows_what_was_done(tmp_path, capsys):
     said = capsys.readouterr().err
     done = Checkpoints(tmp_path / "run" / "checkpoints").steps()[-1]
     assert 1900 < done < 2048
-    assert "An iteration takes 2,048 steps, more than Trainer.num_env_steps = 50, and a run makes at least one;" in said
+    assert (
+        "An iteration has 2,048 steps, more than Trainer.num_env_steps = 50, and a run has at least one iteration;"
+        in said
+    )
     assert f"Evaluation at {done:,} steps" in said and f"{done:,} / 50 env steps".replace(",", " ") in said
     assert (tmp_path / "run" / "eval" / f"evaluation-{done:012d}.csv").exists()
 
@@ -158,7 +161,8 @@ def test_an_unroll_with_few_rows_for_its_epochs_is_reported(tmp_path, capsys, un
     trainer.close()
     lines = [line for line in capsys.readouterr().err.splitlines() if "An unroll has" in line]
     said = (
-        f"An unroll has {rows} rows, few for {num_epochs} epochs of updates: raise make_environment.num_envs or "
+        f"An unroll has {rows} rows, which is few for {num_epochs} epochs of updates; raise "
+        "make_environment.num_envs or "
         "Trainer.unroll_length (ppo.gin has 2048 rows), or lower EpochBatches.num_epochs"
     )
     assert lines == ([] if rows is None else [said])
@@ -177,9 +181,7 @@ def test_parameters_that_are_not_finite_are_refused_when_they_are_loaded_and_bef
 
     settings = {"num_env_steps": 64, "unroll_length": 16, "MLP.layers": (4,), "make_environment.num_envs": 1}
     saver = CheckpointSaver(period=16)
-    with pytest.raises(
-        RunError, match="run is at its end, and its networks are of no use: .* not finite; look at rewards"
-    ):
+    with pytest.raises(RunError, match="run is finished, but its networks are unusable: .* not finite; check rewards"):
         alfish.train("PPO", "CartPole-v1", root_dir=root_dir, listeners=[Spoils(), saver], **settings)
     assert not (root_dir / "done").exists()
     for call in (
@@ -188,7 +190,7 @@ def test_parameters_that_are_not_finite_are_refused_when_they_are_loaded_and_bef
             "PPO", "CartPole-v1", root_dir=root_dir, on_config_change="new", **settings | {"num_env_steps": 96}
         ),
     ):
-        with pytest.raises(UsageError, match="is of no use: .* has values that are not finite; load an earlier one"):
+        with pytest.raises(UsageError, match="is unusable: .* has values that are not finite; load an earlier one"):
             call()
     earlier = Checkpoints(root_dir / "checkpoints").steps()[0]
     assert alfish.load(root_dir, checkpoint=earlier).env_steps == earlier

@@ -375,7 +375,7 @@ def test_lagrangian_weights_stay_positive_and_rise_again():
         listener.change(weights, ["a"], SimpleNamespace(scalars=scalars))
         assert weights.item() == pytest.approx(max(expected, 0.01), rel=1e-4)
     listener.check(["a"], weights)
-    with pytest.raises(UsageError, match="min_weight is 2.0; it must be at most 1.0, max_weight"):
+    with pytest.raises(UsageError, match="min_weight is 2.0; it must be at most max_weight, which is 1.0"):
         LagrangianWeights({"a": 1.0}, min_weight=2.0, max_weight=1.0)
 
 
@@ -442,8 +442,8 @@ def test_rewards_may_be_normalized_each_by_its_own_spread(tmp_path):
 
 
 @pytest.mark.parametrize(("listener", "words"), [
-    (ScheduledWeights([1.0]), r"weights has 1 entries, and the reward has 2 \(0, 1\); it must have one for each"),
-    (LagrangianWeights({"2": 1.0}), "names '2', and the entries of the reward are 0, 1"),
+    (ScheduledWeights([1.0]), r"weights has 1 entries, but the reward has 2 \(0, 1\); it must have one for each"),
+    (LagrangianWeights({"2": 1.0}), "has '2', but the entries of the reward are 0, 1"),
 ])  # fmt: skip
 def test_listeners_that_do_not_fit_the_reward_are_refused(tmp_path, listener, words):
     with pytest.raises(UsageError, match=words):
@@ -453,7 +453,7 @@ def test_listeners_that_do_not_fit_the_reward_are_refused(tmp_path, listener, wo
 def test_a_run_with_the_rewards_in_another_order_is_not_continued(tmp_path):
     trained(tmp_path, "PPO", listeners=[CheckpointSaver(0)], env_settings=NAMED)
     other = {"rewards": NAMED["rewards"][::-1]}
-    with pytest.raises(UsageError, match="trained with the rewards right, left, and here they are left, right; name"):
+    with pytest.raises(UsageError, match="trained with the rewards right, left, but here they are left, right; list"):
         make(tmp_path, "PPO", listeners=[CheckpointSaver(0)], env_settings=other, num_iterations=9).start()
 
 
@@ -465,16 +465,18 @@ def test_lagrangian_weights_need_the_metric_that_they_read(tmp_path):
 
 def test_a_weight_of_0_and_a_scalar_reward_are_refused_by_listeners(tmp_path):
     algorithm = functools.partial(PPO, reward_weights=[1.0, 0.0])
-    with pytest.raises(UsageError, match="multiplies the weight of '1', which is 0; begin with a positive one"):
+    with pytest.raises(UsageError, match="multiplies the weight of '1', which is 0; set a positive initial"):
         make(tmp_path / "a", "PPO", algorithm=algorithm, listeners=[LagrangianWeights({"1": 0.0})]).start()
-    with pytest.raises(UsageError, match="ScheduledWeights changes the weights of a vector reward, and PPO has none"):
+    with pytest.raises(UsageError, match="ScheduledWeights changes the weights of a vector reward, but PPO has none"):
         make(tmp_path / "b", "PPO", 0, listeners=[ScheduledWeights([1.0])]).start()
-    with pytest.raises(UsageError, match="ScheduledWeights would change nothing: the reward has one entry, of which"):
+    with pytest.raises(
+        UsageError, match="ScheduledWeights would have no effect: the reward has one entry, which includes"
+    ):
         make(tmp_path / "c", "SAC", 1, listeners=[ScheduledWeights([1.0])]).start()
 
 
 def test_iql_takes_a_scalar_reward_and_says_so(tmp_path):
-    with pytest.raises(UsageError, match="IQL takes a scalar reward, and this one is a vector of 2"):
+    with pytest.raises(UsageError, match="IQL requires a scalar reward, but this reward is a vector of 2"):
         make(tmp_path, "SAC", algorithm=IQL)
 
 
@@ -488,7 +490,7 @@ def test_recorded_vector_rewards_are_trained_on_and_others_refused(tmp_path, alg
     trainer = trained(tmp_path / "offline", "SAC", algorithm=algorithm, **settings)
     assert torch.isfinite(parameters(trainer)).all()
     if algorithm is SAC:
-        with pytest.raises(UsageError, match="the rewards of .* have 2 entries, and the environment's have 1 entries"):
+        with pytest.raises(UsageError, match="the rewards of .* have 2 entries, but the environment's have 1 entries"):
             trained(tmp_path / "other", "SAC", 1, algorithm=algorithm, **settings)
     capsys.readouterr()
     assert main(["evaluate", f"--root_dir={tmp_path / 'run'}", "--num_episodes=2", "--json"]) == 0

@@ -189,7 +189,10 @@ def test_a_checkpoint_that_training_removes_is_counted_and_the_others_are_evalua
 
         trainer.load_policy = load_after_removal
         watch.run(all_kept=True, idle_seconds=0)
-    assert list(tables(copy)) == others and watch.words() == "3 checkpoints evaluated, 1 removed before they could be"
+    assert (
+        list(tables(copy)) == others
+        and watch.words() == "3 checkpoints evaluated, 1 removed before they could be evaluated"
+    )
 
 
 def test_new_checkpoints_are_evaluated_until_the_run_is_done(copy):
@@ -260,7 +263,7 @@ def test_metrics_csv_may_follow_a_checkpoint(trained, tmp_path, monkeypatch):
 def test_two_processes_do_not_watch_under_one_name(copy, capsys):
     with open_run(copy) as trainer, contextlib.closing(Watch(trainer, "evaluation", 3, 7)):
         assert main(["watch", f"--root_dir={copy}", "--idle_seconds=0"]) == 2
-        assert "is being watched already under the name 'evaluation'" in capsys.readouterr().err
+        assert "is being watched under the name 'evaluation'" in capsys.readouterr().err
         assert main(["watch", f"--root_dir={copy}", "--idle_seconds=0", "--name=other", "--num_episodes=1"]) == 0
 
 

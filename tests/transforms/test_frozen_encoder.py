@@ -331,14 +331,14 @@ class TestRefused:
 
     def test_as_a_source_of_recorded_episodes(self, tmp_path):
         make(tmp_path / "run", dqn(FEATURES), [FROZEN]).train()
-        with pytest.raises(UsageError, match="stores 8 features of an encoder in place of the observation; record"):
+        with pytest.raises(UsageError, match="stores 8 features of an encoder instead of the observation; record"):
             list(open_source(f"run:{tmp_path / 'run'}").episodes())
 
     def test_with_a_metric_that_reads_images(self, tmp_path):
         class Brightness(AverageReturn):
             reads_observations = True
 
-        with pytest.raises(UsageError, match="a metric reads observations, and FrozenEncoder replaces them"):
+        with pytest.raises(UsageError, match="a metric reads observations, but FrozenEncoder replaces them"):
             make(tmp_path / "run", dqn(FEATURES), [FROZEN], extra_metrics=[Brightness(name="brightness")])
 
     def test_when_it_is_asked_to_train(self, tmp_path):

@@ -86,7 +86,9 @@ def test_settings_that_do_not_fit_are_refused():
     arguments = specs.reward_spec(), specs.action_spec(Discrete(2))
     with pytest.raises(UsageError, match="are both False; leave the transform out"):
         PreviousStep(Box(0, 1, (1,)), *arguments, action=False, reward=False)
-    with pytest.raises(UsageError, match="PreviousStep adds the leaf 'prev_reward', and the observation has one"):
+    with pytest.raises(
+        UsageError, match="PreviousStep adds the leaf 'prev_reward', but the observation already has one"
+    ):
         PreviousStep({"prev_reward": Box(0, 1, (1,))}, *arguments)
 
 
@@ -150,7 +152,7 @@ class TestPolicy:
         policy, ones = self.make(Repeating), np.ones((3, 1), np.float32)
         assert policy.act(ones, batched=True).tolist() == [0, 0, 0]
         assert policy.act(ones, batched=True, reward=[1, 0, 0], first=[False, False, True]).tolist() == [0, 1, 0]
-        with pytest.raises(ValueError, match=r"reward has shape \[2\], and \[3\] is expected"):
+        with pytest.raises(ValueError, match=r"reward has shape \[2\], but \[3\] is expected"):
             policy.act(ones, batched=True, reward=[1, 0])
 
     def test_transforms_get_it_as_rows_have_it_0_where_an_episode_begins(self, monkeypatch):
@@ -172,7 +174,7 @@ class TestPolicy:
     def test_a_missing_reward_is_named_unless_no_action_depends_on_it(self):
         policy, one = self.make(Repeating), np.ones(1, np.float32)
         policy.act(one)
-        with pytest.raises(UsageError, match="depends on the reward of the last action, which it was not given"):
+        with pytest.raises(UsageError, match="depends on the reward of the last action, which was not given"):
             policy.act(one)
         policy = self.make(PPO, functools.partial(RewardScale, scale=2.0))
         assert policy.act(one) == policy.act(one)

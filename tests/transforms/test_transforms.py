@@ -552,10 +552,10 @@ def _changing(change):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda x: torch.cat([x, x], -1), r"of shape \(6,\) and float32, and its observation_spec has Box"),
+        (lambda x: torch.cat([x, x], -1), r"of shape \(6,\) and float32, but its observation_spec has Box"),
         (lambda x: x[..., :1], r"of shape \(1,\) and float32"),
         (lambda x: x.double(), r"of shape \(3,\) and float64"),
-        (lambda x: {"a": x, "b": x}, "the observations a, b, and its observation_spec has one"),
+        (lambda x: {"a": x, "b": x}, "the observations a, b, but its observation_spec has one"),
     ],
     ids=["wider", "narrower", "of another dtype", "of other leaves"],
 )

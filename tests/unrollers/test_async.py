@@ -661,7 +661,7 @@ def test_or_it_ends_where_those_that_are_left_have_too_few_slots(made):
     unroller.unroll(4)
     for process in processes(unroller)[:2]:
         os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises(RunError, match="1 workers of 2 slots are left, .*segments_per_unroll = 3"):
+    with pytest.raises(RunError, match="1 workers with 2 slots are left, .*segments_per_unroll = 3"):
         for _ in range(20):
             unroller.unroll(4)
             time.sleep(0.1)
@@ -1006,7 +1006,7 @@ def test_a_lambda_in_the_environments_settings_is_named():
         reading.read(["ppo_cartpole.gin"], [])
         gin.bind_parameter("make_environment.env_id", lambda: Stamped())
         with pytest.raises(
-            UsageError, match=r"^make_environment\.env_id needs .*<lambda>, which is defined in the prog"
+            UsageError, match=r"^make_environment\.env_id needs .*<lambda>, which is defined in the main prog"
         ):
             EnvironmentMaker(gin.get_bindings("alfish.Trainer")["environment"])
 
@@ -1020,7 +1020,7 @@ def test_a_lambda_of_another_class_is_named_where_an_environment_in_a_worker_rea
     with reading.preserved():
         gin.clear_config()
         factory = maker()
-        with pytest.raises(UsageError, match=r"^Bandit\.length needs .*<lambda>, which is defined in the program"):
+        with pytest.raises(UsageError, match=r"^Bandit\.length needs .*<lambda>, which is defined in the main"):
             factory()
         gin.bind_parameter("Bandit.length", 3)
         factory().close()
@@ -1033,10 +1033,10 @@ def test_a_lambda_of_another_class_is_named_where_an_environment_in_a_worker_rea
         ({"num_workers": 0}, "num_workers is 0"),
         ({"slots": 1}, "slots is 1"),
         ({"unroll_length": 0}, "unroll_length is 0"),
-        ({"unroll_length": 5}, "on-policy both must be equal"),
-        ({"mode": "lockstep", "segments_per_unroll": 2}, "in lockstep each worker fills one"),
-        ({"segments_per_unroll": 5, "num_workers": 2}, "2 workers of 2 slots have 4 at most"),
-        ({"mode": "lockstep", "workers": functools.partial(Workers, on_failure="shrink")}, "lockstep waits for each"),
+        ({"unroll_length": 5}, "on-policy the two must be equal"),
+        ({"mode": "lockstep", "segments_per_unroll": 2}, "in lockstep it is num_workers"),
+        ({"segments_per_unroll": 5, "num_workers": 2}, "2 workers with 2 slots have"),
+        ({"mode": "lockstep", "workers": functools.partial(Workers, on_failure="shrink")}, "lockstep waits for every"),
         ({"workers": functools.partial(Workers, on_failure="ignore")}, "on_failure is 'ignore'"),
     ],
     ids=str,
@@ -1055,7 +1055,9 @@ class Remembering(SeeingOffPolicy):
 def test_segments_are_as_short_as_unrolls_where_replay_stores_states(made):
     assert made(algorithm=Remembering, length=4)._length == 4
     assert made(algorithm=SeeingOffPolicy, length=4)._length == 8
-    with pytest.raises(UsageError, match="AsyncUnroller.unroll_length is 32 and Trainer.unroll_length 4; replay has"):
+    with pytest.raises(
+        UsageError, match="AsyncUnroller.unroll_length is 32 and Trainer.unroll_length is 4; replay has"
+    ):
         unroller_of(algorithm=Remembering, length=4, unroll_length=32)
 
 
@@ -1244,5 +1246,5 @@ def test_metrics_count_every_step_once(root):
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system pins no processes")
 def test_a_core_that_is_not_there_is_named():
     pool = Workers(1, cpus=[999])
-    with pytest.raises(UsageError, match="Workers.cpus names the core 999, and .* may run on the cores .* only"):
+    with pytest.raises(UsageError, match="Workers.cpus has the core 999, and .* may run only on the cores .* only"):
         pool.start(None, [], None, [], 0)

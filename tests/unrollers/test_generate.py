@@ -302,7 +302,7 @@ class Raising(Stamped):
 def test_an_episode_that_lost_its_environment_is_not_called_whole():
     environment = make_environment(Raising, 2)
     environment.tolerate_errors(lambda index, error: None)
-    with pytest.raises(RunError, match=r"environments \[0, 1\] raised and were rebuilt.*not whole"):
+    with pytest.raises(RunError, match=r"environments \[0, 1\] raised exceptions and were rebuilt.*incomplete"):
         unroller_of(environment).generate_episodes(2)
 
 
@@ -312,7 +312,7 @@ def test_an_episode_that_lost_its_environment_is_not_called_whole():
 @pytest.mark.parametrize("method, word", [("generate_batch", "steps"), ("generate_episodes", "episodes")])
 def test_less_than_one_is_refused(method, word):
     unroller = unroller_of(recorded(NEXT_STEP))
-    with pytest.raises(UsageError, match=f"{method} was asked for 0 {word}; it takes at least 1"):
+    with pytest.raises(UsageError, match=f"{method} was asked for 0 {word}; it must be at least 1"):
         getattr(unroller, method)(0)
 
 

@@ -533,7 +533,7 @@ def test_where_torch_has_moved_a_private_name_it_acts_through_torch_after_one_wa
         x = row()
         torch.testing.assert_close(act(x), algorithm.online(x.observation).detach())
     [record] = warnings_in(caplog)
-    assert "Simple acts through torch, which is slower: torch" in record.message and actor.gave_up
+    assert "Simple acts with torch, which is slower: torch" in record.message and actor.gave_up
 
 
 def test_translating_a_step_leaves_modules_as_they_were():

@@ -64,7 +64,7 @@ def test_it_is_said_that_hosts_step_the_environments():
 @needs_ray
 def test_lockstep_takes_all_hosts():
     workers = functools.partial(RayWorkers, per_host=1, min_hosts=1)
-    with pytest.raises(UsageError, match=r"RayWorkers.min_hosts takes AsyncUnroller.mode = 'free'"):
+    with pytest.raises(UsageError, match=r"RayWorkers.min_hosts requires AsyncUnroller.mode = 'free'"):
         unroller_of(ALIKE, num_workers=2, mode="lockstep", workers=workers)
     shrinking = functools.partial(RayWorkers, per_host=1, workers=functools.partial(Workers, on_failure="shrink"))
     with pytest.raises(UsageError, match=r"Workers.on_failure = 'shrink' takes"):
@@ -76,7 +76,7 @@ def test_lockstep_takes_all_hosts():
     "address, sentence",
     [
         ("127.0.0.1:1", r"no Ray cluster answers at .*'127.0.0.1:1' \(.*refused\); start its head with `RAY"),
-        ("ray://127.0.0.1:1", "is of Ray Client; start the run on a machine of the cluster"),
+        ("ray://127.0.0.1:1", "address of Ray Client; start the run on a machine of the cluster"),
     ],
 )
 def test_an_address_without_a_cluster_is_refused(monkeypatch, address, sentence):
@@ -102,7 +102,7 @@ def test_a_cluster_that_asks_for_another_token_is_refused(monkeypatch):
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(cluster, "_check_address", lambda *_: None)
     words = (
-        "asks for a token that this machine does not have .Token authentication.*copy ~/.ray/auth_token from the head"
+        "requires a token that this machine does not have .Token authentication.*copy ~/.ray/auth_token from the head"
     )
     with pytest.raises(UsageError, match=words):
         cluster.Cluster("head:6379", "same").connect()
@@ -346,7 +346,7 @@ def test_a_start_without_room_ends_with_what_was_asked_for(on_ray):
     on_ray._deadline = time.monotonic() + 100
     on_ray._check_start()
     on_ray._deadline = time.monotonic() - 1
-    with pytest.raises(RunError, match=r"1 hosts of 1 CPUs have answered .* = 0.1 s, and the run begins with 2"):
+    with pytest.raises(RunError, match=r"1 hosts of 1 CPUs answered .* = 0.1 s, but the run needs 2"):
         on_ray._check_start()
 
 

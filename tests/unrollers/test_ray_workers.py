@@ -110,7 +110,7 @@ def test_faults_of_environments_are_handled_in_their_host(made, tmp_path):
     workers = functools.partial(ON_RAY, workers=functools.partial(Workers, step_timeout=0.7, close_timeout=0.3))
     unroller = made(functools.partial(make_environment, maker), num_workers=2, workers=workers)
     began = time.monotonic()
-    sentences = "stepping environments for", "broken on purpose", "It was here", "host 0 on "
+    sentences = "stepping environments for", "broken on purpose", "Its stack", "host 0 on "
     while not all(any(sentence in line for line in LOG) for sentence in sentences):
         unroller.unroll(4)
         assert time.monotonic() - began < 100
@@ -130,7 +130,7 @@ def test_a_module_that_a_host_cannot_import_has_a_sentence_and_may_be_sent(made,
     environment = functools.partial(make_environment, only_here.Here, num_envs=2)
     with pytest.raises(UsageError, match=r"workers on machine .* cannot import 'only_here': .*code = 'here'"):
         made(environment, num_workers=2).unroll(4)
-    with pytest.raises(UsageError, match="this process is connected already"):
+    with pytest.raises(UsageError, match="this process is already connected"):
         made(environment, num_workers=2, workers=functools.partial(ON_RAY, code="here")).unroll(4)
     made.close_all()
     monkeypatch.chdir(tmp_path)

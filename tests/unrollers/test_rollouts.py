@@ -151,9 +151,9 @@ class TestRefusals:
     @pytest.mark.parametrize(
         "size, fraction, message",
         [
-            (1, 0.5, "SyncUnroller.sync_fraction is 0.5, and there is one learner"),
-            (2, 0.6, "2 learners are cut only once all have finished; take 0.5 at most"),
-            (3, 0.67, "3 learners are cut only once all have finished; take 0.66 at most"),
+            (1, 0.5, "SyncUnroller.sync_fraction is 0.5, but there is only one learner"),
+            (2, 0.6, "2 learners finish; set it to"),
+            (3, 0.67, "3 learners finish; set it to"),
         ],
     )
     def test_learners_that_would_never_be_cut_are_refused(self, learners, monkeypatch, size, fraction, message):

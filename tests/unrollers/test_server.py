@@ -97,7 +97,9 @@ def test_a_server_that_does_not_start_is_an_error_of_one_line(monkeypatch):
     unroller = unroller_of(workers=QUICK)
     with pytest.raises(RunError) as raised:
         unroller.unroll(4)
-    assert str(raised.value) == ("the process that forks workers ended with exit code 7; its output above tells why")
+    assert str(raised.value) == (
+        "the process that forks workers ended with exit code 7; its output above shows the reason"
+    )
     unroller.close()
 
 

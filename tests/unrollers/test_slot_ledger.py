@@ -34,7 +34,7 @@ def test_a_segment_that_was_lost_or_doubled_is_refused():
         ledger.grant(0)
     ledger.fill(filled(0, 0, 0))
     for sequence in (0, 2):
-        with pytest.raises(AssertionError, match="a segment was lost or doubled"):
+        with pytest.raises(AssertionError, match="a segment was lost or duplicated"):
             ledger.fill(filled(0, 1, sequence))
     with pytest.raises(AssertionError, match="a slot that was not granted"):
         ledger.fill(filled(0, 0, 1))
@@ -95,5 +95,5 @@ def test_every_slot_is_in_one_state_after_any_course_of_events():
 def test_an_account_that_lost_a_slot_is_not_valid():
     ledger = SlotLedger(2, 2)
     ledger._free[0].pop()
-    with pytest.raises(AssertionError, match="slots of worker 0 were lost or doubled"):
+    with pytest.raises(AssertionError, match="slots of worker 0 were lost or duplicated"):
         ledger.check_valid()

@@ -521,7 +521,7 @@ def test_an_executed_action_is_one_of_the_space_or_none(value, monkeypatch):
     environment.read_executed_actions()
     environment.reset()
     if value in (5, -1):
-        with pytest.raises(UsageError, match="the info executed_action is no element of the action space Discrete"):
+        with pytest.raises(UsageError, match="the info executed_action is not an element of the action space Discrete"):
             environment.step(np.zeros(2, np.int64))
     else:
         row = environment.step(np.zeros(2, np.int64))

@@ -225,7 +225,7 @@ def test_a_worker_that_does_not_take_up_a_slot_is_overdue(one):
     time.sleep(0.02)
     assert list(workers._check(worker)) == [] and worker.killed == 0
     assert kinds(workers._check(worker)) == [Died] and worker.killed == 1
-    assert "worker 0 has been about to take up a slot for" in lines[0]
+    assert "worker 0 has been about to fill a slot for" in lines[0]
 
 
 def test_a_worker_that_has_filled_its_slots_may_wait_for_ever(one):

@@ -1,4 +1,4 @@
-"""Parts beside an algorithm: rewards that are computed from rows, and representations that are learned from rows."""
+"""Parts that extend an algorithm: rewards computed from rows, and representations learned from rows."""
 
 from alfish.algorithms.composition.composed import Composed
 from alfish.algorithms.composition.dynamics import ICM, DynamicsFeatures

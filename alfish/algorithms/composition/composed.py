@@ -1,4 +1,4 @@
-"""An algorithm with parts beside it: rewards computed from rows, and a representation in place of observations.
+"""An algorithm extended by parts: rewards computed from rows, and a representation that replaces observations.
 
 The parts change what the algorithm sees, and nothing else. Replay and metrics have the environment's rows and rewards.
 On-policy, rewards are computed once for each unroll, in `preprocess_experience`, with the parts as they were during the
@@ -45,9 +45,9 @@ class ComposedTrain(NamedTuple):
 @gin.configurable(module="alfish.composition")
 @checked
 class Composed(RLAlgorithm):
-    """An algorithm that maximizes further rewards beside the environment's, or sees a learned representation.
+    """An algorithm that maximizes additional rewards, or sees a learned representation.
 
-        reward = extrinsic_coef * environment's + sum of coef * reward over the parts
+        reward = extrinsic_coef * environment reward + sum over the parts of coef * part reward
 
     With `separate_values` the algorithm receives a vector reward instead: the environment's entries, then one entry for
     each part. The algorithm learns a value for each entry, and weighs the values by the coefficients, which are written
@@ -259,8 +259,8 @@ class Composed(RLAlgorithm):
         """
         if self.algorithm.reward_weights is None:
             raise UsageError(
-                f"Composed.separate_values needs an algorithm with reward_weights, such as PPO, DQN, SAC or TD3, and "
-                f"{type(self.algorithm).__name__} has none; set it to False"
+                "Composed.separate_values needs an algorithm with reward_weights, such as PPO, DQN, SAC or TD3, but "
+                f"{type(self.algorithm).__name__} has none; set separate_values to False"
             )
         if self._weighs_reward and getattr(self.algorithm.values, "scales_bonus", False):
             raise UsageError(
@@ -273,26 +273,26 @@ class Composed(RLAlgorithm):
         self._weigh()
 
     def _check(self, rewards: Sequence[RewardPart]) -> None:
-        """Raises UsageError if the parts do not fit the algorithm, or one another."""
+        """Raises UsageError if the parts are incompatible with the algorithm, or with each other."""
         own, name = self.algorithm, type(self.algorithm).__name__
         names = [part.name for part in rewards]
         names += [] if self.representation is None else [self.representation.name]
         for each in names:
             if names.count(each) > 1 or each in self._groups:
                 raise UsageError(
-                    f"two parts of Composed are named {each!r}, or a parameter group of {name} is; a subclass may have "
-                    "another `name`"
+                    f"two parts of Composed are named {each!r}, or one has the name of a parameter group of {name}; "
+                    "give one of them another `name` in a subclass"
                 )
         size = sum(self.reward_spec.shape)
         if rewards and size and not self._separates:
             raise UsageError(
-                f"Composed.rewards are added to one reward, and the environment's has {size} entries; set "
+                f"Composed.rewards are added to a scalar reward, but the environment's reward has {size} entries; set "
                 "Composed.separate_values = True"
             )
         if size and self._separates and self._extrinsic_coef(0.0) != 1:
             raise UsageError(
-                f"Composed.extrinsic_coef weighs one reward, and the environment's has {size} entries; leave it out, "
-                f"and set {name}.reward_weights"
+                f"Composed.extrinsic_coef weighs a scalar reward, but the environment's reward has {size} entries; "
+                f"leave it out, and set {name}.reward_weights"
             )
         if rewards and own.unroll_use.preprocess_each_epoch:
             raise UsageError(
@@ -302,13 +302,13 @@ class Composed(RLAlgorithm):
         endless = [part.name for part in rewards if not part.episodic]
         if endless and not self._separates:
             raise UsageError(
-                f"returns of {endless[0]} go on after an episode's end (episodic = False), which takes a value of its "
-                "own; set Composed.separate_values = True"
+                f"returns of {endless[0]} continue after the end of an episode (episodic = False), which requires a "
+                "separate value; set Composed.separate_values = True"
             )
         if self._changes_reward and own.replay_needs.return_gamma is not None:
             raise UsageError(
-                f"{name} compares its targets with returns of the environment's own rewards, and Composed changes the "
-                "rewards that it trains on; leave out LowerBounded"
+                f"{name} compares its targets with returns of the environment's rewards, but Composed changes the "
+                "rewards; leave out LowerBounded"
             )
 
     def _share_progress(self) -> None:
@@ -341,7 +341,8 @@ def _loss_of(part: Part, transitions: Transitions) -> Any:
     for name in loss._fields:
         if name not in ("loss", "extra") and getattr(loss, name) is not None:
             raise UsageError(
-                f"loss of {type(part).__name__} returned LossInfo.{name}, which only algorithms may do; leave it out"
+                f"loss of {type(part).__name__} returned LossInfo.{name}, which only an algorithm may return; leave it "
+                "out"
             )
     return loss
 
@@ -349,7 +350,7 @@ def _loss_of(part: Part, transitions: Transitions) -> Any:
 def _features_spec(observation_spec: Nest, representation: Representation) -> Nest:
     """Returns the spec of the features, together with the spec of the action mask if there is one."""
     if not hasattr(representation, "output_size"):
-        raise UsageError(f"{type(representation).__name__} has no output_size; set it to the number of its features")
+        raise UsageError(f"{type(representation).__name__} has no output_size; set it to the number of features")
     features = spaces.Box(-np.inf, np.inf, (representation.output_size,), np.float32)
     path = specs.mask_path(observation_spec)
     if path is None:

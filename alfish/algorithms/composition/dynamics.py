@@ -1,8 +1,9 @@
 """Models of the environment's steps: the intrinsic curiosity module, and a representation learned in the same way.
 
 Pathak et al., 2017, https://arxiv.org/abs/1705.05363. Features phi(s) are learned by an inverse model, which predicts
-the action of a step from phi(s) and phi(s'). The features therefore hold what actions change, and leave out everything
-else. A forward model predicts phi(s') from phi(s) and the action; its error is the reward of the curiosity module.
+the action of a step from phi(s) and phi(s'). The features therefore describe what actions change, and leave out
+everything else. A forward model predicts phi(s') from phi(s) and the action; its error is the reward of the curiosity
+module.
 
 Differences from the paper: the forward loss does not train phi(s) and phi(s'), as in ALF; features are normalized
 (layer norm), so that errors have one scale.
@@ -94,7 +95,7 @@ class ICM(RewardPart):
 
     Args:
       observation_spec, action_spec: specs of the transformed observations and of the actions, see `Part`.
-      coef: weight of the reward, which is half the mean squared error of a feature; a number or a schedule of progress.
+      coef: weight of the reward, which is half the mean squared error per feature; a number or a schedule of progress.
       episodic: whether returns of this reward end with the episode, see `RewardPart`.
       encoder: class or factory of the observation encoder, takes the observation spec.
       layers: sizes of the hidden layers of the features and of both models.

@@ -64,8 +64,8 @@ class Demonstrations(External):
         for kind, there, here in zip(("observations", "actions"), found, (observation_spec, action_spec)):
             if there != here:
                 raise UsageError(
-                    f"the {kind} of {self.name} are {specs.describe(there)}, and those that {name} compares them with "
-                    f"are {specs.describe(here)}; name data of this environment, and leave out transforms of "
+                    f"the {kind} of {self.name} are {specs.describe(there)}, but those that {name} compares them with "
+                    f"are {specs.describe(here)}; use data of this environment, and leave out transforms of "
                     "observations (composition.NormalizedObservation normalizes them for the algorithm)"
                 )
         self.checksum = data.state_dict()["sha256"]
@@ -116,7 +116,7 @@ class GAIL(RewardPart):
     `Composed.extrinsic_coef = 0` leaves the environment's reward out; metrics and evaluations keep it.
 
     Args:
-      observation_spec, action_spec: specs of observations and actions, see `Part`. Observations must have the form of
+      observation_spec, action_spec: specs of observations and actions, see `Part`. Observations must have the format of
         the data, so no transform may change them.
       demonstrations: class or factory of the expert's episodes, an `OfflineBuffer`.
       coef: weight of the reward; a number or a schedule of progress.
@@ -213,8 +213,8 @@ class GAIL(RewardPart):
         if min(lengths) != max(lengths) and reward != "log_ratio":
             longer = "longer" if reward == "softplus" else "shorter"
             logging.warning(
-                "The episodes of %s have %d to %d steps, and GAIL.reward = %r favours %s episodes whatever the expert "
-                "does; take 'log_ratio', or an environment whose episodes have one length",
+                "The episodes of %s have %d to %d steps, but GAIL.reward = %r favours %s episodes whatever the expert "
+                "does; set it to 'log_ratio', or use an environment whose episodes all have the same length",
                 self.demonstrations.name, min(lengths), max(lengths), reward, longer,
             )  # fmt: skip
 

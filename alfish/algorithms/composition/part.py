@@ -42,7 +42,7 @@ def transitions_of(time_step: TimeStep) -> Transitions:
 
 
 class Part(nn.Module, abc.ABC):
-    """Networks with their own loss, beside an algorithm.
+    """Networks with their own loss, used together with an algorithm.
 
     Args:
       observation_spec: nest of spaces, after transforms.

@@ -31,7 +31,7 @@ from alfish.parameters.parts import build_network
 from alfish.parameters.schedules import Schedule
 from alfish.transforms import ObservationNormalizer, RewardNormalizer
 
-UNBOUNDED = 1e30  # clip of a normalizer that does not clip
+UNBOUNDED = 1e30  # clip of a normalizer, so large that nothing is clipped
 
 
 @gin.configurable(module="alfish.composition")
@@ -48,7 +48,7 @@ class RND(RewardPart):
       encoder: class or factory of both networks' encoders, takes the spec of normalized observations.
       layers: sizes of the fixed network's hidden layers; the trained network has two more layers of the last size.
       output_size: number of outputs of both networks.
-      gamma: discount per environment step of the returns by whose deviation the reward is divided.
+      gamma: discount per environment step of the returns whose standard deviation divides the reward.
       clip: largest absolute entry of a normalized observation.
       trained_fraction: fraction of each minibatch's rows, drawn at random, that train the predictor, in (0, 1].
     """

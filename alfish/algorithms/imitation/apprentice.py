@@ -17,7 +17,7 @@ class LabelledRollout(NamedTuple):
 
 
 class Apprentice(BC):
-    """A student whose rows an expert labels while the student acts; the subclasses describe the arguments.
+    """Base class of students whose rows an expert labels while they act; the subclasses describe the arguments.
 
     The policy's state contains the states of the student and the expert, so that the expert's memory receives the
     student's episodes.

@@ -50,7 +50,7 @@ class Expert(External):
 
 
 class PolicyExpert(Expert):
-    """A trained policy, frozen; the label is the policy's mode.
+    """A frozen trained policy; its label is the mode of its action distribution.
 
     The policy's parameters become buffers that checkpoints do not store. These buffers are therefore left out of the
     run's optimizers, parameter counts and checkpoints, but workers still receive the buffers.
@@ -91,7 +91,10 @@ class PolicyExpert(Expert):
             known = nest.paths(observation_spec)
             for path in self._leaves:
                 if path not in known:
-                    raise UsageError(f"the expert {self.name} is to see {path!r}, and the leaves are {sorted(known)}")
+                    raise UsageError(
+                        f"the expert {self.name} should see {path!r}, but the leaves of the observation are "
+                        f"{sorted(known)}"
+                    )
         seen = self._selected(observation_spec, functools.partial(_joined_box, self.name))
         self._compare("observation", self._transforms.raw_observation_spec, seen)
         self._compare("action", self._algorithm.action_spec, action_spec)
@@ -100,8 +103,9 @@ class PolicyExpert(Expert):
         """Checks the units of actions, which the spaces have and the specs do not."""
         if self._action_space != action_space:
             raise UsageError(
-                f"the expert {self.name} acts in {printable(str(self._action_space))}, and this environment takes "
-                f"{printable(str(action_space))}; train the expert in this environment, wrapped as it is now"
+                f"the expert {self.name} has the action space {printable(str(self._action_space))}, but this "
+                f"environment has {printable(str(action_space))}; train the expert in this environment, wrapped as it "
+                "is now"
             )
 
     def _selected(self, observation: Nest, join: Any) -> Nest:
@@ -139,13 +143,13 @@ def _joined_box(name: str, leaves: list[Any]) -> spaces.Box:
     """Returns the spec of joined leaves; raises UsageError if a leaf is not a vector of floats."""
     for leaf in leaves:
         if not isinstance(leaf, spaces.Box) or leaf.dtype != np.float32 or leaf.shape is None or len(leaf.shape) != 1:
-            raise UsageError(f"the expert {name} is to see several leaves joined, and {leaf} is no vector of float32")
+            raise UsageError(f"the expert {name} should see several leaves joined, but {leaf} is not a float32 vector")
     low, high = (np.concatenate([getattr(leaf, end) for leaf in leaves]) for end in ("low", "high"))
     return spaces.Box(low, high, dtype=np.float32)
 
 
 def _frozen(module: Any) -> Any:
-    """Replaces all parameters and buffers by buffers that no checkpoint stores; returns the module in evaluation mode.
+    """Replaces parameters and buffers with buffers that no checkpoint stores; returns the module in evaluation mode.
 
     Modules that need more than evaluation mode to be frozen, such as noisy layers in rollouts, have a method `freeze`.
     """
@@ -165,18 +169,20 @@ class AbsentExpert(Expert):
     name = "the expert"
 
     def forward(self, time_step: TimeStep, state: Nest) -> tuple[Nest, Nest]:
-        raise UsageError("the policy was opened without its expert, so rows have no labels; train it to have them")
+        raise UsageError(
+            "the policy was loaded without its expert, so rows have no labels; only training computes them"
+        )
 
 
 def make_expert(expert: Callable[[], Expert], name: str) -> Expert:
     """Returns the expert that a factory makes.
 
     Args:
-      expert: class or factory.
+      expert: class or factory of the expert.
       name: name of the parameter, for messages.
 
     Raises:
-      UsageError: the factory makes something else than an expert, such as a data set.
+      UsageError: the factory returns an object that is not an expert, such as a data set.
     """
     made: Any = build(expert, object, name)
     if not isinstance(made, Expert):

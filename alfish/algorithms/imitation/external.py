@@ -1,4 +1,4 @@
-"""Modules whose content comes from outside the run: a checkpoint stores a checksum in place of the content."""
+"""Modules whose content comes from outside the run: a checkpoint stores a checksum instead of the content."""
 
 import abc
 import contextlib
@@ -61,8 +61,8 @@ class External(nn.Module, abc.ABC):
         """
         if None not in (self.checksum, state["sha256"]) and state["sha256"] != self.checksum:
             raise UsageError(
-                f"{self.name} is not what this run was saved with: its checksum is {self.checksum[:8]}, and was "  # type: ignore[index]
-                f"{state['sha256'][:8]}; put the content back, or start a new run in another directory"
+                f"{self.name} differs from what this run was saved with: its checksum is {self.checksum[:8]}, but was "  # type: ignore[index]
+                f"{state['sha256'][:8]}; restore the content, or start a new run in another directory"
             )
 
 

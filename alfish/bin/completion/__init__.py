@@ -25,7 +25,7 @@ SHELLS = ("bash", "zsh")
 
 def main(flag_values: flags.FlagValues, *words: str) -> int:
     if len(words) != 1 or words[0] not in SHELLS:
-        raise UsageError("name a shell: `alfish completion bash` or `alfish completion zsh`")
+        raise UsageError("give the name of a shell: `alfish completion bash` or `alfish completion zsh`")
     (shell,) = words
     lists = [f"{name}={shlex.quote(' '.join(value))}\n" for name, value in _lists()]
     script = Path(__file__).with_name(f"alfish.{shell}").read_text()

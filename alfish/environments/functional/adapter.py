@@ -35,8 +35,8 @@ class FunctionalEnvironment(Environment):
     """B environments of a functional environment, see `alfish.environments.functional`.
 
     Built for training, one generator draws the numbers of all environments, and a finished environment begins its next
-    episode in the same step (`uneven`). Built for evaluation, each environment has a generator of its own, and begins
-    an episode when `reset` names it, so the episode of a seed does not depend on the number of environments.
+    episode in the same step (`uneven`). Built for evaluation, each environment has a separate generator, and begins an
+    episode when `reset` selects it, so the episode of a seed does not depend on the number of environments.
 
     Args:
       functional: functional environment; its tensors are moved to `device`.
@@ -55,8 +55,8 @@ class FunctionalEnvironment(Environment):
       device: device of all tensors.
 
     Raises:
-      UsageError: a space or an attribute of the class cannot be used. At the first reset: a method returns another
-        structure, shape, dtype or device than alfish requires, or writes to its arguments.
+      UsageError: a space or an attribute of the class cannot be used. At the first reset: a method does not return the
+        structure, shape, dtype or device that alfish requires, or writes to its arguments.
     """
 
     state: Nest
@@ -202,7 +202,7 @@ class FunctionalEnvironment(Environment):
         The state of a generator on a CPU does not fit one on a GPU, and vice versa; such a generator gets a new seed.
 
         Raises:
-          UsageError: the state is that of another number of environments, or of another class.
+          UsageError: the state belongs to another number of environments, or to another class.
         """
         if not state:
             return False
@@ -212,8 +212,9 @@ class FunctionalEnvironment(Environment):
         saved = nest.leaves(state["episodes"])
         if [(x.shape, x.dtype) for x in saved] != [(x.shape, x.dtype) for x in nest.leaves(nest.plain(own))]:
             raise UsageError(
-                f"the checkpoint has the state of other environments than {self.num_envs} of {self.name}, leaves of "
-                f"the shapes {[tuple(x.shape) for x in saved]}; continue with the class and num_envs that wrote it"
+                f"the checkpoint's state does not match {self.num_envs} environments of {self.name}: its leaves have "
+                f"the shapes {[tuple(x.shape) for x in saved]}; continue with the class and num_envs that it was saved "
+                "with"
             )
         restored = nest.to(nest.like(nest.plain(own), state["episodes"]), self.device)
         self.state = nest.like(self.state, restored["state"])
@@ -286,7 +287,7 @@ class SeparateNumbers:
                 self._cursor[row] = BLOCK
 
     def draw(self, num_steps: int, rows: np.ndarray | None = None) -> torch.Tensor:
-        """Returns the numbers of the next steps, `[num_steps, B, n]`; only those of `rows` are used up."""
+        """Returns the numbers of the next steps, `[num_steps, B, n]`; only the generators of `rows` advance."""
         which = torch.ones_like(self._cursor) if rows is None else torch.from_numpy(rows).long()
         every = torch.arange(len(self._cursor))
         steps = []

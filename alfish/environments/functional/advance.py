@@ -1,8 +1,8 @@
 """Functional environments: the random numbers that they declare, and one vector step as a function of tensors.
 
 A functional environment is a subclass of gymnasium's `FuncEnv` whose methods take and return nests of torch tensors
-`[B, ...]`. Methods compute by torch operations only: they read no tensor's value in Python, draw no random number,
-write to no argument and keep nothing, so that any number of steps can be traced into one graph.
+`[B, ...]`. Methods use torch operations only: they do not read tensor values in Python, draw random numbers, write to
+arguments or keep state, so any number of steps can be traced into one graph.
 
     initial(rng, params) -> state                             reward(state, action, next_state, rng, params) -> [B]
     transition(state, action, rng, params) -> state           terminal(state, rng, params) -> [B] bool
@@ -114,7 +114,7 @@ def size(kinds: Mapping[str, Kind]) -> int:
 
 
 def num_draws(env: FuncEnv) -> int:
-    """Returns how many uniform numbers one environment needs in a step, those of a reset included."""
+    """Returns how many uniform numbers one environment needs in a step, including a reset."""
     return size(initial_draws(env)) + size(transition_draws(env))
 
 
@@ -144,7 +144,7 @@ class Outcome(NamedTuple):
 class Stepped(NamedTuple):
     """The result of a vector step; `final_observation` differs from `observation` only where an episode ended."""
 
-    state: Nest  # state to go on from, of new episodes where old ones ended
+    state: Nest  # state to continue from, of new episodes where old ones ended
     clock: torch.Tensor  # [B] int32, number of steps of the current episode
     observation: Nest  # observation to act from next
     final_observation: Nest  # observation that the step led to, before any reset
@@ -170,7 +170,7 @@ def begin(env: FuncEnv, u: torch.Tensor) -> tuple[Nest, torch.Tensor, Nest]:
 
 
 def advance(env: FuncEnv, state: Nest, clock: torch.Tensor, action: Nest, u: torch.Tensor) -> Stepped:
-    """Makes one vector step; where an episode ends, the next one begins in the same step.
+    """Makes one vector step; where an episode ends, the next episode begins in the same step.
 
     Args:
       env: functional environment.

@@ -24,10 +24,10 @@ KEY = "functional"  # argument of the entry point that names the class
 
 
 class SingleEnvironment(gymnasium.Env):
-    """A functional environment as an environment of gymnasium, for films, wrappers and programs that need one.
+    """A functional environment as a `gymnasium.Env`, for films, wrappers and programs that need a single environment.
 
-    The episode of a seed is that of `FunctionalEnvironment` in an evaluation. A step takes about as long as a step of
-    hundreds of environments in tensors.
+    A seed gives the same episode as `FunctionalEnvironment` does in an evaluation. A step takes about as long as a step
+    of hundreds of environments in tensors.
 
     Args:
       functional: functional environment, its class, or the name of its class ('my_lab.envs:Catch').

@@ -298,7 +298,7 @@ class Dive(NamedTuple):
 class DeepSea(FuncEnv):
     """bsuite's DeepSea: a task of exploration in a grid of `size` x `size` cells, which takes `size` right actions.
 
-    Each step leads one row down, to the left or to the right. Which of the two actions leads to the right differs from
+    Each step moves one row down, to the left or to the right. Which of the two actions moves to the right differs from
     cell to cell. A step to the right costs 0.01 / size, and the last one, from the lowest cell on the right, has a
     reward of 1. The observation has the one-hot code of the cell, row by row. The best return is 0.99; random actions
     reach it with probability 2^-size.

@@ -1,4 +1,7 @@
-"""Checks that a functional environment's methods return what alfish requires, each mistake in one sentence."""
+"""Checks that a functional environment's methods return what alfish requires.
+
+Each mistake is reported in one sentence.
+"""
 
 import inspect
 from collections.abc import Sequence
@@ -38,7 +41,7 @@ def check_class(env: FuncEnv, name: str) -> None:
       name: name of the environment in messages.
 
     Raises:
-      UsageError: an attribute or a method is missing or of another kind, or a method takes other arguments.
+      UsageError: an attribute or a method is missing or has a wrong type, or a method takes wrong arguments.
     """
     for attribute in ("observation_space", "action_space"):
         if not isinstance(getattr(env, attribute, None), spaces.Space):
@@ -49,7 +52,7 @@ def check_class(env: FuncEnv, name: str) -> None:
     missing = [method for method in METHODS if getattr(type(env), method, None) is getattr(FuncEnv, method)]
     missing += ["truncated"] * (truncates(env) and not hasattr(env, "truncated"))
     if missing:
-        raise UsageError(f"{name} has no method {missing[0]}, which a functional environment needs; write it")
+        raise UsageError(f"{name} has no method {missing[0]}, which a functional environment needs; add it")
     for method in METHODS:
         given = list(inspect.signature(getattr(FuncEnv, method)).parameters)[1:]
         taken = inspect.signature(getattr(env, method))
@@ -57,7 +60,7 @@ def check_class(env: FuncEnv, name: str) -> None:
             taken.bind(*given)
         except TypeError:
             raise UsageError(
-                f"{name}.{method} takes ({', '.join(taken.parameters)}), and is called with ({', '.join(given)})"
+                f"{name}.{method} takes ({', '.join(taken.parameters)}), but is called with ({', '.join(given)})"
             ) from None
     for attribute, kinds in (("initial_draws", initial_draws(env)), ("transition_draws", transition_draws(env))):
         wrong = [key for key, kind in dict(kinds).items() if not isinstance(kind, KINDS)]
@@ -68,7 +71,7 @@ def check_class(env: FuncEnv, name: str) -> None:
             )
     limit = max_episode_steps(env)
     if limit is not None and (not isinstance(limit, int) or limit < 1):
-        raise UsageError(f"{name}.max_episode_steps is {limit!r}; it must be a whole number of at least 1, or None")
+        raise UsageError(f"{name}.max_episode_steps is {limit!r}; it must be an integer of at least 1, or None")
 
 
 def check_methods(env: FuncEnv, name: str, num_envs: int, device: torch.device) -> None:
@@ -101,8 +104,8 @@ def check_step(env: FuncEnv, name: str, state: Nest, action: Nest, u: torch.Tens
       u: uniform numbers in [0, 1), `[B, num_draws(env)]`.
 
     Raises:
-      UsageError: a result has another structure, shape, dtype or device than alfish requires, a second call returns
-        something else, or an argument has changed.
+      UsageError: a result does not have the structure, shape, dtype or device that alfish requires, a second call
+        returns a different result, or an argument has changed.
       CodeError: a method raised an error.
     """
     at_reset, rng = draws(env, u)
@@ -124,12 +127,17 @@ def check_step(env: FuncEnv, name: str, state: Nest, action: Nest, u: torch.Tens
     reward = call("reward", state, action, after, rng)
     _check_leaf(reward, f"{name}.reward", shape, device)
     if not reward.is_floating_point():
-        raise UsageError(f"{name}.reward returned {reward.dtype}; a reward is a float, as by .to(torch.float32)")
+        raise UsageError(
+            f"{name}.reward returned {reward.dtype}; a reward must be a float; convert it, for example with "
+            ".to(torch.float32)"
+        )
     for method in ("terminal", *["truncated"] * truncates(env)):
         flags = call(method, after, rng)
         _check_leaf(flags, f"{name}.{method}", (num_envs,), device)
         if flags.dtype != torch.bool:
-            raise UsageError(f"{name}.{method} returned {flags.dtype}; it must be torch.bool, as by a comparison")
+            raise UsageError(
+                f"{name}.{method} returned {flags.dtype}; it must be torch.bool, for example the result of a comparison"
+            )
 
 
 def _result(env: FuncEnv, name: str, method: str, arguments: Sequence[Any]) -> Nest:
@@ -141,13 +149,13 @@ def _result(env: FuncEnv, name: str, method: str, arguments: Sequence[Any]) -> N
         result, again = (getattr(env, method)(*arguments, params) for _ in range(2))
     if [leaf._version for leaf in given] != versions:
         raise UsageError(
-            f"{name}.{method} writes to a tensor that it was given, which others still hold; compute a new tensor, for "
-            "example by torch.where"
+            f"{name}.{method} writes to a tensor in its arguments, which is still used elsewhere; compute a new "
+            "tensor, for example with torch.where"
         )
     if not all(map(_equal, nest.leaves(result), nest.leaves(again))):
         raise UsageError(
-            f"two calls of {name}.{method} with the same arguments give different results; draw random numbers by "
-            "initial_draws and transition_draws, and keep nothing between calls"
+            f"two calls of {name}.{method} with the same arguments give different results; draw random numbers with "
+            "initial_draws and transition_draws, and keep no state between calls"
         )
     return result
 
@@ -172,13 +180,14 @@ def _check_state(state: Nest, call: str, num_envs: int, device: torch.device) ->
 def _check_alike(state: Nest, after: Nest, name: str) -> None:
     if nest.flatten(state)[1] != nest.flatten(after)[1]:
         raise UsageError(
-            f"{name}.transition returned a state of another structure than {name}.initial: {nest.paths(after)} in "
-            f"place of {nest.paths(state)}; return the same parts in the same kinds of tuples and dicts"
+            f"{name}.transition returned a state whose structure differs from that of {name}.initial: "
+            f"{nest.paths(after)} instead of {nest.paths(state)}; return the same parts in the same kinds of tuples "
+            "and dicts"
         )
     for (path, before), leaf in zip(nest.named_leaves(state, "state"), nest.leaves(after)):
         if (before.shape, before.dtype) != (leaf.shape, leaf.dtype):
             raise UsageError(
-                f"{name}.transition returned {path} as {_words(leaf)}, and {name}.initial as {_words(before)}; return "
+                f"{name}.transition returned {path} as {_words(leaf)}, but {name}.initial as {_words(before)}; return "
                 "the same shape and dtype"
             )
 
@@ -188,16 +197,16 @@ def _check_observation(observation: Nest, env: FuncEnv, name: str, num_envs: int
     spec = specs.map_space(lambda leaf: leaf, env.observation_space)
     if nest.paths(observation) != nest.paths(spec):
         raise UsageError(
-            f"{call} returned the parts {nest.paths(observation)}, and the observation_space has {nest.paths(spec)}; "
-            "make them equal"
+            f"{call} returned the parts {nest.paths(observation)}, but the observation_space has {nest.paths(spec)}; "
+            "make the two equal"
         )
     for (path, leaf), space in zip(nest.named_leaves(observation, ""), nest.leaves(spec)):
         where = f"{call}: {path}" if path else call
         _check_leaf(leaf, where, (num_envs, *(space.shape or ())), device)
         if leaf.is_floating_point() and np.dtype(space.dtype).kind in "biu":
             raise UsageError(
-                f"{where} has {leaf.dtype}, which would be cut to integers: its space {space} has {space.dtype}; give "
-                "the space the dtype of the observation, or cast it"
+                f"{where} has {leaf.dtype}, which would be truncated to integers: its space {space} has {space.dtype}; "
+                "give the space the dtype of the observation, or cast it"
             )
 
 
@@ -212,8 +221,8 @@ def _check_leaf(leaf: Any, what: str, shape: tuple[int, ...], device: torch.devi
         )
     if leaf.device != device:
         raise UsageError(
-            f"{what} is on {leaf.device}, and the environments are on {device}; make tensors from those that the "
-            "method is given (torch.zeros_like, state.new_zeros), or with device=rng.device"
+            f"{what} is on {leaf.device}, but the environments are on {device}; make tensors from the method's "
+            "arguments (torch.zeros_like, state.new_zeros), or with device=rng.device"
         )
 
 

@@ -56,7 +56,7 @@ class Columns:
         self._infos: list[dict[str, Any]] = [{}] * count
 
     def act(self, action: Nest) -> Sequence[Any]:
-        """Notes the actions `[columns, ...]` of the columns that wait; returns all actions in the game's units."""
+        """Stores the actions `[columns, ...]` of the columns that wait; returns all actions in the game's units."""
         executed, waits = self._units.executed(nest.arrays(action)), self.waits
         self._acted = nest.map(lambda new, old: np.where(nest.widened(waits, new), new, old), executed, self._acted)
         if self._masks is not None:
@@ -65,9 +65,9 @@ class Columns:
             if forbidden.any():
                 column = int(np.flatnonzero(forbidden)[0])
                 raise UsageError(
-                    f"{self.place(column)}: its action is forbidden by {self._masks.name}, whose choices "
-                    f"{np.flatnonzero(mask[column]).tolist()} are allowed; an algorithm takes masks from the "
-                    "observation, see RLAlgorithm.action_masks"
+                    f"{self.place(column)}: its action is forbidden by {self._masks.name}, which allows the choices "
+                    f"{np.flatnonzero(mask[column]).tolist()}; an algorithm reads masks from the observation, see "
+                    "RLAlgorithm.action_masks"
                 )
         actions = nest.map(np.array, self._units.stretch(executed))  # a copy, because a game may write to its action
         return list(actions if isinstance(actions, np.ndarray) else iterate(self._action_batch, actions))
@@ -75,10 +75,10 @@ class Columns:
     def note(
         self, column: int, step_type: int, observation: Any, reward: Any, terminated: Any, info: dict[str, Any] | None
     ) -> None:
-        """Notes the row of a column that arrives in this step."""
+        """Stores the row of a column that arrives in this step."""
         if self._step_type[column] != StepType.PAD:
             raise UsageError(
-                f"{self.place(column)} appears again in the step in which it left; let it appear in a later step"
+                f"{self.place(column)} appears again in the same step in which it left; let it appear in a later step"
             )
         self._step_type[column], self._reward[column], self._discount[column] = step_type, reward, not terminated
         self._observations[column] = observation
@@ -128,14 +128,14 @@ class Columns:
         return concatenate(self._group.observation_space, observations, empty)
 
     def _name_misfit(self, arrived: np.ndarray) -> None:
-        """Raises UsageError for the first column whose observation has not the form of the space."""
+        """Raises UsageError for the first column whose observation does not match the space."""
         for column in np.flatnonzero(arrived).tolist():
             observation = self._observations[column]
             try:
                 self._concatenated([observation])
             except Exception as error:
                 raise UsageError(
-                    f"{self.place(column)} has the observation {_form(observation)}, and its observation_space is "
+                    f"{self.place(column)} has the observation {_form(observation)}, but its observation_space is "
                     f"{self._group.observation_space} ({first_line(error)})"
                 ) from error
 

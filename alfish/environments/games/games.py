@@ -19,7 +19,7 @@ class Group:
     """Agents with equal spaces. Column `g * len(agents) + i` is agent i of game g.
 
     Args:
-      name: name of the group, which is that of its first agent.
+      name: name of the group: the name of its first agent.
       agents: names of the agents.
       num_games: number of games, G.
       observation_space, action_space: gymnasium's spaces of one agent.
@@ -51,7 +51,7 @@ class Games(abc.ABC):
     """G games that step together. Each step makes at most one row of a column, and PAD where the agent has no row.
 
     The episode of an agent is FIRST (it appears), MID ..., LAST (it leaves). An agent may appear late, and several
-    times in a game. A game that has ended resets in the next step, never in the step of its end.
+    times in a game. A game that has ended resets in the next step, never in the step in which it ends.
 
     Leaves of rows and of infos are numpy arrays `[columns, ...]`. Returned leaves are never written later.
 
@@ -124,7 +124,7 @@ class Games(abc.ABC):
         """Returns a frame of a game; None if it has no frames. Default: None."""
 
     def abandon(self) -> None:
-        """Tells that a running step may never end; afterwards only `close` and `state_dict` may be called.
+        """Reports that a running step may never end; afterwards only `close` and `state_dict` may be called.
 
         Default: does nothing.
         """
@@ -150,8 +150,8 @@ class SideBySide(Games):
         for name, environment in environments.items():
             if environment.uneven:
                 raise UsageError(
-                    f"SideBySide: the environments {name!r} ({environment.name}) reset in the step of an episode's "
-                    "end; build them with AutoresetMode.NEXT_STEP"
+                    f"SideBySide: the environments {name!r} ({environment.name}) reset in the step in which an episode "
+                    "ends; build them with AutoresetMode.NEXT_STEP"
                 )
         groups = {
             name: Group(name, (name,), one.num_envs, one.observation_space, one.action_space, one.reward_spec)

@@ -1,7 +1,7 @@
-"""Further leaves of the observations of agents: the state of the game, the observations of others, the agent itself.
+"""Additional leaves of agents' observations: the game's state, other agents' observations, and the agent's identity.
 
-A critic that sees the state while the actor does not is a centralised critic: `Encoder.leaves = {'state': None}` leaves
-the leaf out of an actor.
+A critic that sees the state while the actor does not is a centralised critic: `Encoder.leaves = {'state': None}` hides
+the leaf from an actor.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,14 +27,14 @@ class Leaves:
     - 'agent': one-hot vector that tells the agent in its group.
 
     Args:
-      names: leaves to add. An observation that is no Dict becomes the leaf `observation`.
+      names: leaves to add. An observation that is not a Dict becomes the leaf `observation`.
       game: a game, whose spaces are read.
       observed: observation space of each agent, in the order of `possible_agents`.
       groups: agents of each group.
       name: name of the game in messages.
 
     Raises:
-      UsageError: 'state' is asked, and the game has none, or an observation has a leaf of an added name.
+      UsageError: 'state' is requested but the game has none, or an observation already has a leaf with an added name.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Leaves:
         if self.wants_others:
             others = [flat for other, flat in self._flat.items() if other != agent]
             if not others:
-                raise UsageError(f"make_games.leaves has 'others', and {self._name} has one agent only; leave it out")
+                raise UsageError(f"make_games.leaves has 'others', but {self._name} has only one agent; leave it out")
             low, high = (np.concatenate([getattr(flat, end).ravel() for flat in others]) for end in ("low", "high"))
             more["others"] = spaces.Box(  # zeros, for absent agents, are within the bounds
                 np.minimum(low, 0).astype(np.float32), np.maximum(high, 0).astype(np.float32), dtype=np.float32
@@ -79,13 +79,13 @@ class Leaves:
             more["agent"] = spaces.Box(0, 1, self._one_hot[agent].shape, np.float32)
         if taken := sorted(set(parts) & set(more)):
             raise UsageError(
-                f"make_games.leaves has {taken[0]!r}, and the observation of {agent} in {self._name} already has a "
-                "leaf of this name; leave it out, or rename the leaf in the game"
+                f"make_games.leaves has {taken[0]!r}, but the observation of {agent} in {self._name} already has a "
+                "leaf of this name; remove it from make_games.leaves, or rename the leaf in the game"
             )
         return spaces.Dict({**parts, **more})
 
     def seen(self, game: Any, observations: Mapping[str, Any]) -> "Seen":
-        """Returns what the rows of a game in one step have in common.
+        """Returns the values that all rows of a game share in one step.
 
         Args:
           game: the game.
@@ -97,7 +97,7 @@ class Leaves:
                 state = game.state()
             if np.shape(state) != self._state_space.shape:
                 raise UsageError(
-                    f"{self._name}: state() returned an array of shape {np.shape(state)}, and its state_space is "
+                    f"{self._name}: state() returned an array of shape {np.shape(state)}, but its state_space is "
                     f"{self._state_space}"
                 )
         if self.wants_others:
@@ -127,11 +127,11 @@ class Leaves:
             flat = np.asarray(flatten(space, observation), np.float32)
         except Exception as error:
             raise UsageError(
-                f"{self._name}: the observation of {agent} has not the form of its observation_space {space} ({error})"
+                f"{self._name}: the observation of {agent} does not match its observation_space {space} ({error})"
             ) from error
         if flat.shape != self._flat[agent].shape:
             raise UsageError(
-                f"{self._name}: the observation of {agent} has {flat.size} numbers, and its observation_space {space} "
+                f"{self._name}: the observation of {agent} has {flat.size} numbers, but its observation_space {space} "
                 f"has {self._absent[agent].size}"
             )
         return flat
@@ -141,7 +141,7 @@ class Seen:
     """Values that all rows of a game share in one step.
 
     Args:
-      state: state of the game; None if it is not asked.
+      state: state of the game; None if it is not requested.
       flat: flattened observations of the agents that are present.
     """
 
@@ -159,9 +159,9 @@ def _without_mask(space: spaces.Space) -> spaces.Space:
 def _state_space(game: Any, name: str) -> spaces.Box:
     space = getattr(game, "state_space", None)
     if not isinstance(space, spaces.Box):
-        found = "has no state_space" if space is None else f"has the state_space {space}, which is no Box"
+        found = "has no state_space" if space is None else f"has the state_space {space}, which is not a Box"
         raise UsageError(
-            f"make_games.leaves has 'state', and {name} {found}; give it one and a method state(), or take "
-            "make_games.leaves = ['others']"
+            f"make_games.leaves has 'state', but {name} {found}; give the game a state_space of type Box and a method "
+            "state(), or set make_games.leaves = ['others']"
         )
     return space

@@ -56,22 +56,22 @@ def make_games(
         an entry of the agent's info, see `environments.objectives`. None means the game's own reward, a number, or a
         vector if the game has a `reward_space`.
       action_mask: place of an agent's mask of allowed actions: 'observation:LEAF', 'info:KEY' or 'method:NAME', a
-        method that takes the agent's name. None means that the leaf `action_mask` is the mask of observations that are
-        a Dict with exactly `observation` and `action_mask`, and that there is no mask else.
+        method that takes the agent's name. None means that the leaf `action_mask` is the mask if observations are a
+        Dict with exactly `observation` and `action_mask`; otherwise there is no mask.
       leaves: further leaves of each observation: 'state', the game's `state()`; 'others', the observations of the other
         agents in the order of `possible_agents`, flattened, zeros for absent agents; 'agent', a one-hot vector of the
-        agent in its group. An observation that is no Dict then becomes the leaf `observation`.
+        agent in its group. An observation that is not a Dict then becomes the leaf `observation`.
       teams: patterns of the agents of each team, such as {'chasers': 'adversary_*'}.
       team_spirit: share of the mean reward of the team in an agent's reward, or a schedule of it. The agent's own
         reward is then the entry `own_reward` of its info.
       seed: seed of the run, which a Trainer passes. Reset k of game g has the seed that follows from (seed, g, k).
-      num_envs: number of games in place of `num_games`, which an evaluation passes.
-      evaluation: whether the games are for evaluation, which a Trainer passes; they are the same.
+      num_envs: number of games, which an evaluation passes instead of `num_games`.
+      evaluation: whether the games are for evaluation, which a Trainer passes; it has no effect.
       render_mode: render mode of the game.
 
     Raises:
-      UsageError: the game does not exist, a package is missing (the message has the command that installs it), what is
-        made is no game, or the game does not have what the arguments name.
+      UsageError: the game does not exist, a package is missing (the message has the command that installs it), the
+        object is not a game, or the game does not have what the arguments refer to.
     """
     if render_mode:
         rendering.prepare()
@@ -94,7 +94,7 @@ def _maker(game: str) -> Callable[..., Any]:
     module, _, function = game.partition(":")
     package = module.partition(".")[0]
     if package in PACKAGES and importlib.util.find_spec(package) is None:
-        raise UsageError(f"{where} is {game!r}, and {package} is not installed: {_install(module)}")
+        raise UsageError(f"{where} is {game!r}, but {package} is not installed: {_install(module)}")
     imports.admit(module, where)
     imports.admit_functions(module, where)
     if package in PACKAGES:
@@ -106,9 +106,9 @@ def _maker(game: str) -> Callable[..., Any]:
         if callable(made):
             return made
     if function:
-        raise UsageError(f"{where} is {game!r}, and {module} has no class or function {function}")
+        raise UsageError(f"{where} is {game!r}, but {module} has no class or function {function}")
     raise UsageError(
-        f"{where} is {game!r}, and this module has neither parallel_env nor env; name the class or function that makes "
+        f"{where} is {game!r}, but this module has neither parallel_env nor env; give the class or function that makes "
         f"the game, as '{module}:MyGame'"
     )
 
@@ -143,20 +143,20 @@ def _made(make: Callable[..., Any], kwargs: Mapping[str, Any], name: str) -> Any
         if "unexpected keyword argument" not in str(error):
             raise
         if "'render_mode'" in str(error):
-            raise UsageError(f"{name} cannot be filmed: it takes no render_mode; give it that argument") from error
+            raise UsageError(f"{name} cannot be filmed: it takes no render_mode; add that argument") from error
         raise UsageError(f"make_games: {name} does not take game_kwargs={dict(kwargs)}: {error}") from error
 
 
 def _check_game(game: Any, name: str) -> None:
-    """Raises UsageError if an object is no game of PettingZoo."""
+    """Raises UsageError if an object is not a PettingZoo game."""
     lacking = [method for method in ("reset", "step", "observation_space", "action_space") if not hasattr(game, method)]
     if isinstance(game, (gymnasium.Env, gymnasium.vector.VectorEnv)):
         raise UsageError(
-            f"make_games.game: {name} makes a {type(game).__name__}, a gymnasium environment of one agent; take "
+            f"make_games.game: {name} makes a {type(game).__name__}, a gymnasium environment with one agent; use "
             "make_environment"
         )
     if lacking or not callable(game.observation_space):
         raise UsageError(
-            f"make_games.game: {name} makes a {type(game).__name__}, which is no game of PettingZoo: it has no "
+            f"make_games.game: {name} makes a {type(game).__name__}, which is not a PettingZoo game: it has no "
             f"{' and no '.join(lacking or ['method observation_space'])}"
         )

@@ -13,7 +13,7 @@ from alfish.errors.user_code import calling
 class ParallelGames(ZooGames):
     """Games of PettingZoo's parallel interface.
 
-    The episode of an agent begins when it appears in `agents`, after `reset` or in mid-game, and ends when it is
+    The episode of an agent begins when it appears in `agents`, after `reset` or during the game, and ends when it is
     terminated, truncated, or no longer in `agents`. It may appear again later in the same game.
 
     Args:
@@ -21,8 +21,8 @@ class ParallelGames(ZooGames):
 
     Raises:
       UsageError: as for `ZooGames`. In a step: a game lacks the observation, the reward or the end of an agent, an
-        agent that has ended stays, an agent outside of `possible_agents` appears, or an observation has another form
-        than its space or is not finite.
+        agent that has ended stays, an agent outside of `possible_agents` appears, or an observation does not match its
+        space or is not finite.
     """
 
     def _begin(self, game: int, seed: int) -> None:
@@ -45,8 +45,8 @@ class ParallelGames(ZooGames):
         for result, by_agent in zip(names[:4], (observations, given, terminated, truncated)):
             if lacking := [agent for agent in present if agent not in by_agent]:
                 raise UsageError(
-                    f"{self.name}: step returned no {result} of {lacking[0]} in game {game}, which has acted; "
-                    "PettingZoo's parallel interface has them for each agent that acted"
+                    f"{self.name}: step returned no {result} of {lacking[0]} in game {game}, although this agent has "
+                    "acted; PettingZoo's parallel interface requires one for each agent that acted"
                 )
         check_ends([terminated[agent] for agent in present], [truncated[agent] for agent in present])
         ended = {agent for agent in present if terminated[agent] or truncated[agent]}
@@ -54,8 +54,8 @@ class ParallelGames(ZooGames):
         goes_on = not ended.issuperset(remaining)
         if goes_on and (staying := sorted(ended.intersection(remaining))):
             raise UsageError(
-                f"{self.name}: {staying[0]} of game {game} is terminated or truncated, and is still in `agents`; "
-                "PettingZoo's parallel interface takes an agent out when it has ended"
+                f"{self.name}: {staying[0]} of game {game} is terminated or truncated, but still in `agents`; "
+                "PettingZoo's parallel interface removes an agent when it has ended"
             )
         rewards = {agent: self._reward(game, agent, given[agent], infos.get(agent)) for agent in present}
         means = self._teams.means(rewards)
@@ -79,13 +79,13 @@ class ParallelGames(ZooGames):
         for agent in agents:
             if agent not in self._place:
                 raise UsageError(
-                    f"{self.name}: {agent!r} is in `agents` of game {game}, and not in possible_agents, which are "
-                    f"{', '.join(self.agents)}; add it there"
+                    f"{self.name}: {agent!r} is in `agents` of game {game}, but not in possible_agents, which are "
+                    f"{', '.join(self.agents)}; add it to possible_agents"
                 )
             if agent not in observations:
                 raise UsageError(
-                    f"{self.name}: {agent} is in `agents` of game {game} and has no observation; reset and step return "
-                    "one for each agent in `agents`"
+                    f"{self.name}: {agent} is in `agents` of game {game}, but has no observation; reset and step must "
+                    "return one for each agent in `agents`"
                 )
 
     def _dicts(self, results: Any, method: str, names: Sequence[str]) -> Sequence[Mapping[str, Any]]:
@@ -93,7 +93,7 @@ class ParallelGames(ZooGames):
         are_dicts = isinstance(results, tuple) and all(isinstance(result, Mapping) for result in results)
         if not are_dicts or len(results) != len(names):
             raise UsageError(
-                f"{self.name}.{method} returned no {len(names)} dicts; PettingZoo's parallel interface returns "
-                f"({', '.join(names)}), each by the agent's name"
+                f"{self.name}.{method} did not return {len(names)} dicts; PettingZoo's parallel interface returns "
+                f"({', '.join(names)}), each a dict by agent name"
             )
         return results

@@ -23,7 +23,7 @@ class Teams:
       agents: names of all agents.
 
     Raises:
-      UsageError: a pattern fits no agent, an agent is in two teams, or there is a spirit without teams.
+      UsageError: a pattern matches no agent, an agent is in two teams, or `spirit` is set without teams.
     """
 
     def __init__(self, teams: Mapping[str, str | Sequence[str]], spirit: float | Schedule, agents: Sequence[str]):
@@ -33,17 +33,18 @@ class Teams:
                 found = [agent for agent in agents if fnmatchcase(agent, pattern)]
                 if not found:
                     raise UsageError(
-                        f"make_games.teams[{team!r}] has {pattern!r}, which fits no agent; the agents are "
+                        f"make_games.teams[{team!r}] has {pattern!r}, which matches no agent; the agents are "
                         f"{', '.join(agents)}"
                     )
                 for agent in found:
                     other = self.team_of.setdefault(agent, team)
                     if other != team:
                         raise UsageError(
-                            f"make_games.teams has {agent} in {other!r} and in {team!r}; an agent is in one team"
+                            f"make_games.teams has {agent} in {other!r} and in {team!r}; an agent can be in one team "
+                            "only"
                         )
         if not teams and (callable(spirit) or spirit):
-            raise UsageError("make_games.team_spirit is set, and make_games.teams is not; name the agents of each team")
+            raise UsageError("make_games.team_spirit is set, but make_games.teams is not; list the agents of each team")
         self.follows_progress = callable(spirit)
         self._spirit: Callable[[Any], Any] = as_schedule(spirit)
         self.set_progress(0.0)
@@ -55,7 +56,7 @@ class Teams:
         self._share = float(self._spirit(progress))
 
     def means(self, rewards: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the mean reward of its team for each agent with a team.
+        """Returns, for each agent with a team, the mean reward of its team.
 
         Args:
           rewards: rewards of the agents that received one in a step.
@@ -68,5 +69,5 @@ class Teams:
         return {agent: means[team] for agent, team in self.team_of.items() if team in means}
 
     def blend(self, own: Any, mean: Any) -> Any:
-        """Returns the reward of an agent from its own and the mean of its team."""
+        """Returns the reward of an agent from its own reward and the mean of its team."""
         return (1 - self._share) * own + self._share * mean

@@ -18,15 +18,15 @@ class TurnGames(ZooGames):
     In a step, one agent of each game acts, and the row of the agent that acts next arrives, with the LAST rows of
     agents that have ended. The reward of a row is the sum of the agent's rewards since its last action. Rewards before
     its first turn belong to no action and are left out. An agent whose game ends before its first turn has no episode.
-    An entry of a reward that `rewards` takes from the info is that of the info at the agent's turn.
+    If `rewards` takes an entry from the info, it uses the info at the agent's turn.
 
     Args:
       games, seed, rewards, action_mask, leaves, teams, team_spirit: as for `ZooGames`.
 
     Raises:
       UsageError: as for `ZooGames`, or teams are given and `rewards` takes entries from infos. In a step: an agent
-        leaves without having been terminated or truncated, one that has ended stays, an agent outside of
-        `possible_agents` appears, or an observation has another form than its space or is not finite.
+        leaves without having been terminated or truncated, an agent that has ended stays, an agent outside of
+        `possible_agents` appears, or an observation does not match its space or is not finite.
     """
 
     def __init__(self, games: Sequence[Any], seed: int = 0, **settings: Any):
@@ -35,8 +35,8 @@ class TurnGames(ZooGames):
         sources = list(rewards.values()) if isinstance(rewards, Mapping) else []
         if self._teams and any(where.startswith("info:") for where in sources):
             raise UsageError(
-                f"make_games.teams is set, and make_games.rewards takes entries from infos, which {self.name}, a game "
-                "in turns, has at the agent's turn only; leave out one of the two"
+                f"make_games.teams is set, and make_games.rewards reads entries of infos, but {self.name} is a "
+                "turn-based game, which has infos only at the agent's turn; leave out one of the two"
             )
         self.turns = len(self.agents)
         # Sums of the team's mean rewards since an agent's last action, by game.
@@ -76,14 +76,14 @@ class TurnGames(ZooGames):
         self._select(game)
 
     def _select(self, game: int) -> None:
-        """Notes the row of the agent that acts next, and the LAST rows of agents before it."""
+        """Stores the row of the agent that acts next, and the LAST rows of agents that ended before."""
         env, seen = self.games[game], None
         while env.agents:
             agent = env.agent_selection
             if agent not in self._place:
                 raise UsageError(
-                    f"{self.name}: {agent!r} is to act in game {game}, and is not in possible_agents, which are "
-                    f"{', '.join(self.agents)}; add it there"
+                    f"{self.name}: {agent!r} should act in game {game}, but is not in possible_agents, which are "
+                    f"{', '.join(self.agents)}; add it to possible_agents"
                 )
             if seen is None:
                 observations = {}
@@ -112,12 +112,12 @@ class TurnGames(ZooGames):
                 env.step(None)
             if agent in env.agents:
                 raise UsageError(
-                    f"{self.name}: {agent} of game {game} has ended, and step(None) has not taken it out of `agents`; "
+                    f"{self.name}: {agent} of game {game} has ended, but step(None) has not removed it from `agents`; "
                     "begin step with PettingZoo's _was_dead_step"
                 )
         if lost := [agent for agent in self.agents if self._plays(game, agent) and agent not in env.agents]:
             raise UsageError(
-                f"{self.name}: {lost[0]} of game {game} is no longer in `agents`, and was neither terminated nor "
+                f"{self.name}: {lost[0]} of game {game} is no longer in `agents`, but was neither terminated nor "
                 "truncated before; PettingZoo's AEC interface keeps it there until step(None)"
             )
         self.is_over[game] = not env.agents

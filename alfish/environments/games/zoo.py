@@ -25,7 +25,7 @@ from alfish.parameters.schedules import Schedule
 
 
 class Place(NamedTuple):
-    """The place of an agent: the name of its group, its number there, and the number of agents of the group."""
+    """The place of an agent: the name of its group, its index in the group, and the size of the group."""
 
     group: str
     number: int
@@ -35,7 +35,8 @@ class Place(NamedTuple):
 class ZooGames(Games):
     """Games of PettingZoo, stepped one after another in this process.
 
-    Where the games have methods `get_state()` and `set_state(state)`, a resumed run continues them. Others begin anew.
+    Where the games have methods `get_state()` and `set_state(state)`, a resumed run continues them. Otherwise new games
+    begin.
 
     Args:
       games: games of one class, at least one.
@@ -43,15 +44,15 @@ class ZooGames(Games):
       rewards: names or sources of the entries of a vector reward, as of `make_environment`; None means the reward of
         the games, a number, or a vector if they have a `reward_space`.
       action_mask: place of the action mask, 'observation:LEAF', 'info:KEY' or 'method:NAME', a method that takes the
-        agent's name. None means that the leaf `action_mask` of an observation that is a Dict with exactly
-        `observation` and `action_mask` is the mask.
+        agent's name. None means that the leaf `action_mask` is the mask if observations are a Dict with exactly
+        `observation` and `action_mask`.
       leaves: further leaves of each observation: 'state', 'others', 'agent', see `Leaves`.
       teams: patterns of the agents of each team, by its name.
       team_spirit: share of the team's mean reward in an agent's reward, or a schedule of it, see `Teams`.
 
     Raises:
       UsageError: the games do not follow PettingZoo's interface, differ from each other, or do not have what the
-        arguments name. While acting: see the subclasses.
+        arguments refer to. While acting: see the subclasses.
     """
 
     def __init__(
@@ -162,11 +163,11 @@ class ZooGames(Games):
 
     @abc.abstractmethod
     def _begin(self, game: int, seed: int) -> None:
-        """Resets a game and notes its first rows."""
+        """Resets a game and stores its first rows."""
 
     @abc.abstractmethod
     def _advance(self, game: int, actions: Mapping[str, Sequence[Any]]) -> None:
-        """Steps a game and notes the rows that arrive. Sets `is_over` where the game has ended.
+        """Steps a game and stores the rows that arrive. Sets `is_over` where the game has ended.
 
         Args:
           game: number of the game.
@@ -178,7 +179,7 @@ class ZooGames(Games):
         return all(hasattr(game, "get_state") and hasattr(game, "set_state") for game in self.games)
 
     def _restart(self, game: int, seed: int | None) -> None:
-        """Resets a game. Without a seed it has one of its own."""
+        """Resets a game. Without a seed, the game chooses a seed."""
         own = np.random.SeedSequence([self._seed, game, self.num_resets[game]]).generate_state(1)[0] >> 1
         self.num_resets[game] += 1
         for place in self._place.values():  # an episode that the reset breaks off
@@ -186,8 +187,8 @@ class ZooGames(Games):
         self._begin(game, int(own) if seed is None else int(seed))
         if not any(self._plays(game, agent) for agent in self.agents):
             raise UsageError(
-                f"{self.name}: game {game} has no agent that can act after reset; let at least one of possible_agents "
-                "begin"
+                f"{self.name}: game {game} has no agent that can act after reset; at least one of possible_agents must "
+                "act first"
             )
 
     def _begin_rows(self) -> None:
@@ -219,14 +220,14 @@ class ZooGames(Games):
         reward: Any = 0.0,
         terminated: Any = False,
     ) -> None:
-        """Notes the row of an agent.
+        """Stores the row of an agent.
 
         Args:
           game: number of the game.
           agent: name of the agent.
           step_type: FIRST, MID or LAST.
           observation: the agent's observation, as the game returned it.
-          seen: what the rows of the game have in common.
+          seen: values that all rows of the game share.
           info: info of the agent; None without one.
           reward: its reward, see `_reward`.
           terminated: whether its episode has ended by termination.
@@ -247,8 +248,8 @@ class ZooGames(Games):
             return self._entries(reward, dict(info or {}))
         if np.size(reward) != 1:
             raise UsageError(
-                f"{self.name}: {agent} of game {game} has a reward of {np.size(reward)} numbers, and the game has no "
-                f"reward_space; give it one, a Box of shape ({np.size(reward)},), or let it add them up"
+                f"{self.name}: {agent} of game {game} has a reward of {np.size(reward)} numbers, but the game has no "
+                f"reward_space; declare a reward_space, a Box of shape ({np.size(reward)},), or return the sum"
             )
         try:
             return float(np.asarray(reward).item())
@@ -261,7 +262,7 @@ class ZooGames(Games):
         method = getattr(self.games[game], mask.where, None)
         if not callable(method):
             raise UsageError(
-                f"make_games.action_mask is 'method:{mask.where}', and {self.name} has no method {mask.where}; name a "
+                f"make_games.action_mask is 'method:{mask.where}', but {self.name} has no method {mask.where}; give a "
                 "method that takes the agent's name and returns its mask"
             )
         with calling(f"{self.name}.{mask.where}"):
@@ -284,17 +285,17 @@ def _agents(games: Sequence[Any], name: str) -> list[str]:
     given = getattr(games[0], "possible_agents", None)
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         raise UsageError(
-            f"{name} has no possible_agents, so its agents are not known in advance; give it the list of the names of "
-            "all agents that may appear"
+            f"{name} has no possible_agents, so its agents are not known in advance; set it to the list of the names "
+            "of all agents that may appear"
         )
     agents = list(given)
     if not all(isinstance(agent, str) for agent in agents) or len(set(agents)) < len(agents):
-        raise UsageError(f"{name}.possible_agents is {agents!r}; it must be a list of names, each one once")
+        raise UsageError(f"{name}.possible_agents is {agents!r}; it must be a list of distinct names")
     for other in games[1:]:
         if list(other.possible_agents) != agents:
             raise UsageError(
-                f"one {name} has the possible_agents {agents}, and another {list(other.possible_agents)}; they must be "
-                "equal"
+                f"one {name} has the possible_agents {agents}, but another has {list(other.possible_agents)}; they "
+                "must be equal"
             )
     return agents
 
@@ -308,11 +309,11 @@ def _spaces_of(games: Sequence[Any], agents: Sequence[str], name: str) -> dict[s
                 own = game.observation_space(agent), game.action_space(agent)
             for kind, space in zip(("observation", "action"), own):
                 if not isinstance(space, spaces.Space):
-                    raise UsageError(f"{name}.{kind}_space({agent!r}) is {space!r}; it must be a space of gymnasium")
+                    raise UsageError(f"{name}.{kind}_space({agent!r}) is {space!r}; it must be a gymnasium space")
                 specs.check_learnable(space, kind)
             if found.setdefault(agent, own) != own:
                 raise UsageError(
-                    f"{agent} has the spaces {found[agent][0]} and {found[agent][1]} in one {name}, and {own[0]} and "
+                    f"{agent} has the spaces {found[agent][0]} and {found[agent][1]} in one {name}, but {own[0]} and "
                     f"{own[1]} in another; they must be equal"
                 )
     return found
@@ -344,8 +345,7 @@ def _entries(game: Any, agent: str, rewards: Rewards | None, name: str) -> Rewar
     """Returns the function that computes vector rewards; None if the reward is a number."""
     if rewards is not None and not rewards:
         raise UsageError(
-            f"make_games.rewards is {rewards!r}; it names the entries of a vector reward: name at least one, or leave "
-            "it out"
+            f"make_games.rewards is {rewards!r}; it must name at least one entry of a vector reward; or leave it out"
         )
     space = getattr(game, "reward_space", None)
     if callable(space):

@@ -1,6 +1,6 @@
 """Small environments with known best returns, for tests and for trying a new algorithm in seconds.
 
-All are `gymnasium.Env`s or vector environments. Build one by `make_environment.env_id = @Bandit`, for example.
+All are `gymnasium.Env`s or vector environments. For example, `make_environment.env_id = @Bandit` builds one.
 """
 
 from alfish.environments.toy.bandits import Bandit, MaskedIdentity, NestedBandit

@@ -1,4 +1,4 @@
-"""Tasks in which each action is rewarded by itself, with all kinds of actions and observations."""
+"""Tasks in which each action is rewarded immediately, with all kinds of actions and observations."""
 
 from typing import Any, Literal
 
@@ -137,7 +137,8 @@ class MaskedIdentity(gymnasium.Env):
     ):
         if num_forbidden >= num_actions:
             raise UsageError(
-                f"MaskedIdentity.num_forbidden is {num_forbidden}; it must be below its {num_actions} actions"
+                f"MaskedIdentity.num_forbidden is {num_forbidden}; it must be less than its number of actions, "
+                f"{num_actions}"
             )
         spaces_of = {
             "discrete": spaces.Discrete(num_actions),

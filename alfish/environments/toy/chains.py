@@ -13,7 +13,7 @@ from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked
 @gin.configurable(module="alfish.environments.toy")
 @checked
 class Stamped(gymnasium.Env):
-    """Observations are (env, episode, step), so that a lost, doubled or shifted row can be detected.
+    """Observations are (env, episode, step), so that a lost, duplicated or shifted row can be detected.
 
     Step k of an episode has reward k. The number of the environment is drawn from the seed; episodes count from 0.
 
@@ -114,9 +114,9 @@ class Corridor(gymnasium.Env):
 class Recall(gymnasium.Env):
     """A memory task: the first observation shows a cue, and `delay` steps later the matching action has reward 1.
 
-    The first observation contains the cue's one-hot code, and later observations contain zeros in its place. The last
-    entry of an observation is 1 where the action counts. The best average return without memory is 1 / num_cues, or 0.5
-    for two cues and a Box action.
+    The first observation contains the cue's one-hot code, and later observations contain zerosinstead. The last entry
+    of an observation is 1 where the action counts. The best average return without memory is 1 / num_cues, or 0.5 for
+    two cues and a Box action.
 
     Args:
       num_cues: number of equally likely cues, and of actions.

@@ -17,8 +17,8 @@ from alfish.parameters import PositiveInt, checked
 class Catch(gymnasium.Env):
     """A ball falls down a random column of a board, one row per step, and must be caught by a paddle at the bottom.
 
-    The actions move the paddle left, leave it, or move it right. The observation is the image of the board. When the
-    ball reaches the bottom row, the episode ends, with reward 1 if the paddle is below the ball, else -1.
+    The actions move the paddle left, not at all, or right. The observation is the image of the board. When the ball
+    reaches the bottom row, the episode ends, with reward 1 if the paddle is below the ball, else -1.
 
     Args:
       rows, columns: numbers of rows and columns of the board.
@@ -62,7 +62,7 @@ class TensorPointMass(VectorEnv):
     """A point on a line, stepped in torch for all environments together. The state can be saved and restored exactly.
 
     The action is a push in [-1, 1], and the reward is -|position|. The return is about -0.5 `length` without pushes,
-    and about -0.5 at best.
+    and at best about -0.5.
 
     Args:
       num_envs: number of environments, B.

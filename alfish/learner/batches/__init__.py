@@ -1,4 +1,4 @@
-"""Sources of the learner's batches: the mode of training, as an object that a gin file injects.
+"""Sources of the learner's batches, which determine the mode of training; a gin file selects one.
 
 A source yields `Minibatches`: rows, and the indices of several minibatches within them, so that the learner may gather
 and train all of them in one call. `epochs` trains on the unroll itself (on-policy), `replay` on windows of a replay,

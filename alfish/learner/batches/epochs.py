@@ -33,16 +33,17 @@ class EpochBatches(Batches):
       num_epochs: number of passes over the unroll; None means 10, or 1 for an algorithm whose `unroll_use` says
         `single_epoch`, which accepts no other number.
       minibatch_size: number of rows in a gradient step, a divisor of the unroll's rows (unroll length x environments).
-        With memory, whole sequences are drawn, so the number is also a multiple of `sequence_length`. 'auto' means the
-        allowed number nearest to 64, as a ratio. None means all rows.
+        With memory, whole sequences are drawn, so the number must also be a multiple of `sequence_length`. 'auto' means
+        the allowed number nearest to 64, as a ratio. None means all rows.
       sequence_length: number of rows of the sequences that a memory trains on, a divisor of the unroll length. Each
         sequence begins with the state that the rollout had at its first row; gradients do not reach earlier rows. None
         means the unroll length.
 
     Attributes:
       expected_rows: expected number of rows of an unroll whose columns lack rows, set before `bind`. Minibatches are
-        then drawn among the rows that train (of sequences: among those with such a row), as many as are full, but at
-        least one; their size need not divide the rows of an unroll. None means that columns lack no rows.
+        then drawn among the rows that train (for sequences: among those with at least one such row), as many as can be
+        filled, but at least one; their size need not divide the rows of an unroll. None means that all columns are
+        complete.
     """
 
     on_policy = True
@@ -64,28 +65,28 @@ class EpochBatches(Batches):
         self._num_epochs = self._given_epochs or (1 if algorithm.unroll_use.single_epoch else 10)
         if algorithm.unroll_use.single_epoch and self._num_epochs > 1:
             raise UsageError(
-                f"EpochBatches.num_epochs is {self._num_epochs}, and {type(algorithm).__name__} trains on an unroll "
-                "once: no ratio in its loss corrects for the updates before; set num_epochs to 1, or train with PPO "
-                "(an algorithm of your own that has such a ratio, or no policy gradient, says unroll_use = "
+                f"EpochBatches.num_epochs is {self._num_epochs}, but {type(algorithm).__name__} can train on an unroll "
+                "only once: no ratio in its loss corrects for earlier updates; set num_epochs to 1, or train with PPO "
+                "(your own algorithm with such a ratio, or without a policy gradient, sets unroll_use = "
                 "UnrollUse(single_epoch=False))"
             )
         if unroll_length < 1 or unroll_length != int(unroll_length):
-            raise UsageError(f"Trainer.unroll_length is {unroll_length}; on-policy it is a whole number of at least 1")
+            raise UsageError(f"Trainer.unroll_length is {unroll_length}; on-policy it must be an integer of at least 1")
         if self._has_state and unroll_length < 2:
             raise UsageError(
-                f"Trainer.unroll_length is 1, and the memory of {type(algorithm).__name__} learns across the rows of "
-                "an unroll: take 2 or more (ppo_recall.gin has 32)"
+                f"Trainer.unroll_length is 1, but the memory of {type(algorithm).__name__} learns across the rows of "
+                "an unroll; set it to 2 or more (ppo_recall.gin has 32)"
             )
         self._sequence_length = self._given_length or int(unroll_length)
         if self._given_length and not self._has_state:
             raise UsageError(
-                f"EpochBatches.sequence_length is {self._given_length}, and {type(algorithm).__name__} has no memory; "
-                "remove it, or give the policy one (Torso.memory = @GRU)"
+                f"EpochBatches.sequence_length is {self._given_length}, but {type(algorithm).__name__} has no memory; "
+                "remove the setting, or give the policy a memory (Torso.memory = @GRU)"
             )
         if unroll_length % self._sequence_length:
             raise UsageError(
                 f"EpochBatches.sequence_length is {self._sequence_length}, which does not divide Trainer.unroll_length "
-                f"{unroll_length}; take a divisor"
+                f"= {unroll_length}; set it to a divisor"
             )
         self.stores_states = self._sequence_length < unroll_length
         num_envs *= replicas.size()
@@ -120,7 +121,7 @@ class EpochBatches(Batches):
         if self._num_epochs == 1 or self._rows >= FEW_ROWS:
             return ""
         return (
-            f"An unroll has {self._rows} rows, few for {self._num_epochs} epochs of updates: raise "
+            f"An unroll has {self._rows} rows, which is few for {self._num_epochs} epochs of updates; raise "
             "make_environment.num_envs or Trainer.unroll_length (ppo.gin has 2048 rows), or lower "
             "EpochBatches.num_epochs"
         )
@@ -160,7 +161,7 @@ class EpochBatches(Batches):
 
         Args:
           experience: unroll.
-          num_rows: number of rows of the unroll in line, see `in_line`.
+          num_rows: number of rows of the unroll after `in_line`.
         """
         experience, places = in_line(experience, num_rows)
         states = None
@@ -196,15 +197,15 @@ class EpochBatches(Batches):
         return leaf.unflatten(0, (-1, self._sequence_length)).transpose(0, 1).flatten(1, 2)
 
     def _check_info(self, info: Nest, length: int, num_envs: int) -> None:
-        """Checks the shape of info at the first call; later unrolls have the same shape."""
+        """Checks the shape of info in the first call; later unrolls have the same shape."""
         if self._has_checked:
             return
         self._has_checked = True
         for name, leaf in nest.named_leaves(info, "info"):
             if getattr(leaf, "shape", ())[:2] not in ((length, num_envs), (length + 1, num_envs)):
                 raise UsageError(
-                    f"preprocess_experience of {type(self.algorithm).__name__} returned {name}, {kind_of(leaf)}; it "
-                    f"must begin with [{length}, {num_envs}], the rows that train"
+                    f"preprocess_experience of {type(self.algorithm).__name__} returned {name}, {kind_of(leaf)}; its "
+                    f"shape must begin with [{length}, {num_envs}], the rows that train"
                 )
 
 
@@ -220,7 +221,8 @@ def _drawn(trains: torch.Tensor, size: int) -> torch.Tensor:
 
     Args:
       trains: mask of the columns that train, `[N]` bool.
-      size: number of columns of a minibatch. If fewer train, the only minibatch has others too.
+      size: number of columns of a minibatch. If fewer columns train, there is a single minibatch, filled up with
+        columns that do not train.
     """
     columns = trains.nonzero()[:, 0]
     # Drawn on the CPU, so that a seed gives the same minibatches on every device.

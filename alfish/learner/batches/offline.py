@@ -66,8 +66,8 @@ class OfflineBatches(SequenceBatches):
         super().bind(algorithm, transforms, unroll_length, num_envs)
         if parts := algorithm.parts_with_statistics:
             raise UsageError(
-                f"{', '.join(parts)} of {type(algorithm).__name__} has statistics of rows that are collected, and "
-                "OfflineBatches collects none; leave it out. Observations are normalized by Trainer.transforms = "
+                f"{', '.join(parts)} of {type(algorithm).__name__} has statistics of collected rows, but "
+                "OfflineBatches collects none; leave it out, and normalize observations with Trainer.transforms = "
                 "[@ObservationNormalizer]"
             )
         self.updates_per_iteration = self._num_updates

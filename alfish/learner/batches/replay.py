@@ -32,8 +32,8 @@ MOST_ROWS = 1_000_000  # upper limit of the default capacity
 class ReplayBatches(SequenceBatches):
     """Off-policy: stores rows in a ring and trains on windows of it, a fixed number of updates per environment step.
 
-    A run makes exactly floor(updates_per_env_step * (env_steps - warmup_env_steps)) updates, independent of the unroll
-    length, after `offline_updates` updates on recorded data.
+    A run makes exactly floor(updates_per_env_step * (env_steps - warmup_env_steps)) updates, independently of the
+    unroll length, after `offline_updates` updates on recorded data.
 
     With `offline`, a fixed fraction of every batch is drawn from recorded data, even while replay is nearly empty (Ball
     et al., 2023, https://arxiv.org/abs/2302.02948, use one half). Running statistics of transforms begin with the
@@ -47,9 +47,10 @@ class ReplayBatches(SequenceBatches):
         rows that train.
       updates_per_env_step: number of gradient steps for each environment step after warm-up; may be below 1.
       warmup_env_steps: number of environment steps during which no updates are made. Actions are the algorithm's
-        `random_action`, uniform by default, or the policy's after offline updates. Updates that are due before replay
-        holds a batch are made once it does. None means a tenth of the budget's environment steps, but at least one
-        batch and at most 10,000 steps; 1000 if the budget does not limit steps; and never more than the capacity.
+        `random_action`, uniform by default, or the policy's after offline updates. Updates that become due before
+        replay holds a batch are made as soon as it does. None means a tenth of the budget's environment steps, but at
+        least one batch and at most 10,000 steps; 1000 if the budget does not limit steps; and never more than the
+        capacity.
       state_period: with memory, number of an environment's rows for which one state is stored; windows start at its
         row.
       burn_in: with memory, number of rows before the window that only bring the state up to date.
@@ -95,7 +96,7 @@ class ReplayBatches(SequenceBatches):
         super().__init__(window_length, burn_in)
         if offline is None and offline_updates:
             raise UsageError(
-                f"ReplayBatches.offline_updates is {offline_updates}, and there are no data; bind "
+                f"ReplayBatches.offline_updates is {offline_updates}, but there are no data; bind "
                 "ReplayBatches.offline = @OfflineBuffer"
             )
         self._capacity = None if capacity is None else replicas.fraction(capacity, "ReplayBatches.capacity")
@@ -120,15 +121,16 @@ class ReplayBatches(SequenceBatches):
         super().bind(algorithm, transforms, unroll_length, num_envs)
         if self._schedule.has_offline_updates and (parts := algorithm.parts_with_statistics):
             raise UsageError(
-                f"{', '.join(parts)} of {type(algorithm).__name__} has statistics of rows that are collected, and "
-                "ReplayBatches.offline_updates come before the first of them; set it to 0, or leave the part out"
+                f"{', '.join(parts)} of {type(algorithm).__name__} has statistics of collected rows, but "
+                "ReplayBatches.offline_updates come before rows are collected; set offline_updates to 0, or leave the "
+                "part out"
             )
         state_period = self._state_period if algorithm.replay_needs.recurrent_state else None
         if state_period is not None and unroll_length > state_period:
             raise UsageError(
-                f"ReplayBatches.state_period is {state_period}, and Trainer.unroll_length {unroll_length}; a state is "
-                "known only where an unroll starts, so it cannot be stored more often: raise state_period, or lower "
-                "unroll_length"
+                f"ReplayBatches.state_period is {state_period}, and Trainer.unroll_length is {unroll_length}; states "
+                "are known only where an unroll starts, so they cannot be stored more often; raise state_period, or "
+                "lower unroll_length"
             )
         num_rows = self.num_rows
         # If rows before the first one are missing, the next stored state is up to a period later.
@@ -136,19 +138,20 @@ class ReplayBatches(SequenceBatches):
         num_stored = self._num_stored(needed, num_envs * math.ceil(unroll_length))
         if num_stored < needed:
             raise UsageError(
-                f"ReplayBatches.capacity is {num_stored}, too little for one window of {num_rows} rows "
-                f"of each of {num_envs} environments; raise it"
+                f"ReplayBatches.capacity is {num_stored}, too small for one window of {num_rows} rows of each of "
+                f"{num_envs} environments; raise it"
             )
         if math.ceil(unroll_length) > num_stored // num_envs:
             raise UsageError(
-                f"Trainer.unroll_length is {unroll_length}, and ReplayBatches.capacity keeps "
+                f"Trainer.unroll_length is {unroll_length}, but ReplayBatches.capacity keeps only "
                 f"{num_stored // num_envs} rows of each of {num_envs} environments; raise the capacity"
             )
         self._schedule.needed_env_steps = replicas.size() * max(needed, self._batch_size - self._num_recorded)
         if not self.outlasts_acting and unroll_length < num_rows + transforms.look_back:
             raise UsageError(
-                f"ReplayBatches.clear_after_use leaves the {unroll_length} rows of an unroll for windows of {num_rows} "
-                f"rows{', which look back' if transforms.look_back else ''}; raise Trainer.unroll_length"
+                f"ReplayBatches.clear_after_use keeps only the {unroll_length} rows of an unroll, too few for windows "
+                f"of {num_rows} rows{'that read earlier rows' if transforms.look_back else ''}; raise "
+                "Trainer.unroll_length"
             )
         self.updates_per_iteration = self._schedule.ratio * unroll_length * num_envs * replicas.size()
         self.rows_per_update = self._batch_size * (self.window_length - 1)
@@ -157,7 +160,7 @@ class ReplayBatches(SequenceBatches):
             device = device_named(self._device, "ReplayBatches.device")
         if self._directory is not None and self._device is not None and device.type != "cpu":
             raise UsageError(
-                f"ReplayBatches.directory stores rows in files, and ReplayBatches.device is {self._device!r}; leave "
+                f"ReplayBatches.directory stores rows in files, but ReplayBatches.device is {self._device!r}; leave "
                 "one of the two out"
             )
         directory = None if self._directory is None else replicas.own_directory(absolute(self._directory))
@@ -174,7 +177,7 @@ class ReplayBatches(SequenceBatches):
             )
         except MemoryError as error:
             raise UsageError(
-                f"ReplayBatches.capacity is {num_stored:,}, more rows than there is memory for ({error}); lower it"
+                f"ReplayBatches.capacity is {num_stored:,} rows, which does not fit into memory ({error}); lower it"
             ) from error
         self._files.callback(self.buffer.close)
         self._collected = SequenceSampler(self.buffer, self._sampler, self._hindsight, algorithm, transforms, num_rows)
@@ -202,7 +205,7 @@ class ReplayBatches(SequenceBatches):
         except AttributeError as error:
             raise UsageError(
                 f"rollout_step of {type(self.algorithm).__name__} returned as info {kind_of(experience.info)}; it must "
-                f"be a NamedTuple with the fields {', '.join(needed)}, which are in its replay_needs"
+                f"be a NamedTuple with the fields {', '.join(needed)}, which its replay_needs lists"
             ) from error
         self.buffer.push(experience._replace(info=kept or None))
 
@@ -267,7 +270,7 @@ class ReplayBatches(SequenceBatches):
         self.load_stored(rows)
 
     def resume_without_rows(self, steps: int) -> int:
-        """Continues with an empty replay: collects before training, and skips the updates that fall due meanwhile.
+        """Continues with an empty replay: collects before training, and skips updates that become due meanwhile.
 
         Args:
           steps: clock steps of the run.
@@ -310,7 +313,8 @@ def _num_recorded(batch_size: int, offline_fraction: float) -> int:
     count = round(offline_fraction * batch_size)
     if not 0 < count < batch_size:
         raise UsageError(
-            f"ReplayBatches.offline_fraction is {offline_fraction}, {count} of {batch_size} windows; a batch has some "
-            "of both. To train only on recorded data, bind Trainer.batches = @OfflineBatches"
+            f"ReplayBatches.offline_fraction is {offline_fraction}, which means {count} of {batch_size} windows; a "
+            "batch must have windows of both kinds; to train only on recorded data, bind Trainer.batches = "
+            "@OfflineBatches"
         )
     return count

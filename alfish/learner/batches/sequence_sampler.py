@@ -31,8 +31,8 @@ class SequenceSampler:
       algorithm: algorithm that trains on the windows.
       transforms: transforms, applied to the windows later.
       num_rows: number of rows in each window, burn-in included.
-      burn_in: number of burn-in rows before the drawn row, which is the first to train; for recorded data only. Where a
-        ring stores states, the drawn row has a state, and 0 is right.
+      burn_in: number of burn-in rows before the drawn row, which is the first to train; for recorded data only. If a
+        ring stores states, the drawn row has a state, and burn_in must be 0.
     """
 
     def __init__(
@@ -51,18 +51,18 @@ class SequenceSampler:
         if self._hindsight is not None:
             if any(each.shows_rewards for each in transforms.others):
                 raise UsageError(
-                    "HindsightReplay changes the goal of windows, and a transform shows the reward before row 0, which "
-                    "is that of the old goal; set PreviousStep.reward to False, or leave the transform out"
+                    "HindsightReplay changes the goal of windows, but a transform shows the reward before row 0, which "
+                    "belongs to the old goal; set PreviousStep.reward to False, or leave the transform out"
                 )
             if transforms.look_back:
                 raise UsageError(
-                    "HindsightReplay changes the goal of windows, and a transform reads rows before them, which have "
+                    "HindsightReplay changes the goal of windows, but a transform reads rows before them, which have "
                     "the old goal; leave the transform out"
                 )
             if buffer.state_period is not None:
                 raise UsageError(
-                    f"HindsightReplay changes the goal of windows, and the memory of {type(algorithm).__name__} begins "
-                    "them with a state computed under the old goal; leave the memory or hindsight out"
+                    f"HindsightReplay changes the goal of windows, but the memory of {type(algorithm).__name__} begins "
+                    "with a state that was computed under the old goal; leave out the memory or hindsight"
                 )
             self._hindsight.bind(buffer, transforms.stored_observation_spec)
         self._algorithm, self._transforms, self._num_rows = algorithm, transforms, num_rows
@@ -123,7 +123,7 @@ class SequenceSampler:
         self.sampler.update(start, priority)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the ring and of the sampler; for recorded data, a fingerprint in place of rows."""
+        """Returns the state of the ring and of the sampler; for recorded data, a fingerprint instead of rows."""
         return {"data": self.buffer.state_dict(), "sampler": self.sampler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -158,19 +158,19 @@ class SequenceBatches(Batches):
         self._preprocesses = algorithm.overrides("preprocess_experience")
         if algorithm.replay_needs.return_gamma is not None and transforms.changes_rewards:
             raise UsageError(
-                f"{type(algorithm).__name__} compares its targets with returns of the environment's own rewards, and a "
-                "transform changes the rewards that it trains on; leave the transform out, or LowerBounded"
+                f"{type(algorithm).__name__} compares its targets with returns of the environment's rewards, but a "
+                "transform changes the rewards; leave out the transform or LowerBounded"
             )
         if algorithm.replay_needs.recurrent_state and self.window_length < 3:
             raise UsageError(
-                f"{type(self).__name__}.window_length is {self.window_length}, of which one row trains, and the "
-                f"memory of {type(algorithm).__name__} learns across rows that train: take 3 or more "
-                "(dqn_recall.gin has 16)"
+                f"{type(self).__name__}.window_length is {self.window_length}, so only one row trains, but the memory "
+                f"of {type(algorithm).__name__} learns across trainable rows; set it to 3 or more (dqn_recall.gin has "
+                "16)"
             )
         if self.burn_in and not algorithm.replay_needs.recurrent_state:
             raise UsageError(
-                f"{type(self).__name__}.burn_in is {self.burn_in}, and {type(algorithm).__name__} has no memory that "
-                "needs it; leave it out, or give its network a memory"
+                f"{type(self).__name__}.burn_in is {self.burn_in}, but {type(algorithm).__name__} has no memory that "
+                "needs it; leave burn_in out, or give the network a memory"
             )
 
     def recorded(
@@ -196,13 +196,13 @@ class SequenceBatches(Batches):
         algorithm, needs = self.algorithm, self.algorithm.replay_needs
         if self.transforms.encoders:
             raise UsageError(
-                f"{type(self.transforms.encoders[0]).__name__} encodes rows when they are collected, and recorded rows "
-                "have raw observations; leave it out, and freeze the encoder of the network by Learner.frozen_parts"
+                f"{type(self.transforms.encoders[0]).__name__} encodes rows when they are collected, but recorded rows "
+                "have raw observations; leave it out, and freeze the network's encoder with Learner.frozen_parts"
             )
         if needs.info:
             raise UsageError(
-                f"{type(algorithm).__name__} trains on {', '.join(needs.info)} of its own rollout_step, which recorded "
-                "data do not hold; train it on what it collects itself, or turn off the setting that needs this"
+                f"{type(algorithm).__name__} trains on {', '.join(needs.info)} from its rollout_step, which recorded "
+                "data lack; train on data that it collects itself, or turn off the setting that needs this"
             )
         asked: dict[str, Any] = {} if hindsight is None else {"keeps_episodes": True}
         if needs.return_gamma is not None:

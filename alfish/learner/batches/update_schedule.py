@@ -7,11 +7,11 @@ MOST_WARMUP, UNPLANNED_WARMUP = 10_000, 1000  # environment steps of the default
 
 
 class UpdateSchedule:
-    """Counts the updates that are due for environment steps, independent of the unroll length.
+    """Counts the updates that are due for environment steps, independently of the unroll length.
 
     After `clock` steps of the run's clock, floor(ratio * (clock - warm-up)) updates are due in all, after the offline
-    updates. Updates that are due before replay holds a batch are made once it does. If a run continues with another
-    ratio, the new ratio applies to the steps after that.
+    updates. Updates that become due before replay holds a batch are made as soon as it does. If a run continues with
+    another ratio, the new ratio applies to the steps after that.
 
     Args:
       ratio: number of updates for each environment step; positive, may be below 1.
@@ -78,7 +78,7 @@ class UpdateSchedule:
         return due
 
     def resume_without_rows(self, clock: int) -> int:
-        """Continues with an empty replay: collects before training, and skips the updates that fall due meanwhile.
+        """Continues with an empty replay: collects before training, and skips updates that become due meanwhile.
 
         Args:
           clock: clock steps of the run.
@@ -101,10 +101,10 @@ class UpdateSchedule:
         return {"num_updates": self.num_updates, "warmup_env_steps": self.warmup_env_steps, **counted}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state`. If it was saved with another ratio, the new ratio applies to the steps after that.
+        """Restores `state`. If the saved ratio differs, the new ratio applies only to later steps.
 
         A warm-up derived from the budget stays that of the budget with which the run began, because another warm-up
-        would take back updates that were made.
+        would revoke updates that were already made.
         """
         self.num_updates = state["num_updates"]
         if self._follows_budget:

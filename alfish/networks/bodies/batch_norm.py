@@ -37,8 +37,8 @@ class BatchNorm(nn.Module):
 
     Args:
       size: number of features.
-      ensemble_size: number E of networks, each with statistics of its own, for inputs `[E, N, size]`, or `[N, size]`
-        that all networks share; None means one network, for inputs `[..., size]`.
+      ensemble_size: number E of networks, each with separate statistics, for inputs `[E, N, size]`, or `[N, size]` that
+        all networks share; None means one network, for inputs `[..., size]`.
       rate: step size of the running statistics, in (0, 1].
       eps: number added to the variance.
 
@@ -105,9 +105,9 @@ def check_batch_norms(owner: nn.Module) -> None:
     for name, module in owner.named_modules():
         if isinstance(module, BatchNorm) and not f"{name}.".startswith(users):
             raise UsageError(
-                f"{name} of {type(owner).__name__} is a batch norm, whose running statistics nothing updates: only "
-                "CrossQ, XQC and FlashSAC do, in actor_mlp and in the hidden layers of their critics. Set norm to "
-                "'layer' or None, or take another network, there"
+                f"{name} of {type(owner).__name__} is a batch norm whose running statistics are never updated: only "
+                "CrossQ, XQC and FlashSAC update them, in actor_mlp and in the hidden layers of their critics. Set "
+                "norm to 'layer' or None, or use another network"
             )
 
 

@@ -98,5 +98,5 @@ class NoisyLinear(nn.Module):
 def noisy_linear(input_size: int, output_size: int, bias: bool, unit: bool) -> NoisyLinear:
     """Returns a `NoisyLinear`; raises UsageError if the layer is to have no bias, or unit rows."""
     if unit or not bias:
-        raise UsageError("noisy layers have a bias and no unit rows; set bias to True and unit_rows to False")
+        raise UsageError("noisy layers need bias = True and unit_rows = False")
     return NoisyLinear(input_size, output_size)

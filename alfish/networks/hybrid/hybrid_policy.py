@@ -188,10 +188,10 @@ class Held(TypedDict):
 @gin.configurable(module="alfish.networks", denylist=["size"])
 @checked
 class HeldNoise(nn.Module):
-    """Noise of a squashed normal that stays the same for n steps: a = tanh(mean + std eps), P(n) ~ n^-exponent.
+    """Noise of a squashed normal that is held for n steps: a = tanh(mean + std eps), P(n) ~ n^-exponent.
 
-    Each environment has noise and a length of its own. An episode begins with new noise. The action still depends on
-    the observation, by mean and standard deviation.
+    Each environment has separate noise and a separate length. An episode begins with new noise. The action still
+    depends on the observation, by mean and standard deviation.
 
     Args:
       size: number of entries of the noise, A.

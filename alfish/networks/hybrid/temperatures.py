@@ -56,7 +56,7 @@ class Temperatures(nn.Module):
           entropies: entropy `[...]` of each part.
         """
         for kind, entropy in entropies.items():
-            alpha = self.log_alpha[kind].exp().detach()  # alpha has a loss of its own
+            alpha = self.log_alpha[kind].exp().detach()  # alpha has a separate loss
             value = values.with_bonus(value, alpha * entropy)
         return value
 

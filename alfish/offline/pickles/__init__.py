@@ -1,9 +1,9 @@
 """A reader of pickles that does not execute them.
 
 A pickle is a program for a small stack machine, whose instructions build values and call the functions that they name.
-`machine` runs only the instructions that build values. A name of a short list becomes an inert stand-in (`stand_ins`);
-any other name is refused. Nothing in the file reaches an object of numpy directly: an array stays a stand-in until the
-whole file was read, and is then made of bytes whose number fits its shape and dtype (`resolving`).
+`machine` runs only the instructions that build values. Names in a short list become inert stand-ins (`stand_ins`); all
+other names are refused. Nothing in the file reaches an object of numpy directly: an array stays a stand-in until the
+whole file was read, and is then made from bytes whose number matches its shape and dtype (`resolving`).
 """
 
 import io
@@ -53,14 +53,14 @@ def load(path: Path, what: str, inert: Iterable[str]) -> Any:
             return read(file, inert)
         except RefusedError as error:
             raise UsageError(
-                f"{path} is refused: it wants to load {error}, which {what} does not need; nothing of it was executed"
+                f"{path} is refused: it tries to load {error}, which {what} does not need; nothing in it was executed"
             ) from error
         except (ValueError, TypeError, LookupError, MemoryError) as error:
             if file.tell() == size and not isinstance(error, PickleError):
                 raise UsageError(
-                    f"{path} is cut off after {size:,} bytes: a pickle is readable as a whole only; copy it again"
+                    f"{path} is truncated after {size:,} bytes, and a pickle is readable only as a whole; copy it again"
                 ) from error
             words = shown(str(error) or type(error).__name__)
             raise UsageError(
-                f"{path} is not {what}: nothing of its {size:,} bytes is readable ({words}); write it again"
+                f"{path} is not {what}: none of its {size:,} bytes are readable ({words}); write it again"
             ) from error

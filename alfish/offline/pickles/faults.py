@@ -7,11 +7,11 @@ MAX_SHOWN = 200  # maximum number of characters of a file's words in a message
 
 
 class PickleError(ValueError):
-    """A pickle is damaged, or does not hold data; the message completes "...: it ..."."""
+    """Raised if a pickle is damaged, or does not hold data; the message completes "...: it ..."."""
 
 
 class RefusedError(Exception):
-    """A pickle asks for a name that is not allowed; the message is that name."""
+    """Raised if a pickle refers to a name that is not allowed; the message is that name."""
 
 
 def shown(value: Any) -> str:
@@ -49,4 +49,4 @@ class CopyBudget:
         """
         self._left -= len(values)
         if self._left < 0:
-            raise PickleError("it copies its parts far more often than its size allows")
+            raise PickleError("it copies its parts far more often than a file of its size should")

@@ -62,16 +62,16 @@ class Machine:
             elif name in MADE:
                 self._stack.append(MADE[name]())
             elif name in ELSEWHERE:
-                raise RefusedError("an object kept elsewhere")
+                raise RefusedError("an object stored outside of the file")
             elif name == "STOP":
                 break
             else:
                 step = getattr(self, f"_{name.lower()}", None)
                 if step is None:
-                    raise PickleError(f"its instruction {name} is not read")
+                    raise PickleError(f"its instruction {name} is not supported")
                 step(argument)
             if len(self._stack) > MAX_WAITING or len(self._below) > MAX_WAITING:
-                raise PickleError(f"it leaves more than {MAX_WAITING:,} values unfinished")
+                raise PickleError(f"it has more than {MAX_WAITING:,} unfinished values")
         return self._stack.pop()
 
     def _proto(self, _: Any) -> None: ...
@@ -158,7 +158,7 @@ class Machine:
         if isinstance(self._stack[-1], list):
             self._stack[-1].extend(values)
         elif not isinstance(self._stack[-1], Inert):  # no code would read its items
-            raise PickleError("it adds to what is no list")
+            raise PickleError("it appends to something that is not a list")
 
     def _setitem(self, _: Any) -> None:
         self._set(self._take(2))
@@ -170,12 +170,12 @@ class Machine:
         if isinstance(self._stack[-1], dict):
             self._stack[-1].update(zip(map(_key, items[::2]), items[1::2], strict=True))
         elif not isinstance(self._stack[-1], Inert):
-            raise PickleError("it sets items of what is no dict")
+            raise PickleError("it sets items of something that is not a dict")
 
     def _additems(self, _: Any) -> None:
         values = self._since_mark()
         if not isinstance(self._stack[-1], set):
-            raise PickleError("it adds to what is no set")
+            raise PickleError("it adds to something that is not a set")
         self._stack[-1].update(map(_key, values))
 
     # Names, and the objects made from them.
@@ -189,7 +189,7 @@ class Machine:
 
     def _named(self, module: Any, name: Any) -> None:
         if not (isinstance(module, str) and isinstance(name, str)):
-            raise PickleError("it names something by what is no text")
+            raise PickleError("it has a name that is not text")
         path = f"{module}.{name}"
         if path not in CALLS and path not in self._inert:
             raise RefusedError(shown(path))
@@ -198,7 +198,7 @@ class Machine:
     def _reduce(self, _: Any) -> None:
         named, arguments = self._take(2)
         if not isinstance(named, _Name) or not isinstance(arguments, tuple):
-            raise PickleError("it calls what is no function")
+            raise PickleError("it calls something that is not a function")
         if CALLS.get(named.path) is encoded and arguments and isinstance(arguments[0], str):
             self._copies.spend(arguments[0])
         self._stack.append(CALLS[named.path](*arguments) if named.path in CALLS else Inert(named.path))
@@ -220,12 +220,12 @@ class Machine:
                     self._copies.spend(part)
             made.set(state)
         else:
-            raise PickleError("it changes what is no object of data")
+            raise PickleError("it changes something that is not a data object")
 
 
 def _key(value: Any) -> Any:
     if not isinstance(value, KEYS):
-        raise PickleError("a key in it is no name and no number")
+        raise PickleError("a key is neither a name nor a number")
     if isinstance(value, int) and value.bit_length() > 60:  # any number of larger numbers may have the same hash
-        raise PickleError("a key in it is too large a number")
+        raise PickleError("a key is a number that is too large")
     return value

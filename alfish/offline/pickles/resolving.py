@@ -1,4 +1,4 @@
-"""The objects that a pickle's stand-ins stand for, made once the whole file was read."""
+"""Creation of the objects that a pickle's stand-ins represent, after the whole file was read."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ MAX_DEPTH = 200  # maximum depth of nested lists, tuples, dicts and objects
 
 
 class Resolver:
-    """Replaces each stand-in by its object, once, however often the file refers to it."""
+    """Replaces each stand-in with its object, which is made once, even if the file refers to it several times."""
 
     def __init__(self, copies: CopyBudget) -> None:
         self._copies = copies
@@ -30,7 +30,7 @@ class Resolver:
         if id(value) in self._made:
             made = self._made[id(value)]
             if made is self:
-                raise PickleError("a tuple in it holds itself")
+                raise PickleError("a tuple contains itself")
             return made
         if self._depth == MAX_DEPTH:
             raise PickleError(f"its parts are nested more than {MAX_DEPTH} deep")

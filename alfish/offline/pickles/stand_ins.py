@@ -1,6 +1,6 @@
 """Stand-ins for the names in a pickle of data: dtypes, arrays, and objects without behaviour.
 
-Nothing of a stand-in reaches numpy before `made` has checked it.
+No content of a stand-in reaches numpy before `made` has checked it.
 """
 
 import math
@@ -24,7 +24,7 @@ class DType:
       code: numpy's code of kind and size: of numbers ('f4'), text ('U3') or objects ('O8').
 
     Raises:
-      PickleError: the code is of another form.
+      PickleError: the code is malformed.
     """
 
     def __init__(self, code: Any, *_: Any):
@@ -39,9 +39,9 @@ class DType:
           PickleError: the dtype is structured, or the state has another form.
         """
         if not (isinstance(state, tuple) and len(state) >= 5 and isinstance(state[1], str) and len(state[1]) == 1):
-            raise PickleError("it holds a dtype that is not read")
+            raise PickleError("it has a dtype that is not supported")
         if state[1] not in BYTE_ORDERS or state[2:5] != (None, None, None):
-            raise PickleError("it holds a dtype that is not read")
+            raise PickleError("it has a dtype that is not supported")
         self._order = state[1]
 
     def made(self) -> np.dtype:
@@ -67,16 +67,16 @@ class ArrayStandIn:
         if order == "K":
             numbers = isinstance(axes, tuple) and all(isinstance(axis, int) for axis in axes)
             if not (numbers and isinstance(shape, tuple) and sorted(axes) == list(range(len(shape)))):
-                raise PickleError("it holds an array whose order in memory is not read")
+                raise PickleError("it has an array whose memory order is not supported")
             made._axes = axes
         elif order not in ("C", "F"):
-            raise PickleError("it holds an array whose order in memory is not read")
+            raise PickleError("it has an array whose memory order is not supported")
         return made
 
     def set(self, state: Any) -> None:
         """Takes the state that numpy pickles for an array: an optional version, then the constructor's arguments."""
         if not isinstance(state, tuple) or len(state) not in (4, 5):
-            raise PickleError("it holds an array that is not read")
+            raise PickleError("it has an array of a kind that is not supported")
         self._state = state[-4:]
 
     @property
@@ -91,7 +91,7 @@ class ArrayStandIn:
           PickleError: the length of the content does not fit shape and dtype.
         """
         if not self._state:
-            raise PickleError("it holds an array without content")
+            raise PickleError("it has an array without content")
         shape, dtype, is_fortran, content = self._state
         if not (
             isinstance(shape, tuple)
@@ -99,16 +99,16 @@ class ArrayStandIn:
             and all(isinstance(size, int) and size >= 0 for size in shape)
             and isinstance(dtype, DType)
         ):
-            raise PickleError("it holds an array without shape or dtype")
+            raise PickleError("it has an array without shape or dtype")
         kind, count = dtype.made(), math.prod(shape)
         if kind.hasobject:
             if not isinstance(content, list) or len(content) != count or self._is_number:
-                raise PickleError("it holds an array of objects that is not whole")
+                raise PickleError("it has an incomplete array of objects")
             made: np.ndarray = np.empty(count, object)
             for i, value in enumerate(content):  # one by one, because numpy would look into sequences
                 made[i] = value
         elif not isinstance(content, (bytes, bytearray)) or len(content) != count * kind.itemsize:
-            raise PickleError(f"it holds an array of shape {shown(shape)} and {kind}, whose content has another size")
+            raise PickleError(f"it has an array of shape {shown(shape)} and {kind} whose content has another size")
         else:
             made = np.frombuffer(content, kind) if count else np.empty(0, kind)
         made = made.reshape(shape, order="F" if is_fortran else "C")
@@ -154,7 +154,7 @@ def numpy_number(dtype: Any, content: Any) -> Any:
 def encoded(text: Any = "", *_: Any) -> bytes:
     """Returns bytes that a pickle of Python 2's protocols keeps as text."""
     if not isinstance(text, str):
-        raise PickleError("it holds bytes that are not read")
+        raise PickleError("it has bytes in a form that is not supported")
     return text.encode("latin1")
 
 

@@ -45,7 +45,7 @@ MAX_NAME, MAX_SENTENCE = 500, 2000  # maximum number of characters, because name
 def open_source(name: str, environment: Spaces = NO_SPACES) -> EpisodeSource:
     """Opens the source that `scheme:where` names, and reads its spaces.
 
-    A format that leaves a question open has options, such as `sb3:FILE?dones=terminated`:
+    Formats that do not record everything have options, such as `sb3:FILE?dones=terminated`:
 
         dones      meaning of a flag 'done': 'terminated' or 'truncated'
         leave_out  keys of dict observations that are not read, separated by commas
@@ -83,7 +83,7 @@ def _options(where: str, scheme: str) -> tuple[str, dict[str, str]]:
     for option, value in options.items():
         if option not in known:
             takes = " and ".join(known) or "no option"
-            raise UsageError(f"{scheme}:{where} has the option {option!r}, and {scheme}: takes {takes}")
+            raise UsageError(f"{scheme}:{where} has the option {option!r}, but {scheme}: supports {takes}")
         if option == "dones" and value not in DONES:
             raise UsageError(f"{scheme}:{where} has dones={value}; it must be {' or '.join(DONES)}")
     return found[1], options
@@ -135,7 +135,7 @@ def _faults_named(name: str) -> Iterator[None]:
     except Exception as error:
         words = f"{type(error).__name__}: {said(error)}"
         raise UsageError(
-            f"{shown} is damaged, or not what its scheme says ({words}); write it again, or fetch it again"
+            f"{shown} is damaged, or is not in the format of its scheme ({words}); write it again, or download it again"
         ) from error
 
 
@@ -144,7 +144,7 @@ def _unknown(name: str, scheme: str) -> str:
     if (foreign := foreign_scheme(scheme) if scheme else foreign_file(name)) is not None:
         return f"{name!r}: {foreign}"
     if not scheme and path.suffix in SCHEME_OF_SUFFIX:
-        return f"{name!r} has no scheme; if it is what its name says, write {SCHEME_OF_SUFFIX[path.suffix]}:{name}"
+        return f"{name!r} has no scheme; if its suffix is right, write {SCHEME_OF_SUFFIX[path.suffix]}:{name}"
     if not scheme and (path / "data_set.json").is_file():
         return f"{name!r} has no scheme; write alfish:{name}"
     close = difflib.get_close_matches(scheme or name, SCHEMES, 3, 0.5)

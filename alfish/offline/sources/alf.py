@@ -48,8 +48,8 @@ class ALFSource(EpisodeSource):
         lacking = [name for name, value in [*stored.items(), ("action", self._action)] if value is None]
         if "_buffer0" in entries:
             raise UsageError(
-                f"{where} was saved by an old ALF, whose entries (_buffer0, _buffer1, ...) have no names; save it "
-                "again with a newer ALF"
+                f"{where} was saved by an old version of ALF, whose entries (_buffer0, _buffer1, ...) have no names; "
+                "save it again with a newer version"
             )
         if lacking:
             raise UsageError(f"the replay buffer in {where} has no {' and no '.join(lacking)}")
@@ -61,7 +61,7 @@ class ALFSource(EpisodeSource):
             check_tensor(leaf, f"{where}: {label}")
             if leaf.dim() < 2 or leaf.shape[:2] != shape or not self._pos.shape == self._size.shape == shape[:1]:
                 raise UsageError(
-                    f"{where} is damaged: {label} has shape {list(leaf.shape)}, and rings of {list(shape)} rows are "
+                    f"{where} is damaged: {label} has shape {list(leaf.shape)}, but rings of {list(shape)} rows are "
                     "expected; copy it again"
                 )
         self._rows, self._length = stored, shape[1]
@@ -91,21 +91,21 @@ def _load(path: Path) -> Any:
     with open(path, "rb") as file:
         is_zip = file.read(4) == b"PK\x03\x04"
     if not is_zip:
-        raise UsageError(f"{path} is not a checkpoint of ALF, or one of a torch before 1.6; save it again")
+        raise UsageError(f"{path} is not a checkpoint of ALF, or was saved by torch before 1.6; save it again")
     with torch.serialization.safe_globals(_numpy_numbers()):
         try:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except pickle.UnpicklingError as error:
             asked = str(error).split("GLOBAL ")
-            named = f": it wants to load {asked[1].split()[0]}" if len(asked) > 1 else ""
+            named = f": it tries to load {asked[1].split()[0]}" if len(asked) > 1 else ""
             raise UsageError(
-                f"{path} is refused{named}; a checkpoint of ALF holds tensors, numbers and names, and nothing of this "
-                "was executed"
+                f"{path} is refused{named}; a checkpoint of ALF holds tensors, numbers and names, and nothing in this "
+                "file was executed"
             ) from error
         except (RuntimeError, OSError, EOFError, ValueError, LookupError, MemoryError) as error:
             raise UsageError(
-                f"{path} is cut off or damaged: nothing of its {path.stat().st_size:,} bytes is readable, since its "
-                f"table of contents stands at the end; copy it again ({said(error)})"
+                f"{path} is truncated or damaged: none of its {path.stat().st_size:,} bytes are readable, because its "
+                f"table of contents is at the end; copy it again ({said(error)})"
             ) from error
 
 
@@ -113,7 +113,7 @@ def _counts(value: Any, name: str) -> np.ndarray:
     """Returns a tensor of integers as `[N]` int64."""
     counts = check_tensor(value, name).numpy().reshape(-1)
     if counts.dtype.kind not in "iu":
-        raise UsageError(f"{name} is of dtype {counts.dtype}, and whole numbers are expected; copy it again")
+        raise UsageError(f"{name} has dtype {counts.dtype}, but integers are expected; copy it again")
     return counts.astype(np.int64)
 
 
@@ -140,7 +140,7 @@ def _replay(checkpoint: Any, where: str) -> dict[str, torch.Tensor]:
             f"{where} holds {len(found)} replay buffers ({names}); save a checkpoint with only one of them"
         )
     raise UsageError(
-        f"{where} holds no replay buffer: ALF saves one in ckpt-N-replay_buffer, and only where "
+        f"{where} holds no replay buffer: ALF saves one in ckpt-N-replay_buffer, but only if "
         "TrainerConfig.checkpoint_replay_buffer (or enable_checkpoint) is set"
     )
 
@@ -163,7 +163,7 @@ def _nest_below(entries: dict[str, torch.Tensor], path: tuple[str, ...]) -> Nest
 
 
 def _with_tuples(tree: Any) -> Nest:
-    """Returns the nest with a tuple in place of each dict whose keys are 0, 1, 2, ...."""
+    """Returns the nest with a tuple instead of each dict whose keys are 0, 1, 2, ...."""
     if not isinstance(tree, dict):
         return tree
     children = {key: _with_tuples(child) for key, child in tree.items()}

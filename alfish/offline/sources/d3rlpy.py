@@ -57,10 +57,10 @@ class D3rlpySource(EpisodeSource):
                 raise UsageError(f"{where} has no {' and no '.join(lacking)}, so it is not a d3rlpy data set{has}")
             of_d4rl = [name for name in ("timeouts", "next_observations") if name in file]
             if self._is_old and of_d4rl:
-                raise UsageError(f"{where} has {' and '.join(of_d4rl)}, so it is D4RL's; write d4rl:{where}")
+                raise UsageError(f"{where} has {' and '.join(of_d4rl)}, so it is a D4RL data set; write d4rl:{where}")
         self.note(
-            "d3rlpy stores no final observations: the last step of an episode that did not terminate is given up, and "
-            "of one that did, the last observation stands for it"
+            "d3rlpy stores no final observations: the last step of an episode that did not terminate is dropped, and "
+            "the last observation of a terminated episode is used as its final observation"
         )
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
@@ -72,15 +72,15 @@ class D3rlpySource(EpisodeSource):
                 num_episodes = operator.index(file["num_episodes"][()])
             if not 0 <= num_episodes <= len(file):  # each episode has several entries
                 raise UsageError(
-                    f"{self._path} is damaged: it declares {num_episodes:,} episodes and has {len(file):,} entries in "
-                    "all; fetch it again"
+                    f"{self._path} is damaged: it declares {num_episodes:,} episodes but has {len(file):,} entries in "
+                    "total; download it again"
                 )
             numbers = {int(name[1]) for name in map(EPISODE.fullmatch, map(str, file)) if name}
             beyond = sorted(number for number in numbers if number >= num_episodes)
             if beyond:
                 self.warn(
-                    f"{len(beyond):,} episodes are not read, since they stand beyond num_episodes = {num_episodes:,}: "
-                    f"{', '.join(map(str, beyond[:5]))}"
+                    f"{len(beyond):,} episodes are not read, because their indices are not below num_episodes = "
+                    f"{num_episodes:,}: {', '.join(map(str, beyond[:5]))}"
                 )
             for i in range(num_episodes):
                 try:
@@ -96,9 +96,9 @@ class D3rlpySource(EpisodeSource):
         self, id: str, observations: Nest, actions: Nest, rewards: Any, terminated: Any
     ) -> Episode | Unreadable:
         if np.shape(rewards)[1:] != (1,):
-            return Unreadable(id, f"its rewards are of shape {list(np.shape(rewards))}, and [T, 1] is expected")
+            return Unreadable(id, f"its rewards have shape {list(np.shape(rewards))}, but [T, 1] is expected")
         if np.ndim(terminated) or terminated not in (0, 1):
-            return Unreadable(id, f"terminated is {printable(str(terminated))[:MAX_WORDS]}, and a flag is 0 or 1")
+            return Unreadable(id, f"terminated is {printable(str(terminated))[:MAX_WORDS]}, but a flag must be 0 or 1")
         flags = ends(len(rewards), terminated, not terminated)
         return without_final_observation(id, observations, nest.map(_action, actions), rewards[:, 0], *flags)
 
@@ -135,7 +135,7 @@ def _column(file: Any, name: str, i: int) -> Nest:
 def _read(stored: Any) -> np.ndarray:
     """Reads a data set of numbers into memory."""
     if getattr(stored, "dtype", np.dtype(object)).kind not in flat.NUMBERS:
-        raise TypeError(f"{stored.name} holds no numbers")
+        raise TypeError(f"{stored.name} has no numbers")
     check_memory(stored.nbytes, stored.name)
     return stored[()]
 

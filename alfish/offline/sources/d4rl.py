@@ -32,13 +32,13 @@ class D4RLSource(EpisodeSource):
         with open_hdf5(self._path, "a D4RL data set") as file, damage_named(self._path):
             lacking = missing(file, NEEDED)
             if lacking:
-                hint = " (it looks like d3rlpy's: d3rlpy:FILE)" if "num_episodes" in file else ""
+                hint = " (it looks like a d3rlpy data set: d3rlpy:FILE)" if "num_episodes" in file else ""
                 has = foreign_hdf5(file) or f"it has {', '.join(sorted(file)) or 'nothing'}"
                 raise UsageError(
                     f"{where} has no {' and no '.join(lacking)}, so it is not a D4RL data set{hint}; {has}"
                 )
             if "episode_terminals" in file and "timeouts" not in file:
-                raise UsageError(f"{where} has episode_terminals, so it is d3rlpy's; write d3rlpy:{where}")
+                raise UsageError(f"{where} has episode_terminals, so it is a d3rlpy data set; write d3rlpy:{where}")
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
         with open_hdf5(self._path, "a D4RL data set", is_checked=True) as file:

@@ -40,12 +40,12 @@ def flags(stored: Any, label: str) -> np.ndarray:
     """
     check_rows(stored, label)
     if stored.shape[1:] not in ((), (1,)):
-        raise UsageError(f"{label} has shape {list(stored.shape)}, and [N], one flag in each row, is expected")
+        raise UsageError(f"{label} has shape {list(stored.shape)}, but [N], one flag for each row, is expected")
     check_memory(stored.nbytes, label)
     values = np.asarray(stored[:]).reshape(-1)
     other = values[(values != 0) & (values != 1)]
     if len(other):
-        raise UsageError(f"{label} holds {other[0]:g}, and a flag is 0 or 1")
+        raise UsageError(f"{label} has {other[0]:g}, but a flag must be 0 or 1")
     return values.astype(bool)
 
 
@@ -63,21 +63,21 @@ def check_shapes(table: TransitionTable, name: str) -> None:
     for label, leaf in named:
         if len(leaf) != count:
             raise UsageError(
-                f"{name}: {label} has {len(leaf):,} rows and rewards {count:,}; a table has a row of each for "
-                "every transition, so write the file again"
+                f"{name}: {label} has {len(leaf):,} rows but rewards has {count:,}; a table must have one row of each "
+                "for every transition: write the file again"
             )
     if table.next_observations is None:
         return
     there, here = nest.paths(table.next_observations), nest.paths(table.observations)
     if there != here:
         one, other = (", ".join(path or "one array" for path in paths) for paths in (there, here))
-        raise UsageError(f"{name}: next_observations are {one}, and {other}, as observations are, is expected")
+        raise UsageError(f"{name}: next_observations are {one}, but {other}, as for observations, is expected")
     for (label, leaf), like in zip(
         nest.named_leaves(table.next_observations, "next_observations"), nest.leaves(table.observations)
     ):
         if leaf.shape != like.shape:
             raise UsageError(
-                f"{name}: {label} has shape {list(leaf.shape)}, and {list(like.shape)}, as in observations, is expected"
+                f"{name}: {label} has shape {list(leaf.shape)}, but {list(like.shape)}, as in observations, is expected"
             )
 
 
@@ -89,13 +89,13 @@ def check_rows(values: Any, label: str) -> None:
     """
     shape, dtype = getattr(values, "shape", None), getattr(values, "dtype", None)
     if shape is None or dtype is None:
-        raise UsageError(f"{label} is a group, and one array is expected")
+        raise UsageError(f"{label} is a group, but an array is expected")
     if not shape:
-        raise UsageError(f"{label} has shape [], and [N, ...], a row for each transition, is expected")
+        raise UsageError(f"{label} has shape [], but [N, ...], one row for each transition, is expected")
     if dtype.kind not in NUMBERS:
-        raise UsageError(f"{label} is of dtype {dtype}, and numbers are expected")
+        raise UsageError(f"{label} has dtype {dtype}, but numbers are expected")
     if 0 in shape[1:]:
-        raise UsageError(f"{label} has shape {list(shape)}, and a row without numbers cannot be learned from")
+        raise UsageError(f"{label} has shape {list(shape)}, but rows must not be empty")
 
 
 def cut(table: TransitionTable) -> tuple[np.ndarray, int]:
@@ -177,14 +177,14 @@ def notes(table: TransitionTable, num_unmarked: int) -> Iterator[str]:
     """Yields sentences on how a table was cut into episodes."""
     if table.next_observations is None:
         yield (
-            "final observations were not recorded: the last step of an episode that did not terminate is given up, and "
-            "of one that did, the last observation stands for it"
+            "final observations were not recorded: the last step of an episode that did not terminate is dropped, and "
+            "the last observation of a terminated episode is used as its final observation"
         )
     elif table.truncated is None:
-        yield "no time-outs were recorded: episodes are cut at terminations and where observations do not go on"
+        yield "no time-outs were recorded: episodes are split at terminations and where observations are not continuous"
     if num_unmarked > (not marked(table)[-1:].all()):  # the last episode may have been unfinished when it was saved
         which = "1 episode ends" if num_unmarked == 1 else f"{num_unmarked:,} episodes end"
-        yield f"{which} without a flag, where observations do not go on: truncated there"
+        yield f"{which} without a flag, where observations are not continuous: they count as truncated"
 
 
 def warnings(table: TransitionTable, flag: str) -> Iterator[str]:

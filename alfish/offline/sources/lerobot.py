@@ -6,8 +6,8 @@ truncated: its last frame becomes the final observation, and the action and rewa
 that follows the frame with `next.done` is the final observation in both cases. The indices and lengths of episodes must
 agree with `meta`.
 
-Films are not read. Several `observation.*` columns become a dict with the names after the dot; a single one becomes the
-observation. The format declares no spaces.
+Videos are not read. Several `observation.*` columns become a dict with the names after the dot; a single one becomes
+the observation. The format declares no spaces.
 """
 
 import json
@@ -70,7 +70,7 @@ class LeRobotSource(EpisodeSource):
             raise
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(
-                f"{where} is not {what}: meta/info.json does not say its features and counts ({said(error)})"
+                f"{where} is not {what}: meta/info.json does not declare its features and counts ({said(error)})"
             ) from error
         super().__init__(f"lerobot:{where}")
         if not self._files:
@@ -83,22 +83,22 @@ class LeRobotSource(EpisodeSource):
         self._shapes = {name: tuple(feature.get("shape") or ()) for name, feature in features.items()}
         if not self._observations or "action" not in features:
             raise UsageError(
-                f"{where} has no action or no observation.* that is not a film; it has {', '.join(features)}"
+                f"{where} has no action, or no observation.* other than videos; it has {', '.join(features)}"
             )
         self._present = [name for name in (REWARD, DONE, SUCCESS) if name in features]
         self._dones = dones
         if dones and DONE not in features:
-            raise UsageError(f"{where} has no {DONE}, whose meaning the option dones={dones} says; leave it out")
+            raise UsageError(f"{where} has no {DONE}, to which the option dones={dones} refers; leave it out")
         if images:
-            self.note(f"films are not read: {', '.join(images)}")
+            self.note(f"videos are not read: {', '.join(images)}")
         self._tell_what_is_dropped(where)
 
     def _tell_what_is_dropped(self, where: str) -> None:
         if REWARD not in self._present:
-            self.note(f"there is no {REWARD}: all rewards are 0, which is enough to imitate")
+            self.note(f"there is no {REWARD}: all rewards are 0, which suffices for imitation")
         self.note(
-            "where an episode did not terminate, its last frame is its final observation: the action and the reward "
-            "that stand there are dropped"
+            "where an episode did not terminate, its last frame is its final observation: the action and the reward of "
+            "that frame are dropped"
         )
         if DONE in self._present and SUCCESS not in self._present and self._dones is None:
             self.warn(
@@ -121,7 +121,9 @@ class LeRobotSource(EpisodeSource):
                     yield self._episode(unread, faults)
                     unread = ParquetTable({}, 0)
                 readable = len(self._files) - 1
-                yield Unreadable(path.name, f"{path} ({said(error)}); {readable} other files of the data set are there")
+                yield Unreadable(
+                    path.name, f"{path} ({said(error)}); {readable} other files of the data set are present"
+                )
                 continue
             if not table.length:
                 continue
@@ -154,25 +156,25 @@ class LeRobotSource(EpisodeSource):
             raise
         except (OSError, ValueError, KeyError, TypeError, NotImplementedError) as error:
             raise UsageError(
-                f"{self._root}/meta does not give the length of each episode ({type(error).__name__}: "
-                f"{first_line(error)}); fetch the data set again"
+                f"{self._root}/meta does not have the length of each episode ({type(error).__name__}: "
+                f"{first_line(error)}); download the data set again"
             ) from error
         total = len(declared) if self._total is None else self._total
         if total > 2 * len(index) + 100:  # some frames may be lost
             raise UsageError(
-                f"{self._root}/meta/info.json declares {total:,} episodes, and there are {len(index):,} frames; fetch "
-                "the data set again"
+                f"{self._root}/meta/info.json declares {total:,} episodes, but there are only {len(index):,} frames; "
+                "download the data set again"
             )
         if self._num_frames not in (None, len(index)):
-            self.warn(f"meta/info.json declares {self._num_frames:,} frames, and {len(index):,} are there")
+            self.warn(f"meta/info.json declares {self._num_frames:,} frames, but there are {len(index):,}")
         faults: dict[int, str] = {}
         for i, count in places.items():
             if count > 1:
-                faults[i] = f"its frames are not together: its {INDEX} stands in {count} places"
+                faults[i] = f"its frames are not contiguous: its {INDEX} appears in {count} places"
             elif i >= total and (declared or self._total is not None):
                 faults[i] = f"meta/info.json declares {counted(total, 'episode')}, numbered from 0"
             elif declared.get(i, counts[i]) != counts[i]:
-                faults[i] = f"it has {counted(counts[i], 'frame')}, and {declared[i]:,} by {by}"
+                faults[i] = f"it has {counted(counts[i], 'frame')}, but {declared[i]:,} according to {by}"
         return faults, [i for i in range(total) if i not in places]
 
     def _lengths(self) -> tuple[dict[int, int], str]:
@@ -207,7 +209,7 @@ class LeRobotSource(EpisodeSource):
         of, length = table.columns, table.length
         index, frames = float(of[INDEX].flat[0]), of.get(FRAMES)
         if not _is_index(index):
-            return Unreadable(f"{index:g}", f"{INDEX} is {index:g}, and a whole number from 0 is expected")
+            return Unreadable(f"{index:g}", f"{INDEX} is {index:g}, but an integer of at least 0 is expected")
         id = str(int(index))
         if int(index) in faults:
             return Unreadable(id, faults[int(index)])
@@ -217,9 +219,7 @@ class LeRobotSource(EpisodeSource):
                 before, after = frames[gaps[0] : gaps[0] + 2]
                 return Unreadable(id, f"frames are missing or out of order: {FRAMES} goes from {before} to {after}")
             if frames[0] != 0:
-                self.warn(
-                    f"episode {id} begins with frame {frames[0]}: the frames before are missing, the rest is kept"
-                )
+                self.warn(f"episode {id} begins with frame {frames[0]}: earlier frames are missing, the rest is kept")
         observations: Nest = {name.partition(".")[2]: of[name] for name in self._observations}
         if len(observations) == 1:
             observations = next(iter(observations.values()))
@@ -231,8 +231,8 @@ class LeRobotSource(EpisodeSource):
             return Episode(id, observations, of["action"][steps], rewards[steps], terminated[steps], truncated[steps])
         if not terminated[-1] and rewards[-1].any() and not rewards[:-1].any():
             self.warn(
-                "episodes whose only reward is that of their last frame are truncated there, so it is dropped with "
-                f"that frame's step; write lerobot:{self._root}?dones=terminated if it ended them"
+                "truncated episodes lose their only reward, because their last step is dropped; write "
+                f"lerobot:{self._root}?dones=terminated if this reward ended them"
             )
         return without_final_observation(id, observations, of["action"], rewards, terminated, truncated)
 
@@ -264,7 +264,7 @@ class ParquetTable:
         )
 
     def part(self, start: int, stop: int) -> "ParquetTable":
-        """Returns the rows from `start` to before `stop`."""
+        """Returns the rows from `start` (inclusive) to `stop` (exclusive)."""
         return ParquetTable(nest.at(self.columns, slice(start, stop)), stop - start)
 
 
@@ -289,12 +289,10 @@ def _array(column: Any, shape: tuple[int, ...]) -> np.ndarray:
             set(column.value_lengths().to_pylist()) if hasattr(column, "value_lengths") else {column.type.list_size}
         )
         if len(lengths) > 1:
-            raise ValueError(
-                f"its lists have from {min(lengths)} to {max(lengths)} entries, and {list(shape)} is declared"
-            )
+            raise ValueError(f"its lists have {min(lengths)} to {max(lengths)} entries, but {list(shape)} is declared")
         sizes += lengths
         column = column.flatten()
     values = np.asarray(column.to_numpy(zero_copy_only=False))
     if len(sizes) > 1 and tuple(sizes) != shape:
-        raise ValueError(f"its lists are of shape {sizes}, and {list(shape)} is declared")
+        raise ValueError(f"its lists have shape {sizes}, but {list(shape)} is declared")
     return values.reshape(count, *shape) if sizes else values

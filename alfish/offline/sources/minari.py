@@ -55,7 +55,7 @@ class MinariSource(EpisodeSource):
             held = _held(path / "data", metadata["data_format"])
             total = operator.index(metadata["total_episodes"])
             if not 0 <= total <= 2 * len(held) + 100:  # some episodes may be lost
-                raise ValueError(f"it declares {total:,} episodes and holds {len(held):,}")
+                raise ValueError(f"it declares {total:,} episodes but has {len(held):,}")
             self._dataset = minari.load_dataset(where)
         except UsageError:
             raise
@@ -64,7 +64,7 @@ class MinariSource(EpisodeSource):
                 f"minari:{where} needs the extra 'arrow': pip install 'alfish[arrow]' ({error})"
             ) from error
         except DAMAGE as error:
-            raise UsageError(f"{path} is not a whole Minari data set: {said(error)}; download it again") from error
+            raise UsageError(f"{path} is not a complete Minari data set: {said(error)}; download it again") from error
         declared = self._dataset.observation_space
         self._left_out = _left_out(declared, {*leave_out.split(",")} - {""})
         kept = _without(declared, self._left_out)
@@ -73,8 +73,8 @@ class MinariSource(EpisodeSource):
         self._missing = [i for i in range(total) if i not in held]
         if beyond := sorted(i for i in held if i >= total):
             self.warn(
-                f"{len(beyond):,} episodes are not read, since they stand beyond total_episodes = {total:,} of "
-                f"{METADATA}: {', '.join(map(str, beyond[:5]))}"
+                f"{len(beyond):,} episodes are not read, because their indices are not below total_episodes = "
+                f"{total:,} of {METADATA}: {', '.join(map(str, beyond[:5]))}"
             )
 
     def _tell_of_lost_content(self, where: str, leave_out: str) -> None:
@@ -84,13 +84,13 @@ class MinariSource(EpisodeSource):
                 self.note(f"{name} is left out")
             else:
                 self.warn(
-                    f"{name} is text, or of another kind that cannot be learned from, and is left out; "
-                    f"minari:{where}?leave_out={key} says so"
+                    f"{name} is text or another unsupported kind, and is left out; minari:{where}?leave_out={key} "
+                    "states this explicitly"
                 )
         if getattr(self._dataset.storage, "jpeg_encoding", True) and any(map(_is_image, self.spaces)):
             self.note(
-                "images are stored as JPEG, as Minari does by default: their pixels are not those that were recorded; "
-                "record with jpeg_encoding=False to keep them"
+                "images are stored as JPEG, Minari's default, so pixels differ from the recorded ones; record with "
+                "jpeg_encoding=False to keep them"
             )
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
@@ -186,7 +186,7 @@ def _left_out(space: spaces.Space, asked: set[str]) -> list[str]:
     found = dict(_parts(space, "observation"))
     if unknown := asked - {name.partition(".")[2] for name in found}:
         there = ", ".join(sorted(name.partition(".")[2] for name in found)) or "none"
-        raise UsageError(f"leave_out names {', '.join(sorted(unknown))}, and the keys of observations are {there}")
+        raise UsageError(f"leave_out has {', '.join(sorted(unknown))}, but the keys of observations are {there}")
     names: list[str] = []
     for name, part in found.items():  # a dict comes before its parts
         is_asked = name.partition(".")[2] in asked
@@ -230,8 +230,8 @@ def _check_metadata(minari: Any, where: str, metadata: Any) -> None:
     version = metadata.get("minari_version")
     if version is not None and version not in minari.supported_dataset_versions:
         raise UsageError(
-            f"minari:{where} was written by Minari {printable(str(version))[:20]}, whose data sets Minari "
-            f"{minari.__version__}, installed here, does not read; pip install --upgrade minari"
+            f"minari:{where} was written by Minari {printable(str(version))[:20]}, but Minari {minari.__version__}, "
+            "which is installed here, cannot read it; pip install --upgrade minari"
         )
     for kind in ("observation_space", "action_space"):
         if kind not in metadata:
@@ -243,4 +243,6 @@ def _absent(minari: Any, where: str, path: Any) -> str:
     local = sorted(minari.list_local_datasets())
     close = difflib.get_close_matches(where, local, 3, 0.5) or local[:3]
     hint = f"here are {', '.join(close)}; " if close else ""
-    return f"minari:{where} is not on this machine ({path}); {hint}`minari download {where}` fetches what is published"
+    return (
+        f"minari:{where} is not on this machine ({path}); {hint}`minari download {where}` downloads published data sets"
+    )

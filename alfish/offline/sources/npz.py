@@ -47,9 +47,9 @@ DAMAGE = (ValueError, TypeError, OSError, EOFError, RuntimeError, LookupError, z
 
 
 class NpzMember:
-    """An array in an .npz file. Only the rows of a slice are read, and reading only goes forward.
+    """An array in an .npz file. Only the rows of a slice are read; slices must be read in ascending order.
 
-    Reading to the last row compares the file's checksum.
+    After the last row is read, the file's checksum is verified.
 
     Args:
       archive: open file.
@@ -65,7 +65,9 @@ class NpzMember:
             self._open()
             held = archive.getinfo(f"{name}.npy").file_size
             if self.dtype.hasobject or self.nbytes > held:
-                raise ValueError("" if self.dtype.hasobject else f"of its {self.nbytes:,} bytes {held:,} are there")
+                raise ValueError(
+                    "" if self.dtype.hasobject else f"only {held:,} of its {self.nbytes:,} bytes are present"
+                )
 
     def _open(self) -> None:
         self._file, self._row = self._archive.open(f"{self._name}.npy"), 0
@@ -101,7 +103,7 @@ class NpzMember:
         while at < size:
             part = self._file.read(min(CHUNK_BYTES, size - at))
             if not part:
-                raise EOFError("it is cut off")
+                raise EOFError("it is truncated")
             if keep:
                 into[at : at + len(part)] = np.frombuffer(part, np.uint8)
             at += len(part)
@@ -119,8 +121,8 @@ class NpzMember:
         except DAMAGE as error:
             why = f" ({said(error)})" if str(error) else ""
             raise UsageError(
-                f"{self._archive.filename}: {self._name} cannot be read{why}; readable are arrays of numbers that "
-                "nothing has damaged, no Python objects"
+                f"{self._archive.filename}: {self._name} cannot be read{why}; only undamaged arrays of numbers are "
+                "supported, not Python objects"
             ) from error
 
 
@@ -134,7 +136,9 @@ def open_npz(path: Path) -> Iterator[Mapping[str, NpzMember]]:
     with open(path, "rb") as file:  # closed here, because the archive would leave closing to its members
         begin = file.read(6)
         if begin == b"\x93NUMPY":
-            raise UsageError(f"{path} is one array, and an .npz file of several is needed; use numpy.savez")
+            raise UsageError(
+                f"{path} is a single array, but an .npz file with several arrays is needed; use numpy.savez"
+            )
         if begin[:2] != b"PK":  # as every zip file begins
             raise UsageError(f"{path} is not an .npz file; write one with numpy.savez")
         check_zip(path, fits_memory=False)  # only parts of the file need to fit
@@ -143,7 +147,7 @@ def open_npz(path: Path) -> Iterator[Mapping[str, NpzMember]]:
 
 
 class _Members(Mapping[str, NpzMember]):
-    """The arrays of an archive by name, each opened when it is asked for."""
+    """The arrays of an archive by name, each opened on first access."""
 
     def __init__(self, archive: zipfile.ZipFile):
         self._archive = archive
@@ -178,8 +182,8 @@ class NpzSource(EpisodeSource):
         lacking, unknown = missing(names, NEEDED), sorted(names - {*KNOWN})
         if lacking or unknown:
             wrong = [f"no {name}" for name in lacking] + [f"{name}, which is not read" for name in unknown]
-            hint = f"; write ogbench:{where} if it is OGBench's" if "terminals" in names else ""
-            raise UsageError(f"{where} has {'; '.join(wrong)}: its arrays are to be named {', '.join(KNOWN)}{hint}")
+            hint = f"; write ogbench:{where} if it is an OGBench data set" if "terminals" in names else ""
+            raise UsageError(f"{where} has {'; '.join(wrong)}: its arrays must be named {', '.join(KNOWN)}{hint}")
 
     def episodes(self) -> Iterator[Episode | Unreadable]:
         with open_npz(self._path) as arrays:
@@ -206,7 +210,10 @@ class NpzSource(EpisodeSource):
 
     def _of_episodes(self, stored: NpzMember, parts: dict[str, Any]) -> Iterator[Episode]:
         if parts["next_observations"] is not None:
-            raise UsageError(f"{self.name} has lengths and next_observations; with lengths, observations hold them")
+            raise UsageError(
+                f"{self.name} has both lengths and next_observations; with lengths, observations already contain the "
+                "next observations"
+            )
         lengths = self._lengths(stored)
         count = sum(map(int, lengths))  # because numpy's sum would overflow
         needed = {"observations": count + len(lengths), "actions": count, "rewards": count}
@@ -214,7 +221,9 @@ class NpzSource(EpisodeSource):
             for label, leaf in nest.named_leaves(parts[name], name):
                 flat.check_rows(leaf, f"{self.name}: {label}")
                 if len(leaf) != expected:
-                    raise UsageError(f"{self.name}: {label} has {len(leaf):,} rows, and by its lengths {expected:,}")
+                    raise UsageError(
+                        f"{self.name}: {label} has {len(leaf):,} rows, but {expected:,} according to its lengths"
+                    )
         start = 0
         for number, length in enumerate(map(int, lengths)):
             rows, seen = slice(start, start + length), slice(start + number, start + number + length + 1)
@@ -234,13 +243,14 @@ class NpzSource(EpisodeSource):
     def _lengths(self, stored: NpzMember) -> np.ndarray:
         if len(stored.shape) != 1:
             raise UsageError(
-                f"{self.name}: lengths has shape {list(stored.shape)}, and [E], a number for each episode, is expected"
+                f"{self.name}: lengths has shape {list(stored.shape)}, but [E], one number for each episode, is "
+                "expected"
             )
         if stored.dtype.kind not in "iu":
-            raise UsageError(f"{self.name}: lengths is of dtype {stored.dtype}, and whole numbers are expected")
+            raise UsageError(f"{self.name}: lengths has dtype {stored.dtype}, but integers are expected")
         lengths = stored[:]
         if (lengths < 0).any():
-            raise UsageError(f"{self.name}: lengths holds {lengths.min()}, and a number of transitions is 0 or more")
+            raise UsageError(f"{self.name}: lengths has {lengths.min()}, but a number of transitions must be 0 or more")
         return lengths
 
     def _flags(self, values: Any, name: str, number: int, rows: slice, num_episodes: int, count: int) -> np.ndarray:
@@ -257,7 +267,9 @@ class NpzSource(EpisodeSource):
     def _read(self, arrays: Mapping[str, NpzMember], name: str) -> Nest:
         found = [key for key in arrays if key == name or key.startswith(f"{name}/")]
         if found and found != [name] and name not in NESTS:
-            raise UsageError(f"{self._path} has {', '.join(found)}, and {name} is one array; write it under that name")
+            raise UsageError(
+                f"{self._path} has {', '.join(found)}, but {name} must be a single array; write it under that name"
+            )
         for one, other in itertools.permutations(found, 2):
             if other.startswith(f"{one}/"):
                 raise UsageError(f"{self._path} has {one} and {other}; write one of them under another name")

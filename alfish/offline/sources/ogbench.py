@@ -45,7 +45,7 @@ class OGBenchSource(EpisodeSource):
             )
         if loaded:
             raise UsageError(
-                f"{where} has {' and '.join(loaded)}, which OGBench adds when it loads a data set; give the file as it "
+                f"{where} has {' and '.join(loaded)}, which OGBench adds when it loads a data set; use the file as it "
                 "was downloaded, or write these transitions as npz:FILE, see docs/offline.md"
             )
         self._has_rewards = "rewards" in names

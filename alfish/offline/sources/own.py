@@ -39,14 +39,15 @@ class OwnSource(EpisodeSource):
                 raise ValueError(f"a file of {min(self._num_episodes)} episodes")
             num_files = len(Checkpoints(directory / EPISODES_DIRECTORY).steps())
             if len(self._num_episodes) > 2 * num_files + 100:  # some files may be lost
-                raise ValueError(f"it declares {len(self._num_episodes):,} files, and {num_files:,} are there")
+                raise ValueError(f"it declares {len(self._num_episodes):,} files, but there are {num_files:,}")
         except UsageError:
             raise
         except (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError) as error:
             raise UsageError(f"{path} is damaged ({said(error)}); import the data again") from error
         if version != FORMAT_VERSION:
             raise UsageError(
-                f"{where} is of format {str(version)[:20]}, and this alfish reads {FORMAT_VERSION}; import it again"
+                f"{where} has format {str(version)[:20]}, but this version of alfish reads format {FORMAT_VERSION}; "
+                "import it again"
             )
         super().__init__(f"alfish:{where}", spaces)
         self._directory = directory / EPISODES_DIRECTORY
@@ -62,7 +63,7 @@ class OwnSource(EpisodeSource):
             else:
                 if len(found) != count:
                     self.warn(
-                        f"file {number} of {self._directory} holds {len(found):,} episodes, and {count:,} by "
+                        f"file {number} of {self._directory} has {len(found):,} episodes, but {count:,} according to "
                         f"{INDEX_FILE}: {len(found):,} are read"
                     )
                 yield from found
@@ -77,7 +78,7 @@ class OwnSource(EpisodeSource):
         """Yields each episode of a file by number, or one item for all if the file cannot hold `count` episodes."""
         path = self._directory / f"checkpoint-{number:012d}.pt"
         named = words if str(self._directory) in words else f"{path}: {words}"
-        what = f"{named}; {len(self._num_episodes) - 1} other files of the data set are there"
+        what = f"{named}; {len(self._num_episodes) - 1} other files of the data set are present"
         if count > (path.stat().st_size if path.is_file() else 0):
             yield Unreadable(f"{first} to {first + count - 1}", what)
             return

@@ -1,4 +1,4 @@
-"""Names files and directories that no source reads: a failed download, a compressed file, another library's format."""
+"""Identifies files that no source can read: failed downloads, compressed files, formats of other libraries."""
 
 import contextlib
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from alfish.errors import UsageError
 
 BEGINNINGS = {  # kind of file, and the remedy, by a file's first bytes
-    b"version https://git-lfs.": "is a Git LFS pointer, which stands for the data; fetch them with `git lfs pull`",
+    b"version https://git-lfs.": "is a Git LFS pointer instead of the data; download them with `git lfs pull`",
     b"\x1f\x8b": "is compressed with gzip; unpack it with `gunzip`",
     b"BZh": "is compressed with bzip2; unpack it with `bunzip2`",
     b"\xfd7zXZ": "is compressed with xz; unpack it with `unxz`",
@@ -40,7 +40,7 @@ SUFFIXES = {".json": RLLIB, ".jsonl": RLLIB, ".parquet": TABLE, ".csv": TABLE, "
 
 
 def foreign_scheme(scheme: str) -> Foreign | None:
-    """Returns the format that a user calls by this name."""
+    """Returns the format that users know by this name."""
     return next((foreign for foreign in FOREIGN if scheme.lower() in foreign.schemes), None)
 
 
@@ -61,10 +61,13 @@ def foreign_hdf5(names: Iterable[str]) -> Foreign | None:
 def said_of_directory(path: Path) -> str:
     """Returns a clause that says what a directory seems to be, or names what is in it."""
     for inside, what in (
-        ("data_set.json", f"it is alfish's own; write alfish:{path}"),
+        ("data_set.json", f"it is a data set of alfish; write alfish:{path}"),
         ("meta/info.json", f"it is a LeRobot data set; write lerobot:{path}"),
         ("replay", f"it is a run of alfish; write run:{path}"),
-        ("data/metadata.json", "it is a Minari data set; write minari: and its name below MINARI_DATASETS_PATH"),
+        (
+            "data/metadata.json",
+            "it is a Minari data set; write minari: followed by its path relative to MINARI_DATASETS_PATH",
+        ),
     ):
         if (path / inside).exists():
             return what
@@ -74,7 +77,7 @@ def said_of_directory(path: Path) -> str:
 
 
 def check_beginning(path: Path) -> None:
-    """Checks that a file does not stand in for missing data.
+    """Checks that a file is not a placeholder for missing data.
 
     Raises:
       UsageError: the file is a web page, a Git LFS pointer, or compressed.
@@ -87,6 +90,6 @@ def check_beginning(path: Path) -> None:
             raise UsageError(f"{path} {what}")
     if begin.lstrip().lower().startswith(HTML):
         raise UsageError(
-            f"{path} is an HTML page, which a server sent in place of the file; check its address, or whether it needs "
-            "a login, and fetch it again"
+            f"{path} is an HTML page, which a server sent instead of the file; check the address and whether it needs "
+            "a login, and download it again"
         )

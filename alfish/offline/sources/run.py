@@ -53,14 +53,14 @@ class RunSource(EpisodeSource):
         by_policy = spaces_by_policy(state)
         if "" not in by_policy:
             raise UsageError(
-                f"run:{where} has the rows of several policies ({', '.join(by_policy)}), which are no recorded data of "
-                "one environment; take the replay of a run of one policy"
+                f"run:{where} has the rows of several policies ({', '.join(by_policy)}), which cannot be read as the "
+                "data of one environment; use the replay of a run with one policy"
             )
         stored = by_policy[""]
         spaces = environment if stored is None else Spaces(stored.observation, stored.action)
         if None in spaces:
             raise UsageError(
-                f"run:{where} was saved by an older version, without its environment's spaces; name the environment "
+                f"run:{where} was saved by an older version, without its environment's spaces; give the environment "
                 "that it was trained in (--env_id, or OfflineBuffer.env_id)"
             )
         super().__init__(f"run:{where}", spaces)
@@ -94,12 +94,12 @@ class RunSource(EpisodeSource):
             )
 
     def _check_raw(self, observation: Nest, spec: Nest) -> None:
-        """Raises UsageError if rows `[T, ...]` have features of a `FrozenEncoder` in place of a leaf."""
+        """Raises UsageError if rows `[T, ...]` have features of a `FrozenEncoder` instead of a leaf."""
         for (name, leaf), space in zip(nest.named_leaves(observation, "observation"), nest.leaves(spec)):
             if leaf.shape[1:] != space.shape or leaf.dtype != space.dtype:
                 raise UsageError(
-                    f"{self.name} stores {leaf.shape[1]} features of an encoder in place of the {name}; record "
-                    "episodes of its policy with `alfish record`"
+                    f"{self.name} stores {leaf.shape[1]} features of an encoder instead of the {name}; record episodes "
+                    "of its policy with `alfish record`"
                 )
 
 
@@ -112,9 +112,9 @@ def _check_state(state: Any) -> None:
     pos, start, startable = (check_tensor(state[name], name) for name in ("pos", "start", "startable"))
     length, num_columns = operator.index(state["length"]), len(pos)
     if length < 1 or tuple(startable.shape) != (length, num_columns) or start.shape != pos.shape:
-        raise ValueError(f"its {num_columns} columns of {length} rows are not those of its arrays")
+        raise ValueError(f"its {num_columns} columns of {length} rows do not match its arrays")
     if not ((start >= 0) & (start <= pos)).all():
-        raise ValueError("its positions are no positions")
+        raise ValueError("its positions are not valid")
     check_nest(state["rows"], "rows")
     leaves = [check_tensor(leaf, "rows") for leaf in nest.leaves(state["rows"])]
     filled = min(int(pos.max()), length) * num_columns

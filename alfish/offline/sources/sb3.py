@@ -68,7 +68,7 @@ class SB3Source(EpisodeSource):
         'truncated', with a warning.
 
     Raises:
-      UsageError: the file does not exist, is not a replay buffer, or says itself which ends timed out.
+      UsageError: the file does not exist, is not a replay buffer, or already records which episodes timed out.
     """
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES, dones: str | None = None):
@@ -85,7 +85,7 @@ class SB3Source(EpisodeSource):
         lacking = [name for name in NEEDED if name not in fields]
         if lacking:
             found = buffer.path if isinstance(buffer, Inert) else type(buffer).__name__
-            raise UsageError(f"{where} holds a {found}, which is no replay buffer: it has no {', '.join(lacking)}")
+            raise UsageError(f"{where} holds a {found}, which is not a replay buffer: it has no {', '.join(lacking)}")
         declared = Spaces(*(_space(fields[name], where, _Size()) for name in ("observation_space", "action_space")))
         super().__init__(f"sb3:{where}", declared)
         self._fields: dict[str, Any] = {
@@ -123,13 +123,13 @@ class SB3Source(EpisodeSource):
         named = [leaf for name in ARRAYS for leaf in nest.named_leaves(self._fields[name], name)]
         for label, values in named:
             if not isinstance(values, np.ndarray):
-                raise UsageError(f"{self.name}: {label} is a {type(values).__name__}, and an array is expected")
+                raise UsageError(f"{self.name}: {label} is a {type(values).__name__}, but an array is expected")
             flat.check_rows(values, f"{self.name}: {label}")
         expected = self._fields["rewards"].shape[:2]
         for label, values in named:
             if values.ndim < 2 or values.shape[:2] != expected:
                 raise UsageError(
-                    f"{self.name}: {label} has shape {list(values.shape)} and rewards {list(expected)}, and all "
+                    f"{self.name}: {label} has shape {list(values.shape)}, but rewards has {list(expected)}; all "
                     "arrays must have equal numbers of rows and environments"
                 )
         return expected
@@ -138,9 +138,11 @@ class SB3Source(EpisodeSource):
         """Returns the rows that were written, from the oldest."""
         pos, is_full = self._fields["pos"], self._fields["full"]
         if not isinstance(pos, (int, np.integer)) or not 0 <= pos <= self._num_rows:
-            raise UsageError(f"{self.name}: pos is {shown(pos)}, and a row of {self._num_rows:,} is expected")
+            raise UsageError(
+                f"{self.name}: pos is {shown(pos)}, but an index of a row below {self._num_rows:,} is expected"
+            )
         if not isinstance(is_full, (bool, np.bool_)):
-            raise UsageError(f"{self.name}: full is {shown(is_full)}, and a flag is expected")
+            raise UsageError(f"{self.name}: full is {shown(is_full)}, but a bool is expected")
         if not is_full:
             return np.arange(pos)
         order = np.arange(pos, pos + self._num_rows) % self._num_rows
@@ -156,8 +158,7 @@ class SB3Source(EpisodeSource):
             num_unmarked -= len(ends) > 0 and not flat.marked(table)[-1]  # unfinished when the buffer was saved
             if num_unmarked:
                 self.note(
-                    f"column {column} has {num_unmarked} episodes that break off without a flag: they count as "
-                    "truncated"
+                    f"column {column} has {num_unmarked} episodes that end without a flag: they count as truncated"
                 )
             for episode in flat.episodes(table, ends):
                 yield episode._replace(id=f"{column}.{episode.id}")
@@ -200,7 +201,7 @@ class SB3Source(EpisodeSource):
 
 
 class _Size:
-    """Counts the parts of a space and the numbers in its bounds, because shared parts may multiply without end."""
+    """Counts the parts of a space and the numbers in its bounds, because shared parts may be expanded without limit."""
 
     def __init__(self) -> None:
         self._parts = self._numbers = 0
@@ -243,11 +244,11 @@ def _space(said: Any, where: str, size: _Size) -> spaces.Space:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:
         raise UsageError(f"{where} describes a {kind} space that cannot be read ({shown(str(error))})") from error
-    raise UsageError(f"{where} has a {kind} in the place of a space")
+    raise UsageError(f"{where} has a {kind} instead of a space")
 
 
 def _numbers(values: Any) -> np.ndarray:
     """Returns a copy of an array of numbers."""
     if not isinstance(values, np.ndarray) or values.dtype.kind not in flat.NUMBERS:
-        raise TypeError("its bounds are no arrays of numbers")
+        raise TypeError("its bounds are not arrays of numbers")
     return values.copy()

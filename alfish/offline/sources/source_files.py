@@ -43,14 +43,14 @@ def existing_file(path: str, what: str) -> Path:
     """
     found = Path(path).expanduser()
     if found.is_dir():
-        raise UsageError(f"{path} is a directory, and {what} is one file; {said_of_directory(found)}")
+        raise UsageError(f"{path} is a directory, but {what} is one file; {said_of_directory(found)}")
     if not found.exists():
         raise UsageError(f"there is no file {path}; check the path of {what}{_beside(found)}")
     check_regular(found)
     if not os.access(found, os.R_OK):
         raise UsageError(f"you have no permission to read {path}; change its permissions")
     if found.stat().st_size == 0:
-        raise UsageError(f"{path} is an empty file, not {what}; fetch it again")
+        raise UsageError(f"{path} is an empty file, not {what}; download it again")
     if (foreign := foreign_file(path)) is not None:
         raise UsageError(f"{path} is not {what}: {foreign}")
     check_beginning(found)
@@ -64,12 +64,12 @@ def check_regular(path: Path) -> None:
       UsageError: the path is not a regular file; the message says what it is.
     """
     if not os.path.lexists(path):
-        raise UsageError(f"there is no file {path}, which the data set needs; fetch the data set again")
+        raise UsageError(f"there is no file {path}, which the data set needs; download the data set again")
     kind = next((word for word, is_one in SPECIAL.items() if is_one(path)), None)
     if kind is not None or not path.is_file():
         target = f", which leads to {path.resolve()}," if path.is_symlink() else ""
         raise UsageError(
-            f"{path}{target} is {kind or 'no file'}, and data are read from files only; copy them into one"
+            f"{path}{target} is {kind or 'no file'}, but data are read only from files; copy them into one"
         )
 
 
@@ -81,7 +81,7 @@ def existing_directory(path: str, what: str) -> Path:
     """
     found = Path(path).expanduser()
     if found.is_file():
-        raise UsageError(f"{path} is a file, and {what} is a directory")
+        raise UsageError(f"{path} is a file, but {what} is a directory")
     if not found.is_dir():
         raise UsageError(f"there is no directory {path}; check the path of {what}{_beside(found)}")
     return found
@@ -120,8 +120,8 @@ def open_hdf5(path: Path, what: str, is_checked: bool = False) -> Any:
         if not h5py.is_hdf5(path):
             raise UsageError(f"{path} is not an HDF5 file, so it is not {what}") from error
         raise UsageError(
-            f"{path} is cut off or damaged: of its {size:,} bytes nothing is readable, since HDF5 keeps its table of "
-            f"contents in what is missing; fetch it again ({said(error)})"
+            f"{path} is truncated or damaged: none of its {size:,} bytes are readable, because the table of contents "
+            f"of HDF5 is missing; download it again ({said(error)})"
         ) from error
     if is_checked:
         return file
@@ -141,7 +141,7 @@ def _declared(h5py: Any, file: Any, path: Path) -> int:
     """Returns the bytes of a file's data sets in memory.
 
     Raises:
-      UsageError: a part lies in another file, or is linked from several places, which may multiply it without end.
+      UsageError: a part lies in another file, or is linked from several places, which may expand it without limit.
     """
 
     declared = 0
@@ -153,8 +153,8 @@ def _declared(h5py: Any, file: Any, path: Path) -> int:
             whole = above + name
             if (foreign := _foreign(h5py, group, name, depth)) is not None:
                 raise UsageError(
-                    f"{path} is refused: its {_text(whole)} {foreign}, and data are read from the file itself only, "
-                    "each part once; write it again with everything in its place"
+                    f"{path} is refused: its {_text(whole)} {foreign}, but data are read only from the file itself, "
+                    "each part once; write it again without links and external parts"
                 )
             kind = h5py.h5o.get_info(group, name).type
             if kind == h5py.h5o.TYPE_GROUP:
@@ -199,7 +199,7 @@ def damage_named(path: Path) -> Iterator[None]:
     except UsageError:
         raise
     except HDF5_DAMAGE as error:
-        raise UsageError(f"{path} is damaged inside ({said(error)}); fetch it again") from error
+        raise UsageError(f"{path} is damaged inside ({said(error)}); download it again") from error
 
 
 def check_zip(path: Path, fits_memory: bool = True) -> None:
@@ -218,8 +218,8 @@ def check_zip(path: Path, fits_memory: bool = True) -> None:
     except (OSError, ValueError, EOFError, RuntimeError, LookupError, NotImplementedError, zipfile.BadZipFile) as error:
         size = path.stat().st_size
         raise UsageError(
-            f"{path} is cut off or damaged: nothing of its {size:,} bytes is readable, since its table of contents "
-            f"stands at the end; copy it again ({said(error)})"
+            f"{path} is truncated or damaged: none of its {size:,} bytes are readable, because its table of contents "
+            f"is at the end; copy it again ({said(error)})"
         ) from error
     check_expansion(declared, path.stat().st_size, str(path))
     if fits_memory:
@@ -281,6 +281,6 @@ def _beside(path: Path) -> str:
     """Returns a clause that names the files beside a path, or the directory that is missing."""
     parent = path.parent
     if not parent.is_dir():
-        return f" ({parent} is not there either)"
+        return f" ({parent} does not exist either)"
     names = sorted(os.listdir(parent))
-    return f" (beside it: {', '.join(names[:5])})" if names else ""
+    return f" (in the same directory: {', '.join(names[:5])})" if names else ""

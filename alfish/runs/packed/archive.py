@@ -1,4 +1,8 @@
-"""Zip files of runs. They are not compressed, so unpacking takes no more disk than the file, whatever it declares."""
+"""Zip files of runs.
+
+They are not compressed, so unpacking takes no more disk space than the file itself, regardless of what the file
+declares.
+"""
 
 import contextlib
 import hashlib
@@ -64,7 +68,7 @@ def new_directory(directory: Path) -> Iterator[Path]:
       DiskError: the directory cannot be written.
     """
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise UsageError(f"{directory} is not empty; name a new directory")
+        raise UsageError(f"{directory} is not empty; choose a new directory")
     directory = directory.resolve()
     making = temporary_of(directory)
     try:
@@ -85,7 +89,9 @@ def unpack_into(path: Path, directory: Path) -> Manifest:
     except (UsageError, RunError):
         raise
     except zipfile.BadZipFile as error:
-        raise UsageError(f"{path} is truncated, or no zip file ({first_line(error)}); get it again") from error
+        raise UsageError(
+            f"{path} is truncated or not a zip file ({first_line(error)}); download or copy it again"
+        ) from error
     except FileNotFoundError as error:
         raise UsageError(f"there is no file {path}") from error
     except (OSError, NotImplementedError, RuntimeError, EOFError) as error:
@@ -96,16 +102,16 @@ def _unpack(path: Path, file: BinaryIO, directory: Path) -> Manifest:
     with zipfile.ZipFile(file) as archive:
         members = {member.filename: member for member in archive.infolist()}
         if MANIFEST not in members:
-            raise UsageError(f"{path} is no packed run: it has no {MANIFEST}; `alfish pack` makes one")
+            raise UsageError(f"{path} is not a packed run: it has no {MANIFEST}; `alfish pack` makes one")
         if any(member.compress_type != zipfile.ZIP_STORED for member in members.values()):
-            raise UsageError(f"{path} is refused: it is compressed, and packed runs are not")
+            raise UsageError(f"{path} is refused: it is compressed, but packed runs are not compressed")
         with archive.open(members[MANIFEST]) as member:
             manifest = parse(member.read(MAX_MANIFEST), str(path))
         for name in manifest.files:
             if name not in members:
-                raise UsageError(f"{path} is damaged: it has no {name}; get it again")
+                raise UsageError(f"{path} is damaged: {name} is missing; download or copy it again")
         if manifest.size > os.fstat(file.fileno()).st_size:
-            raise UsageError(f"{path} is refused: its files are larger than itself")
+            raise UsageError(f"{path} is refused: its files are larger than the archive")
         for name, entry in manifest.files.items():
             target = directory / name
             digest, left = hashlib.sha256(), entry.size + 1

@@ -32,7 +32,7 @@ def download(name: str) -> Path:
     """
     matched = _NAME.fullmatch(name)
     if matched is None:
-        raise UsageError(f"{name!r} is no repository of the hub; name it as hf:org/name or hf:org/name@revision")
+        raise UsageError(f"{name!r} is not a repository of the hub; write hf:org/name or hf:org/name@revision")
     try:
         import huggingface_hub
     except ImportError as error:

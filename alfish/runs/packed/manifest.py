@@ -48,7 +48,7 @@ class Manifest(NamedTuple):
     def check(self, name: str, size: int, checksum: str, where: str) -> None:
         """Raises UsageError if a file differs from the packed one."""
         if self.files[name] != (size, checksum):
-            raise UsageError(f"{where} is damaged: {name} is not the file that was packed; get it again")
+            raise UsageError(f"{where} is damaged: {name} is not the file that was packed; download or copy it again")
 
 
 def parse(content: bytes, where: str) -> Manifest:
@@ -61,15 +61,15 @@ def parse(content: bytes, where: str) -> Manifest:
         values = json.loads(content)
         form, files = values.pop("format"), values.pop("files")
         if isinstance(form, int) and form > FORMAT:
-            raise UsageError(f"{where} was packed by a newer alfish (format {form}); update alfish")
+            raise UsageError(f"{where} was packed by a newer version of alfish (format {form}); update alfish")
         entries = {name: PackedFile(int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         if isinstance(error, UsageError):
             raise
-        raise UsageError(f"{where} is no packed run: its {MANIFEST} cannot be read") from error
+        raise UsageError(f"{where} is not a packed run: its {MANIFEST} cannot be read") from error
     for name, entry in entries.items():
         if not _NAME.fullmatch(name) or name == MANIFEST:
-            raise UsageError(f"{where} is refused: it names the file {name!r}, which is not inside of a run")
+            raise UsageError(f"{where} is refused: it lists the file {name!r}, which cannot be part of a run")
         if entry.size < 0:
             raise UsageError(f"{where} is refused: {name} has the size {entry.size}")
     return Manifest(entries, values)
@@ -90,7 +90,7 @@ def of_files(files: Mapping[str, Path | bytes], about: dict[str, Any]) -> Manife
             entries[name] = PackedFile(source.stat().st_size, sha256(source))
     manifest = Manifest(entries, about)
     if len(manifest.to_json()) > MAX_MANIFEST:
-        raise UsageError(f"{len(entries):,} files are too many to pack; remove old evaluations from eval/")
+        raise UsageError(f"the run has {len(entries):,} files, too many to pack; remove old evaluations from eval/")
     return manifest
 
 
@@ -99,8 +99,8 @@ def check_names(names: Iterable[str]) -> None:
     for name in names:
         if not _NAME.fullmatch(name):
             raise UsageError(
-                f"{name!r} cannot be packed: names have ASCII letters, digits, spaces and -_.+=,() and do not begin "
-                "with a dot; rename the file"
+                f"{name!r} cannot be packed: names may have ASCII letters, digits, spaces and -_.+=,() and may not "
+                "begin with a dot; rename the file"
             )
 
 
@@ -120,7 +120,7 @@ def check_directory(directory: Path, where: str) -> Manifest:
             manifest.check(name, path.stat().st_size, sha256(path), where)
     except FileNotFoundError as error:
         missing = Path(error.filename).relative_to(directory)
-        raise UsageError(f"{where} is no whole packed run: it has no {missing}") from error
+        raise UsageError(f"{where} is not a complete packed run: it has no {missing}") from error
     except OSError as error:
         raise UsageError(f"{where} cannot be read: {error.strerror or error}") from error
     return manifest

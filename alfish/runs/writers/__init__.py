@@ -1,4 +1,7 @@
-"""Destinations of what a run shows: files of its directory, and experiment trackers. Nothing here is specific to RL."""
+"""Destinations of a run's summaries: files in its directory, and experiment trackers.
+
+Nothing here is specific to RL.
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -32,7 +35,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports an experiment tracker when it is first used: the other writers do without."""
+    """Imports an experiment tracker when it is first used; the other writers do not need trackers."""
     if name not in TRACKERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{TRACKERS[name]}"), name)

@@ -47,7 +47,9 @@ class CSVWriter(Writer):
 
     def scalars(self, values: dict[str, float], counters: Counters) -> None:
         if clash := values.keys() & set(COUNTERS):
-            raise UsageError(f"a scalar is called {sorted(clash)[0]!r}, as a counter of the run; give it another name")
+            raise UsageError(
+                f"a scalar is called {sorted(clash)[0]!r}, which is the name of a counter of the run; rename it"
+            )
         self._restore()
         if new := [name for name in values if name not in self._columns]:
             self._file.close()
@@ -75,9 +77,7 @@ class CSVWriter(Writer):
         self._file.seek(0)
         content = self._file.read()
         self._file.close()
-        logging.error(
-            "%s WAS DELETED OR MOVED while the run goes on, and is written again with all its rows", self._path
-        )
+        logging.error("%s WAS DELETED OR MOVED during training and is written again with all its rows", self._path)
         make_directory(self._path.parent)
         write_atomically(self._path, content)
         self._open()
@@ -100,11 +100,11 @@ class CSVWriter(Writer):
             )
         for number, row in enumerate(rows, start=1):
             if not (row[0].isascii() and row[0].isdigit() and len(row[0]) <= MAX_DIGITS):
-                raise UsageError(f"{self._path}, row {number}, does not start with its steps; mend or move the file")
+                raise UsageError(f"{self._path}, row {number}, does not start with its steps; fix or move the file")
         return [header, *rows]
 
     def _rewrite(self, rows: list[list[str]]) -> None:
-        """Replaces the file by the columns and rows, and opens it; rows may lack the newest columns."""
+        """Replaces the file with the columns and rows, and opens it; rows may lack the newest columns."""
         content = io.StringIO(newline="")
         writer = csv.writer(content, lineterminator="\n")
         writer.writerow(self._columns)

@@ -1,4 +1,4 @@
-"""The writer that sends what a run shows to MLflow."""
+"""The writer that sends a run's summaries to MLflow."""
 
 import time
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ MAX_LENGTH = 500  # characters of a parameter's value that all versions accept
 @gin.configurable(module="alfish.writers")
 @checked
 class MlflowWriter(Tracker):
-    """Sends what a run shows to MLflow; needs the extra 'mlflow'. MLflow has no histograms.
+    """Sends a run's summaries to MLflow; needs the extra 'mlflow'. MLflow has no histograms.
 
     Args:
       experiment: name of the MLflow experiment, which is created if needed.
@@ -82,5 +82,5 @@ class MlflowWriter(Tracker):
 
 
 def _allowed(name: str) -> str:
-    """Returns a name with `_` in place of characters that MLflow does not allow in names."""
+    """Returns a name with `_` instead of characters that MLflow does not allow in names."""
     return "".join(character if character.isalnum() or character in "_-. /" else "_" for character in name)

@@ -20,13 +20,13 @@ DIRECTORY = "trackers"  # directory of the records in a run's directory
 
 
 class Tracker(Writer):
-    """A writer that sends what a run shows to an experiment tracker.
+    """A writer that sends a run's summaries to an experiment tracker.
 
     A resumed run continues the same run of the tracker. Repeated values are not sent again: for each first segment of a
     name (`train` of `train/loss`), only values with a later clock than the last value are sent. The run's directory
     keeps the id and these clocks in `trackers/`.
 
-    If the tracker fails, one warning says so, and the rest of this process sends nothing more; training continues.
+    If the tracker fails, one warning says so, and this process sends nothing more; training continues.
 
     A subclass implements the methods below, all of which, except `check`, may raise any error.
     """
@@ -133,7 +133,7 @@ class Tracker(Writer):
         except Exception as error:  # errors of any library and network, because training must continue
             self._has_failed, self._is_open = True, False
             logging.warning(
-                "%s failed, and receives nothing more from this process; metrics.csv and TensorBoard have everything "
+                "%s failed and receives nothing more from this process; metrics.csv and TensorBoard have all values "
                 "(%s: %s)",
                 self.title,
                 type(error).__name__,
@@ -164,8 +164,8 @@ class Record:
                 self.id, self._sent = str(content["id"]), {str(name): int(n) for name, n in content["sent"].items()}
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise UsageError(
-                    f"{path} is no record of a tracker ({first_line(error)}); remove it, and a new run of the tracker "
-                    "begins"
+                    f"{path} is not the record of a tracker ({first_line(error)}); remove it to begin a new run of the "
+                    "tracker"
                 ) from error
         self._resumed = dict(self._sent)
 

@@ -1,4 +1,4 @@
-"""The writer that sends what a run shows to trackio."""
+"""The writer that sends a run's summaries to trackio."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ from alfish.runs.writers.writer import Histogram, Image, RunOrigin
 @gin.configurable(module="alfish.writers")
 @checked
 class TrackioWriter(Tracker):
-    """Sends what a run shows to trackio, which keeps it on this machine or in a Hugging Face Space.
+    """Sends a run's summaries to trackio, which keeps it on this machine or in a Hugging Face Space.
 
     It needs the extra 'trackio'. `trackio show` opens the page. If a Space cannot be reached, trackio itself warns, and
     keeps the values on this machine.

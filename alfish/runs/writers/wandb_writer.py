@@ -1,4 +1,4 @@
-"""The writer that sends what a run shows to Weights & Biases."""
+"""The writer that sends a run's summaries to Weights & Biases."""
 
 import netrc
 import os
@@ -22,7 +22,7 @@ FINISH_SECONDS = 60.0  # seconds to wait at the end; unsent values stay in the r
 @gin.configurable(module="alfish.writers")
 @checked
 class WandbWriter(Tracker):
-    """Sends what a run shows to Weights & Biases; needs the extra 'wandb'.
+    """Sends a run's summaries to Weights & Biases; needs the extra 'wandb'.
 
     If the server cannot be reached at the start, the process writes to files below `trackers/wandb`, as offline mode
     does; `wandb sync` sends them later.
@@ -77,7 +77,8 @@ class WandbWriter(Tracker):
             wandb.teardown()  # discards the run that failed to begin, which has the same id
             self._remote = wandb.init(**arguments, mode="offline")
             logging.warning(
-                "Weights & Biases cannot be reached, so this process writes to files; `wandb sync %s` sends them (%s)",
+                "Weights & Biases cannot be reached, so this process writes to files; `wandb sync %s` uploads "
+                "them (%s)",
                 Path(self._remote.dir).parent,
                 first_line(error),
             )

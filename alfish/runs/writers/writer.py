@@ -30,7 +30,10 @@ class Histogram(NamedTuple):
 
     @classmethod
     def of(cls, values: Any) -> "Histogram":
-        """Returns the histogram of the finite values of an array or tensor; whole numbers have a bin each."""
+        """Returns the histogram of the finite values of an array or tensor.
+
+        Each distinct integer has a separate bin.
+        """
         flat = _on_host(values).reshape(-1)
         flat = flat[:: -(-len(flat) // MAX_VALUES) or 1].astype(np.float64)
         flat = flat[np.isfinite(flat)]
@@ -84,7 +87,7 @@ def shown_value(value: Any) -> Shown:
 
 
 def _on_host(value: Any) -> np.ndarray:
-    """Returns a number, array or tensor as an array; torch is not imported here."""
+    """Returns a number, array or tensor as an array; does not import torch."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = value.float() if value.is_floating_point() else value  # because numpy lacks bfloat16

@@ -49,7 +49,7 @@ class Diagnostic(abc.ABC):
     """Computes values that summaries show. `measure` only reads, and is called from time to time after an iteration.
 
     Attributes:
-      is_of_policy: whether the values are of a policy; in a run of several policies, each of them is then measured.
+      is_of_policy: whether the values describe one policy; in a run of several policies, each policy is then measured.
     """
 
     is_of_policy = True
@@ -82,7 +82,10 @@ def reading(algorithm: RLAlgorithm) -> Iterator[None]:
 
 
 def info_of(algorithm: RLAlgorithm, experience: Experience) -> Any:
-    """Returns the info of `train_step`. Gradients are enabled as in an update, because the method may differentiate."""
+    """Returns the info of `train_step`.
+
+    Gradients are enabled as in an update, because the method may compute gradients.
+    """
     with torch.enable_grad():
         return algorithm.train_step(experience, experience.state).info
 
@@ -100,8 +103,8 @@ def value_estimates(algorithm: RLAlgorithm, info: Any) -> dict[str, torch.Tensor
     ensembles are replaced by their means.
 
     Args:
-      algorithm: algorithm whose `values` read estimates; without `values` an estimate is one number. An algorithm that
-        wraps another one has that one as its attribute `algorithm`.
+      algorithm: algorithm whose `values` read estimates; without `values` an estimate is one number. A wrapping
+        algorithm has the wrapped algorithm as its attribute `algorithm`.
       info: info of the AlgStep; its field `algorithm` is the info of a wrapped algorithm.
     """
     values = getattr(getattr(algorithm, "algorithm", algorithm), "values", None)

@@ -25,8 +25,9 @@ from alfish.training.listener import Run
 class ExplainedVariance(Diagnostic):
     """Explained variance of the value in the last minibatch, after its update: 1 - Var(target - value) / Var(target).
 
-    1 is perfect, 0 is as good as a constant, and a negative value is worse. The diagnostic applies to algorithms whose
-    rows have a target of the value (PPO, A2C, APPO); `MonteCarlo` measures the values of other algorithms.
+    1 is perfect, 0 is as good as a constant prediction, and negative values are worse than a constant. The diagnostic
+    applies to algorithms whose rows have a target of the value (PPO, A2C, APPO); `MonteCarlo` measures the values of
+    other algorithms.
     """
 
     def measure(self, run: Run, update: LastUpdate) -> dict[str, Shown]:
@@ -59,7 +60,7 @@ class MonteCarlo(Diagnostic):
     Args:
       num_episodes: number of whole episodes, which have the same seeds each time.
       seed: seed of the first episode; episode k has seed + k.
-      sample: whether to act by `rollout_step`, as in training; if not, by `predict_step`.
+      sample: whether to act with `rollout_step`, as in training; if not, with `predict_step`.
     """
 
     def __init__(self, num_episodes: PositiveInt = 5, seed: NonNegativeInt = 1_000_000, sample: bool = False):
@@ -70,8 +71,9 @@ class MonteCarlo(Diagnostic):
         algorithm = run.algorithm
         if not isinstance(getattr(algorithm, "values", None), Scalar) or algorithm.replay_needs.info:
             raise UsageError(
-                f"MonteCarlo cannot measure {type(algorithm).__name__}, which has no `values` with its discount, "
-                "or trains on more than rows (as with retrace); leave it out of Summaries.diagnostics"
+                f"MonteCarlo cannot measure {type(algorithm).__name__}, because it has no `values` that state the "
+                "discount, or trains on data that rows do not contain (as with Retrace); leave MonteCarlo out of "
+                "Summaries.diagnostics"
             )
         self._evaluator = run.evaluator(self._num_episodes)
         environment = run.environment

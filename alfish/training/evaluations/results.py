@@ -86,14 +86,14 @@ class EvaluationResult:
         if not all(type(one) in (int, float) and 0 <= one < LARGEST_CLOCK for one in result.counters):
             raise ValueError("its counters are not numbers of steps")
         if not returns or {len(own) for own in (lengths, *by_objective.values())} != {len(returns)}:
-            raise ValueError("its episodes have different numbers of returns and lengths")
+            raise ValueError("it has different numbers of returns and lengths")
         if max(lengths) >= LARGEST_CLOCK or type(evaluation.seed) is not int or not isinstance(result.film, str | None):
-            raise ValueError("its lengths or its seed are not numbers of steps, or its film is not a name")
+            raise ValueError("its lengths or seed are not integers of at least 0, or its video is not a file name")
         return result
 
 
 class Results:
-    """The results that one name has in a run's directory.
+    """The results under one name in a run's directory.
 
     Args:
       root_dir: directory of the run.

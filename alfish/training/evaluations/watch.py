@@ -35,8 +35,8 @@ FileId = tuple[int, int, int, int]
 class Watch:
     """Evaluates checkpoints of a run, each once, on the same episodes.
 
-    Checkpoints that training has evaluated on these episodes are left out. The directory is only read, except for
-    results and films; training is neither waited for nor slowed down.
+    Checkpoints that training has already evaluated on these episodes are skipped. The directory is only read, except
+    for results and films; training is not affected.
 
     Args:
       trainer: trainer of the run, built to read it.
@@ -112,7 +112,7 @@ class Watch:
 
     def words(self) -> str:
         """Returns a sentence that says what was done."""
-        lost = f", {self.num_lost} removed before they could be" if self.num_lost else ""
+        lost = f", {self.num_lost} removed before they could be evaluated evaluated" if self.num_lost else ""
         return f"{counted(self.num_evaluated, 'checkpoint')} evaluated{lost}"
 
     def close(self) -> None:
@@ -217,8 +217,8 @@ class Watch:
                 before, now = (dataclasses.asdict(one) for one in (result.episodes, self._episodes))
                 name = next(name for name in now if before[name] != now[name])
                 raise UsageError(
-                    f"{self._results.csv(steps)} was evaluated with {name} {before[name]}, and not {now[name]}; give "
-                    f"these results another name, as --name={self._results.name}2"
+                    f"{self._results.csv(steps)} was evaluated with {name} {before[name]} instead of {now[name]}; give "
+                    f"these results another name, such as --name={self._results.name}2"
                 )
 
     def _check_training(self) -> None:
@@ -226,7 +226,7 @@ class Watch:
         found = self._of_training()
         if found and self._seeds(found[-1]) not in (self._own_seeds, []):
             raise UsageError(
-                f"{found[-1]} has other episodes, from training; give these results another name, as "
+                f"{found[-1]} has other episodes, from training; give these results another name, such as "
                 f"--name={self._results.name}2"
             )
 
@@ -253,14 +253,14 @@ class Watch:
         unlock = files.lock(path, self)
         if unlock is None:
             raise UsageError(
-                f"{self._trainer.directory.path} is being watched already under the name {self._results.name!r}; "
-                "choose another --name, or leave it to that process"
+                f"{self._trainer.directory.path} is already being watched under the name {self._results.name!r}; "
+                "choose another --name, or stop the other process"
             )
         return unlock
 
 
 def in_words(environment: Environment) -> str:
-    """Returns words that are the same for equal environments: name, constructor's arguments, limit and wrappers."""
+    """Returns a description that equal environments share: name, constructor arguments, limit and wrappers."""
     spec = environment.env_spec
     if spec is None:
         return environment.name

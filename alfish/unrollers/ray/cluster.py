@@ -41,7 +41,7 @@ class Cluster:
         self._address, self._sends_code, self._setting = address, code == "here", setting
 
     def connect(self) -> None:
-        """Connects the process, unless it is connected already.
+        """Connects the process, unless it is already connected.
 
         Raises:
           UsageError: the cluster does not exist, has another token or another version of Python or Ray, or modules can
@@ -53,8 +53,8 @@ class Cluster:
         if ray.is_initialized():
             if self._sends_code:
                 raise UsageError(
-                    "RayWorkers.code = 'here' sends modules when it connects to Ray, and this process is connected "
-                    "already; name them there: ray.init(runtime_env={'py_modules': [...]})"
+                    "RayWorkers.code = 'here' sends modules when it connects to Ray, but this process is already "
+                    "connected; list them in the call of ray.init(runtime_env={'py_modules': [...]})"
                 )
             if _USERS:
                 _USERS.add(self)
@@ -74,17 +74,17 @@ class Cluster:
             if address == "auto" and isinstance(error, ConnectionError):
                 here = f", or bind {self._setting} = None to start Ray here" if "." in self._setting else ""
                 raise UsageError(
-                    f"{self._setting} finds no Ray cluster on this machine; start one with {START}, or name the head "
-                    f"in RAY_ADDRESS{here}"
+                    f"{self._setting} finds no Ray cluster on this machine; start one with {START}, or set RAY_ADDRESS "
+                    f"to its head{here}"
                 ) from error
             raise UsageError(f"Ray cannot be used at {self._setting} = {address!r}: {error}") from error
         except ray.exceptions.RayError as error:
             if type(error).__name__ != "AuthenticationError":  # older versions of Ray lack it
                 raise
             raise UsageError(
-                f"the Ray cluster at {self._setting} = {address!r} asks for a token that this machine does not have "
-                f"({first_line(error)}); copy ~/.ray/auth_token from the head to each machine, or name a copy in "
-                "RAY_AUTH_TOKEN_PATH"
+                f"the Ray cluster at {self._setting} = {address!r} requires a token that this machine does not have "
+                f"({first_line(error)}); copy ~/.ray/auth_token from the head to each machine, or set "
+                "RAY_AUTH_TOKEN_PATH to a copy"
             ) from error
         _USERS.add(self)
 
@@ -102,10 +102,10 @@ class Cluster:
         if fitting < num_hosts:
             machines = [node.get("CPU", 0.0) for node in _nodes().values()]
             raise UsageError(
-                f"{num_hosts} hosts need {cpus:g} CPUs each (RayWorkers.per_host x cpus_per_worker), and the cluster "
+                f"{num_hosts} hosts need {cpus:g} CPUs each (RayWorkers.per_host x cpus_per_worker), but the cluster "
                 f"has room for {fitting}: its machines have {' + '.join(f'{number:g}' for number in machines)} CPUs; "
-                "join machines with `ray start --address=HEAD:6379`, lower AsyncUnroller.num_workers, "
-                "RayWorkers.per_host or cpus_per_worker, or begin with fewer hosts by RayWorkers.min_hosts"
+                "add machines with `ray start --address=HEAD:6379`, lower AsyncUnroller.num_workers, "
+                "RayWorkers.per_host or cpus_per_worker, or begin with fewer hosts with RayWorkers.min_hosts"
             )
 
     def num_places(self, cpus: float, gpus: float = 0.0) -> int:
@@ -153,7 +153,7 @@ _USERS: set[Cluster] = set()  # clusters that use the connection, one of which m
 
 
 def wait(answers: Sequence[Any], count: int, timeout: float) -> list[Any]:
-    """Returns those of Ray's references that are ready, once `count` are ready, or after `timeout` seconds."""
+    """Returns the references of Ray that are ready, once `count` are ready or after `timeout` seconds."""
     import ray
 
     with _exceptions_of_handlers():
@@ -169,7 +169,7 @@ def get(answer: Any, timeout: float) -> Any:
 
 
 def kill(actor: Any) -> None:
-    """Lets Ray kill an actor, which may be dead already."""
+    """Makes Ray kill an actor, which may already be dead."""
     import ray
 
     with contextlib.suppress(ray.exceptions.RayError, ValueError):
@@ -191,8 +191,8 @@ def _check_address(address: str, setting: str) -> None:
     """Raises UsageError for an address that cannot be a cluster's. Ray itself resolves 'auto' and 'local'."""
     if address.startswith("ray://"):
         raise UsageError(
-            f"{setting} is {address!r}, which is of Ray Client; start the run on a machine of the cluster, "
-            "and name its head as HOST:6379"
+            f"{setting} is {address!r}, an address of Ray Client; start the run on a machine of the cluster, and give "
+            "the head as HOST:6379"
         )
     host, colon, port = address.rpartition(":")
     if not colon:

@@ -1,4 +1,4 @@
-"""Weights on their way to hosts, and segments on their way to the trainer: each is one array of int64."""
+"""Transfer of weights to hosts and of segments to the trainer, each as one int64 array."""
 
 import warnings
 from collections.abc import Sequence

@@ -37,8 +37,8 @@ from alfish.unrollers.workers.transport import Transport, Workers
 class RayWorkers(Transport):
     """Pool of workers on the machines of a Ray cluster.
 
-    Hosts are requested at the start. A host for which there is no room waits in Ray's queue, and starts when a machine
-    joins. A host that dies is replaced by a new one, on any machine.
+    Hosts are requested at the start. A host for which there are not enough free cores waits in Ray's queue, and starts
+    when a machine joins. A host that dies is replaced by a new one, on any machine.
 
     Args:
       count: number of workers.
@@ -265,13 +265,13 @@ class RayWorkers(Transport):
         if self._deadline is not None and time.monotonic() > self._deadline:
             answered = sum(host.greeting is not None for host in self.hosts)
             raise RunError(
-                f"{answered} hosts of {self._cpus:g} CPUs have answered within RayWorkers.start_timeout = "
-                f"{self._start_timeout:g} s, and the run begins with {self._min_hosts}; `ray status` shows what the "
-                "cluster has, and what others use of it"
+                f"{answered} hosts of {self._cpus:g} CPUs answered within RayWorkers.start_timeout = "
+                f"{self._start_timeout:g} s, but the run needs {self._min_hosts}; `ray status` shows the resources of "
+                "the cluster and how many are in use"
             )
 
     def _check(self, host: RemoteHost) -> Iterator[tuple[RemoteWorker, FromWorker]]:
-        """Gives up a host if two checks in a row find that the host has been silent for too long.
+        """Abandons a host if two consecutive checks find that the host has been silent for too long.
 
         Between the two checks an answer that was under way can still arrive, for example if the trainer was stopped.
         """
@@ -282,7 +282,7 @@ class RayWorkers(Transport):
             yield from self._on_death(host, TimeoutError(f"it has been silent for {silent:.0f} s"))
 
     def _on_death(self, host: RemoteHost, error: Exception) -> Iterator[tuple[RemoteWorker, FromWorker]]:
-        """Requests another actor in place of an actor that is, or may be, dead."""
+        """Requests another actor instead of an actor that is, or may be, dead."""
         text = f"{host} is dead: {first_line(error)}"
         count = self._deaths.add()
         if count > self._deaths.most:
@@ -302,10 +302,9 @@ class RayWorkers(Transport):
         needed, size = 8 * self._segments.layout.num_words * num_slots, self._cluster.store_bytes()
         if needed > size:
             self.log(
-                f"{num_slots} segments need up to {needed / 1e6:,.0f} MB, and Ray's object store on this machine has "
-                f"{size / 1e6:,.0f} MB; Ray writes more than that to the disk, which is slow; lower "
-                "AsyncUnroller.num_workers, slots or the length of segments, or start Ray with a larger "
-                "--object-store-memory"
+                f"{num_slots} segments need up to {needed / 1e6:,.0f} MB, but Ray's object store on this machine has "
+                f"{size / 1e6:,.0f} MB; Ray writes the excess to disk, which is slow; lower AsyncUnroller.num_workers, "
+                "slots or the length of segments, or start Ray with a larger --object-store-memory"
             )
 
 

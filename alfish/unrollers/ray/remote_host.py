@@ -49,7 +49,10 @@ class Actors:
         self._spares: deque[tuple[Any, Any]] = deque()
 
     def take(self) -> tuple[Any, Any]:
-        """Returns an actor and Ray's reference to its greeting. A new actor starts where and when there is room."""
+        """Returns an actor and Ray's reference to its greeting.
+
+        A new actor starts when a machine has enough free cores.
+        """
         return self._spares.popleft() if self._spares else self._request()
 
     def replenish(self) -> None:
@@ -75,8 +78,8 @@ class RemoteHost:
       workers: workers of the host, by index in the host.
       answer: reference of Ray to the result of the outstanding call; there always is one.
       asked_at: monotonic time of the outstanding call.
-      greeting: first reply of the host; None while the actor has not answered, for example because there is no room for
-        it.
+      greeting: first reply of the host; None as long as the actor has not answered, for example because the cluster has
+        no free cores.
       sent, sent_at: number of the last weights that were sent, and the monotonic time of sending.
       newest: number of the newest weights that the host's workers could read at its last reply.
       is_overdue: whether the last check found that the host is silent for too long.
@@ -159,7 +162,7 @@ class RemoteHost:
             cluster.kill(self.actor)
 
     def leave(self) -> None:
-        """Gives up the actor: its answers are not received any more, and its workers count as dead."""
+        """Abandons the actor: its answers are no longer received, and its workers count as dead."""
         self.kill()
         self._orders.clear()
         self._first_generation = max(worker.generation for worker in self.workers) + UNHEARD
@@ -204,5 +207,5 @@ class Keeper:
 
 
 def end_all(hosts: Sequence[RemoteHost], timeout: float) -> None:
-    """Asks hosts to end their workers, and waits for them for `timeout` seconds and a little more."""
+    """Asks hosts to end their workers, and waits for them slightly longer than `timeout` seconds."""
     cluster.wait([host.actor.close.remote() for host in hosts], len(hosts), timeout + ANSWER_SECONDS)

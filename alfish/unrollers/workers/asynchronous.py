@@ -138,21 +138,21 @@ class AsyncUnroller(Unroller):
         name, num_workers, slots = type(self._algorithm).__name__, len(self._workers.all), self._ledger.slots
         if self._algorithm.on_policy and not self._algorithm.unroll_use.handles_stale_policies:
             raise UsageError(
-                f"{name} is on-policy and does not correct for rows of an older policy, which AsyncUnroller returns; "
+                f"{name} is on-policy and does not correct for rows of older policies, which AsyncUnroller returns; "
                 "train with APPO, or bind Trainer.unroller = @SyncUnroller"
             )
         if overwrite_policy_output:
             refuse_on_policy(self._algorithm)
         if self._lockstep and segments_per_unroll not in (None, num_workers):
-            raise UsageError("AsyncUnroller.segments_per_unroll is for mode 'free'; in lockstep each worker fills one")
+            raise UsageError("AsyncUnroller.segments_per_unroll is for mode 'free'; in lockstep it is num_workers")
         if self._algorithm.on_policy and (segments_per_unroll or num_workers) > num_workers * slots:
             raise UsageError(
-                f"AsyncUnroller.segments_per_unroll is {segments_per_unroll}, and {num_workers} workers of {slots} "
-                f"slots have {num_workers * slots} at most; raise AsyncUnroller.slots"
+                f"AsyncUnroller.segments_per_unroll is {segments_per_unroll}, but {num_workers} workers with {slots} "
+                f"slots have at most {num_workers * slots}; raise AsyncUnroller.slots"
             )
         if self._workers.shrinks and self._lockstep:
             raise UsageError(
-                f"{self._workers.shrinks} takes AsyncUnroller.mode = 'free': lockstep waits for each worker"
+                f"{self._workers.shrinks} requires AsyncUnroller.mode = 'free', because lockstep waits for every worker"
             )
 
     @property
@@ -164,9 +164,9 @@ class AsyncUnroller(Unroller):
         at_least = 1 if self._algorithm.on_policy or stores_states else OFF_POLICY_LENGTH
         self._length = self._length or max(at_least, math.ceil(unroll_length))
         self.unroll_length = unroll_length or self._length
-        found = f"AsyncUnroller.unroll_length is {self._length} and Trainer.unroll_length {unroll_length}"
+        found = f"AsyncUnroller.unroll_length is {self._length} and Trainer.unroll_length is {unroll_length}"
         if self._algorithm.on_policy and self._length != unroll_length:
-            raise UsageError(f"{found}; on-policy both must be equal: bind only Trainer.unroll_length")
+            raise UsageError(f"{found}; on-policy the two must be equal: bind only Trainer.unroll_length")
         if stores_states and self._length > math.ceil(self.unroll_length):
             words = "replay has states of the memory only where segments start"
             raise UsageError(f"{found}; {words}: bind only Trainer.unroll_length")
@@ -326,7 +326,7 @@ class AsyncUnroller(Unroller):
         elif isinstance(message, Started):
             if message.num_envs != self._envs_per_worker:
                 raise UsageError(
-                    f"the environment factory made {message.num_envs} environments in a worker, and "
+                    f"the environment factory made {message.num_envs} environments in a worker, but "
                     f"{self._envs_per_worker} here; it must always make the same number, or take the keyword num_envs "
                     "(AsyncUnroller.envs_per_worker)"
                 )
@@ -335,7 +335,7 @@ class AsyncUnroller(Unroller):
             num_left, slots = self._workers.num_left, self._ledger.slots
             if self._algorithm.on_policy and num_left * slots < self._num_needed:
                 raise RunError(
-                    f"{num_left} workers of {slots} slots are left, and an iteration takes "
+                    f"{num_left} workers with {slots} slots are left, but an iteration needs "
                     f"AsyncUnroller.segments_per_unroll = {self._num_needed} segments; lower it, or raise "
                     "AsyncUnroller.slots"
                 )

@@ -44,7 +44,7 @@ def in_columns(parts: list[list[Experience]]) -> Experience:
 
 
 def masked(experience: Experience, columns: np.ndarray) -> Experience:
-    """Returns an experience of arrays with PAD in place of all rows of some columns, `[B]` bool."""
+    """Returns an experience of arrays with PAD instead of all rows of some columns, `[B]` bool."""
     step_type = experience.time_step.step_type.copy()  # a copy, because results of a transport must not change
     step_type[:, columns] = StepType.PAD
     ends = experience.ends and experience.ends._replace(ended=experience.ends.ended & ~columns)
@@ -105,7 +105,7 @@ def _nothing_like(part: Experience) -> Experience:
 
 
 def _widened(info: dict[str, Any], columns: slice, num_envs: int) -> dict[str, Any]:
-    """Widens the vector info of some environments to all environments, with a mask for each key."""
+    """Extends the vector info of some environments to all environments, with a mask for each key."""
     wide: dict[str, Any] = {}
     masks = {f"_{key}" for key in info}
     for key, value in info.items():

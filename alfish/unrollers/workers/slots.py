@@ -175,7 +175,7 @@ class SlotLedger:
         return free[-1] if free else None
 
     def is_idle(self, worker_index: int) -> bool:
-        """Returns whether the worker has no slot to fill, and none of its segments waits to be taken."""
+        """Returns whether the worker has no slot to fill, and no segment that waits to be taken."""
         return not self._granted[worker_index] and all(segment.worker_index != worker_index for segment in self.ready)
 
     def grant(self, worker_index: int) -> None:
@@ -185,8 +185,8 @@ class SlotLedger:
     def fill(self, segment: Segment) -> None:
         """Moves the segment's slot from granted to ready."""
         worker_index = segment.worker_index
-        assert segment.sequence == self._next_sequence[worker_index], "a segment was lost or doubled"
-        assert segment.slot in self._granted[worker_index], "a segment came in a slot that was not granted"
+        assert segment.sequence == self._next_sequence[worker_index], "a segment was lost or duplicated"
+        assert segment.slot in self._granted[worker_index], "a segment arrived in a slot that was not granted"
         self._next_sequence[worker_index] += 1
         self._granted[worker_index].remove(segment.slot)
         self.ready.append(segment)
@@ -227,8 +227,10 @@ class SlotLedger:
         self._next_sequence[worker_index] = 0
 
     def check_valid(self) -> None:
-        """Asserts that each slot is in exactly one state, and listed for its own worker."""
+        """Asserts that each slot is in exactly one state, and belongs to its own worker."""
         for i, free in enumerate(self._free):
             held = [segment.slot for segment in (*self.ready, *self.in_use) if segment.worker_index == i]
             own = range(i * self.slots, (i + 1) * self.slots)
-            assert sorted([*free, *self._granted[i], *held]) == list(own), f"slots of worker {i} were lost or doubled"
+            assert sorted([*free, *self._granted[i], *held]) == list(own), (
+                f"slots of worker {i} were lost or duplicated"
+            )

@@ -115,10 +115,10 @@ class Workers(Pool, Transport):
       start_timeout: seconds for imports, and for building and first resetting the environments.
       step_timeout: seconds for one vector step, for one call of the policy, and for the answer to a grant.
       close_timeout: seconds for closing environments at the end.
-      max_deaths: number of deaths within `death_window` after which workers are restarted; for the next death
-        `on_failure` applies. The end of the process that forks workers, which ends all workers, counts as one death.
+      max_deaths: number of deaths within `death_window` after which workers are still restarted; `on_failure` applies
+        to the next death. The end of the process that forks workers, which ends all workers, counts as one death.
       death_window: seconds of the window in which deaths are counted.
-      on_failure: action at one death more than `max_deaths`: 'raise' ends the run; 'shrink' continues with the other
+      on_failure: action after more than `max_deaths` deaths: 'raise' ends the run; 'shrink' continues with the other
         workers.
       cpus: processor cores to pin workers to, in turn; None means that workers are not pinned.
     """
@@ -153,8 +153,8 @@ class Workers(Pool, Transport):
         here = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(cpus)
         if away := sorted(set(cpus) - here):
             raise UsageError(
-                f"Workers.cpus names the core {away[0]}, and this process may run on the cores {sorted(here)} only; "
-                "name those, or leave it out"
+                f"Workers.cpus has the core {away[0]}, but this process may run only on the cores {sorted(here)}; list "
+                "only those, or leave it out"
             )
         self._slots, self._weights = Slots(forms, plan.num_slots, structure), SharedWeights(tensors)
         self.publish(version)

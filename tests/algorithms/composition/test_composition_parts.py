@@ -337,17 +337,17 @@ def test_an_algorithm_with_several_groups_must_return_a_loss_of_each():
 
     made = composed(Both, action=ACTIONS["box"])
     experience = experience_of(rows([FIRST, MID, LAST], ACTIONS["box"]))
-    with pytest.raises(UsageError, match="must return a dict of losses, one for each of the groups"):
+    with pytest.raises(UsageError, match="must return a dict with one loss for each of the groups"):
         made.calc_loss(experience, made.train_step(experience, None).info)
 
 
 TWO = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 REFUSED = {
     "two of one name": ({"rewards": [PARTS["rnd"], PARTS["rnd"]]}, "two parts of Composed are named 'rnd'"),
-    "a vector reward": ({"rewards": [PARTS["rnd"]], "reward": TWO}, "environment's has 2 entries; set Composed.sep"),
+    "a vector reward": ({"rewards": [PARTS["rnd"]], "reward": TWO}, "reward has 2 entries; set Composed.sep"),
     "a vector's weight": ({"rewards": [PARTS["rnd"]], "reward": TWO, "separate_values": True, "extrinsic_coef": 2.0},
                           "set PPO.reward_weights"),
-    "returns without an end": ({"rewards": [functools.partial(RND, episodic=False)]}, "takes a value of its own"),
+    "returns without an end": ({"rewards": [functools.partial(RND, episodic=False)]}, "requires a value of its"),
     "no weights": ({"rewards": [PARTS["rnd"]], "algorithm": Vector, "separate_values": True}, "Vector has none"),
     "rewards in each epoch": ({"rewards": [PARTS["rnd"]],
                                "algorithm": functools.partial(PPO, recompute_advantage=True)},
@@ -356,7 +356,7 @@ REFUSED = {
                               "extrinsic_coef would scale the bonus of SAC too"),
     "lower bounds": ({"rewards": [PARTS["rnd"]], "algorithm": functools.partial(DQN, values=LowerBounded)},
                      "leave out LowerBounded"),
-    "a part of another kind": ({"rewards": [PARTS["features"]]}, "Composed.rewards made a DynamicsFeatures"),
+    "share another kind": ({"rewards": [PARTS["features"]]}, "Composed.rewards made a DynamicsFeatures"),
     "no hidden layer": ({"rewards": [functools.partial(RND, layers=())]}, "RND.layers is empty"),
     "an encoder made already": ({"rewards": [functools.partial(RND, encoder=torch.nn.Linear(3, 3))]},
                                 "RND.encoder cannot be called as .*: it is a Linear already"),

@@ -92,7 +92,7 @@ def test_a_checkpoint_has_a_checksum_of_the_data_and_not_the_data():
     state = part.state_dict()
     assert [key for key in state if key.startswith("demonstrations")] == ["demonstrations._extra_state"]
     load_model(make(seed=1), state, "the same data")
-    with pytest.raises(UsageError, match="is not what this run was saved with"):
+    with pytest.raises(UsageError, match="differs from what this run was saved with"):
         load_model(make(lengths=(5, 6)), state, "other data")
     with opened_to_act():
         absent = GAIL(specs.observation_spec(OBSERVATION), specs.action_spec(ACTION), layers=(8,),
@@ -104,9 +104,9 @@ def test_a_checkpoint_has_a_checksum_of_the_data_and_not_the_data():
 @pytest.mark.parametrize(
     ("observation", "action", "message"),
     [
-        (spaces.Box(-9, 9, (4,)), ACTION, r"the observations of .* are .*\(3,\).*, and those that GAIL.* \(4,\)"),
+        (spaces.Box(-9, 9, (4,)), ACTION, r"observations of .* are .*\(3,\).*, but those that GAIL.* \(4,\)"),
         (spaces.Box(-10, 10, (3,)), ACTION, "leave out transforms of observations"),
-        (OBSERVATION, spaces.Discrete(3), r"the actions of .* are .*Box.*Discrete\(3\)"),
+        (OBSERVATION, spaces.Discrete(3), r"actions of .* are .*Box.*Discrete\(3\)"),
     ],
 )
 def test_data_of_other_spaces_are_refused(observation, action, message):
@@ -116,7 +116,7 @@ def test_data_of_other_spaces_are_refused(observation, action, message):
 
 def test_data_whose_actions_have_other_units_are_refused_when_training_starts():
     make().demonstrations.start(OBSERVATION, ACTION)
-    with pytest.raises(UsageError, match=r"the actions of .* are Box\(-2.*and the environment's are Box\(-1"):
+    with pytest.raises(UsageError, match=r"actions of .* are Box\(-2.*and the environment's are Box\(-1"):
         make().demonstrations.start(OBSERVATION, spaces.Box(-1, 1, (2,), np.float32))
 
 
@@ -139,7 +139,7 @@ def test_episodes_that_differ_in_length_are_reported_where_the_sign_of_the_rewar
     make(reward=reward, lengths=(5, 9))
     told = {"softplus": "longer", "negative": "shorter"}.get(reward)
     assert len(warnings) == (told is not None)
-    assert told is None or f"have 5 to 9 steps, and GAIL.reward = {reward!r} favours {told} episodes" in warnings[0]
+    assert told is None or f"have 5 to 9 steps, but GAIL.reward = {reward!r} favours {told} episodes" in warnings[0]
 
 
 # Reward and loss.

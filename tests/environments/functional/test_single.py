@@ -107,9 +107,9 @@ def same(leaf):
 
 class_mistakes = [
     ({"observation_space": None}, r"^Wrong.observation_space is None; it must be the space of one environment"),
-    ({"max_episode_steps": 0}, r"^Wrong.max_episode_steps is 0; it must be a whole number of at least 1, or None$"),
+    ({"max_episode_steps": 0}, r"^Wrong.max_episode_steps is 0; it must be an integer of at least 1, or None$"),
     ({"initial_draws": {"a": 3}}, r"^Wrong.initial_draws\['a'\] is 3; it must be Uniform\(...\), Normal\(...\) or "),
-    ({"truncates": True}, r"^Wrong has no method truncated, which a functional environment needs; write it$"),
+    ({"truncates": True}, r"^Wrong has no method truncated, which a functional environment needs; add it$"),
 ]
 
 
@@ -134,7 +134,7 @@ def test_a_method_with_other_arguments_is_named():
         def terminal(self, state):
             return state.angle > 1
 
-    with pytest.raises(UsageError, match=r"^Few.terminal takes \(state\), and is called with \(state, rng, params\)"):
+    with pytest.raises(UsageError, match=r"^Few.terminal takes \(state\), but is called with \(state, rng, params\)"):
         make_environment(Few)
 
 
@@ -164,7 +164,7 @@ mistakes = [
     ),
     (
         {"observation": lambda state, rng, params: {"a": state.angle}},
-        r"^Wrong.observation returned the parts \['a'\], and the observation_space has \[''\]; make them equal$",
+        r"^Wrong.observation returned the parts \['a'\], but the observation_space has \[''\]; make the two equal$",
     ),
     (
         counts(transition=moved(same, torch.Tensor.long)),
@@ -172,11 +172,13 @@ mistakes = [
     ),
     (
         counts(transition=lambda state, action, rng, params: tuple(state.values())),
-        r"^Wrong.transition returned a state of another structure than Wrong.initial: \['0', '1'\] in place of ",
+        r"^Wrong.transition returned a state whose structure differs from that of Wrong.initial: \['0', '1'\] in "
+        "place of ",
     ),
     (
         counts(transition=moved(torch.Tensor.neg_, same)),
-        r"^Wrong.transition writes to a tensor that it was given, which others still hold; compute a new tensor",
+        "^Wrong.transition writes to a tensor in its arguments, which others still used elsewhere; compute a "
+        "new tensor",
     ),
     (
         {"reward": lambda state, action, after, rng, params: torch.ones(3, 1)},
@@ -184,11 +186,12 @@ mistakes = [
     ),
     (
         {"reward": lambda state, action, after, rng, params: action},
-        r"^Wrong.reward returned torch.int64; a reward is a float, as by .to\(torch.float32\)$",
+        "^Wrong.reward returned torch.int64; a reward must be a float; convert it, for example with "
+        r".to\(torch.float32\)$",
     ),
     (
         {"terminal": lambda state, rng, params: state.angle},
-        r"^Wrong.terminal returned torch.float32; it must be torch.bool, as by a comparison$",
+        r"^Wrong.terminal returned torch.float32; it must be torch.bool, for example the result of a comparison$",
     ),
 ]
 
@@ -208,5 +211,5 @@ def test_an_error_in_a_method_is_told_with_its_place():
 
 
 def test_arguments_of_an_object_are_refused():
-    with pytest.raises(UsageError, match="env_kwargs is {'a': 1}, and env_id is an object; give it the class"):
+    with pytest.raises(UsageError, match="env_kwargs is {'a': 1}, but env_id is an object; set env_id to the class"):
         make_environment(Short(), env_kwargs={"a": 1})

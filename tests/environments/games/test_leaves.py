@@ -121,7 +121,7 @@ class TestOthers:
         class Alone(Meeting):
             timetable = {"a": [(0, 3)]}
 
-        with pytest.raises(UsageError, match="make_games.leaves has 'others', and meeting has one agent only"):
+        with pytest.raises(UsageError, match="make_games.leaves has 'others', but meeting has only one agent only"):
             ParallelGames([Alone()], leaves=["others"])
 
     def test_observations_of_another_form_are_named(self):
@@ -149,5 +149,5 @@ def test_a_name_that_the_observation_has_is_refused():
         def observation_space(self, agent):
             return spaces.Dict(state=OBSERVATION)
 
-    with pytest.raises(UsageError, match="make_games.leaves has 'state', and the observation of a in meeting already"):
+    with pytest.raises(UsageError, match="make_games.leaves has 'state', but the observation of a in meeting already"):
         ParallelGames([Taken()], leaves=["state"])

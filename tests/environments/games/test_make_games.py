@@ -80,20 +80,23 @@ class TestMistakes:
         [
             (
                 "magent2.gather_v5",
-                "make_games.game is .*, and magent2 is not installed: pip install magent2$",
+                "make_games.game is .*, but magent2 is not installed: pip install magent2$",
             ),
             (
                 "pettingzoo.classic.tictactoe_v9",
                 "pettingzoo.classic has no module tictactoe_v9; write 'pettingzoo.classic.tictactoe_v3'",
             ),
             ("no_such_module", "make_games.game imports 'no_such_module', which is not installed"),
-            ("json", "make_games.game is 'json', and this module has neither parallel_env nor env; name the class"),
+            ("json", "make_games.game is 'json', but this module has neither parallel_env nor env; give the class"),
             (
                 "toy_games:Meting",
-                "make_games.game is .*, and toy_games has no class or function Meting",
+                "make_games.game is .*, but toy_games has no class or function Meting",
             ),
-            (lambda: gymnasium.make("CartPole-v1"), "makes a .*, a gymnasium environment of one agent; take make_env"),
-            (Unlike, "make_games.game: Unlike makes a Unlike, which is no game of PettingZoo: it has no reset and no"),
+            (
+                lambda: gymnasium.make("CartPole-v1"),
+                "makes a .*, a gymnasium environment with one agent; use make_env",
+            ),
+            (Unlike, "make_games.game: Unlike makes a Unlike, which is not a PettingZoo game: it has no reset and no"),
         ],
     )
     def test_of_the_game_have_the_remedy(self, game, sentence):

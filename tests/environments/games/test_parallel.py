@@ -241,9 +241,9 @@ class TestMasks:
             ParallelGames([Stuck()]).reset()
 
     def test_missing_are_named(self):
-        with pytest.raises(UsageError, match="action_mask = 'info:legal', and there was none of a in game 0"):
+        with pytest.raises(UsageError, match="action_mask = 'info:legal', but there was none of a in game 0"):
             ParallelGames([Masked("info")], action_mask="info:legal").reset()
-        with pytest.raises(UsageError, match="make_games.action_mask is 'observation:legal', and the observation has"):
+        with pytest.raises(UsageError, match="make_games.action_mask is 'observation:legal', but the observation has"):
             ParallelGames([Masked()], action_mask="observation:legal")
         with pytest.raises(UsageError, match="action_mask is 'method:legal', and meeting has no method legal"):
             ParallelGames([Meeting()], action_mask="method:legal").reset()
@@ -273,10 +273,10 @@ class TestVectorRewards:
     @pytest.mark.parametrize(
         "game, rewards, sentence",
         [
-            (Meeting, ["x", "y"], "make_games.rewards names 2 entries, and the environment's reward is one number"),
-            (Two, ["x"], "make_games.rewards names 1 entries, and the environment's reward has 2 entries"),
-            (Meeting, [], r"make_games.rewards is \[\]; it names the entries"),
-            (Meeting, {"x": "information:x"}, "make_games.rewards = .*: 'information:x' is no source of a reward"),
+            (Meeting, ["x", "y"], "make_games.rewards names 2 entries, but the environment's reward is a scalar"),
+            (Two, ["x"], "make_games.rewards names 1 entries, but the environment's reward has 2 entries"),
+            (Meeting, [], r"make_games.rewards is \[\]; it must name at least one entry"),
+            (Meeting, {"x": "information:x"}, "make_games.rewards = .*: 'information:x' is not a source of a reward"),
         ],
     )
     def test_that_do_not_exist_are_refused(self, game, rewards, sentence):
@@ -339,22 +339,31 @@ class TestMistakesOfGames:
     @pytest.mark.parametrize(
         "game, sentence",
         [
-            (changed(without(0)), "meeting: step returned no observations of c in game 0, which has acted"),
-            (changed(without(1)), "meeting: step returned no rewards of c in game 0, which has acted"),
-            (changed(without(2)), "meeting: step returned no terminations of c in game 0, which has acted"),
-            (changed(without(3)), "meeting: step returned no truncations of c in game 0, which has acted"),
-            (changed(stays), "meeting: c of game 0 is terminated or truncated, and is still in `agents`"),
-            (changed(stranger), "meeting: 'd' is in `agents` of game 0, and not in possible_agents, .* a, b, c"),
+            (
+                changed(without(0)),
+                "meeting: step returned no observations of c in game 0, although this agent has acted",
+            ),
+            (changed(without(1)), "meeting: step returned no rewards of c in game 0, although this agent has acted"),
+            (
+                changed(without(2)),
+                "meeting: step returned no terminations of c in game 0, although this agent has acted",
+            ),
+            (
+                changed(without(3)),
+                "meeting: step returned no truncations of c in game 0, although this agent has acted",
+            ),
+            (changed(stays), "meeting: c of game 0 is terminated or truncated, but still in `agents`"),
+            (changed(stranger), "meeting: 'd' is in `agents` of game 0, but not in possible_agents, .* a, b, c"),
             (changed(reset=nobody), "meeting: game 0 has no agent that can act after reset"),
             (changed(lambda game, *results: results[:4]), "meeting.step returned no 5 dicts"),
             (changed(reset=lambda game, *results: results[0]), "meeting.reset returned no 2 dicts"),
             (changed(with_value(2, "no")), "terminated = 'no'; it must be True or False"),
             (changed(with_value(1, "x")), "meeting: c of game 0 has the reward 'x'; it must be a number"),
-            (changed(with_value(1, [1, 2])), "c of game 0 has a reward of 2 numbers, and the game has no reward_space"),
+            (changed(with_value(1, [1, 2])), "c of game 0 has a reward of 2 numbers, but the game has no reward_space"),
             (changed(with_value(1, np.nan)), "meeting: c of game 0 has a reward that is not finite"),
             (changed(with_value(0, np.full(4, np.nan))), "c of game 0 has an observation that is not finite"),
             (changed(with_value(0, np.zeros(3))), r"c of game 0 has the observation ndarray of shape \(3,\)"),
-            (changed(with_value(0, {"x": 1})), "c of game 0 has the observation {'x': 1}, and its observation_space"),
+            (changed(with_value(0, {"x": 1})), "c of game 0 has the observation {'x': 1}, but its observation_space"),
         ],
     )
     def test_are_named_with_agent_and_game(self, game, sentence):
@@ -369,7 +378,7 @@ class TestMistakesOfGames:
         def hidden(game, observations, *rest):
             return {agent: each for agent, each in observations.items() if agent != "b"}, *rest
 
-        with pytest.raises(UsageError, match="meeting: b is in `agents` of game 0 and has no observation"):
+        with pytest.raises(UsageError, match="meeting: b is in `agents` of game 0, but has no observation"):
             played(ParallelGames([changed(hidden)()]), 2)
 
     def test_an_error_of_its_code_names_the_method(self):

@@ -58,10 +58,10 @@ def test_a_schedule_follows_progress():
     [
         (
             {"teams": {"x": "foo_*"}},
-            r"teams\['x'\] has 'foo_\*', which fits no agent; the agents are a, b, c",
+            r"teams\['x'\] has 'foo_\*', which matches no agent; the agents are a, b, c",
         ),
-        ({"teams": {"x": "a", "y": "*"}}, "make_games.teams has a in 'x' and in 'y'; an agent is in one team"),
-        ({"team_spirit": 0.5}, "make_games.team_spirit is set, and make_games.teams is not"),
+        ({"teams": {"x": "a", "y": "*"}}, "make_games.teams has a in 'x' and in 'y'; an agent can be in one team only"),
+        ({"team_spirit": 0.5}, "make_games.team_spirit is set, but make_games.teams is not"),
     ],
 )
 def test_mistakes_are_named(settings, sentence):
@@ -70,7 +70,7 @@ def test_mistakes_are_named(settings, sentence):
 
 
 def test_infos_as_rewards_in_turns_have_no_team():
-    with pytest.raises(UsageError, match="make_games.rewards takes entries from infos, which counting, a game in"):
+    with pytest.raises(UsageError, match="make_games.rewards takes entries of infos, which"):
         TurnGames([Counting()], rewards={"x": "info:total"}, teams={"all": "*"}, team_spirit=0.5)
 
 

@@ -177,7 +177,7 @@ class TestMistakesOfGames:
             def _was_dead_step(self, action):
                 pass
 
-        with pytest.raises(UsageError, match=r"player_1 of game 0 has ended, and step\(None\) has not taken it out"):
+        with pytest.raises(UsageError, match=r"player_1 of game 0 has ended, but step\(None\) has not removed it out"):
             played(TurnGames([Stays()]), 5)
 
     def test_an_agent_that_leaves_the_list_has_ended(self):
@@ -195,7 +195,9 @@ class TestMistakesOfGames:
                 super().step(action)
                 self.agent_selection = "player_9"
 
-        with pytest.raises(UsageError, match="counting: 'player_9' is to act in game 0, and is not in possible_agents"):
+        with pytest.raises(
+            UsageError, match="counting: 'player_9' should act in game 0, but is not in possible_agents"
+        ):
             played(TurnGames([Strange()]), 1)
 
     @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ def test_what_it_says_of_an_iteration_is_what_it_yields(num_epochs, size, has_st
 
 @pytest.mark.parametrize("unroll_length", [0, 0.5, 2.5])
 def test_an_unroll_is_a_whole_number_of_rows(unroll_length):
-    with pytest.raises(UsageError, match=f"unroll_length is {unroll_length}; on-policy it is a whole number"):
+    with pytest.raises(UsageError, match=f"unroll_length is {unroll_length}; on-policy it must be an integer"):
         _bind(EpochBatches(1), unroll_length)
 
 

@@ -139,7 +139,7 @@ def test_a_device_that_is_none_is_refused(tmp_path, settings, words):
 
 def test_a_directory_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="file is not a directory, and .*rows is to be written there"):
+    with pytest.raises(UsageError, match="file is not a directory, but .*rows must be written there"):
         make(tmp_path / "run", replay={"directory": str(tmp_path / "file" / "rows")}).train()
 
 
@@ -459,7 +459,7 @@ def test_rows_are_stored_raw_and_transformed_when_they_are_used(tmp_path):
 @pytest.mark.parametrize(("settings", "message"), [
     ({"updates_per_env_step": 0}, "updates_per_env_step is 0; it must be a positive number"),
     ({"updates_per_env_step": -1.5}, "updates_per_env_step is -1.5; it must be a positive"),
-    ({"window_length": 1}, "window_length is 1; it must be a whole number of at least 2"),
+    ({"window_length": 1}, "window_length is 1; it must be an integer of at least 2"),
     ({"capacity": 99, "warmup_env_steps": 100}, "capacity is 99, less than the 100 steps of warm-up"),
 ])  # fmt: skip
 def test_settings_that_cannot_be_are_refused_by_value(tmp_path, settings, message):
@@ -470,9 +470,9 @@ def test_settings_that_cannot_be_are_refused_by_value(tmp_path, settings, messag
 def test_a_capacity_too_small_for_a_window_of_each_environment_is_refused(tmp_path):
     replay = {"capacity": 23, "window_length": 6, "warmup_env_steps": 20}
     make(tmp_path, num_envs=3, replay=replay)
-    with pytest.raises(UsageError, match="capacity is 23, too little for one window of 6 rows of each of 4 env"):
+    with pytest.raises(UsageError, match="capacity is 23, too small for one window of 6 rows of each of 4 env"):
         make(tmp_path, num_envs=4, replay=replay)
-    with pytest.raises(UsageError, match="capacity is 23, too little for one window"):
+    with pytest.raises(UsageError, match="capacity is 23, too small for one window"):
         make(tmp_path, Stamped, num_envs=3, replay=replay, transforms=[FrameStack])  # 3 more rows for the stack
 
 
@@ -504,7 +504,8 @@ def test_what_draws_windows_is_checked(tmp_path):
 def test_hindsight_refuses_rewards_in_observations(tmp_path, shows):
     transforms, replay = [functools.partial(PreviousStep, reward=shows)], {"hindsight": HindsightReplay}
     with pytest.raises(
-        UsageError, match="a transform shows the reward before row 0" if shows else "takes goals from an"
+        UsageError,
+        match="a transform shows the reward before row 0" if shows else "reads goals from a dict observation, but this",
     ):
         make(tmp_path, transforms=transforms, replay=replay)
 
@@ -535,5 +536,5 @@ def test_off_policy_trains_from_replay_by_default(tmp_path):
 
 
 def test_a_capacity_beyond_memory_is_one_sentence(tmp_path):
-    with pytest.raises(UsageError, match="capacity is 1,000,000,000,000,000,000, more rows than there is memory for"):
+    with pytest.raises(UsageError, match="capacity is 1,000,000,000,000,000,000, does not fit into memory"):
         make(tmp_path, replay={"capacity": 10**18})

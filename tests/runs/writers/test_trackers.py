@@ -151,7 +151,7 @@ def test_a_broken_record_is_one_sentence(server, tmp_path, content):
     path = tmp_path / "trackers" / "fake.json"
     path.parent.mkdir()
     path.write_text(content)
-    with pytest.raises(UsageError, match="fake.json is no record of a tracker"):
+    with pytest.raises(UsageError, match="fake.json is not the record of a tracker"):
         Fake(server).start(RunOrigin(tmp_path, "0"))
 
 
@@ -313,7 +313,7 @@ def test_a_full_disk_does_not_end_training_and_leaves_no_temporary_file(server, 
     writer.scalars({"train/loss": 1.0}, Counters(2000, *COUNTERS))
     writer.scalars({"train/loss": 1.0}, Counters(3000, *COUNTERS))
     [warning] = warned(caplog)
-    assert warning.startswith("Fake tracker failed, and receives nothing more") and "No space left" in warning
+    assert warning.startswith("Fake tracker failed and receives nothing more") and "No space left" in warning
     assert [path.name for path in (tmp_path / "trackers").iterdir() if path.name.endswith(".tmp")] == []
 
 

@@ -95,7 +95,7 @@ def test_csv_does_not_change_files_of_others(tmp_path):
 
 def test_csv_refuses_a_value_named_as_a_counter(tmp_path):
     writer = CSVWriter(tmp_path / "metrics.csv")
-    with pytest.raises(UsageError, match="^a scalar is called 'updates', as a counter of the run"):
+    with pytest.raises(UsageError, match="^a scalar is called 'updates', which is the name of a counter of the run"):
         writer.scalars({"updates": 1.0}, Counters(8, 8, 1, 4, 0.5))
     writer.close()
 
@@ -315,8 +315,8 @@ def test_a_file_that_is_not_a_table_is_named(tmp_path, content):
     "rows, words",
     [
         ("9" * 5000 + ",7,0,0,0.0,0.8", "row 1, does not start with its steps"),
-        ("8,7,0,0,0.0,0.8,9\n9,7,0,0,0.0,0.8", "row 1, has 7 cells and not 6"),
-        ("8,7,0\n9,7,0,0,0.0,0.8", "row 1, has 3 cells and not 6"),
+        ("8,7,0,0,0.0,0.8,9\n9,7,0,0,0.0,0.8", "row 1, has 7 cells instead of 6"),
+        ("8,7,0\n9,7,0,0,0.0,0.8", "row 1, has 3 cells instead of 6"),
         ('8,7,0,0,0.0,"0.8\n9,7,0,0,0.0,0.8', "is not a table: unexpected end of data"),
     ],
 )
