@@ -231,7 +231,7 @@ def _first_sentence(error: Exception) -> str:
     ambiguous = re.search(r"Ambiguous selector '([\w.]+)', matches \[(.*?)\]", str(error))
     if ambiguous:
         selectors = [selector.strip("'") for selector in ambiguous[2].split(", ")]
-        return f"{ambiguous[1]} is {' or '.join(selectors)}; write which one you mean one you mean"
+        return f"{ambiguous[1]} is {' or '.join(selectors)}; write which one you mean"
     if isinstance(error, SyntaxError):
         return f"line {error.lineno} is not gin: {error.msg}"
     if isinstance(error, tokenize.TokenError):

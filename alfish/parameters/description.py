@@ -26,7 +26,7 @@ from alfish.parameters.checking import checked
 CONFIG_FILE = "config.gin"  # file in a run's directory, with the configuration as the user gave it
 OPERATIVE_FILE = "operative_config.gin"  # file in a run's directory, with every default in force
 PART = re.compile(r"^# part: ([\w.]+):([\w.]+)$", re.MULTILINE)
-HEADER = "# Generated from a Trainer that was built in Python.\n"
+HEADER = "# Made from a Trainer that was built in Python.\n"
 
 # Module and qualified name of each part registered here, by its name in gin.
 _REGISTERED: dict[str, tuple[str, str]] = {}

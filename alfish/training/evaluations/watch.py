@@ -112,7 +112,7 @@ class Watch:
 
     def words(self) -> str:
         """Returns a sentence that says what was done."""
-        lost = f", {self.num_lost} removed before they could be evaluated evaluated" if self.num_lost else ""
+        lost = f", {self.num_lost} removed before they could be evaluated" if self.num_lost else ""
         return f"{counted(self.num_evaluated, 'checkpoint')} evaluated{lost}"
 
     def close(self) -> None:
