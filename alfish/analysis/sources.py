@@ -105,7 +105,7 @@ def _read(path: Path, label: str | None) -> list[SeriesSource]:
     if is_monitor(path):
         return [MonitorSource([path], label)]
     if path.suffix != ".csv":
-        raise UsageError(f"{path} is not a run: it is neither a directory nor a CSV file file")
+        raise UsageError(f"{path} is not a run: it is neither a directory nor a CSV file")
     return list(read_table(path, label))
 
 
