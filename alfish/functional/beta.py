@@ -4,6 +4,7 @@ import math
 from typing import NamedTuple
 
 import torch
+from torch import distributions
 
 from alfish.functional.distributions import BOUND
 
@@ -21,8 +22,7 @@ class Beta(NamedTuple):
     beta: torch.Tensor  # [..., A], above 1
 
     def sample(self) -> torch.Tensor:
-        right, left = torch._standard_gamma(self.alpha), torch._standard_gamma(self.beta)
-        return (right - left) / (right + left)
+        return 2 * distributions.Beta(*self, validate_args=False).sample() - 1
 
     def mode(self) -> torch.Tensor:
         return (self.alpha - self.beta) / (self.alpha + self.beta - 2)

@@ -109,9 +109,8 @@ class Updates:
         self.rates: dict[str, torch.Tensor] = {}
         self._consecutive_skips = nest.host_view(self.consecutive_skips)
         self._noted: Callable[[], Any] | None = None  # see `note`
-        self._may_have_stopped: list[
-            list[str]
-        ] = []  # groups of each update since `settle`, if it may have been skipped
+        # Groups of each update since `settle`, if it may have been skipped.
+        self._may_have_stopped: list[list[str]] = []
 
     def lead(self, leads: dict[str, KLAdaptive]) -> None:
         """Lets learning rates follow the KL, each by the name of its optimizer; called once, before the updates."""

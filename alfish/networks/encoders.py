@@ -6,7 +6,7 @@ of a bounded integer Box is divided by its largest absolute number, and the pixe
 """
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gin
@@ -55,12 +55,7 @@ class Encoder(nn.Module):
     ):
         super().__init__()
         specs, paths = nest.leaves(observation_spec), nest.paths(observation_spec)
-        overrides: dict[str, LeafEncoder | None] = {}
-        for name, make in sorted((leaves or {}).items()):  # a leaf comes after the Dict that it is in
-            named = [path for path in paths if path == name or path.startswith(f"{name}.")]
-            if not named:
-                raise UsageError(f"Encoder.leaves names {name!r}; the observation's leaves are {sorted(paths)}")
-            overrides |= dict.fromkeys(named, make)
+        overrides = _by_leaf(leaves or {}, paths)
 
         def choose(path: str, spec: spaces.Space) -> tuple[str, LeafEncoder | None]:
             if path in overrides or (isinstance(spec, ActionMask) and not sees_mask):
@@ -93,6 +88,17 @@ class Encoder(nn.Module):
         leaves = itertools.compress(nest.leaves(observation), self._sees)
         features = [encoder(leaf) for encoder, leaf in zip(self.encoders, leaves)]
         return features[0] if len(features) == 1 else torch.cat(features, -1)
+
+
+def _by_leaf(given: Mapping[str, LeafEncoder | None], paths: Sequence[str]) -> dict[str, LeafEncoder | None]:
+    """Returns what is given for each leaf, by its path or by that of a Dict that it is in; the longer path counts."""
+    found: dict[str, LeafEncoder | None] = {}
+    for name, make in sorted(given.items()):  # a leaf comes after the Dict that it is in
+        named = [path for path in paths if path == name or path.startswith(f"{name}.")]
+        if not named:
+            raise UsageError(f"Encoder.leaves names {name!r}; the observation's leaves are {sorted(paths)}")
+        found |= dict.fromkeys(named, make)
+    return found
 
 
 @gin.configurable(module="alfish.networks")
