@@ -12,7 +12,7 @@ Mittal et al., 2024, https://arxiv.org/abs/2403.04359; Yu et al., 2018, https://
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import gin
 import torch
@@ -26,7 +26,7 @@ from alfish.errors import UsageError
 from alfish.functional.distributions import DiagonalNormal, is_distribution
 from alfish.nest import Nest
 from alfish.networks import PolicyValue
-from alfish.parameters import NonNegativeFloat, checked
+from alfish.parameters import NonNegativeFloat, NonNegativeInt, Range, checked
 from alfish.runs import random_state
 
 
@@ -46,7 +46,7 @@ class Mirror(nn.Module):
     _indices: torch.Tensor
     _signs: torch.Tensor
 
-    def __init__(self, indices: Sequence[int], signs: Sequence[int] | None = None):
+    def __init__(self, indices: Sequence[NonNegativeInt], signs: Sequence[Annotated[int, Range(-1, 1)]] | None = None):
         super().__init__()
         indices, signs = list(indices), [1] * len(indices) if signs is None else list(signs)
         if sorted(indices) != list(range(len(indices))) or len(signs) != len(indices) or {*signs} - {1, -1}:

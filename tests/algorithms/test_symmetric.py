@@ -41,7 +41,7 @@ class TestMirror:
             ([1, 0], [1, -1], "with the same sign"),
             ([0, 0], None, "each index from 0 to 1 once"),
             ([0, 1], [1], "a sign of 1 or -1 for each"),
-            ([0, 1], [1, 2], "a sign of 1 or -1 for each"),
+            ([0, 1], [1, 0], "a sign of 1 or -1 for each"),
         ],
     )
     def test_what_is_not_undone_by_mirroring_again_is_refused(self, indices, signs, words):
