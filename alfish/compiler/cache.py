@@ -65,8 +65,8 @@ def _own_directory(root: str) -> Path:
         path = own / versions()
         path.mkdir(exist_ok=True)
         logging.warning(
-            "Compiled graphs are kept in %s, because the cache in %s is not writable (%s); set XDG_CACHE_HOME to one "
-            "that can",
+            "Compiled graphs are kept in %s, because the cache in %s is not writable (%s); set XDG_CACHE_HOME to a "
+            "writable directory",
             path,
             root,
             first_line(error),

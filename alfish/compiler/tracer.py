@@ -152,7 +152,7 @@ class _Unreadable(TorchFunctionMode):
         keywords = keywords or {}
         name = getattr(function, "__name__", None)
         if name in self.READERS or (name in self.MAKERS and _lists_tensors(*arguments, *keywords.values())):
-            raise NotRecordable("looks at values")
+            raise NotRecordable("reads values of tensors")
         return function(*arguments, **keywords)
 
 

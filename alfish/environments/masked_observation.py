@@ -201,7 +201,7 @@ def marked(space: spaces.Space, source: str, setting: str = "make_environment.ac
     leaf = at(space, where.split("."))
     if not isinstance(leaf, (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)):
         raise UsageError(
-            f"{setting} is {source!r}, and "
+            f"{setting} is {source!r}, but "
             + ("the observation has no such leaf" if leaf is None else f"that leaf is {leaf}, not an array of 0 and 1")
             + f" ({space})"
         )

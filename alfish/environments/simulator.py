@@ -284,7 +284,8 @@ class SimulatorEnvironment(Environment):
                 try:
                     part = value[key]
                 except (LookupError, TypeError):
-                    has = f", which has {', '.join(map(str, value))}" if isinstance(value, Mapping) else ""
+                    names = ", ".join(map(str, value)) if isinstance(value, Mapping) else None
+                    has = "" if names is None else f", which has {names}" if names else ", which is empty"
                     raise UsageError(
                         f"{self.name}.{method} returned no {key!r} in {name}{has}, although the space declares it: "
                         f"{space}"

@@ -71,7 +71,7 @@ class Updates:
       algorithm: algorithm to train, on its device.
       optimizer: class or factory of an optimizer; its argument is a group's flat vectors.
       max_grad_norm: largest norm of a group's gradient, to which longer gradients are scaled; None means no limit.
-      parts: prefixes of names of parameters that have an separate optimizer.
+      parts: prefixes of names of parameters that have a separate optimizer.
 
     Attributes:
       groups: parameter groups by name.
@@ -182,10 +182,7 @@ class Updates:
         return stats if self.on_cpu or stops is None else self.unless_stopped(stats, stops)
 
     def unless_stopped(self, stats: UpdateStats, stops: torch.Tensor) -> UpdateStats:
-        """Returns the numbers of an update that may have been skipped.
-
-        A skipped update does not count, see `settle`.
-        """
+        """Returns the numbers of an update that may have been skipped and then does not count; see `settle`."""
         self._may_have_stopped.append(stats.groups)
         extra = {name: torch.where(stops, 0, pair) for name, pair in stats.extra.items()}
         priority = None if stats.priority is None else torch.where(stops, torch.nan, stats.priority)

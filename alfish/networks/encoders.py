@@ -70,9 +70,7 @@ class Encoder(nn.Module):
         self._sees = [make is not None for _, make in chosen]
         if not any(self._sees):
             if overrides:
-                raise UsageError(
-                    f"Encoder.leaves drops every leaf of the observation, {sorted(paths)}; keep at least one"
-                )
+                raise UsageError(f"Encoder.leaves drops every leaf of the observation, {paths}; keep at least one")
             raise UsageError("the observation consists of an action mask only; set Encoder.sees_mask = True")
         encoders = [build_network(make, name, spec) for (name, make), spec in zip(chosen, specs) if make]
         self.encoders = nn.ModuleList(encoders)

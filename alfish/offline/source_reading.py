@@ -147,8 +147,8 @@ def _split(episodes: list[Episode], fraction: float, name: str) -> tuple[list[Ep
     number = math.ceil(fraction * len(episodes))
     if number and number >= len(episodes):
         raise UsageError(
-            f"OfflineBuffer.holdout_fraction is {fraction}, but {name} has only {len(episodes)} episodes to split; "
-            "lower it"
+            f"OfflineBuffer.holdout_fraction is {fraction}, but {name} has only "
+            f"{counted(len(episodes), 'episode')} to split; lower it"
         )
     held_out = {int((k + 0.5) * len(episodes) / number) for k in range(number)}
     return [e for i, e in enumerate(episodes) if i not in held_out], [episodes[i] for i in sorted(held_out)]

@@ -191,7 +191,8 @@ def _call(factory: Callable[..., Any], name: str, how: str, *arguments: Any, **k
             refuse(error, name)
             raise
         if abstract := re.search(r"abstract class (\w+) .*abstract methods? (.+)", str(error)):
-            raise UsageError(f"{abstract[1]} does not define {abstract[2]}; define it") from error
+            them = "them" if "," in abstract[2] else "it"
+            raise UsageError(f"{abstract[1]} does not define {abstract[2]}; define {them}") from error
         inner = re.match(r"(\w+)\.__init__\(\) missing .* arguments?: '(\w+)'", str(error))
         if inner is not None and inner[1] != getattr(factory, "__name__", inner[1]):  # an argument such as `@Linear()`
             raise UsageError(f"{inner[1]}.{inner[2]} has no value; bind it, because @{inner[1]}() is bound") from error

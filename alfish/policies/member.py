@@ -141,9 +141,7 @@ class Member:
     ):
         self.name, self.num_steps, self.bindings = name, 0, dict(bindings or {})
         self._given = number, lineup, games, defaults, metrics, seed, device, progress
-        self._planned: tuple[float, float] | None = None
-        self._timer: Timer | None = None
-        self._has_started = False
+        self._repeated: dict[str, Callable[[Member], None]] = {}  # calls that a rebuilt policy receives again, by name
         self.group: Group = games.groups[lineup.group[name]]
         self.steps_per_step = lineup.share(name) / games.turns
         has_gaps = games.has_gaps or not lineup.is_fixed
@@ -178,7 +176,7 @@ class Member:
         Raises:
           UsageError: the policy trains and has no parameters.
         """
-        self._planned = unroll_length, num_unrolls
+        self._repeated["plan"] = lambda new: new.plan(unroll_length, num_unrolls)
         if not self.trains:  # else replay would take memory
             return
         if not any(parameter.requires_grad for parameter in self.algorithm.parameters()):
@@ -196,12 +194,12 @@ class Member:
 
     def start(self) -> None:
         """Lets the source of batches read what it needs."""
-        self._has_started = True
+        self._repeated["start"] = Member.start
         self.batches.start(self.seat.environment)
 
     def time(self, timer: Timer) -> None:
         """Measures the parts of acting."""
-        self._timer = timer
+        self._repeated["time"] = lambda new: new.time(timer)
         self.seat.time(timer)
 
     def rebuild(self, bindings: Mapping[str, str]) -> None:
@@ -262,12 +260,8 @@ class Member:
         new = Member(self.name, *self._given, bindings)
         new.num_steps, new.is_training = self.num_steps, self.is_training
         new.learner.log, new.learner.before_update = self.learner.log, self.learner.before_update
-        if self._planned is not None:
-            new.plan(*self._planned)
-        if self._timer is not None:
-            new.time(self._timer)
-        if self._has_started:
-            new.start()
+        for call in self._repeated.values():
+            call(new)
         return new
 
     def _become(self, new: "Member") -> None:

@@ -128,7 +128,7 @@ class _Ones(nn.Module):
 
 def test_an_observation_that_is_a_mask_and_nothing_else_is_refused_or_seen():
     spec = {"mask": ActionMask(3)}
-    with pytest.raises(UsageError, match="an action mask only; set Encoder.sees_mask = True"):
+    with pytest.raises(UsageError, match="consists of an action mask only; set Encoder.sees_mask = True"):
         Encoder(spec)
     assert Encoder(spec, sees_mask=True).output_size == 3
 
@@ -142,7 +142,7 @@ def test_a_head_that_takes_no_masks_is_refused():
         def forward(self, features):
             return self.inner(features)
 
-    with pytest.raises(UsageError, match="consists of an action mask, but Head.forward takes features only"):
+    with pytest.raises(UsageError, match="has an action mask, but Head.forward takes features only"):
         ActorCritic(*spec_of(spaces.Discrete(3)), REWARD, policy_head=Head)
     ActorCritic(X, spaces.Discrete(3), REWARD, policy_head=Head)
 

@@ -335,7 +335,10 @@ class TestValuesOfOldRows:
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"loss": "vtrace"}, "APPO.loss is 'vtrace'"), ({"rho_bar": 0.5}, "APPO.c_bar is 1.0, above APPO.rho_bar 0.5")],
+    [
+        ({"loss": "vtrace"}, "APPO.loss is 'vtrace'"),
+        ({"rho_bar": 0.5}, "APPO.c_bar is 1.0, which is larger than APPO.rho_bar = 0.5"),
+    ],
 )
 def test_settings_that_do_not_fit_are_refused(settings, words):
     with pytest.raises(UsageError, match=words):

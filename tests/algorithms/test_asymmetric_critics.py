@@ -129,7 +129,7 @@ def test_a_policy_acts_without_the_leaf_and_takes_the_same_actions(name):
 def test_an_actor_that_stands_on_the_critics_features_has_no_encoder_to_drop_leaves_in():
     recurrent = functools.partial(RecurrentSAC, memory=MEMORY, actor_mlp=SMALL, critic=CRITIC)
     arguments = specs.observation_spec(OBSERVATION), specs.action_spec(ACTION), specs.reward_spec()
-    with pytest.raises(UsageError, match=r"RecurrentSAC.actor_encoder is"):
+    with pytest.raises(UsageError, match=r"RecurrentSAC.actor_encoder is set, but the actor has no encoder"):
         recurrent(*arguments, actor_encoder=BLIND)
     critic = functools.partial(CRITIC, encoder=BLIND)
     assert recurrent(*arguments, critic=critic).critic.encoder.output_size == 6  # blind both

@@ -339,5 +339,5 @@ def make_random(action):
 
 
 def test_a_lower_bound_of_a_vector_reward_is_refused():
-    with pytest.raises(UsageError, match="DQN.values is"):
+    with pytest.raises(UsageError, match="DQN.values is set, but such values require a scalar reward, and"):
         DQN(OBSERVATION, spaces.Discrete(2), spaces.Box(-1, 1, (2,)), values=LowerBounded)

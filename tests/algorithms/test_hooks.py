@@ -86,13 +86,13 @@ WRONG = {
                              r"a state of state \[4, 3\] float32, but initial_state returned a state of none"),
     "no experience": ("preprocess_experience", None, "preprocess_experience of Wrong returned None"),
     "columns first": ("preprocess_experience", lambda rows: rows._replace(info={"a": torch.zeros(B, 8)}),
-                      r"of shape \[4, 8\] and .*its shape must begin with \[8, 4\]"),
+                      r"returned info\.a, a tensor of shape \[4, 8\] and .*; its shape must begin with \[8, 4\]"),
     "text for an info": ("preprocess_experience", lambda rows: rows._replace(info="x"), "returned info, a str; its"),
     "text carried": ("rollout_step", lambda step: step._replace(info={"a": "x"}), r"returned as info.a a str; it must"),
     "an info of others": ("rollout_step", lambda step: step._replace(info=torch.zeros(B + 1)), r"shape \[5\] .* \[4\]"),
     "no initial state": ("initial_state", 5, "initial_state of Wrong returned as state a int for .* it must be"),
     "one initial state": ("initial_state", torch.zeros(1, 3), r"of shape \[1, 3\] .* must be a tensor that begins"),
-    "a list of groups": ("parameter_groups", lambda groups: list(groups), "of Wrong returned a list;"),
+    "a list of groups": ("parameter_groups", lambda groups: list(groups), "parameter_groups of Wrong returned a list;"),
     "a module for a group": ("parameter_groups", {"all": torch.nn.Linear(1, 1)}, "it must return a dict from a group"),
     "no step": ("train_step", None, "train_step of Wrong returned None; it must return AlgStep"),
     "no loss": ("calc_loss", None, r"calc_loss of Wrong returned None; it must return LossInfo\(loss"),
@@ -148,7 +148,7 @@ def test_parts_of_another_kind_are_refused_by_the_name_of_their_parameter(tmp_pa
         ({"algorithm": lambda: None}, "Trainer.algorithm cannot be called as an RLAlgorithm is: .* takes 0 positional"),
         (
             {"algorithm": Incomplete},
-            "Incomplete does not define calc_loss, rollout_step, train_step; define it",
+            "Incomplete does not define calc_loss, rollout_step, train_step; define them",
         ),
         ({"transforms": [linear]}, "Trainer.transforms made a Linear"),
         ({"environment": lambda seed: 3}, "Trainer.environment made an int"),
@@ -159,8 +159,8 @@ def test_parts_of_another_kind_are_refused_by_the_name_of_their_parameter(tmp_pa
         ({"extra_listeners": Listener()}, "Trainer.extra_listeners is .*; it must be a list"),
         ({"listeners": [len]}, "Trainer.listeners has <built-in function len>, which is not a Listener"),
         ({"extra_metrics": [object()]}, "object is not a metric; it has no name and no update and no result"),
-        ({"device": "meta"}, "Trainer.device is"),
-        ({"num_threads": 10**6}, r"Trainer.num_threads is"),
+        ({"device": "meta"}, "Trainer.device is 'meta', which alfish does not use"),
+        ({"num_threads": 10**6}, r"Trainer.num_threads is 1000000; it must be an integer in \[1, 1024\]"),
     ):
         environment = functools.partial(make_environment, "CartPole-v1")
         parts = {"algorithm": Right, "environment": environment, "num_iterations": 1, "device": "cpu"}
@@ -240,7 +240,7 @@ def test_a_state_has_the_dtype_of_the_initial_state():
     step, spec = AlgStep(torch.zeros(B).long(), torch.zeros(B, 1)), spaces.Discrete(2)
     check_step(step, None, "rollout_step", spec, B, torch.zeros(B, 1))
     with pytest.raises(
-        UsageError, match=r"of state \[4, 1\] float32, but initial_state returned a state of .* int64; make"
+        UsageError, match=r"a state of state \[4, 1\] float32, but initial_state returned a state of .* int64; make"
     ):
         check_step(step, None, "rollout_step", spec, B, torch.zeros(B, 1).long())
 

@@ -161,7 +161,7 @@ def BC_LIKE(observation_spec, action_spec, reward_spec, *, expert, torso):
 def test_a_run_is_not_continued_with_another_expert():
     state = make(DAgger, expert_of(trained())).state_dict()
     with pytest.raises(
-        UsageError, match="^runs/x differs from what this run was saved with: its checksum is .*put the"
+        UsageError, match="^runs/x differs from what this run was saved with: its checksum is .*; restore the"
     ):
         load_model(make(DAgger, expert_of(trained(seed=1))), state, "the student")
     normalized = functools.partial(trained, transforms=(ObservationNormalizer,))
@@ -187,7 +187,9 @@ def test_an_expert_of_other_spaces_is_refused_with_the_first_difference(there, h
 
 def test_an_expert_whose_actions_have_other_units_is_refused_when_training_starts():
     student = make(DAgger, expert_of(trained(), spaces.Box(-1, 1, (2,), np.float32)))
-    with pytest.raises(UsageError, match=r"^the expert runs/x acts in Box\(-1.* takes Box\(-2.*; train the expert in"):
+    with pytest.raises(
+        UsageError, match=r"^the expert runs/x has the action space Box\(-1.* has Box\(-2.*; train the expert in"
+    ):
         student.expert.start(VECTOR, BOX)
     make(DAgger, expert_of(trained())).expert.start(VECTOR, BOX)
 
@@ -256,7 +258,7 @@ def test_an_expert_sees_chosen_leaves_joined_as_it_was_trained():
     assert torch.equal(found, labels_of(one, steps))
     with pytest.raises(
         UsageError,
-        match=(r"should see 'speed', but the leaves of the observation are \['other', 'position', 'velocity'\]"),
+        match=r"should see 'speed', but the leaves of the observation are \['other', 'position', 'velocity'\]",
     ):
         make(DAgger, expert_of(networks, leaves=["speed"]), observation=split)
     discrete = spaces.Dict(position=VECTOR, velocity=spaces.Discrete(3))

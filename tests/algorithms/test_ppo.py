@@ -344,7 +344,7 @@ class TestExploration:
         assert "uniform_kl" not in without.extra
 
     def test_a_box_has_no_uniform_distribution(self):
-        with pytest.raises(UsageError, match=r"PPO.uniform_kl_coef is"):
+        with pytest.raises(UsageError, match=r"PPO.uniform_kl_coef is set, but the action is a Box.*set entropy_coef"):
             _ppo("box", uniform_kl_coef=0.1)
 
     @pytest.mark.parametrize(

@@ -286,7 +286,7 @@ def test_a_nested_action_goes_through_the_critics_in_one_vector():
     ({"a": BOX, "b": spaces.MultiDiscrete([2])}, "the action.b is MultiDiscrete"),
 ])  # fmt: skip
 def test_only_bounded_boxes_are_taken(algorithm, action, name):
-    with pytest.raises(UsageError, match=f"{algorithm.__name__} requires bounded Box actions, but the {name}"):
+    with pytest.raises(UsageError, match=f"{algorithm.__name__} requires bounded Box actions, but {name}"):
         algorithm(OBSERVATION, action, REWARD)
 
 

@@ -193,7 +193,7 @@ def test_sequences_shorter_than_the_unroll_begin_with_the_state_of_the_rollout(n
 def test_sequences_that_do_not_fit_the_unroll_or_have_no_memory_are_refused():
     recurrent = functools.partial(ActorCritic, actor_torso=torso(GRU), shared_torso=True)
     _, ppo, transforms = make(functools.partial(PPO, network=recurrent))
-    with pytest.raises(UsageError, match="sequence_length is 5, which does not divide Trainer.unroll_length 12"):
+    with pytest.raises(UsageError, match="sequence_length is 5, which does not divide Trainer.unroll_length = 12"):
         EpochBatches(sequence_length=5).bind(ppo, transforms, 12, B)
     with pytest.raises(UsageError, match="minibatch_size is 6; .* a multiple of EpochBatches.sequence_length 4"):
         EpochBatches(1, 6, sequence_length=4).bind(ppo, transforms, 12, B)
@@ -519,7 +519,7 @@ def test_td3_with_memory_has_no_actor_of_its_own_features_and_white_noise():
 
 
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"state_period": 3}, "state_period is 3, and Trainer.unroll_length 4; .* raise state_period"),
+    ({"state_period": 3}, "state_period is 3, and Trainer.unroll_length is 4; .* raise state_period"),
     ({"capacity": 41, "warmup_env_steps": 41}, "capacity is 41, too small for one window of 10 rows"),
 ])  # fmt: skip
 def test_settings_that_do_not_fit_the_memory_are_refused_with_a_remedy(settings, message):
@@ -545,8 +545,7 @@ def test_a_memory_takes_rows_to_learn_across():
     with pytest.raises(UsageError) as error:
         EpochBatches().bind(ppo, transforms, 1, B)
     assert str(error.value) == (
-        "Trainer.unroll_length is 1, which means which means but the memory of PPO learns across the rows of an "
-        "unroll; set it to 2 or more "
+        "Trainer.unroll_length is 1, but the memory of PPO learns across the rows of an unroll; set it to 2 or more "
         "(ppo_recall.gin has 32)"
     )
 
@@ -557,14 +556,13 @@ def test_a_stored_state_and_another_goal_do_not_go_together():
         ReplayBatches(window_length=4, hindsight=HindsightReplay).bind(dqn, transforms, 4, B)
     assert str(error.value) == (
         "HindsightReplay changes the goal of windows, but the memory of DQN begins with a state that was "
-        "computed under "
-        "the old goal; leave out the memory or hindsight"
+        "computed under the old goal; leave out the memory or hindsight"
     )
 
 
 def test_there_is_nothing_to_warm_up_without_memory():
     _, dqn, transforms = make(DQN)
-    with pytest.raises(UsageError, match="burn_in is"):
+    with pytest.raises(UsageError, match="burn_in is 2, but DQN has no memory"):
         ReplayBatches(burn_in=2).bind(dqn, transforms, 4, B)
     for settings in ({"burn_in": -1}, {"state_period": 0}):
         with pytest.raises(UsageError, match="it must be an integer of at least"):

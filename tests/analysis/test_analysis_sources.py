@@ -167,7 +167,7 @@ def test_a_directory_that_is_not_a_run_is_left_out_beside_runs(make_run, tmp_pat
         notes = []
         (source,) = find(words, notes.append)
         assert source.name == str(tmp_path / "runs" / "ppo")
-        assert len(notes) == 1 and notes[0].startswith(f"{tmp_path}/runs/refused is not a run: it has neither")
+        assert len(notes) == 1 and notes[0].startswith(f"{tmp_path}/runs/refused is not a run: neither it nor")
         assert notes[0].endswith("; it is left out")
 
 
@@ -175,7 +175,7 @@ def test_a_directory_that_is_not_a_run_is_left_out_beside_runs(make_run, tmp_pat
     "make, words",
     [
         (lambda path: path / "nothing", "there is no run"),
-        (lambda path: path, "is not a run: it has neither config.gin nor metrics.csv"),
+        (lambda path: path, "is not a run: neither it nor its subdirectories contain config.gin or metrics.csv"),
         (lambda path: (path / "x.txt").write_text("") * 0 or path / "x.txt", "is not a run"),
     ],
 )
@@ -239,7 +239,7 @@ def test_a_table_without_its_columns_is_named(tmp_path, make_monitor):
     with pytest.raises(UsageError, match="no column for a value.*among step, b; rename one or name it with metric$"):
         one(tmp_path / "y.csv").series("evaluation/mean_return")
     assert list(one(tmp_path / "y.csv").series("b").values) == [2]
-    with pytest.raises(UsageError, match="monitor without 'entropy'"):
+    with pytest.raises(UsageError, match="is a monitor file without 'entropy'"):
         one(make_monitor("m.monitor.csv", [(1, 1, 1)])).series("train/entropy")
     for first in ("[]", "5", '{"t_start": null}', '{"t_start": "a"}', '{"env_id": ["a"]}'):
         (tmp_path / "damaged.monitor.csv").write_text(f"#{first}\nr,l,t\n1,2,3\n")

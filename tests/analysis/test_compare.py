@@ -170,7 +170,7 @@ def test_a_run_on_recorded_data_is_measured_in_updates(make_run, compared):
     [
         ({"thresholds": ["1", "2"]}, "CartPole-v1 has 2 values for its threshold"),
         ({"ranges": ["5"]}, "score range '5' cannot be parsed; write 0,500"),
-        ({"ranges": ["5,1"]}, "score range '5,1' cannot be read"),
+        ({"ranges": ["5,1"]}, "score range '5,1' cannot be parsed"),
         ({"metric": "nothing"}, "has no metric 'nothing'"),
     ],
 )

@@ -172,7 +172,7 @@ def test_one_run_is_a_line_without_a_band_and_is_said_so(make_run, capsys, tmp_p
     run = make_run("a")
     assert not alfish.plot(run).axes[0].collections
     assert main(["plot", str(run), f"--output={tmp_path / 'x.png'}"]) == 0
-    words = "note: PPO in CartPole-v1 is one run: a line without a band, because a band needs several seeds\n"
+    words = "note: PPO in CartPole-v1 has one run: a line without a band, because a band needs several seeds\n"
     assert capsys.readouterr().err == words
     assert main(["plot", str(run), str(make_run("b", gamma=0.9)), f"--output={tmp_path / 'x.png'}"]) == 0
     assert capsys.readouterr().err.startswith("note: 2 groups have one run each: a line without a band")
@@ -199,9 +199,9 @@ def test_runs_of_different_environments_in_one_plot_are_refused(make_run, tmp_pa
     assert alfish.plot(one, axes=axes) is axes.figure
     with pytest.raises(UsageError, match="different environments, CartPole-v1, Acrobot-v1, are not drawn in one plot"):
         alfish.plot([one, other], axes=axes)
-    with pytest.raises(UsageError, match="say of which one the threshold 475 is for, as CartPole-v1:475"):
+    with pytest.raises(UsageError, match="say which one the threshold 475 is for, as in CartPole-v1:475"):
         alfish.plot([one, other], threshold=475)
-    with pytest.raises(UsageError, match="to none of the environments of these runs: CartPole-v1"):
+    with pytest.raises(UsageError, match="belongs to none of the environments of these runs: CartPole-v1"):
         alfish.plot(one, threshold="Acrobot-v1:3")
     with pytest.raises(UsageError, match="threshold 'high' cannot be parsed; write 475"):
         alfish.plot(one, threshold="high")

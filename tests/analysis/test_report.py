@@ -94,7 +94,7 @@ def test_films_beyond_the_limit_of_a_page_are_named_and_the_newest_are_shown(run
     text = page(run)
     shown = re.findall(r"<figcaption>(.*?)</figcaption>", text)
     assert shown == ["films/newest.mp4", "films/middle.mp4"]
-    assert "of films: films/old.mp4</p>" in text
+    assert "at most 0 MiB of films: films/old.mp4</p>" in text
 
 
 def test_the_page_shows_the_difference_from_the_shipped_conf(run, page):

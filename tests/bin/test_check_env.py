@@ -155,7 +155,9 @@ def test_check_env_refuses_in_one_sentence(refused, tmp_path, monkeypatch):
     (tmp_path / "bad_vectors.py").write_text(BAD.replace("Bad-", "Vector-"))
     monkeypatch.syspath_prepend(tmp_path)
     out = refused("check-env", "--env_id=bad_vectors:Vector-vector-v0", printed=True)
-    assert "the environment has 2 entries, but the environment has no reward_space; declare one, a Box" in out
+    assert (
+        "a reward of the environment has 2 entries, but the environment has no reward_space; declare one, a Box" in out
+    )
     for flag, words in [
         ("--env_kwargs=3", "--env_kwargs is '3'; it must be a dict, such as \"{'difficulty': 2}\""),
         ("--env_kwargs={'a':", "it must be a dict"),
@@ -197,7 +199,7 @@ def test_check_env_looks_further_for_the_end_of_an_episode(capsys):
     assert main([*arguments, "--env_kwargs={'length': 200}"]) == 0
     assert main([*arguments, "--env_kwargs={'length': 400}"]) == 1
     [problem] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem")]
-    assert "no episode ended in 300 random steps" in problem and "raise --num_steps to 3000 if" in problem
+    assert "no episode ended in 300 random steps" in problem and "raise --num_steps to 3000, otherwise" in problem
 
 
 def test_check_env_suggests_a_run_in_spite_of_a_problem_of_an_installed_package(tmp_path, monkeypatch, capsys):

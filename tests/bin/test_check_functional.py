@@ -96,8 +96,7 @@ def test_a_problem_is_said_in_one_sentence(capsys, kind, sentence):
         (Counting, "two calls of Counting.reward with the same arguments give different results; draw random numbers"),
         (
             Late,
-            "Late.transition writes to a tensor in its arguments, which others still used elsewhere; compute a "
-            "new tensor",
+            "Late.transition writes to a tensor in its arguments, which is still used elsewhere; compute a new tensor",
         ),
     ],
 )

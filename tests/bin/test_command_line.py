@@ -123,11 +123,11 @@ def test_a_missing_flag_is_asked_for(refused, name, flag):
 def test_a_root_dir_that_cannot_be_made_is_refused(refused, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     words = refused(*train(tmp_path / "file", *TINY))
-    assert f"--root_dir={tmp_path / 'file'} cannot be created: it is a file; name another" in words
+    assert f"--root_dir={tmp_path / 'file'} cannot be created: it is a file; choose another" in words
     words = refused(*train(tmp_path / "file" / "run", *TINY))
     assert "run cannot be created: Not a directory; choose another directory" in words
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere" / "run")
-    assert "dangling cannot be created: File exists; name another" in refused(*train(tmp_path / "dangling", *TINY))
+    assert "dangling cannot be created: File exists; choose another" in refused(*train(tmp_path / "dangling", *TINY))
     monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
     assert f"{tmp_path} is not writable; choose another" in refused(*train(tmp_path, *TINY))
 
@@ -333,14 +333,14 @@ def test_a_run_that_a_listener_stopped_ends_with_0_and_is_not_continued(tmp_path
     assert "(StopAt.return_ = 1)" in capsys.readouterr().err
     assert main(train(tmp_path, *parameters)) == 0
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"{tmp_path} is done: evaluation/mean_return is ")
+    assert line.startswith(f"{tmp_path} is finished: evaluation/mean_return is ")
     assert line.endswith(f" (StopAt.return_ = 1); remove {tmp_path / 'done'} to continue")
     (tmp_path / "done").unlink()
     limit = "Trainer.wall_seconds=1e-9"
     assert main([*train(tmp_path, *parameters, limit), "--on_config_change=new"]) == 0
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.endswith(
-        "is done: Trainer.wall_seconds is spent before Trainer.num_env_steps = 2,000; raise it to continue"
+        "is finished: Trainer.wall_seconds is spent before Trainer.num_env_steps = 2,000; raise it to continue"
     )
 
 
@@ -764,7 +764,7 @@ def test_a_flag_that_is_nan_is_refused(refused, run, tmp_path):
         )
         assert words == f"alfish {command}: --{flag} is nan; it must be a number\n"
     for flag in ("--threshold=nan", "--score_range=nan,1", "--score_range=0,inf"):
-        assert "cannot be read" in refused("compare", run, flag)
+        assert "cannot be parsed" in refused("compare", run, flag)
 
 
 def test_a_sweep_is_refused_before_it_writes_anything(refused, tmp_path):

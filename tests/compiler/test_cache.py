@@ -60,7 +60,7 @@ def test_a_directory_that_cannot_be_written_is_said_once_and_replaced(monkeypatc
     assert cache.directory() == cache.directory() and cache.directory().is_relative_to(tmp_path)
     assert cache.directory().is_dir() and cache.directory().parent.name.startswith("alfish-")
     [record] = caplog.records
-    assert "cannot be written" in record.getMessage() and "set XDG_CACHE_HOME" in record.getMessage()
+    assert "is not writable" in record.getMessage() and "set XDG_CACHE_HOME" in record.getMessage()
 
 
 def test_a_full_disk_is_said_before_the_compiler_finds_it(monkeypatch, tmp_path, caplog):
@@ -72,7 +72,7 @@ def test_a_full_disk_is_said_before_the_compiler_finds_it(monkeypatch, tmp_path,
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "full"))
     monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
     assert cache.directory().parent.name.startswith("alfish-")
-    assert "cannot be written ([Errno 28] No space left on device); set XDG_CACHE_HOME" in caplog.text
+    assert "is not writable ([Errno 28] No space left on device); set XDG_CACHE_HOME" in caplog.text
 
 
 def test_code_that_another_user_may_have_put_there_is_not_loaded(monkeypatch, tmp_path):
@@ -80,7 +80,7 @@ def test_code_that_another_user_may_have_put_there_is_not_loaded(monkeypatch, tm
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(cache.os, "getuid", lambda: os.stat(tmp_path).st_uid + 1)
-    with pytest.raises(UsageError, match="which belongs to another user; set XDG_CACHE_HOME to one"):
+    with pytest.raises(UsageError, match="which belongs to another user; set XDG_CACHE_HOME to a writable directory"):
         cache.directory()
 
 

@@ -68,7 +68,7 @@ def test_macros_without_an_end_are_refused_and_files_are_utf_8(refused, tmp_path
     path = tmp_path / "mine.gin"
     double = "".join(f"m{k} = [%m{k + 1}, %m{k + 1}]\n" for k in range(40))
     path.write_text(f"include 'ppo_cartpole.gin'\n{double}m40 = 1\nMLP.layers = %m0\n")
-    assert "macros have values of more than 4,194,304 letters" in refused(*train(tmp_path / "run", conf=str(path)))
+    assert "macros have values of more than 4,194,304 characters" in refused(*train(tmp_path / "run", conf=str(path)))
     path.write_bytes(b"# \xff\n")
     assert f"{path} is not text in UTF-8: line " in refused(*train(tmp_path / "run", conf=str(path)))
 

@@ -112,7 +112,8 @@ def test_a_value_of_another_kind_is_refused_and_what_it_is_said(refused, tmp_pat
         ("PPO.normalize_advantage = 'yes'", "it must be True or False"),
         (
             "Learner.learning_rate = 'fast'",
-            "it must be a number of at least 0 or a reference (@...) or a dict, each value a",
+            "it must be a number of at least 0 or a reference (@...) or an object, made by @...() or a dict, each "
+            "value a",
         ),
         ("Trainer.unroll_length = 'a'", "it must be a number"),
         ("Trainer.seed = 'a'", "it must be an integer in [0, 922"),
@@ -120,15 +121,15 @@ def test_a_value_of_another_kind_is_refused_and_what_it_is_said(refused, tmp_pat
         ("MLP.layers = 64", "it must be a list: write [64]"),
         ("MLP.layers = 'large'", "it must be a list, each entry an integer in [1, 1000000]"),
         ("MLP.layers = ['large']", "it must be a list, each entry an integer in [1, 1000000]"),
-        ("Trainer.algorithm = 'PPO'", "it takes a class or function: write @PPO"),
-        ("Trainer.algorithm = @PPO()", "it takes a class or function: write @PPO"),
-        ("Learner.optimizer = @Adam()", "it takes a class or function: write @Adam"),
+        ("Trainer.algorithm = 'PPO'", "it requires a class or function: write @PPO"),
+        ("Trainer.algorithm = @PPO()", "it requires a class or function: write @PPO"),
+        ("Learner.optimizer = @Adam()", "it requires a class or function: write @Adam"),
         ("Trainer.environment = 3", "it must be a reference (@...)"),
-        ("Trainer.transforms = @RewardClip", "it takes classes or functions: write [@RewardClip]"),
-        ("Trainer.transforms = [@ObservationNormalizer()]", "it takes classes or functions: write [@Observation"),
-        ("Trainer.metrics = [@AverageReturn]", "it takes objects: write [@AverageReturn()]"),
-        ("Trainer.metrics = @AverageReturn()", "it takes objects: write [@AverageReturn()]"),
-        ("Trainer.listeners = [@Evaluate, @Progress()]", "it takes objects: write [@Evaluate(), @Progress()]"),
+        ("Trainer.transforms = @RewardClip", "it requires classes or functions: write [@RewardClip]"),
+        ("Trainer.transforms = [@ObservationNormalizer()]", "it requires classes or functions: write [@Observation"),
+        ("Trainer.metrics = [@AverageReturn]", "it requires objects: write [@AverageReturn()]"),
+        ("Trainer.metrics = @AverageReturn()", "it requires objects: write [@AverageReturn()]"),
+        ("Trainer.listeners = [@Evaluate, @Progress()]", "it requires objects: write [@Evaluate(), @Progress()]"),
         ("make_environment.env_kwargs = 3", "it must be a dict or None"),
     ):
         said = refused(*train(tmp_path / "run", parameter))

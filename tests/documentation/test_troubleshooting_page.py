@@ -40,7 +40,7 @@ def test_a_message_of_the_page_is_in_the_code(block):
 
 
 def test_a_message_that_the_code_does_not_have_is_not_found():
-    assert not any(fits(template, "runs/x is used by another program") for template in templates())
+    assert not any(fits(template, "runs/x is already used for training by another program") for template in templates())
 
 
 def pattern(quoted):

@@ -384,7 +384,7 @@ def test_a_missing_extra_is_named_with_its_pip_command(monkeypatch, env_id, modu
         make_environment(env_id)
 
 
-@pytest.mark.filterwarnings("ignore:.*outdated")
+@pytest.mark.filterwarnings("ignore:.*out of date")
 def test_an_id_that_a_package_has_given_up_does_not_ask_for_its_extra():
     pytest.importorskip("mujoco")
     with pytest.raises(UsageError, match="HalfCheetah-v3 cannot be built: .*gymnasium-robotics"):
@@ -557,9 +557,9 @@ WRAPPERS = [
     (["builtins:id"], "make_environment.wrappers: id returned a int, not a gymnasium.Env"),
     (
         ["gymnasium.wrappers.vector:RecordEpisodeStatistics"],
-        "construction ended in TypeError: Expected env to be a `gy",
+        "construction raised TypeError: Expected env to be a `gy",
     ),
-    ([["gymnasium.wrappers:TimeLimit", {"max_episode_steps": -3}]], "construction ended in ValueError: Expect the `ma"),
+    ([["gymnasium.wrappers:TimeLimit", {"max_episode_steps": -3}]], "construction raised ValueError: Expect the `ma"),
 ]
 
 
@@ -580,7 +580,7 @@ def test_an_environment_that_gymnasium_refuses_is_one_sentence():
             super().__init__()
             self.observation_space = spaces.Box(-1, 1, (next(self.sizes),))
 
-    with pytest.raises(UsageError, match="Changing breaks gymnasium's interface: construction ended in RuntimeError"):
+    with pytest.raises(UsageError, match="Changing violates gymnasium's interface: construction raised RuntimeError"):
         make_environment(Changing, num_envs=2)
 
 
@@ -594,16 +594,16 @@ def returning(**changes):
 
 
 BREACHES = {
-    "no info": ({"reset": lambda row: row[0]}, "reset ended in"),
-    "an info that is none": ({"reset": lambda row: (row[0], None)}, "reset ended in"),
-    "nothing": ({"step": lambda row: None}, "step ended in TypeError: cannot unpack non-iterable NoneType"),
+    "no info": ({"reset": lambda row: row[0]}, "reset raised"),
+    "an info that is none": ({"reset": lambda row: (row[0], None)}, "reset raised"),
+    "nothing": ({"step": lambda row: None}, "step raised TypeError: cannot unpack non-iterable NoneType"),
     "four": (
         {"step": lambda row: row[:4]},
-        r"step ended in ValueError: not enough values to unpack \(expected 5, got 4",
+        r"step raised ValueError: not enough values to unpack \(expected 5, got 4",
     ),
-    "a list of infos": ({"step": lambda row: (*row[:4], [1])}, "step ended in"),
-    "no reward": ({"step": lambda row: (row[0], None, *row[2:])}, r"step ended in TypeError: float\(\)"),
-    "no observation": ({"step": lambda row: (None, *row[1:])}, "step ended in"),
+    "a list of infos": ({"step": lambda row: (*row[:4], [1])}, "step raised"),
+    "no reward": ({"step": lambda row: (row[0], None, *row[2:])}, r"step raised TypeError: float\(\)"),
+    "no observation": ({"step": lambda row: (None, *row[1:])}, "step raised"),
     "text at the end": (
         {"step": lambda row: (*row[:2], "no", *row[3:])},
         "returned terminated = 'no'; it must be True or",
@@ -649,7 +649,7 @@ def test_a_wrong_seed_argument_is_a_breach_and_an_error_of_the_environments_own_
         def reset(self):
             return 0, {}
 
-    with pytest.raises(UsageError, match="Old breaks gymnasium's interface: reset ended in TypeError: .*keyword arg"):
+    with pytest.raises(UsageError, match="Old violates gymnasium's interface: reset raised TypeError: .*keyword arg"):
         make_environment(Old).reset()
 
     def breaks(row):
@@ -666,7 +666,7 @@ def test_a_breach_in_another_process_ends_at_once():
     environment = make_environment(returning(step=lambda row: (*row[:4], [1])), vectorization="async")
     try:
         environment.reset()
-        with pytest.raises(UsageError, match=r"step ended in TypeError: its info is \[1\], which is not a dict"):
+        with pytest.raises(UsageError, match=r"step raised TypeError: its info is \[1\], which is not a dict"):
             environment.step(np.zeros(1, np.int64))
     finally:
         environment.close()
@@ -693,7 +693,7 @@ def test_metadata_that_are_none_are_a_breach(vectorization):
     class Bare(OneState):
         metadata = None
 
-    with pytest.raises(UsageError, match="Bare breaks gymnasium's interface: construction ended in TypeError: "):
+    with pytest.raises(UsageError, match="Bare violates gymnasium's interface: construction raised TypeError: "):
         make_environment(Bare, vectorization=vectorization)
 
 

@@ -135,7 +135,7 @@ def test_a_mask_that_is_missing_or_allows_nothing_is_refused_with_its_row(settin
 def test_a_forbidden_action_is_refused(evaluation):
     environment = make("info:mask", evaluation=evaluation)
     environment.reset()
-    with pytest.raises(UsageError, match=r"the action 5 after 0 steps .* forbidden .* choices \[0\] are allowed"):
+    with pytest.raises(UsageError, match=r"the action 5 after 0 steps .* forbidden .* allows the choices \[0\];"):
         environment.step(np.array([3]))
     environment.close()
 
@@ -147,7 +147,7 @@ def test_a_forbidden_action_is_refused(evaluation):
         ("mask:x", None, "it must be 'observation:LEAF', 'info:KEY' or 'method:NAME'"),
         ("observation:game.x", None, "the observation has no such leaf"),
         ("observation:game", None, "that leaf is Dict.*, not an array of 0 and 1"),
-        ("method:legal", None, "and Game has no method legal; give a method without arguments that returns the mask"),
+        ("method:legal", None, "but Game has no method legal; give a method without arguments that returns the mask"),
         (
             "method:action_space",
             None,
@@ -174,7 +174,7 @@ def test_a_leaf_that_is_there_already_is_named_in_the_refusal():
             Game(), lambda x: {"action_mask": x}, spaces.Dict(action_mask=spaces.Box(0, 9, (1,), np.float32))
         )
 
-    with pytest.raises(UsageError, match="already has a leaf action_mask; name it by 'observation:action_mask'"):
+    with pytest.raises(UsageError, match="already has a leaf action_mask; refer to it as 'observation:action_mask'"):
         make_environment(make_env, action_mask="info:mask")
 
 

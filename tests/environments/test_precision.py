@@ -58,8 +58,8 @@ def said(caplog, wrappers=(), num_steps=precision.NUM_STEPS, evaluation=False, *
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
-        ({"offset": 1e8}, r"observation\.pressure\[1\] is from 9999999\d\.\d+ to 10000000\d.* 8 apart"),
-        ({"start": 1.76e9}, r"observation\.time is from 1760000000 to 1760000050, .* 128 apart"),
+        ({"offset": 1e8}, r"observation\.pressure\[1\] ranges from 9999999\d\.\d+ to 10000000\d.* 8 apart"),
+        ({"start": 1.76e9}, r"observation\.time ranges from 1760000000 to 1760000050, .* 128 apart"),
         ({"offset": 1e30}, ""),  # no change at all
         ({"offset": 1e4}, ""),
         ({"start": 1.76e9, "rate": 3600.0}, ""),

@@ -226,7 +226,8 @@ def test_a_group_that_is_not_observed_is_named():
         def reset(self, seed):
             return {"policy": super().reset(seed), "critic": {}}
 
-    with pytest.raises(UsageError, match="reset returned no 'height' in observation.critic, which has ; the space"):
+    words = "reset returned no 'height' in observation.critic, which is empty, although the space declares it"
+    with pytest.raises(UsageError, match=words):
         SimulatorEnvironment(Groups(B), 0).reset()
 
 

@@ -262,11 +262,11 @@ def test_the_soft_value_and_the_munchausen_bonus_of_an_example_by_hand():
 @pytest.mark.parametrize(
     "algorithm, action, arguments, words",
     [
-        (RetraceDQN, CHOICE, {"values": Bins}, "RetraceDQN takes no retrace with Bins"),
+        (RetraceDQN, CHOICE, {"values": Bins}, "RetraceDQN does not support retrace with Bins"),
         (DQN, CHOICE, {"values": Bins, "lambda_": 0.5}, "DQN.lambda_ is 0.5"),
         (SoftDQN, CHOICE, {"values": Quantiles}, "SoftDQN requires scalar values"),
         (MunchausenDQN, CHOICE, {"values": LowerBounded}, "MunchausenDQN cannot use lower bounds"),
-        (SAC, CHOICE, {"values": Bins}, "SAC takes no discrete actions with Bins"),
+        (SAC, CHOICE, {"values": Bins}, "SAC does not support discrete actions with Bins"),
     ],
 )
 def test_what_distributions_cannot_do_is_refused(algorithm, action, arguments, words):

@@ -156,5 +156,5 @@ def test_returns_that_read_each_row_value_each_row(algorithm):
 
 @pytest.mark.parametrize("values", [Bins, Quantiles])
 def test_memory_with_distributions_is_refused(values):
-    with pytest.raises(UsageError, match="RecurrentSAC takes no memory with"):
+    with pytest.raises(UsageError, match="RecurrentSAC does not support memory with"):
         RecurrentSAC(OBSERVATION, BOX, REWARD, values=values)

@@ -589,7 +589,7 @@ def test_where_torch_has_moved_a_private_name_updates_are_plain_after_one_warnin
     plain, made = regress(num_updates=3)
     assert torch.equal(plain[0].linear.weight, made[0].linear.weight) and made[1].is_plain
     [record] = warnings_in(caplog)
-    assert f"stay plain: torch {torch.__version__} has no {place}" in record.message
+    assert f"run as plain Python: torch {torch.__version__} has no {place}" in record.message
 
 
 def test_precisions(caplog):

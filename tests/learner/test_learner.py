@@ -275,7 +275,7 @@ class TestMistakes:
     )
     def test_a_loss_that_is_not_one_per_row_is_refused(self, wrong):
         algorithm = _Regression(lambda self, experience, info: LossInfo(wrong(info)))
-        with pytest.raises(UsageError, match=r"one loss per trainable row that trains.*'all'.*rows of \(1, 3\)"):
+        with pytest.raises(UsageError, match=r"one loss per trainable row \(in .*'all'.*rows of \(1, 3\)"):
             Learner(algorithm).train([_chunk([1, 2, 3])])
 
     def test_a_loss_for_a_group_that_there_is_not_is_named(self):
@@ -293,7 +293,7 @@ class TestMistakes:
             Learner(_ActorCritic(lambda actor, critic: {})).train([_chunk([1])])
 
     def test_a_bare_loss_for_several_groups_is_refused(self):
-        with pytest.raises(UsageError, match=r"dict of losses.*\['actor', 'critic'\]"):
+        with pytest.raises(UsageError, match=r"dict with one loss for each of the groups \['actor', 'critic'\]"):
             Learner(_ActorCritic(lambda actor, critic: actor)).train([_chunk([1])])
 
     def test_learning_rates_for_other_groups_are_refused(self):

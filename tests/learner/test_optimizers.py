@@ -190,7 +190,7 @@ def test_a_restored_torch_optimizer_keeps_its_own_settings_and_takes_the_state()
         parameters[0].grad.zero_()
         optimizer.step(0.5)
     torch.testing.assert_close(flats[0] - others[0], torch.full((3,), 0.5 * (0.2 - 0.1)))
-    with pytest.raises(UsageError, match="holds the state of AdamW, and TorchOptimizer.optimizer is SGD; keep"):
+    with pytest.raises(UsageError, match="holds the state of AdamW, but TorchOptimizer.optimizer is SGD; keep"):
         TorchOptimizer(_parameters(3), "SGD").load_state_dict(old.state_dict())
 
 

@@ -123,7 +123,7 @@ def test_a_resumed_learner_with_parts_continues_with_equal_bits():
         ({"learning_rate": 1e-2}, r"optimizers of \['all', 'all/network.actor_torso'\].* but this run has \['all'\]"),
         (
             {"learning_rate": {"all": 1e-2, PART: 1e-3}, "frozen_parts": ["network.policy_head"]},
-            r"frozen parts \[\], a",
+            r"frozen parts \[\], but",
         ),
     ],
 )

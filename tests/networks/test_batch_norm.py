@@ -151,5 +151,5 @@ def test_a_smooth_log_deviation_lies_between_its_bounds_with_a_gradient_everywhe
 
 def test_a_new_value_of_another_shape_than_its_buffer_is_refused():
     layer = BatchNorm(3)
-    with pytest.raises(UsageError, match=r"LossInfo.buffers has a value of shape \[\] for a buffer of \[3\]"):
+    with pytest.raises(UsageError, match=r"LossInfo.buffers has a value of shape \[\] for a buffer of shape \[3\]"):
         write_buffers({layer.mean: torch.zeros(())}, None)

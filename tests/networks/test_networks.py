@@ -546,7 +546,7 @@ def test_a_noisy_network_learns_its_noise():
 
 @pytest.mark.parametrize("setting", [{"bias": False}, {"unit_rows": True}])
 def test_a_noisy_network_without_biases_or_with_unit_rows_is_refused(setting):
-    with pytest.raises(UsageError, match="noisy layers need bias = True"):
+    with pytest.raises(UsageError, match="noisy layers need bias = True and unit_rows = False"):
         MLP(4, (8,), noisy=True, **setting)
 
 

@@ -107,7 +107,7 @@ REFUSED = [
     ),
     (
         algorithm(FlashSAC, BOX, noise=HeldNoise(2)),
-        "FlashSAC.noise cannot be called as .*: it is a HeldNoise already; give its",
+        "FlashSAC.noise cannot be called as .*: it is already a HeldNoise; give its",
     ),
     (
         algorithm(FlashSAC, BOX, noise=MLP),

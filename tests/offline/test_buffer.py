@@ -140,9 +140,9 @@ def test_vector_rewards_are_kept():
 
 def test_an_offline_buffer_is_read_only():
     buffer = OfflineBuffer([source(record())])
-    with pytest.raises(TypeError, match="read only"):
+    with pytest.raises(TypeError, match="read-only"):
         buffer.push(buffer.sample(4).experience)
-    with pytest.raises(TypeError, match="read only"):
+    with pytest.raises(TypeError, match="read-only"):
         buffer.clear()
     assert_rows(buffer, record())
 
@@ -158,7 +158,7 @@ def test_a_resumed_run_must_find_the_same_data():
     OfflineBuffer([source(record())]).load_state_dict(state)
     changed = record()
     changed[3].rewards[2] += 1
-    with pytest.raises(UsageError, match="restore the data back"):
+    with pytest.raises(UsageError, match="restore the data, or"):
         OfflineBuffer([source(changed)]).load_state_dict(state)
     with pytest.raises(UsageError, match="has 45 rows"):
         OfflineBuffer([source(record(9))]).load_state_dict(state)
@@ -183,7 +183,7 @@ def test_observation_bounds_may_differ_but_action_bounds_are_units():
     )
     with pytest.raises(UsageError, match="action"):
         buffer.check_spaces(SPACES.observation, of_integers)
-    with pytest.raises(UsageError, match="the actions"):
+    with pytest.raises(UsageError, match="the actions of"):
         buffer.check_spaces(SPACES.observation, spaces.Box(-1, 1, (2,), np.float32))
 
 

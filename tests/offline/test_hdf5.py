@@ -328,7 +328,7 @@ def test_a_part_that_is_larger_than_the_memory_at_hand_is_named(tmp_path, monkey
     names = [d4rl(tmp_path / "a", record()), d3rlpy(tmp_path / "b", record())]
     monkeypatch.setattr(limits, "memory_at_hand", lambda: 40)
     for name in names:
-        with pytest.raises(UsageError, match="takes .* bytes of memory, and 40 bytes are at hand"):
+        with pytest.raises(UsageError, match="needs .* bytes of memory, but only 40 bytes are available"):
             list(SourceReading([name]))
 
 

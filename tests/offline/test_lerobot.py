@@ -119,7 +119,9 @@ def test_a_frame_after_the_end_is_the_final_observation(tmp_path):
 def test_a_reward_that_is_dropped_with_the_only_step_that_has_one_is_reported(tmp_path):
     episodes = [e._replace(rewards=e.rewards * (e.terminated | e.truncated)) for e in record()]
     report = OfflineBuffer([written(tmp_path / "set", episodes)], spaces=SPACES).report
-    assert "episodes are truncated, and their only reward, that of the last frame" in report.sentences("warning", 9)
+    assert "truncated episodes lose their only reward, because their last step is dropped" in report.sentences(
+        "warning", 9
+    )
 
 
 def set_index(row, value):
@@ -179,7 +181,7 @@ def test_counts_that_meta_declares_are_compared(tmp_path):
     report = OfflineBuffer([name], spaces=SPACES, policy="drop_episode").report
     assert "meta/info.json declares 50 frames, but there are 41" in report.sentences("warning", 9)
     declare(name, total_episodes=10**12)
-    with pytest.raises(UsageError, match="declares 1,000,000,000,000 episodes, but there are 41 frames"):
+    with pytest.raises(UsageError, match="declares 1,000,000,000,000 episodes, but there are only 41 frames"):
         OfflineBuffer([name], spaces=SPACES)
     declare(name, total_episodes="many")
     with pytest.raises(UsageError, match="meta/info.json does not declare its features and counts"):
@@ -190,7 +192,7 @@ def test_counts_that_meta_declares_are_compared(tmp_path):
     "options, words",
     [
         ("dones=both", "has dones=both; it must be terminated or truncated"),
-        ("ends=truncated", "has the option 'ends', and lerobot: takes dones"),
+        ("ends=truncated", "has the option 'ends', but lerobot: supports dones"),
     ],
 )
 def test_an_option_that_is_unknown_is_named(tmp_path, options, words):
@@ -204,7 +206,7 @@ def test_an_option_about_flags_that_are_not_there_is_refused(tmp_path):
     about = json.loads(info.read_text())
     del about["features"]["next.done"]
     info.write_text(json.dumps(about))
-    with pytest.raises(UsageError, match="has no next.done, to which the option dones=truncated says"):
+    with pytest.raises(UsageError, match="has no next.done, to which the option dones=truncated refers"):
         open_source(f"{name}?dones=truncated")
 
 

@@ -85,7 +85,7 @@ def test_text_is_left_out_of_observations(data_format, option):
     buffer = OfflineBuffer([name])
     assert buffer.spaces.observation == spaces.Dict(here=SPACES.observation)
     assert buffer.sample(9).experience.time_step.observation.keys() == {"here"}
-    told = "is left out" if option else "minari:test/stamped-v0?leave_out=mission says so"
+    told = "is left out" if option else "minari:test/stamped-v0?leave_out=mission states this explicitly"
     assert told in buffer.report.sentences("note" if option else "warning", 9)
 
 
@@ -133,7 +133,7 @@ def test_a_set_of_a_newer_minari_says_what_to_install(home):
     name = written(record())
     path = home / "test/stamped-v0/data/metadata.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"minari_version": "9.1.0"}))
-    words = f"was written by Minari 9.1.0, but Minari {minari.__version__}, which is installed here, cannot read"
+    words = f"was written by Minari 9.1.0, but Minari {minari.__version__}, which is installed here, cannot read it"
     with pytest.raises(UsageError, match=f"{words}; pip install --upgrade minari"):
         open_source(name)
 
@@ -153,7 +153,7 @@ def test_a_file_that_is_cut_off_says_that_nothing_is_readable(home, share):
     name = written(record())
     content = main_file(home).read_bytes()
     main_file(home).write_bytes(content[: int(share * len(content))])
-    with pytest.raises(UsageError, match="main_data.hdf5 is truncated or damaged: .* none of its"):
+    with pytest.raises(UsageError, match="main_data.hdf5 is truncated or damaged: none of its .* bytes are readable"):
         open_source(name)
 
 

@@ -167,13 +167,13 @@ def test_where_no_episode_is_good_nothing_is_written(run, output, tmp_path, refu
     [
         (["--output=x"], "--root_dir is missing"),
         (["--root_dir=x"], "--output is missing: give a directory to create, or a data set such as minari:"),
-        (["--root_dir=x", "--output=d4rl:x"], "'d4rl:x' can only be read"),
+        (["--root_dir=x", "--output=d4rl:x"], "'d4rl:x' can only be read; a data set can be written to"),
         (["--root_dir=nowhere", "--output=x"], "nowhere is not a run"),
         pytest.param(
             ["--root_dir=x", "--output=minari:"], "'' is not the name of a Minari data set", marks=NEEDS_MINARI
         ),
         pytest.param(["--root_dir=x", "--output=minari:a/b"], "'a/b' is not the name of a", marks=NEEDS_MINARI),
-        pytest.param(["--root_dir=x", "--output=minari:../b-v0"], "'../b-v0' is no name", marks=NEEDS_MINARI),
+        pytest.param(["--root_dir=x", "--output=minari:../b-v0"], "'../b-v0' is not the name", marks=NEEDS_MINARI),
     ],
 )
 def test_mistakes_are_one_sentence(flags, words, refused, tmp_path, monkeypatch):

@@ -61,7 +61,9 @@ def test_a_recorded_action_that_its_mask_forbids_is_an_error_with_its_episodes(f
     found = validator.report.found("error")
     assert found == {f"an action is forbidden by its mask, {name}": ["1", "3"]}
     if policy == "raise":
-        with pytest.raises(UsageError, match=rf"2 of 40 episodes .* its mask, {name}, forbids \(2 episodes: 1, 3\)"):
+        with pytest.raises(
+            UsageError, match=rf"2 of 40 episodes .* forbidden by its mask, {name} \(2 episodes: 1, 3\)"
+        ):
             validator.finish()
 
 

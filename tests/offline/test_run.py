@@ -67,7 +67,7 @@ def test_rows_that_were_never_written_need_no_memory(monkeypatch):
     monkeypatch.setattr(limits, "memory_at_hand", lambda: 60)
     run_source._check_state(state)
     monkeypatch.setattr(limits, "memory_at_hand", lambda: 59)
-    with pytest.raises(UsageError, match="the replay takes 60 bytes of memory"):
+    with pytest.raises(UsageError, match="the replay needs 60 bytes of memory"):
         run_source._check_state(state)
 
 
@@ -251,7 +251,7 @@ def test_vector_rewards_for_an_environment_of_one_are_refused(tmp_path, capsys, 
     table = table_of(record())
     np.savez(tmp_path / "a.npz", **table | {"rewards": np.stack([table["rewards"]] * 2, 1)})
     assert import_(f"--source=npz:{tmp_path}/a.npz", "--env_id=Stamped-v0", f"--output={tmp_path}/set") == 2
-    assert "have 2 entries, but the environment's are scalars" in capsys.readouterr().err
+    assert "have 2 entries, but the environment's rewards are scalars" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
 
 

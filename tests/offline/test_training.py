@@ -172,7 +172,7 @@ def test_a_run_is_not_resumed_with_other_data(tmp_path):
     offline(tmp_path, listeners=[CheckpointSaver(10, keep_best=False)]).train()
     changed = record()
     changed[3].rewards[0] += 1
-    with pytest.raises(UsageError, match="restore the data back"):
+    with pytest.raises(UsageError, match="restore the data, or"):
         offline(tmp_path, buffer=data(changed), num_updates=40).train()
 
 
@@ -211,7 +211,7 @@ class Kept(Regressor):
 
 @pytest.mark.parametrize("kind", [offline, hybrid])
 def test_an_algorithm_that_needs_what_data_do_not_hold_is_refused_by_name(tmp_path, kind):
-    with pytest.raises(UsageError, match="Kept trains on log_prob from its own rollout_step"):
+    with pytest.raises(UsageError, match="Kept trains on log_prob from its rollout_step"):
         kind(tmp_path, Kept).train()
 
 
@@ -235,7 +235,8 @@ def test_parts_whose_statistics_need_collected_rows_are_refused(tmp_path):
     algorithm = functools.partial(Composed, algorithm=Regressor, representation=NormalizedObservation)
     with pytest.raises(UsageError, match="NormalizedObservation of Composed has statistics of collected rows"):
         offline(tmp_path / "statistics", algorithm)
-    with pytest.raises(UsageError, match="ReplayBatches.offline_updates come before rows are collected; set it to 0"):
+    words = "ReplayBatches.offline_updates come before rows are collected; set offline_updates to 0"
+    with pytest.raises(UsageError, match=words):
         hybrid(tmp_path / "hybrid", algorithm, batches={"offline_updates": 5})
     features = functools.partial(Composed, algorithm=Regressor, representation=DynamicsFeatures)
     offline(tmp_path / "none", features).close()
@@ -326,7 +327,7 @@ def test_fractions_outside_their_range_are_refused(settings):
 
 
 def test_a_holdout_that_leaves_nothing_is_refused():
-    with pytest.raises(UsageError, match="has 1 episodes to split; lower it"):
+    with pytest.raises(UsageError, match="has only 1 episode to split; lower it"):
         data(record(1), holdout_fraction=0.5)()
 
 

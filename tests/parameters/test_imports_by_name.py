@@ -143,8 +143,8 @@ def test_an_import_that_raises_or_is_not_there_is_one_sentence(here, capsys):
     (here / "broken_module_of_tests.py").write_text("x = 1 / 0\n")
     (here / "needs_module_of_tests.py").write_text("import no_such_module_of_tests\n")
     for name, words in (
-        ("broken_module_of_tests", "and that raises ZeroDivisionError: division by zero; `python -c 'import broken_"),
-        ("needs_module_of_tests", "and that raises ModuleNotFoundError: No module named 'no_such_module_of_tests'"),
+        ("broken_module_of_tests", "which raises ZeroDivisionError: division by zero; `python -c 'import broken_"),
+        ("needs_module_of_tests", "which raises ModuleNotFoundError: No module named 'no_such_module_of_tests'"),
         ("absent_module_of_tests", "which is not installed or not on PYTHONPATH"),
     ):
         (here / "inner.gin").write_text(f"import {name}\n")

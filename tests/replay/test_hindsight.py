@@ -336,7 +336,7 @@ def test_a_reward_that_is_not_the_environments_is_warned_of_once(caplog, fractio
             relabel(hindsight, buffer, start, 4)
     (message,) = warnings_of(caplog)
     assert (
-        f"gives {2 - 3 * WANTED + 1} where the environment returned {2 - 3 * WANTED}, and differs in 64 of 192"
+        f"returns {2 - 3 * WANTED + 1} where the environment returned {2 - 3 * WANTED}, and differs in 64 of 192"
         in message
     )
 

@@ -772,7 +772,10 @@ def test_recent_windows_start_where_a_state_is_stored():
         ({"recent_fraction": 1.1}, "Uniform.recent_fraction is 1.1; it must be a number in"),
         ({"recent_fraction": -0.1}, "Uniform.recent_fraction is -0.1; it must be a number in"),
         ({"recent_fraction": 0.5}, "set Uniform.recent_rows"),
-        ({"recent_fraction": 0.5, "recent_rows": 8}, "recent_rows is 8, 2 of each of 3 .* take 3; raise it to 9"),
+        (
+            {"recent_fraction": 0.5, "recent_rows": 8},
+            "recent_rows is 8, which means 2 rows of each of 3 .* need 3 rows; raise it to 9",
+        ),
     ],
 )
 def test_settings_without_recent_windows_are_refused(settings, message):

@@ -96,7 +96,9 @@ def test_a_text_that_is_not_a_literal_has_one_kind_of_error(text):
 
 def test_macros_are_counted_before_they_are_expanded():
     double = "".join(f"m{k} = [%m{k + 1}, %m{k + 1}]\n" for k in range(40)) + "m40 = 1\n"
-    with pytest.raises(UsageError, match="here/config.gin: macros have values of more than 4,194,304 letters, as %m"):
+    with pytest.raises(
+        UsageError, match="here/config.gin: macros have values of more than 4,194,304 characters, as %m"
+    ):
         differences.values(f"{double}A.b = %m0\n", "here/config.gin")
     assert differences.values(double.replace("m0 = [%m1, %m1]\n", "") + "A.b = %m38\n")["A.b"] == "((1, 1), (1, 1))"
     chain = "".join(f"m{k} = %m{k + 1}\n" for k in range(5000)) + "m5000 = 1\n"

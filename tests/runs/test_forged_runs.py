@@ -73,7 +73,7 @@ def test_a_checkpoint_of_other_content_is_named(run, capsys, command, name):
     forge(run, FORGED[name])
     words = refused(run, capsys, command, f"--output={run}/set")
     [path] = (run / "checkpoints").glob("*.pt")
-    assert f"{path} does not have the contents that this alfish saves" in words
+    assert f"{path} does not have the contents that this version of alfish saves" in words
     assert not (run / "set").exists()
 
 
@@ -129,7 +129,7 @@ def test_saved_rows_of_another_form_are_named(run, capsys):
     assert main(["train", f"--root_dir={run}", "--gin_param=Trainer.num_env_steps=60"]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(
-        "alfish train: the rows of the saved replay do not fit: reward is [] torch.float64 there, and"
+        "alfish train: the rows of the saved replay do not fit: reward is [] torch.float64 there, but"
     )
 
 

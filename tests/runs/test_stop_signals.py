@@ -250,7 +250,9 @@ class Exiting(OneState):
 def test_an_environment_that_exits_ends_the_run_with_an_error_and_a_checkpoint(tmp_path, vectorization):
     environment = functools.partial(make_environment, functools.partial(Exiting, 20), vectorization=vectorization)
     trainer = make(tmp_path, None, environment=environment)
-    with pytest.raises(RunError, match=rf"sys.exit\(0\) was called in step \({__file__}:\d+\), and nothing"):
+    with pytest.raises(
+        RunError, match=rf"sys.exit\(0\) was called in step \({__file__}:\d+\), but code that runs inside"
+    ):
         trainer.train()
     assert len(Checkpoints(tmp_path / "checkpoints").steps()) == 1
     assert "sys.exit(0) was called in step" in (tmp_path / "log.txt").read_text()

@@ -176,7 +176,7 @@ class TestIsaacLab:
     @pytest.mark.parametrize("adapter", [IsaacLab, Mjlab])
     def test_a_group_that_is_not_there_is_named(self, monkeypatch, adapter):
         (install_isaac_lab if adapter is IsaacLab else install_mjlab)(monkeypatch)
-        with pytest.raises(UsageError, match=f"{adapter.__name__}.groups names 'image', and .* are (critic, )?policy"):
+        with pytest.raises(UsageError, match=f"{adapter.__name__}.groups has 'image', but .* are (critic, )?policy"):
             adapter(TASK, 2, device="cpu", groups=["policy", "image"])
 
     def test_a_part_of_the_configuration_that_is_not_there_is_named(self, monkeypatch):

@@ -145,7 +145,7 @@ def test_a_checkpoint_continues_bit_for_bit_where_another_seed_began():
 def test_a_checkpoint_of_another_number_of_environments_is_refused():
     made(3).reset(0)
     made(5).reset(0)
-    with pytest.raises(UsageError, match=" continue with the class"):
+    with pytest.raises(UsageError, match="state does not match 5 environments of Counter; continue with the class"):
         made(5).load_state_dict(made(3).state_dict())
 
 

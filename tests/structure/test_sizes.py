@@ -27,9 +27,6 @@ LINES_TO_READ = {
 # Why a class is larger than its limit. Limits are alarms, which a reviewer reads; no class is split to stay below one.
 REASONS = {
     "learner/learner.py: Learner": "it keeps the state of plain, switching and compiled updates in one place",
-    "learner/updates.py: Updates": "an update reads from top to bottom in it, checks of losses included",
-    "policies/member.py: Member": "it has all parts of a run that belong to a policy",
-    "policies/member.py: Member.__init__": "it builds all parts of a policy, in the order in which they draw numbers",
     "training/trainer.py: Trainer": "its arguments are all parts of a run, each of which its docstring describes",
     "training/trainer.py: Trainer.__init__": "its arguments are all parts of a run",
     "unrollers/sync.py: SyncUnroller": "an unroll has three parts, which the seats of several policies call one by one",

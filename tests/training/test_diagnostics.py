@@ -451,7 +451,7 @@ def test_what_a_custom_summary_cannot_return_is_one_sentence(tmp_path, found):
 def test_what_is_neither_a_diagnostic_nor_a_writer_is_refused():
     with pytest.raises(UsageError, match="Summaries.diagnostics "):
         Summaries([ModuleNorms])
-    with pytest.raises(UsageError, match="writers has .* no Writer"):
+    with pytest.raises(UsageError, match="writers has .*, which is not a Writer"):
         Summaries(writers=[ModuleNorms()])
 
 

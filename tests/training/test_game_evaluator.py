@@ -65,7 +65,10 @@ def test_opponents_are_policies_or_act_at_random(tmp_path):
     evaluator = trainer.evaluator(4, lineup={"player_0": "y", "player_[12]": "random"})
     evaluation = evaluator.evaluate(4)
     assert evaluation.means().keys() == {"y"} and set(evaluation.returns) == set(evaluation.by_objective["y"])
-    for lineup, sentence in (({"player_0": "z"}, "the policy 'z' for player_0"), ({"q": "x"}, "'q', which fits no")):
+    for lineup, sentence in (
+        ({"player_0": "z"}, "the policy 'z' for player_0"),
+        ({"q": "x"}, "'q', which matches no agent"),
+    ):
         with pytest.raises(UsageError, match=sentence):
             trainer.evaluator(4, lineup=lineup)
 

@@ -224,7 +224,7 @@ class TestMistakes:
             ({ACTOR: "{source}/../absent"}, "absent is not a run, because it has no checkpoints; there are .*source"),
             ({ACTOR: "network.policy_head@{source}"}, r"there is no network.policy_head.mlp.0.weight there \(and 3"),
             ({"network.value_head": "network.actor_torso.mlp.0@{source}"},
-             r"network.value_head.weight is \[1, 8\] float32 here, and network.actor_torso.mlp.0.weight is \[8, 4\] f"),
+             r"network.value_head.weight is \[1, 8\] float32 here, but network.actor_torso.mlp.0.weight is \[8, 4\] f"),
             ({ACTOR: "{source}:7"}, "no checkpoint at 7 steps"),
             ({ACTOR: ""}, "it must be a run's directory"),
         ],

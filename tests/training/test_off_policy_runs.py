@@ -304,7 +304,7 @@ def test_a_replay_file_of_other_content_is_named_and_nothing_of_it_is_trained_on
         cut.directory.replay_checkpoints.save(cut.clock.value, stored | wrong)
         resumed = make(tmp_path, "dqn_episode_boundary")
         resumed.start()
-        assert f"Its replay is lost (Checkpoint {path} does not hold" in capsys.readouterr().err, wrong
+        assert f"Its replay is lost (Checkpoint {path} does not have the contents" in capsys.readouterr().err, wrong
         assert resumed.batches.buffer.num_rows == 0, wrong
         resumed.close()
     make(tmp_path, "dqn_episode_boundary").train()

@@ -472,7 +472,7 @@ def test_a_copy_of_a_policy_continues_independently():
 @pytest.mark.parametrize(
     "observation, batched, words",
     [
-        (np.ones((2, 3)), False, r"observation has shape \[2, 3\], but \[3\] is expected; batched=True takes one"),
+        (np.ones((2, 3)), False, r"observation has shape \[2, 3\], but \[3\] is expected; with batched=True, each row"),
         (np.ones(3), True, r"observation has shape \[3\], but \[3, 3\] is expected"),
         (np.ones(()), True, r"observation has shape \[\], but \[0, 3\] is expected"),
     ],

@@ -524,7 +524,7 @@ def test_a_checkpoint_of_other_content_is_named_and_the_one_before_continued_fro
         resumed = make(root_dir, env_id, env_kwargs, unroll_length, num_iterations=3)
         resumed.train()
         [warning] = [record.getMessage() for record in caplog.records if "FALLING BACK" in record.getMessage()]
-        assert f"{newest} does not have the contents that this alfish saves" in warning, change
+        assert f"{newest} does not have the contents that this version of alfish saves" in warning, change
         assert "checkpoint-000000000028.pt" in warning, change
         assert_same(tensors_of(whole), tensors_of(resumed))
         caplog.clear()
@@ -607,7 +607,7 @@ def test_a_killed_run_resumes_with_the_same_command_and_ends_at_the_same_budget(
     steps = [int(line.split(",")[0]) for line in lines]
     assert steps == sorted(set(steps)) and len(steps) >= 5  # nothing twice, nothing missing
     assert main(command(tmp_path, *parameters)) == 0
-    assert "is done: Trainer.num_env_steps = 6,000 is spent" in capsys.readouterr().err
+    assert "is finished: Trainer.num_env_steps = 6,000 is spent" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 75)])

@@ -749,7 +749,9 @@ def test_settings_that_do_not_fit_are_refused_before_any_step(tmp_path):
         UsageError, match=r"minibatch_size is 7, which does not divide the 16 rows .* are 8 and 4|4 and 8"
     ):
         make(tmp_path, batches=functools.partial(EpochBatches, minibatch_size=7))
-    with pytest.raises(UsageError, match="Trainer.unroll_length is 0; it must be positive"):
+    with pytest.raises(
+        UsageError, match="Trainer.unroll_length is 0, which only AsyncUnroller supports; it must be positive"
+    ):
         make(tmp_path, unroll_length=0)
     with pytest.raises(UsageError, match="unroll_length is 1.5; on-policy it must be an integer of at least 1"):
         make(tmp_path, unroll_length=1.5)
@@ -757,7 +759,7 @@ def test_settings_that_do_not_fit_are_refused_before_any_step(tmp_path):
     class OffPolicy(PPO):
         on_policy = False
 
-    with pytest.raises(UsageError, match="OffPolicy is off-policy, and Trainer.batches is EpochBatches"):
+    with pytest.raises(UsageError, match="OffPolicy is off-policy, but Trainer.batches is EpochBatches"):
         make(tmp_path, algorithm=OffPolicy)
 
 

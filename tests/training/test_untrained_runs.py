@@ -58,7 +58,7 @@ def test_a_run_that_a_listener_stops_in_its_warm_up_exits_with_1_each_time(train
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         status, said = train("ReplayBatches.warmup_env_steps=300", "stopping.gin")
-        assert status == 1 and "the run has stopped (solved); remove run/done to continue" in said
+        assert status == 1 and "the run stopped (solved); remove run/done to continue" in said
 
 
 @pytest.mark.parametrize(

@@ -459,7 +459,9 @@ def test_a_run_with_the_rewards_in_another_order_is_not_continued(tmp_path):
 
 def test_lagrangian_weights_need_the_metric_that_they_read(tmp_path):
     settings = {"listeners": [LagrangianWeights({"1": 0.0})], "metrics": [AverageReturn(), AverageReward(name="mean")]}
-    with pytest.raises(UsageError, match="reads the metric average_reward, and there are average_return, mean; add @"):
+    with pytest.raises(
+        UsageError, match="reads the metric average_reward, but the metrics are average_return, mean; add @"
+    ):
         make(tmp_path, "PPO", **settings).start()
 
 
@@ -490,7 +492,9 @@ def test_recorded_vector_rewards_are_trained_on_and_others_refused(tmp_path, alg
     trainer = trained(tmp_path / "offline", "SAC", algorithm=algorithm, **settings)
     assert torch.isfinite(parameters(trainer)).all()
     if algorithm is SAC:
-        with pytest.raises(UsageError, match="the rewards of .* have 2 entries, but the environment's have 1 entries"):
+        with pytest.raises(
+            UsageError, match="the rewards of .* have 2 entries, but the environment's rewards have 1 entries"
+        ):
             trained(tmp_path / "other", "SAC", 1, algorithm=algorithm, **settings)
     capsys.readouterr()
     assert main(["evaluate", f"--root_dir={tmp_path / 'run'}", "--num_episodes=2", "--json"]) == 0

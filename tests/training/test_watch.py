@@ -263,7 +263,7 @@ def test_metrics_csv_may_follow_a_checkpoint(trained, tmp_path, monkeypatch):
 def test_two_processes_do_not_watch_under_one_name(copy, capsys):
     with open_run(copy) as trainer, contextlib.closing(Watch(trainer, "evaluation", 3, 7)):
         assert main(["watch", f"--root_dir={copy}", "--idle_seconds=0"]) == 2
-        assert "is being watched under the name 'evaluation'" in capsys.readouterr().err
+        assert "is already being watched under the name 'evaluation'" in capsys.readouterr().err
         assert main(["watch", f"--root_dir={copy}", "--idle_seconds=0", "--name=other", "--num_episodes=1"]) == 0
 
 
@@ -342,7 +342,7 @@ def test_films_of_watch_are_in_the_run_and_in_tensorboard(copy, evaluate_kept):
 def test_words_that_make_no_sense_are_one_sentence(copy, tmp_path, capsys):
     for flags, words in [
         (["--name=a/b"], "--name is 'a/b'"),
-        (["--video", "--video_episodes=9", "--num_episodes=3"], "--video_episodes is 9, of 3 episodes"),
+        (["--video", "--video_episodes=9", "--num_episodes=3"], "--video_episodes is 9, but there are only 3 episodes"),
         ([f"--root_dir={tmp_path / 'no'}"], "is not a run"),
         (["--root_dir="], "--root_dir is missing"),
     ]:

@@ -1035,7 +1035,7 @@ def test_a_lambda_of_another_class_is_named_where_an_environment_in_a_worker_rea
         ({"unroll_length": 0}, "unroll_length is 0"),
         ({"unroll_length": 5}, "on-policy the two must be equal"),
         ({"mode": "lockstep", "segments_per_unroll": 2}, "in lockstep it is num_workers"),
-        ({"segments_per_unroll": 5, "num_workers": 2}, "2 workers with 2 slots have"),
+        ({"segments_per_unroll": 5, "num_workers": 2}, "2 workers with 2 slots have at most 4"),
         ({"mode": "lockstep", "workers": functools.partial(Workers, on_failure="shrink")}, "lockstep waits for every"),
         ({"workers": functools.partial(Workers, on_failure="ignore")}, "on_failure is 'ignore'"),
     ],
@@ -1246,5 +1246,7 @@ def test_metrics_count_every_step_once(root):
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system pins no processes")
 def test_a_core_that_is_not_there_is_named():
     pool = Workers(1, cpus=[999])
-    with pytest.raises(UsageError, match="Workers.cpus has the core 999, and .* may run only on the cores .* only"):
+    with pytest.raises(
+        UsageError, match="Workers.cpus has the core 999, but .* may run only on the cores .*; list only"
+    ):
         pool.start(None, [], None, [], 0)

@@ -424,7 +424,7 @@ def test_a_step_that_counts_in_python_is_noticed_with_one_warning(caplog):
     for _ in range(20):
         act(row())
     [record] = warnings_in(caplog)
-    assert "Simple acts differently in numpy" in record.message and "make it a buffer" in record.message
+    assert "Simple acts differently in numpy" in record.message and "make the value a buffer" in record.message
     assert actor._program is None
 
 
@@ -499,7 +499,7 @@ def test_a_constant_that_changes_is_noticed(caplog):
         act(row())
         assert (actor._program is None) == (k >= 16)
     [record] = warnings_in(caplog)
-    assert "make it a buffer" in record.message
+    assert "make the value a buffer" in record.message
 
 
 HELD = torch.ones(4)

@@ -67,7 +67,7 @@ def test_lockstep_takes_all_hosts():
     with pytest.raises(UsageError, match=r"RayWorkers.min_hosts requires AsyncUnroller.mode = 'free'"):
         unroller_of(ALIKE, num_workers=2, mode="lockstep", workers=workers)
     shrinking = functools.partial(RayWorkers, per_host=1, workers=functools.partial(Workers, on_failure="shrink"))
-    with pytest.raises(UsageError, match=r"Workers.on_failure = 'shrink' takes"):
+    with pytest.raises(UsageError, match=r"Workers.on_failure = 'shrink' requires"):
         unroller_of(ALIKE, num_workers=2, mode="lockstep", workers=shrinking)
 
 

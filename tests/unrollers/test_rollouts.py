@@ -152,8 +152,8 @@ class TestRefusals:
         "size, fraction, message",
         [
             (1, 0.5, "SyncUnroller.sync_fraction is 0.5, but there is only one learner"),
-            (2, 0.6, "2 learners finish; set it to"),
-            (3, 0.67, "3 learners finish; set it to"),
+            (2, 0.6, "would let all 2 learners finish; set it to at most 0.5"),
+            (3, 0.67, "would let all 3 learners finish; set it to at most 0.66"),
         ],
     )
     def test_learners_that_would_never_be_cut_are_refused(self, learners, monkeypatch, size, fraction, message):

@@ -281,7 +281,7 @@ class Constant(RewardPart):
         ({"loss": torch.ones(4, 1)}, r"loss of Constant returned .*; it must return LossInfo\(loss, ...\), or None"),
         (
             {"loss": LossInfo(torch.ones(4, 1), scalar={})},
-            "loss of Constant returned LossInfo.scalar, which only algorithms",
+            "loss of Constant returned LossInfo.scalar, which only an algorithm",
         ),
     ],
 )
@@ -344,10 +344,12 @@ def test_an_algorithm_with_several_groups_must_return_a_loss_of_each():
 TWO = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 REFUSED = {
     "two of one name": ({"rewards": [PARTS["rnd"], PARTS["rnd"]]}, "two parts of Composed are named 'rnd'"),
-    "a vector reward": ({"rewards": [PARTS["rnd"]], "reward": TWO}, "reward has 2 entries; set Composed.sep"),
+    "a vector reward": ({"rewards": [PARTS["rnd"]], "reward": TWO},
+                        "environment's reward has 2 entries; set Composed.sep"),
     "a vector's weight": ({"rewards": [PARTS["rnd"]], "reward": TWO, "separate_values": True, "extrinsic_coef": 2.0},
                           "set PPO.reward_weights"),
-    "returns without an end": ({"rewards": [functools.partial(RND, episodic=False)]}, "requires a value of its"),
+    "returns without an end": ({"rewards": [functools.partial(RND, episodic=False)]},
+                                "requires a separate value; set Composed.separate_values"),
     "no weights": ({"rewards": [PARTS["rnd"]], "algorithm": Vector, "separate_values": True}, "Vector has none"),
     "rewards in each epoch": ({"rewards": [PARTS["rnd"]],
                                "algorithm": functools.partial(PPO, recompute_advantage=True)},
@@ -356,10 +358,10 @@ REFUSED = {
                               "extrinsic_coef would scale the bonus of SAC too"),
     "lower bounds": ({"rewards": [PARTS["rnd"]], "algorithm": functools.partial(DQN, values=LowerBounded)},
                      "leave out LowerBounded"),
-    "share another kind": ({"rewards": [PARTS["features"]]}, "Composed.rewards made a DynamicsFeatures"),
+    "a part of another kind": ({"rewards": [PARTS["features"]]}, "Composed.rewards made a DynamicsFeatures"),
     "no hidden layer": ({"rewards": [functools.partial(RND, layers=())]}, "RND.layers is empty"),
     "an encoder made already": ({"rewards": [functools.partial(RND, encoder=torch.nn.Linear(3, 3))]},
-                                "RND.encoder cannot be called as .*: it is a Linear already"),
+                                "RND.encoder cannot be called as .*: it is already a Linear"),
     "an encoder without a size": ({"rewards": [functools.partial(ICM, encoder=lambda spec: torch.nn.Linear(3, 3))]},
                                   "the encoder of a dynamics model made a Linear, which has no output_size"),
     "features without a size": ({"representation": Sizeless}, "Sizeless has no output_size; set it"),

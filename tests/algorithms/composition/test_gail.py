@@ -104,9 +104,9 @@ def test_a_checkpoint_has_a_checksum_of_the_data_and_not_the_data():
 @pytest.mark.parametrize(
     ("observation", "action", "message"),
     [
-        (spaces.Box(-9, 9, (4,)), ACTION, r"observations of .* are .*\(3,\).*, but those that GAIL.* \(4,\)"),
+        (spaces.Box(-9, 9, (4,)), ACTION, r"the observations of .* are .*\(3,\).*, but those that GAIL.* \(4,\)"),
         (spaces.Box(-10, 10, (3,)), ACTION, "leave out transforms of observations"),
-        (OBSERVATION, spaces.Discrete(3), r"actions of .* are .*Box.*Discrete\(3\)"),
+        (OBSERVATION, spaces.Discrete(3), r"the actions of .* are .*Box.*Discrete\(3\)"),
     ],
 )
 def test_data_of_other_spaces_are_refused(observation, action, message):
@@ -116,7 +116,7 @@ def test_data_of_other_spaces_are_refused(observation, action, message):
 
 def test_data_whose_actions_have_other_units_are_refused_when_training_starts():
     make().demonstrations.start(OBSERVATION, ACTION)
-    with pytest.raises(UsageError, match=r"actions of .* are Box\(-2.*and the environment's are Box\(-1"):
+    with pytest.raises(UsageError, match=r"the actions of .* are Box\(-2.*, but the environment's are Box\(-1"):
         make().demonstrations.start(OBSERVATION, spaces.Box(-1, 1, (2,), np.float32))
 
 

@@ -168,17 +168,16 @@ mistakes = [
     ),
     (
         counts(transition=moved(same, torch.Tensor.long)),
-        r"^Wrong.transition returned state.count as torch.int64 \[3\], and Wrong.initial as torch.float32 \[3\]; ",
+        r"^Wrong.transition returned state.count as torch.int64 \[3\], but Wrong.initial as torch.float32 \[3\]; ",
     ),
     (
         counts(transition=lambda state, action, rng, params: tuple(state.values())),
-        r"^Wrong.transition returned a state whose structure differs from that of Wrong.initial: \['0', '1'\] in "
-        "place of ",
+        r"^Wrong.transition returned a state whose structure differs from that of Wrong.initial: \['0', '1'\] "
+        "instead of ",
     ),
     (
         counts(transition=moved(torch.Tensor.neg_, same)),
-        "^Wrong.transition writes to a tensor in its arguments, which others still used elsewhere; compute a "
-        "new tensor",
+        "^Wrong.transition writes to a tensor in its arguments, which is still used elsewhere; compute a new tensor",
     ),
     (
         {"reward": lambda state, action, after, rng, params: torch.ones(3, 1)},

@@ -30,7 +30,7 @@ class TestState:
         class Without(Meeting):
             state_space = None
 
-        with pytest.raises(UsageError, match=r"'state', and meeting has no state_space; .*leaves = \['others'\]"):
+        with pytest.raises(UsageError, match=r"'state', but meeting has no state_space; .*leaves = \['others'\]"):
             ParallelGames([Without()], leaves=["state"])
 
     def test_of_another_shape_is_refused(self):
@@ -121,7 +121,9 @@ class TestOthers:
         class Alone(Meeting):
             timetable = {"a": [(0, 3)]}
 
-        with pytest.raises(UsageError, match="make_games.leaves has 'others', but meeting has only one agent only"):
+        with pytest.raises(
+            UsageError, match="make_games.leaves has 'others', but meeting has only one agent; leave it out"
+        ):
             ParallelGames([Alone()], leaves=["others"])
 
     def test_observations_of_another_form_are_named(self):

@@ -229,7 +229,9 @@ class TestMasks:
         games = ParallelGames([Masked(), Masked()])
         games.reset()
         games.step({"a": np.array([1, 99, 1] * 2)})  # b, which is absent, may have any action
-        with pytest.raises(UsageError, match=r"meeting: c of game 1: its action is forbidden.*\[0, 2\] are allowed"):
+        with pytest.raises(
+            UsageError, match=r"meeting: c of game 1: its action is forbidden.* allows the choices \[0, 2\];"
+        ):
             games.step({"a": np.array([0, 0, 0, 0, 0, 1])})
 
     def test_that_allow_nothing_are_refused_before_an_end(self):
@@ -245,7 +247,7 @@ class TestMasks:
             ParallelGames([Masked("info")], action_mask="info:legal").reset()
         with pytest.raises(UsageError, match="make_games.action_mask is 'observation:legal', but the observation has"):
             ParallelGames([Masked()], action_mask="observation:legal")
-        with pytest.raises(UsageError, match="action_mask is 'method:legal', and meeting has no method legal"):
+        with pytest.raises(UsageError, match="action_mask is 'method:legal', but meeting has no method legal"):
             ParallelGames([Meeting()], action_mask="method:legal").reset()
 
 
@@ -355,8 +357,8 @@ class TestMistakesOfGames:
             (changed(stays), "meeting: c of game 0 is terminated or truncated, but still in `agents`"),
             (changed(stranger), "meeting: 'd' is in `agents` of game 0, but not in possible_agents, .* a, b, c"),
             (changed(reset=nobody), "meeting: game 0 has no agent that can act after reset"),
-            (changed(lambda game, *results: results[:4]), "meeting.step returned no 5 dicts"),
-            (changed(reset=lambda game, *results: results[0]), "meeting.reset returned no 2 dicts"),
+            (changed(lambda game, *results: results[:4]), "meeting.step did not return 5 dicts"),
+            (changed(reset=lambda game, *results: results[0]), "meeting.reset did not return 2 dicts"),
             (changed(with_value(2, "no")), "terminated = 'no'; it must be True or False"),
             (changed(with_value(1, "x")), "meeting: c of game 0 has the reward 'x'; it must be a number"),
             (changed(with_value(1, [1, 2])), "c of game 0 has a reward of 2 numbers, but the game has no reward_space"),
@@ -398,7 +400,7 @@ class TestMistakesOfGames:
     def test_games_are_equal(self):
         with pytest.raises(UsageError, match="one meeting has the possible_agents .*; they must be equal"):
             ParallelGames([Meeting(), Leaving()])
-        with pytest.raises(UsageError, match="b has the spaces .* in one meeting, and .* in another"):
+        with pytest.raises(UsageError, match="b has the spaces .* in one meeting, but .* in another"):
             ParallelGames([Meeting(), TestGroups.Two()])
 
     def test_games_whose_agents_stay_in_the_list_at_the_end_are_accepted(self):

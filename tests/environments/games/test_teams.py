@@ -70,7 +70,9 @@ def test_mistakes_are_named(settings, sentence):
 
 
 def test_infos_as_rewards_in_turns_have_no_team():
-    with pytest.raises(UsageError, match="make_games.rewards takes entries of infos, which"):
+    with pytest.raises(
+        UsageError, match="make_games.rewards reads entries of infos, but counting is a turn-based game"
+    ):
         TurnGames([Counting()], rewards={"x": "info:total"}, teams={"all": "*"}, team_spirit=0.5)
 
 

@@ -177,7 +177,9 @@ class TestMistakesOfGames:
             def _was_dead_step(self, action):
                 pass
 
-        with pytest.raises(UsageError, match=r"player_1 of game 0 has ended, but step\(None\) has not removed it out"):
+        with pytest.raises(
+            UsageError, match=r"player_1 of game 0 has ended, but step\(None\) has not removed it from `agents`"
+        ):
             played(TurnGames([Stays()]), 5)
 
     def test_an_agent_that_leaves_the_list_has_ended(self):
