@@ -21,7 +21,7 @@ class TurnGames(ZooGames):
     If `rewards` takes an entry from the info, it uses the info at the agent's turn.
 
     Args:
-      games, seed, rewards, action_mask, leaves, teams, team_spirit: as for `ZooGames`.
+      games, seed, settings: arguments of `ZooGames`.
 
     Raises:
       UsageError: as for `ZooGames`, or teams are given and `rewards` takes entries from infos. In a step: an agent
