@@ -14,7 +14,7 @@ import alfish
 from alfish import specs
 from alfish.__main__ import main
 from alfish.data import TimeStep
-from examples import awac, swing_up
+from examples import awac, swing_up, test_small_ddpg
 
 PAGES = PROJECT / "docs" / "tutorials"
 SHOWN = {
@@ -87,6 +87,11 @@ def test_an_off_policy_algorithm_of_ones_own_is_trained(tmp_path, monkeypatch):
     assert train(tmp_path, "examples/small_ddpg_pendulum.gin", *few, "Trainer.num_env_steps=60") == 0
     with open(tmp_path / "run" / "metrics.csv") as file:
         assert int(list(csv.DictReader(file))[-1]["updates"]) == 10
+
+
+def test_the_test_of_an_off_policy_algorithm_passes():
+    test_small_ddpg.test_only_an_episode_that_terminated_has_no_value_after_its_end()
+    test_small_ddpg.test_each_group_has_a_loss_for_each_transition()
 
 
 def test_a_loss_is_added_to_a_shipped_algorithm(tmp_path, monkeypatch):
