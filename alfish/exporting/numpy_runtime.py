@@ -27,7 +27,7 @@ class NumpyPolicy:
       seed: seed of the random numbers; only a policy that samples draws any.
 
     Raises:
-      ValueError: the weights next to this file are not those that it was written with.
+      ValueError: the weights file in the same directory belongs to another export.
     """
 
     weights_sha256: str

@@ -91,7 +91,7 @@ def follow(
 
 
 def multiplied(learning_rate: Mapping[str, float], rates: Mapping[str, torch.Tensor], reads: bool) -> dict[str, Any]:
-    """Returns learning rates by name, those that follow the KL times their rate.
+    """Returns the learning rate of each optimizer, multiplied by its KL-adaptive rate if it has one.
 
     Args:
       learning_rate: learning rate of each optimizer.

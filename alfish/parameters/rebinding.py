@@ -1,4 +1,4 @@
-"""Parameters that a run binds anew while it trains, as a population of policies does."""
+"""Changes parameters of a configuration during a run, as a population of policies does."""
 
 import ast
 import contextlib

@@ -108,7 +108,7 @@ def check_range(low: float, high: float, said: str, turned: str) -> None:
       turned: text of the range from `high` to `low`.
     """
     if not (math.isfinite(low) and math.isfinite(high)):
-        raise UsageError(f"{said}: bounds are finite numbers")
+        raise UsageError(f"{said}: bounds must be finite numbers")
     if low >= high:
         hint = f"write {turned}" if low > high else "one value is a binding: --gin_param"
         raise UsageError(f"{said}: the range is {'upside down' if low > high else 'empty'}; {hint}")

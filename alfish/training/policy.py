@@ -205,7 +205,7 @@ class Policy:
             return self._next_row.reward
         shape = list(zeros.shape)
         if list(np.shape(given)) not in (shape[k:] for k in range(len(shape) + 1)):
-            raise ValueError(f"reward has shape {list(np.shape(given))}, and {shape} is expected")
+            raise ValueError(f"reward has shape {list(np.shape(given))}, but {shape} is expected")
         reward = torch.as_tensor(given, dtype=torch.float32, device="cpu").numpy()
         return np.where(nest.widened(is_first, zeros), zeros, reward)
 

@@ -282,7 +282,7 @@ def test_a_signal_ends_a_population_before_anything_more_is_started(tmp_path):
         ({"perturb": ["PPO.gamma=low..high"]}, "is not NAME=LOW..HIGH"),
         ({"perturb": ["PPO.gamma=0.99..0.9"]}, "the range is upside down; write 0.9..0.99"),
         ({"perturb": ["PPO.gamma=0.9..0.9"]}, "the range is empty"),
-        ({"perturb": ["PPO.gamma=0.9..1e999"]}, "bounds are finite"),
+        ({"perturb": ["PPO.gamma=0.9..1e999"]}, "bounds must be finite"),
         ({"perturb": ["PPO.entropy_coef=-1..1"]}, "LOW is at least 0"),
         ({"perturb": ["Trainer.seed=1..9"]}, "the population itself needs Trainer.seed"),
         ({"perturb": ["Trainer.num_env_steps=1..9"]}, "the population itself needs Trainer.num_env_steps"),

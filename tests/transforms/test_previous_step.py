@@ -153,7 +153,7 @@ class TestPolicy:
         policy, ones = self.make(Repeating), np.ones((3, 1), np.float32)
         assert policy.act(ones, batched=True).tolist() == [0, 0, 0]
         assert policy.act(ones, batched=True, reward=[1, 0, 0], first=[False, False, True]).tolist() == [0, 1, 0]
-        with pytest.raises(ValueError, match=r"reward has shape \[2\], and \[3\] is expected"):
+        with pytest.raises(ValueError, match=r"reward has shape \[2\], but \[3\] is expected"):
             policy.act(ones, batched=True, reward=[1, 0])
 
     def test_transforms_get_it_as_rows_have_it_0_where_an_episode_begins(self, monkeypatch):

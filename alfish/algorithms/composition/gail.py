@@ -64,7 +64,7 @@ class Demonstrations(External):
         for kind, there, here in zip(("observations", "actions"), found, (observation_spec, action_spec)):
             if there != here:
                 raise UsageError(
-                    f"the {kind} of {self.name} are {specs.describe(there)}, but those that {name} compares them with "
+                    f"the {kind} of {self.name} are {specs.describe(there)}, but {name} compares them with {kind} that "
                     f"are {specs.describe(here)}; use data of this environment, and leave out transforms of "
                     "observations (composition.NormalizedObservation normalizes them for the algorithm)"
                 )

@@ -104,7 +104,11 @@ def test_a_checkpoint_has_a_checksum_of_the_data_and_not_the_data():
 @pytest.mark.parametrize(
     ("observation", "action", "message"),
     [
-        (spaces.Box(-9, 9, (4,)), ACTION, r"the observations of .* are .*\(3,\).*, but those that GAIL.* \(4,\)"),
+        (
+            spaces.Box(-9, 9, (4,)),
+            ACTION,
+            r"the observations of .* are .*\(3,\).*, but GAIL.* compares them with .* \(4,\)",
+        ),
         (spaces.Box(-10, 10, (3,)), ACTION, "leave out transforms of observations"),
         (OBSERVATION, spaces.Discrete(3), r"the actions of .* are .*Box.*Discrete\(3\)"),
     ],
