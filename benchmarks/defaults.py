@@ -48,7 +48,7 @@ def main() -> None:
         names = [name for part in arguments.tasks.split(",") for name in sets.get(part, [part])]
         chosen = itertools.product(map(int, arguments.seeds.split(",")), arguments.algorithms.split(","), names)
         run([(name, task, seed) for seed, name, task in chosen if name in TASKS[task].algorithms])
-    for tasks in (FIRST, SECOND):
+    for tasks in (FIRST, SECOND, THIRD):
         print(table([row for row in tables.read_rows(CSV) if row["task"] in tasks]) + "\n")
 
 

@@ -13,6 +13,7 @@ SUBCOMMANDS = {
     "population": "train a population, and replace the worst members with copies of the best",
     "evaluate": "evaluate a run's policy on whole, seeded episodes",
     "watch": "evaluate the checkpoints of a run while it is trained",
+    "verify": "train the beginning of a run again, and compare the bits",
     "crossplay": "play games between policies of runs, and rate them",
     "play": "play episodes of a run's policy, and film them",
     "plot": "draw curves of runs over their seeds",
@@ -80,7 +81,8 @@ def prepare_process() -> None:
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
-        except OSError:  # the stream is closed: the next opened file would get its number, and receive messages
+        # The stream is closed: the next opened file would get its descriptor, and messages would go there.
+        except OSError:
             opened = os.open(os.devnull, os.O_RDWR)
             if opened != descriptor:
                 os.dup2(opened, descriptor)

@@ -1,0 +1,168 @@
+"""Trains the beginning of a run again, and compares the result with a checkpoint of the run, bit by bit.
+
+  alfish verify --root_dir=runs/ppo                       # up to the first checkpoint that the run keeps
+  alfish verify --root_dir=ppo.zip --checkpoint=latest    # a packed run, up to its newest checkpoint
+
+The run's configuration is trained again in a temporary directory, until the steps of the checkpoint. Parameters,
+statistics of transforms and the state of the learner (optimizers, schedules) must then have the bits of the checkpoint.
+The exit status is 0 if they have, and 1 if they have not; the report then names what differs, by how much, the first
+evaluation that differs, and what else is not as it was: versions, machine, device, threads, revision.
+
+The verification takes the time of the training, and the listeners of the configuration are called as in the run. Runs
+with AsyncUnroller repeat in its mode 'lockstep' only, and runs with a budget of wall_seconds alone do not repeat.
+"""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+from alfish.bin import shared_flags, show
+from alfish.errors import UsageError, counted
+
+FLAGS = flags.FlagValues()
+flags.DEFINE_string("root_dir", None, "Directory of the run, or a packed run.", flag_values=FLAGS)
+flags.DEFINE_string(
+    "checkpoint",
+    "first",
+    "Checkpoint to compare with: first (the first one that the run keeps), latest, best, or a number of steps.",
+    flag_values=FLAGS,
+)
+flags.DEFINE_multi_string("allow_import", [], shared_flags.ALLOW_IMPORT, flag_values=FLAGS)
+
+COMPARED = ("algorithm", "transforms", "learner")  # entries of a trainer's state that training computes
+NUM_SHOWN = 5  # number of differences that are printed
+
+
+def main(flag_values: flags.FlagValues) -> int:
+    shared_flags.check_root_dir(flag_values.root_dir)
+    from alfish.configuration.directory import run_directory
+    from alfish.runs.checkpoints import checkpoints_of
+    from alfish.runs.packed.fetching import as_directory
+
+    with as_directory(flag_values.root_dir) as place, tempfile.TemporaryDirectory(prefix="alfish-verify-") as temporary:
+        directory, again = run_directory(place), Path(temporary) / "run"
+        checkpoints = checkpoints_of(directory)
+        which = _checkpoint(flag_values.checkpoint, checkpoints.steps())
+        steps, saved = checkpoints.load(which, mmap=True)
+        status = _train(directory, again, steps, flag_values.allow_import)
+        if status is not None:
+            return status
+        found = checkpoints_of(again).load(steps, mmap=True)[1]
+        different = list(differences(saved, found))
+        if not different:
+            show(f"{flag_values.root_dir} can be repeated here: equal bits after {steps:,} steps")
+            return 0
+        show(f"{flag_values.root_dir} cannot be repeated here: after {steps:,} steps {len(different)} values differ")
+        rest = len(different) - NUM_SHOWN
+        lines = [*different[:NUM_SHOWN], *([f"and {counted(rest, 'other value')}"] if rest > 0 else [])]
+        lines += [*_first_evaluation(directory, again), *_other_conditions(directory, again, steps)]
+        show("\n".join(f"  {line}" for line in lines))
+        return 1
+
+
+def _checkpoint(name: str, steps: list[int]) -> str | int:
+    """Returns which checkpoint to load, as `Checkpoints.load` takes it."""
+    if name == "first":
+        return steps[0] if steps else "latest"  # without a checkpoint, loading says so
+    return shared_flags.checkpoint(name)
+
+
+def _train(directory: Path, again: Path, steps: int, allow_import: list[str]) -> int | None:
+    """Trains the configuration of a run in the directory `again`; returns an exit status if a signal ended it."""
+    from alfish.configuration.runs import configured_run
+    from alfish.parameters.description import CONFIG_FILE
+    from alfish.runs import trust
+    from alfish.runs.stop_signals import exit_status
+
+    config = directory / CONFIG_FILE
+    if not config.is_file():
+        raise UsageError(f"{directory} has no {CONFIG_FILE}, so its training cannot be repeated by a command")
+    bindings = [f"Trainer.stop_at = {steps}"]
+    with (
+        trust.restricted(config, allow_import),
+        configured_run(again, [str(config)], bindings, allow_import=allow_import) as trainer,
+    ):
+        if trainer.clock.budget.name == "wall_seconds":
+            raise UsageError(
+                f"the budget of {directory} is Trainer.wall_seconds, and its schedules follow the time, so no training "
+                "repeats it; use a budget in steps, iterations or updates"
+            )
+        trainer.train()
+        if trainer.interrupted_by is not None:
+            return exit_status(trainer.interrupted_by)
+        if trainer.clock.value != steps:
+            raise UsageError(
+                f"the training ended at {trainer.clock.value:,} steps, and the checkpoint of {directory} is at "
+                f"{steps:,}: another configuration wrote it; compare {CONFIG_FILE} with provenance.json"
+            )
+    return None
+
+
+def differences(saved: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a line for each value of a run's state that differs from the state that was trained again.
+
+    Args:
+      saved, found: states of a Trainer, of which the entries `COMPARED` are compared.
+    """
+    from alfish import nest
+
+    there, here = (
+        {name: leaf for part in COMPARED for name, leaf in nest.named_leaves(state[part], part)}
+        for state in (saved, found)
+    )
+    for name in {**there, **here}:
+        if name not in here or name not in there:
+            yield f"{name} is missing {'here' if name in there else 'in the checkpoint'}"
+        elif not _has_equal_bits(there[name], here[name]):
+            yield f"{name}: {_difference(there[name], here[name])}"
+
+
+def _has_equal_bits(one: Any, other: Any) -> bool:
+    import torch
+
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other) and one == other
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)))
+
+
+def _difference(one: Any, other: Any) -> str:
+    """Describes the difference of two values, first that of the checkpoint."""
+    import torch
+
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape:
+        both = one.double(), other.double()
+        share = (both[0] != both[1]).double().mean().item()
+        largest = (both[0] - both[1]).abs().max().item()
+        return f"{share:.0%} of the entries differ, by at most {largest:.2g}"
+    one, other = (tuple(value.shape) if isinstance(value, torch.Tensor) else value for value in (one, other))
+    return f"{one!r} in the checkpoint, {other!r} here"
+
+
+def _first_evaluation(directory: Path, again: Path) -> Iterator[str]:
+    """Yields a line with the first evaluation that both have and that differs, if there is one."""
+    for path in sorted((again / "eval").glob("*.csv")):
+        saved = directory / "eval" / path.name
+        if saved.is_file() and saved.read_bytes() != path.read_bytes():
+            yield f"the first evaluation that differs is eval/{path.name}"
+            return
+
+
+def _other_conditions(directory: Path, again: Path, steps: int) -> Iterator[str]:
+    """Yields a line for each condition of the first start of the run that is another one here."""
+    from alfish.runs import contents
+
+    starts = contents.json_value(directory, "provenance.json")
+    starts = [start for start in starts if isinstance(start, dict)] if isinstance(starts, list) else []
+    here = contents.json_value(again, "provenance.json")[0]
+    for name in ("versions", "machine", "device", "num_threads", "git"):
+        if starts and starts[0].get(name) != here[name]:
+            yield f"{name}: {starts[0].get(name)} in the run, {here[name]} here"
+    resumed = [start["steps"] for start in starts[1:] if 0 < start.get("steps", 0) < steps]
+    if resumed:
+        places = ", ".join(f"{one:,}" for one in resumed)
+        yield f"the run was resumed at {places} steps; environments that save no state then begin new episodes"

@@ -1,0 +1,91 @@
+"""`alfish verify`: a run is trained again, and its state is compared with a checkpoint bit by bit."""
+
+import pytest
+import torch
+
+from alfish.__main__ import main
+from alfish.bin import verify
+from alfish.runs.checkpoints import checkpoints_of
+
+CONF = """
+include 'ppo.gin'
+make_environment.env_id = 'CartPole-v1'
+make_environment.num_envs = 2
+Trainer.num_env_steps = 192
+Trainer.unroll_length = 16
+Trainer.listeners = [@CheckpointSaver(), @Evaluate()]
+CheckpointSaver.period = 64
+Evaluate.period = 64
+Evaluate.num_episodes = 2
+EpochBatches.num_epochs = 1
+EpochBatches.minibatch_size = 8
+MLP.layers = (8,)
+Learner.compile = False
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("verify") / "run"
+    conf = path.with_suffix(".gin")
+    conf.write_text(CONF)
+    assert main(["train", f"--gin_file={conf}", f"--root_dir={path}"]) == 0
+    return path
+
+
+def test_a_run_is_repeated_up_to_each_checkpoint(run, capsys):
+    files = sorted(path.name for path in run.rglob("*"))
+    assert main(["verify", f"--root_dir={run}"]) == 0
+    first, *_, last = checkpoints_of(run).steps()
+    assert capsys.readouterr().out == f"{run} can be repeated here: equal bits after {first} steps\n"
+    assert main(["verify", f"--root_dir={run}", "--checkpoint=latest"]) == 0
+    assert f"equal bits after {last} steps" in capsys.readouterr().out
+    assert sorted(path.name for path in run.rglob("*")) == files
+
+
+def test_a_run_of_another_seed_is_not_repeated(run, capsys):
+    config = run / "config.gin"
+    text = config.read_text()
+    config.write_text(text + "Trainer.seed = 1\n")
+    try:
+        assert main(["verify", f"--root_dir={run}"]) == 1
+    finally:
+        config.write_text(text)
+    out = capsys.readouterr().out
+    assert f"{run} cannot be repeated here: after {checkpoints_of(run).steps()[0]} steps" in out
+    assert "of the entries differ, by at most" in out
+    assert "the first evaluation that differs is eval/evaluation-000000000064.csv" in out
+
+
+def test_a_run_with_other_steps_is_refused(run, capsys):
+    config = run / "config.gin"
+    text = config.read_text()
+    config.write_text(text.replace("Trainer.unroll_length = 16", "Trainer.unroll_length = 24"))
+    try:
+        assert main(["verify", f"--root_dir={run}"]) != 0
+    finally:
+        config.write_text(text)
+    assert "another configuration wrote it" in capsys.readouterr().err
+
+
+def test_bits_are_compared_and_not_values():
+    state = {"algorithm": {"w": torch.tensor([0.0, float("nan")])}, "transforms": [], "learner": {"updates": 3}}
+    same = {**state, "algorithm": {"w": torch.tensor([0.0, float("nan")])}}
+    assert list(verify.differences(state, same)) == []
+    changed = {**state, "algorithm": {"w": torch.tensor([-0.0, float("nan")])}, "learner": {"updates": 4, "x": 1}}
+    assert list(verify.differences(state, changed)) == [
+        "algorithm.w: 50% of the entries differ, by at most nan",
+        "learner.updates: 3 in the checkpoint, 4 here",
+        "learner.x is missing in the checkpoint",
+    ]
+
+
+def test_a_run_that_time_ends_is_refused(run, capsys):
+    config = run / "config.gin"
+    text = config.read_text()
+    config.write_text(text.replace("Trainer.num_env_steps = 192", "Trainer.wall_seconds = 1"))
+    try:
+        assert main(["verify", f"--root_dir={run}"]) != 0
+    finally:
+        config.write_text(text)
+    assert "its schedules follow the time" in capsys.readouterr().err
