@@ -1,0 +1,40 @@
+"""Random actions in place of some of the policy's, mostly for evaluations of deterministic games."""
+
+from typing import Any
+
+import gin
+import gymnasium
+import numpy as np
+
+from alfish.parameters import UnitInterval, checked
+
+
+@gin.configurable(module="alfish.environments")
+@checked
+class RandomActions(gymnasium.Wrapper):
+    """Replaces each action, with a given probability, by a random one of the action space.
+
+    A policy that always takes its mode can repeat itself forever in a deterministic game; evaluations of DQN therefore
+    act at random in 5 % of the steps (Mnih et al., 2015, Methods). The actions that are replaced, and what replaces
+    them, depend on the seed of the episode only. Not for environments with action masks, which may forbid the action.
+
+    Args:
+      env: the environment.
+      fraction: probability that an action is replaced, in [0, 1].
+    """
+
+    def __init__(self, env: gymnasium.Env, fraction: UnitInterval = 0.05):
+        super().__init__(env)
+        self._fraction = fraction
+        self._actions = env.action_space
+        self._random = np.random.default_rng()  # its own, because the draws must not change those of the environment
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+            self._actions.seed(seed)
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        is_replaced = self._random.random() < self._fraction
+        return self.env.step(self._actions.sample() if is_replaced else action)
