@@ -20,6 +20,7 @@ import alfish.algorithms
 from alfish import nest, specs
 from alfish.algorithms.acting import reset_state
 from alfish.algorithms.actor_critic import ActorCriticAlgorithm
+from alfish.algorithms.normalized_returns import NormalizedReturns
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Batch, Experience, LossInfo, StepType, TimeStep, trainable
 from alfish.errors import UsageError
@@ -67,6 +68,12 @@ SPACES = {
     "multi-binary": (VECTOR, spaces.MultiBinary(2)),
     "nested": (NESTED, NESTED_ACTION),
 }
+
+
+def _with_statistics(algorithm):
+    """Gives normalized returns a standard deviation, without which the critic does not train."""
+    if isinstance(algorithm, NormalizedReturns):
+        algorithm.network.value_head.std.fill_(1)
 
 
 def _takes(name, kind, num_rewards=None):
@@ -285,6 +292,7 @@ def test_a_loss_per_row_and_summaries_per_row(name, kind, num_rewards, merged):
 @with_rewards
 def test_a_whole_update_changes_the_parameters_and_stays_finite(name, kind, num_rewards):
     algorithm = _make(name, kind, num_rewards)
+    _with_statistics(algorithm)
     before = {key: value.clone() for key, value in algorithm.named_parameters()}
     _train(algorithm, 2)
     assert all(torch.isfinite(value).all() for value in algorithm.parameters())
@@ -442,6 +450,7 @@ def test_what_was_truncated_is_bootstrapped_and_what_terminated_is_not(name, dis
     experience.time_step.discount[1] = discount
     with torch.no_grad():
         algorithm.network.value_head.bias.fill_(5.0)
+        _with_statistics(algorithm)
         value = algorithm.network.value(experience.time_step, None)
     expected = experience.time_step.reward[1] + 0.99 * discount * value[1]
     torch.testing.assert_close(_prepared(algorithm, experience).info.target[0], expected)

@@ -43,6 +43,8 @@ BASES = tuple(
         "recurrent_sac",
         "q_learning",
         "ppo",
+        "a2c",
+        "appo",
         "sac",
         "td3",
         "bc",

@@ -178,7 +178,10 @@ class Composed(RLAlgorithm):
 
     def after_iteration(self, experience: Experience) -> None:
         if self.algorithm.overrides("after_iteration"):
-            self.algorithm.after_iteration(experience._replace(time_step=self._seen(experience.time_step)))
+            if self.on_policy:  # with the rewards that it maximizes
+                self.algorithm.after_iteration(self._compose(experience)[0])
+            else:
+                self.algorithm.after_iteration(experience._replace(time_step=self._seen(experience.time_step)))
         for part in self._parts().values():
             part.after_iteration(experience, num_seen=1 if self.on_policy else 0)
         if self._separates and self.on_policy:
