@@ -125,7 +125,7 @@ def in_eval_mode(algorithm: RLAlgorithm, explores: bool = False) -> Iterator[Non
       algorithm: algorithm with the modules.
       explores: whether modules that explore keep their mode, see `explorers`; True for `rollout_step`.
     """
-    training = [module for module in algorithm.modules() if module.training]  # frozen parts are in evaluation mode
+    training = [module for module in algorithm.modules() if module.training]  # a frozen part stays in evaluation mode
     kept = explorers(algorithm) if explores else []
     algorithm.eval()
     for module in kept:

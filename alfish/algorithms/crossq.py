@@ -42,7 +42,8 @@ class CrossQ(SAC):
     """SAC with one pass of the critics over both rows of a transition; the settings are those of `SAC`."""
 
     updates_batch_norms = ("actor_mlp", "critic.body", "target_critic")
-    collects_always: ClassVar[bool] = False  # whether the actor's batch norms collect even if the actor does not train
+    # Whether the actor's batch norms update statistics even if the actor does not train.
+    collects_always: ClassVar[bool] = False
 
     def make_networks(
         self, actor_encoder: Callable[[Nest], Any], actor_mlp: Callable[[int], Any], critic: Callable[..., Any]
@@ -61,7 +62,8 @@ class CrossQ(SAC):
         boxes = None if taken.box is None or drawn.box is None else torch.cat([taken.box, drawn.box])
         all_q = self._over_all(self.critic, experience, boxes, moments)  # [E, L, N]
         q = self.values.each(taken.select, all_q[:, :1])
-        if isinstance(self.target_critic, TargetNetwork):  # uses its own activations' statistics, which are not kept
+        # Normalizes by statistics of its own activations, which it does not store.
+        if isinstance(self.target_critic, TargetNetwork):
             all_q = self._over_all(self.target_critic.network, experience, boxes, Moments())
         following = NextValues(self.soft_value(self.target_q(all_q[:, 1:].detach()), drawn, drawn.entropies()))
         if not self.trains("actor"):

@@ -73,7 +73,7 @@ class EntropyTargetPPO(PPO):
         result = super().calc_loss(experience, info)
         entropy, extra = info.policy.entropy(), dict(result.extra or {})
         temperature, others = self.log_temperature.exp().detach(), result.loss
-        assert isinstance(others, torch.Tensor)  # PPO's own is one group
+        assert isinstance(others, torch.Tensor)  # PPO has one group, so its loss is a tensor
         loss = {
             "all": others - temperature * entropy,
             "temperature": self.log_temperature * (entropy.detach() - self._target),

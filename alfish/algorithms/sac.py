@@ -111,7 +111,7 @@ class SAC(SoftActor):
         self.temperatures = Temperatures(
             self.action_space, initial_alpha, learn_alpha, box_target_entropy, discrete_entropy_fraction
         )
-        self.update_periods = {"actor": actor_period}  # the temperatures, too, have a loss in these updates only
+        self.update_periods = {"actor": actor_period}  # the temperatures also have a loss only in these updates
         self.replay_needs = ReplayNeeds(return_gamma=self.values.return_gamma)
         self._lambda = self.default_lambda if lambda_ is None else lambda_
         self.values.check(self, self._lambda, discrete_actions=self.action_space.num_choices > 0)

@@ -200,7 +200,7 @@ def _note_ends(groups: Sequence[SeriesGroup], series: Mapping[SeriesSource, Seri
         sources = [source for one in groups if one.environment == environment for source in one.sources]
         ends = [series[source].clocks[axis][-1] for source in sources]
         for source, end in zip(sources, ends):
-            if 1.01 * end < max(ends):  # 1 % of tolerance, because iterations end at slightly different clocks
+            if 1.01 * end < max(ends):  # a tolerance of 1 %, because iterations end at slightly different clocks
                 reached = f"{end:,.0f} of {max(ends):,.0f} {AXIS_WORDS[axis]}"
                 note(f"{source.name} has its last value at {reached}; this value is used")
 

@@ -337,7 +337,8 @@ def _on_host(leaf: Any) -> np.ndarray:
 def algorithms() -> list[type[RLAlgorithm]]:
     """Returns all shipped algorithms, after importing their modules."""
     for module in pkgutil.iter_modules(alfish.algorithms.__path__):
-        if not module.ispkg:  # the packages need more: imitation an expert, and composition an algorithm
+        # Algorithms in subpackages need another part, an expert or an algorithm, so they cannot be checked alone.
+        if not module.ispkg:
             importlib.import_module(f"alfish.algorithms.{module.name}")
     found: set[type[RLAlgorithm]] = set()  # a set, because a class with several bases is found several times
     frontier: list[type[RLAlgorithm]] = [*RLAlgorithm.__subclasses__()]

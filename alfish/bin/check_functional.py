@@ -19,7 +19,7 @@ from alfish.runs import random_state
 
 NUM_ENVS = 1024  # environments of which the speed is measured
 CHECKED_ENVS, CHECKED_STEPS = 64, 100  # environments and vector steps in which each method is checked
-SECONDS = 0.3  # of each measurement
+SECONDS = 0.3  # duration of each measurement
 TOLERANCE = 1e-3  # largest difference of a compiled result, relative to the larger of 1 and its size
 
 
@@ -28,7 +28,7 @@ def as_gymnasium(environment: FunctionalEnvironment) -> VectorEnvironment:
 
     def single() -> SingleEnvironment:
         env = SingleEnvironment(environment.functional)
-        env.observation_space = environment.observation_space  # in which action masks are marked
+        env.observation_space = environment.observation_space  # with the marks that tell which leaves are action masks
         if environment.reward_spec.shape:
             env.reward_space = environment.reward_spec
         return env

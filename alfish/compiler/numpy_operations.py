@@ -160,7 +160,8 @@ def _random(node: torch.fx.Node, value: torch.Tensor) -> Callable[..., Any]:
     fill, bounds = DRAWS[distribution], node.args[1:] if distribution == "integers" else ()
     drawn = torch.empty(value.shape, dtype=value.dtype)  # reused, because making a tensor takes longer than drawing
     array = drawn.numpy()
-    may_stay = any(user.op == "output" or user.target in VIEWS for user in node.users)  # if read after the next draw
+    # Whether the result may still be read after the next draw.
+    may_stay = any(user.op == "output" or user.target in VIEWS for user in node.users)
 
     def numbers(*arguments: Any) -> np.ndarray:
         fill(drawn, *bounds)

@@ -126,7 +126,8 @@ def bind(settings: Mapping[str, Any]) -> None:
 def bound(selector: str, *parameters: str) -> dict[str, Any]:
     """Returns the values that are bound to the given parameters, with references resolved."""
     bindings = gin.get_bindings(selector, resolve_references=False)
-    return {name: copy.deepcopy(bindings[name]) for name in parameters if name in bindings}  # gin resolves in copies
+    # A copy, because gin resolves references in copied values only.
+    return {name: copy.deepcopy(bindings[name]) for name in parameters if name in bindings}
 
 
 class _Reader:
@@ -254,7 +255,8 @@ def _without_imports(content: str, absent: Mapping[str, UsageError]) -> str:
             lines[statement.location.line_num - 1] = ""
     text = "\n".join(lines)
     for statement in gin_internals.statements(text):
-        if gin_internals.is_import(statement) and statement.module in absent:  # in an unusual form, not removed above
+        # An import in an unusual form, which was not removed above.
+        if gin_internals.is_import(statement) and statement.module in absent:
             raise absent[statement.module]
     return text
 

@@ -73,7 +73,8 @@ class Members:
         self.first_seeds: Sequence[int] | None = list(seeds)
         self.abandoned = False
         self._is_pending = False  # whether a call of the members is still running
-        self._one_here: gymnasium.Env | None = None  # an extra environment here, if members are in other processes
+        # An extra environment in this process, if members are in other processes.
+        self._one_here: gymnasium.Env | None = None
 
     @property
     def have_seeds(self) -> bool:

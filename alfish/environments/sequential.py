@@ -219,7 +219,7 @@ class SequentialVectorEnv(VectorEnv):
     def _rebuild(self, i: int) -> tuple[Any, dict[str, Any]]:
         with contextlib.suppress(Exception):  # closing a broken environment may fail, too
             self.envs[i].close()
-        (seed,) = draw_seeds(1)  # the environment may seed torch's generator
+        (seed,) = draw_seeds(1)  # drawn before the constructor runs, which may seed torch's generator
         env = self._env_fns[i]()
         self.envs = [*self.envs[:i], env, *self.envs[i + 1 :]]
         self.joint = joint_steps(self.envs)
@@ -276,7 +276,7 @@ def _gather(result: dict[str, Any], info: dict[str, Any], i: int, num_envs: int)
         if isinstance(value, dict) and (column is None or isinstance(column, dict)):
             _gather(result.setdefault(key, {}), value, i, num_envs)
         elif isinstance(column, dict) or is_mask(key, info) or is_mask(key, result):
-            continue  # others report a dict here, which has no place for this value; or it would take a mask's place
+            continue  # other environments report a dict under this key, or the key is the name of another value's mask
         else:
             if column is None:
                 column = result[key] = _empty_column(value, num_envs)
@@ -284,7 +284,8 @@ def _gather(result: dict[str, Any], info: dict[str, Any], i: int, num_envs: int)
                 column = result[key] = _widened(column, result[f"_{key}"], value)
             column[i] = value
         mask = f"_{key}"
-        if mask not in result or f"_{mask}" in result:  # or it is a value that another environment reported
+        # Another environment may have reported a value under the mask's name.
+        if mask not in result or f"_{mask}" in result:
             result.pop(f"_{mask}", None)
             result[mask] = np.zeros(num_envs, bool)
         result[mask][i] = True

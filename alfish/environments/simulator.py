@@ -38,7 +38,7 @@ class SimulatorStep(NamedTuple):
     reward: torch.Tensor  # [B], or [B, R] for vector rewards
     terminated: torch.Tensor  # [B] bool
     truncated: torch.Tensor  # [B] bool; a row that is also terminated counts as terminated
-    # [B, ...] observation in which the episode ended, read where one ended; None: no episode ended, or it is lost
+    # [B, ...] final observations, read where an episode ended; None means that no episode ended, or that they are lost
     final_observation: Nest = None
     log: Mapping[str, Any] | None = None  # scalars of the episodes that ended in this step; None: no new scalars
 
@@ -152,7 +152,7 @@ class SimulatorEnvironment(Environment):
             prev_action=specs.zeros(self.action_spec, (self.num_envs,), device),
             env_id=self.env_id,
         )
-        self._before: Nest = None  # observation that was acted from, for 'before'
+        self._before: Nest = None  # observation before the step, for `final_observation` 'before'
         self._restart = self._abandoned = self._is_checked = False
         if simulator.only_one:
             _OPEN.add(simulator)

@@ -90,7 +90,7 @@ class PolicyGraph:
             with random_state.preserved(), tracker.tracking(), WithoutChecks():
                 examples = [leaf.example.clone() for leaf in step.inputs]
                 self.graph = record(flat, examples, tracker.place, captures=True)
-        except Exception as error:  # modules are the user's
+        except Exception as error:  # the user's modules may raise anything
             raise NotExportable(f"{tracker.place()} cannot be exported: {first_line(error)}") from error
         self._keep_what_actions_need(step)
         self._take_constants(tracker.names)

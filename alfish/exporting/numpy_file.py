@@ -92,7 +92,7 @@ def _hardtanh(x: np.ndarray, low: float = -1.0, high: float = 1.0) -> np.ndarray
     return np.clip(x, low, high)
 
 
-# The compiler's table, without torch.
+# The compiler's table of operations, with functions that need no torch.
 PORTABLE: dict[Any, Callable[..., Any]] = {
     **TABLE,
     aten.mm.default: _always("{0}.dot({1})"),

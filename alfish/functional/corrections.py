@@ -13,7 +13,7 @@ from alfish.functional.returns import check_shapes, reverse_scan
 class VTrace(NamedTuple):
     """Targets and advantages `[T-1, B]` or `[T-1, B, R]`, 0 on rows that do not train."""
 
-    target: torch.Tensor  # targets vs of the value
+    target: torch.Tensor  # targets v_s of the value
     advantage: torch.Tensor  # advantages q - V, for a policy loss that includes the ratio
 
 

@@ -257,7 +257,8 @@ class Learner:
         frozen = {"frozen_parts": self.frozen.names} if self.frozen.names else {}
         rates = {"rates": plain.rates} if plain.rates else {}
         later = self._compiled
-        falls_back = type(later) is CompiledLater and self.is_switching and later.has_failed  # at the next update
+        # Whether the next update falls back.
+        falls_back = type(later) is CompiledLater and self.is_switching and later.has_failed
         return {"optimizers": optimizers, "fell_back": self._fell_back or falls_back, **frozen, **rates, **counters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ class TracedUpdate:
             "parameters": {name: group.flat for name, group in groups.items()},
             "moments": {name: optimizer.tensors for name, optimizer in self.optimizers.items()},
             "rates": updates.rates,
-            # A CPU reads each stop, and counts none.
+            # On a CPU, `stop` is read after each update, so stopped updates need no counter.
             "counters": [
                 updates.num_applied,
                 updates.consecutive_skips,
@@ -56,7 +56,8 @@ class TracedUpdate:
         for name, optimizer in self._updates.optimizers.items():
             if name not in self.optimizers:
                 raise NotCompilable(f"the optimizer of {name!r}, {type(optimizer).__name__}, has no `apply`")
-        for name in self._updates.leads:  # the graph multiplies the coefficients of a rate of 1
+        # The graph multiplies the coefficients for a learning rate of 1 by the learning rate.
+        for name in self._updates.leads:
             optimizer = self.optimizers[name]
             if optimizer.scaled(optimizer.coefficients(1.0), 2.0) != optimizer.coefficients(2.0):
                 raise NotCompilable(f"`in_proportion` of {type(optimizer).__name__} names other coefficients")

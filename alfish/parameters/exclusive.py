@@ -39,7 +39,7 @@ def check() -> None:
 
 
 def _acquire() -> None:
-    # A holder sets and clears the flag while it has the lock, so a thread that finds none has to look again.
+    # Holders set and clear the flag while they have the lock, so a waiting thread has to read the flag repeatedly.
     while not _lock.acquire(timeout=0 if _is_long else POLL_SECONDS):
         if _is_long:
             raise UsageError(

@@ -209,5 +209,5 @@ def _described(made: Any) -> str:
 
 def _article(kind: type | tuple[type, ...]) -> str:
     name = (kind if isinstance(kind, type) else kind[0]).__name__
-    is_spelled = name[:2].isupper()  # read letter by letter: RLAlgorithm, MLP
+    is_spelled = name[:2].isupper()  # an abbreviation that is spelled: RLAlgorithm, MLP
     return f"{'an' if name[0].upper() in ('AEFHILMNORSX' if is_spelled else 'AEIOU') else 'a'} {name}"

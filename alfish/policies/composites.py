@@ -139,7 +139,8 @@ class JointBatches:
 
     def add(self, experience: Mapping[str, Experience]) -> None:
         for member in self._trained():
-            # Replay stays without gaps; an unroll that nobody trains on is dropped.
+            # Replay gets every row, so that it has no gaps. On-policy, an unroll of a member that is not training is
+            # dropped.
             if member.is_training or not member.algorithm.on_policy:
                 with member.stream:
                     member.batches.add(experience[member.name])

@@ -188,7 +188,8 @@ class Lineup:
 
     def _drawn(self, able: Sequence[Sequence[int]], generator: np.random.Generator) -> list[int]:
         """Returns the policy of each agent of a game's group, drawn among those in `able`."""
-        drawn: dict[tuple[int, ...], int] = {}  # if not mixed
+        # Drawn policy, by the policies that may play; agents share it unless policies are mixed.
+        drawn: dict[tuple[int, ...], int] = {}
         result = []
         for candidates in map(tuple, able):
             if self._mixed or candidates not in drawn:

@@ -177,7 +177,7 @@ class Member:
           UsageError: the policy trains and has no parameters.
         """
         self._repeated["plan"] = lambda new: new.plan(unroll_length, num_unrolls)
-        if not self.trains:  # else replay would take memory
+        if not self.trains:  # a replay that is never used would take memory
             return
         if not any(parameter.requires_grad for parameter in self.algorithm.parameters()):
             raise UsageError(

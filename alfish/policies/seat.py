@@ -37,7 +37,7 @@ class Columns(Environment):
     def __init__(self, games: Games, group: Group, columns: np.ndarray):
         super().__init__(len(columns), group.observation_space, group.action_space, group.reward_spec)
         self.name, self.stepping = games.name, games.stepping
-        self.follows_progress = False  # `JointUnroller` tells the games
+        self.follows_progress = False  # False here, because `JointUnroller` passes the progress to the games
 
     def reset(self, seeds: Any = None, rows: np.ndarray | None = None) -> TimeStep:
         return self.arrived

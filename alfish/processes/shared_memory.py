@@ -97,7 +97,7 @@ class Publications:
         """
         whole = self._whole[number % 2]
         whole[-3:] = number, version, 0
-        whole[-1:] = -whole.sum(keepdims=True)  # an array wraps around
+        whole[-1:] = -whole.sum(keepdims=True)  # integer arrays wrap around at overflow
         self._newest[0] = max(number, self.newest)
 
     def held(self, parity: int) -> int:

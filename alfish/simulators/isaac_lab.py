@@ -15,7 +15,7 @@ from alfish.simulators.libraries import check_task, library, set_up
 from alfish.simulators.manager_based import ManagerBased
 
 COMMAND = "pip install 'isaaclab[isaacsim]' --extra-index-url https://pypi.nvidia.com"
-_LAUNCHED: list[Any] = []  # what runs Isaac Sim: if it were closed or collected, the process would end
+_LAUNCHED: list[Any] = []  # launcher of Isaac Sim, kept because the process ends when it is closed or garbage-collected
 
 
 @gin.configurable(module="alfish.simulators")
@@ -92,7 +92,8 @@ def launch_for_tasks(options: Mapping[str, Any] | None = None) -> Any:
       UsageError: Isaac Lab is not installed.
     """
     app = library("isaaclab.app", COMMAND)
-    if not hasattr(app, "launch_simulation") and not _LAUNCHED:  # 3.0 has it, and launches for a task
+    # Isaac Lab 3.0 has `launch_simulation`, and launches when a task is made.
+    if not hasattr(app, "launch_simulation") and not _LAUNCHED:
         _LAUNCHED.append(app.AppLauncher({"headless": True, **(options or {})}))
     library("isaaclab_tasks", COMMAND)
     return app
@@ -100,7 +101,8 @@ def launch_for_tasks(options: Mapping[str, Any] | None = None) -> Any:
 
 def _late_terms(config: Any) -> list[str]:
     """Returns the names of the groups and terms of observations that have a history or a delay."""
-    groups = getattr(getattr(config, "observations", None), "__dict__", {})  # a direct task has none
+    # A task in the direct workflow has no groups.
+    groups = getattr(getattr(config, "observations", None), "__dict__", {})
     terms = {f"{name}.{key}": term for name, group in groups.items() for key, term in vars(group).items()}
     late = "history_length", "delay_max_lag"
     return [name for name, part in {**groups, **terms}.items() if any(getattr(part, key, None) for key in late)]

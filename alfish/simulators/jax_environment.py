@@ -28,7 +28,7 @@ class Transition(NamedTuple):
     observation: Any  # observation after the step, also where the step ends the episode
     reward: Any
     terminated: Any
-    truncated: Any = False  # truncation of the environment's own; `JaxEnvironment` adds its time limit
+    truncated: Any = False  # truncation by the environment itself; `JaxEnvironment` adds its time limit
 
 
 class JaxEnvironment(Simulator):
@@ -68,7 +68,7 @@ class JaxEnvironment(Simulator):
                 "or set make_environment.env_kwargs = {'device': 'cpu'}"
             ) from error
         self._begin, self._advance = jax.jit(self._begin_all), jax.jit(self._advance_all)
-        # Of the current episodes: keys [B], numbers of steps [B], and states [B].
+        # Keys [B], numbers of steps [B] and states [B] of the current episodes.
         self._episodes: tuple[Any, Any, Any] = self._keys(seed), None, None
 
     @abc.abstractmethod
@@ -145,7 +145,7 @@ class JaxEnvironment(Simulator):
 
         def begin(key: Any) -> tuple[Any, Any]:
             state, observation = self.begin(key)
-            # In the dtypes of later states, which may differ; JAX would then compile the step twice.
+            # Cast to the dtypes of later states: if the dtypes differed, JAX would compile the step twice.
             return self._cast(state, jax.eval_shape(self.advance, key, state, action).state), observation
 
         keys, beginning = jax.vmap(jax.random.split, out_axes=1)(keys)
@@ -163,7 +163,7 @@ class JaxEnvironment(Simulator):
         truncated = (moved.truncated.astype(bool) | is_late) & ~terminated
         ended = terminated | truncated
         after = self._cast(moved.state, state), moved.observation
-        # Beginnings may cost as much as steps, so they are left out of most steps.
+        # A reset may cost as much as a step, so it is computed only in steps in which an episode ends.
         begun = jax.lax.cond(ended.any(), lambda: self._cast(jax.vmap(self.begin)(beginning), after), lambda: after)
 
         def chosen(new: Any, old: Any) -> Any:

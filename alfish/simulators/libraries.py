@@ -26,7 +26,7 @@ def library(name: str, command: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != package:
-            raise  # the library is there, and lacks another one
+            raise  # the library is installed, but a package that it imports is not
         raise UsageError(f"{package} is not installed: {command}") from error
 
 

@@ -42,7 +42,7 @@ class ManagerBased(Simulator):
 
     def reset(self, seed: int | None) -> Nest:
         observation, extras = self.env.reset(seed=seed)
-        extras.pop("log", None)  # of the reset; the next step may leave it there
+        extras.pop("log", None)  # the reset's log, which the next step might not overwrite
         return observation
 
     def spread_first_episodes(self) -> None:

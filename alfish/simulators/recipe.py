@@ -18,7 +18,7 @@ from alfish.simulators import isaac_lab, mjlab
 from alfish.simulators.libraries import check_task, library
 
 ACTIVATIONS = {"elu": "elu", "relu": "relu", "tanh": "tanh", "silu": "silu", "swish": "silu", "gelu": "gelu"}
-# Fields without an effect on training, by what alfish has in their place.
+# Fields that do not affect training, with what alfish has instead.
 OF_A_RUN = {
     "experiment_name": "the directory is alfish train --root_dir",
     "run_name": "the directory is alfish train --root_dir",
@@ -34,7 +34,7 @@ OF_A_RUN = {
     "upload_model": "",
     "empirical_normalization": "",
 }
-# Fields of the algorithm without a setting, by the value at which nothing is missing.
+# Fields that alfish has no setting for: the value that alfish matches, and what alfish does instead.
 WITHOUT_SETTING = {
     "share_cnn_encoders": (False, "ActorCritic.shared_torso shares the whole torso"),
     "use_mixed_precision": (False, "products on a GPU keep float32"),

@@ -69,7 +69,7 @@ class RayJobs:
             if own == directory and directory not in self._stopped:
                 self._stopped.add(directory)
                 open_own(directory / STOP, "ab").close()
-                ray.cancel(task)  # for a task that has not begun, because there is no room
+                ray.cancel(task)  # ends a task that still waits for free cores
 
     def wait(self, timeout: float) -> list[JobEnded]:
         import ray

@@ -142,7 +142,7 @@ class PolicyRun:
         self._run, self._member = run, member
 
     def __getattr__(self, name: str) -> Any:
-        # A population may replace the parts of a policy, so they are looked up anew.
+        # A population may replace the parts of a policy, so they are looked up at each access.
         if name in ("algorithm", "transforms", "learner", "metrics"):
             return getattr(self._member, name)
         if name == "unroller":

@@ -208,7 +208,7 @@ class GAIL(RewardPart):
             kinds = torch.full((1, sum(lengths)), StepType.MID, dtype=torch.int32)
             steps = nest.map(lambda leaf: leaf.unsqueeze(0), self.demonstrations.steps)
             rows = TimeStep(kinds, None, None, _inputs(steps.observation, steps.action), None, None)
-            with replicas.apart(), torch.no_grad():  # all learners have the same data
+            with replicas.apart(), torch.no_grad():  # no sums over learners, because all have the same data
                 self.normalizer.observe(rows)
         if min(lengths) != max(lengths) and reward != "log_ratio":
             longer = "longer" if reward == "softplus" else "shorter"

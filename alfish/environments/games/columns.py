@@ -40,7 +40,7 @@ class Columns:
         self.waits, self.plays = np.zeros(group.num_envs, bool), np.zeros(group.num_envs, bool)
         blank = self._observed.to_environment(nest.arrays(specs.zeros(group.observation_spec, (1,))))
         (first,) = iterate(batch_space(group.observation_space, 1), blank)
-        # The newest observation of each column. Before an agent's first one it is one that the space could have.
+        # The newest observation of each column; before an agent's first observation, an arbitrary element of the space.
         self._observations: list[Any] = [first] * group.num_envs
         self._batch = self._observed.from_environment(self._concatenated(self._observations))
         self._acted: Nest = nest.arrays(specs.zeros(group.action_spec, (group.num_envs,)))  # the executed actions

@@ -139,7 +139,7 @@ class ZooGames(Games):
         self.num_resets = [*known, *[0] * self.num_games][: self.num_games]
         if "games" not in state or not self._has_states or len(known) != self.num_games:
             return False
-        for game in self.games:  # which some need before their state can be set
+        for game in self.games:  # because some games need a reset before their state can be set
             with calling(f"{self.name}.reset"):
                 game.reset(seed=0)
         for game, own in zip(self.games, state["games"], strict=True):
@@ -182,7 +182,7 @@ class ZooGames(Games):
         """Resets a game. Without a seed, the game chooses a seed."""
         own = np.random.SeedSequence([self._seed, game, self.num_resets[game]]).generate_state(1)[0] >> 1
         self.num_resets[game] += 1
-        for place in self._place.values():  # an episode that the reset breaks off
+        for place in self._place.values():  # the reset ends the episode under way, whose agents stop playing
             self._columns[place.group].plays[self._column(place, game)] = False
         self._begin(game, int(own) if seed is None else int(seed))
         if not any(self._plays(game, agent) for agent in self.agents):

@@ -21,7 +21,7 @@ from alfish.processes import replicas
 from alfish.transforms import Transforms
 
 AUTO_SIZE = 64  # rows of an automatic minibatch, approximately
-FEW_ROWS = 256  # rows of an unroll with several epochs; with fewer rows, updates follow chance
+FEW_ROWS = 256  # rows of an unroll below which several epochs are too noisy
 
 
 @gin.configurable(module="alfish")
@@ -145,7 +145,8 @@ class EpochBatches(Batches):
 
     def _trained_rows(self, for_graph: bool) -> Batch:
         """Returns the rows of the unroll that may train."""
-        # With several learners, one that falls back to plain Python would leave sums over learners unanswered.
+        # With several learners, the graph is not used: a learner that fell back to plain Python would leave the others
+        # waiting in a sum.
         if not for_graph or self._experience.ends is None or replicas.is_joined():
             return self._batch(self._experience)
         return self._graph((nest.detach(tensors_of(self.algorithm, self.transforms)), self._experience))

@@ -264,7 +264,7 @@ class ReplayBatches(SequenceBatches):
         assert isinstance(other, ReplayBatches)
         self.load_state_dict(other.state_dict())
         rows = other._rows()
-        if self._directory is not None:  # its files have one user at a time
+        if self._directory is not None:  # only one buffer may use the directory's files at a time
             rows = copy.deepcopy(rows)
             other.close()
         self.load_stored(rows)

@@ -89,7 +89,7 @@ class UpdateSchedule:
         """
         self.can_draw = False
         if self.num_offline_due:
-            return self._first - self._offline_updates  # nothing was collected before, either
+            return self._first - self._offline_updates  # nothing was collected yet
         collected = clock - self._offline_updates
         again = min(self.warmup_env_steps, max(0, self.num_env_steps - collected) / 10)
         num_steps = max(self.needed_env_steps, self.warmup_env_steps - collected, int(again))

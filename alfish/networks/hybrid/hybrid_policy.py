@@ -171,7 +171,7 @@ class HybridHead(nn.Module):
 
     def forward(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> HybridPolicy:
         """Returns the policy; `mask` `[..., n]` bool has the allowed Discrete choices, None means all."""
-        box, discrete = self.box, self.discrete  # attributes of modules are looked up in Python
+        box, discrete = self.box, self.discrete  # read once, because looking up a module's attribute is slow
         return HybridPolicy(
             None if box is None else box(features),
             None if discrete is None else Categorical.of(discrete(features), mask),

@@ -145,7 +145,8 @@ class LeRobotSource(EpisodeSource):
         for path in self._files:
             try:
                 found.append(self._read(path, [INDEX]).columns[INDEX].reshape(-1))
-            except (OSError, ValueError, KeyError, TypeError, NotImplementedError):  # the error comes when it is read
+            # Reading the episode raises the error.
+            except (OSError, ValueError, KeyError, TypeError, NotImplementedError):
                 continue
         index = np.concatenate(found).astype(np.float64)
         places = Counter(int(value) for value in index[_begins(index)].tolist() if _is_index(value))

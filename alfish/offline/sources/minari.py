@@ -136,7 +136,8 @@ def _held(data: Path, data_format: str) -> set[int]:
         check_regular(path)
         if path.suffix == f".{data_format}":
             declared = 0
-            with contextlib.suppress(OSError, ValueError, LookupError):  # a damaged file is named when it is read
+            # Reading a damaged file raises an error that names it.
+            with contextlib.suppress(OSError, ValueError, LookupError):
                 declared = _declared(path, data_format)
             check_expansion(declared, path.stat().st_size, str(path))
             check_memory(declared, str(path))

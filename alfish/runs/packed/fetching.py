@@ -67,7 +67,7 @@ def as_directory(name: str | Path) -> Iterator[Path]:
             archive.unpack_into(Path(name), directory)
             try:
                 yield directory
-            except UsageError as error:  # the user knows the archive, not the directory
+            except UsageError as error:  # the user knows the archive's name, not the temporary directory's
                 error.args = (str(error).replace(str(directory), str(name)),)
                 raise
     else:
