@@ -126,7 +126,7 @@ def test_a_room_imports_only_what_stands_below_it(path):
         ("alfish.functional.returns", "from alfish.learner import optimizers"),
         ("alfish.learner.learner", "def f():\n    import alfish.training.trainer"),
         ("alfish.replay.samplers", "from alfish.training.trainer import Trainer"),
-        ("alfish.algorithms.ppo", "from alfish.algorithms.a2c import A2C"),
+        ("alfish.algorithms.ppo", "from alfish.algorithms.reppo import REPPO"),
         ("alfish.data", "from alfish.utils import anything"),
     ],
 )
