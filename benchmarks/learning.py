@@ -152,6 +152,7 @@ IMITATION = [
     # 80 % of the expert from 10 of its episodes, and what cloning makes of the same 10
     Goal("gail_pendulum", (0, 1, 2), -141.3 / 0.8, False, settings=(_sources("gail_pendulum", "expert-10"),)),
     Goal("gail_halfcheetah", (0, 1, 2), 0.8 * 7321, False, settings=(_sources("gail_halfcheetah", "expert-10"),)),
+    Goal("appl_cartpole", (0, 1, 2, 3, 4), 475, True, settings=(_sources("appl_cartpole", "expert-10"),)),
     _offline("bc_pendulum", "expert-10", -141.3 / 0.8, every_seed=False),
     _offline("bc_halfcheetah", "expert-10", 0.8 * 7321, every_seed=False),
 ]

@@ -99,6 +99,7 @@ DRAWN = {
     ],
     "dagger": [of_conf("Pendulum-v1", "dagger_pendulum", -141.3)],
     "distillation": [of_conf("HalfCheetah-v5 without velocities", "student_halfcheetah", 7321)],
+    "apprenticeship": [of_conf("CartPole-v1", "appl_cartpole", 475)],
     "gail": [of_conf("HalfCheetah-v5", "gail_halfcheetah", 7321)],
     "reppo": [of_conf("HalfCheetah-v5", "reppo_halfcheetah", 4284)],
     "rnd": [Panel("MountainCar-v0", {"rnd_mountaincar": "PPO with RND", "rnd_mountaincar-ppo": "PPO"}, -180)],

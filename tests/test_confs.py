@@ -60,6 +60,7 @@ TINY_WHERE = {
         "ReplayBatches.capacity=64",
     ],
     "ReplayBatches.offline_updates": ["ReplayBatches.offline_updates=2"],
+    "@ApprenticeshipRounds": ["ApprenticeshipRounds.num_episodes=2", "ApprenticeshipRounds.period=16"],
     "@OfflineBatches": ["OfflineBatches.batch_size=8", "OfflineBatches.updates_per_iteration=2"],
     # A window of stacks reaches further back.
     "dqn_atari.gin": ["ReplayBatches.warmup_env_steps=10"],

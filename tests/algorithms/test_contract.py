@@ -576,7 +576,10 @@ def test_it_owns_parameters_and_nothing_of_the_run(name):
 
 
 def test_who_corrects_for_rows_of_an_older_policy():
-    assert [name for name in ALGORITHMS if _make(name).unroll_use.handles_stale_policies] == ["APPO", "NormalizedReturnsAPPO"]
+    assert [name for name in ALGORITHMS if _make(name).unroll_use.handles_stale_policies] == [
+        "APPO",
+        "NormalizedReturnsAPPO",
+    ]
 
 
 @pytest.mark.parametrize("name", ON_POLICY)

@@ -15,7 +15,7 @@ TESTS = PACKAGE.parent / "tests"
 # By the file of tests: the modules of a directory of `alfish/` that it tests.
 TOGETHER = {
     "algorithms/composition/test_composition_parts.py": ["algorithms/composition: composed dynamics part rnd"],
-    "algorithms/composition/test_gail.py": ["algorithms/imitation: external"],
+    "algorithms/composition/test_gail.py": ["algorithms/composition: demonstrations", "algorithms/imitation: external"],
     "algorithms/test_contract.py": ["algorithms: actor_critic rl_algorithm"],
     "algorithms/test_dqn.py": ["algorithms: q_learning"],
     "algorithms/test_imitation.py": ["algorithms/imitation: apprentice dagger distillation expert"],
@@ -100,6 +100,7 @@ TOGETHER = {
     "sweeps/test_ray_groups.py": ["sweeps: ray_jobs"],
     "sweeps/test_search.py": ["parameters: varied", "sweeps: trial_samplers"],
     "sweeps/test_sweep.py": ["bin: group_flags sweep", "sweeps: group table trials"],
+    "training/test_apprenticeship_rounds.py": ["training: apprenticeship"],
     "training/test_calibration.py": ["training: clock"],
     "training/test_crossplay.py": ["bin: crossplay"],
     "training/test_diagnostics.py": [

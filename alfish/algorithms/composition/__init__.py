@@ -1,5 +1,6 @@
 """Parts that extend an algorithm: rewards computed from rows, and representations learned from rows."""
 
+from alfish.algorithms.composition.apprenticeship import ApprenticeshipLearning, SigmoidFeatures
 from alfish.algorithms.composition.composed import Composed
 from alfish.algorithms.composition.dynamics import ICM, DynamicsFeatures
 from alfish.algorithms.composition.gail import GAIL
@@ -17,12 +18,14 @@ __all__ = [
     "GAIL",
     "ICM",
     "RND",
+    "ApprenticeshipLearning",
     "Composed",
     "DynamicsFeatures",
     "NormalizedObservation",
     "Part",
     "Representation",
     "RewardPart",
+    "SigmoidFeatures",
     "Transitions",
     "transitions_of",
 ]

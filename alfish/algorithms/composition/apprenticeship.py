@@ -1,0 +1,164 @@
+"""Apprenticeship learning: a linear reward of features whose discounted sums become those of an expert.
+
+Abbeel & Ng, 2004, https://ai.stanford.edu/~ang/papers/icml04-apprentice.pdf, the projection method (section 3.1). The
+listener `alfish.training.apprenticeship.ApprenticeshipRounds` measures policies and closes the rounds.
+
+Differences from the paper: any algorithm may train the policy, and continues in each round from its weights of the
+round before; features are those of the observation that a step arrives at, in the reward and in the expectations; the
+projection ends at the segment between both points, because a policy that is not optimal could move it away from the
+expert. The mixture of the policies is not built: the policy whose expectation is nearest to the expert's is returned.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gin
+import torch
+from torch import nn
+
+from alfish import nest, specs
+from alfish.algorithms.composition.demonstrations import Demonstrations
+from alfish.algorithms.composition.part import RewardPart, Transitions
+from alfish.data import StepType, TimeStep
+from alfish.nest import Nest
+from alfish.networks import Encoder
+from alfish.offline import OfflineBuffer
+from alfish.parameters import FiniteFloat, PositiveFloat, UnitInterval, checked
+from alfish.parameters.parts import build_network
+from alfish.parameters.schedules import Schedule
+from alfish.processes import replicas
+from alfish.transforms import ObservationNormalizer
+
+
+@gin.configurable(module="alfish.composition")
+@checked
+class SigmoidFeatures(nn.Module):
+    """The logistic function of each entry of a normalized observation, and a constant 1.
+
+    The constant's discounted sum depends on the length of an episode only, so a reward may pay for each step.
+
+    Args:
+      observation_spec: spec of normalized observations.
+      encoder: class or factory of the encoder, takes the spec; the encoder is not trained. The default joins vectors
+        and one-hot codes.
+    """
+
+    def __init__(self, observation_spec: Nest, encoder: Callable[[Nest], Any] = Encoder):
+        super().__init__()
+        self.encoder: Any = build_network(encoder, "SigmoidFeatures.encoder", observation_spec)
+        self.output_size: int = self.encoder.output_size + 1
+
+    def forward(self, observation: Nest) -> torch.Tensor:
+        squashed = self.encoder(observation).sigmoid()
+        return torch.cat([squashed, torch.ones_like(squashed[..., :1])], -1)
+
+
+@gin.configurable(module="alfish.composition")
+@checked
+class ApprenticeshipLearning(RewardPart):
+    """A linear reward of features, changed in rounds; the module's docstring has the paper and the differences from it.
+
+        r(s, a, s') = w . phi(s'),     mu = mean over episodes of the sum over steps t of gamma^t phi(s_{t+1})
+        mixture <- mixture + share (mu - mixture),     w = (mu of the expert - mixture) / its length
+
+    The share, in [0, 1], makes the mixture the point of the segment that is nearest to the expert. The reward of row t
+    reads the observation of row t + 1, at which its action arrives. It is 0 before the first round.
+
+    Args:
+      observation_spec, action_spec: specs of observations and actions, see `Part`. Observations must have the format of
+        the data, so no transform may change them.
+      demonstrations: class or factory of the expert's episodes, an `OfflineBuffer`.
+      coef: weight of the reward; a number or a schedule of progress.
+      features: class or factory of phi, takes the spec of observations normalized by the expert's mean and deviation;
+        returns `[..., output_size]`, and is not trained.
+      gamma: discount per environment step of the sums of features. Steps far behind the first 1 / (1 - gamma) ones
+        count little: with 0.99, an episode that ends after 300 steps looks almost like one of 500.
+      clip: largest absolute entry of a normalized observation.
+
+    Attributes:
+      expert: the expert's expectation of the discounted sum of features, `[k]` float64.
+      mixture: the expectation of the mixture of all rounds, `[k]` float64.
+      weights: weights w of the features, `[k]` float32.
+      num_rounds: number of measured policies, 0-d int64.
+    """
+
+    name = "appl"
+    expert: torch.Tensor
+    mixture: torch.Tensor
+    weights: torch.Tensor
+    num_rounds: torch.Tensor
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_spec: Nest,
+        *,
+        demonstrations: Callable[..., OfflineBuffer] = OfflineBuffer,
+        coef: FiniteFloat | Schedule = 1.0,
+        features: Callable[[Nest], Any] = SigmoidFeatures,
+        gamma: UnitInterval = 0.9,
+        clip: PositiveFloat = 10.0,
+    ):
+        super().__init__(observation_spec, action_spec, coef)
+        self._gamma = gamma
+        name = "ApprenticeshipLearning.demonstrations"
+        self.demonstrations = Demonstrations(demonstrations, name, observation_spec, action_spec)
+        sees, self.normalizer = observation_spec, None
+        if any(map(specs.is_float, nest.leaves(sees))):
+            self.normalizer = ObservationNormalizer(sees, specs.reward_spec(), leaves=("*",), clip=clip, epsilon=1e-8)
+            sees = self.normalizer.observation_spec
+        made = build_network(features, "ApprenticeshipLearning.features", sees)
+        self.features: Any = made.requires_grad_(False)
+        for buffer in ("expert", "mixture"):
+            self.register_buffer(buffer, torch.zeros(made.output_size, dtype=torch.float64))
+        self.register_buffer("weights", torch.zeros(made.output_size))
+        self.register_buffer("num_rounds", torch.zeros((), dtype=torch.int64))
+        if self.demonstrations.lengths:
+            self._begin()
+
+    def reward(self, transitions: Transitions) -> torch.Tensor:
+        return self._phi(transitions.next_observation) @ self.weights
+
+    @torch.no_grad()
+    def expectation(self, arrived: Nest, lengths: Sequence[int]) -> torch.Tensor:
+        """Returns the mean over episodes of the discounted sum of features, `[k]` float64.
+
+        Args:
+          arrived: observations at which the steps arrive, `[sum of lengths, ...]`, episode after episode.
+          lengths: number of steps of each episode. An episode ends where the environment ends it, so a part of an
+            episode must not be given.
+        """
+        phi = self._phi(arrived).double()
+        step = torch.cat([torch.arange(length, device=phi.device) for length in lengths])
+        return (self._gamma ** step.double() @ phi) / len(lengths)
+
+    @torch.no_grad()
+    def close_round(self, found: torch.Tensor) -> tuple[float, float]:
+        """Takes the expectation `found` `[k]` of a policy into the mixture, and changes the reward.
+
+        The first call, with the expectation of the first policy, begins the mixture.
+
+        Returns:
+          The distances from the expert's expectation, of the policy and of the mixture.
+        """
+        step, goal = found - self.mixture, self.expert - self.mixture
+        share = (step @ goal / (step @ step).clamp(min=1e-30)).clamp(0.0, 1.0)
+        self.mixture.add_(torch.where(self.num_rounds == 0, 1.0, share) * step)
+        left = self.expert - self.mixture
+        distance = left.norm()
+        self.weights.copy_(left / distance.clamp(min=1e-30))
+        self.num_rounds.add_(1)
+        return float((self.expert - found).norm()), float(distance)
+
+    def _phi(self, observation: Nest) -> torch.Tensor:
+        return self.features(observation if self.normalizer is None else self.normalizer.normalize(observation))
+
+    def _begin(self) -> None:
+        """Computes the moments of the expert's observations, and the expert's expectation."""
+        arrived, lengths = self.demonstrations.steps.next_observation, self.demonstrations.lengths
+        if self.normalizer is not None:
+            kinds = torch.full((1, sum(lengths)), StepType.MID, dtype=torch.int32)
+            rows = TimeStep(kinds, None, None, nest.map(lambda leaf: leaf.unsqueeze(0), arrived), None, None)
+            with replicas.apart(), torch.no_grad():  # all learners have the same data
+                self.normalizer.observe(rows)
+        self.expert.copy_(self.expectation(arrived, lengths))

@@ -1,0 +1,161 @@
+"""The rounds of apprenticeship learning: measures policies, changes the reward, and chooses the policy to return."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import gin
+import torch
+
+from alfish import nest
+from alfish.algorithms.composition import ApprenticeshipLearning, Composed
+from alfish.algorithms.composition.demonstrations import recorded_steps
+from alfish.errors import UsageError
+from alfish.offline import Arrays, OfflineBuffer, Spaces
+from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveInt, checked
+from alfish.training.evaluator import Evaluator
+from alfish.training.listener import Listener, Report, Run
+
+
+@gin.configurable(module="alfish")
+@checked
+class ApprenticeshipRounds(Listener):
+    """Closes the rounds of `ApprenticeshipLearning`: measures the policy, and changes the reward.
+
+    A policy is measured by whole episodes in separate environments, acting as in an evaluation (`predict_step`), so no
+    episode is cut by an unroll or by the end of a round. Their steps are not counted as environment steps of the run,
+    and their rewards are not read. The first policy is measured before training.
+
+    When the run finishes, the policy whose expectation of features is nearest to the expert's replaces the trained
+    policy, before the last evaluation and the last checkpoint. A run that continues after a raised budget continues
+    from the trained policy. The mixture of the policies of all rounds, which the paper also allows, is not built.
+
+    Scalars: `appl/distance` of the policy and `appl/mixture_distance` of the mixture from the expert, `appl/round`.
+
+    Args:
+      period: number of clock steps of a round.
+      num_episodes: number of episodes that measure a policy; each policy has the same initial states.
+      num_envs: number of environments at a time; the result does not depend on it.
+      seed: seed of the first of these episodes; episode k has seed + k.
+      epsilon: distance of the mixture from the expert below which the run stops; 0 means that it never stops early.
+    """
+
+    changes_algorithm = True
+
+    def __init__(
+        self,
+        period: PositiveInt = 10_000,
+        num_episodes: PositiveInt = 20,
+        num_envs: PositiveInt = 8,
+        seed: NonNegativeInt = 1_000_000,
+        epsilon: NonNegativeFloat = 0.0,
+    ):
+        self._period = self._next = period
+        self._num_episodes, self._num_envs, self._seed, self._epsilon = num_episodes, num_envs, seed, epsilon
+        self._evaluator: Evaluator | None = None
+        self._last: int | None = None  # clock of the newest round
+        self._nearest: dict[str, Any] | None = None  # distance, round, and tensors of the nearest policy so far
+        self._trained: dict[str, torch.Tensor] | None = None  # tensors of the trained policy, if it was replaced
+
+    def start(self, run: Run) -> None:
+        part = _part(run)
+        self._evaluator = run.evaluator(self._num_episodes, self._num_envs)
+        if self._trained is not None and not run.clock.finished:  # the budget was raised
+            _write(run.algorithm, self._trained)
+            self._trained = None
+        if int(part.num_rounds) == 0:
+            self._close_round(run, part)
+
+    def is_behind(self, run: Run) -> bool:
+        if run.clock.finished:
+            return self._trained is None
+        return run.clock.value >= self._next
+
+    def after_iteration(self, run: Run, report: Report) -> None:
+        # After an interruption, a due round follows the resume.
+        if not self.is_behind(run) or (run.signals.number is not None and not run.clock.finished):
+            return
+        part = _part(run)
+        if self._last != report.clock:
+            with run.signals.breaking():
+                report.scalars |= self._close_round(run, part)
+            self._next = (report.clock // self._period + 1) * self._period
+        if run.clock.finished:
+            assert self._nearest is not None
+            self._trained = _copies(run.algorithm)
+            _write(run.algorithm, self._nearest["policy"])
+            run.log(
+                f"Returned the policy of round {self._nearest['round']}, at {self._nearest['clock']:,} steps, whose "
+                f"features are {self._nearest['distance']:.4g} from the expert's"
+            )
+
+    def _close_round(self, run: Run, part: ApprenticeshipLearning) -> dict[str, float]:
+        """Measures the policy and changes the reward; returns scalars of the report."""
+        assert self._evaluator is not None
+        episodes = self._evaluator.generate_test_episodes(self._num_episodes, self._seed)
+        environment = self._evaluator.environment
+        known = Spaces(environment.observation_space, environment.action_space)
+        data = OfflineBuffer([Arrays(episodes, known)], num_columns=1)
+        arrived = recorded_steps(data).next_observation
+        found = part.expectation(nest.to(arrived, part.weights.device), [episode.length for episode in data.episodes])
+        distance, mixture_distance = part.close_round(found)
+        number, self._last = int(part.num_rounds) - 1, run.clock.value
+        if self._nearest is None or distance < self._nearest["distance"]:
+            policy = _copies(run.algorithm)
+            self._nearest = {"distance": distance, "round": number, "clock": self._last, "policy": policy}
+        run.log(
+            f"Round {number}: features of the policy are {distance:.4g} from the expert's, those of the mixture "
+            f"{mixture_distance:.4g}"
+        )
+        if number > 0 and mixture_distance < self._epsilon:
+            run.stop(f"the mixture is {mixture_distance:.4g} from the expert (ApprenticeshipRounds.epsilon)")
+        return {"appl/distance": distance, "appl/mixture_distance": mixture_distance, "appl/round": float(number)}
+
+    def close(self) -> None:
+        if self._evaluator is not None:
+            self._evaluator.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self._next, "last": self._last, "nearest": self._nearest, "trained": self._trained}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._next, self._last = state["next"], state["last"]
+        self._nearest, self._trained = state["nearest"], state["trained"]
+
+
+def check_apprenticeship(run: Run) -> None:
+    """Raises UsageError if a run has an `ApprenticeshipLearning` whose rounds nothing closes."""
+    has_part = any(isinstance(module, ApprenticeshipLearning) for module in run.algorithm.modules())
+    if has_part and not any(isinstance(listener, ApprenticeshipRounds) for listener in run.listeners):
+        raise UsageError(
+            "the reward of ApprenticeshipLearning would always be 0, because nothing closes its rounds; bind "
+            "Trainer.extra_listeners = [@ApprenticeshipRounds()]"
+        )
+
+
+def _part(run: Run) -> ApprenticeshipLearning:
+    """Returns the only `ApprenticeshipLearning` of a run; raises UsageError if there is none."""
+    rewards = run.algorithm.rewards.values() if isinstance(run.algorithm, Composed) else ()
+    found = [part for part in rewards if isinstance(part, ApprenticeshipLearning)]
+    if not found:
+        raise UsageError(
+            "ApprenticeshipRounds closes the rounds of ApprenticeshipLearning, which this run has not; bind "
+            "Trainer.algorithm = @Composed and Composed.rewards = [@ApprenticeshipLearning], or leave the listener out"
+        )
+    return found[0]
+
+
+def _tensors(algorithm: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the parameters and buffers of the policy: of the wrapped algorithm, and of a representation."""
+    for name, tensor in (*algorithm.named_parameters(), *algorithm.named_buffers()):
+        if not name.startswith("rewards.") and not name.endswith("progress"):
+            yield name, tensor.detach()
+
+
+def _copies(algorithm: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in _tensors(algorithm)}
+
+
+def _write(algorithm: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, tensor in _tensors(algorithm):
+            tensor.copy_(tensors[name])
