@@ -19,7 +19,7 @@ class Slow(gymnasium.Env):
     def reset(self, seed=None, options=None):
         return numpy.zeros(2, numpy.float32), {}
     def step(self, action):
-        print(os.getpid(), flush=True)
+        os.write(1, f"{os.getpid()}{os.linesep}".encode())  # one write, because two processes share the pipe
         time.sleep(60)
 
 environment = make_environment(Slow, num_envs=2, vectorization="async")
