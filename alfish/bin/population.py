@@ -2,8 +2,8 @@
 
   alfish population --gin_file=ppo_pendulum.gin --root_dir=pbt/pendulum --jobs=4 --members=8 --generations=10 \\
       --perturb='Learner.learning_rate=1e-5..1e-2' --gin_param=Evaluate.period=20000 --steps=20000
-  alfish population --root_dir=pbt/pendulum      # continues with it, as it was specified alfish play
-  --root_dir=pbt/pendulum/best       # the best member of the newest generation
+  alfish population --root_dir=pbt/pendulum      # continues it, as it was specified
+  alfish play --root_dir=pbt/pendulum/best       # the best member of the newest generation
 
 --perturb names a parameter and its bounds. Members begin with random values between the bounds (the logarithm is
 uniform). After each generation of --steps clock steps, a member's value is the mean return of its last evaluation, or

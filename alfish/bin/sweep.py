@@ -2,8 +2,8 @@
 
   alfish sweep --gin_file=ppo_cartpole.gin --root_dir=sweeps/rate --jobs=4 \\
       --search='learning_rate/Linear.start=log(1e-4, 1e-2)' --search='PPO.gamma=grid(0.98, 0.99)' --seeds=3 --trials=20
-  alfish sweep --root_dir=sweeps/rate            # continues with it, as it was specified alfish sweep
-  --root_dir=sweeps/rate --show     # table and picture of what there is
+  alfish sweep --root_dir=sweeps/rate            # continues it, as it was specified
+  alfish sweep --root_dir=sweeps/rate --show     # table and picture of what there is
 
 --search names a parameter and its values: grid(...), choice(...), uniform(a, b), log(a, b) or int(a, b). If all of them
 are grid(...), each combination is a trial. Otherwise Optuna's TPE proposes them (pip install 'alfish[sweep]'), or

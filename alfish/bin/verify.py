@@ -145,9 +145,11 @@ def _difference(one: Any, other: Any) -> str:
 
 def _first_evaluation(directory: Path, again: Path) -> Iterator[str]:
     """Yields a line with the first evaluation that both have and that differs, if there is one."""
+    from alfish.runs import contents
+
     for path in sorted((again / "eval").glob("*.csv")):
-        saved = directory / "eval" / path.name
-        if saved.is_file() and saved.read_bytes() != path.read_bytes():
+        saved = contents.content(directory, f"eval/{path.name}")
+        if saved not in (None, path.read_bytes()):
             yield f"the first evaluation that differs is eval/{path.name}"
             return
 
@@ -162,7 +164,7 @@ def _other_conditions(directory: Path, again: Path, steps: int) -> Iterator[str]
     for name in ("versions", "machine", "device", "num_threads", "git"):
         if starts and starts[0].get(name) != here[name]:
             yield f"{name}: {starts[0].get(name)} in the run, {here[name]} here"
-    resumed = [start["steps"] for start in starts[1:] if 0 < start.get("steps", 0) < steps]
+    began = [start.get("steps") for start in starts[1:]]
+    resumed = ", ".join(f"{one:,}" for one in began if isinstance(one, int) and 0 < one < steps)
     if resumed:
-        places = ", ".join(f"{one:,}" for one in resumed)
-        yield f"the run was resumed at {places} steps; environments that save no state then begin new episodes"
+        yield f"the run was resumed at {resumed} steps; environments that save no state then begin new episodes"

@@ -39,7 +39,7 @@ class Survey:
         self._form, self._report = form, report
         self._num_beginnings: dict[bytes, int] = {}  # numbers of episodes by the digest of their first observation
         self._all_rewards_zero = True
-        # Numbers of action entries at a bound, and of those that have bounds.
+        # Number of action entries at a bound, and number of action entries that have bounds.
         self._num_at_bounds = self._num_bounded = 0
 
     def add(self, episode: Episode) -> None:

@@ -1,5 +1,7 @@
 """`alfish verify`: a run is trained again, and its state is compared with a checkpoint bit by bit."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -33,6 +35,19 @@ def run(tmp_path_factory):
     return path
 
 
+@contextlib.contextmanager
+def changed(run, old, new):
+    """Has another text in the run's configuration within the context."""
+    config = run / "config.gin"
+    text = config.read_text()
+    assert old in text
+    config.write_text(text.replace(old, new))
+    try:
+        yield
+    finally:
+        config.write_text(text)
+
+
 def test_a_run_is_repeated_up_to_each_checkpoint(run, capsys):
     files = sorted(path.name for path in run.rglob("*"))
     assert main(["verify", f"--root_dir={run}"]) == 0
@@ -44,13 +59,8 @@ def test_a_run_is_repeated_up_to_each_checkpoint(run, capsys):
 
 
 def test_a_run_of_another_seed_is_not_repeated(run, capsys):
-    config = run / "config.gin"
-    text = config.read_text()
-    config.write_text(text + "Trainer.seed = 1\n")
-    try:
+    with changed(run, "Trainer.num_env_steps = 192", "Trainer.num_env_steps = 192\nTrainer.seed = 1"):
         assert main(["verify", f"--root_dir={run}"]) == 1
-    finally:
-        config.write_text(text)
     out = capsys.readouterr().out
     assert f"{run} cannot be repeated here: after {checkpoints_of(run).steps()[0]} steps" in out
     assert "of the entries differ, by at most" in out
@@ -58,13 +68,8 @@ def test_a_run_of_another_seed_is_not_repeated(run, capsys):
 
 
 def test_a_run_with_other_steps_is_refused(run, capsys):
-    config = run / "config.gin"
-    text = config.read_text()
-    config.write_text(text.replace("Trainer.unroll_length = 16", "Trainer.unroll_length = 24"))
-    try:
+    with changed(run, "Trainer.unroll_length = 16", "Trainer.unroll_length = 24"):
         assert main(["verify", f"--root_dir={run}"]) != 0
-    finally:
-        config.write_text(text)
     assert "another configuration wrote it" in capsys.readouterr().err
 
 
@@ -81,11 +86,6 @@ def test_bits_are_compared_and_not_values():
 
 
 def test_a_run_that_time_ends_is_refused(run, capsys):
-    config = run / "config.gin"
-    text = config.read_text()
-    config.write_text(text.replace("Trainer.num_env_steps = 192", "Trainer.wall_seconds = 1"))
-    try:
+    with changed(run, "Trainer.num_env_steps = 192", "Trainer.wall_seconds = 1"):
         assert main(["verify", f"--root_dir={run}"]) != 0
-    finally:
-        config.write_text(text)
     assert "its schedules follow the time" in capsys.readouterr().err
