@@ -122,16 +122,6 @@ class ApprenticeshipRounds(Listener):
         self._nearest, self._trained = state["nearest"], state["trained"]
 
 
-def check_apprenticeship(run: Run) -> None:
-    """Raises UsageError if a run has an `ApprenticeshipLearning` whose rounds nothing closes."""
-    has_part = any(isinstance(module, ApprenticeshipLearning) for module in run.algorithm.modules())
-    if has_part and not any(isinstance(listener, ApprenticeshipRounds) for listener in run.listeners):
-        raise UsageError(
-            "the reward of ApprenticeshipLearning would always be 0, because nothing closes its rounds; bind "
-            "Trainer.extra_listeners = [@ApprenticeshipRounds()]"
-        )
-
-
 def _part(run: Run) -> ApprenticeshipLearning:
     """Returns the only `ApprenticeshipLearning` of a run; raises UsageError if there is none."""
     rewards = run.algorithm.rewards.values() if isinstance(run.algorithm, Composed) else ()

@@ -27,7 +27,6 @@ from alfish.runs.provenance import provenance
 from alfish.runs.stop_signals import Interrupted, StopSignals
 from alfish.runs.timer import LOOP, Timer
 from alfish.training import untrained
-from alfish.training.apprenticeship import check_apprenticeship
 from alfish.training.clock import Clock
 from alfish.training.evaluator import MAX_EPISODE_LENGTH, Evaluator, print_to_stderr
 from alfish.training.leagues import check_snapshots
@@ -409,9 +408,8 @@ def _is_done(trainer: Trainer, notifier: Notifier) -> bool:
 
 
 def _warn_of_settings(trainer: Trainer) -> None:
-    """Logs a warning about each setting that is probably a mistake; refuses parts that nothing writes."""
+    """Logs a warning about each setting that is probably a mistake; refuses snapshots that nothing writes."""
     check_snapshots(trainer)
-    check_apprenticeship(trainer)
     if replicas.size() > 1 and trainer.learner.is_small and trainer.device.type == "cpu":
         trainer.log(
             "An update takes less than about 2 ms, so sums over several learners may cost more time than they save: "

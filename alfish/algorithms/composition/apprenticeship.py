@@ -19,7 +19,8 @@ from torch import nn
 from alfish import nest, specs
 from alfish.algorithms.composition.demonstrations import Demonstrations
 from alfish.algorithms.composition.part import RewardPart, Transitions
-from alfish.data import StepType, TimeStep
+from alfish.data import Experience, StepType, TimeStep
+from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.networks import Encoder
 from alfish.offline import OfflineBuffer
@@ -100,7 +101,7 @@ class ApprenticeshipLearning(RewardPart):
         clip: PositiveFloat = 10.0,
     ):
         super().__init__(observation_spec, action_spec, coef)
-        self._gamma = gamma
+        self._gamma, self._has_rounds = gamma, False
         name = "ApprenticeshipLearning.demonstrations"
         self.demonstrations = Demonstrations(demonstrations, name, observation_spec, action_spec)
         sees, self.normalizer = observation_spec, None
@@ -118,6 +119,19 @@ class ApprenticeshipLearning(RewardPart):
 
     def reward(self, transitions: Transitions) -> torch.Tensor:
         return self._phi(transitions.next_observation) @ self.weights
+
+    def after_iteration(self, experience: Experience, num_seen: int) -> None:
+        """Checks in the first iteration that a listener closes the rounds.
+
+        Raises:
+          UsageError: no policy was measured before the iteration.
+        """
+        if not self._has_rounds and int(self.num_rounds) == 0:
+            raise UsageError(
+                "the reward of ApprenticeshipLearning would always be 0, because nothing closes its rounds; bind "
+                "Trainer.extra_listeners = [@ApprenticeshipRounds()]"
+            )
+        self._has_rounds = True
 
     @torch.no_grad()
     def expectation(self, arrived: Nest, lengths: Sequence[int]) -> torch.Tensor:
