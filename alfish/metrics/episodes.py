@@ -7,6 +7,7 @@ import gin
 import numpy as np
 import torch
 
+from alfish.metrics.episode_sums import StepSums
 from alfish.metrics.metric import Metric, MovingWindow
 from alfish.metrics.step_batch import StepBatch
 from alfish.parameters import PositiveInt, UnitInterval, checked
@@ -17,8 +18,12 @@ class EpisodeMetric(Metric, abc.ABC):
 
     A subclass defines `name` and `per_step`. Values that are not finite are counted, not averaged. With vector rewards,
     the result is for the weighted sum, and there is a further result for each entry, `name/entry`.
+
+    With `takes_tensors`, `per_step` and `finish` are also called with the tensors `[B]` of a vector step, see
+    `ArrivedRows`, so that `CompiledUnroller` need not copy its rows to the host.
     """
 
+    takes_tensors = False
     reads_rewards = True  # whether the result differs between the entries of vector rewards
 
     def __init__(self, window: int = 100):
@@ -39,6 +44,20 @@ class EpisodeMetric(Metric, abc.ABC):
         if self.reads_rewards:
             for name, own in rows.by_objective.items():
                 self._by_objective.setdefault(name, _EpisodeSums(self._size)).update(self, own)
+
+    @property
+    def window(self) -> MovingWindow:
+        """The values of the last finished episodes."""
+        return self._sums.window
+
+    @property
+    def open_sum(self) -> np.ndarray | None:
+        """Sums of the open episodes, `[B]` float64; None at the start."""
+        return self._sums.open_sum
+
+    @open_sum.setter
+    def open_sum(self, open_sum: np.ndarray) -> None:
+        self._sums.open_sum = open_sum
 
     def windows(self) -> dict[str, MovingWindow]:
         by_objective = {f"{self.name}/{name}": sums.window for name, sums in self._by_objective.items()}
@@ -69,26 +88,28 @@ class _EpisodeSums:
 
     def __init__(self, size: int):
         self.window = MovingWindow(size)
-        self._open_sum: np.ndarray | None = None  # [B] float64
+        self.open_sum: np.ndarray | None = None  # [B] float64
 
     def update(self, metric: EpisodeMetric, rows: StepBatch) -> None:
         with np.errstate(all="ignore"):  # the window counts rewards that are not finite
-            total, self._open_sum = rows.episode_sums(metric.per_step(rows), self._open_sum)
+            total, self.open_sum = rows.episode_sums(metric.per_step(rows), self.open_sum)
             self.window.extend(metric.finish(total, rows.lengths))
 
     def state_dict(self) -> dict[str, Any]:
-        open_sum = None if self._open_sum is None else torch.from_numpy(self._open_sum.copy())
+        open_sum = None if self.open_sum is None else torch.from_numpy(self.open_sum.copy())
         return {"window": self.window.state_dict(), "open_sum": open_sum}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.window.load_state_dict(state["window"])
-        self._open_sum = None if state["open_sum"] is None else state["open_sum"].numpy().copy()
+        self.open_sum = None if state["open_sum"] is None else state["open_sum"].numpy().copy()
 
 
 @gin.configurable(module="alfish.metrics")
 @checked
 class AverageReturn(EpisodeMetric):
     """Undiscounted sum of an episode's rewards; for vector rewards, also of each entry, as `average_return/ENTRY`."""
+
+    takes_tensors = True
 
     def __init__(self, window: PositiveInt = 100, name: str = "average_return"):
         super().__init__(window)
@@ -103,6 +124,7 @@ class AverageReturn(EpisodeMetric):
 class AverageEpisodeLength(EpisodeMetric):
     """Number of actions in an episode."""
 
+    takes_tensors = True
     reads_rewards = False
 
     def __init__(self, window: PositiveInt = 100, name: str = "average_episode_length"):
@@ -110,7 +132,7 @@ class AverageEpisodeLength(EpisodeMetric):
         self.name = name
 
     def per_step(self, rows: StepBatch) -> np.ndarray:
-        return rows.arrived.astype(np.float64)
+        return rows.arrived * 1.0
 
 
 @gin.configurable(module="alfish.metrics")
@@ -127,16 +149,17 @@ class AverageDiscountedReturn(EpisodeMetric):
       gamma: discount in [0, 1]. Metrics with different discounts need different names.
     """
 
+    takes_tensors = True
+
     def __init__(self, gamma: UnitInterval = 0.99, window: PositiveInt = 100, name: str = "average_discounted_return"):
         super().__init__(window)
         self.name = name
         self._gamma = gamma
 
     def per_step(self, rows: StepBatch) -> np.ndarray:
-        starts = rows.index + 1
         if self._gamma == 1.0:
-            return rows.reward * starts
-        return rows.reward * (1 - self._gamma**starts) / (1 - self._gamma)
+            return rows.reward * (rows.index + 1)
+        return rows.reward * (1 - rows.power(self._gamma, 1)) / (1 - self._gamma)
 
     def finish(self, total: np.ndarray, length: np.ndarray) -> np.ndarray:
         return total / length
@@ -151,13 +174,15 @@ class StartDiscountedReturn(EpisodeMetric):
       gamma: discount in [0, 1]. Metrics with different discounts need different names.
     """
 
+    takes_tensors = True
+
     def __init__(self, gamma: UnitInterval = 0.99, window: PositiveInt = 100, name: str = "start_discounted_return"):
         super().__init__(window)
         self.name = name
         self._gamma = gamma
 
     def per_step(self, rows: StepBatch) -> np.ndarray:
-        return rows.reward * self._gamma ** np.maximum(rows.index, 0)
+        return rows.reward * rows.power(self._gamma)
 
 
 @gin.configurable(module="alfish.metrics")
@@ -165,12 +190,17 @@ class StartDiscountedReturn(EpisodeMetric):
 class NumberOfEpisodes(Metric):
     """Number of episodes that ended since training began, except episodes whose FIRST row is missing."""
 
+    num_rewards = 0
+
     def __init__(self, name: str = "episodes"):
         self.name = name
         self._count = 0
 
     def update(self, rows: StepBatch) -> None:
         self._count += len(rows.lengths)
+
+    def add(self, sums: StepSums) -> None:
+        self._count += sums.num_episodes
 
     def result(self) -> dict[str, float]:
         return {self.name: float(self._count)}

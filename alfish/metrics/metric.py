@@ -11,6 +11,7 @@ import torch
 from alfish import host, nest
 from alfish.errors import UsageError
 from alfish.errors.user_code import calling
+from alfish.metrics.episode_sums import EpisodeSums, OpenEpisodes, StepSums
 from alfish.metrics.step_batch import InfoRow, StepBatch, own_info
 from alfish.nest import Nest
 from alfish.parameters.kinds import shown
@@ -65,8 +66,14 @@ class MovingWindow:
         self._values = np.empty(0)
         self._num_nonfinite = 0
 
-    def extend(self, values: np.ndarray) -> None:
-        """Adds `[N]` float64 values, oldest first."""
+    @property
+    def size(self) -> int:
+        """Largest number of values."""
+        return self._size
+
+    def extend(self, values: np.ndarray, num_nonfinite: int = 0) -> None:
+        """Adds `[N]` float64 values, oldest first, and a number of further values that are not finite."""
+        self._num_nonfinite += num_nonfinite
         if len(values) == 0:
             return
         finite = values[np.isfinite(values)]
@@ -98,6 +105,29 @@ class MovingWindow:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._values = state["values"].numpy().copy()[-self._size :]
         self._num_nonfinite = state["num_nonfinite"]
+
+
+@runtime_checkable
+class Summed(Protocol):
+    """A metric that `StepSums` can update in place of rows."""
+
+    num_rewards: int  # number of newest rewards that it reads
+
+    def add(self, sums: StepSums) -> None:
+        """Adds the steps of an unroll that follow the rows of the last call."""
+
+
+@runtime_checkable
+class SummedByEpisode(Protocol):
+    """A metric of sums over episodes, for `EpisodeSums` if it takes tensors."""
+
+    takes_tensors: bool
+    window: MovingWindow
+    open_sum: np.ndarray | None  # [B] float64, sums of the open episodes; None at the start
+
+    def per_step(self, rows: Any) -> Any: ...
+
+    def finish(self, total: Any, length: Any) -> Any: ...
 
 
 @runtime_checkable
@@ -152,6 +182,7 @@ class Metrics:
         }
         self.reads = tuple(name for name in wanted if wanted[name])
         self._open_length = np.full(num_envs, -1)
+        self._open: OpenEpisodes | None = None  # open episodes after the last `StepSums`; None after rows
         self._clear()
 
     @property
@@ -198,6 +229,38 @@ class Metrics:
         if self._num_rows >= self._flush_rows:
             self._flush()
 
+    def episode_sums(self) -> EpisodeSums | None:
+        """Returns the sums that an unroller may compute in place of rows; None if a metric needs rows.
+
+        Rewards must not be vectors.
+        """
+        by_episode = self._by_episode()
+        others = [metric for metric in self._metrics.values() if metric not in by_episode]
+        if self._objectives or self.reads or self.reads_infos or not all(isinstance(one, Summed) for one in others):
+            return None
+        num_values = max((metric.window.size for metric in by_episode), default=0)
+        return EpisodeSums(by_episode, num_values, max((one.num_rewards for one in others), default=0))  # type: ignore[attr-defined]
+
+    def open_episodes(self, device: torch.device) -> OpenEpisodes:
+        """Returns the open episodes, in tensors on a device, for `EpisodeSums`."""
+        self._flush()
+        if self._open is not None:
+            return self._open
+        totals = [metric.open_sum for metric in self._by_episode()]
+        arrays = [np.zeros(self._num_envs) if total is None else total for total in totals]
+        length = torch.from_numpy(self._open_length.copy()).to(device)
+        return OpenEpisodes(length, tuple(torch.from_numpy(array.copy()).to(device) for array in arrays))
+
+    def add(self, sums: StepSums) -> None:
+        """Adds an unroll whose rows were summed by `episode_sums`."""
+        self._flush()
+        for metric in self._metrics.values():
+            if isinstance(metric, Summed):
+                metric.add(sums)
+        for by_episode, values, num_nonfinite in zip(self._by_episode(), sums.values, sums.num_nonfinite):
+            by_episode.window.extend(values, num_nonfinite)
+        self._open = sums.open
+
     def results(self) -> dict[str, float]:
         """Returns the scalars of all metrics over all rows so far.
 
@@ -227,6 +290,7 @@ class Metrics:
 
     def state_dict(self) -> dict[str, Any]:
         self._flush()
+        self._settle()
         metrics = {name: metric.state_dict() for name, metric in self._metrics.items()}
         return {"open_length": torch.from_numpy(self._open_length.copy()), "metrics": metrics}
 
@@ -246,6 +310,7 @@ class Metrics:
                 f"The saved metrics are for {num_envs} environments, not {self._num_envs}; set num_envs = {num_envs}."
             )
         self._clear()
+        self._open = None
         self._open_length = state["open_length"].numpy().copy()
         if self._metrics.keys() - state["metrics"].keys():
             self._open_length[:] = -1
@@ -261,9 +326,27 @@ class Metrics:
         self._shown: dict[str, list[Nest]] = {name: [] for name in self.reads}
         self._num_rows = 0
 
+    def _by_episode(self) -> list[SummedByEpisode]:
+        """Returns the metrics of sums over episodes that take tensors.
+
+        A subclass has to declare it, because it may have overridden a method with one that takes arrays.
+        """
+        metrics = self._metrics.values()
+        return [one for one in metrics if isinstance(one, SummedByEpisode) and vars(type(one)).get("takes_tensors")]
+
+    def _settle(self) -> None:
+        """Moves the open episodes to the host, where rows continue them."""
+        if self._open is None:
+            return
+        self._open_length, totals = host.read((self._open.length, list(self._open.totals)))
+        for metric, total in zip(self._by_episode(), totals):
+            metric.open_sum = total
+        self._open = None
+
     def _flush(self) -> None:
         if self._num_rows == 0:
             return
+        self._settle()
         step_type, reward = np.concatenate(self._step_type), np.concatenate(self._reward)
         shown = {name: nest.map(lambda *rows: np.concatenate(rows), *parts) for name, parts in self._shown.items()}
         weights = np.concatenate(self._reward_weights) if self._reward_weights else None

@@ -132,6 +132,10 @@ class StepBatch:
         """`[T, B]` int index of arrivals in their episode, from 0; -1 at all other rows."""
         return np.where(self.arrived & self._started, self._arrivals - self._arrivals_before_episode - 1, -1)
 
+    def power(self, base: float, offset: int = 0) -> np.ndarray:
+        """Returns `base` to the power of `index + offset` at arrivals of known episodes, `[T, B]` float64."""
+        return base ** np.maximum(self.index + offset, 0)
+
     @cached_property
     def counted(self) -> np.ndarray:
         """`[T, B]` bool mask of arrivals in episodes whose FIRST row is known."""

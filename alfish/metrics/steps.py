@@ -5,6 +5,7 @@ from typing import Any
 import gin
 import numpy as np
 
+from alfish.metrics.episode_sums import StepSums
 from alfish.metrics.metric import Metric, MovingWindow
 from alfish.metrics.step_batch import StepBatch
 from alfish.parameters import PositiveInt, checked
@@ -15,12 +16,17 @@ from alfish.parameters import PositiveInt, checked
 class EnvironmentSteps(Metric):
     """Number of environment steps since training began."""
 
+    num_rewards = 0
+
     def __init__(self, name: str = "environment_steps"):
         self.name = name
         self._count = 0
 
     def update(self, rows: StepBatch) -> None:
         self._count += int(np.count_nonzero(rows.arrived))
+
+    def add(self, sums: StepSums) -> None:
+        self._count += sums.num_steps
 
     def result(self) -> dict[str, float]:
         return {self.name: float(self._count)}
@@ -46,6 +52,14 @@ class AverageReward(Metric):
         self._window.extend(rows.reward[rows.arrived])
         for name, own in rows.by_objective.items():
             self._by_objective.setdefault(name, MovingWindow(self._size)).extend(own.reward[rows.arrived])
+
+    @property
+    def num_rewards(self) -> int:
+        """Number of newest rewards that `add` reads."""
+        return self._size
+
+    def add(self, sums: StepSums) -> None:
+        self._window.extend(sums.rewards[-self._size :])
 
     def windows(self) -> dict[str, MovingWindow]:
         return {self.name: self._window, **{f"{self.name}/{name}": own for name, own in self._by_objective.items()}}

@@ -102,7 +102,7 @@ class JointUnroller(Unroller):
         for member in self.members:
             with member.stream:
                 found[member.name] = member.seat.finish()
-            assert member.seat.records is not None
+            assert isinstance(member.seat.records, StepRecords)
             records.append(member.seat.records)
             steps = member.seat.num_steps
             member.num_steps += steps if member.is_training or not member.trains else 0

@@ -14,6 +14,7 @@ from alfish.compiler import kernels
 from alfish.data import Experience
 from alfish.errors import UsageError, first_line
 from alfish.learner.batches import ReplayBatches
+from alfish.metrics.episode_sums import StepSums
 from alfish.policies.networks import load_networks
 from alfish.processes import replicas
 from alfish.runs.random_state import rng_state, set_rng_state
@@ -277,8 +278,12 @@ class Loop:
             self._signals.breakable = False
         self._timer.begin(METRICS)
         steps = self._agreement.steps(unroller.num_steps)
-        assert unroller.records is not None
-        self._parts.metrics.update(*unroller.records)
+        records = unroller.records
+        assert records is not None
+        if isinstance(records, StepSums):
+            self._parts.metrics.add(records)
+        else:
+            self._parts.metrics.update(*records)
         self._timer.begin(STORE)
         batches.add(experience)
         return experience, steps

@@ -351,6 +351,7 @@ def _make_parts(
     weights = networks[0].reward_weights
     measured = Metrics([*metrics, *extra_metrics], collector.num_envs, objectives=names, reward_weights=weights)
     collector.shown = measured.reads
+    collector.metrics = None if measured.episode_sums() is None else measured
     if networks[1].encoders and "observation" in measured.reads:
         raise UsageError(
             f"a metric reads observations, but {type(networks[1].encoders[0]).__name__} replaces them with features "

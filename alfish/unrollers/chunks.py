@@ -1,17 +1,19 @@
 """The unroller of functional environments: the policy and the environments as one graph of several vector steps."""
 
+import functools
 from typing import Any
 
 import gin
 import torch
 
-from alfish import nest
+from alfish import host, nest
 from alfish.algorithms.acting import Actor, StatefulInfo, tensors_of, with_tensors
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiler.checked_function import CheckedFunction
 from alfish.data import Ends, TimeStep
 from alfish.environments.functional import FunctionalEnvironment
 from alfish.errors import UsageError
+from alfish.metrics.episode_sums import EpisodeSums, Finished, OpenEpisodes
 from alfish.nest import Nest
 from alfish.parameters import PositiveInt, checked
 from alfish.transforms import Transforms
@@ -65,14 +67,14 @@ class CompiledUnroller(SyncUnroller):
         if self._at_random or self._has_to_look:
             return super()._steps_of(length, unseen)
         environment = self._functional
-        carry = environment.episodes, self.time_step, self._state, self._transform_state
+        carry = environment.episodes, self.time_step, self._state, self._transform_state, self._open_episodes(unseen)
         fixed = nest.detach(tensors_of(*self._modules)), environment.tensors(), self._initial_state
         parts = []
         for numbers in environment.draw(length).split(self._chunk_length):
             carry, part = self._run((fixed, carry, numbers))
             parts.append(part)
-        environment.episodes, self.time_step, self._state, self._transform_state = carry
-        rows, ends = nest.map(lambda *leaves: torch.cat(leaves), *parts)
+        environment.episodes, self.time_step, self._state, self._transform_state, open_episodes = carry
+        rows, ends, finished = nest.map(lambda *leaves: torch.cat(leaves), *parts)
         newest: TimeStep | None = self.time_step
         if self._algorithm.on_policy:
             step, _ = self.act()
@@ -80,8 +82,33 @@ class CompiledUnroller(SyncUnroller):
             rows = nest.map(lambda leaf, end: torch.cat([leaf, end[None]]), rows, extra)
             newest = None
         time_step, *others = rows
-        self._record(time_step, newest, ends, unseen, [])
+        if self._sums is None:
+            self._record(time_step, newest, ends, unseen, [])
+        else:
+            self._sum(time_step, ends, finished, open_episodes)
         return time_step, others, ends
+
+    @functools.cached_property
+    def _sums(self) -> EpisodeSums | None:
+        """Sums for metrics in place of rows; None if a metric needs rows."""
+        return None if self.metrics is None else self.metrics.episode_sums()
+
+    def _open_episodes(self, unseen: bool) -> OpenEpisodes | None:
+        """Returns the open episodes for `_sums`; new ones if the next row is `unseen`."""
+        if self._sums is None:
+            return None
+        assert self.metrics is not None
+        episodes = self.metrics.open_episodes(self.time_step.step_type.device)
+        return nest.map(torch.zeros_like, episodes) if unseen else episodes
+
+    def _sum(self, rows: TimeStep, ends: Ends, finished: Finished, episodes: OpenEpisodes | None) -> None:
+        """Sets `records` to sums, and the signs of the rows; all are read together."""
+        assert self._sums is not None and episodes is not None
+        checked = [rows, ends.time_step]
+        numbers = self._sums.numbers(finished, ends.time_step.reward)
+        read, signs = host.read((numbers, [self._sign(each) for each in checked]))
+        self.records = self._sums.sums(read, ends.ended.numel(), episodes)
+        self._signs = list(zip(checked, signs))
 
     @property
     def _has_to_look(self) -> bool:
@@ -95,17 +122,21 @@ class CompiledUnroller(SyncUnroller):
           arguments: tensors that do not change, the state before the first step, and the random numbers `[K, B, n]`.
 
         Returns:
-          The state after the last step; rows, leaves `[K, B, ...]`; and `Ends`.
+          The state after the last step; rows, leaves `[K, B, ...]`; `Ends`; and `Finished`, None without sums.
         """
         (of_modules, of_environment, initial_state), carry, numbers = arguments
-        rows, ends = [], []
+        rows, ends, finished = [], [], []
         with with_tensors(of_modules, *self._modules):
             for u in numbers.unbind():
-                episodes, seen, state, transform_state = carry
+                episodes, seen, state, transform_state, open_episodes = carry
                 step, transform_state = self._steps_actor.act(seen, transform_state, state, initial_state)
                 episodes, last, ended, first = self._functional.advanced(of_environment, episodes, step.output, u)
                 info = StatefulInfo(step.info, state) if self.stores_states else step.info
                 rows.append((seen, step.output, info))
                 ends.append((ended, last))
-                carry = episodes, nest.where(ended, first, last), step.state, transform_state
-        return carry, (rollouts.stacked(rows), rollouts.ends_of(ends))
+                if self._sums is not None:
+                    open_episodes, found = self._sums.step(open_episodes, last.reward, ended)
+                    finished.append(found)
+                carry = episodes, nest.where(ended, first, last), step.state, transform_state, open_episodes
+        values = nest.map(lambda *leaves: torch.stack(leaves), *finished) if finished else None
+        return carry, (rollouts.stacked(rows), rollouts.ends_of(ends), values)

@@ -12,6 +12,8 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import IS_STEP, Experience
 from alfish.environments import EncodedEnvironment, Environment
 from alfish.errors import UsageError
+from alfish.metrics import Metrics
+from alfish.metrics.episode_sums import StepSums
 from alfish.nest import Nest
 from alfish.runs.timer import Timer
 from alfish.transforms import Transforms
@@ -32,6 +34,11 @@ class StepRecords(NamedTuple):
     observation: Nest = None  # raw observations
     action: Nest = None  # actions executed on the way to the row, in the algorithm's units
 
+    @property
+    def num_steps(self) -> int:
+        """Number of environment steps."""
+        return int(np.count_nonzero(IS_STEP.take(self.step_type)))
+
 
 def without_infos(records: StepRecords) -> Any:
     """Returns the records with infos None, so that every leaf is an array."""
@@ -51,10 +58,12 @@ class Unroller(abc.ABC):
       num_columns: number of columns of the experience that `unroll` returns, B.
       stepping: way of stepping environments, in words that follow the number of environments; '' if there is nothing to
         report.
-      records: records of the last unroll, for metrics, with `num_envs` columns.
+      records: records of the last unroll, for metrics, with `num_envs` columns; `StepSums` if the unroller has summed
+        the rows.
       log: function that receives lines for the user.
       check_signals: function that is called during waits for other processes, and raises if a signal asks to stop.
       drains: whether `unroll` returns the rows that other processes have collected, however many, and ignores `length`.
+      metrics: metrics whose `episode_sums` the unroller may compute in place of records; None if a metric needs rows.
       shown: names of the optional fields (`SHOWN_FIELDS`) that records have; set before the first unroll.
       stores_states: whether the info of unrolls is a `StatefulInfo`, with a state for each row; set before the first
         unroll.
@@ -62,6 +71,7 @@ class Unroller(abc.ABC):
     """
 
     drains = False
+    metrics: Metrics | None = None
     shown: tuple[str, ...] = ()
     stores_states = False
     unroll_length: float  # see `bind`
@@ -74,7 +84,7 @@ class Unroller(abc.ABC):
         self.policy_version = 0
         self.log: Callable[[str], None] = logging.warning
         self.check_signals: Callable[[], None] = lambda: None
-        self.records: StepRecords | None = None
+        self.records: StepRecords | StepSums | None = None
 
     def _encoded(self, environment: Environment) -> Any:
         """Returns the environment with encoded observations in its rows."""
@@ -90,7 +100,7 @@ class Unroller(abc.ABC):
     def num_steps(self) -> int:
         """Number of environment steps of the last unroll."""
         assert self.records is not None
-        return int(np.count_nonzero(IS_STEP.take(self.records.step_type)))
+        return self.records.num_steps
 
     def bind(self, make_environment: Callable[..., Environment], unroll_length: float, seed: int) -> None:
         """Receives the arguments by which other processes build environments. Called once, before all other methods.

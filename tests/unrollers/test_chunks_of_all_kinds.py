@@ -161,7 +161,10 @@ def assert_same_run(one, other):
     found, expected = state_of(one), state_of(other)
     assert nest.paths(found) == nest.paths(expected)
     for path, a, b in zip(nest.paths(found), nest.leaves(found), nest.leaves(expected)):
-        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, path
+        if path.startswith("metrics."):  # sums over rows in tensors are rounded in another way than those in arrays
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12, msg=path)
+        else:
+            assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, path
 
 
 EPOCHS = functools.partial(EpochBatches, num_epochs=2, minibatch_size=32)

@@ -47,6 +47,7 @@ from alfish.runs.random_state import apart, seed_all
 from alfish.runs.subnormals import flush_subnormals
 from alfish.unrollers.nonfinite import nonfinite_rows
 from alfish.unrollers.sync import SyncUnroller
+from alfish.unrollers.unroller import StepRecords
 from alfish.unrollers.workers.environment_maker import EnvironmentMaker
 from alfish.unrollers.workers.shared_tensors import SharedWeights, state_tensors
 from alfish.unrollers.workers.slots import Slots
@@ -247,7 +248,7 @@ def _fill_segments(
         unroller.env_seconds = 0.0
         experience = unroller.unroll(setup.plan.length, grant.at_random)
         records = unroller.records
-        assert records is not None
+        assert isinstance(records, StepRecords)
         unrolled, env_seconds = time.perf_counter(), unroller.env_seconds
         slots.write(grant.slot, experience, records)
         written = time.perf_counter()
