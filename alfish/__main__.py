@@ -147,7 +147,7 @@ def _flag_help(flag_values) -> str:
     lines = []
     for name in sorted(flag_values):
         flag = flag_values[name]
-        words = flag.help.partition(";\n")[0]  # without absl's remark on repetition, which the text has
+        words = flag.help.partition(";\n")[0]  # without absl's remark that a flag may be repeated
         lines.append(f"  --{name}: {words}")
         if flag.default not in (None, []):
             lines.append(f"      default: {flag.default}")

@@ -67,7 +67,7 @@ class Experience(NamedTuple):
     burn_in: TimeStep | None = None
     # [T, B] float32, discounted sum of the rewards after each row, if replay keeps it; nan in an unfinished episode
     return_to_go: torch.Tensor | None = None
-    # LAST rows beside the rows; None means that every row isinstead. See `in_line`
+    # LAST rows that are stored separately; None means that all rows are in their places, see `in_line`
     ends: Ends | None = None
 
 

@@ -1,4 +1,4 @@
-"""Reading tensors from a device: the only place where the host waits for the device.
+"""Reads tensors from a device; the host waits for the device nowhere else.
 
 A GPU works asynchronously while Python continues. When Python needs a value, it waits until the GPU has finished all
 its work. Therefore values that are needed together are read together, in one copy, and values that are not urgent are

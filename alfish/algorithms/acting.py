@@ -1,4 +1,4 @@
-"""Acting: transforms, the policy's state, the hooks, and the mode of modules while hooks run."""
+"""Acts with an algorithm: applies transforms, keeps the policy's state, calls hooks, and sets the modules' mode."""
 
 import contextlib
 from collections.abc import Collection, Iterator

@@ -62,7 +62,7 @@ class CrossQ(SAC):
         boxes = None if taken.box is None or drawn.box is None else torch.cat([taken.box, drawn.box])
         all_q = self._over_all(self.critic, experience, boxes, moments)  # [E, L, N]
         q = self.values.each(taken.select, all_q[:, :1])
-        # Normalizes by statistics of its own activations, which it does not store.
+        # The target critic normalizes by the statistics of this batch, and does not store them.
         if isinstance(self.target_critic, TargetNetwork):
             all_q = self._over_all(self.target_critic.network, experience, boxes, Moments())
         following = NextValues(self.soft_value(self.target_q(all_q[:, 1:].detach()), drawn, drawn.entropies()))

@@ -58,7 +58,8 @@ class EntropyTargetPPO(PPO):
         if not lowest_temperature <= initial_temperature <= highest_temperature:
             raise UsageError(
                 f"EntropyTargetPPO.initial_temperature is {initial_temperature}, outside of [{lowest_temperature}, "
-                f"{highest_temperature}]; move it, or lowest_temperature or highest_temperature"
+                f"{highest_temperature}]; move it into the range, or change lowest_temperature or "
+                "highest_temperature"
             )
         super().__init__(observation_spec, action_spec, reward_spec, **ppo_arguments)
         self._target = default_target(action_spec) if entropy_target is None else entropy_target

@@ -55,7 +55,7 @@ class NormalizedValueHead(nn.Module):
         output = F.linear(features, self.weight, self.bias)
         value = (self._moments.shift + self.std * output).detach()
         slope = torch.where(self.std > 0, 1 / self.std, 0)
-        return value + slope * (output - output.detach())  # the second term is 0, and has the gradient
+        return value + slope * (output - output.detach())  # the second term is 0, but carries the gradient
 
     @torch.no_grad()
     def observe(self, returns: torch.Tensor, mask: torch.Tensor) -> None:

@@ -144,7 +144,7 @@ class PPO(ActorCriticAlgorithm):
             log_ratio = log_prob - stored.log_prob
             estimate = log_ratio.exp() - 1 - log_ratio  # unbiased and never negative (Schulman, 2020)
             kl = stored.policy.kl(info.policy) if self.measures_kl else None
-            # The learner stops where the mean of this is positive.
+            # The learner stops the iteration if the mean of `stop` is positive.
             stop = None if self._target_kl is None or kl is None else kl - 1.5 * self._target_kl
         total = self.total_loss(policy_loss, value_loss, info.policy)
         if self._uniform_kl_coef is not None:

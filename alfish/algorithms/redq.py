@@ -1,4 +1,4 @@
-"""REDQ and TQC: SAC whose targets and actor combine the critics in another way.
+"""REDQ and TQC: variants of SAC that combine the values of the critics differently.
 
 REDQ, randomized ensembled double Q-learning: Chen et al., 2021, https://arxiv.org/abs/2101.05982. DroQ (Hiraoka et al.,
 2022, https://arxiv.org/abs/2110.02034) is REDQ with two critics that have layer norm and dropout, and with targets

@@ -148,7 +148,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
         return tuple(map(self.trains, self.update_periods)) or None
 
     def parameter_groups(self) -> dict[str, Iterable[nn.Parameter]]:
-        """Returns, by group, the parameters that its loss trains. Each trainable parameter must be in a group."""
+        """Returns the parameters that the loss of each group trains. Each trainable parameter must be in a group."""
         return {"all": self.parameters()}
 
     def overrides(self, hook: str) -> bool:

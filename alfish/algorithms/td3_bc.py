@@ -24,7 +24,7 @@ class TD3BC(TD3):
       alpha: weight of Q, which is divided by its mean magnitude; 0 is behavioural cloning.
     """
 
-    weighted_losses = None  # all groups: the actor's loss, too, depends on how often an action is drawn
+    weighted_losses = None  # all groups, because the actor's loss also depends on how often an action is drawn
 
     def __init__(
         self,

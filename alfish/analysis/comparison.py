@@ -17,7 +17,7 @@ from alfish.analysis.sources import Note, read_all
 from alfish.analysis.statistics import Estimate
 from alfish.errors import UsageError
 
-ALL = "all"  # stands for all environments together instead of the name of one
+ALL = "all"  # name of the comparison over all environments
 
 
 class Way(NamedTuple):

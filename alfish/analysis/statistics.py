@@ -41,7 +41,7 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
     count = together.shape[-1]
     cut = count // 4
     middle = np.sort(together, -1)[..., cut : count - cut].mean(-1)
-    return np.where(np.isnan(together).any(-1), np.nan, middle)  # which sorting would count as the highest
+    return np.where(np.isnan(together).any(-1), np.nan, middle)  # sorting would take nan for the highest score
 
 
 def optimality_gap(scores: np.ndarray, target: float = 1.0) -> np.ndarray:

@@ -8,7 +8,8 @@ RUNS are named and grouped as `alfish plot` does. The score of a run is the mean
 The table has, for each group: the interquartile mean (IQM), the mean and the median of the scores with 95 % intervals
 of a stratified bootstrap, the number of runs, and the steps per second of training. With --threshold: the steps and
 seconds until a run first reaches it (median over the runs, and how many do), and the optimality gap, the mean amount
-by which scores are below it. With two groups: the probability that a run of one is better than a run of the other.
+by which scores are below it. With two groups: the probability that a run of the one group is better than a run of the
+other.
 
 --score_range=LOW,HIGH normalizes scores: LOW becomes 0 and HIGH 1; the optimality gap is then below 1. With a range for
 each of several environments, rows over all of them follow. Definitions follow rliable (Agarwal et al., 2021): the

@@ -38,7 +38,7 @@ def main(flag_values: flags.FlagValues, *words: str) -> int:
     confs = [read(path) for path in sorted(confs_directory().glob("*.gin"))]
     found = [conf for conf in confs if conf.task and has(conf, words)]
     named = [conf for conf in confs if len(words) == 1 and words[0] in names(conf)]
-    named = named or [conf for conf in confs if not found and words == (conf.path.stem,)]  # `offline`: no other has it
+    named = named or [conf for conf in confs if not found and words == (conf.path.stem,)]  # such as `offline`
     if not found and not named:
         raise UsageError(f"no shipped configuration has {' and '.join(words)}; `alfish confs` lists all of them")
     if named or len(found) == 1:

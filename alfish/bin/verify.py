@@ -66,7 +66,7 @@ def main(flag_values: flags.FlagValues) -> int:
 def _checkpoint(name: str, steps: list[int]) -> str | int:
     """Returns which checkpoint to load, as `Checkpoints.load` takes it."""
     if name == "first":
-        return steps[0] if steps else "latest"  # without a checkpoint, loading says so
+        return steps[0] if steps else "latest"  # loading raises the error that there is no checkpoint
     return shared_flags.checkpoint(name)
 
 
@@ -131,7 +131,7 @@ def _has_equal_bits(one: Any, other: Any) -> bool:
 
 
 def _difference(one: Any, other: Any) -> str:
-    """Describes the difference of two values, first that of the checkpoint."""
+    """Describes the difference between the checkpoint's value and the value of the repeated training."""
     import torch
 
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape:
@@ -144,7 +144,7 @@ def _difference(one: Any, other: Any) -> str:
 
 
 def _first_evaluation(directory: Path, again: Path) -> Iterator[str]:
-    """Yields a line with the first evaluation that both have and that differs, if there is one."""
+    """Yields a line with the first evaluation that differs, among those that both runs have."""
     from alfish.runs import contents
 
     for path in sorted((again / "eval").glob("*.csv")):
@@ -155,7 +155,7 @@ def _first_evaluation(directory: Path, again: Path) -> Iterator[str]:
 
 
 def _other_conditions(directory: Path, again: Path, steps: int) -> Iterator[str]:
-    """Yields a line for each condition of the first start of the run that is another one here."""
+    """Yields a line for each condition that differs between the first start of the run and this process."""
     from alfish.runs import contents
 
     starts = contents.json_value(directory, "provenance.json")

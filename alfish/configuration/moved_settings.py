@@ -72,7 +72,7 @@ def _renewed(text: str, base: str) -> str:
     classes = [one for one in (_class_of(bound), _retrace_of(base, bound)) if one]
     if len(classes) > 1 or (base == "RecurrentSAC" and classes not in ([], ["RecurrentRetraceSAC"])):
         raise UsageError(
-            f"the configuration joins the options of {' and '.join([base, *classes])}, which no class supports "
+            f"the configuration combines the options of {' and '.join([base, *classes])}, which no class supports "
             "together any more"
         )
     if not classes:

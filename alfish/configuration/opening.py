@@ -69,7 +69,7 @@ def _configured_as(
 ) -> Iterator[None]:
     """Gives gin the configuration of a run within the context; see `open_run`, `reading.saved` and `exclusive.held`."""
     path = root_dir / CONFIG_FILE
-    is_there = os.path.lexists(path)  # its reader names what it is instead of a file
+    is_there = os.path.lexists(path)  # if it is not a file, its reader says what it is
     if not is_there and Checkpoints(root_dir / "checkpoints").steps():
         raise UsageError(
             f"{root_dir} is a run without {CONFIG_FILE}: construct its Trainer in Python with this root_dir, and call "

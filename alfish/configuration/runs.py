@@ -90,8 +90,8 @@ def configured_run(
             with sentences.complete(found):
                 yield trainer
         except Exception:  # constructors of the user's parts may raise anything
-            if is_new and (trainer is None or trainer.directory.is_whole):  # else another run may have taken its place
-                with contextlib.suppress(OSError):  # if the directory is not empty, it stays
+            if is_new and (trainer is None or trainer.directory.is_whole):  # otherwise another run may have replaced it
+                with contextlib.suppress(OSError):  # raised if the directory is not empty
                     root_dir.rmdir()
             raise
 

@@ -186,7 +186,7 @@ def parameter_read(name: str, selectors: Iterable[str]) -> str:
 
 
 def _parameters(selectors: Iterable[str]) -> dict[str, list[str]]:
-    """Returns the parameters of classes and functions as `Class.parameter`, by the parameter's name."""
+    """Returns a dict from each parameter's name to the `Class.parameter` of the classes and functions that have it."""
     found: dict[str, list[str]] = {}
     for selector in selectors:
         for parameter in inspect.signature(gin_internals.configurable(selector)).parameters:

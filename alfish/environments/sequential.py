@@ -276,7 +276,7 @@ def _gather(result: dict[str, Any], info: dict[str, Any], i: int, num_envs: int)
         if isinstance(value, dict) and (column is None or isinstance(column, dict)):
             _gather(result.setdefault(key, {}), value, i, num_envs)
         elif isinstance(column, dict) or is_mask(key, info) or is_mask(key, result):
-            continue  # other environments report a dict under this key, or the key is the name of another value's mask
+            continue  # the key names a dict in other environments, or the mask of another value
         else:
             if column is None:
                 column = result[key] = _empty_column(value, num_envs)

@@ -49,7 +49,8 @@ class KLAdaptive:
             raise UsageError(f"KLAdaptive.factor is {factor}; it divides a rate that is too high, so take more than 1")
         if not lowest <= initial <= highest:
             raise UsageError(
-                f"KLAdaptive.initial is {initial}, outside of [{lowest}, {highest}]; move it, or lowest or highest"
+                f"KLAdaptive.initial is {initial}, outside of [{lowest}, {highest}]; move it into the range, or "
+                "change lowest or highest"
             )
         self.initial = initial
         self._target, self._factor, self._lowest, self._highest = target, factor, lowest, highest
@@ -81,7 +82,7 @@ def follow(
 
     Args:
       leads: setting of each rate.
-      rates: 0-d rates, by the same names.
+      rates: 0-d tensor of each rate, under the name of its setting.
       kl: 0-d KL of the minibatch; None if there are no rates.
       is_applied: 0-d tensor, 0 where the update is skipped, so that nothing may change.
     """

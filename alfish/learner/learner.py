@@ -187,7 +187,7 @@ class Learner:
           RunError: `max_nonfinite_updates` consecutive updates were not finite. On a GPU, a call without `summarize`
             does not check its own updates; the next call checks them.
         """
-        if not self._plain.on_cpu:  # a check after the updates would wait for them
+        if not self._plain.on_cpu:  # a check after the updates would wait for the GPU
             self._plain.check_noted_skips(self._max_nonfinite_updates, self.updates)
             self._settle()
         progress = float(self._progress) if self._plain.on_cpu else self._algorithm.progress_number()
@@ -286,7 +286,7 @@ class Learner:
         self.updates = state["updates"]
         self._tell(self.updates)
         self._means.load_state_dict(state.get("means", {}), self._plain.num_applied.device)
-        if state.get("fell_back"):  # a new graph might pass the comparison at first
+        if state.get("fell_back"):  # a new graph might pass its first comparisons
             self._compiled, self._fell_back = None, True
 
     def _updates(self, chunks: Iterable[Minibatches], summarize: bool) -> Iterator[UpdateStats]:
@@ -324,7 +324,7 @@ class Learner:
             self._algorithm.after_update()
             self.updates += 1
             for part in self._algorithms:
-                part.__dict__["num_updates"] = self.updates  # without a call, because each update does it
+                part.__dict__["num_updates"] = self.updates  # faster than a call of `__setattr__`
         return record
 
     def _settle(self) -> None:

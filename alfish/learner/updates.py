@@ -27,7 +27,7 @@ from alfish.nest import Nest
 from alfish.networks.bodies.batch_norm import check_batch_norms
 from alfish.processes import replicas
 
-OWN_SCALARS = ("loss", "grad_norm", "learning_rate", "nonfinite_updates")  # of the learner; also as 'loss/GROUP'
+OWN_SCALARS = ("loss", "grad_norm", "learning_rate", "nonfinite_updates")  # may have a suffix: 'loss/actor'
 
 EARLY = 10  # number of updates within which each group must have a loss, unless graph_key says that updates differ
 
@@ -170,7 +170,7 @@ class Updates:
                 write_buffers(loss_info.buffers, None if self.on_cpu else is_applied)
             extra = extra_sums(loss_info, batch) if summarize else {}
             priority = self.priority(loss_info, batch)
-        except Exception:  # of fields of another kind; a check then names the mistake
+        except Exception:  # raised by fields of wrong types; the check below names the field
             check_loss_info(loss_info, self.algorithm)
             raise
         if self._without_loss:

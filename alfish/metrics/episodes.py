@@ -14,7 +14,7 @@ from alfish.parameters import PositiveInt, UnitInterval, checked
 
 
 class EpisodeMetric(Metric, abc.ABC):
-    """Mean over the last `window` finished episodes of a sum over each episode's steps.
+    """Sums a value over the steps of each episode, and returns the mean of the last `window` finished episodes.
 
     A subclass defines `name` and `per_step`. Values that are not finite are counted, not averaged. With vector rewards,
     the result is for the weighted sum, and there is a further result for each entry, `name/entry`.

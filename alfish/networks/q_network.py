@@ -81,7 +81,7 @@ class ImplicitQNetwork(nn.Module):
       num_samples: number of samples, N. It is set by the algorithm.
 
     Raises:
-      UsageError: the algorithm sets no `num_samples`, because its values are of another kind.
+      UsageError: the algorithm does not set `num_samples`, because its values are not `ImplicitQuantiles`.
 
     Source: Dabney et al., 2018, eq. 4, https://arxiv.org/abs/1806.06923.
     """

@@ -52,7 +52,7 @@ def rebuildable(env_spec: EnvSpec | None) -> EnvSpec | None:
         return None
     try:
         plain = EnvSpec.from_json(env_spec.to_json())
-    except (TypeError, ValueError):  # an argument is a class or another object without JSON
+    except (TypeError, ValueError):  # an argument is an object that JSON cannot represent, such as a class
         return None
     try:
         gymnasium.make(plain, disable_env_checker=True).close()

@@ -220,7 +220,7 @@ def _distance(values: np.ndarray, space: Any) -> float:
 def _split(episode: Episode) -> Iterator[Episode]:
     """Yields the parts of an episode between its ends.
 
-    What follows an early end may be the next episode's first observation, so only the last part has a final
+    The observation after an early end may be the first one of the next episode, so only the last part has a final
     observation.
     """
     early = np.flatnonzero((episode.terminated | episode.truncated)[:-1]) if episode.length else ()

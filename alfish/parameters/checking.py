@@ -84,7 +84,7 @@ def _whole(value: Any, kinds: list[Any]) -> Any:
         parts = [part for kind in kinds if typing.get_origin(kind) in SEQUENCES for part in elements(kind)]
         if int not in map(bare, parts) and type(value) not in (list, tuple):
             return value
-        made = type(value) if isinstance(value, (list, tuple)) else list  # a list for an array or a tensor
+        made = type(value) if isinstance(value, (list, tuple)) else list  # arrays and tensors become lists
         return made(_whole(one, parts) for one in value) if parts else value
     if type(value) is dict:
         parts = [part for kind in kinds if typing.get_origin(kind) in MAPPINGS for part in values_of(kind)]

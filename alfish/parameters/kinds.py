@@ -293,7 +293,7 @@ def device_named(name: str, parameter: str = "Trainer.device") -> "torch.device"
     Raises:
       UsageError: the device does not exist.
     """
-    import torch  # here: other functions of this module serve programs that do without it
+    import torch  # imported here, because programs without torch use other functions of this module
 
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,7 +1,7 @@
-"""Several policies in the form of one: their networks, batches, learners and metrics, by the names of the policies.
+"""Networks, batches, learners and metrics of several policies, with the interface of a single policy.
 
-The loop collects, updates and saves a composite as it does the part of a single policy. Each policy acts and trains
-with random numbers of its own, so a policy whose columns no other policy affects has the bits of a run of its own.
+The loop collects, updates and saves a composite like the part of a single policy. Each policy acts and trains with
+separate random numbers, so a policy whose columns no other policy affects has the bits of a separate run.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

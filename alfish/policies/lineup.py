@@ -11,7 +11,7 @@ from alfish.environments.games import Games
 from alfish.errors import UsageError
 from alfish.parameters import NonNegativeFloat, NonNegativeInt, checked
 
-# What `Trainer.policies` may be: see `patterns_of`.
+# Type of `Trainer.policies`, see `patterns_of`.
 PolicyPatterns = Mapping[str, Any] | Literal["each"]
 _PURPOSE = 7  # entry of the seeds of draws, so that they differ from other seeds of the run
 
@@ -59,7 +59,7 @@ class Lineup:
         self.names, self._games, self._seed, self._mixed = tuple(patterns), games, seed, mixed
         self.group: dict[str, str] = {}
         self.columns: dict[str, np.ndarray] = {}
-        # By group: the numbers of the policies that may play each agent.
+        # For each group: the numbers of the policies that may play each agent.
         self._able: dict[str, list[list[int]]] = {key: [[] for _ in one.agents] for key, one in games.groups.items()}
         for number, name in enumerate(self.names):
             self._add(number, name, patterns[name])
@@ -86,7 +86,7 @@ class Lineup:
                 self.playing[key][game * len(numbers) : (game + 1) * len(numbers)] = numbers
 
     def of_game(self, *seed: int) -> dict[str, list[int]]:
-        """Returns the number of the policy that plays each agent of a game, by group.
+        """Returns, for each group, the number of the policy that plays each agent of a game.
 
         Args:
           seed: numbers of at least 0 that determine the draw.
@@ -188,7 +188,7 @@ class Lineup:
 
     def _drawn(self, able: Sequence[Sequence[int]], generator: np.random.Generator) -> list[int]:
         """Returns the policy of each agent of a game's group, drawn among those in `able`."""
-        # Drawn policy, by the policies that may play; agents share it unless policies are mixed.
+        # Policy drawn for each set of candidates. Agents with equal candidates share it, unless policies are mixed.
         drawn: dict[tuple[int, ...], int] = {}
         result = []
         for candidates in map(tuple, able):

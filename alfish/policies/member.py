@@ -158,7 +158,7 @@ class Member:
                 self.algorithm, self.transforms = make_networks(own["algorithm"], own["transforms"], *specs, device)
                 for module in self.algorithm.modules():
                     if isinstance(module, RLAlgorithm):
-                        module.progress = progress  # before a learner is built, which reads it
+                        module.progress = progress  # set first, because the learner's constructor reads it
                 self.batches = self._make_batches(own["batches"] if self.trains else None)
                 networks: tuple[RLAlgorithm, Transforms] = self.algorithm, self.transforms
                 self.seat = Seat(games, self.group, lineup.columns[name], *networks, self.stream, has_gaps)
@@ -319,7 +319,7 @@ class Member:
 
 
 def _forms(member: Member) -> dict[str, str]:
-    """Returns shape and dtype of each tensor that another policy may take, and the optimizers, by name."""
+    """Returns the shape and dtype of each tensor that another policy may take, and the name of each optimizer."""
     transforms = {f"transforms.{name}": value for name, value in member.transforms.state_dict().items()}
     forms = {
         name: f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"

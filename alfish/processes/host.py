@@ -67,7 +67,7 @@ class Event(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """Everything that has happened in a host since its previous reply."""
+    """Events of a host since its previous reply."""
 
     events: list[Event]
     lines: list[str]  # lines for the user
@@ -229,7 +229,7 @@ class Host:
             worker, number = self._pool.all[order.worker_index], order.grant.publication
             if number is not None and number > self._weights.held(number % 2):
                 self._orders.append(order)
-            elif worker.generation == order.generation:  # else the trainer has not received `Died`, and grants again
+            elif worker.generation == order.generation:  # otherwise the trainer will receive `Died`, and grant again
                 self._pool.grant(worker, order.grant)
 
     def _receive(self) -> None:

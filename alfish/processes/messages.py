@@ -76,7 +76,7 @@ class Plan(NamedTuple):
 
 
 class Setup(NamedTuple):
-    """Everything that one process needs to start."""
+    """Settings with which a worker process starts."""
 
     plan: Plan
     worker_index: int  # index of the worker in its pool

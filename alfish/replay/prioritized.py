@@ -187,7 +187,7 @@ class Prioritized(Sampler):
         gone = self._leaf(*rows_between(self._low, np.minimum(self._high, low)))
         self._count -= np.count_nonzero(self._priority[gone])
         self._priority[gone] = 0
-        # The rows before the end of an empty range are not indexed yet.
+        # While a range is empty, no row of its column is indexed.
         seen = np.where(self._low < self._high, self._high, 0)
         column, position = rows_between(np.maximum(seen, low), high)
         new, may_start = self._leaf(column, position), self.buffer.may_start(column, position)

@@ -248,7 +248,7 @@ class Checkpoints:
             if later > step:
                 path = self.path(later)
                 os.replace(path, path.with_name(path.name + SUPERSEDED))
-                logging.warning("%s is ahead of %d steps: renamed to *%s.", path, step, SUPERSEDED)
+                logging.warning("%s is later than the %d steps of the run; renamed to *%s.", path, step, SUPERSEDED)
 
     def _prune(self, keep: Iterable[int]) -> None:
         steps = self.steps()
@@ -278,7 +278,7 @@ class Checkpoints:
             return contents.checked_entries(self._best_path, found, {"steps": int})["steps"]
         except FileNotFoundError:
             return None
-        except UsageError as error:  # the error is not raised, because the run will write the next mark
+        except UsageError as error:  # not raised: the next best checkpoint writes the file again
             logging.warning("%s: no checkpoint is treated as the best", error)
             return None
 

@@ -10,7 +10,8 @@ from torch import nn
 
 from alfish.errors import UsageError
 
-_ALIKE = ((int, float), (list, tuple), (dict, OrderedDict), (torch.Tensor, nn.Parameter))  # each may replace the others
+# Types that may replace each other.
+_ALIKE = ((int, float), (list, tuple), (dict, OrderedDict), (torch.Tensor, nn.Parameter))
 
 
 def check_like(state: Any, example: Any, path: str = "") -> None:
@@ -87,7 +88,7 @@ def nonfinite(module: nn.Module, state_dict: Mapping[str, Any]) -> list[str]:
 
 
 def names_below(part: str, names: Iterable[str], owner: str) -> dict[str, str]:
-    """Returns the full names of the entries of one part of a module, by their names within the part.
+    """Returns a dict from the name of each entry within one part of a module to its full name.
 
     Args:
       part: part of a module: a prefix, such as `critic.encoder` of `critic.encoder.weight`, or a full name; '' means

@@ -30,7 +30,7 @@ class RunLog(logging.Handler):
         """Writes the lines in memory, and starts to record warnings of absl and of Python."""
         self._is_open = True
         waiting, self._waiting = self._waiting or [], None
-        with contextlib.suppress(DiskError):  # the lines were printed already
+        with contextlib.suppress(DiskError):  # the lines were printed before
             self._append(waiting)
         logging.getLogger("absl").addHandler(self)
         show = warnings.showwarning

@@ -105,7 +105,7 @@ class StopSignals:
         _ENTERED.remove(self)
         self._restore()
         self._ended.set()
-        with contextlib.suppress(BlockingIOError):  # the pipe is full, so the thread wakes up and ends too
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes the thread as well
             os.write(self._arrive, b"\0")  # not a signal's number
         self._watcher.join()
         os.close(self._arrivals)

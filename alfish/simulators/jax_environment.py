@@ -1,4 +1,4 @@
-"""Environments whose beginnings and steps are pure functions of JAX.
+"""Environments whose resets and steps are pure functions of JAX.
 
 B environments step and reset in one compiled function, which also gives the final observation of each episode. Tensors
 go to JAX and come back by dlpack, without a copy. JAX and the packages are imported when an environment is made.

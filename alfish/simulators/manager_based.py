@@ -1,4 +1,4 @@
-"""What the environments of Isaac Lab and of mjlab have in common: groups of observations, counters and logs."""
+"""Base of the environments of Isaac Lab and mjlab: groups of observations, counters and logs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -161,7 +161,7 @@ def uniform_choice(mask: torch.Tensor) -> torch.Tensor:
 
     If no choice is allowed, any choice may be drawn.
     """
-    return (torch.rand(mask.shape, device=mask.device) + mask).argmax(-1)  # forbidden choices are below 1
+    return (torch.rand(mask.shape, device=mask.device) + mask).argmax(-1)  # at least 1 if allowed, else less
 
 
 def uniform_action(leaf: spaces.Space, mask: torch.Tensor) -> torch.Tensor:

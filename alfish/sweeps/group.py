@@ -175,7 +175,7 @@ class Specification(abc.ABC):
             )
         if gin_files:
             make_directory(directory)
-            base.write(directory)  # even if equal, because the user trusts the new text
+            base.write(directory)  # written even if equal, because the user trusts the new text
         if specification != stored:
             specification.write(directory)
         return specification

@@ -129,7 +129,7 @@ def _draw_parameter(axis: Any, parameter: Parameter, trials: Sequence[Trial], be
         low, high = parameter.ends
         axis.set_xscale("log")
         axis.set_xlim(low / 1.2, high * 1.2)
-        axis.tick_params("x", which="minor", labelbottom=high < 10 * low)  # in a wider range, labels would overlap
+        axis.tick_params("x", which="minor", labelbottom=high < 10 * low)  # over a wider range, labels would overlap
     if numbers is not float:
         axis.set_xticks(range(len(parameter.items)), parameter.items, rotation=20)
         axis.set_xlim(-0.5, len(parameter.items) - 0.5)

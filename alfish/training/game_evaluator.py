@@ -31,7 +31,7 @@ RANDOM = "random"  # name of an opponent that acts uniformly at random
 
 
 class Player(Protocol):
-    """What an evaluator needs of a policy: its name and its networks."""
+    """The name and the networks of a policy, for an evaluator."""
 
     @property
     def name(self) -> str: ...
@@ -245,7 +245,7 @@ class GameEvaluator:
         return np.array(rows).reshape(-1)
 
     def _fixed_numbers(self, opponents: Mapping[str, str]) -> dict[str, list[int | None]]:
-        """Returns the number of the policy of each agent that `opponents` name, by group; None for other agents."""
+        """Returns, for each group, the numbers of the policies that `opponents` name; None for other agents."""
         fixed: dict[str, list[int | None]] = {
             key: [None] * len(group.agents) for key, group in self.environment.groups.items()
         }

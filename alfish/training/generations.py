@@ -1,6 +1,6 @@
-"""What follows a generation of a population: the members that go on, and those that are replaced, by whom.
+"""Selection between two generations of a population: which members continue, and which copies replace the others.
 
-`alfish population` decides so about separate runs, and `JointPopulation` about policies of one run.
+`alfish population` selects among separate runs, and `JointPopulation` among policies of one run.
 
 Source: Jaderberg et al., 2017, Population based training of neural networks; truncation selection, with generations.
 """

@@ -60,8 +60,9 @@ class InitialParts:
     """The parts of a new run's networks that come from other runs, encoders of transforms included.
 
     Args:
-      sources: texts of sources, by place in the new run: `{'network.actor_torso': 'runs/x', 'critic.encoder':
-        'actor_encoder@runs/y:best'}`; the place '' means everything. A later entry overwrites an earlier one.
+      sources: mapping from a place in the new run to the text of its source: `{'network.actor_torso': 'runs/x',
+        'critic.encoder': 'actor_encoder@runs/y:best'}`; the place '' means everything. A later entry overwrites an
+        earlier one.
       algorithm, transforms: algorithm and transforms of the new run.
 
     Raises:

@@ -166,8 +166,8 @@ class JointPopulation(Listener):
         groups = [each for each in found.values() if len(each) > 1]
         if not groups:
             raise UsageError(
-                "JointPopulation has no two policies that train and may play the same agents; give some agents "
-                "several, as in Trainer.policies = {'p': ('*', 4)}"
+                "JointPopulation needs two policies that train and may play the same agents; give some agents "
+                "several policies, as in Trainer.policies = {'p': ('*', 4)}"
             )
         for place, each in enumerate(groups):
             num_replaced = int(self._share * len(each))

@@ -306,7 +306,7 @@ class Loop:
         batches, learner, clock = self._parts.batches, self._parts.learner, self._clock
         self._next_summary = (clock.value // self._summary_period + 1) * self._summary_period
         self._parts.check_equal()
-        last = learner.unreported() if clock.finished else {}  # a short run may have had no summary before
+        last = learner.unreported() if clock.finished else {}  # a short run may have had no summary yet
         scalars = {f"train/{name}": value for name, value in last.items()}
         if (held := batches.holdout()) is not None:
             scalars |= {f"holdout/{name}": value for name, value in learner.evaluate(held).items()}

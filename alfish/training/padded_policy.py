@@ -1,4 +1,4 @@
-"""Acting with a fixed batch size, so that an action does not depend on the number of environments."""
+"""Acts with a fixed batch size, so that an action does not depend on the number of environments."""
 
 from collections.abc import Iterator
 from typing import Any

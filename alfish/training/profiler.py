@@ -199,7 +199,7 @@ def throughput_limits(trainer: Trainer, seconds: float = 3.0) -> str:
     alone_rate = alone * count / (time.perf_counter() - began)
     environment.close()
     length = max(1, int(trainer.unroller.unroll_length))
-    trainer.unroller.unroll(length)  # not measured: workers start, and the policy is translated
+    trainer.unroller.unroll(length)  # not measured, because workers start and the policy is compiled
     collected, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         trainer.unroller.unroll(length)

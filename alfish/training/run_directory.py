@@ -64,7 +64,7 @@ class RunDirectory:
         self._was_empty = self._is_own = False  # before `open`; and whether `open` created the directory
         self._written: dict[str, str] = {}  # texts to write again if the directory was deleted, by name
         self._identity: tuple[int, int] | None = None
-        self._is_taken = False  # whether another run has the directory
+        self._is_taken = False  # whether another run uses the directory
         self.is_open, self.is_whole = False, True
 
     def open(self) -> None:

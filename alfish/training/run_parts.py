@@ -340,7 +340,7 @@ def _make_parts(
     if not collector.unroll_length:
         raise UsageError("Trainer.unroll_length is 0, which only AsyncUnroller supports; it must be positive")
     num_env_steps = _planned_env_steps(budget, collector)
-    trains = not is_opened_to_act()  # else batches would be made for a single environment, and take memory
+    trains = not is_opened_to_act()  # otherwise batches for a single environment would take memory
     if trains:
         source.plan(num_env_steps)
         source.bind(*networks, collector.unroll_length, collector.num_columns)

@@ -72,7 +72,7 @@ class Summaries(Listener):
         self._updates: dict[str, LastUpdate] = {}  # update of each policy in this iteration, if diagnostics are due
 
     def start(self, run: Run) -> None:
-        resumed = run.clock.value  # 0 counts, too, because a run killed before its first checkpoint has left rows
+        resumed = run.clock.value  # 0 too: a run killed before its first checkpoint has left rows in metrics.csv
         directory = run.directory.path
         origin = RunOrigin(directory, run.directory.checkpoints.origin.run or "", run.log)
         with contextlib.ExitStack() as stack:  # closes started diagnostics and writers, if one cannot start

@@ -237,7 +237,7 @@ class Trainer:
             self.signals.breakable = False
             ending = in_words(error) if isinstance(error, SystemExit) else error
             self.directory.log_error(ending, not self.clock.iterations)
-            if report is not None:  # otherwise there was no iteration, and an existing checkpoint is newer
+            if report is not None:  # without an iteration, there is nothing new to save
                 self._save_what_is_whole()
             if ending is not error:
                 raise ending from error
@@ -388,7 +388,7 @@ def _check_state(trainer: Trainer) -> None:
     """Checks that a checkpoint can hold the state of a run, and that transforms and networks can load theirs."""
     state = trainer.state_dict()
     check_loadable(state)
-    if trainer.clock.iterations == 1:  # later, rows may be many, and states were already loaded
+    if trainer.clock.iterations == 1:  # only at first, because replay grows and loaded states have been checked
         check_loadable(trainer.batches.stored(), "replay")
     for name, part in (("transforms", trainer.transforms), ("algorithm", trainer.algorithm)):
         with calling(f"load_state_dict of the {name}"):

@@ -167,7 +167,7 @@ class Transforms(nn.Module):
         return observation
 
     def sources(self) -> dict[str, str]:
-        """Returns the parts of other runs from which encoders are read, by the encoder's name in the state."""
+        """Returns a dict from the name of each encoder in the state to the part of another run that it is read from."""
         chain = enumerate(self._chain)
         return {f"_chain.{k}.encoder": transform.source for k, transform in chain if transform.source is not None}
 

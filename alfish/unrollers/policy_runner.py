@@ -1,4 +1,4 @@
-"""Acting from stored rows: an actor, run as a numpy program if possible."""
+"""Acts from stored rows, with a numpy program in place of the actor if possible."""
 
 from typing import Any
 

@@ -73,7 +73,7 @@ def test_a_saved_configuration_is_read_with_the_classes_of_today(tmp_path, base,
 def test_options_that_no_class_joins_are_named(tmp_path):
     path = tmp_path / "config.gin"
     path.write_text(of_run("SAC", "SAC.joint_pass = True", "SAC.retrace = True"))
-    words = "joins the options of SAC and CrossQ and RetraceSAC"
+    words = "combines the options of SAC and CrossQ and RetraceSAC"
     with pytest.raises(UsageError, match=words), reading.preserved(), reading.saved(path):
         pass
 

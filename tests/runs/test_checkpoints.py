@@ -439,7 +439,7 @@ def test_a_rewound_run_continues_from_where_it_was_rewound_to(tmp_path, caplog):
     assert checkpoints.steps() == [100, 150]
     assert _value(checkpoints.load()) == (150, 150)
     assert len(list(tmp_path.glob("*.superseded"))) == 2  # renamed, for nobody asked to delete them
-    assert "checkpoint-000000000300.pt is ahead of 150" in caplog.text
+    assert "checkpoint-000000000300.pt is later than the 150" in caplog.text
     for step in (50, 25):  # but two are enough
         checkpoints.save(step, _state(step))
     names = sorted(path.name for path in tmp_path.glob("*.superseded"))

@@ -200,7 +200,7 @@ def test_agents_of_their_own_are_groups_of_their_own(tmp_path):
         ("", {"among": ["p0", "q"]}, "JointPopulation.among names q; the policies are p0, p1, p2, p3"),
         ("p3/PolicySettings.trains = False", {"among": ["p0", "p3"]}, "among names p3, which does not train; leave it"),
         ("p3/PolicySettings.trains = False", {"keeps": "p3"}, "keeps names p3, which does not train"),
-        ("", {"among": ["p0"]}, "no two policies that train and may play the same agents"),
+        ("", {"among": ["p0"]}, "needs two policies that train and may play the same agents"),
         ("", {"perturb": {"MLP.layers[0]": "9..64"}}, r"p0 with another MLP.layers\[0\]: \S+ is"),
         ("p2/MLP.layers = (16,)", {}, r"p2 cannot continue from p0: \S+ is \[8, 4\] float32 in p0 and \[16, 4\]"),
         ("p1/PolicySettings.algorithm = @DQN\np1/PolicySettings.batches = @ReplayBatches", {}, "DQN is not PPO"),

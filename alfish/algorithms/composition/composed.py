@@ -31,12 +31,12 @@ class ComposedRows(NamedTuple):
     """Rows on which an on-policy algorithm trains, `[T, B]`."""
 
     algorithm: Nest  # info that the algorithm's preprocess_experience returned
-    transitions: Transitions  # without `observation`, which the rows have
+    transitions: Transitions  # without `observation`, because the rows have it
     rewards: dict[str, torch.Tensor]  # rewards of each part
 
 
 class ComposedTrain(NamedTuple):
-    experience: Experience  # as the algorithm sees it
+    experience: Experience  # with the observations and rewards that the inner algorithm receives
     algorithm: Nest  # info that the algorithm's train_step returned
     transitions: Transitions  # [T', N]
     rewards: dict[str, torch.Tensor]  # [T', N] rewards of each part
@@ -92,7 +92,7 @@ class Composed(RLAlgorithm):
         self.representation: Any = encoder
         self.rewards: Any = nn.ModuleDict({part.name: part for part in made})
         self._extrinsic_coef, self._separates = as_schedule(extrinsic_coef), separate_values
-        self._reads_reward = extrinsic_coef != 0  # if not read, a reward that is not finite does no harm
+        self._reads_reward = extrinsic_coef != 0  # a reward that is not read may be infinite or nan
         self._weighs_reward = extrinsic_coef != 1
         self._changes_reward = bool(rewards) or separate_values or self._weighs_reward
         self._groups = [name for name, each in inner.parameter_groups().items() if any(p.requires_grad for p in each)]
@@ -106,7 +106,7 @@ class Composed(RLAlgorithm):
 
     @property
     def reward_weights(self) -> torch.Tensor | None:
-        weights = self.algorithm.reward_weights  # with separate values, the parts have weights too
+        weights = self.algorithm.reward_weights  # with separate values, the weights of the parts follow
         return None if weights is None or not self.reward_spec.shape else weights[: self.reward_spec.shape[0]]
 
     @property
@@ -178,7 +178,7 @@ class Composed(RLAlgorithm):
 
     def after_iteration(self, experience: Experience) -> None:
         if self.algorithm.overrides("after_iteration"):
-            if self.on_policy:  # with the rewards that it maximizes
+            if self.on_policy:  # with the composed rewards, which the algorithm maximizes
                 self.algorithm.after_iteration(self._compose(experience)[0])
             else:
                 self.algorithm.after_iteration(experience._replace(time_step=self._seen(experience.time_step)))

@@ -75,7 +75,7 @@ class FunctionalEnvironment(Environment):
     ):
         name = type(functional).__name__
         check_class(functional, name)
-        self.device = torch.empty(0, device=device).device  # with an index, as tensors have it
+        self.device = torch.empty(0, device=device).device  # with an index, such as cuda:0
         self.functional = with_tensors(functional, nest.to(tensors_of(functional), self.device))
         observed = functional.observation_space
         observed = observed if action_mask is None else marked(observed, action_mask)
@@ -275,7 +275,7 @@ class SeparateNumbers:
     def __init__(self, seeds: Sequence[int], count: int, device: torch.device):
         self._generators = [torch.Generator() for _ in seeds]
         self._count, self._device = count, device
-        self._ahead = torch.zeros(len(seeds), BLOCK, count)  # numbers that are drawn at once, because a call takes long
+        self._ahead = torch.zeros(len(seeds), BLOCK, count)  # drawn in blocks, because a call takes long
         self._cursor = torch.full((len(seeds),), BLOCK)  # index of the next step of each environment in `_ahead`
         self.seed(seeds)
 

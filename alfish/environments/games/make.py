@@ -23,7 +23,7 @@ from alfish.errors.user_code import calling
 from alfish.parameters import NonNegativeInt, PositiveInt, UnitInterval, checked, imports
 from alfish.parameters.schedules import Schedule
 
-# Packages with games, by module, and what pip installs.
+# Packages with games: name of the module, and name of the package for pip.
 PACKAGES = {"mpe2": "mpe2", "pettingzoo": "pettingzoo", "momaland": "momaland", "magent2": "magent2"}
 EXTRAS_OF_PETTINGZOO = ("atari", "butterfly", "classic", "sisl")
 

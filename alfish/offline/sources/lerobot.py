@@ -136,7 +136,7 @@ class LeRobotSource(EpisodeSource):
             yield self._episode(unread, faults)
 
     def _faults(self) -> tuple[dict[int, str], list[int]]:
-        """Returns the faults of episodes, by their indices, and the indices that are missing.
+        """Returns a dict from the index of an episode to its fault, and the list of missing indices.
 
         Raises:
           UsageError: `meta` declares far more episodes than there are frames.

@@ -133,7 +133,7 @@ def open_npz(path: Path) -> Iterator[Mapping[str, NpzMember]]:
     Raises:
       UsageError: the file is not an .npz file, or is damaged.
     """
-    with open(path, "rb") as file:  # closed here, because the archive would leave closing to its members
+    with open(path, "rb") as file:  # closed here, because an open archive keeps its file open for its members
         begin = file.read(6)
         if begin == b"\x93NUMPY":
             raise UsageError(
@@ -261,7 +261,10 @@ class NpzSource(EpisodeSource):
         if len(values) == num_episodes != count:
             return ends(length, values[number], False)[0]
         if len(values) != count:
-            raise UsageError(f"{self.name}: {name} has {len(values):,} rows, neither {num_episodes:,} nor {count:,}")
+            raise UsageError(
+                f"{self.name}: {name} has {len(values):,} rows, but needs one for each of {num_episodes:,} "
+                f"episodes or of {count:,} steps"
+            )
         return values[rows]
 
     def _read(self, arrays: Mapping[str, NpzMember], name: str) -> Nest:

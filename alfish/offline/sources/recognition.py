@@ -83,7 +83,7 @@ def check_beginning(path: Path) -> None:
       UsageError: the file is a web page, a Git LFS pointer, or compressed.
     """
     begin = b""
-    with contextlib.suppress(OSError), open(path, "rb") as file:  # the file's reader says what is wrong
+    with contextlib.suppress(OSError), open(path, "rb") as file:  # the later reader of the file reports the error
         begin = file.read(256)
     for start, what in BEGINNINGS.items():
         if begin.startswith(start):

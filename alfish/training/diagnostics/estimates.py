@@ -99,7 +99,7 @@ class MonteCarlo(Diagnostic):
             self._evaluator.close()
 
     def _compared(self, run: Run, episode: Episode) -> dict[str, np.ndarray]:
-        """Returns the estimates at rows of an episode, and the returns that followed, `[2, K]`, by name."""
+        """Returns, for each kind of estimate, `[2, K]`: the estimates at rows of an episode, and the returns."""
         algorithm, device = run.algorithm, run.device
         values: Any = algorithm.values
         with reading(algorithm):

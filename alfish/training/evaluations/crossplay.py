@@ -258,7 +258,7 @@ class _Seated(NamedTuple):
 
 
 class Standings:
-    """What the matches say about pairs and about players.
+    """Results of the matches, for each pair and for each player.
 
     Args:
       players: players.

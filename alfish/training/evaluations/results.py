@@ -50,7 +50,7 @@ class EvaluationResult:
       steps, env_steps, iterations, updates, wall_seconds: counters of the checkpoint; `steps` names its file.
       policy: digest of the policy's weights and statistics.
       episodes: episodes of the evaluation.
-      evaluation: evaluation of these episodes.
+      evaluation: returns and lengths of the episodes.
       film: file in the run's directory; None if there is no film.
     """
 

@@ -324,7 +324,7 @@ def _refused(host: RemoteHost, refusal: Refusal) -> Exception:
 
 
 def _unable(text: str) -> UsageError:
-    """Returns the error for a machine that could not make a host, from the text of Ray's exception."""
+    """Returns the error for a machine on which a host could not start, from the text of Ray's exception."""
     address = re.search(r"\bip=([^,\s]+)", text)
     where = f"the machine {address[1]}" if address else "a machine"
     return UsageError(

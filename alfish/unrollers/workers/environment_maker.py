@@ -75,7 +75,7 @@ def _modules_of(config: str) -> list[str]:
 
 
 class _LeftOut:
-    """Replaces, in a worker, a value that a text cannot express. Reading it raises a sentence."""
+    """Replaces, in a worker, a value that a text cannot express; reading it raises UsageError."""
 
     def __init__(self, sentence: str):
         self._sentence = sentence
