@@ -129,7 +129,7 @@ def definitions(module: str, tree: ast.Module) -> Iterator[Definition]:
                 yield Definition(node.name, module, summary, in_gin)
 
 
-def room(module: str) -> str:
+def package_of(module: str) -> str:
     """Package below alfish that a module belongs to, or the module itself; `alfish` for the top."""
     return (module.split(".") + ["alfish"])[1] if module != "alfish" else "alfish"
 
@@ -139,10 +139,10 @@ def api_pages() -> dict[str, str]:
     defined = [one for module, tree in trees.items() for one in definitions(module, tree)]
     pages: dict[str, str] = {}
     for module in dict.fromkeys(one.module for one in defined):
-        if room(module) == "bin":  # commands; `alfish COMMAND --help` describes them
+        if package_of(module) == "bin":  # commands; `alfish COMMAND --help` describes them
             continue
-        name = f"api/{room(module)}.md"
-        pages.setdefault(name, f"# alfish.{room(module)}\n")
+        name = f"api/{package_of(module)}.md"
+        pages.setdefault(name, f"# alfish.{package_of(module)}\n")
         pages[name] += f"\n::: {module}\n"
     pages["api/index.md"] = index(trees["alfish"], defined)
     return pages

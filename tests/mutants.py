@@ -1,10 +1,10 @@
 """Makes each mutation of `tests/mutations` in a copy of the tree, and names the test that fails.
 
     make mutants                          # all of them
-    python tests/mutants.py replay        # those of a room
+    python tests/mutants.py replay        # those of a package
     python tests/mutants.py 'end of its'  # those whose description contains a text
 
-A mutation breaks one contract. `tests/mutations` has a table for each room:
+A mutation breaks one contract. `tests/mutations` has a table for each package:
 
     [[mutations]]
     breaks = "a return crosses the end of its episode."
@@ -45,7 +45,7 @@ SECONDS = 300  # of one mutation; a test that hangs counts as failing
 
 
 class Mutation(NamedTuple):
-    room: str  # name of its table
+    package: str  # name of its table
     breaks: str
     test: str
     file: str
@@ -53,7 +53,7 @@ class Mutation(NamedTuple):
     new: str
 
     def __str__(self) -> str:
-        return f"{self.room}: {self.breaks}"
+        return f"{self.package}: {self.breaks}"
 
     def problem(self, tree: Path) -> str | None:
         """Returns why the mutation cannot be made in `tree`; None if it can."""
@@ -71,14 +71,14 @@ class Outcome(NamedTuple):
 
 
 def mutations(texts: tuple[str, ...] = ()) -> list[Mutation]:
-    """Returns the mutations of the rooms that are named, and those whose description has one of the texts.
+    """Returns the mutations of the packages that are named, and those whose description has one of the texts.
 
     Args:
-      texts: names of rooms, and parts of descriptions; empty means all mutations.
+      texts: names of packages, and parts of descriptions; empty means all mutations.
     """
     tables = {path.stem: tomllib.loads(path.read_text())["mutations"] for path in sorted(MUTATIONS.glob("*.toml"))}
-    every = [Mutation(room, **row) for room, rows in tables.items() for row in rows]
-    return [m for m in every if not texts or any(text == m.room or text in m.breaks for text in texts)]
+    every = [Mutation(package, **row) for package, rows in tables.items() for row in rows]
+    return [m for m in every if not texts or any(text == m.package or text in m.breaks for text in texts)]
 
 
 def run(mutation: Mutation, tree: Path) -> Outcome:
@@ -125,7 +125,7 @@ def copy_to(tree: Path) -> Path:
 def main(texts: list[str]) -> int:
     chosen = mutations(tuple(texts))
     if not chosen:
-        print(f"no room is named {' or '.join(texts)}, and no description has it", file=sys.stderr)
+        print(f"no package is named {' or '.join(texts)}, and no description has it", file=sys.stderr)
         return 2
     local = threading.local()
     with tempfile.TemporaryDirectory() as directory, concurrent.futures.ThreadPoolExecutor(NUM_COPIES) as pool:

@@ -1,4 +1,4 @@
-"""The door for simulators: one stream, whatever a simulator does to its tensors, without a wait in a step."""
+"""The interface of simulators: one stream, whatever a simulator does to its tensors, without a wait in a step."""
 
 import functools
 import math

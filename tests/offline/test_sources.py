@@ -1,4 +1,4 @@
-"""The doors that need no other library: .npz files, what `alfish import` writes, and how sources are named."""
+"""The sources that need no other library: .npz files, what `alfish import` writes, and how sources are named."""
 
 import json
 import os

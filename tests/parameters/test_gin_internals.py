@@ -1,4 +1,4 @@
-"""gin's names behind one door: nobody else uses them, and what needs none of them works without."""
+"""gin's private names are used in one module only, and code that does not need them works without them."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""A room imports lower floors only, and some things are not done anywhere."""
+"""A package imports lower layers only, and some constructions are used nowhere."""
 
 import ast
 from pathlib import Path
@@ -10,8 +10,8 @@ import alfish
 PACKAGE = Path(alfish.__file__).parent
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 
-# The rooms by floor, lowest first: a room imports those of lower floors only.
-FLOORS = [
+# The packages of each layer, lowest first: a package imports packages of lower layers only.
+LAYERS = [
     ["errors", "nest"],
     ["data", "host", "parameters", "processes", "specs"],
     ["compiler", "functional", "metrics", "runs"],
@@ -27,7 +27,7 @@ FLOORS = [
     ["bin"],
     ["__main__"],
 ]
-FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+LAYER = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
 # Algorithms that are bases; others are siblings and do not import each other.
 BASES = tuple(
     f"alfish.algorithms.{name}"
@@ -53,8 +53,8 @@ BASES = tuple(
 BASES += tuple(f"alfish.algorithms.imitation.{name}" for name in ("external", "expert", "apprentice"))
 
 
-def room_of(module):
-    """`alfish.networks.heads` is in the room `networks`."""
+def package_of(module):
+    """`alfish.networks.heads` is in the package `networks`."""
     return module.split(".")[1]
 
 
@@ -98,24 +98,24 @@ def is_sibling(module):
 
 
 def complaints(module, tree):
-    """What of a module's imports breaks the order."""
-    here = room_of(module)
+    """Yields a sentence for each import that is not allowed."""
+    here = package_of(module)
     for imported in imports_of(tree):
         if imported == "alfish":
             continue
-        there = room_of(imported)
-        if there not in FLOOR:
-            yield f"{module} imports {imported}, which has no floor"
-        elif here != there and FLOOR[there] >= FLOOR[here]:
-            yield f"{module} imports {imported}, which does not stand below it"
+        there = package_of(imported)
+        if there not in LAYER:
+            yield f"{module} imports {imported}, which has no layer"
+        elif here != there and LAYER[there] >= LAYER[here]:
+            yield f"{module} imports {imported}, which is not in a lower layer"
         elif here == there == "algorithms" and is_sibling(imported) and imported != module:
             yield f"{module} imports its sibling {imported}"
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if module_of(p) != "alfish"], ids=module_of)
-def test_a_room_imports_only_what_stands_below_it(path):
+def test_a_package_imports_lower_layers_only(path):
     module = module_of(path)
-    assert room_of(module) in FLOOR, f"{module} has no floor: say in FLOORS where it stands"
+    assert package_of(module) in LAYER, f"{module} has no layer: add its package to LAYERS"
     assert list(complaints(module, parse(path))) == []
 
 
@@ -130,7 +130,7 @@ def test_a_room_imports_only_what_stands_below_it(path):
         ("alfish.data", "from alfish.utils import anything"),
     ],
 )
-def test_an_import_of_a_higher_room_is_found(module, text):
+def test_an_import_of_a_higher_layer_is_found(module, text):
     assert len(list(complaints(module, ast.parse(text)))) == 1
 
 
@@ -148,9 +148,9 @@ def test_imports_downwards_are_accepted(module, text):
     assert list(complaints(module, ast.parse(text))) == []
 
 
-def circles(arrows):
-    """Sorted modules of each circle of imports; `arrows` holds what each module imports."""
-    reached = {module: set(imported) for module, imported in arrows.items()}
+def circles(imports):
+    """Sorted modules of each circle of imports; `imports` maps each module to the modules that it imports."""
+    reached = {module: set(imported) for module, imported in imports.items()}
     changed = True
     while changed:
         changed = False
@@ -162,13 +162,13 @@ def circles(arrows):
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    # A package's face imports its modules, which may import each other: it takes part in no circle of its own making.
-    arrows = {
+    # `__init__` is left out, because it imports the modules of its package, which may import the package.
+    imports = {
         module_of(path): {m for m in imports_of(parse(path)) if m != module_of(path)}
         for path in FILES
         if path.name != "__init__.py"
     }
-    assert circles(arrows) == set()
+    assert circles(imports) == set()
 
 
 def test_a_circle_would_be_found():
@@ -197,7 +197,7 @@ def test_a_type_checker_of_a_user_sees_the_annotations():
     assert (PACKAGE / "py.typed").is_file()
 
 
-def test_there_is_no_room_for_leftovers():
+def test_no_module_is_named_for_leftovers():
     banned = {"utils", "util", "common", "core", "helpers", "misc"}
     assert not banned & {part for path in FILES for part in path.relative_to(PACKAGE).with_suffix("").parts}
 

@@ -155,7 +155,7 @@ def grouped():
 def test_each_module_has_a_test_file_of_its_name_or_is_tested_with_others():
     together = set(grouped())
     without = [str(module) for module in modules() if own_file(module) is None and module not in together]
-    assert without == [], "write tests/ROOM/test_NAME.py, or add the module to TOGETHER"
+    assert without == [], "write tests/PACKAGE/test_NAME.py, or add the module to TOGETHER"
 
 
 def test_the_table_names_files_of_tests_and_modules_without_one_of_their_own():

@@ -3,8 +3,8 @@
 python tests/tools/lines_to_read.py alfish.algorithms.sac [--show] [--depth=1]
 
 They are those of the module, of each file of the package that defines a name it imports, and so on. A name that a
-package only passes on counts for the file that defines it. Rooms that an algorithm's reader takes for granted are left
-out.
+package only passes on counts for the file that defines it. Packages that a reader of an algorithm takes for
+granted are left out.
 """
 
 import argparse

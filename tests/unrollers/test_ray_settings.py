@@ -32,7 +32,7 @@ INSTALLED = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not INSTALLED, reason="the extra 'ray' is not installed")
 
 
-def test_neither_alfish_nor_this_room_imports_ray():
+def test_neither_alfish_nor_this_package_imports_ray():
     code = "import sys, alfish, alfish.unrollers.ray; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

@@ -1,8 +1,8 @@
-"""The wall between the core and its annexes: what an annex may import, and from where the core reaches one.
+"""The boundary between the core and its optional packages: which imports are allowed in each direction.
 
-The core loads an annex only at the doors listed here, so a mistake in an annex cannot break the rest. In the other
-direction an annex imports only the public modules listed here, and no private name, so that all else of the core may
-change without a look at the annexes.
+The core imports an optional package only where `CORE_IMPORTS` lists it, so a mistake there cannot break the rest. An
+optional package imports only the public modules listed here, and no private name, so that all other modules of the core
+may change without a look at the optional packages.
 """
 
 import ast
@@ -16,8 +16,8 @@ import alfish
 
 WRITERS = "alfish.runs.writers"
 TRACKERS = tuple(f"{WRITERS}.{name}" for name in ("tracker", "mlflow_writer", "trackio_writer", "wandb_writer"))
-# Public modules of the core: those that `alfish` itself offers, those that any annex may import, and those that belong
-# to one annex because it stands in for a part of the core, continues its work, or reads its files.
+# Public modules of the core: those that `alfish` itself offers, those that any optional package may import, and those
+# that one optional package imports because it replaces a part of the core, continues its work, or reads its files.
 EVERYWHERE = {
     *("alfish", *alfish._HOME.values()),
     *("alfish.errors", "alfish.errors", "alfish.nest", "alfish.specs", "alfish.parameters"),
@@ -54,9 +54,9 @@ PUBLIC = {
     "alfish.simulators": {"alfish.environments.simulator", "alfish.parameters.kinds"},
     **{tracker: {f"{WRITERS}.writer"} for tracker in TRACKERS},
 }
-# Where the core reaches an annex, besides commands: `alfish.plot`, names that a configuration may use, and schemes of
-# recorded data.
-DOORS = {
+# Imports of optional packages by the core, besides commands: `alfish.plot`, names that a configuration may use, and
+# schemes of recorded data.
+CORE_IMPORTS = {
     "alfish": {"alfish.analysis.plotting"},
     "alfish.configuration.reading": set(TRACKERS[1:]),
     WRITERS: set(TRACKERS[1:]),
@@ -64,11 +64,11 @@ DOORS = {
 }
 NAMED_TUPLE = {"_replace", "_fields", "_asdict", "_make"}
 PATHS = {module_of(path): path for path in FILES}
-USED = set()  # pairs of an annex and a module that it imports
+USED = set()  # pairs of an optional package and a module that it imports
 
 
-def annex_of(module):
-    return next((annex for annex in PUBLIC if module == annex or module.startswith(annex + ".")), None)
+def optional_package_of(module):
+    return next((package for package in PUBLIC if module == package or module.startswith(package + ".")), None)
 
 
 def is_command(module):
@@ -88,12 +88,17 @@ def private_names(tree):
 
 
 def complaints(module, tree):
-    """What of a module's imports breaks the wall."""
-    here = annex_of(module)
+    """Yields a sentence for each import that crosses the boundary where it may not."""
+    here = optional_package_of(module)
     for imported in imports_of(tree):
-        there = annex_of(imported)
-        if here is None and there is not None and not is_command(module) and imported not in DOORS.get(module, ()):
-            yield f"{module} imports {imported}, of an annex"
+        there = optional_package_of(imported)
+        if (
+            here is None
+            and there is not None
+            and not is_command(module)
+            and imported not in CORE_IMPORTS.get(module, ())
+        ):
+            yield f"{module} imports {imported}, which belongs to an optional package"
         if here is not None and there is None:
             USED.add((here, imported))
             if imported not in EVERYWHERE | PUBLIC[here]:
@@ -102,26 +107,28 @@ def complaints(module, tree):
         yield from (f"{module} takes the private name {name}" for name in private_names(tree))
 
 
-def test_an_annex_imports_what_is_public_and_the_core_reaches_annexes_by_its_doors():
+def test_optional_packages_import_public_modules_and_the_core_imports_them_where_listed():
     assert [each for module, path in PATHS.items() for each in complaints(module, parse(path))] == []
 
 
-def test_building_a_trainer_loads_no_annex():
+def test_building_a_trainer_loads_no_optional_package():
     program = "import sys, alfish.training.trainer, alfish.configuration.runs; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    # The door of recorded data names its schemes, and tells what a file of another library is.
-    door = [f"alfish.offline.sources{name}" for name in ("", ".recognition", ".source_files")]
-    assert sorted(module for module in loaded if annex_of(module)) == door
+    # `open_source` lists the schemes of recorded data, and recognizes files of other libraries.
+    listed = [f"alfish.offline.sources{name}" for name in ("", ".recognition", ".source_files")]
+    assert sorted(module for module in loaded if optional_package_of(module)) == listed
 
 
-def test_no_module_is_public_without_need_and_no_door_leads_nowhere():
+def test_every_listed_module_exists_and_is_imported():
     for module, path in PATHS.items():
         list(complaints(module, parse(path)))
-    needed = {annex: {imported for one, imported in USED if one == annex} for annex in PUBLIC}
-    assert {annex: modules - needed[annex] for annex, modules in PUBLIC.items() if modules - needed[annex]} == {}
+    needed = {package: {imported for one, imported in USED if one == package} for package in PUBLIC}
+    assert {
+        package: modules - needed[package] for package, modules in PUBLIC.items() if modules - needed[package]
+    } == {}
     at_home = {"alfish", *alfish._HOME.values()}
     assert [each for each in sorted(EVERYWHERE - at_home) if sum(each in one for one in needed.values()) < 2] == []
-    assert all(is_module(each) for each in (*DOORS, *PUBLIC, *EVERYWHERE))
+    assert all(is_module(each) for each in (*CORE_IMPORTS, *PUBLIC, *EVERYWHERE))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +146,7 @@ def test_no_module_is_public_without_need_and_no_door_leads_nowhere():
         ("alfish.offline.outputs", "from alfish.offline.sources.source_files import said"),
     ],
 )
-def test_a_hole_in_the_wall_is_found(module, text):
+def test_a_forbidden_import_is_found(module, text):
     assert len(list(complaints(module, ast.parse(text)))) == 1
 
 
@@ -153,5 +160,5 @@ def test_a_hole_in_the_wall_is_found(module, text):
         ("alfish.training.loop", "from alfish.training.clock import Clock"),
     ],
 )
-def test_doors_and_public_modules_are_accepted(module, text):
+def test_listed_imports_are_accepted(module, text):
     assert list(complaints(module, ast.parse(text))) == []
