@@ -1,6 +1,12 @@
-"""Runs of alfish: the trainer as it ships, with metrics, summaries and checkpoints, without evaluation."""
+"""Runs of alfish: the trainer as it ships, with metrics, summaries and checkpoints, without evaluation.
+
+  python benchmarks/runs/alfish_run.py RECIPE SEED [VARIANT] [--profile]
+
+With --profile it also prints the time of each part of the loop, as `alfish train --profile` does.
+"""
 
 import functools
+import sys
 import tempfile
 from typing import Any
 
@@ -22,12 +28,14 @@ from alfish.networks import MLP, ActorCritic, DeterministicActor, QNetwork, Tors
 from alfish.parameters.schedules import Linear
 from alfish.training.listener import Listener, Report, Run
 from alfish.training.listeners import CheckpointSaver, Summaries
+from alfish.training.profiler import Profile
 from alfish.training.trainer import Trainer
 from alfish.transforms import FrameStack, RewardClip
 from alfish.unrollers import AsyncUnroller, SyncUnroller
 from benchmarks.delayed import Delayed
 from benchmarks.runs import script
 
+PROFILE = "--profile"
 # What a variant changes of the learner.
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"compile": False},
@@ -61,13 +69,14 @@ def train(
     if variant == "mkl":  # torch's own kernel in place of alfish's, as on a processor where nobody measured
         matmul.MEASURED = ()
     clock = Clock()
+    profile = [Profile()] if PROFILE in sys.argv else []
     with tempfile.TemporaryDirectory() as root_dir:
         Trainer(
             root_dir,
             environment=functools.partial(make_environment, env_id=env_id, num_envs=num_envs, **environment or {}),
             unroller=AsyncUnroller if variant == "async" else SyncUnroller,
             learner=functools.partial(learner, **VARIANTS[variant]),
-            listeners=[CheckpointSaver(), Summaries(), clock],
+            listeners=[CheckpointSaver(), Summaries(), clock, *profile],
             seed=seed,
             device="cpu",
             num_threads="auto" if variant.startswith("auto") else torch.get_num_threads(),

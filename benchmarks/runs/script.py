@@ -51,7 +51,7 @@ def report(first: Reading | None, last: Reading, average_return: float, versions
 
 def main(recipes: Mapping[str, Callable[..., None]]) -> None:
     """Trains the recipe named on the command line."""
-    recipe, seed, *variant = sys.argv[1:]
+    recipe, seed, *variant = (argument for argument in sys.argv[1:] if not argument.startswith("--"))
     if recipe not in recipes:
         print(f"no {recipe} here; there is {', '.join(recipes)}", file=sys.stderr)
         sys.exit(NO_SUCH_RECIPE)
