@@ -1,4 +1,4 @@
-"""Random actions in place of some of the policy's, mostly for evaluations of deterministic games."""
+"""Random actions that replace some actions of the policy, mostly for evaluations of deterministic games."""
 
 from typing import Any
 

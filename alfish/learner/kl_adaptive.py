@@ -62,7 +62,7 @@ class KLAdaptive:
         return torch.where(kl > 2 * self._target, lower, torch.where(kl < self._target / 2, higher, rate))
 
     def check(self, rate: torch.Tensor) -> None:
-        """Raises ValueError if a saved rate is none that this setting reaches."""
+        """Raises ValueError if a saved rate is outside of [lowest, highest]."""
         # Both limits are rounded to float32, and so is the saved rate.
         if rate.ndim or not 0.999 * self._lowest <= float(rate) <= 1.001 * self._highest:
             raise ValueError(f"the learning rate is {rate}, outside of [{self._lowest}, {self._highest}]")

@@ -119,7 +119,7 @@ class StepBatch:
 
     @cached_property
     def by_objective(self) -> dict[str, "StepBatch"]:
-        """These rows by entry of vector rewards, with that entry as the reward; empty for scalar rewards."""
+        """The rows for each entry of a vector reward, with that entry as the reward; empty for scalar rewards."""
         found = {}
         for entry, name in enumerate(self._objectives):
             found[name] = rows = copy.copy(self)  # keeps the places of rows in episodes that are already computed

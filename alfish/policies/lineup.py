@@ -1,4 +1,4 @@
-"""Which policy plays which agent: fixed, or drawn for each game."""
+"""Assigns policies to agents: the same in all games, or drawn for each game."""
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -128,7 +128,7 @@ class Lineup:
         return drawn * (1.0 - given / own) if own else 0.0
 
     def _units(self, number: int) -> list[list[int]]:
-        """Returns the agents that a policy may play, as indices in their group; agents that are drawn as one together.
+        """Returns the agents that a policy may play, as indices in their group; each list has agents drawn together.
 
         Args:
           number: number of the policy.

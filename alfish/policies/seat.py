@@ -1,4 +1,4 @@
-"""The acting of one policy in its columns of games, and the rows that it trains on."""
+"""Acts for one policy in its columns of games, and makes the rows on which it trains."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from alfish.unrollers.sync import SyncUnroller, UnrollStart
 
 
 class Columns(Environment):
-    """Columns of a group of agents, as environments that are stepped by somebody else.
+    """Columns of a group of agents, as environments that another object steps.
 
     Args:
       games: games of the group.

@@ -38,7 +38,7 @@ class Timer:
         return now
 
     def around(self, part: str, function: Callable[P, T]) -> Callable[P, T]:
-        """Returns the function, measured as a part of its own inside the part that calls it."""
+        """Returns the function; its time is measured as a separate part inside the part that calls it."""
 
         def timed(*arguments: P.args, **keywords: P.kwargs) -> T:
             outer = self._part

@@ -373,7 +373,7 @@ _MODULES = {"IsaacLab": "isaac_lab", "Mjlab": "mjlab", "RslRl": "rsl_rl"}
 
 
 def _is_missing(value: Any) -> bool:
-    """Returns True for what a dump has where no value was set."""
+    """Returns True if a value of a dump means that no value was set."""
     return value is None or value == {} or (isinstance(value, str) and "MISSING" in value)
 
 

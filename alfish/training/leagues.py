@@ -16,7 +16,7 @@ from alfish.training.listener import Listener, Report, Run
 
 
 class _PeriodicListener(Listener):
-    """Does something to the policies of a run each `period` clock steps."""
+    """Changes the policies of a run every `period` clock steps; subclasses define the change."""
 
     changes_algorithm = True
 

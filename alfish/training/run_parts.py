@@ -84,7 +84,7 @@ class Parts(NamedTuple):
         return ModeSwitch(self.algorithm, self.learner.frozen.modules)
 
     def settings(self) -> dict[str, Any]:
-        """Returns what a checkpoint has of settings that the run itself has changed; {} if it changes none."""
+        """Returns the settings that the run itself has changed, for a checkpoint; {} if it changes none."""
         return {}
 
     def rebuild(self, state: Mapping[str, Any]) -> None:

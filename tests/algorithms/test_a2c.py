@@ -128,7 +128,7 @@ def test_the_policys_loss_does_not_change_the_critics_torso():
     assert all(torch.equal(a, b) for a, b in zip(before, a2c.network.critic_torso.parameters()))
 
 
-def test_a_constant_reward_is_explained_by_the_value_alone():
+def test_a_constant_reward_is_explained_by_the_value():
     """With V at its fixed point the advantage is 0, wherever the unroll or the episode ends."""
     a2c = _a2c(gamma=0.9)
     experience = _unroll(a2c, _column(FIRST, MID, LAST, FIRST, MID, MID, num_envs=3))

@@ -172,7 +172,7 @@ def test_what_retrace_asks_of_later_rows_carries_no_gradient():
 
 
 @pytest.mark.parametrize(("known", "expected"), [(50.0, 50.0), (10.0, 12.0), (float("nan"), 12.0), (-50.0, 12.0)])
-def test_a_target_is_no_less_than_what_was_earned_where_that_is_known(known, expected):
+def test_a_target_is_at_least_the_observed_return_where_that_is_known(known, expected):
     rows = window([0, 1], [FIRST, MID], [JUNK, 10.0])._replace(return_to_go=torch.tensor([[known], [JUNK]]))
     dqn = make(ONLINE, TARGET, values=LowerBounded)
     assert dqn.replay_needs.return_gamma == 0.5

@@ -57,7 +57,7 @@ def test_norms_are_kept_over_20_updates():
             torch.testing.assert_close(square, torch.full_like(square, layer.weight.shape[-1]))
 
 
-def test_held_noise_is_policy_state_that_evaluation_leaves_alone():
+def test_held_noise_is_policy_state_that_evaluation_does_not_change():
     sac = make(kind=FlashSAC)
     step = nest.at(rows(BOX).time_step, 0)
     state = sac.initial_state(6)

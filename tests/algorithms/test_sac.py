@@ -473,7 +473,7 @@ def test_retrace_of_recorded_data_is_refused():
         learn(make(kind=RetraceSAC), rows(BOX))
 
 
-def test_a_target_is_no_less_than_what_was_earned_where_that_is_known():
+def test_a_target_is_at_least_the_observed_return_where_that_is_known():
     sac, experience = make(values=LowerBounded), rows(BOX)
     assert sac.replay_needs.return_gamma == 0.5 and make().replay_needs.return_gamma is None
     expected = targets(make(), experience)

@@ -136,7 +136,7 @@ def test_alfish_says_that_it_has_no_such_recipe():
         processes.run_script([sys.executable, str(path), "nothing", "0"], processes.with_threads(1))
 
 
-def test_a_script_is_watched_while_it_runs_and_never_left_alone():
+def test_a_script_is_watched_while_it_runs_and_killed_if_the_watcher_raises():
     """It would wait for ever: that it is gone shows that it was killed."""
     seen = []
 

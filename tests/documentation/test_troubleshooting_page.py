@@ -39,8 +39,17 @@ def test_a_message_of_the_page_is_in_the_code(block):
     assert any(fits(template, block) for template in templates()), block
 
 
-def test_a_message_that_the_code_does_not_have_is_not_found():
-    assert not any(fits(template, "runs/x is already used for training by another program") for template in templates())
+@pytest.mark.parametrize(
+    "message",
+    [
+        "runs/x is already used for training by another program",
+        # Only the message inside it is in the code.
+        "WrongShape breaks gymnasium's interface: step ended in ValueError: the environments returned observations of "
+        "shape (4,), but their observation_space has shape (3,)",
+    ],
+)
+def test_a_message_that_the_code_does_not_have_is_not_found(message):
+    assert not any(fits(template, message) for template in templates())
 
 
 def pattern(quoted):
@@ -49,13 +58,14 @@ def pattern(quoted):
 
 
 def fits(template, quoted):
-    """Returns True if the parts of a template stand in a text one after another."""
+    """Returns True if the parts of a template stand in a text one after another, the first one near its beginning."""
     position = 0
     for part in template:
         position = quoted.find(part, position) + len(part)
         if position < len(part):
             return False
-    return True
+    first = next(part for part in template if len(part) >= 8)
+    return quoted.find(first) < 40
 
 
 @functools.cache

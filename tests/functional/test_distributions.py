@@ -296,7 +296,7 @@ def _mask(*shape, seed=3):
     return mask
 
 
-def test_a_masked_categorical_is_the_one_of_the_allowed_logits_alone_and_so_are_its_gradients():
+def test_a_masked_categorical_and_its_gradients_equal_those_of_the_allowed_logits():
     logits, others, mask = _logits(40, 6).double(), _logits(40, 6, seed=1).double(), _mask(40, 6)
     for row in range(40):
         whole, other = logits[row].clone().requires_grad_(), others[row]

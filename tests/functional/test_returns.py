@@ -533,7 +533,7 @@ class TestRetrace:
         assert (uncorrected < expected - 0.5).all(), "as the old one's, which gains less"
 
 
-def test_a_target_is_no_less_than_the_return_where_that_is_known():
+def test_a_target_is_at_least_the_return_where_that_is_known():
     target = torch.tensor([[1.0, 1.0, 1.0, -2.0]])
     known = torch.tensor([[3.0, 0.5, math.nan, -1.0], [9.0, 9.0, 9.0, 9.0]])
     assert targets.bounded_below(target, known).tolist() == [[3, 1, 1, -1]]

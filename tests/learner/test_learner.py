@@ -521,7 +521,7 @@ class TestClipping:
     def test_a_long_gradient_is_scaled_to_the_norm(self):
         assert _after(_Regression(), _chunk([8.0]), max_grad_norm=0.5) == pytest.approx(0.5, rel=1e-5)
 
-    def test_a_short_one_is_left_alone(self):
+    def test_a_short_one_does_not_change(self):
         assert _after(_Regression(), _chunk([0.25]), max_grad_norm=0.5) == pytest.approx(0.25)
 
     def test_each_group_is_clipped_by_itself(self):

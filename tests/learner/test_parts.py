@@ -53,7 +53,7 @@ def test_the_copy_of_a_frozen_part_in_a_target_network_computes_as_the_part():
     assert all(torch.equal(one, found[0]) for one in found)
 
 
-def test_a_part_with_a_rate_of_0_stays_and_the_rest_trains_as_if_it_was_alone():
+def test_a_part_with_a_rate_of_0_stays_and_the_rest_trains_as_without_it():
     rates = {"all": 1e-2, PART: 0.0}
     algorithm, learner, summaries = trained("ppo", learning_rate=rates)
     assert not any(name.startswith(PART) for name in moved("ppo", algorithm))

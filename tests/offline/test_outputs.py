@@ -92,7 +92,7 @@ def test_a_data_set_appears_when_it_is_whole_or_not_at_all(output, tmp_path, mon
 
 
 @NEEDS_MINARI
-def test_what_minari_is_told_of_its_place_is_forgotten_again(monkeypatch, home):
+def test_the_directory_given_to_minari_is_restored(monkeypatch, home):
     written("minari:test/set-v0", record())
     assert os.environ["MINARI_DATASETS_PATH"] == str(home)
     monkeypatch.setenv("HOME", str(home))

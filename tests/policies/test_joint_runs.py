@@ -142,7 +142,7 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, lineup):
     assert parts.metrics.results() == whole.metrics.results()
 
 
-def test_games_without_a_state_begin_anew_after_a_resume(tmp_path):
+def test_games_without_a_state_are_reset_after_a_resume(tmp_path):
     for stop_at in (100, None):
         trainer = games_trainer(tmp_path, Meeting, listeners=[CheckpointSaver()], stop_at=stop_at)
         trainer.train()

@@ -140,7 +140,7 @@ def test_an_unroller_continues_from_its_state_with_equal_rows(tmp_path):
     assert all(np.array_equal(one.lineup.playing[key], other.lineup.playing[key]) for key in one.lineup.playing)
 
 
-def test_after_a_break_all_games_begin_anew(tmp_path):
+def test_after_a_break_all_games_are_reset(tmp_path):
     def make(**_):
         return TurnGames([Counting(), Counting()], seed=3)
 

@@ -78,7 +78,7 @@ def test_changes_of_the_configuration_of_playground_are_given_and_hold(playgroun
         PlaygroundEnvironment("Ston", 2)
 
 
-def test_an_own_key_error_of_an_environment_is_no_unknown_name(monkeypatch):
+def test_a_key_error_of_an_environment_is_not_reported_as_an_unknown_name(monkeypatch):
     def get_environment(task):
         raise KeyError("wheel" if task == "car" else task)
 

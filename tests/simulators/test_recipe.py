@@ -230,12 +230,12 @@ def test_a_memory_is_one_in_each_torso():
         ({"num_steps_per_env": 33}, "8 minibatches do not divide 33 steps of 3 environments; set --num_envs"),
     ],
 )
-def test_what_is_no_recipe_of_ppo_is_refused(change, words):
+def test_a_recipe_of_another_algorithm_is_refused(change, words):
     with pytest.raises(UsageError, match=words):
         recipe.gin_file({**ROBOT, **change}, 3)
 
 
-def test_a_file_that_is_no_configuration_is_refused(tmp_path):
+def test_a_file_that_is_not_a_configuration_is_refused(tmp_path):
     with pytest.raises(UsageError, match="cannot be read .*logs/rsl_rl/EXPERIMENT/RUN/params"):
         recipe.read(str(tmp_path / "agent.yaml"))
     for text, words in (("[1]", "has a list"), ("{", "has no configuration")):

@@ -601,7 +601,7 @@ def test_a_run_that_ends_without_an_update_raises_and_says_so_each_time(tmp_path
         assert (tmp_path / "done").exists()
 
 
-def test_noisy_layers_explore_in_rollouts_alone_and_evaluations_are_greedy(tmp_path):
+def test_noisy_layers_explore_in_rollouts_only_and_evaluations_are_greedy(tmp_path):
     """Epsilon is 0 and nothing is learned, so only the noise changes the action of an observation."""
     torso = functools.partial(Torso, mlp=functools.partial(SMALL, noisy=True))
     network = functools.partial(QNetwork, torso=torso, noisy=True)

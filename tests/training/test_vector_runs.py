@@ -197,7 +197,7 @@ class TwoCritics(Apart):
 
 
 @pytest.mark.parametrize("name", ["DQN", "PPO"])
-def test_weights_of_1_and_0_train_as_the_first_entry_alone_bit_for_bit(tmp_path, name):
+def test_weights_of_1_and_0_train_like_the_first_entry_bit_for_bit(tmp_path, name):
     """Where the values of both entries share no parameter, and no clipped norm of gradients."""
     both = {"DQN": {"q_network": TwoQNetworks}, "PPO": {"network": TwoCritics}}[name]
     weighted = functools.partial(RECIPES[name], reward_weights=[1.0, 0.0], **both)

@@ -47,7 +47,7 @@ def test_parts_side_by_side_keep_their_columns_versions_and_states():
     assert joined.transform_state[0].tolist() == [1.25, 11.25, 3.25, 13.25]
 
 
-def test_a_part_that_is_alone_is_not_copied():
+def test_a_single_part_is_not_copied():
     alone = part(TWO)
     assert side_by_side([alone]) is alone
 

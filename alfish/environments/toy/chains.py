@@ -114,7 +114,7 @@ class Corridor(gymnasium.Env):
 class Recall(gymnasium.Env):
     """A memory task: the first observation shows a cue, and `delay` steps later the matching action has reward 1.
 
-    The first observation contains the cue's one-hot code, and later observations contain zerosinstead. The last entry
+    The first observation contains the cue's one-hot code, and later observations contain zeros instead. The last entry
     of an observation is 1 where the action counts. The best average return without memory is 1 / num_cues, or 0.5 for
     two cues and a Box action.
 

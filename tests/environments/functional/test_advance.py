@@ -125,7 +125,7 @@ def reference(env, num_steps, num_envs, actions, u):
     return rows
 
 
-def test_a_vector_step_is_that_of_each_environment_alone():
+def test_a_vector_step_equals_separate_steps_of_each_environment():
     env, num_steps, num_envs = Drunk(), 60, 5
     u = block(env, num_steps + 1, num_envs)
     actions = torch.randint(2, (num_steps, num_envs), generator=generator(1))

@@ -201,7 +201,7 @@ def test_a_method_that_returns_something_else_is_named_at_the_first_reset(method
         first_reset(**methods)
 
 
-def test_an_error_in_a_method_is_told_with_its_place():
+def test_an_error_in_a_method_is_reported_with_its_place():
     def transition(state, action, rng, params):
         return rng["wind"]
 

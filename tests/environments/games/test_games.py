@@ -60,7 +60,7 @@ class Remembered(SyncVectorEnv):
         assert "place" in state
 
 
-def test_all_agents_begin_anew_where_one_of_their_environments_cannot_continue():
+def test_all_agents_are_reset_if_one_of_their_environments_cannot_continue():
     def games():
         env = Remembered([lambda: Corridor(5)] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)
         return SideBySide({"corridor": VectorEnvironment(env, [1, 2]), "cart": cart_poles()})

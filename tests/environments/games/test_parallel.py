@@ -141,7 +141,7 @@ class TestState:
         played(first, 9)  # makes resets 2 and 3
         assert again[0].seeds == [zoo[0].seeds[2]]
 
-    def test_of_another_number_of_games_begins_anew(self):
+    def test_of_another_number_of_games_is_reset(self):
         first = ParallelGames([Kept()], seed=3)
         played(first, 12)
         second = ParallelGames([Kept(), Kept()], seed=3)
@@ -413,7 +413,7 @@ class TestMistakesOfGames:
         assert columns(rows) == ["FMMMMMMMLF", "..FML.FML.", "FMMMMMML.F"]
 
 
-def test_a_curriculum_is_told_the_progress_and_frames_are_those_of_a_game():
+def test_a_curriculum_receives_the_progress_and_frames_are_those_of_a_game():
     class Taught(Meeting):
         def set_progress(self, progress):
             self.progress = progress

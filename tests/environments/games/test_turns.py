@@ -162,7 +162,7 @@ def test_a_state_continues_games_with_equal_rows():
     assert second.num_resets == first.num_resets
 
 
-def test_games_without_a_state_begin_anew():
+def test_games_without_a_state_are_reset():
     first, zoo = TurnGames([Counting()], seed=3), Counting()
     played(first, 4)
     second = TurnGames([zoo], seed=3)
