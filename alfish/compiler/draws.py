@@ -31,7 +31,7 @@ class Draw(NamedTuple):
 
 
 def take_draws(graph: torch.fx.GraphModule) -> list[Draw]:
-    """Replaces the random operations of a graph with additional arguments; returns the draw of each argument, in order.
+    """Replaces the random operations of a graph with additional arguments; returns the `Draw` of each, in order.
 
     If a random operation reads a tensor's values, as `multinomial` does, the graph does not change, and the list is
     empty.

@@ -81,9 +81,9 @@ def make_environment(
       leave_out: names of the parts of a Dict observation to leave out, such as 'mission', or 'goal.text' in a nested
         Dict.
       seed: seed of the run, which a Trainer passes; environment i receives the i-th child of its SeedSequence.
-      evaluation: whether the environments are for evaluation. If so, they are single environments in this process,
-        which the evaluator resets, for any `vectorization` except 'envpool', which uses EnvPool's environments. A
-        VectorEnv of the user is not changed.
+      evaluation: whether the environments are for evaluation. If so, single environments are stepped in this process,
+        and the evaluator resets them, whatever `vectorization` is; only with 'envpool' they are EnvPool's environments.
+        A VectorEnv of the user is not changed.
       render_mode: render mode of gymnasium.
       action_mask: place of the mask of allowed actions: 'observation:LEAF', 'info:KEY' or 'method:NAME'; for vector
         classes only 'observation:LEAF'. The mask becomes a leaf of the observation, see `environments.masks`. None

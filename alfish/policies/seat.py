@@ -152,7 +152,7 @@ class Seat(SyncUnroller):
     def _closed_up(self, time_step: TimeStep, others: Nest) -> tuple[TimeStep, Nest]:
         """Moves PAD rows to the ends of columns.
 
-        On-policy, rows that wait for the row after them continue to the next.
+        On-policy, rows whose next row is still missing are kept for the next unroll.
         """
         leaves, structure = nest.flatten((time_step, *others))
         state, transform_state = self._start.state, self._start.transform_state

@@ -66,7 +66,7 @@ class MaskLayout:
         self.size = size
         self._is_short = size < total  # one mask entry for each bit
         self._num_bits = num_bits if self._is_short else [0] * len(leaves)
-        self._sizes = [sum(each) - bits for each, bits in zip(choices, self._num_bits)]  # sizes of each leaf's part
+        self._sizes = [sum(each) - bits for each, bits in zip(choices, self._num_bits)]  # size of the part of each leaf
         self._starts = np.cumsum([0, *counts[:-1]])  # start of each entry's choices, with two for each bit
 
     def split(self, mask: torch.Tensor) -> list[torch.Tensor | None]:

@@ -226,6 +226,6 @@ class Machine:
 def _key(value: Any) -> Any:
     if not isinstance(value, KEYS):
         raise PickleError("a key is neither a name nor a number")
-    if isinstance(value, int) and value.bit_length() > 60:  # any number of larger numbers may have the same hash
+    if isinstance(value, int) and value.bit_length() > 60:  # many larger integers could share one hash
         raise PickleError("a key is a number that is too large")
     return value
