@@ -69,6 +69,7 @@ class Experience(NamedTuple):
     return_to_go: torch.Tensor | None = None
     # LAST rows that are stored separately; None means that all rows are in their places, see `in_line`
     ends: Ends | None = None
+    trains: torch.Tensor | None = None  # [T', N] bool, the rows that train; only in an update, see `Batch.mask`
 
 
 class Batch(NamedTuple):

@@ -101,6 +101,13 @@ DRAWN = {
     "distillation": [of_conf("HalfCheetah-v5 without velocities", "student_halfcheetah", 7321)],
     "apprenticeship": [of_conf("CartPole-v1", "appl_cartpole", 475)],
     "gail": [of_conf("HalfCheetah-v5", "gail_halfcheetah", 7321)],
+    "guided_cost": [
+        Panel(
+            "LunarLander-v3",
+            {"gcl_lunarlander": "guided cost learning", "gcl_lunarlander-gail": "GAIL"},
+            200,
+        )
+    ],
     "reppo": [of_conf("HalfCheetah-v5", "reppo_halfcheetah", 4284)],
     "rnd": [Panel("MountainCar-v0", {"rnd_mountaincar": "PPO with RND", "rnd_mountaincar-ppo": "PPO"}, -180)],
 }

@@ -63,6 +63,9 @@ class ActorCriticAlgorithm(RLAlgorithm):
         """Returns the values `[B]` of rows `[B]`."""
         return self.values.scalarized(self.network.value(time_step, state))
 
+    def log_prob(self, time_step: TimeStep, action: Nest) -> torch.Tensor:
+        return self.network.policy(time_step, None)[0].log_prob(action)
+
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
         info, _ = self.network(experience.time_step, state)
         return AlgStep(info=PolicyValue(*info))

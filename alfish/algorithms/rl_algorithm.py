@@ -115,6 +115,13 @@ class RLAlgorithm(nn.Module, abc.ABC):
         """Returns estimates `[B]` of the return from rows `[B]` on that the policy maximizes. Default: raises."""
         raise NotImplementedError
 
+    def log_prob(self, time_step: TimeStep, action: Nest) -> torch.Tensor:
+        """Returns the log-probability `[...]` of actions under the policy that `rollout_step` samples. Default: raises.
+
+        Parts of `Composed` call it, for policies without a state. `time_step` has observations `[...]` only.
+        """
+        raise NotImplementedError
+
     def preprocess_experience(self, experience: Experience) -> Experience:
         """Returns the experience with another `info`; on-policy `[T, ...]` for T + 1 rows. Default: unchanged."""
         return experience

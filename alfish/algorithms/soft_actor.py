@@ -75,6 +75,10 @@ class SoftActor(RLAlgorithm):
         sample, state, info = self.explore(policy, state)
         return AlgStep(self.action_space.join(sample), state, info)
 
+    def log_prob(self, time_step: TimeStep, action: Nest) -> torch.Tensor:
+        features, _ = self.actor_features(time_step, None)
+        return self.policy(features, self.discrete_mask(time_step)).log_prob(self.action_space.split(action))
+
     def explore(self, policy: HybridPolicy, state: Nest) -> tuple[HybridAction, Nest, Any]:
         """Returns the action of a rollout, the next state, and the info for replay. Default: a sample, and no info."""
         return policy.sample(), state, None

@@ -241,7 +241,7 @@ class Updates:
 
     def means(self, batch: Batch) -> tuple[Means, LossInfo]:
         """Returns the means of this learner's batch, and what calc_loss returned."""
-        algorithm, experience = self.algorithm, batch.experience
+        algorithm, experience = self.algorithm, batch.experience._replace(trains=batch.mask)
         step = algorithm.train_step(experience, experience.state)
         if not isinstance(step, AlgStep):
             raise return_error(step, "AlgStep(info=...)", algorithm, "train_step")

@@ -15,7 +15,10 @@ TESTS = PACKAGE.parent / "tests"
 # By the file of tests: the modules of a directory of `alfish/` that it tests.
 TOGETHER = {
     "algorithms/composition/test_composition_parts.py": ["algorithms/composition: composed dynamics part rnd"],
-    "algorithms/composition/test_gail.py": ["algorithms/composition: demonstrations", "algorithms/imitation: external"],
+    "algorithms/composition/test_gail.py": [
+        "algorithms/composition: demonstrations learned_reward",
+        "algorithms/imitation: external",
+    ],
     "algorithms/test_contract.py": ["algorithms: actor_critic rl_algorithm"],
     "algorithms/test_dqn.py": ["algorithms: q_learning"],
     "algorithms/test_imitation.py": ["algorithms/imitation: apprentice dagger distillation expert"],

@@ -17,9 +17,10 @@ PACKAGE_FILES = 15
 
 # Lines that a reader of an algorithm needs, and those of its file and of what it imports itself, at most. These are
 # alarms: a change that exceeds one says here why, and no file is split to stay below.
+# `log_prob`, which parts of `Composed` read, added 7 lines to the hooks of all algorithms.
 LINES_TO_READ = {
-    "alfish.algorithms.sac": (3250, 2050),
-    "alfish.algorithms.dqn": (2350, 1300),
+    "alfish.algorithms.sac": (3250, 2060),
+    "alfish.algorithms.dqn": (2350, 1310),
     "alfish.algorithms.ppo": (2650, 1400),
     "alfish.algorithms.a2c": (2700, 1300),
 }

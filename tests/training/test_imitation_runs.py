@@ -13,7 +13,7 @@ from resuming import assert_same, parameters, stop_after, tensors_of
 import alfish
 from alfish.__main__ import main
 from alfish.algorithms.appo import APPO
-from alfish.algorithms.composition import GAIL, Composed, NormalizedObservation
+from alfish.algorithms.composition import GAIL, Composed, GuidedCost, NormalizedObservation
 from alfish.algorithms.imitation.dagger import DAgger
 from alfish.algorithms.imitation.distillation import Distillation
 from alfish.algorithms.imitation.expert import AbsentExpert
@@ -225,13 +225,15 @@ def demonstrations(expert):
     )
 
 
-def imitate(root_dir, demonstrations, name, **settings):
+def imitate(root_dir, demonstrations, name, part=GAIL, **settings):
     small = functools.partial(MLP, layers=(8,))
     critic = functools.partial(CriticEnsemble, layers=(8,))
     network = functools.partial(ActorCritic, actor_torso=TORSO, critic_torso=TORSO)
     inner = {"ppo": functools.partial(PPO, network=network), "appo": functools.partial(APPO, network=network)}
     inner["sac"] = functools.partial(SAC, actor_mlp=small, critic=critic)
-    part = functools.partial(GAIL, demonstrations=demonstrations, layers=(8,), gradient_penalty=1.0)
+    if part is GAIL:
+        part = functools.partial(GAIL, gradient_penalty=1.0)
+    part = functools.partial(part, demonstrations=demonstrations, layers=(8,))
     algorithm = functools.partial(
         Composed, algorithm=inner[name], rewards=[part], representation=NormalizedObservation, extrinsic_coef=0.0
     )
@@ -241,16 +243,19 @@ def imitate(root_dir, demonstrations, name, **settings):
     return make(root_dir, None, **settings)
 
 
-@pytest.mark.parametrize("name", ["ppo", "sac"])
-def test_a_resumed_run_with_demonstrations_has_the_bits_of_one_that_never_stopped(tmp_path, demonstrations, name):
-    whole = imitate(tmp_path / "whole", demonstrations, name)
+PARTS = [("ppo", GAIL), ("sac", GAIL), ("ppo", GuidedCost), ("sac", GuidedCost)]
+
+
+@pytest.mark.parametrize(("name", "part"), PARTS)
+def test_a_resumed_run_with_demonstrations_has_the_bits_of_one_that_never_stopped(tmp_path, demonstrations, name, part):
+    whole = imitate(tmp_path / "whole", demonstrations, name, part)
     whole.train()
-    stop_after(imitate(tmp_path / "cut", demonstrations, name), 5)
+    stop_after(imitate(tmp_path / "cut", demonstrations, name, part), 5)
     torch.manual_seed(99)
-    resumed = imitate(tmp_path / "cut", demonstrations, name)
+    resumed = imitate(tmp_path / "cut", demonstrations, name, part)
     resumed.train()
     assert_same(tensors_of(resumed), tensors_of(whole))
-    untrained = imitate(tmp_path / "untrained", demonstrations, name)
+    untrained = imitate(tmp_path / "untrained", demonstrations, name, part)
     pairs = zip(untrained.algorithm.rewards.parameters(), whole.algorithm.rewards.parameters())
     assert not any(torch.equal(a, b) for a, b in pairs)
     untrained.close()
@@ -272,8 +277,8 @@ def test_the_metrics_of_a_run_have_the_environments_rewards(tmp_path, demonstrat
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("name", ["ppo", "sac"])
-def test_compiled_updates_with_a_discriminator_are_the_plain_ones(tmp_path, demonstrations, name, interpreted):
+@pytest.mark.parametrize(("name", "part"), PARTS)
+def test_compiled_updates_with_a_learned_reward_are_the_plain_ones(tmp_path, demonstrations, name, part, interpreted):
     found = []
     for is_compiled in (False, True):
         learner = functools.partial(Learner, compile=is_compiled, max_grad_norm=0.5)
@@ -282,7 +287,7 @@ def test_compiled_updates_with_a_discriminator_are_the_plain_ones(tmp_path, demo
             "num_iterations": 4,
             "unroller": functools.partial(SyncUnroller, numpy_policy=None),
         }
-        trainer = imitate(tmp_path / str(is_compiled), demonstrations, name, **settings)
+        trainer = imitate(tmp_path / str(is_compiled), demonstrations, name, part, **settings)
         trainer.train()
         assert trainer.learner.is_plain != is_compiled and trainer.learner.updates > 0
         found.append(parameters(trainer))
@@ -290,12 +295,12 @@ def test_compiled_updates_with_a_discriminator_are_the_plain_ones(tmp_path, demo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["appo", "sac"])
-def test_workers_with_demonstrations_in_lockstep_repeat_their_bits(tmp_path, demonstrations, name):
+@pytest.mark.parametrize(("name", "part"), [("appo", GAIL), ("sac", GAIL), ("appo", GuidedCost), ("sac", GuidedCost)])
+def test_workers_with_demonstrations_in_lockstep_repeat_their_bits(tmp_path, demonstrations, name, part):
     found = []
     for where in ("first", "again"):
         unroller = functools.partial(AsyncUnroller, num_workers=2, mode="lockstep")
-        trainer = imitate(tmp_path / where, demonstrations, name, unroller=unroller)
+        trainer = imitate(tmp_path / where, demonstrations, name, part, unroller=unroller)
         trainer.train()
         found.append(parameters(trainer))
     assert torch.equal(*found)

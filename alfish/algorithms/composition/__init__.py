@@ -4,7 +4,9 @@ from alfish.algorithms.composition.apprenticeship import ApprenticeshipLearning,
 from alfish.algorithms.composition.composed import Composed
 from alfish.algorithms.composition.dynamics import ICM, DynamicsFeatures
 from alfish.algorithms.composition.gail import GAIL
+from alfish.algorithms.composition.guided_cost import GuidedCost
 from alfish.algorithms.composition.part import (
+    LogProb,
     NormalizedObservation,
     Part,
     Representation,
@@ -21,6 +23,8 @@ __all__ = [
     "ApprenticeshipLearning",
     "Composed",
     "DynamicsFeatures",
+    "GuidedCost",
+    "LogProb",
     "NormalizedObservation",
     "Part",
     "Representation",

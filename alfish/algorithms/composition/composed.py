@@ -16,10 +16,10 @@ from gymnasium import spaces
 from torch import nn
 
 from alfish import specs
-from alfish.algorithms.composition.part import Part, Representation, RewardPart, Transitions, transitions_of
+from alfish.algorithms.composition.part import LogProb, Part, Representation, RewardPart, Transitions, transitions_of
 from alfish.algorithms.contract import losses_error, return_error
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.data import AlgStep, Experience, LossInfo, TimeStep
+from alfish.data import AlgStep, Experience, LossInfo, TimeStep, trainable
 from alfish.errors import UsageError
 from alfish.nest import Nest
 from alfish.parameters import FiniteFloat, checked
@@ -31,7 +31,7 @@ class ComposedRows(NamedTuple):
     """Rows on which an on-policy algorithm trains, `[T, B]`."""
 
     algorithm: Nest  # info that the algorithm's preprocess_experience returned
-    transitions: Transitions  # without `observation`, because the rows have it
+    transitions: Transitions  # without `trains`, and without `observation`, which the rows have
     rewards: dict[str, torch.Tensor]  # rewards of each part
 
 
@@ -95,6 +95,7 @@ class Composed(RLAlgorithm):
         self._reads_reward = extrinsic_coef != 0  # a reward that is not read may be infinite or nan
         self._weighs_reward = extrinsic_coef != 1
         self._changes_reward = bool(rewards) or separate_values or self._weighs_reward
+        self._reads_policy = any(part.reads_policy for part in made)
         self._groups = [name for name, each in inner.parameter_groups().items() if any(p.requires_grad for p in each)]
         self._check(made)
         self.weighted_losses = inner.weighted_losses
@@ -135,7 +136,7 @@ class Composed(RLAlgorithm):
         if not self.on_policy:  # train_step composes the rows itself
             return experience._replace(info=prepared.info)
         time_step = composed.time_step._replace(observation=experience.time_step.observation)
-        info = ComposedRows(prepared.info, transitions._replace(observation=None), rewards)
+        info = ComposedRows(prepared.info, transitions._replace(observation=None, trains=None), rewards)
         return experience._replace(time_step=time_step, info=info)
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:
@@ -161,8 +162,11 @@ class Composed(RLAlgorithm):
             if len(self._groups) > 1:
                 raise losses_error(self._groups)
             loss = dict.fromkeys(self._groups, loss)
+        transitions = info.transitions
+        if self._reads_policy and experience.trains is not None:
+            transitions = transitions._replace(trains=experience.trains[: len(transitions.next_discount)])
         for name, part in self._parts().items():
-            own = _loss_of(part, info.transitions)
+            own = _loss_of(part, transitions, self._log_prob)
             if own is not None:
                 loss = {**loss, name: own.loss}
                 extra |= {f"{name}/{key}": value for key, value in (own.extra or {}).items()}
@@ -201,6 +205,14 @@ class Composed(RLAlgorithm):
     def state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
         return self.algorithm.state_value(self._seen(time_step), state)
 
+    def log_prob(self, time_step: TimeStep, action: Nest) -> torch.Tensor:
+        return self.algorithm.log_prob(self._seen(time_step), action)
+
+    @torch.no_grad()
+    def _log_prob(self, observation: Nest, action: Nest) -> torch.Tensor:
+        """Returns the log-probability `[...]` of actions under the policy; for parts, see `LogProb`."""
+        return self.log_prob(TimeStep(None, None, None, observation, None, None), action)
+
     def _parts(self) -> dict[str, Any]:
         """Returns all parts by name."""
         parts: dict[str, Any] = dict(self.rewards.items())
@@ -220,6 +232,8 @@ class Composed(RLAlgorithm):
         """Returns rows `[T, N]` as the algorithm sees them, the T - 1 steps between them, and the parts' rewards."""
         time_step, burn_in = experience.time_step, experience.burn_in
         transitions = transitions_of(time_step)
+        if self._reads_policy:
+            transitions = transitions._replace(trains=trainable(time_step.step_type))
         rewards: dict[str, Any] = {name: _reward_of(part, transitions) for name, part in self.rewards.items()}
         if self._changes_reward:
             # The reward of row 0 belongs to an action before row 0, and nothing reads it.
@@ -286,6 +300,8 @@ class Composed(RLAlgorithm):
                     f"two parts of Composed are named {each!r}, or one has the name of a parameter group of {name}; "
                     "give one of them another `name` in a subclass"
                 )
+        if self._reads_policy:
+            _check_log_prob(own, [part.name for part in rewards if part.reads_policy])
         size = sum(self.reward_spec.shape)
         if rewards and size and not self._separates:
             raise UsageError(
@@ -326,6 +342,16 @@ class Composed(RLAlgorithm):
         return self
 
 
+def _check_log_prob(algorithm: RLAlgorithm, names: Sequence[str]) -> None:
+    """Raises UsageError if an algorithm cannot give the probabilities that the named parts read."""
+    if algorithm.has_state or not algorithm.overrides("log_prob"):
+        lacks = "a memory or other state" if algorithm.has_state else "no log_prob"
+        raise UsageError(
+            f"{names[0]} needs the probability of actions at single time steps, but {type(algorithm).__name__} has "
+            f"{lacks}; wrap an algorithm with a stochastic policy and without memory, such as PPO or SAC"
+        )
+
+
 def _reward_of(part: RewardPart, transitions: Transitions) -> torch.Tensor:
     """Returns the part's rewards, `[...]`; raises UsageError if the part's result is wrong."""
     reward, shape = part.reward(transitions), transitions.next_discount.shape
@@ -334,9 +360,9 @@ def _reward_of(part: RewardPart, transitions: Transitions) -> torch.Tensor:
     return reward
 
 
-def _loss_of(part: Part, transitions: Transitions) -> Any:
+def _loss_of(part: Part, transitions: Transitions, log_prob: LogProb) -> Any:
     """Returns the part's LossInfo, or None; raises UsageError if the part's result is wrong."""
-    loss = part.loss(transitions)
+    loss = part.loss_given_policy(transitions, log_prob) if part.reads_policy else part.loss(transitions)
     if loss is not None and not isinstance(loss, LossInfo):
         raise return_error(loss, "LossInfo(loss, ...), or None", part, "loss")
     if loss is None:

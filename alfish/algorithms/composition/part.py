@@ -7,7 +7,7 @@ and graphs receive them. With several learners, `replicas.total` computes sums o
 
 import abc
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import gin
 import torch
@@ -33,12 +33,16 @@ class Transitions(NamedTuple):
     action: Nest  # [...] in the algorithm's units, clipped to its bounds
     next_observation: Nest  # [...]
     next_discount: torch.Tensor  # [...] 0 where the environment terminated
+    trains: torch.Tensor | None = None  # [...] bool, whether the step trains, if a part `reads_policy`; None: all
 
 
 def transitions_of(time_step: TimeStep) -> Transitions:
     """Returns the T - 1 steps between T consecutive rows `[T, N]`."""
     now, later = nest.at(time_step.observation, slice(0, -1)), nest.at(time_step, slice(1, None))
     return Transitions(now, later.prev_action, later.observation, later.discount)
+
+
+LogProb: TypeAlias = Callable[[Nest, Nest], torch.Tensor]  # of observations and actions, both `[...]`
 
 
 class Part(nn.Module, abc.ABC):
@@ -48,6 +52,8 @@ class Part(nn.Module, abc.ABC):
       observation_spec: nest of spaces, after transforms.
       action_spec: canonical action nest.
     """
+
+    reads_policy = False  # whether the loss is `loss_given_policy`, which reads probabilities of the policy's actions
 
     def __init__(self, observation_spec: Nest, action_spec: Nest):
         super().__init__()
@@ -64,6 +70,16 @@ class Part(nn.Module, abc.ABC):
         The learner masks and averages the loss, and differentiates it for this part's parameters.
         """
         return None
+
+    def loss_given_policy(self, transitions: Transitions, log_prob: LogProb) -> LossInfo | None:
+        """Returns the loss of a part that reads the policy, see `loss`.
+
+        Args:
+          transitions: steps `[...]`; `trains` has the mask with which the learner averages the loss.
+          log_prob: function of observations and actions `[...]` that returns the actions' log-probability `[...]` under
+            the current policy, without gradient.
+        """
+        return self.loss(transitions)
 
     def after_update(self) -> None:
         """Changes buffers after every gradient step, under no_grad. Default: does nothing."""

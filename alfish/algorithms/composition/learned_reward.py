@@ -1,0 +1,124 @@
+"""The base of rewards that are learned from steps of an expert and of the policy."""
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from alfish import nest, specs
+from alfish.algorithms.composition.demonstrations import Demonstrations
+from alfish.algorithms.composition.part import RewardPart, Transitions
+from alfish.data import Experience, StepType, TimeStep
+from alfish.nest import Nest
+from alfish.networks import MLP
+from alfish.networks.layers import orthogonal
+from alfish.offline import OfflineBuffer
+from alfish.parameters.parts import build_network
+from alfish.parameters.schedules import Schedule
+from alfish.processes import replicas
+from alfish.transforms import ObservationNormalizer, RewardNormalizer
+
+
+class LearnedReward(RewardPart):
+    """Demonstrations, normalized inputs and rewards, and the encoder of a network of observations and actions.
+
+    Each subclass describes the arguments, because the defaults are in the subclass. Inputs are normalized by the
+    running moments of the policy's steps and as many of the expert's, which start from the demonstrations.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_spec: Nest,
+        *,
+        demonstrations: Callable[..., OfflineBuffer],
+        coef: float | Schedule,
+        encoder: Callable[[Nest], Any],
+        normalize_reward: bool,
+        gamma: float,
+        clip: float,
+    ):
+        super().__init__(observation_spec, action_spec, coef)
+        name = type(self).__name__
+        self.demonstrations = Demonstrations(demonstrations, f"{name}.demonstrations", observation_spec, action_spec)
+        sees = {"action": action_spec, "observation": observation_spec}
+        scalar = specs.reward_spec()
+        self.normalizer = None
+        if any(map(specs.is_float, nest.leaves(sees))):
+            self.normalizer = ObservationNormalizer(sees, scalar, leaves=("*",), clip=clip, epsilon=1e-8)
+            sees = self.normalizer.observation_spec
+        self.scale = RewardNormalizer(sees, scalar, gamma=gamma, clip=clip, epsilon=1e-8) if normalize_reward else None
+        self.encoder: Any = build_network(encoder, f"{name}.encoder", sees)
+        self.input_spec = sees
+        if self.demonstrations.lengths and self.normalizer is not None:
+            self._initialize_moments(self.normalizer)
+
+    def reward(self, transitions: Transitions) -> torch.Tensor:
+        reward = self.raw_reward(transitions.observation, transitions.action, transitions.trains)
+        return reward if self.scale is None else self.scale.normalize(reward)
+
+    @abc.abstractmethod
+    def raw_reward(self, observation: Nest, action: Nest, trains: torch.Tensor | None) -> torch.Tensor:
+        """Returns rewards `[...]` before normalization, without gradients.
+
+        Args:
+          observation, action: steps `[...]`.
+          trains: whether each step trains, `[...]` bool; None means that all do.
+        """
+
+    def after_iteration(self, experience: Experience, num_seen: int) -> None:
+        # In an on-policy unroll, the last row of each column, before any PAD rows, occurs again as an acting row of the
+        # next unroll. Each acting row holds its observation and action, so a step does not need the next row.
+        time_step, action = nest.at(
+            (experience.time_step, experience.action), slice(0, len(experience.time_step.reward) - num_seen)
+        )
+        kind = time_step.step_type
+        if num_seen:
+            kind = torch.where(experience.time_step.step_type[num_seen:] == StepType.PAD, StepType.PAD, kind)
+        acts = kind <= StepType.MID
+        rows = time_step._replace(step_type=torch.where(acts, kind, StepType.PAD))
+        action = nest.map(_bounded, self.action_spec, action)
+        if self.scale is not None:
+            reward = self.raw_reward(time_step.observation, action, acts)
+            # Returns begin with the second step of an episode. A LAST row ends a return, and its reward is not read.
+            kind = torch.where(kind == StepType.LAST, StepType.FIRST, kind)
+            self.scale.observe(time_step._replace(reward=reward, step_type=kind))
+        if self.normalizer is not None:
+            self.normalizer.observe(rows._replace(observation=_inputs(time_step.observation, action)))
+            expert = self.demonstrations(acts.shape)
+            self.normalizer.observe(rows._replace(observation=_inputs(expert.observation, expert.action)))
+
+    def normalized(self, observation: Nest, action: Nest) -> Nest:
+        """Returns the normalized {'action', 'observation'}."""
+        inputs = _inputs(observation, action)
+        return inputs if self.normalizer is None else self.normalizer.normalize(inputs)
+
+    def make_network(self, layers: Sequence[int]) -> nn.Sequential:
+        """Returns a network `[..., 1]` of the encoder's features."""
+        mlp = MLP(self.encoder.output_size, layers=layers, activation="relu", norm=None)
+        return nn.Sequential(mlp, orthogonal(nn.Linear(mlp.output_size, 1), 1.0))
+
+    def _features(self, observation: Nest, action: Nest) -> torch.Tensor:
+        return self.encoder(self.normalized(observation, action))
+
+    def _initialize_moments(self, normalizer: ObservationNormalizer) -> None:
+        kinds = torch.full((1, sum(self.demonstrations.lengths)), StepType.MID, dtype=torch.int32)
+        steps = nest.map(lambda leaf: leaf.unsqueeze(0), self.demonstrations.steps)
+        rows = TimeStep(kinds, None, None, _inputs(steps.observation, steps.action), None, None)
+        with replicas.apart(), torch.no_grad():  # no sums over learners, because all have the same data
+            normalizer.observe(rows)
+
+
+def _inputs(observation: Nest, action: Nest) -> Nest:
+    return {"action": action, "observation": observation}
+
+
+def _bounded(spec: spaces.Space, action: torch.Tensor) -> torch.Tensor:
+    """Returns an action clipped to the bounds of a Box, as it is executed."""
+    if not isinstance(spec, spaces.Box):
+        return action
+    low, high = (torch.as_tensor(bound, device=action.device) for bound in (spec.low, spec.high))
+    return torch.minimum(torch.maximum(action, low), high)
