@@ -1,8 +1,9 @@
-"""Milliseconds of a memory over consecutive rows, forward and backward: row by row, and in pieces between resets.
+"""Milliseconds of gated memories over consecutive rows, forward and backward: row by row, and in pieces between resets.
 
   python -m benchmarks.memory                    all shapes
   python -m benchmarks.memory --device=cuda      on a GPU, where alfish always uses pieces
   python -m benchmarks.memory --compiled         updates of DQN with a GRU, plain and as one graph
+  python -m benchmarks.memory --kinds            updates of DQN with each kind of memory, and steps, in turns
 
 The smallest of nine times counts. The table also shows which way `alfish.networks.memory` chooses and, for graphs, the
 processor seconds of compiling; set `TORCHINDUCTOR_FORCE_DISABLE_CACHES=1` to measure these without caches. Prints a
@@ -13,6 +14,7 @@ import argparse
 import functools
 import os
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +25,7 @@ from alfish.algorithms.dqn import DQN
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.learner.batches import Minibatches
 from alfish.learner.learner import Learner
-from alfish.networks import GRU, LSTM, QNetwork, Torso
+from alfish.networks import GRU, LSTM, AttentionWindow, MinGRU, QNetwork, StackedMemory, Torso
 from alfish.networks.memory import cut
 from alfish.specs import reward_spec
 from benchmarks import tables
@@ -32,6 +34,16 @@ from benchmarks.timing import seconds_a_call
 # Rows, columns, features.
 SHAPES = [(16, 64, 64), (32, 8, 64), (32, 64, 64), (64, 16, 64), (128, 8, 64), (128, 32, 256)]
 FIRST_SHARES = (0.0, 0.05, 0.25)
+KINDS: dict[str, Callable[[int], Any]] = {
+    "GRU": GRU,
+    "LSTM": LSTM,
+    "two GRUs": StackedMemory,
+    "MinGRU": MinGRU,
+    "two MinGRUs": functools.partial(StackedMemory, layers=[MinGRU, MinGRU]),
+    "AttentionWindow, 16 rows": functools.partial(AttentionWindow, length=16),
+    "AttentionWindow, 64 rows": AttentionWindow,
+}
+KINDS_ROWS = (16, 64)
 HEADINGS = ["memory", "rows x columns x features", "share of FIRST rows", "one by one", "in pieces", "taken"]
 
 
@@ -39,6 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--kinds", action="store_true")
     arguments = parser.parse_args()
     device = arguments.device
     torch.set_num_threads(1)
@@ -48,6 +61,9 @@ def main() -> None:
             plain, graph = (update(num_rows, is_compiled) for is_compiled in (False, True))
             cells = [f"{num_rows} x 32", f"{plain[0]:.1f}", f"{graph[0]:.1f}", f"{graph[1]:.0f}"]
             print(tables.line(cells), flush=True)
+        return
+    if arguments.kinds:
+        compare_kinds()
         return
     print(tables.header(HEADINGS))
     for kind in (GRU, LSTM):
@@ -76,23 +92,61 @@ def measured(kind: type, shape: tuple[int, int, int], share: float, device: str)
     return [kind.__name__, sizes, str(share), f"{one_by_one:.2f}", f"{in_pieces:.2f}", taken]
 
 
-def update(num_rows: int, is_compiled: bool) -> tuple[float, float]:
-    """Returns milliseconds of an update, and the processor seconds of its compilation."""
+def compare_kinds() -> None:
+    """Prints the milliseconds of plain updates and of acting of each kind of memory, measured in turns."""
+    print(tables.header(["memory", *(f"update, {num_rows} x 32" for num_rows in KINDS_ROWS), "step of 16"]))
+    functions: dict[str, list[Callable[[int], object]]] = {}
+    for name, memory in KINDS.items():
+        updates = [updating(num_rows, False, memory) for num_rows in KINDS_ROWS]
+        functions[name] = [functools.partial(_train, *made) for made in updates] + [stepping(memory)]
+    least = {name: [float("inf")] * len(each) for name, each in functions.items()}
+    for _ in range(20):
+        for name, each in functions.items():
+            for k, function in enumerate(each):
+                least[name][k] = min(least[name][k], 1e3 * seconds_a_call(function))
+    for name, found in least.items():
+        print(tables.line([name, *(f"{each:.2f}" for each in found)]), flush=True)
+
+
+def stepping(memory: Callable[[int], Any]) -> Callable[[int], object]:
+    """Returns a function that takes one step of 16 rows of a memory alone, by torch and without gradient."""
     torch.manual_seed(0)
-    q_network = functools.partial(QNetwork, torso=functools.partial(Torso, memory=GRU))
+    made = memory(64)
+    features, step_type, state = torch.randn(16, 64), torch.ones(16, dtype=torch.int32), made.initial_state(16)
+
+    def step(_: int) -> None:
+        with torch.no_grad():
+            made(features, state, step_type)
+
+    return step
+
+
+def update(num_rows: int, is_compiled: bool) -> tuple[float, float]:
+    """Returns milliseconds of an update of DQN with a GRU, and the processor seconds of its compilation."""
+    began = sum(os.times()[:4])  # the C++ compiler's included
+    learner, batch = updating(num_rows, is_compiled, GRU)
+    _train(learner, batch)
+    first = sum(os.times()[:4]) - began
+    for _ in range(10):  # compared with plain updates
+        _train(learner, batch)
+    return milliseconds(lambda: _train(learner, batch)), first
+
+
+def _train(learner: Learner, batch: Batch, _: int = 0) -> None:
+    learner.train([Minibatches(batch, None)], False)
+
+
+def updating(num_rows: int, is_compiled: bool, memory: Callable[[int], Any]) -> tuple[Learner, Batch]:
+    """Returns a learner of DQN with a memory, and a batch of 32 windows."""
+    torch.manual_seed(0)
+    q_network = functools.partial(QNetwork, torso=functools.partial(Torso, memory=memory))
     dqn = DQN(spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(3), reward_spec(), q_network=q_network)
     shape = (num_rows, 32)
     step_type = torch.where(torch.rand(shape) < 0.1, StepType.FIRST, StepType.MID).int()
     action = torch.randint(3, shape)
     rows = TimeStep(step_type, torch.randn(shape), torch.ones(shape), torch.randn(*shape, 4), action, action.int())
     batch = Batch(Experience(rows, action, None, dqn.initial_state(32)), trainable(step_type))
-    learner = Learner(dqn, compile=is_compiled)
-    began = sum(os.times()[:4])  # the C++ compiler's included
-    learner.train([Minibatches(batch, None)], False)
-    first = sum(os.times()[:4]) - began
-    for _ in range(10):  # compared with plain updates
-        learner.train([Minibatches(batch, None)], False)
-    return milliseconds(lambda: learner.train([Minibatches(batch, None)], False)), first
+    return Learner(dqn, compile=is_compiled), batch
 
 
 def milliseconds(function: Callable[[], object]) -> float:

@@ -428,6 +428,7 @@ _PASSED, _COPIED = _ufunc(_same), _ufunc(_copied)
 MADE_LIKE = {_filled, _range, _PASSED, _COPIED}
 TABLE: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((aten.mm.default, aten.addmm.default), _product),
+    aten.bmm.default: _ufunc(np.matmul),
     aten.convolution.default: convolution,
     aten.relu.default: _relu,
     aten.where.self: _where,

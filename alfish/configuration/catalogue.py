@@ -111,4 +111,6 @@ def _shown(default: Any) -> str:
         return f"{_shown(default.func)}({', '.join(f'{name}={value!r}' for name, value in default.keywords.items())})"
     if inspect.isclass(default) or inspect.isfunction(default):
         return f"@{default.__name__}"
+    if isinstance(default, (list, tuple)) and any(map(callable, default)):
+        return f"[{', '.join(map(_shown, default))}]"
     return repr(default)

@@ -7,6 +7,7 @@ features to outputs. Sizes come from specs, so no conf repeats a shape.
 """
 
 from alfish.networks.actor_critic import ActorCritic, DeterministicActor, PolicyValue
+from alfish.networks.attention_window import AttentionWindow
 from alfish.networks.box_heads import BetaHead, BoundedMeanHead, StateDependentNormalHead
 from alfish.networks.critics import ONE_CRITIC, CriticEnsemble, PredictiveCritic
 from alfish.networks.encoders import Encoder, Flat, OneHot, Torso
@@ -15,7 +16,9 @@ from alfish.networks.hybrid import HybridHead, HybridPolicy, HybridSpace, Squash
 from alfish.networks.images import ImpalaCNN, NatureCNN, SmallCNN
 from alfish.networks.layers import MLP
 from alfish.networks.memory import GRU, LSTM
+from alfish.networks.min_gru import MinGRU
 from alfish.networks.q_network import ImplicitQNetwork, QNetwork
+from alfish.networks.stacked_memory import StackedMemory
 from alfish.networks.target import TargetNetwork
 from alfish.networks.windows import Features, Window, burn_in_state, first_and_bootstrap_rows
 
@@ -24,6 +27,7 @@ __all__ = [
     "LSTM",
     "MLP",
     "ActorCritic",
+    "AttentionWindow",
     "BetaHead",
     "BoundedMeanHead",
     "CriticEnsemble",
@@ -35,6 +39,7 @@ __all__ = [
     "HybridSpace",
     "ImpalaCNN",
     "ImplicitQNetwork",
+    "MinGRU",
     "NatureCNN",
     "NormalHead",
     "OneHot",
@@ -43,6 +48,7 @@ __all__ = [
     "QNetwork",
     "SmallCNN",
     "SquashedNormalHead",
+    "StackedMemory",
     "StateDependentNormalHead",
     "TargetNetwork",
     "Torso",

@@ -151,7 +151,8 @@ class Torso(nn.Module):
       observation_spec: nest of spaces.
       encoder: class or factory of the encoder, takes the spec.
       mlp: class or factory of the MLP, takes the encoder's output size.
-      memory: class or factory of the memory (`@GRU`, `@LSTM`), takes the MLP's output size; None means no memory.
+      memory: class or factory of the memory (`@GRU`, `@LSTM`, `@MinGRU`, `@AttentionWindow`, `@StackedMemory`), takes
+        the MLP's output size; None means no memory.
     """
 
     def __init__(

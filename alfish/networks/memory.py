@@ -4,9 +4,9 @@ A memory takes features, a state and step types, and returns features and the ne
 `[B, F]`, or of consecutive rows, `[T, N, F]`. The caller resets the state before one step. Within consecutive rows, the
 memory resets the state to zeros at each FIRST row.
 
-There are two implementations for consecutive rows, equal up to float error: one goes row by row in plain operations,
-and compiled graphs use it too; the other calls torch's fused kernel once for all pieces between resets, where that is
-faster.
+Gated memories (`GRU`, `LSTM`) have two implementations for consecutive rows, equal up to float error: one goes row by
+row in plain operations, and compiled graphs use it too; the other calls torch's fused kernel once for all pieces
+between resets, where that is faster. The other memories have one: `min_gru`, `attention_window`, `stacked_memory`.
 """
 
 from typing import Any, ClassVar, NamedTuple
@@ -44,7 +44,39 @@ def cut(step_type: torch.Tensor) -> Pieces:
     return Pieces(column, row, np.diff(start, append=first.size), first[column, row])
 
 
-class _Memory(nn.Module):
+class Memory(nn.Module):
+    """Base of memories; subclasses add `step` and `rows`, which are equal up to float error.
+
+    Attributes:
+      output_size: number of output features, H.
+    """
+
+    output_size: int
+
+    def initial_state(self, batch_size: int) -> Nest:
+        """Returns the initial state `[B, ...]`, zeros."""
+        raise NotImplementedError
+
+    def forward(self, features: torch.Tensor, state: Nest, step_type: torch.Tensor) -> tuple[torch.Tensor, Nest]:
+        """Returns features `[B, H]` or `[T, N, H]`, and the state after the last row.
+
+        Args:
+          features: features `[B, F]` or `[T, N, F]`.
+          state: state before the first row, a nest of `[B, ...]` or `[N, ...]`.
+          step_type: step types `[B]` or `[T, N]`, int32.
+        """
+        return self.step(features, state) if features.ndim == 2 else self.rows(features, state, step_type)
+
+    def step(self, features: torch.Tensor, state: Nest) -> tuple[torch.Tensor, Nest]:
+        """Computes `forward` of one step, `[B, F]`."""
+        raise NotImplementedError
+
+    def rows(self, features: torch.Tensor, state: Nest, step_type: torch.Tensor) -> tuple[torch.Tensor, Nest]:
+        """Computes `forward` of consecutive rows, `[T, N, F]`."""
+        raise NotImplementedError
+
+
+class _Gated(Memory):
     """Base of gated memories; subclasses add the equations.
 
     Args:
@@ -53,7 +85,7 @@ class _Memory(nn.Module):
     """
 
     num_gates: ClassVar[int]
-    num_tensors: ClassVar[int]  # number of tensors of the state, `[B, H]` each; the first is the output
+    num_tensors: ClassVar[int]  # number of tensors of the state, `[B, H]` each
     fused: ClassVar[Any]
 
     def __init__(self, input_size: PositiveInt, size: PositiveInt = 64):
@@ -68,20 +100,12 @@ class _Memory(nn.Module):
                 nn.init.orthogonal_(gate)
 
     def initial_state(self, batch_size: int) -> Nest:
-        """Returns the initial state, zeros."""
         return self._nested([torch.zeros(batch_size, self.output_size) for _ in range(self.num_tensors)])
 
-    def forward(self, features: torch.Tensor, state: Nest, step_type: torch.Tensor) -> tuple[torch.Tensor, Nest]:
-        """Returns features `[B, H]` or `[T, N, H]`, and the state after the last row.
+    def step(self, features: torch.Tensor, state: Nest) -> tuple[torch.Tensor, Nest]:
+        return self.cell(F.linear(features, self.input_weight, self.input_bias), state)
 
-        Args:
-          features: features `[B, F]` or `[T, N, F]`.
-          state: state before the first row, a nest of `[B, H]` or `[N, H]`.
-          step_type: step types `[B]` or `[T, N]`, int32.
-        """
-        if features.ndim == 2:
-            state = self.step(F.linear(features, self.input_weight, self.input_bias), state)
-            return nest.leaves(state)[0], state
+    def rows(self, features: torch.Tensor, state: Nest, step_type: torch.Tensor) -> tuple[torch.Tensor, Nest]:
         if type(features) is torch.Tensor:
             pieces = cut(step_type)
             if features.is_cuda or self.pieces_pay(pieces, len(features)):
@@ -92,8 +116,8 @@ class _Memory(nn.Module):
             )
         return self.row_by_row(features, state, step_type)
 
-    def step(self, projected: torch.Tensor, state: Nest) -> Nest:
-        """Returns the next state; `projected` `[B, num_gates * H]` is the features times the input weights."""
+    def cell(self, projected: torch.Tensor, state: Nest) -> tuple[torch.Tensor, Nest]:
+        """Returns the output and the next state; `projected` `[B, num_gates * H]`: features times input weights."""
         raise NotImplementedError
 
     def pieces_pay(self, pieces: Pieces, num_rows: int) -> bool:
@@ -106,17 +130,18 @@ class _Memory(nn.Module):
         return 2 * int(pieces.length.max()) <= num_rows and self.output_size <= 128
 
     def row_by_row(self, features: torch.Tensor, state: Nest, step_type: torch.Tensor) -> tuple[torch.Tensor, Nest]:
-        """Computes `forward` of consecutive rows, one row after another."""
+        """Computes `rows` one row after another."""
         projected = F.linear(features, self.input_weight, self.input_bias)
         first = (step_type == StepType.FIRST).unsqueeze(-1)
         outputs = []
         for row, begins in zip(projected.unbind(), first.unbind()):
-            state = self.step(row, nest.map(lambda leaf, begins=begins: torch.where(begins, 0.0, leaf), state))
-            outputs.append(nest.leaves(state)[0])
+            state = nest.map(lambda leaf, begins=begins: torch.where(begins, 0.0, leaf), state)
+            output, state = self.cell(row, state)
+            outputs.append(output)
         return torch.stack(outputs), state
 
     def in_pieces(self, features: torch.Tensor, state: Nest, pieces: Pieces) -> tuple[torch.Tensor, Nest]:
-        """Computes `forward` of consecutive rows as one packed sequence, with the longest piece first."""
+        """Computes `rows` as one packed sequence, with the longest piece first."""
         num_rows, num_columns = features.shape[:2]
         order = np.argsort(-pieces.length, kind="stable")
         column, row, length, begins = (field[order] for field in pieces)
@@ -156,7 +181,7 @@ class _Memory(nn.Module):
 
 @gin.configurable(module="alfish.networks")
 @checked
-class GRU(_Memory):
+class GRU(_Gated):
     """A gated recurrent unit; its state is `[B, H]`. Source: Cho et al., 2014, https://arxiv.org/abs/1406.1078.
 
     Args:
@@ -166,18 +191,19 @@ class GRU(_Memory):
 
     num_gates, num_tensors, fused = 3, 1, torch.gru
 
-    def step(self, projected: torch.Tensor, state: Nest) -> Nest:
+    def cell(self, projected: torch.Tensor, state: Nest) -> tuple[torch.Tensor, Nest]:
         sizes = [2 * self.output_size, self.output_size]
         gates, new = projected.split(sizes, -1)
         hidden_gates, hidden_new = F.linear(state, self.hidden_weight, self.hidden_bias).split(sizes, -1)
         reset, keep = torch.sigmoid(gates + hidden_gates).chunk(2, -1)
         new = torch.tanh(new + reset * hidden_new)
-        return new + keep * (state - new)
+        state = new + keep * (state - new)
+        return state, state
 
 
 @gin.configurable(module="alfish.networks")
 @checked
-class LSTM(_Memory):
+class LSTM(_Gated):
     """Long short-term memory; its state is (output, cell), `[B, H]` each. Source: Gers et al., 2000.
 
     Args:
@@ -192,13 +218,14 @@ class LSTM(_Memory):
         with torch.no_grad():
             self.input_bias[size : 2 * size] = 1.0  # makes the cell keep its content at first (Jozefowicz et al., 2015)
 
-    def step(self, projected: torch.Tensor, state: Nest) -> Nest:
+    def cell(self, projected: torch.Tensor, state: Nest) -> tuple[torch.Tensor, Nest]:
         output, cell = state
         gates = projected + F.linear(output, self.hidden_weight, self.hidden_bias)
         gates, new, out = gates.split([2 * self.output_size, self.output_size, self.output_size], -1)
         enter, keep = torch.sigmoid(gates).chunk(2, -1)
         cell = keep * cell + enter * torch.tanh(new)
-        return torch.sigmoid(out) * torch.tanh(cell), cell
+        output = torch.sigmoid(out) * torch.tanh(cell)
+        return output, (output, cell)
 
     def pieces_pay(self, pieces: Pieces, num_rows: int) -> bool:
         """Returns True even without resets: for whole columns, oneDNN then takes a half to a fifth of the time."""

@@ -305,10 +305,12 @@ class _Translation:
         size = own.pop("rnn_hidden_dim", own.pop("rnn_hidden_size", 256))
         layers = own.pop("rnn_num_layers", 1)
         if "RNN" in kind or "Recurrent" in kind:
-            self._set(f"{name}/Torso.memory", _Reference(f"@{rnn.upper()}"), f"{kind}; rsl_rl has it before the layers")
+            memory = f"@{rnn.upper()}" if layers == 1 else "@StackedMemory"
+            self._set(f"{name}/Torso.memory", _Reference(memory), f"{kind}; rsl_rl has it before the layers")
             self._set(f"{name}/{rnn.upper()}.size", int(size))
             if layers != 1:
-                self._comment(f"{name}.rnn_num_layers", layers, "a memory has one layer")
+                each = ", ".join([f"@{rnn.upper()}"] * int(layers))
+                self._set(f"{name}/StackedMemory.layers", _Reference(f"[{each}]"))
         elif "CNN" in kind:
             self._comment(f"{name}.class_name", kind, "Encoder.image takes the encoder of images")
 

@@ -27,8 +27,10 @@ from alfish.networks import (
     LSTM,
     MLP,
     ActorCritic,
+    AttentionWindow,
     CriticEnsemble,
     DeterministicActor,
+    MinGRU,
     QNetwork,
     Torso,
     burn_in_state,
@@ -41,7 +43,8 @@ FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PA
 B = 3
 NEXT_STEP, SAME_STEP = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
 modes = pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=["next step", "same step"])
-kinds = pytest.mark.parametrize("kind", [GRU, LSTM])
+WINDOW = functools.partial(AttentionWindow, length=4, num_heads=1)
+kinds = pytest.mark.parametrize("kind", [GRU, LSTM, MinGRU, WINDOW], ids=["GRU", "LSTM", "MinGRU", "window"])
 SMALL = functools.partial(MLP, layers=(6,))
 CRITIC = functools.partial(CriticEnsemble, layers=(6,))
 
@@ -150,7 +153,7 @@ def test_the_policy_in_training_is_the_one_that_acted(algorithm, network, kind, 
 
 @modes
 @pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("kind", [GRU, LSTM])
+@pytest.mark.parametrize("kind", [GRU, LSTM, WINDOW], ids=["GRU", "LSTM", "window"])
 def test_sequences_shorter_than_the_unroll_begin_with_the_state_of_the_rollout(network, kind, mode):
     recurrent = functools.partial(ActorCritic, actor_torso=torso(kind), **NETWORKS[network])
     unroller, made, transforms = make(functools.partial(PPO, network=recurrent), mode)
@@ -261,6 +264,11 @@ def test_the_memory_in_training_saw_what_it_saw_while_acting(kind, mode, burn_in
     assert begun_within > 10 and (begun_while_warming > 0) == bool(burn_in)
 
 
+def another(leaf):
+    """A leaf of a state that is not the initial one."""
+    return torch.randn_like(leaf) if leaf.is_floating_point() else torch.randint_like(leaf, 4)
+
+
 def windows(algorithm, burn_in=0, num_rows=6, num_windows=8, seed=1):
     """`[L, N]` of random rows in which episodes end and begin; states that are not the initial ones."""
     torch.manual_seed(seed)
@@ -271,7 +279,7 @@ def windows(algorithm, burn_in=0, num_rows=6, num_windows=8, seed=1):
     discount = 1.0 - (step_type == LAST) * (torch.rand(shape) < 0.5).float()
     action = torch.randint(3, shape)
     rows = TimeStep(step_type, torch.randn(shape), discount, torch.randn(*shape, 4), action, action.int())
-    state = nest.map(torch.randn_like, algorithm.initial_state(num_windows))
+    state = nest.map(another, algorithm.initial_state(num_windows))
     before, rows = nest.split(rows, burn_in) if burn_in else (None, rows)
     return Experience(rows, action[burn_in:], None, state, burn_in=before)
 

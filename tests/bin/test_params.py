@@ -31,6 +31,11 @@ def test_a_parameter_has_its_default_kind_and_help(entries):
     assert entries["MLP.layers"].kind == "a list, each entry an integer in [1, 1000000]"
 
 
+def test_a_list_of_classes_is_shown_as_references(entries):
+    assert entries["StackedMemory.layers"].default == "[@GRU, @GRU]"
+    assert entries["MLP.layers"].default == "(64, 64)"
+
+
 def test_a_class_has_the_parameters_that_it_passes_to_its_base(entries):
     assert entries["APPO.gamma"].help == entries["PPO.gamma"].help and entries["APPO.rho_bar"].default == "1.0"
     assert entries["TD3.gamma"].default == "0.99"

@@ -236,6 +236,11 @@ def test_products(size, dtype):
     assert_same(lambda a, w, b: torch.addmm(b.expand(size, 20), a, w.T), a, w, b)
 
 
+def test_products_of_batches():
+    x, y = f32(3, 5, 4), f32(3, 4, 5)
+    assert_same(lambda x, y: (torch.bmm(x, y), torch.bmm(y, x), torch.bmm(x[:, :1], y)), x, y)
+
+
 @pytest.mark.parametrize("size", [1, 40], ids=["small", "large"])
 def test_convolutions(size):
     """`large` goes through torch."""
@@ -403,7 +408,7 @@ def test_every_entry_is_tested(monkeypatch):
 
 def others(x, index, bit):
     return (x.sum(0), x.mean(0), x.amax(0), x.amin(0), x.argmax(), x.softmax(0), x.log_softmax(0), x @ x,
-            F.linear(x, x, x[0]), F.conv2d(x[None, None], x[None, None]),
+            x[None].bmm(x[None]), F.linear(x, x, x[0]), F.conv2d(x[None, None], x[None, None]),
             x.gather(0, index.clamp(0, 2)), ~bit, bit & bit, bit | bit, x.clone())  # fmt: skip
 
 

@@ -24,7 +24,16 @@ from alfish.exporting import exporting, numpy_file, onnx_file
 from alfish.exporting.graph import NotExportable, PolicyGraph
 from alfish.exporting.policy_step import PolicyStep
 from alfish.exporting.verification import Step, from_environment
-from alfish.networks import GRU, ActorCritic, Encoder, PolicyHead, QNetwork
+from alfish.networks import (
+    GRU,
+    ActorCritic,
+    AttentionWindow,
+    Encoder,
+    MinGRU,
+    PolicyHead,
+    QNetwork,
+    StackedMemory,
+)
 from alfish.networks.encoders import Torso
 from alfish.policies.networks import make_networks
 from alfish.training.policy import Policy
@@ -129,6 +138,19 @@ def test_any_spaces_with_memory_and_the_previous_step_act_alike(suffix, sample, 
     program = PolicyGraph(policy, sample)
     assert {"first", "reward", "state.memory.actor"} <= {leaf.name for leaf in program.inputs}
     assert [leaf.name for leaf in program.state if "prev_action" in leaf.name]
+
+
+@pytest.mark.parametrize("suffix", [".py", ".onnx", pytest.param(".pt2", marks=pytest.mark.slow)])
+def test_a_stack_of_memories_acts_alike(suffix, tmp_path):
+    """Episodes of seven fill the window, and empty it."""
+    torch.manual_seed(0)
+    memory = functools.partial(StackedMemory, layers=[MinGRU, functools.partial(AttentionWindow, length=5), GRU])
+    policy = of_spaces(spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-2, 2, (2,), np.float32), memory=memory)
+    found = exporting.export(policy, tmp_path / f"policy{suffix}", sampled(policy, 30))
+    assert found.difference <= exporting.LIMIT
+    assert [leaf.name for leaf in PolicyGraph(policy).state] == [
+        "state.memory.actor.0", "state.memory.actor.1.0", "state.memory.actor.1.1", "state.memory.actor.2"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("suffix", [".py", ".onnx", pytest.param(".pt2", marks=pytest.mark.slow)])

@@ -49,7 +49,19 @@ from alfish.learner.compiled_updates import CALLS_BEFORE_RECORDING
 from alfish.learner.kl_adaptive import KLAdaptive
 from alfish.learner.learner import Learner
 from alfish.learner.optimizers import Adam, RMSprop, TorchOptimizer
-from alfish.networks import GRU, LSTM, MLP, ActorCritic, CriticEnsemble, PredictiveCritic, QNetwork, Torso
+from alfish.networks import (
+    GRU,
+    LSTM,
+    MLP,
+    ActorCritic,
+    AttentionWindow,
+    CriticEnsemble,
+    MinGRU,
+    PredictiveCritic,
+    QNetwork,
+    StackedMemory,
+    Torso,
+)
 from alfish.networks.bodies.linear import UnitLinear
 from alfish.parameters.schedules import Linear, Steps
 from alfish.replay import Prioritized, RingView, Uniform
@@ -134,6 +146,8 @@ SPECIAL = {
     "wide dqn": (functools.partial(DQN, q_network=functools.partial(QNetwork, torso=WIDE)), DISCRETE),
 }  # fmt: skip
 RECURRENT = functools.partial(Torso, mlp=SMALL, memory=functools.partial(GRU, size=6))
+SCANNED = functools.partial(Torso, mlp=SMALL, memory=functools.partial(MinGRU, size=6))
+WINDOW = functools.partial(Torso, mlp=SMALL, memory=functools.partial(AttentionWindow, size=6, length=4, num_heads=2))
 LONG_SHORT = functools.partial(Torso, mlp=SMALL, memory=functools.partial(LSTM, size=6))
 MEMORY = {
     "ppo, shared memory": (functools.partial(PPO, network=functools.partial(ActorCritic, actor_torso=LONG_SHORT,
@@ -142,6 +156,14 @@ MEMORY = {
                                                                            critic_torso=LONG_SHORT)), DISCRETE),
     "dqn with memory": (functools.partial(DQN, q_network=functools.partial(QNetwork, torso=RECURRENT), target_period=7),
                         DISCRETE),
+    "ppo with a window": (functools.partial(PPO, network=functools.partial(ActorCritic, actor_torso=WINDOW,
+                                                                           critic_torso=SCANNED)), DISCRETE),
+    "dqn with a MinGRU": (functools.partial(DQN, q_network=functools.partial(QNetwork, torso=SCANNED), target_period=7),
+                          DISCRETE),
+    "dqn with a window": (functools.partial(DQN, q_network=functools.partial(QNetwork, torso=WINDOW), target_period=7),
+                          DISCRETE),
+    "sac with two layers": (functools.partial(RecurrentSAC, actor_mlp=SMALL, critic=CRITIC, memory=functools.partial(
+        StackedMemory, layers=[functools.partial(kind, size=6) for kind in (GRU, MinGRU)])), BOX),
     "sac with memory": (functools.partial(RecurrentSAC, actor_mlp=SMALL, critic=CRITIC,
                                           memory=functools.partial(LSTM, size=6)), BOTH),
     "td3 with memory": (functools.partial(RecurrentTD3, critic=CRITIC, memory=functools.partial(GRU, size=6),
@@ -210,7 +232,10 @@ def windows_of(algorithm, num_updates, size, seed):
     steps.step_type[3, ::2], steps.step_type[4, ::2] = StepType.LAST, StepType.FIRST
     steps.step_type[1, ::3] = StepType.FIRST
     action = nest.stack([specs.sample(algorithm.action_spec, count) for _ in range(5)])
-    state = nest.map(torch.randn_like, algorithm.initial_state(count))
+    state = nest.map(
+        lambda leaf: torch.randn_like(leaf) if leaf.is_floating_point() else torch.randint_like(leaf, 4),
+        algorithm.initial_state(count),
+    )
     burn_in, steps = nest.split(steps, 2)
     batch = Batch(Experience(steps, action, None, state, burn_in=burn_in), trainable(steps.step_type))
     return Minibatches(batch, torch.arange(count).view(num_updates, size), is_steady=False)
@@ -403,6 +428,17 @@ def test_a_memory_over_many_rows_runs_as_it_is(caplog):
     assert learner.is_plain and learner.updates == 1
     (record,) = warnings_in(caplog)
     assert "compiling a memory over 40 rows takes minutes" in record.message
+
+
+@pytest.mark.parametrize("name", ["dqn with a MinGRU", "dqn with a window"])
+def test_memories_that_compute_all_rows_at_once_run_as_a_graph_over_many_rows(name, really, caplog):
+    algorithm = make(name)
+    steps = rows(algorithm, 40, 4, 0)
+    action = nest.stack([specs.sample(algorithm.action_spec, 4) for _ in range(40)])
+    batch = Batch(Experience(steps, action, None, algorithm.initial_state(4)), trainable(steps.step_type))
+    learner = Learner(algorithm, compile=True)
+    learner.train([Minibatches(batch, None)])
+    assert not learner.is_plain and warnings_in(caplog) == []
 
 
 @pytest.mark.parametrize(

@@ -217,8 +217,11 @@ def test_a_memory_is_one_in_each_torso():
     policy = {"class_name": "ActorCriticRecurrent", "rnn_type": "gru", "rnn_hidden_dim": 32, "rnn_num_layers": 2}
     runner = {"num_steps_per_env": 8, "policy": policy, "algorithm": {"num_mini_batches": 4, "num_learning_epochs": 1}}
     found, comments = settings(recipe.gin_file(runner, 16))
-    assert found["actor/Torso.memory"] == found["critic/Torso.memory"] == "@GRU"
-    assert found["actor/GRU.size"] == "32" and "actor.rnn_num_layers = 2" in comments
+    assert found["actor/Torso.memory"] == found["critic/Torso.memory"] == "@StackedMemory"
+    assert found["actor/StackedMemory.layers"] == "[@GRU, @GRU]" and found["actor/GRU.size"] == "32"
+    assert "rnn" not in comments
+    policy["rnn_num_layers"] = 1
+    assert settings(recipe.gin_file(runner, 16))[0]["critic/Torso.memory"] == "@GRU"
 
 
 @pytest.mark.parametrize(

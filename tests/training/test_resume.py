@@ -26,7 +26,7 @@ from alfish.errors import UsageError
 from alfish.learner.batches import EpochBatches
 from alfish.learner.kl_adaptive import KLAdaptive
 from alfish.learner.learner import Learner
-from alfish.networks import GRU, LSTM, MLP, ActorCritic, PredictiveCritic, Torso
+from alfish.networks import GRU, LSTM, MLP, ActorCritic, AttentionWindow, MinGRU, PredictiveCritic, StackedMemory, Torso
 from alfish.parameters.schedules import Linear
 from alfish.runs.checkpoints import Checkpoints, Origin, run_id
 from alfish.runs.stop_signals import Interrupted
@@ -336,11 +336,16 @@ def resumed_reports(trainer):
     return reports
 
 
+@pytest.mark.parametrize(
+    "memories",
+    [(GRU, LSTM), (functools.partial(StackedMemory, layers=[MinGRU, GRU]), AttentionWindow)],
+    ids=["gated", "others"],
+)
 @pytest.mark.parametrize("name", ["saved_state", "saved_state_same_step"])
-def test_a_resumed_run_with_memory_has_equal_bits_in_mid_episode(tmp_path, name):
+def test_a_resumed_run_with_memory_has_equal_bits_in_mid_episode(tmp_path, name, memories):
     env_id, env_kwargs, unroll_length, stop = SETTINGS[name]
     torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,)))
-    actor, critic = (functools.partial(torso, memory=functools.partial(kind, size=4)) for kind in (GRU, LSTM))
+    actor, critic = (functools.partial(torso, memory=memory) for memory in memories)
     network = functools.partial(ActorCritic, actor_torso=actor, critic_torso=critic)
     settings = {"algorithm": functools.partial(PPO, network=network)}
     whole = make(tmp_path / "whole", env_id, env_kwargs, unroll_length, **settings)

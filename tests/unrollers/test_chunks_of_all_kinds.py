@@ -16,7 +16,17 @@ from alfish.environments import make_environment
 from alfish.environments.functional import CartPole
 from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.learner.learner import Learner
-from alfish.networks import GRU, MLP, ActorCritic, CriticEnsemble, QNetwork, Torso
+from alfish.networks import (
+    GRU,
+    MLP,
+    ActorCritic,
+    AttentionWindow,
+    CriticEnsemble,
+    MinGRU,
+    QNetwork,
+    StackedMemory,
+    Torso,
+)
 from alfish.replay import Prioritized
 from alfish.training.trainer import Trainer
 from alfish.transforms import Transforms
@@ -27,6 +37,10 @@ PLAIN = functools.partial(CompiledUnroller, compile=False)
 MLP_8 = functools.partial(MLP, layers=(8,))
 TORSO = functools.partial(Torso, mlp=MLP_8)
 RECURRENT = functools.partial(TORSO, memory=functools.partial(GRU, size=4))
+STACKED = functools.partial(
+    TORSO,
+    memory=functools.partial(StackedMemory, layers=[MinGRU, functools.partial(AttentionWindow, length=4, size=8)]),
+)
 
 
 def ppo(torso=TORSO):
@@ -99,7 +113,7 @@ def compare_rows(ours, reference, lengths, tolerance):
     return in_line(found[0]).experience
 
 
-@pytest.mark.parametrize("algorithm", [ppo(RECURRENT), dqn(RECURRENT)], ids=["PPO", "DQN"])
+@pytest.mark.parametrize("algorithm", [ppo(RECURRENT), dqn(RECURRENT), ppo(STACKED)], ids=["PPO", "DQN", "stacked"])
 def test_rows_with_memory_masks_dicts_and_two_rewards_are_those_of_the_sync_unroller(algorithm):
     ours, reference = (unroller_of(kind, algorithm, 3) for kind in (PLAIN, SYNC))
     ours.stores_states = reference.stores_states = True

@@ -32,7 +32,19 @@ from alfish.environments.sequential import SequentialVectorEnv
 from alfish.environments.toy import TensorPointMass
 from alfish.learner.batches import EpochBatches, Minibatches, ReplayBatches
 from alfish.learner.learner import Learner
-from alfish.networks import GRU, LSTM, MLP, ActorCritic, CriticEnsemble, QNetwork, TargetNetwork, Torso
+from alfish.networks import (
+    GRU,
+    LSTM,
+    MLP,
+    ActorCritic,
+    AttentionWindow,
+    CriticEnsemble,
+    MinGRU,
+    QNetwork,
+    StackedMemory,
+    TargetNetwork,
+    Torso,
+)
 from alfish.parameters.schedules import Linear
 from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer
@@ -57,6 +69,7 @@ NOISY = functools.partial(TD3, noise_correlation=0.8, noise_std=Linear(0.5, 0.1)
 DUELING = functools.partial(DQN, q_network=functools.partial(QNetwork, dueling=True))
 
 RECURRENT = functools.partial(Torso, memory=GRU)
+WINDOW = functools.partial(Torso, memory=functools.partial(AttentionWindow, length=6))
 
 CASES = {  # algorithm, observation, action, transforms
     "ppo discrete": (PPO, VECTOR, DISCRETE, []),
@@ -76,6 +89,10 @@ CASES = {  # algorithm, observation, action, transforms
         ActorCritic, actor_torso=RECURRENT, critic_torso=functools.partial(Torso, memory=LSTM))), VECTOR, BOX, [STACK]),
     "dqn with an LSTM": (functools.partial(DQN, q_network=functools.partial(
         QNetwork, torso=functools.partial(Torso, memory=LSTM))), NESTED, DISCRETE, [ObservationNormalizer]),
+    "ppo with an attention window": (functools.partial(PPO, network=functools.partial(
+        ActorCritic, actor_torso=WINDOW, critic_torso=functools.partial(Torso, memory=MinGRU))), VECTOR, BOX, [STACK]),
+    "sac with stacked memories": (functools.partial(RecurrentSAC, memory=functools.partial(
+        StackedMemory, layers=[GRU, LSTM, AttentionWindow])), VECTOR, DISCRETE, []),
     "sac with batch norm": (functools.partial(SAC, actor_mlp=functools.partial(MLP, norm="batch")), VECTOR, BOX, []),
     "sac with a GRU": (RecurrentSAC, VECTOR, BOTH, []),
     "ddpg": (DDPG, NESTED, BOX, []),

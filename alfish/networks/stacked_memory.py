@@ -1,0 +1,63 @@
+"""Several memories, one after another."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gin
+import torch
+from torch import nn
+
+from alfish.errors import UsageError
+from alfish.nest import Nest
+from alfish.networks.memory import GRU
+from alfish.parameters import PositiveInt, checked
+from alfish.parameters.parts import build_memory
+
+
+@gin.configurable(module="alfish.networks")
+@checked
+class StackedMemory(nn.Module):
+    """Memories of which each takes the features of the one before; the state is a tuple of their states.
+
+    Args:
+      input_size: number of input features.
+      layers: classes or factories of the memories, each takes the number of its input features; `@first/GRU` has
+        settings of its own (`first/GRU.size`).
+      residual: whether each layer after the first adds its input to its output, which must have equal sizes. Stacked
+        GRUs and LSTMs usually do without; an `AttentionWindow` has such a connection inside.
+
+    Raises:
+      UsageError: there is no layer, or a residual connection would be between unequal sizes.
+    """
+
+    def __init__(
+        self, input_size: PositiveInt, layers: Sequence[Callable[[int], Any]] = (GRU, GRU), residual: bool = False
+    ):
+        super().__init__()
+        if not layers:
+            raise UsageError("StackedMemory.layers is empty; name at least one memory, such as [@GRU, @GRU]")
+        self.output_size: int = input_size
+        self._residual = residual
+        self.layers = nn.ModuleList()
+        for k, layer in enumerate(layers):
+            memory = build_memory(layer, f"StackedMemory.layers[{k}]", self.output_size)
+            if residual and k > 0 and memory.output_size != self.output_size:
+                raise UsageError(
+                    f"StackedMemory.residual is True, but StackedMemory.layers[{k}] makes {memory.output_size} "
+                    f"features of {self.output_size}; give these layers one size, or set residual = False"
+                )
+            self.layers.append(memory)
+            self.output_size = memory.output_size
+
+    def initial_state(self, batch_size: int) -> Nest:
+        """Returns the initial states of the layers."""
+        return tuple(memory.initial_state(batch_size) for memory in self.layers)  # type: ignore[operator]
+
+    def forward(self, features: torch.Tensor, state: Nest, step_type: torch.Tensor) -> tuple[torch.Tensor, Nest]:
+        """Returns features `[B, H]` or `[T, N, H]`, and the states after the last row; arguments as of a memory."""
+        after = []
+        for k, (memory, before) in enumerate(zip(self.layers, state, strict=True)):
+            output, left = memory(features, before, step_type)
+            features = features + output if self._residual and k > 0 else output
+            after.append(left)
+        return features, tuple(after)
