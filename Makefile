@@ -65,9 +65,10 @@ clean:
 	touch .venv/installed $@
 
 # Without what they ask for: pygame, whose files are those of pygame-ce, which gymnasium's extras ask for, and a
-# gymnasium below 1.4. gymnax needs seaborn, and otherwise what brax needs.
+# gymnasium below 1.4. gymnax needs seaborn, and otherwise what brax needs. The others are the environments of confs.
 .venv/installed-mo: .venv/installed-dev
-	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[brax]' seaborn
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[brax]' seaborn minigrid \
+		gymnasium-robotics
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --no-deps gymnax mo-gymnasium
 	touch $@
 

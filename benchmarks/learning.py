@@ -105,6 +105,8 @@ GOALS = [
     # the farthest treasure
     Goal("dqn_deep_sea_treasure", (0, 1, 2, 3, 4), 0.9 * 23.7 - 0.1 * 19 - 1e-3, False, imports="mo_gymnasium"),
     Goal("ppo_asymmetric_halfcheetah", (0, 1, 2, 3, 4), 3427, False),  # the mean of its control run
+    Goal("ppo_minigrid_doorkey", (0, 1, 2), 0.95, False, imports="minigrid"),
+    Goal("sac_fetch_reach", (0, 1, 2), -2.0, False, imports="gymnasium_robotics"),
     Goal("c51_cartpole", (0, 1, 2), 475, False),
     Goal("c51_acrobot", (0, 1, 2), -95, False),
     Goal("qrdqn_cartpole", (0, 1, 2, 3, 4), 490, False),
@@ -304,7 +306,8 @@ def record(goal: Goal, seed: int, root_dir: Path, seconds: float | None) -> None
     same = [old for old in tables.read_rows(path) if all(old[name] == str(row[name]) for name in row)]
     published = same[0]["command_seconds"] if same else ""
     row["command_seconds"] = published if seconds is None else round(seconds, 1)
-    print(f"{goal.name} seed {seed}: {row['mean']:.1f} [{row['ci_low']:.1f}, {row['ci_high']:.1f}]", flush=True)
+    mean, low, high = (_shown(row[name]) for name in ("mean", "ci_low", "ci_high"))
+    print(f"{goal.name} seed {seed}: {mean} [{low}, {high}]", flush=True)
     publish(path, [row])
     curve = []
     for path in sorted((root_dir / "eval").glob("evaluation-*.csv")):
@@ -325,15 +328,19 @@ def table(goals: list[Goal]) -> str:
             continue
         means = [float(row["mean"]) for row in rows]
         judged = min(means) if goal.every_seed else float(np.mean(means))
-        each = ", ".join(f"{mean:.1f}" for mean in means)
+        each = ", ".join(map(_shown, means))
         seeds = ", ".join(row["seed"] for row in rows)
         steps = f"{max(int(row['env_steps']) for row in rows):,}"
         wanted = f"{goal.bar:g} {'every seed' if goal.every_seed else 'in the mean'}"
         met = "yes" if judged >= goal.bar else "no"
         if len(rows) < len(goal.seeds):
             met += f", {len(rows)} of {len(goal.seeds)} seeds"
-        lines.append(tables.line([goal.name, steps, seeds, f"{np.mean(means):.1f}", each, wanted, met]))
+        lines.append(tables.line([goal.name, steps, seeds, _shown(float(np.mean(means))), each, wanted, met]))
     return "\n".join(lines)
+
+
+def _shown(value: float) -> str:
+    return f"{value:.3f}" if abs(round(value, 3)) < 1 else f"{value:.1f}"
 
 
 def publish(path: Path, rows: list[dict]) -> None:

@@ -36,6 +36,8 @@ NEEDS = {
     r"ALE/": "ale_py",
     r"mo_gymnasium": "mo_gymnasium",
     r"gymnax:": "gymnax",
+    r"minigrid:": "minigrid",
+    r"gymnasium_robotics:": "gymnasium_robotics",
     r"CartPole|Pendulum|Acrobot|MountainCar|Recall|BitFlip|MaskedIdentity|Catch": "gymnasium",
 }
 TINY = [

@@ -18,7 +18,7 @@ IGNORED = (
     *("Evaluate.period", "Evaluate.num_envs", "Evaluate.video_period", "Evaluate.video_episodes"),
     *("Evaluate.video_captions", "ReplayBatches.save", "ReplayBatches.directory"),
 )
-IGNORED_CLASSES = ("CheckpointSaver", "Summaries", "Progress", "Profile")
+IGNORED_CLASSES = ("EvaluateSampled", "CheckpointSaver", "Summaries", "Progress", "Profile")
 # Settings that are ignored if they name only `Evaluate` and IGNORED_CLASSES.
 LISTENERS = ("Trainer.listeners", "Trainer.extra_listeners")
 MAX_SHOWN = 4  # largest number of bindings in a label

@@ -11,6 +11,7 @@ from alfish.networks.attention_window import AttentionWindow
 from alfish.networks.box_heads import BetaHead, BoundedMeanHead, StateDependentNormalHead
 from alfish.networks.critics import ONE_CRITIC, CriticEnsemble, PredictiveCritic
 from alfish.networks.encoders import Encoder, Flat, OneHot, Torso
+from alfish.networks.grids import OneHotGrid
 from alfish.networks.heads import FLOORED_HEAD, NormalHead, PolicyHead, head_masks, policy_of
 from alfish.networks.hybrid import HybridHead, HybridPolicy, HybridSpace, SquashedNormalHead
 from alfish.networks.images import ImpalaCNN, NatureCNN, SmallCNN
@@ -43,6 +44,7 @@ __all__ = [
     "NatureCNN",
     "NormalHead",
     "OneHot",
+    "OneHotGrid",
     "PolicyHead",
     "PredictiveCritic",
     "QNetwork",

@@ -47,7 +47,7 @@ def _has_pixels(spec: spaces.Box) -> bool:
     return spec.dtype == np.uint8 or (specs.is_float(spec) and bool(np.all(spec.low == 0) and np.all(spec.high == 255)))
 
 
-def encoder_by_size(spec: spaces.Space) -> type["_ImageEncoder"] | None:
+def encoder_by_size(spec: spaces.Space) -> type["ImageEncoder"] | None:
     """Returns the encoder of an image of this size; None for less than 3 x 3 pixels."""
     height, width = _image_shape(spec)[1:]
     if min(height, width) >= 36:
@@ -55,7 +55,7 @@ def encoder_by_size(spec: spaces.Space) -> type["_ImageEncoder"] | None:
     return SmallCNN if min(height, width) >= 3 else None
 
 
-class _ImageEncoder(nn.Module):
+class ImageEncoder(nn.Module):
     """Encodes images, after reshaping to `[N, C, H, W]` and scaling by the common bound of their pixels."""
 
     body: nn.Module
@@ -89,13 +89,16 @@ class _ImageEncoder(nn.Module):
             features = self._encode(images)
         return features.reshape(*leaf.shape[: -self._ndim], self.output_size)
 
-    def _encode(self, images: torch.Tensor) -> torch.Tensor:
+    def channels_first(self, images: torch.Tensor) -> torch.Tensor:
+        """Returns images `[N, *shape]` of the space's shape as `[N, C, H, W]`."""
         if self._ndim == 2:
             images = images.unsqueeze(1)
         if self._channels_last:
             images = images.movedim(-1, -3)
-        if self._ndim == 4:
-            images = images.flatten(1, 2)
+        return images.flatten(1, 2) if self._ndim == 4 else images
+
+    def _encode(self, images: torch.Tensor) -> torch.Tensor:
+        images = self.channels_first(images)
         # Convolutions on a CPU take a third less time where a pixel's channels are neighbours in memory. The layout is
         # changed first, because bytes move faster than floats.
         if images.device.type == "cpu":
@@ -105,7 +108,7 @@ class _ImageEncoder(nn.Module):
 
 @gin.configurable(module="alfish.networks")
 @checked
-class NatureCNN(_ImageEncoder):
+class NatureCNN(ImageEncoder):
     """Three convolutions and a linear layer. Source: Mnih et al., 2015, Methods.
 
     For images larger than 99 x 99, 3 x 3 convolutions of stride 2 follow, until 8 x 8 numbers in a channel are left.
@@ -130,7 +133,7 @@ class NatureCNN(_ImageEncoder):
 
 @gin.configurable(module="alfish.networks")
 @checked
-class SmallCNN(_ImageEncoder):
+class SmallCNN(ImageEncoder):
     """A convolution of the image, followed by 3 x 3 convolutions of stride 2 and a linear layer, for small images.
 
     The first convolution is 3 x 3 of stride 1 for images of up to 14 x 14 pixels. Larger images are cut into patches of
@@ -158,7 +161,7 @@ class SmallCNN(_ImageEncoder):
 
 @gin.configurable(module="alfish.networks")
 @checked
-class ImpalaCNN(_ImageEncoder):
+class ImpalaCNN(ImageEncoder):
     """Residual stages of one convolution, a max-pool and two residual blocks. Source: Espeholt et al., 2018, fig. 3.
 
     Args:

@@ -52,7 +52,10 @@ class Evaluate(Listener):
 
     Attributes:
       period, name: arguments.
+      samples: whether actions are sampled; if not, the policy takes its mode.
     """
+
+    samples = False
 
     def __init__(
         self,
@@ -121,12 +124,13 @@ class Evaluate(Listener):
             report.evaluation = evaluation
         report.scalars |= evaluation.scalars(self.name)
         report.nominal_clock[self.name] = nominal
-        run.log(f"Evaluation at {nominal:,} steps: {evaluation.words()}")
+        how = ", sampled actions" if self.samples else ""
+        run.log(f"Evaluation at {nominal:,} steps{how}: {evaluation.words()}")
 
     def _evaluate(self, run: Run, report: Report, stem: str) -> Evaluation:
         """Returns the evaluation, filmed if a film is due."""
         assert self._evaluator is not None
-        arguments = self._num_episodes, self._seed, False, report.env_steps
+        arguments = self._num_episodes, self._seed, self.samples, report.env_steps
         films = self._films
         recorder = films and films.recorder(report.clock, run.clock.finished, run.directory.path, stem)
         if not (films and recorder):
@@ -160,6 +164,23 @@ class Evaluate(Listener):
             self._last = last[0], last[1]
         if self._films:
             self._films.next = state.get("next_film", self._films.next)
+
+
+@gin.configurable(module="alfish.training.listeners")
+@checked
+class EvaluateSampled(Evaluate):
+    """Evaluates sampled actions, as `alfish evaluate --sample` does, beside an `Evaluate` of the policy's mode.
+
+    The settings of `Evaluate`, such as its period and its episodes, apply to both.
+
+    Args:
+      name: name of the files and scalars.
+    """
+
+    samples = True
+
+    def __init__(self, name: str = "sampled"):
+        super().__init__(name=name)
 
 
 @gin.configurable(module="alfish.training.listeners")

@@ -50,7 +50,8 @@ def test_settings_that_cannot_change_a_return_make_no_groups_and_are_in_no_label
         run = make_run(f"r{seed}", gamma=gamma, seed=seed)
         bind(run, f"Trainer.num_threads = {seed + 1}", f"Trainer.device = 'cuda:{seed}'", "Evaluate.period = 1")
         bind(run, f"CheckpointSaver.period = {seed}", f"Trainer.summary_period = {seed + 1}")
-        bind(run, f"Trainer.extra_listeners = [{', '.join(['@progress/alfish.Progress()'] * seed)}]")
+        more = ["@progress/alfish.Progress()", "@EvaluateSampled()"][:seed]
+        bind(run, f"Trainer.extra_listeners = [{', '.join(more)}]")
     assert labels([tmp_path]) == {("CartPole-v1", "PPO.gamma=0.9"): 2, ("CartPole-v1", "PPO.gamma=0.98"): 1}
 
 

@@ -669,6 +669,15 @@ def test_learning_results_are_printed_as_a_table(monkeypatch, tmp_path):
     assert theirs == "| a2c_cartpole | | | not run | | 475 | |"
 
 
+def test_returns_below_1_are_printed_with_three_digits(monkeypatch, tmp_path):
+    goals = [goal for goal in learning.GOALS if goal.name == "ppo_minigrid_doorkey"]
+    monkeypatch.setattr(learning, "RESULTS", tmp_path)
+    with open(tmp_path / "ppo_minigrid_doorkey.csv", "w") as file:
+        csv.writer(file).writerows([("seed", "env_steps", "mean"), (0, 100_000, 0.9604), (1, 100_000, 0.99999)])
+    (line,) = learning.table(goals).splitlines()[2:]
+    assert "| 0.980 | 0.960, 1.0 | 0.95 in the mean |" in line
+
+
 def test_runs_written_for_the_benchmark_of_plots_are_read_as_runs(tmp_path, capsys):
     for seed in range(2):
         plotting.write_run(tmp_path / f"run{seed}", 0.9, seed, 20_000)

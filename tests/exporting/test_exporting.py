@@ -30,6 +30,7 @@ from alfish.networks import (
     AttentionWindow,
     Encoder,
     MinGRU,
+    OneHotGrid,
     PolicyHead,
     QNetwork,
     StackedMemory,
@@ -126,6 +127,14 @@ def of_spaces(observation, action, transforms=(), critic_torso=Torso, **settings
     algorithm = functools.partial(PPO, network=network)
     leaves = specs.observation_spec(observation), specs.action_spec(action), specs.reward_spec()
     return Policy(*make_networks(algorithm, transforms, *leaves, "cpu"), observation, action)
+
+
+@pytest.mark.parametrize("suffix", [".py", ".onnx", pytest.param(".pt2", marks=pytest.mark.slow)])
+def test_a_grid_of_symbols_acts_alike(suffix, tmp_path):
+    torch.manual_seed(0)
+    encoder = functools.partial(Encoder, leaves={"": functools.partial(OneHotGrid, sizes=(5, 3, 2))})
+    policy = of_spaces(spaces.Box(0, 4, (7, 7, 3), np.uint8), spaces.Discrete(3), encoder=encoder)
+    assert exporting.export(policy, tmp_path / f"policy{suffix}", sampled(policy, 20)).difference <= exporting.LIMIT
 
 
 @pytest.mark.parametrize("suffix", [".py", ".onnx", pytest.param(".pt2", marks=pytest.mark.slow)])

@@ -61,6 +61,19 @@ def test_sac_learns_cartpole(tmp_path, capsys):
     assert trained_return(tmp_path, capsys, "sac_cartpole.gin", 1) >= 400
 
 
+@long
+def test_ppo_opens_the_door_in_a_grid_of_symbols(tmp_path, capsys):
+    pytest.importorskip("minigrid", reason="ppo_minigrid_doorkey.gin needs minigrid, which is not installed")
+    assert trained_return(tmp_path, capsys, "ppo_minigrid_doorkey.gin", 0) >= 0.95
+
+
+@long
+def test_sac_with_hindsight_moves_the_gripper_to_its_goal(tmp_path, capsys):
+    words = "sac_fetch_reach.gin needs gymnasium_robotics, which is not installed"
+    pytest.importorskip("gymnasium_robotics", reason=words)
+    assert trained_return(tmp_path, capsys, "sac_fetch_reach.gin", 0) >= -2.0
+
+
 WITHOUT_MEMORY = {
     "ppo_recall.gin": ["Torso.memory=None"],
     "appo_recall.gin": ["Torso.memory=None"],

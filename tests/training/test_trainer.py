@@ -413,6 +413,28 @@ def test_evaluations_are_written_wherever_they_stand_among_the_listeners(tmp_pat
     assert trainer.directory.checkpoints.best() is not None
 
 
+def test_sampled_actions_are_evaluated_beside_the_mode_on_the_same_episodes(tmp_path, capsys):
+    """With the returns of `alfish evaluate --sample`, and without a change of what is trained or best."""
+    given = ["Trainer.num_env_steps=500", "Trainer.unroll_length=32", "Evaluate.num_episodes=4", "Evaluate.seed=3"]
+    for name, more in (("plain", []), ("both", ["Trainer.extra_listeners=[@EvaluateSampled()]"])):
+        flags = [f"--gin_param={one}" for one in given + more]
+        assert main(["train", "--gin_file=ppo_cartpole.gin", f"--root_dir={tmp_path / name}", *flags]) == 0
+    returns = {}
+    for how, flags in (("evaluation", []), ("sampled", ["--sample"])):
+        capsys.readouterr()
+        options = ["--num_episodes=4", "--seed=3", "--json", *flags]
+        assert main(["evaluate", f"--root_dir={tmp_path / 'both'}", *options]) == 0
+        returns[how] = json.loads(capsys.readouterr().out)["returns"]
+        (path,) = (tmp_path / "both" / "eval").glob(f"{how}-*.csv")
+        assert [float(row["return"]) for row in rows_of(path)] == returns[how]
+    assert returns["sampled"] != returns["evaluation"]
+    assert "steps, sampled actions: return" in (tmp_path / "both" / "log.txt").read_text()
+    plain, both = (Checkpoints(tmp_path / name / "checkpoints").best() for name in ("plain", "both"))
+    assert plain == both is not None
+    weights = [alfish.load(tmp_path / name).algorithm.state_dict() for name in ("plain", "both")]
+    assert all(torch.equal(one, other) for one, other in zip(*(each.values() for each in weights), strict=True))
+
+
 @pytest.mark.parametrize("name", ["eval/greedy", "", "train", "a b", "évaluation", ".hidden"])
 def test_evaluations_have_names_that_files_and_scalars_may_have(name):
     with pytest.raises(UsageError, match=f"Evaluate.name is '{name}'; it is part of the names of files and scalars"):
