@@ -144,7 +144,7 @@ def _difference(one: Any, other: Any) -> str:
 
 
 def _first_evaluation(directory: Path, again: Path) -> Iterator[str]:
-    """Yields a line with the first evaluation that differs, among those that both runs have."""
+    """Yields a line for the first evaluation that both runs have and whose results differ."""
     from alfish.runs import contents
 
     for path in sorted((again / "eval").glob("*.csv")):

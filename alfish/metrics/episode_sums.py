@@ -1,7 +1,7 @@
 """Metrics of an unroller that steps its environments in a graph: sums over episodes as functions of tensors.
 
-Rows stay on the device. After an unroll the host reads, in one copy, what its episodes and steps add to the metrics:
-some numbers per metric, whatever the number of rows.
+Rows stay on the device. After an unroll the host reads a few numbers for each metric in one copy, whatever the
+number of rows.
 """
 
 import math
@@ -16,7 +16,7 @@ class OpenEpisodes(NamedTuple):
     """The open episode of each environment."""
 
     length: torch.Tensor  # [B] int64, number of its actions; -1 if its FIRST row is missing
-    totals: tuple[torch.Tensor, ...]  # [B] float64 for each metric, what its steps have added
+    totals: tuple[torch.Tensor, ...]  # [B] float64 for each metric, sum over the steps so far
 
 
 class Finished(NamedTuple):
@@ -42,7 +42,7 @@ class ArrivedRows(NamedTuple):
 
 
 class StepSums(NamedTuple):
-    """What the rows of an unroll add to metrics, in place of the rows; arrays on the host, except `open`."""
+    """Sums over the steps of an unroll, which update metrics in place of its rows; `open` stays on the device."""
 
     num_steps: int
     num_episodes: int
@@ -116,7 +116,7 @@ class EpisodeSums:
         return {**numbers, "values": found, "num_nonfinite": nonfinite}
 
     def sums(self, read: dict[str, Any], num_steps: int, episodes: OpenEpisodes) -> StepSums:
-        """Returns what an unroll adds to metrics.
+        """Returns the `StepSums` of an unroll.
 
         Args:
           read: result of `numbers` as arrays on the host.

@@ -11,7 +11,7 @@ import torch
 from alfish import host, nest
 from alfish.errors import UsageError
 from alfish.errors.user_code import calling
-from alfish.metrics.episode_sums import EpisodeSums, OpenEpisodes, StepSums
+from alfish.metrics.episode_sums import EpisodeSums, OpenEpisodes, StepSums, SummedMetric
 from alfish.metrics.step_batch import InfoRow, StepBatch, own_info
 from alfish.nest import Nest
 from alfish.parameters.kinds import shown
@@ -118,16 +118,12 @@ class Summed(Protocol):
 
 
 @runtime_checkable
-class SummedByEpisode(Protocol):
+class SummedByEpisode(SummedMetric, Protocol):
     """A metric of sums over episodes, for `EpisodeSums` if it takes tensors."""
 
     takes_tensors: bool
     window: MovingWindow
     open_sum: np.ndarray | None  # [B] float64, sums of the open episodes; None at the start
-
-    def per_step(self, rows: Any) -> Any: ...
-
-    def finish(self, total: Any, length: Any) -> Any: ...
 
 
 @runtime_checkable
@@ -234,12 +230,12 @@ class Metrics:
 
         Rewards must not be vectors.
         """
-        by_episode = self._by_episode()
-        others = [metric for metric in self._metrics.values() if metric not in by_episode]
-        if self._objectives or self.reads or self.reads_infos or not all(isinstance(one, Summed) for one in others):
+        by_episode, others = self._by_episode(), self._by_step()
+        needs_rows = len(by_episode) + len(others) < len(self._metrics)
+        if self._objectives or self.reads or self.reads_infos or needs_rows:
             return None
         num_values = max((metric.window.size for metric in by_episode), default=0)
-        return EpisodeSums(by_episode, num_values, max((one.num_rewards for one in others), default=0))  # type: ignore[attr-defined]
+        return EpisodeSums(by_episode, num_values, max((metric.num_rewards for metric in others), default=0))
 
     def open_episodes(self, device: torch.device) -> OpenEpisodes:
         """Returns the open episodes, in tensors on a device, for `EpisodeSums`."""
@@ -254,9 +250,8 @@ class Metrics:
     def add(self, sums: StepSums) -> None:
         """Adds an unroll whose rows were summed by `episode_sums`."""
         self._flush()
-        for metric in self._metrics.values():
-            if isinstance(metric, Summed):
-                metric.add(sums)
+        for metric in self._by_step():
+            metric.add(sums)
         for by_episode, values, num_nonfinite in zip(self._by_episode(), sums.values, sums.num_nonfinite):
             by_episode.window.extend(values, num_nonfinite)
         self._open = sums.open
@@ -334,6 +329,14 @@ class Metrics:
         metrics = self._metrics.values()
         return [one for one in metrics if isinstance(one, SummedByEpisode) and vars(type(one)).get("takes_tensors")]
 
+    def _by_step(self) -> list[Summed]:
+        """Returns the metrics that `StepSums` can update.
+
+        A subclass that overrides `update` but not `add` needs rows, because `add` would ignore the override.
+        """
+        metrics = self._metrics.values()
+        return [one for one in metrics if isinstance(one, Summed) and _defines_together(type(one), "update", "add")]
+
     def _settle(self) -> None:
         """Moves the open episodes to the host, where rows continue them."""
         if self._open is None:
@@ -358,6 +361,11 @@ class Metrics:
         for metric in self._metrics.values():
             with calling(f"{type(metric).__name__}.update"):
                 metric.update(rows)
+
+
+def _defines_together(kind: type, *methods: str) -> bool:
+    """Returns whether the same class in the hierarchy of `kind` defines the methods that `kind` uses."""
+    return len({next(each for each in kind.__mro__ if method in vars(each)) for method in methods}) == 1
 
 
 def _numpy(array: np.ndarray | torch.Tensor) -> np.ndarray:

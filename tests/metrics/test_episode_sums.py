@@ -9,6 +9,7 @@ from alfish.metrics import (
     DEFAULT_METRICS,
     AverageDiscountedReturn,
     AverageReturn,
+    AverageReward,
     EnvInfo,
     EpisodeMetric,
     Metrics,
@@ -122,7 +123,12 @@ class Lengths(EpisodeMetric):
         return rows.arrived.astype(np.float64)
 
 
-@pytest.mark.parametrize("metric", [SquaredReturn, Lengths, EnvInfo])
+class PositiveRewards(AverageReward):
+    def update(self, rows):
+        self._window.extend(rows.reward[rows.reward > 0])
+
+
+@pytest.mark.parametrize("metric", [SquaredReturn, Lengths, PositiveRewards, EnvInfo])
 def test_metrics_that_need_rows_get_rows(metric):
     """A subclass of a metric that takes tensors may have overridden a method with one that takes arrays."""
     metric = metric()

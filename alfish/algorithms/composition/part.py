@@ -33,7 +33,7 @@ class Transitions(NamedTuple):
     action: Nest  # [...] in the algorithm's units, clipped to its bounds
     next_observation: Nest  # [...]
     next_discount: torch.Tensor  # [...] 0 where the environment terminated
-    trains: torch.Tensor | None = None  # [...] bool, whether the step trains, if a part `reads_policy`; None: all
+    trains: torch.Tensor | None = None  # [...] bool, mask of the steps that train; None if no part `reads_policy`
 
 
 def transitions_of(time_step: TimeStep) -> Transitions:

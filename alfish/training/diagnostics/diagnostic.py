@@ -97,7 +97,7 @@ def module_of(name: str, depth: int) -> str:
 
 
 def value_estimates(algorithm: RLAlgorithm, info: Any) -> dict[str, torch.Tensor]:
-    """Returns the estimates `value` and `q` in the info of `train_step`, those that exist, without gradient.
+    """Returns the estimates `value` and `q`, detached; an estimate that the info of `train_step` lacks is left out.
 
     Estimates are `[T', N]`; for a vector reward `[T', N, R]`, unless they are weighted sums already. Distributions and
     ensembles are replaced by their means.
