@@ -136,14 +136,24 @@ def tiny(path, tmp_path):
     return [f"--gin_param={one}" for one in chosen]
 
 
-def kind(path):
-    """What a conf has in common with those that differ from it in numbers and in the task only."""
+def parts_of(path):
+    """Names of the parts that a conf configures, without their scopes."""
     texts = [one.read_text() for one in with_included(path)]
-    parts = frozenset(part for text in texts for part in re.findall(r"@([\w/.]+)", text))
-    return parts, frozenset(with_included(path)[1:]), "mo_gymnasium" in texts[0]
+    vector = {"a vector reward"} if "mo_gymnasium" in texts[0] else set()
+    return vector | {part.rpartition("/")[2] for text in texts for part in re.findall(r"@([\w/.]+)", text)}
 
 
-TRAINED = [*{kind(path): path for path in TASKS + EXAMPLES}.values()]  # one of each kind
+def covering(paths):
+    """Returns some of the confs that together have all parts; confs with more parts are chosen first."""
+    seen, chosen = set(), []
+    for path in sorted(paths, key=lambda path: (path.stem not in EVALUATED, -len(parts_of(path)))):
+        if parts_of(path) - seen:
+            seen |= parts_of(path)
+            chosen.append(path)
+    return chosen
+
+
+TRAINED = covering(TASKS + EXAMPLES)
 BUILT = [path for path in TASKS + EXAMPLES if path not in TRAINED]
 
 

@@ -88,12 +88,12 @@ def check_equal(together, alone, name):
 @pytest.mark.parametrize("case", CASES)
 def test_policies_of_separate_environments_equal_runs_of_their_own(tmp_path, case):
     case = CASES[case]
-    together = joint(tmp_path / "joint", case)
+    together = joint(tmp_path / "joint", case, num_iterations=6)
     run(together)
     assert together.clock.updates == sum(member.learner.updates for member in together.unroller.members)
     gin.clear_config()
     for name in case:
-        alone = separate(tmp_path, case, name)
+        alone = separate(tmp_path, case, name, num_iterations=6)
         run(alone)
         check_equal(together, alone, name)
         assert alone.clock.updates > 0
@@ -101,14 +101,16 @@ def test_policies_of_separate_environments_equal_runs_of_their_own(tmp_path, cas
 
 def test_the_order_of_policies_changes_no_bit(tmp_path):
     case = CASES["PPO and DQN"]
-    one = joint(tmp_path / "one", case)
+    one = joint(tmp_path / "one", case, num_iterations=6)
     run(one)
     gin.clear_config()
     reverse = dict(reversed(case.items()))
-    other = joint(tmp_path / "other", reverse)
+    other = joint(tmp_path / "other", reverse, num_iterations=6)
     for member in one.unroller.members:
         gin.bind_parameter(f"{member.name}/PolicySettings.seed", list(case).index(member.name) + 3)
-    other = Trainer(environment=games_of(reverse), policies="each", algorithm=PPO, **settings(tmp_path / "third"))
+    other = Trainer(
+        environment=games_of(reverse), policies="each", algorithm=PPO, **settings(tmp_path / "third", num_iterations=6)
+    )
     run(other)
     torch.testing.assert_close(one.algorithm.state_dict(), other.algorithm.state_dict(), rtol=0, atol=0)
 

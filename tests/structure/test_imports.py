@@ -1,6 +1,7 @@
 """A package imports lower layers only, and some constructions are used nowhere."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,7 @@ def imports_of(tree):
     return (module for module in walk(tree) if module == "alfish" or module.startswith("alfish."))
 
 
+@functools.cache
 def parse(path):
     return ast.parse(path.read_text(), str(path))
 
@@ -112,11 +114,10 @@ def complaints(module, tree):
             yield f"{module} imports its sibling {imported}"
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if module_of(p) != "alfish"], ids=module_of)
-def test_a_package_imports_lower_layers_only(path):
-    module = module_of(path)
-    assert package_of(module) in LAYER, f"{module} has no layer: add its package to LAYERS"
-    assert list(complaints(module, parse(path))) == []
+def test_a_package_imports_lower_layers_only():
+    modules = {module_of(path): path for path in FILES if module_of(path) != "alfish"}
+    assert {package_of(module) for module in modules} <= set(LAYER), "add the package to LAYERS"
+    assert [sentence for module, path in modules.items() for sentence in complaints(module, parse(path))] == []
 
 
 @pytest.mark.parametrize(
@@ -221,23 +222,18 @@ def gin_calls(tree):
             yield node.lineno
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in FILES if "configuration" not in p.relative_to(PACKAGE).parts], ids=module_of
-)
-def test_gin_is_called_in_configuration_only(path):
-    # A worker and the process that compiles are programs of their own: they read the configuration anew. What a program
+def test_gin_is_called_in_configuration_only():
+    outside = {module_of(path): path for path in FILES if "configuration" not in path.relative_to(PACKAGE).parts}
+    # A worker and the process that compiles are separate programs, which read the configuration again. What a program
     # built is described as a configuration. The parts of each of several policies are built in its scope. Private names
     # of gin are used in one module.
-    assert bool(list(gin_calls(parse(path)))) == (
-        module_of(path)
-        in (
-            "alfish.unrollers.workers.environment_maker",
-            "alfish.compiler.compiling_process",
-            "alfish.parameters.description",
-            "alfish.parameters.gin_internals",
-            "alfish.policies.member",
-        )
-    )
+    assert {module for module, path in outside.items() if list(gin_calls(parse(path)))} == {
+        "alfish.unrollers.workers.environment_maker",
+        "alfish.compiler.compiling_process",
+        "alfish.parameters.description",
+        "alfish.parameters.gin_internals",
+        "alfish.policies.member",
+    }
 
 
 def test_gin_calls_are_found():
@@ -270,15 +266,12 @@ def unsafe(tree):
             yield node.lineno, "weights_only is not True"
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_nothing_that_is_loaded_is_executed_and_no_error_is_swallowed(path):
-    found = list(unsafe(parse(path)))
-    if path.name == "numpy_program.py":  # it runs what it wrote itself, from a traced graph
-        assert [what for _, what in found] == ["exec"]
-    elif path.name == "channel.py":  # messages between processes of one run
-        assert [what for _, what in found] == ["pickle.loads"]
-    else:
-        assert found == []
+def test_nothing_that_is_loaded_is_executed_and_no_error_is_swallowed():
+    found = [(module_of(path), what) for path in FILES for _, what in unsafe(parse(path))]
+    assert found == [
+        ("alfish.compiler.numpy_program", "exec"),  # runs what it wrote itself, from a traced graph
+        ("alfish.processes.channel", "pickle.loads"),  # messages between processes of one run
+    ]
 
 
 @pytest.mark.parametrize(

@@ -575,7 +575,7 @@ def test_warm_up_and_capacity_follow_the_budget(tmp_path, budget, warmup):
 def test_a_larger_budget_keeps_the_warm_up_that_the_run_began_with(tmp_path):
     options = {"replay": {"warmup_env_steps": None, "capacity": None}, "num_iterations": None}
     make(tmp_path, "dqn_episode_boundary", **options, num_env_steps=100).train()
-    longer = make(tmp_path, "dqn_episode_boundary", **options, num_env_steps=1000)
+    longer = make(tmp_path, "dqn_episode_boundary", **options, num_env_steps=300)
     longer.train()
     assert longer.batches.warmup_env_steps == 10
     assert longer.clock.updates == longer.clock.env_steps - 10

@@ -143,7 +143,7 @@ def test_graphs_make_the_same_rows_with_memory_masks_dicts_and_two_rewards():
 SMALL_SAC = functools.partial(SAC, actor_mlp=MLP_8, critic=functools.partial(CriticEnsemble, layers=(8,)))
 
 
-def run(directory, unroller, case, num_iterations=12, **arguments):
+def run(directory, unroller, case, num_iterations=6, **arguments):
     env_id, algorithm, batches, environment = CASES[case]
     trainer = Trainer(
         directory,
@@ -182,7 +182,7 @@ def assert_same_run(one, other):
 
 
 EPOCHS = functools.partial(EpochBatches, num_epochs=2, minibatch_size=32)
-REPLAY = functools.partial(ReplayBatches, 400, 16, updates_per_env_step=0.125, warmup_env_steps=128)
+REPLAY = functools.partial(ReplayBatches, 320, 16, updates_per_env_step=0.125, warmup_env_steps=128)
 MASKED = {"action_mask": "observation:legal"}
 CASES = {
     "memory": ("alfish/Recall-v0", ppo(RECURRENT), EPOCHS, {}),
