@@ -18,10 +18,12 @@ mutation makes one of its tests fail. That the same tests pass without the mutat
 """
 
 import concurrent.futures
+import contextlib
+import multiprocessing
 import os
 import re
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import threading
@@ -42,6 +44,9 @@ COPIED = (
 )
 NUM_COPIES = 2
 SECONDS = 300  # of one mutation; a test that hangs counts as failing
+# Each mutation is tested in a fork of a process that has imported what most tests import.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["gymnasium", "gin", "optree", "pytest", "torch.utils.tensorboard"])
 
 
 class Mutation(NamedTuple):
@@ -90,24 +95,42 @@ def run(mutation: Mutation, tree: Path) -> Outcome:
     path = tree / mutation.file
     original = path.read_text()
     path.write_text(original.replace(mutation.old, mutation.new))
-    # -B: a mutation of equal length within the same second would leave the old bytecode valid.
-    command = [sys.executable, "-B", "-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", "", "--tb=no", "-rfE"]
-    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    options = {"cwd": tree, "env": environment, "capture_output": True, "text": True, "timeout": SECONDS}
+    output = tree.parent / f"{tree.name}.txt"
+    process = PROCESSES.Process(target=run_tests, args=(tree, output, mutation.test.split()))
     try:
-        ran = subprocess.run([*command, *mutation.test.split()], **options)
-    except subprocess.TimeoutExpired:
-        return Outcome(mutation, f"no end after {SECONDS} s", None, time.monotonic() - began)
+        process.start()
+        process.join(SECONDS)
     finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # also the processes that its tests have started
         path.write_text(original)
-    seconds = time.monotonic() - began
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", ran.stdout, re.MULTILINE)
-    if ran.returncode in (1, 2) and failed:
+    seconds, has_ended = time.monotonic() - began, process.exitcode is not None
+    process.join()
+    if not has_ended:
+        return Outcome(mutation, f"no end after {SECONDS} s", None, seconds)
+    said = output.read_text(errors="replace")
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
+    if process.exitcode in (1, 2) and failed:
         return Outcome(mutation, failed[1], None, seconds)
-    if ran.returncode == 0:
+    if process.exitcode == 0:
         return Outcome(mutation, None, None, seconds)
-    said = f"pytest ended with {ran.returncode}: {ran.stdout[-500:]}{ran.stderr[-500:]}"
-    return Outcome(mutation, None, said, seconds)
+    return Outcome(mutation, None, f"pytest ended with {process.exitcode}: {said[-1000:]}", seconds)
+
+
+def run_tests(tree: Path, output: Path, arguments: list[str]) -> None:
+    """Runs pytest in `tree`, writes what it prints to `output`, and exits with its status."""
+    os.setsid()
+    with output.open("w") as file, open(os.devnull) as nothing:
+        for descriptor, target in enumerate((nothing, file, file)):
+            os.dup2(target.fileno(), descriptor)
+    os.chdir(tree)
+    sys.path[0] = str(tree)  # in place of the directory of this file
+    # A mutation of equal length within the same second would leave the old bytecode valid.
+    sys.dont_write_bytecode = True
+    os.environ.update(PYTHONPATH=str(tree), OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
+    import pytest
+
+    sys.exit(pytest.main(["-x", "-p", "no:cacheprovider", "-m", "", "--tb=no", "-rfE", *arguments]))
 
 
 def copy_to(tree: Path) -> Path:
