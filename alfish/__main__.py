@@ -21,8 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a subcommand, and returns its exit status: 2 for a mistake of the user, 1 for a run that failed.
 
     Args:
-      arguments: arguments of the command. None means the arguments of the process, and also checks the process's
-        standard streams and working directory.
+      arguments: arguments of the command, without the name of the program. With None, the arguments are those of the
+        process, whose standard streams and working directory are checked first.
     """
     if arguments is not None:
         with phrased_for_command():

@@ -74,7 +74,8 @@ class ActorCriticAlgorithm(RLAlgorithm):
         """Returns generalised advantages `[T, B]`, and values `[T+1, B]`; `[..., R]` for vector rewards."""
         step = experience.time_step  # [T+1, B]
         value = self.network.value(step, experience.state)
-        advantage = returns.gae(*self.values.reward_and_discount(step), value, step.step_type, self._lambda)
+        reward, discount = self.values.reward_and_discount(step)  # the discount includes gamma
+        advantage = returns.gae(reward, discount, value, step.step_type, self._lambda)
         return advantage, value
 
     def policy_advantage(self, advantage: torch.Tensor, step_type: torch.Tensor) -> torch.Tensor:

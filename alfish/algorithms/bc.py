@@ -41,8 +41,8 @@ class BC(RLAlgorithm):
     """Behavioural cloning; see the module's docstring.
 
     Args:
-      torso: class or factory of the torso, takes the observation spec; the torso may have memory.
-      policy_head: class or factory of the head, takes the torso's output size and the action spec.
+      torso: class or factory of the torso; called with the observation spec. The torso may have memory.
+      policy_head: class or factory of the head; called with the torso's output size and the action spec.
     """
 
     on_policy = False

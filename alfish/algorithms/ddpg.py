@@ -42,8 +42,8 @@ class DDPG(RLAlgorithm):
     """Deep deterministic policy gradients; the module's docstring has the papers and the differences from them.
 
     Args:
-      actor: class or factory of the actor, takes (observation_spec, action_size).
-      critic: class or factory of an ensemble of one or more critics, takes (observation_spec, action_size). The
+      actor: class or factory of the actor; called with (observation_spec, action_size).
+      critic: class or factory of an ensemble of one or more critics; called with (observation_spec, action_size). The
         minimum of the ensemble is the target; the first critic (`num_members=1`) trains the actor.
       gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
       target_rate: step size of the updates of both target networks, in (0, 1]; the target networks are updated after

@@ -1,10 +1,10 @@
 """Deep Q-learning: off-policy, for one Discrete action.
 
-    y = r_1 + gamma r_2 + ... + gamma^n Q'(s_n, argmax_a Q(s_n, a)),   loss = huber(y - Q(s_0, a_0))
+    y = r_1 + ... + gamma^(n-1) r_n + gamma^n Q'(s_n, argmax_a Q(s_n, a)),   loss = huber(y - Q(s_0, a_0))
 
-with the target network Q'. Without double Q-learning, Q' replaces Q in the argmax. `train_step` computes the target by
-`values.Scalar.target`, which calls `targets.td_target` and `returns.lambda_return`. The learner (`updates`) takes the
-mean of the loss over rows that train.
+with the target network Q'; Q' counts 0 where s_n is terminal. Without double Q-learning, Q' replaces Q in the argmax.
+`train_step` computes the next values; `calc_loss` computes the target y by `values.Scalar.target`, which calls
+`targets.td_target` and `returns.lambda_return`. The learner takes the mean of the loss over rows that train.
 
 Mnih et al., 2015, https://doi.org/10.1038/nature14236. Double: van Hasselt et al., 2016, https://arxiv.org/abs/1509.06461.
 Memory: Kapturowski et al., 2019, https://openreview.net/forum?id=r1lyTjAqYX. C51, QR-DQN and IQN are settings of
@@ -13,8 +13,8 @@ Memory: Kapturowski et al., 2019, https://openreview.net/forum?id=r1lyTjAqYX. C5
 Windows of L rows give (L-1)-step returns, without off-policy correction, as in Rainbow (Hessel et al., 2018). Row 0 of
 a window trains; with memory, every row but the last trains.
 
-Differences from the paper: each environment explores independently; a truncated episode bootstraps from its true final
-observation; the threshold of the Huber loss is a setting.
+Differences from the paper: double Q-learning is the default (`DQN.double`); each environment explores independently; a
+truncated episode bootstraps from its true final observation; the threshold of the Huber loss is a setting.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ class DQN(QLearning):
     """Deep Q-learning; the module's docstring has the papers and the differences from them.
 
     Args:
-      q_network: network that takes (observation_spec, number of actions).
+      q_network: class or factory of the network; called with (observation_spec, number of actions).
       gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
       lambda_: weight of longer returns within a window, in [0, 1]; 1 bootstraps at the last row only, 0 is the one-step
         return; None means 1 without memory and 0 with memory.
@@ -87,13 +87,13 @@ class DQN(QLearning):
         values: Callable[..., Any] | None = None,
     ):
         super().__init__(observation_spec, action_spec, reward_spec)
-        made = values_of(self, reward_spec, gamma, reward_weights, huber_delta=huber_delta, kind=values)
-        self.make_network(q_network, made, epsilon)
+        value_kind = values_of(self, reward_spec, gamma, reward_weights, huber_delta=huber_delta, kind=values)
+        self.make_network(q_network, value_kind, epsilon)
         self.target = TargetNetwork(self.q_network, target_rate, target_period)
-        self.replay_needs = ReplayNeeds(return_gamma=made.return_gamma, recurrent_state=self.has_state)
+        self.replay_needs = ReplayNeeds(return_gamma=value_kind.return_gamma, recurrent_state=self.has_state)
         default = (0.0 if self.has_state else 1.0) if self.default_lambda is None else self.default_lambda
         self._lambda = default if lambda_ is None else lambda_
-        made.check(self, self._lambda, one_critic=True, memory=self.has_state)
+        value_kind.check(self, self._lambda, one_critic=True, memory=self.has_state)
         self._double = double
 
     def train_step(self, experience: Experience, state: Nest) -> AlgStep:

@@ -29,7 +29,8 @@ class FlashSAC(CrossQ):
     state.
 
     Args:
-      noise: class or factory of exploration noise, takes the number of Box entries; None means new noise at each step.
+      noise: class or factory of exploration noise; called with the number of Box entries; None means new noise at each
+        step.
       sac_arguments: settings of `SAC`.
     """
 

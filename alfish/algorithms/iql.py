@@ -58,10 +58,10 @@ class IQL(RLAlgorithm):
     """Implicit Q-learning; the module's docstring has the paper and the differences from it.
 
     Args:
-      actor_encoder: class or factory of the actor's encoder, takes the observation spec.
-      actor_mlp: class or factory of the actor's MLP, takes the encoder's output size.
-      policy_head: class or factory of the head, takes the MLP's output size and the action spec.
-      critic: class or factory of the critic ensemble, takes (observation_spec, action_size); Discrete leaves are
+      actor_encoder: class or factory of the actor's encoder; called with the observation spec.
+      actor_mlp: class or factory of the actor's MLP; called with the encoder's output size.
+      policy_head: class or factory of the head; called with the MLP's output size and the action spec.
+      critic: class or factory of the critic ensemble; called with (observation_spec, action_size); Discrete leaves are
         one-hot inputs.
       value: class or factory of V, an ensemble of one, takes (observation_spec, 0).
       gamma: discount per environment step.
@@ -205,7 +205,7 @@ def expectile_loss(error: torch.Tensor, fraction: float) -> torch.Tensor:
 
     Source: Kostrikov et al., 2022, eq. 3.
     """
-    return torch.where(error > 0, fraction, 1 - fraction) * losses.squared(error)
+    return torch.where(error > 0, fraction, 1 - fraction) * losses.half_squared(error)
 
 
 def _code(leaf: spaces.Space) -> nn.Module:

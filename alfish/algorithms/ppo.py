@@ -2,15 +2,16 @@
 
 Schulman et al., 2017, https://arxiv.org/abs/1707.06347, with generalised advantages (Schulman et al., 2016).
 
-    loss = -min(rho A, clip(rho, 1 - c, 1 + c) A),   rho = pi(a | s) / pi_old(a | s)
+    policy = -min(r A, clip(r, 1 - epsilon, 1 + epsilon) A),   r = pi(a | s) / pi_old(a | s)
+    value  = (V(s) - G)^2 / 2,                                 G = A + V_old(s)
+    loss   = policy + value_coef value - entropy_coef entropy
 
 `preprocess_experience` computes the advantages A of a whole unroll without gradient, by `actor_critic` and
 `returns.gae`. `EpochBatches` cuts off the unroll's last row and draws minibatches of single rows (`[1, N]`), or with
-memory of sequences (`[T, N]`). The learner (`updates`) takes the mean of the loss that `calc_loss` returns for each
-row.
+memory of sequences (`[T, N]`). The learner takes the mean of the loss that `calc_loss` returns for each row.
 
-Differences from the paper: a truncated episode bootstraps from its true final observation; advantages are normalized
-over the trained rows of the unroll, not per minibatch; the critic has a separate torso by default.
+Differences from the paper: a truncated episode bootstraps from its true final observation; advantages are normalized,
+over the trained rows of the unroll (OpenAI Baselines does so for each minibatch); the value loss has a factor 1/2.
 """
 
 from collections.abc import Callable
@@ -41,7 +42,7 @@ class PPOTarget(NamedTuple):
     """Inputs of the loss: T rows, or T + 1 rows of which `EpochBatches` cuts off the last; `[..., R]` for R rewards."""
 
     log_prob: torch.Tensor  # [T + 1, B] log-probability of the action under the policy that drew it
-    advantage: torch.Tensor  # [T, B], scalarized
+    advantage: torch.Tensor  # [T, B], scalarized, and normalized if the setting is on
     target: torch.Tensor  # [T, B] target of the value
     value: torch.Tensor | None  # [T + 1, B] value at the time when the target was computed; for value_clip_range
     policy: Distribution | None  # [T + 1, B] policy that drew the action; if `measures_kl`
@@ -54,8 +55,8 @@ class PPO(ActorCriticAlgorithm):
     """Proximal policy optimization; the module's docstring has the paper and the differences from it.
 
     Args:
-      network: class or factory of the networks, takes the three specs; the networks have `policy`, `value`, `forward`
-        for policy and value together, and `initial_state`.
+      network: class or factory of the networks; called with the three specs. The networks have `policy`, `value`,
+        `forward` for policy and value together, and `initial_state`.
       gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
       lambda_: weight of longer returns in the generalised advantage, in [0, 1]; 1 is the Monte-Carlo return.
       clip_range: largest change of an action's probability ratio that lowers the loss.
@@ -66,8 +67,8 @@ class PPO(ActorCriticAlgorithm):
       entropy_coef: weight of the entropy (nats).
       uniform_kl_coef: weight of the symmetric KL between policy and uniform distribution (nats), a loss that maintains
         exploration where the entropy's gradient vanishes; only for actions without Box leaves.
-      target_kl: limit of KL(rollout policy, policy) in nats; the iteration ends where the KL exceeds 1.5 times this
-        limit. None means no limit.
+      target_kl: target of KL(rollout policy, policy) in nats; the iteration ends where the KL exceeds 1.5 times this
+        target. None means that the iteration does not end early.
       normalize_advantage: whether advantages get mean 0 and standard deviation 1 over the unroll.
       recompute_advantage: whether each epoch recomputes advantages (Andrychowicz et al., 2021, section 3.5).
       reward_weights: initial weight of each reward entry, kept in the buffer `values.weights`; None means 1 for all.
@@ -114,7 +115,8 @@ class PPO(ActorCriticAlgorithm):
 
     def preprocess_experience(self, experience: Experience) -> Experience:
         advantage, value = self.advantage_and_value(experience)
-        return self.with_target(experience, advantage, advantage + value[:-1], value)
+        target = advantage + value[:-1]  # the lambda-return
+        return self.with_target(experience, advantage, target, value)
 
     def with_target(
         self, experience: Experience, advantage: torch.Tensor, target: torch.Tensor, value: torch.Tensor, **extra: Any
@@ -136,7 +138,7 @@ class PPO(ActorCriticAlgorithm):
         log_prob = info.policy.log_prob(experience.action)
         policy_loss, extra = self.policy_loss(log_prob, stored)
         if self._value_clip_range is None:
-            value_loss = losses.squared(info.value - stored.target)
+            value_loss = losses.half_squared(info.value - stored.target)
         else:
             value_clip_range = self._value_clip_range(self.progress)
             value_loss = losses.clipped_value_loss(info.value, stored.value, stored.target, value_clip_range)

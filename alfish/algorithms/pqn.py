@@ -43,7 +43,7 @@ class PQN(QLearning):
     not end a return). The targets are computed once for each unroll.
 
     Args:
-      q_network: class or factory of the Q network, takes (observation_spec, number of actions).
+      q_network: class or factory of the Q network; called with (observation_spec, number of actions).
       gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
       lambda_: weight of longer returns, in [0, 1]; 1 bootstraps at the end of the unroll only, 0 is the one-step
         return.

@@ -30,8 +30,8 @@ class RecurrentSAC(SAC):
     """SAC whose critics and actor share a memory.
 
     Args:
-      memory: class or factory of the memory, takes the output size of the critics' encoder (`@GRU`, `@LSTM`, `@MinGRU`,
-        `@AttentionWindow`, `@StackedMemory`).
+      memory: class or factory of the memory; called with the output size of the critics' encoder (`@GRU`, `@LSTM`,
+        `@MinGRU`, `@AttentionWindow`, `@StackedMemory`).
       sac_arguments: settings of `SAC`. `critic` also takes `memory`; `actor_mlp` takes the size of the critics'
         features; `actor_encoder` is refused, because the actor takes the critics' features; `lambda_` is 0 by default.
     """

@@ -31,8 +31,8 @@ class RecurrentTD3(TD3):
     """TD3 whose critics and actor share a memory.
 
     Args:
-      memory: class or factory of the memory, takes the output size of the critics' encoder (`@GRU`, `@LSTM`, `@MinGRU`,
-        `@AttentionWindow`, `@StackedMemory`).
+      memory: class or factory of the memory; called with the output size of the critics' encoder (`@GRU`, `@LSTM`,
+        `@MinGRU`, `@AttentionWindow`, `@StackedMemory`).
       td3_arguments: settings of `TD3`. `critic` also takes `memory`; `actor` is refused, because the actor is a
         `DeterministicActor` on the critics' features; `noise_correlation` is 0.
     """

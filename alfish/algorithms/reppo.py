@@ -59,9 +59,9 @@ class REPPO(RLAlgorithm):
     """Relative entropy pathwise policy optimization; the module's docstring has the paper and the differences from it.
 
     Args:
-      actor_encoder: class or factory of the actor's encoder, takes the observation spec.
-      actor_mlp: class or factory of the actor's MLP, takes the encoder's output size.
-      critic: class or factory of the critic, takes (observation_spec, action_size, initial, predicts); see
+      actor_encoder: class or factory of the actor's encoder; called with the observation spec.
+      actor_mlp: class or factory of the actor's MLP; called with the encoder's output size.
+      critic: class or factory of the critic; called with (observation_spec, action_size, initial, predicts); see
         `PredictiveCritic`.
       values: class or factory of the kind of values, a distribution of the return over bins; takes gamma.
       gamma: discount per environment step.

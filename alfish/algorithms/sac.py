@@ -1,13 +1,13 @@
 """Soft actor-critic with learned temperatures: off-policy, for Box and Discrete actions.
 
-    y = r + gamma (min_k Q'_k(s', a') - alpha log pi(a' | s')),   a' ~ pi(. | s')
+    y = r + gamma d (min_k Q'_k(s', a') - alpha log pi(a' | s')),   a' ~ pi(. | s'),   d = 0 at a termination, else 1
     critics:       (Q_k(s, a) - y)^2 / 2
     actor:         alpha log pi(a | s) - min_k Q_k(s, a),          a ~ pi(. | s)
     temperature:   log alpha (-log pi(a | s) - target entropy),    differentiated for log alpha only
 
-`train_step` computes the target by `temperatures.soft` and `values.Scalar.target`, which calls `targets.td_target` and
-`returns.lambda_return`. The learner (`updates`) takes the mean of each loss over rows that train, and differentiates
-it for the parameter group of the same name only.
+`train_step` computes the soft value of the next row by `Temperatures.soft`; `calc_loss` computes the target y by
+`values.Scalar.target`, which calls `targets.td_target` and `returns.lambda_return`. The learner takes the mean of each
+loss over rows that train, and differentiates it for the parameter group of the same name only (`learner/groups.py`).
 
 Haarnoja et al., 2018, https://arxiv.org/abs/1812.05905. Discrete: Christodoulou, 2019, https://arxiv.org/abs/1910.07207.
 
@@ -16,8 +16,10 @@ of a window trains, on a return of the window's length.
 
 Variants override one hook each: `redq` with TQC, `retrace`, `recurrent_sac`, `crossq` with XQC, `flashsac`.
 
-Differences from the papers: a truncated episode bootstraps from its true final observation; the temperature's loss is
-linear in log alpha (`Temperatures.linear_in`); n-step returns omit the entropies of the rows between the first and the
+Differences from the papers: all losses are computed before any parameter changes, where the papers update the critics
+before the actor; a truncated episode bootstraps from its true final observation; the temperature's loss is linear in
+log alpha, as in the authors' code (`Temperatures.linear_in`); the target entropy of Discrete actions is half of the
+maximum, where Christodoulou takes 0.98 of it; n-step returns omit the entropies of the rows between the first and the
 last.
 """
 
@@ -57,12 +59,13 @@ class SAC(SoftActor):
     """Soft actor-critic; the module's docstring has the papers and the differences from them.
 
     Args:
-      actor_encoder: network that takes the observation spec.
-      actor_mlp: network that takes the encoder's output size.
-      critic: ensemble that takes (observation_spec, action_size, num_outputs); it has an `ensemble_size`.
+      actor_encoder: class or factory of the actor's encoder; called with the observation spec.
+      actor_mlp: class or factory of the layers behind the encoder; called with the encoder's output size.
+      critic: class or factory of the critics; called with (observation_spec, action_size, num_outputs). The result has
+        an `ensemble_size`.
       gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
       lambda_: weight of longer returns within a window, in [0, 1]; 1 bootstraps at the last row only, 0 is the one-step
-        return; None means 1 without memory and 0 with memory.
+        return; None means 1, and 0 in `RecurrentSAC`.
       target_rate: step size of the target critics' updates, in (0, 1]; None means that there are no target critics, and
         the critics themselves provide the targets.
       target_period: number of updates of the critics for each update of the target critics.
@@ -150,6 +153,8 @@ class SAC(SoftActor):
           features: inputs of the networks at these rows.
           policy: policy at rows 1 to L-1.
           drawn: actions that this policy drew.
+
+        `RetraceSAC` also reads `experience` and `policy`.
         """
         q = self.target_critic(features.next_critic, drawn.box)
         return NextValues(self.soft_value(self.target_q(q), drawn, drawn.entropies()))

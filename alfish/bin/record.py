@@ -146,7 +146,7 @@ def origin(trainer: "Trainer", which: str | int) -> dict[str, Any]:
     def describe(state: dict[str, Any]) -> None:
         config, env_steps = state["config"].get(reading.OPERATIVE_FILE), state["counters"]["env_steps"]
         if not isinstance(config, str | None) or not isinstance(env_steps, int):
-            raise TypeError("its configuration or its counters have another type")
+            raise TypeError("its configuration is not text, or its number of environment steps is not an integer")
         described.update(config=config, env_steps=env_steps)
 
     steps, _ = trainer.directory.checkpoints.load(which, describe)

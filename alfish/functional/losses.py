@@ -10,7 +10,7 @@ import torch
 from alfish import nest
 
 
-def squared(error: torch.Tensor) -> torch.Tensor:
+def half_squared(error: torch.Tensor) -> torch.Tensor:
     """Returns `0.5 error^2`."""
     return 0.5 * error.square()
 

@@ -45,6 +45,8 @@ def lambda_return(
 
         G_t = r_{t+1} + g_{t+1} ((1 - lambda) v_{t+1} + lambda G_{t+1}),   with G = v at LAST rows and at the last row
 
+    With two rows, G_0 = r_1 + g_1 v_1.
+
     Args, returns and raises: as for `discounted_return`; also `lambda_` in [0, 1], where 0 is the one-step return.
 
     Source: Sutton & Barto, 2018, ch. 12.3.

@@ -29,7 +29,7 @@ class ValueLoss(NamedTuple):
     """Losses `[...]` of values `[..., K]`."""
 
     loss: torch.Tensor
-    error: torch.Tensor  # size of the TD error, which may serve as a priority
+    error: torch.Tensor  # absolute TD error, which may serve as a priority
 
 
 class Scalar:
@@ -87,13 +87,17 @@ class Scalar:
         return value + bonus
 
     def target(self, experience: Experience, following: NextValues, lambda_: float) -> torch.Tensor:
-        """Returns the targets of `targets.td_target`, `[L-1, N, K]`; from the bootstrap row's value, of row 0 only."""
-        return td_target(experience, *self.reward_and_discount(experience.time_step), following, lambda_)
+        """Returns the targets of `targets.td_target`, `[L-1, N, K]`.
+
+        If `following` has the bootstrap row only, only the target of row 0 is valid.
+        """
+        reward, discount = self.reward_and_discount(experience.time_step)  # the discount includes gamma
+        return td_target(experience, reward, discount, following, lambda_)
 
     def loss(self, q: torch.Tensor, target: torch.Tensor) -> ValueLoss:
         """Returns the losses of values `[..., K]` for targets, which are broadcast to the shape of the values."""
         error = target - q
-        loss = losses.squared(error) if self.huber_delta is None else losses.huber(error, self.huber_delta)
+        loss = losses.half_squared(error) if self.huber_delta is None else losses.huber(error, self.huber_delta)
         return ValueLoss(self.total(loss), self.magnitude(error))
 
     def shown(self, q: torch.Tensor, target: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -37,7 +37,7 @@ LARGEST_FRACTION = 0.9
 
 
 class UpdateStats(NamedTuple):
-    """Numbers of one update for summaries and replay, on the device."""
+    """Statistics of one update for summaries and replay; the tensors are on the device."""
 
     groups: list[str]  # groups with a loss in this update
     total: torch.Tensor  # see `Gradients`

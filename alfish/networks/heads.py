@@ -35,7 +35,7 @@ class PolicyHead(nn.Module):
     """Maps features to one distribution for each leaf of the action.
 
     The distributions are Categorical, MultiCategorical, Bernoulli, and for Box leaves DiagonalNormal or that of `box`.
-    The standard deviation of a normal does not depend on the observation, as in the papers of PPO and A2C.
+    The standard deviation of a normal does not depend on the observation, as in the paper of PPO.
 
     Args:
       input_size: number of input features.

@@ -1,7 +1,8 @@
 """Networks, batches, learners and metrics of several policies, with the interface of a single policy.
 
-The loop collects, updates and saves a composite like the part of a single policy. Each policy acts and trains with
-separate random numbers, so a policy whose columns no other policy affects has the bits of a separate run.
+The training loop uses a composite in the same way as the corresponding part of a single policy. Each policy acts and
+trains with its own random numbers, so a policy whose columns no other policy affects gives results that are equal, bit
+for bit, to those of a separate run.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

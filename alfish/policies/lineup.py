@@ -21,9 +21,9 @@ _PURPOSE = 7  # entry of the seeds of draws, so that they differ from other seed
 class Lineup:
     """Determines the policy of each agent in each game.
 
-    An agent that one policy may play is always played by it. Of several policies that may play an agent, one is drawn
-    whenever a game begins. A draw depends only on the seed, the game's number and the number of its resets, so nothing
-    of it is saved, and it is the same in every process.
+    An agent that only one policy may play is always played by that policy. If several policies may play an agent, one
+    of them is drawn whenever a game begins. A draw depends only on the seed, the game's number and the number of its
+    resets, so draws need not be saved and are the same in every process.
 
     Args:
       patterns: patterns of the names of agents that each policy may play, by the policy's name; see `patterns_of`.

@@ -287,8 +287,8 @@ class Member:
         if name is not None and lineup.group.get(name) != lineup.group[self.name]:
             others = [one for one in lineup.names if lineup.group[one] == lineup.group[self.name] and one != self.name]
             raise UsageError(
-                f"{self.name}/PolicySettings.snapshot_of is {name!r}; the policies for its spaces are "
-                f"{', '.join(others) or 'none'}"
+                f"{self.name}/PolicySettings.snapshot_of is {name!r}, which is not a policy with the spaces of "
+                f"{self.name}; the other policies with these spaces are {', '.join(others) or 'none'}"
             )
         return name
 

@@ -96,7 +96,7 @@ class Seat(SyncUnroller):
         self._states_at_row: list[torch.Tensor] | None = None
 
     def place(self, time_step: TimeStep, is_played: np.ndarray | None) -> TimeStep:
-        """Returns this policy's rows among the rows of its group; PAD where another policy plays."""
+        """Selects this policy's rows from the rows of its group; their step type is PAD where another policy plays."""
         rows = time_step if type(self.columns) is slice else nest.at(time_step, self.columns)
         if is_played is not None:
             step_type = np.where(is_played[self.columns], rows.step_type, np.int32(StepType.PAD))

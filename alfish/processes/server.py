@@ -32,7 +32,7 @@ PROGRAM = (
     f"{WITHOUT_WORKING_DIRECTORY}from alfish.processes.inheritance import follow; follow(int(sys.argv[1])); "
     "from alfish.processes.server import main; main(int(sys.argv[2]), sys.argv[3])"
 )
-NUMBER = struct.Struct("<q")  # two answers to a request: process id (or -errno), later exit code
+NUMBER = struct.Struct("<q")  # the two answers to a request: first the process id (or -errno), later the exit code
 MAX_FDS = 64  # maximum number of file descriptors of one request
 
 

@@ -64,7 +64,9 @@ def read(path: str) -> dict[str, Any]:
     except ValueError as error:
         raise UsageError(f"{path} has no configuration: {first_line(error)}") from error
     if not isinstance(found, dict):
-        raise UsageError(f"{path} has a {type(found).__name__}; a runner's configuration is a dict with `algorithm`")
+        raise UsageError(
+            f"{path} contains a {type(found).__name__}; a runner's configuration is a dict with the key `algorithm`"
+        )
     return found
 
 

@@ -227,7 +227,7 @@ class _Leaf(NamedTuple):
 
 
 def _check_held(name: str, rows: np.ndarray, spec: spaces.Space) -> None:
-    """Raises UsageError if a leaf of integers or bools cannot hold the given rows, e.g. an image of floats."""
+    """Raises UsageError if the integer or bool dtype of a leaf cannot hold the given values, such as 0.5 in uint8."""
     assert spec.dtype is not None
     if spec.dtype.kind not in "biu" or rows.dtype == spec.dtype:
         return

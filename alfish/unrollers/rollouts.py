@@ -165,8 +165,8 @@ class StragglerCut:
         size = replicas.size()
         if size == 1:
             raise UsageError(
-                f"SyncUnroller.sync_fraction is {self._fraction}, but there is only one learner; start several with "
-                "torchrun, or leave it out"
+                f"SyncUnroller.sync_fraction is {self._fraction}, but there is only one learner; start several "
+                "learners with torchrun, or leave out sync_fraction"
             )
         if self._num_enough() == size:
             raise UsageError(

@@ -258,7 +258,7 @@ class TestWithLag:
         assert learner.updates == 0
 
     @pytest.mark.parametrize("kind", [LAST, PAD])
-    def test_their_age_is_measured_over_trained_rows_only(self, kind):
+    def test_kl_from_older_policies_is_measured_over_trained_rows_only(self, kind):
         appo = _make(target_kl=0.01)
         experience = _unroll(appo, 4, 2)
         experience.time_step.step_type[2:, 1] = kind
@@ -323,7 +323,7 @@ class TestValuesOfOldRows:
         assert (expected - old > 4).all(), "the policy has hardly moved"
         torch.testing.assert_close(value, expected, atol=0.3, rtol=0)
 
-    def test_are_somewhere_between_where_ratios_are_clipped(self):
+    def test_values_with_clipped_ratios_lie_between_those_of_the_old_and_the_present_policy(self):
         value, expected, old = self._fitted(APPO)
         assert ((old + 1 < value) & (value < expected - 0.5)).all()
 

@@ -233,7 +233,7 @@ def test_the_shipped_algorithms_are_found_and_take_something():
 
 @anywhere
 @pytest.mark.parametrize("size", [1, B])
-def test_acting_gives_an_action_an_environment(name, kind, size):
+def test_acting_returns_one_action_per_environment(name, kind, size):
     algorithm = _make(name, kind)
     state = algorithm.initial_state(size)
     with torch.no_grad():

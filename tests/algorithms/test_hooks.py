@@ -117,7 +117,7 @@ def test_what_is_right_trains(tmp_path):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_a_hook_returns_is_named_where_it_is_wrong(tmp_path, name):
+def test_the_error_names_the_hook_and_its_wrong_result(tmp_path, name):
     hook, value, words = WRONG[name]
     with pytest.raises(UsageError, match=words):
         train(tmp_path, returns(hook, value))

@@ -239,7 +239,7 @@ class TestLoss:
         rollout = batch.experience.info
         expected = losses.clipped_value_loss(info.value, rollout.value, rollout.target, 0.05)
         torch.testing.assert_close(loss_info.extra["value_loss"], expected.detach())
-        assert not torch.allclose(expected, losses.squared(info.value - rollout.target))
+        assert not torch.allclose(expected, losses.half_squared(info.value - rollout.target))
 
 
 class TestTargetKL:

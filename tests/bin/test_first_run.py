@@ -137,7 +137,7 @@ def test_check_env_suggests_a_first_run_that_trains(hard, tmp_path, monkeypatch)
     assert saved[0].read_text() == saved[1].read_text() and wrapper in saved[0].read_text()
 
 
-def test_check_env_suggests_by_the_actions_and_by_the_speed(hard, monkeypatch):
+def test_check_env_suggests_an_algorithm_by_action_space_and_speed(hard, monkeypatch):
     out = hard("Pendulum-v1", "--num_steps=200")
     assert "Begin with PPO: it takes the least time and tuning" in out and "about 8 minutes for 100,000 steps" in out
     assert (

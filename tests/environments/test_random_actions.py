@@ -48,7 +48,7 @@ def test_a_fraction_above_1_is_refused():
         RandomActions(Echo(), 1.5)
 
 
-def test_only_evaluation_acts_at_random_and_repeats_itself(tmp_path):
+def test_random_actions_of_the_evaluation_environment_are_reproducible(tmp_path):
     conf = tmp_path / "conf.gin"
     conf.write_text(
         """

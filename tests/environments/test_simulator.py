@@ -178,7 +178,7 @@ def result(change=lambda step: step, space=OBSERVATION, **fields):
     ],
     ids=["column", "numbers", "float64", "transposed", "strided"],
 )
-def test_what_means_the_same_is_converted(in_next_step, change):
+def test_equivalent_shapes_and_dtypes_of_a_step_are_converted(in_next_step, change):
     environment = result(change)
     row = environment.reset()
     row = environment.step(torch.zeros(B, 1))

@@ -80,7 +80,7 @@ def test_recall_refuses_impossible_settings():
 
 
 @pytest.mark.parametrize("num_bits", [1, 3, 15, 62])
-def test_bit_flips_best_return_is_one_less_the_bits_that_differ(num_bits):
+def test_the_best_return_of_bit_flip_is_one_minus_the_number_of_differing_bits(num_bits):
     env = BitFlip(num_bits)
     for seed in range(20):
         differing = np.flatnonzero(np.logical_xor(*goals(env.reset(seed=seed)[0])))

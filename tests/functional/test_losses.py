@@ -13,7 +13,7 @@ def _grad(function, *arguments):
 
 
 @pytest.mark.parametrize("shape", [(3,), (5, 2), (4, 2, 3)])
-@pytest.mark.parametrize("loss", [losses.squared, losses.huber])
+@pytest.mark.parametrize("loss", [losses.half_squared, losses.huber])
 def test_a_loss_keeps_the_shape_of_its_error(loss, shape):
     assert loss(torch.randn(shape)).shape == shape
 
@@ -32,8 +32,8 @@ def test_hubers_slope_is_continuous_and_never_above_delta():
 
 
 def test_squared_is_half_a_square():
-    (slope,) = _grad(losses.squared, torch.tensor([-2.0, 3.0]))
-    assert losses.squared(torch.tensor([-2.0, 3.0])).tolist() == [2, 4.5]
+    (slope,) = _grad(losses.half_squared, torch.tensor([-2.0, 3.0]))
+    assert losses.half_squared(torch.tensor([-2.0, 3.0])).tolist() == [2, 4.5]
     assert slope.tolist() == [-2, 3]
 
 

@@ -46,7 +46,7 @@ Evaluate.num_episodes = 1
 """
 
 
-def test_a_run_with_wrappers_is_exported_with_the_task_that_they_leave(tmp_path):
+def test_the_exported_task_has_the_wrappers_but_not_those_of_training_only(tmp_path):
     output = tmp_path / "set"
     trained(tmp_path, "include 'dqn.gin'\nimport alfish.environments\n" + WRAPPED)
     assert main(["export", f"--root_dir={tmp_path}/run", f"--output={output}"]) == 0

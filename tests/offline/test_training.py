@@ -473,7 +473,7 @@ def test_rows_are_forgotten_after_they_were_trained_on(tmp_path):
 
 
 def test_clearing_that_would_leave_no_window_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="clear_after_use keeps only the 1 rows of an unroll, too few"):
+    with pytest.raises(UsageError, match="clear_after_use, replay keeps only the 1 rows of an unroll, too few"):
         hybrid(tmp_path, batches={**ALONE, "clear_after_use": True})
 
 

@@ -415,7 +415,7 @@ def test_trains_mistakes_are_one_sentence(tmp_path, arguments, settings, words):
     assert error.value.__cause__ is None and (error.value.__context__ is None or error.value.__suppress_context__)
 
 
-def test_another_configuration_and_directory_are_refused_in_the_language_of_the_call(tmp_path):
+def test_errors_of_train_name_python_arguments(tmp_path):
     few = SMALL | {"num_env_steps": 300}
     alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", **few)
     with pytest.raises(UsageError, match="another root_dir, or continue with on_config_change='old' or 'new'$"):

@@ -110,7 +110,7 @@ def test_parameters_that_would_be_neither_trained_nor_saved_are_refused(kind):
 
 
 @pytest.mark.parametrize("kind", ["frozen", "same", "numbers"])
-def test_what_needs_no_training_may_stand_anywhere(kind):
+def test_attributes_without_further_trainable_parameters_are_accepted(kind):
     check_registered(hidden(kind))
 
 

@@ -534,7 +534,7 @@ def test_rows_in_files_are_the_rows_in_memory(tmp_path):
     assert sum(path.stat().st_size for path in (tmp_path / "replay").iterdir()) == num_bytes
 
 
-def test_files_of_rows_have_their_disk_space_from_the_start_or_the_run_ends_with_a_sentence(tmp_path, monkeypatch):
+def test_disk_space_of_row_files_is_reserved_at_the_start_or_an_error_is_raised(tmp_path, monkeypatch):
     ring, columns = RingBuffer(30_000, 3, directory=tmp_path / "a"), Columns(3)
     rows = columns.unroll([2, 2, 2])
     ring.push(rows)

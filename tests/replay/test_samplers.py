@@ -471,7 +471,7 @@ def test_rows_count_from_the_first_one_on_whatever_lay_in_their_places_before_it
     sampler.check_valid()
 
 
-def test_an_update_of_rows_to_come_changes_no_other_row():
+def test_a_priority_update_of_unwritten_rows_changes_no_other_row():
     recording = Recording(2, 20)
     recording.push(20)
     recording.push(5)

@@ -241,7 +241,7 @@ def test_a_recipe_of_another_algorithm_is_refused(change, words):
 def test_a_file_that_is_not_a_configuration_is_refused(tmp_path):
     with pytest.raises(UsageError, match="cannot be read .*logs/rsl_rl/EXPERIMENT/RUN/params"):
         recipe.read(str(tmp_path / "agent.yaml"))
-    for text, words in (("[1]", "has a list"), ("{", "has no configuration")):
+    for text, words in (("[1]", "contains a list"), ("{", "has no configuration")):
         (tmp_path / "agent.json").write_text(text)
         with pytest.raises(UsageError, match=words):
             recipe.read(str(tmp_path / "agent.json"))

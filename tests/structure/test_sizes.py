@@ -17,11 +17,12 @@ PACKAGE_FILES = 15
 
 # Lines that a reader of an algorithm needs, and those of its file and of what it imports itself, at most. These are
 # alarms: a change that exceeds one says here why, and no file is split to stay below.
-# `log_prob`, which parts of `Composed` read, added 7 lines to the hooks of all algorithms.
+# `log_prob`, which parts of `Composed` read, added 7 lines to the hooks of all algorithms. Formulas and differences
+# from the papers added up to 10 lines to module docstrings.
 LINES_TO_READ = {
-    "alfish.algorithms.sac": (3250, 2060),
-    "alfish.algorithms.dqn": (2350, 1310),
-    "alfish.algorithms.ppo": (2650, 1400),
+    "alfish.algorithms.sac": (3250, 2070),
+    "alfish.algorithms.dqn": (2360, 1320),
+    "alfish.algorithms.ppo": (2650, 1410),
     "alfish.algorithms.a2c": (2700, 1300),
 }
 
@@ -94,7 +95,7 @@ def test_an_algorithm_is_read_in_few_lines(module):
 
 def test_the_off_policy_algorithms_are_short():
     lines = {name: len((PACKAGE / f"algorithms/{name}.py").read_text().splitlines()) for name in ("sac", "dqn", "td3")}
-    assert lines["sac"] <= 185 and lines["dqn"] <= 180 and lines["td3"] <= 160
+    assert lines["sac"] <= 190 and lines["dqn"] <= 180 and lines["td3"] <= 160
 
 
 def test_a_large_class_would_be_found():

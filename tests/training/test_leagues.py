@@ -164,7 +164,7 @@ def test_a_slot_may_be_of_another_policy_than_its_neighbours(tmp_path):
             {"past": "man"},
             LEAGUE,
             Snapshots,
-            "snapshot_of is 'man'; the policies for its spaces are main, past1, past2",
+            "the other policies with these spaces are main, past1, past2",
         ),
         ({"past": "past0"}, LEAGUE, Snapshots, "snapshot_of is 'past0', which is a snapshot too"),
         ({}, None, AlternateTraining, "needs two policies that train, and here there is shared only"),

@@ -364,7 +364,7 @@ class Looking(Remembering):
         lambda mass: torch.stack(torch.max(mass, 1)[:1]).sum(),
     ],
 )
-def test_however_a_missing_leaf_is_looked_at(look):
+def test_each_way_of_reading_a_missing_leaf_is_refused(look):
     algorithm = type("Looking", (Looking,), {"look": staticmethod(look)})
     with pytest.raises(UsageError, match="depends on observation.hidden.mass, which was not given"):
         policy_of(Arm, algorithm).act({"joints": FULL["joints"]})

@@ -134,7 +134,7 @@ def test_without_all_the_newest_comes_first_and_a_restart_skips_none_after_it(co
     assert evaluations(evaluate_kept(copy)) == steps_of(copy)[:-2]
 
 
-def test_what_a_killed_process_has_not_written_is_written_from_the_result(copy, evaluate_kept):
+def test_files_that_a_killed_process_did_not_write_are_written_from_the_saved_result(copy, evaluate_kept):
     evaluate_kept(copy)
     steps = steps_of(copy)
     table, events = copy / f"eval/evaluation-{steps[0]:012d}.csv", copy / "tensorboard/watch"

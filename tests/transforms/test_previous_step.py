@@ -121,7 +121,7 @@ def test_networks_see_in_replay_what_they_saw_while_acting(env_id, kwargs):
     assert trained.observation["prev_reward"][~first].any()
 
 
-def test_box_actions_are_acted_on_in_numpy():
+def test_policies_with_box_actions_act_in_numpy():
     environment = make_environment(Bandit, num_envs=2, env_kwargs={"action": "box"})
     made, chain = parts_of(environment, functools.partial(PPO, network=NETWORK))
     unroller = SyncUnroller(environment, made, chain)

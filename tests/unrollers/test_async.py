@@ -1056,7 +1056,7 @@ def test_segments_are_as_short_as_unrolls_where_replay_stores_states(made):
     assert made(algorithm=Remembering, length=4)._length == 4
     assert made(algorithm=SeeingOffPolicy, length=4)._length == 8
     with pytest.raises(
-        UsageError, match="AsyncUnroller.unroll_length is 32 and Trainer.unroll_length is 4; replay has"
+        UsageError, match="AsyncUnroller.unroll_length is 32 and Trainer.unroll_length is 4; replay stores"
     ):
         unroller_of(algorithm=Remembering, length=4, unroll_length=32)
 

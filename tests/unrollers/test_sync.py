@@ -547,7 +547,7 @@ def test_a_curriculum_receives_the_progress_of_training(vectorization):
         assert unroll(unroller, 2).time_step.observation[0, :, 0].tolist() == [0.25, 0.25]
 
 
-def test_infos_that_a_vector_class_writes_again_are_those_of_their_steps():
+def test_infos_that_a_vector_environment_overwrites_keep_the_values_of_their_steps():
     class Counting(SyncVectorEnv):
         count = np.zeros(2)
 

@@ -40,8 +40,8 @@ class SigmoidFeatures(nn.Module):
 
     Args:
       observation_spec: spec of normalized observations.
-      encoder: class or factory of the encoder, takes the spec; the encoder is not trained. The default joins vectors
-        and one-hot codes.
+      encoder: class or factory of the encoder; called with the spec. The encoder is not trained. The default joins
+        vectors and one-hot codes.
     """
 
     def __init__(self, observation_spec: Nest, encoder: Callable[[Nest], Any] = Encoder):
@@ -70,8 +70,8 @@ class ApprenticeshipLearning(RewardPart):
         the data, so no transform may change them.
       demonstrations: class or factory of the expert's episodes, an `OfflineBuffer`.
       coef: weight of the reward; a number or a schedule of progress.
-      features: class or factory of phi, takes the spec of observations normalized by the expert's mean and deviation;
-        returns `[..., output_size]`, and is not trained.
+      features: class or factory of phi; called with the spec of observations normalized by the expert's mean and
+        deviation; returns `[..., output_size]`, and is not trained.
       gamma: discount per environment step of the sums of features. Steps far behind the first 1 / (1 - gamma) ones
         count little: with 0.99, an episode that ends after 300 steps looks almost like one of 500.
       clip: largest absolute entry of a normalized observation.

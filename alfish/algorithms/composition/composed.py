@@ -56,7 +56,7 @@ class Composed(RLAlgorithm):
     Each part is a parameter group with the part's name (`rnd`); the algorithm's groups keep their names.
 
     Args:
-      algorithm: class or factory of the algorithm, takes (observation_spec, action_spec, reward_spec).
+      algorithm: class or factory of the algorithm; called with (observation_spec, action_spec, reward_spec).
       rewards: classes or factories of reward parts (`@RND`, `@ICM`), take (observation_spec, action_spec).
       representation: class or factory of the features that replace the algorithm's observations, takes
         (observation_spec, action_spec); None means no replacement. Parts always see observations.
@@ -107,7 +107,7 @@ class Composed(RLAlgorithm):
 
     @property
     def reward_weights(self) -> torch.Tensor | None:
-        weights = self.algorithm.reward_weights  # with separate values, the weights of the parts follow
+        weights = self.algorithm.reward_weights  # with separate values, the weights of the parts come last
         return None if weights is None or not self.reward_spec.shape else weights[: self.reward_spec.shape[0]]
 
     @property

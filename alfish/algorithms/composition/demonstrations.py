@@ -23,7 +23,7 @@ class Demonstrations(External):
 
     Args:
       make_buffer: class or factory of the recorded data, an `OfflineBuffer`.
-      name: name of the parameter, for messages.
+      name: name of the parameter that gave `make_buffer`, for example `GAIL.demonstrations`, for messages.
       observation_spec, action_spec: specs of the algorithm's observations and actions.
 
     Attributes:

@@ -33,7 +33,7 @@ class DynamicsModel(nn.Module):
     Args:
       observation_spec: nest of spaces.
       action_spec: canonical action nest.
-      encoder: class or factory of the observation encoder, takes the observation spec.
+      encoder: class or factory of the observation encoder; called with the observation spec.
       layers: sizes of the hidden layers between encoder and features, and of the hidden layers of both models.
       num_features: number of features in phi.
     """
@@ -81,7 +81,7 @@ class DynamicsModel(nn.Module):
     def forward_error(self, features: torch.Tensor, next_features: torch.Tensor, action: Nest) -> torch.Tensor:
         """Returns half the mean squared error of the predicted features, `[...]`."""
         predicted = self.forward_model(torch.cat([features, self._action_code(action)], -1))
-        return losses.squared(predicted - next_features).mean(-1)
+        return losses.half_squared(predicted - next_features).mean(-1)
 
 
 @gin.configurable(module="alfish.composition")
@@ -97,7 +97,7 @@ class ICM(RewardPart):
       observation_spec, action_spec: specs of the transformed observations and of the actions, see `Part`.
       coef: weight of the reward, which is half the mean squared error per feature; a number or a schedule of progress.
       episodic: whether returns of this reward end with the episode, see `RewardPart`.
-      encoder: class or factory of the observation encoder, takes the observation spec.
+      encoder: class or factory of the observation encoder; called with the observation spec.
       layers: sizes of the hidden layers of the features and of both models.
       num_features: number of features of an observation.
       forward_fraction: weight of the forward model's loss, in [0, 1]; the inverse model's loss has the rest.
@@ -137,7 +137,7 @@ class DynamicsFeatures(Representation):
 
     Args:
       observation_spec, action_spec: specs of the transformed observations and of the actions, see `Part`.
-      encoder: class or factory of the observation encoder, takes the observation spec.
+      encoder: class or factory of the observation encoder; called with the observation spec.
       layers: sizes of the hidden layers of the features and of both models.
       num_features: number of features of an observation.
       forward_fraction: weight of the forward model's loss, in [0, 1]; the inverse model's loss has the rest.

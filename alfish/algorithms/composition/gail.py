@@ -45,10 +45,10 @@ class GAIL(LearnedReward):
       coef: weight of the reward; a number or a schedule of progress.
       reward: function of D, the probability that a step is the expert's: 'softplus', -log(1 - D), is positive and
         favours long episodes; 'negative', log D, favours short episodes; 'log_ratio', the sum of both, is the logit.
-      encoder: class or factory of the encoder, takes the spec of the normalized {'action', 'observation'}.
+      encoder: class or factory of the encoder; called with the spec of the normalized {'action', 'observation'}.
       layers: sizes of the discriminator's hidden layers.
-      gradient_penalty: weight of (|gradient of L| - 1)^2 at random mixtures of inputs of expert and policy; 0 means no
-        penalty.
+      gradient_penalty: weight of (|gradient of the discriminator's logit| - 1)^2 at random interpolations between
+        inputs of expert and policy; 0 means no penalty.
       normalize_reward: whether rewards are divided by the standard deviation of their discounted returns.
       gamma: discount per environment step of the returns that `normalize_reward` uses.
       clip: largest absolute entry of a normalized input, and of a normalized reward.
@@ -95,7 +95,7 @@ class GAIL(LearnedReward):
         return LossInfo(loss, extra=extra)
 
     def _warn_of_lengths(self, reward: str) -> None:
-        """Warns if episodes of the demonstrations differ in length, and the reward favours a length."""
+        """Warns if episodes of the demonstrations differ in length, and the reward favours long or short episodes."""
         lengths = self.demonstrations.lengths
         if min(lengths) != max(lengths) and reward != "log_ratio":
             longer = "longer" if reward == "softplus" else "shorter"

@@ -23,7 +23,9 @@ from alfish.transforms import ObservationNormalizer, RewardNormalizer
 
 
 class LearnedReward(RewardPart):
-    """Demonstrations, normalized inputs and rewards, and the encoder of a network of observations and actions.
+    """Base class of rewards that are learned from demonstrations.
+
+    It holds the demonstrations, normalizes inputs and rewards, and builds the encoder of observations and actions.
 
     Each subclass describes the arguments, because the defaults are in the subclass. Inputs are normalized by the
     running moments of the policy's steps and as many of the expert's, which start from the demonstrations.

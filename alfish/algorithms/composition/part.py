@@ -33,7 +33,9 @@ class Transitions(NamedTuple):
     action: Nest  # [...] in the algorithm's units, clipped to its bounds
     next_observation: Nest  # [...]
     next_discount: torch.Tensor  # [...] 0 where the environment terminated
-    trains: torch.Tensor | None = None  # [...] bool, mask of the steps that train; None if no part `reads_policy`
+    trains: torch.Tensor | None = (
+        None  # [...] bool, mask of the steps that are trained on; None if no part `reads_policy`
+    )
 
 
 def transitions_of(time_step: TimeStep) -> Transitions:
@@ -135,7 +137,8 @@ class NormalizedObservation(Representation):
 
     Args:
       observation_spec, action_spec: specs of the transformed observations and of the actions, see `Part`.
-      encoder: class or factory of the encoder, takes the spec of normalized observations; the encoder is not trained.
+      encoder: class or factory of the encoder; called with the spec of normalized observations. The encoder is not
+        trained.
       clip: largest absolute entry of a normalized observation.
     """
 

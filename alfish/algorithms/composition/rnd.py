@@ -45,7 +45,7 @@ class RND(RewardPart):
       observation_spec, action_spec: specs of the transformed observations and of the actions, see `Part`.
       coef: weight of the reward; a number or a schedule of progress.
       episodic: whether returns of this reward end with the episode, see `RewardPart`.
-      encoder: class or factory of both networks' encoders, takes the spec of normalized observations.
+      encoder: class or factory of both networks' encoders; called with the spec of normalized observations.
       layers: sizes of the fixed network's hidden layers; the trained network has two more layers of the last size.
       output_size: number of outputs of both networks.
       gamma: discount per environment step of the returns whose standard deviation divides the reward.
@@ -104,7 +104,7 @@ class RND(RewardPart):
         seen = self._floats(observation)
         if self.normalizer is not None:
             seen = self.normalizer.normalize(seen)
-        return losses.squared(self.predictor(seen) - self.target(seen)).sum(-1)
+        return losses.half_squared(self.predictor(seen) - self.target(seen)).sum(-1)
 
     def _floats(self, observation: Nest) -> Nest:
         """Returns the observation with integer Boxes converted to float32."""

@@ -36,8 +36,8 @@ class DAgger(Apprentice):
       expert: class or factory of the expert, which labels rows: `@saved_policy`, or an `Expert` of your own.
       beta: probability that the expert's label is executed, drawn for each environment and step; a number or a schedule
         of progress.
-      torso: class or factory of the torso, takes the observation spec; the torso may have memory.
-      policy_head: class or factory of the head, takes the torso's output size and the action spec.
+      torso: class or factory of the torso; called with the observation spec. The torso may have memory.
+      policy_head: class or factory of the head; called with the torso's output size and the action spec.
     """
 
     def __init__(

@@ -42,9 +42,9 @@ class Distillation(Apprentice):
     Args:
       expert: class or factory of the teacher: `@saved_policy`, or an `Expert` of your own.
       huber_delta: error beyond which the loss of Box leaves is linear; None means a squared loss everywhere.
-      torso: class or factory of the torso, takes the observation spec; the torso may have memory.
-      policy_head: class or factory of the head, takes the torso's output size and the action spec; by default actions
-        have a standard deviation of 0.1, in units of half the action's range.
+      torso: class or factory of the torso; called with the observation spec. The torso may have memory.
+      policy_head: class or factory of the head; called with the torso's output size and the action spec. By default
+        actions have a standard deviation of 0.1, in units of half the action's range.
     """
 
     on_policy = True
@@ -83,5 +83,5 @@ class Distillation(Apprentice):
         return LossInfo(loss, extra=extra)
 
     def _regression(self, error: torch.Tensor) -> torch.Tensor:
-        loss = losses.squared(error) if self._huber_delta is None else losses.huber(error, self._huber_delta)
+        loss = losses.half_squared(error) if self._huber_delta is None else losses.huber(error, self._huber_delta)
         return loss.mean(-1)

@@ -148,10 +148,10 @@ class ReplayBatches(SequenceBatches):
             )
         self._schedule.needed_env_steps = replicas.size() * max(needed, self._batch_size - self._num_recorded)
         if not self.outlasts_acting and unroll_length < num_rows + transforms.look_back:
+            and_earlier = " and the earlier rows that transforms read" if transforms.look_back else ""
             raise UsageError(
-                f"ReplayBatches.clear_after_use keeps only the {unroll_length} rows of an unroll, too few for windows "
-                f"of {num_rows} rows{'that read earlier rows' if transforms.look_back else ''}; raise "
-                "Trainer.unroll_length"
+                f"with ReplayBatches.clear_after_use, replay keeps only the {unroll_length} rows of an unroll, too few "
+                f"for windows of {num_rows} rows{and_earlier}; raise Trainer.unroll_length"
             )
         self.updates_per_iteration = self._schedule.ratio * unroll_length * num_envs * replicas.size()
         self.rows_per_update = self._batch_size * (self.window_length - 1)

@@ -47,18 +47,20 @@ class Temperatures(nn.Module):
         logs = {kind: torch.tensor(math.log(initial)) for kind in self._targets}
         self.log_alpha = nn.ParameterDict({kind: nn.Parameter(log, learned) for kind, log in logs.items()})
 
-    def soft(self, values: Scalar, value: torch.Tensor, entropies: dict[str, torch.Tensor]) -> torch.Tensor:
+    def soft(self, values: Scalar, q: torch.Tensor, entropies: dict[str, torch.Tensor]) -> torch.Tensor:
         """Returns the value with a bonus for entropy: V = E[Q] + sum of alpha H over the parts of the action.
+
+        H of the Box part is estimated by -log pi(a) of the drawn action, so V = Q - alpha log pi(a).
 
         Args:
           values: kind of the critics' values.
-          value: value of each row, `[..., K]`.
+          q: action value of each row, `[..., K]`.
           entropies: entropy `[...]` of each part.
         """
-        for kind, entropy in entropies.items():
-            alpha = self.log_alpha[kind].exp().detach()  # alpha has a separate loss
-            value = values.with_bonus(value, alpha * entropy)
-        return value
+        for part, entropy in entropies.items():
+            alpha = self.log_alpha[part].exp().detach()  # alpha has a separate loss
+            q = values.with_bonus(q, alpha * entropy)
+        return q
 
     def loss(self, entropies: dict[str, torch.Tensor], mask: torch.Tensor | None) -> torch.Tensor:
         """Returns the loss of the temperatures, `[...]`: alpha or its logarithm times (entropy - target entropy).

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-MAX_VALUES = 10_000  # maximum number of values in a histogram; of more values, evenly spaced ones are counted
+MAX_VALUES = 10_000  # maximum number of values that a histogram counts; larger arrays are subsampled evenly
 NUM_BINS = 32
 LARGEST_BIN = 2.0**52  # from there on, a whole number plus 0.5 is not a float64
 

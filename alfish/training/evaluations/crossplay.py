@@ -269,7 +269,7 @@ class Standings:
       is_zero_sum: whether the returns of both sides add up to 0 in each game; only then there are wins and ratings.
       ratings: Elo of the players; None unless `is_zero_sum`.
       exploitability: largest mean loss of each player to another one, `[P]`; None unless `is_zero_sum`.
-      means: mean return of each player over its opponents, `[P]`, nan without one.
+      means: mean return of each player over its opponents, `[P]`; nan for a player without opponents.
     """
 
     def __init__(self, players: Sequence[Player], matches: Sequence[Match], anchor: int = 0):

@@ -42,7 +42,8 @@ def elo_ratings(outcomes: Mapping[Pair, Outcomes], num_players: int, anchor: int
     rating.
 
     Args:
-      outcomes: results of the games of pairs of players, which are numbers from 0; both orders of a pair may be there.
+      outcomes: results by pair of players (first, second), which are numbered from 0; may contain both (a, b) and
+        (b, a).
       num_players: number of players, P.
       anchor: player whose Elo is 1000.
       seed: seed of the bootstrap.

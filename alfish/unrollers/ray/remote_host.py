@@ -80,8 +80,8 @@ class RemoteHost:
       asked_at: monotonic time of the outstanding call.
       greeting: first reply of the host; None as long as the actor has not answered, for example because the cluster has
         no free cores.
-      sent, sent_at: number of the last weights that were sent, and the monotonic time of sending.
-      newest: number of the newest weights that the host's workers could read at its last reply.
+      sent, sent_at: number of the last publication of weights that was sent, and the monotonic time of sending.
+      newest: number of the newest publication that the host's workers could read when it last replied.
       is_overdue: whether the last check found that the host is silent for too long.
     """
 

@@ -168,8 +168,10 @@ class AsyncUnroller(Unroller):
         if self._algorithm.on_policy and self._length != unroll_length:
             raise UsageError(f"{found}; on-policy the two must be equal: bind only Trainer.unroll_length")
         if stores_states and self._length > math.ceil(self.unroll_length):
-            words = "replay has states of the memory only where segments start"
-            raise UsageError(f"{found}; {words}: bind only Trainer.unroll_length")
+            raise UsageError(
+                f"{found}; replay stores the memory's state at the start of each segment only, so segments must not be "
+                "longer than Trainer.unroll_length: bind only Trainer.unroll_length"
+            )
         maker = to_bytes(EnvironmentMaker(make_environment), "Trainer.environment")
         self._plan = functools.partial(self._plan, make_environment=maker, length=self._length, seed=seed)
 

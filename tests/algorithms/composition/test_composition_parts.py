@@ -322,7 +322,7 @@ def test_a_reward_with_a_coefficient_of_0_is_not_read_with_separate_values():
     assert reward.shape == (3, 1, 2) and not reward[..., 0].any() and reward[1:, :, 1].all()
 
 
-def test_the_value_of_the_algorithm_inside_is_that_of_the_whole():
+def test_the_state_value_is_that_of_the_inner_algorithm():
     made = copy.deepcopy(composed(PPO, rewards=[PARTS["rnd"]], representation=PARTS["features"]))
     made = pickle.loads(pickle.dumps(made))
     step = nest.at(rows([FIRST, MID]), 0)

@@ -103,7 +103,7 @@ class TestMistakes:
         with pytest.raises(UsageError, match=sentence):
             make_games(game)
 
-    def test_a_package_that_a_module_needs_is_named_with_its_command(self, monkeypatch):
+    def test_the_error_for_a_missing_package_has_the_install_command(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "pygame", None)
         for name in [name for name in sys.modules if name.startswith("pettingzoo.butterfly")]:
             monkeypatch.delitem(sys.modules, name)

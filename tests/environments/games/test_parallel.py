@@ -97,7 +97,7 @@ class TestRows:
 
 
 class TestSeeds:
-    def test_of_a_game_do_not_depend_on_the_number_of_games(self):
+    def test_seeds_of_a_game_do_not_depend_on_the_number_of_games(self):
         one, three = [Meeting()], [Meeting() for _ in range(3)]
         played(ParallelGames(one, seed=5), 20)
         played(ParallelGames(three, seed=5), 20)

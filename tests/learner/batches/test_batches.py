@@ -253,7 +253,7 @@ def test_with_gaps_an_unroll_without_rows_that_train_has_no_minibatch():
     assert _minibatches(source, _experience(step_type=torch.full((5, 3), PAD, dtype=torch.int32))) == []
 
 
-def test_take_picks_the_columns_of_everything():
+def test_take_selects_columns_of_every_field():
     experience = _experience(has_state=True)
     column = torch.arange(3)
     batch = Batch(experience, torch.ones(5, 3, dtype=torch.bool), column, 100 + column, column / 2)

@@ -136,7 +136,7 @@ def test_another_manifest_is_refused_in_one_sentence(tmp_path, manifest):
         archive.unpack(path, tmp_path / "new")
 
 
-def test_other_mistakes_are_one_sentence(packed, tmp_path):
+def test_other_errors_have_messages_of_one_sentence(packed, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")
     with pytest.raises(UsageError, match="full is not empty"):
