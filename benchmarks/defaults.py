@@ -91,10 +91,8 @@ def run(rows: Sequence[tuple[str, str, int]]) -> None:
 
 def _run(key: Mapping[str, Any], core: int, python: str) -> dict[str, Any]:
     """Runs one call on one core; returns its seconds and the returns of its policy."""
-    script = f"benchmarks.runs.{key['library']}_defaults"
-    command = ["taskset", "--cpu-list", str(core), python, "-m", script]
-    command += [key["algorithm"], key["task"], str(key["seed"])]
-    return processes.run_script(command, processes.with_threads(1))
+    command = processes.side(python, key["library"], "defaults", key["task"], key["seed"], key["algorithm"])
+    return processes.run_script(["taskset", "--cpu-list", str(core), *command], processes.with_threads(1))
 
 
 def publish(key: Mapping[str, Any], found: Mapping[str, Any]) -> None:

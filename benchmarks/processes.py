@@ -55,6 +55,12 @@ def with_threads(threads: int) -> dict[str, str]:
     return os.environ | variables | ({"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"} if threads == 1 else {})
 
 
+def side(python: str, library: str, benchmark: str, task: str, seed: int, *options: str) -> list[str]:
+    """Returns the command of a library's side of a benchmark."""
+    script = str(PROJECT / "benchmarks" / "runs" / f"{library}_run.py")
+    return [python, script, task, str(seed), *options, f"--benchmark={benchmark}"]
+
+
 def run_script(
     command: Sequence[str], environment: Mapping[str, str], watch: Callable[[int], None] | None = None
 ) -> dict[str, Any]:

@@ -86,8 +86,7 @@ def _take_turns(task: Task, seed: int, peers: Sequence[tuple[str, str]], pythons
     shutil.rmtree(cache, ignore_errors=True)
     for name, threads in peers:
         if not _is_there(key := {"task": task.name, "library": name, "threads": threads, "seed": seed}):
-            script = f"benchmarks.runs.{name}_shipped"
-            command = [pythons[name], "-m", script, task.name, str(seed), str(task.env_steps)]
+            command = processes.side(pythons[name], name, "shipped", task.name, seed)
             _publish(key, timed(command, processes.with_threads(int(threads))), pythons[name], name)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import PROJECT, RESULTS, processes, tables
+from benchmarks import RESULTS, processes, tables
 from benchmarks.throughput import RECIPES
 
 NUMBERS = ("seconds", "cpu_seconds", "env_steps", "updates", "return")
@@ -86,8 +86,8 @@ def publish(path: Path, runs: list[dict[str, Any]]) -> None:
 
 def _run(recipe: str, seed: int, threads: str) -> dict[str, Any]:
     variant, count = THREADS[threads]
-    script = str(PROJECT / "benchmarks" / "runs" / "alfish_run.py")
-    return processes.run_script([sys.executable, script, recipe, str(seed), variant], processes.with_threads(count))
+    command = processes.side(sys.executable, "alfish", "throughput", recipe, seed, variant)
+    return processes.run_script(command, processes.with_threads(count))
 
 
 def table(rows: list[dict[str, str]]) -> str:

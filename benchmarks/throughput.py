@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import PROJECT, RESULTS, processes, tables
+from benchmarks import RESULTS, processes, tables
 
 SYNC = "alfish sync"
 RECIPES = ("ppo_cartpole", "dqn_cartpole", "sac_halfcheetah", "ppo_halfcheetah", "td3_halfcheetah")
@@ -91,10 +91,9 @@ def is_ours(library: str) -> bool:
 def _run(python: str, library: str, recipe: str, seed: int, threads: int) -> dict:
     """Returns the numbers that a run printed, and its memory."""
     name, *variant = library.split()
-    script = str(PROJECT / "benchmarks" / "runs" / f"{name}_run.py")
     peaks = [0.0]
     result = processes.run_script(
-        [python, script, recipe, str(seed), *variant],
+        processes.side(python, name, "throughput", recipe, seed, *variant),
         processes.with_threads(threads),
         watch=lambda pid: peaks.append(processes.memory_mb(pid)),
     )

@@ -6,7 +6,7 @@
   python -m benchmarks.time_to_threshold --table                                    only the table, from existing runs
 
 alfish trains its shipped confs; stable-baselines3 uses the hyperparameters of RL Baselines3 Zoo
-(`runs/sb3_threshold.py`). Libraries take turns seed by seed, each run in its own process on one torch thread. The time
+(`runs/sb3_run.py`). Libraries take turns seed by seed, each run in its own process on one torch thread. The time
 begins with the process, so it includes imports and compilation (with an empty cache). It ends with the last iteration
 before the evaluation that reaches the threshold, and stops during evaluations, while alfish's compiler works on.
 Evaluations are equal for both: the same
@@ -92,7 +92,7 @@ def _run(python: str, library: str, key: dict, arguments: argparse.Namespace) ->
     options = [f"--gin_param={binding}" for binding in arguments.gin_param] if library == OURS else []
     if arguments.max_env_steps:
         options.append(f"--max_env_steps={arguments.max_env_steps}")
-    command = [python, "-m", f"benchmarks.runs.{library}_threshold", key["task"], str(key["seed"]), *options]
+    command = processes.side(python, library, "threshold", key["task"], key["seed"], *options)
     with tempfile.TemporaryDirectory() as cache:
         # What an earlier run has compiled is not there, as it is not for whoever trains for the first time.
         environment = processes.with_threads(1) | {"TORCHINDUCTOR_CACHE_DIR": cache}

@@ -1,13 +1,20 @@
-"""Runs of alfish: the trainer as it ships, with metrics, summaries and checkpoints, without evaluation.
+"""alfish's side of the benchmarks.
 
   python benchmarks/runs/alfish_run.py RECIPE SEED [VARIANT] [--profile]
+  python -m benchmarks.runs.alfish_run TASK SEED --benchmark=threshold
+  python -m benchmarks.runs.alfish_run TASK SEED ALGORITHM --benchmark=defaults
 
-With --profile it also prints the time of each part of the loop, as `alfish train --profile` does.
+A recipe is run by the trainer as it ships, with metrics, summaries and checkpoints, without evaluation. With --profile
+it also prints the time of each part of the loop, as `alfish train --profile` does.
 """
 
+import argparse
 import functools
+import json
+import signal
 import sys
 import tempfile
+import time
 from typing import Any
 
 import torch
@@ -19,6 +26,8 @@ from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
 from alfish.compiler import matmul
+from alfish.configuration import reading
+from alfish.configuration.runs import configured_trainer
 from alfish.environments import make_environment
 from alfish.environments.atari import EpisodicLife, FireOnReset, preprocess_atari
 from alfish.learner.batches import EpochBatches, ReplayBatches
@@ -27,15 +36,15 @@ from alfish.learner.optimizers import Adam
 from alfish.networks import MLP, ActorCritic, DeterministicActor, QNetwork, Torso
 from alfish.parameters.schedules import Linear
 from alfish.training.listener import Listener, Report, Run
-from alfish.training.listeners import CheckpointSaver, Summaries
+from alfish.training.listeners import CheckpointSaver, Evaluate, Summaries
 from alfish.training.profiler import Profile
 from alfish.training.trainer import Trainer
 from alfish.transforms import FrameStack, RewardClip
 from alfish.unrollers import AsyncUnroller, SyncUnroller
 from benchmarks.delayed import Delayed
-from benchmarks.runs import script
+from benchmarks.runs import script, threshold
 
-PROFILE = "--profile"
+VERSIONS = f"alfish {alfish.__version__}, torch {torch.__version__}"
 # What a variant changes of the learner.
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"compile": False},
@@ -69,7 +78,7 @@ def train(
     if variant == "mkl":  # torch's own kernel in place of alfish's, as on a processor where nobody measured
         matmul.MEASURED = ()
     clock = Clock()
-    profile = [Profile()] if PROFILE in sys.argv else []
+    profile = [Profile()] if script.PROFILE in sys.argv else []
     with tempfile.TemporaryDirectory() as root_dir:
         Trainer(
             root_dir,
@@ -82,8 +91,7 @@ def train(
             num_threads="auto" if variant.startswith("auto") else torch.get_num_threads(),
             **options,
         ).train()
-    versions = f"alfish {alfish.__version__}, torch {torch.__version__}"
-    script.report(clock.first, clock.last, clock.average_return, versions)
+    script.report(clock.first, clock.last, clock.average_return, VERSIONS)
 
 
 def ppo(env_id: str, num_env_steps: int, seed: int, variant: str = "plain") -> None:
@@ -242,5 +250,64 @@ RECIPES = {
     "td3_halfcheetah": functools.partial(actor_critic, TD3, "HalfCheetah-v5", 3_000),
 }
 
+
+class Threshold(Listener):
+    """Ends training when the race is over; the last listener, so that the time of checkpoints and summaries counts."""
+
+    def __init__(self, race: threshold.Race):
+        self._race = race
+
+    def start(self, run: Run) -> None:
+        with self._race.stopped_clock():
+            num_episodes = self._race.task.num_episodes
+            self._evaluator = run.evaluator(num_episodes, num_envs=num_episodes)
+
+    def after_iteration(self, run: Run, report: Report) -> None:
+        if self._race.is_over(report.env_steps, report.updates, run.clock.finished, self._mean) and not report.finished:
+            signal.raise_signal(signal.SIGTERM)  # the trainer stops after one more iteration
+
+    def close(self) -> None:
+        self._evaluator.close()
+
+    def _mean(self) -> float:
+        return self._evaluator.evaluate(self._race.task.num_episodes, seed=threshold.EVALUATION_SEED).mean
+
+
+def train_to_threshold(arguments: argparse.Namespace) -> None:
+    """Trains a shipped conf as `alfish train` does, with the race's evaluation in place of its own."""
+    race = threshold.Race(threshold.TASKS[arguments.recipe], arguments.started, arguments.max_env_steps)
+    bindings = [f"Trainer.seed = {arguments.seed}", "Trainer.num_threads = 1", *arguments.gin_param]
+    found = reading.read([f"{arguments.recipe}.gin"], bindings)
+    with tempfile.TemporaryDirectory() as root_dir:
+        trainer = configured_trainer(root_dir, found)
+        kept = [listener for listener in trainer.listeners if not isinstance(listener, Evaluate)]
+        trainer.listeners[:] = [*kept, Threshold(race)]  # the list that the trainer calls
+        trainer.train()
+    race.print_result(VERSIONS)
+
+
+def train_by_default(arguments: argparse.Namespace) -> None:
+    """Calls `alfish.train(ALGORITHM, environment)` with no setting but budget and seed."""
+    from benchmarks.runs import unknown_tasks
+
+    (name,), task = arguments.variant, unknown_tasks.TASKS[arguments.recipe]
+    num_env_steps = unknown_tasks.BUDGETS[name]
+    with tempfile.TemporaryDirectory() as root_dir:
+        began = time.monotonic()
+        policy = alfish.train(
+            name, task.env, num_env_steps=num_env_steps, seed=arguments.seed, root_dir=f"{root_dir}/run"
+        )
+        seconds = time.monotonic() - began
+
+    def act(observation: Any, is_first: bool) -> Any:
+        return policy.act(observation, first=is_first)
+
+    print(json.dumps({"seconds": seconds, "returns": unknown_tasks.returns(task, act)}))
+
+
+def main() -> None:
+    script.main(RECIPES, threshold=train_to_threshold, defaults=train_by_default)
+
+
 if __name__ == "__main__":
-    script.main(RECIPES)
+    main()

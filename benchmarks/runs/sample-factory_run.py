@@ -6,11 +6,9 @@ weights that train on them.
 
 import functools
 import tempfile
-from importlib.metadata import version
 from typing import Any
 
 import gymnasium
-import torch
 from sample_factory.algo.runners.runner import AlgoObserver, Runner
 from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
 from sample_factory.envs.env_utils import register_env
@@ -75,8 +73,7 @@ def ppo(env_id: str, num_env_steps: int, seed: int, num_envs: int = 8, rollout: 
         runner.init()
         runner.run()
     returns = runner.policy_avg_stats["reward"][0]
-    versions = f"sample-factory {version('sample-factory')}, torch {torch.__version__}"
-    script.report(clock.first, clock.last, sum(returns) / len(returns), versions)
+    script.report(clock.first, clock.last, sum(returns) / len(returns), script.versions("sample-factory", "torch"))
 
 
 RECIPES = {

@@ -1,10 +1,9 @@
-"""Shared parts of the `*_threshold.py` scripts: the tasks, the clock, and the end of a run.
+"""Shared parts of runs of `benchmarks.time_to_threshold`: the tasks, the clock, and the end of a run.
 
-`python -m benchmarks.runs.LIBRARY_threshold TASK SEED` trains the library's own recipe until an evaluation reaches the
-task's threshold, or its own budget is spent, and prints one JSON object: the fields of `Race.result`.
+Such a run trains the library's own recipe until an evaluation reaches the task's threshold, or the recipe's budget is
+spent, and prints one JSON object: the fields of `Race.result`.
 """
 
-import argparse
 import json
 import sys
 import time
@@ -38,17 +37,6 @@ TASKS = {
         Task("sac_halfcheetah", "HalfCheetah-v5", 4000.0, 5000, 5),
     )
 }
-
-
-def parse() -> argparse.Namespace:
-    """Returns the arguments of a run script."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("task", choices=TASKS)
-    parser.add_argument("seed", type=int)
-    parser.add_argument("--started", type=float, default=time.monotonic(), help="when the process was started")
-    parser.add_argument("--max_env_steps", type=int, help="end here at the latest; schedules do not notice")
-    parser.add_argument("--gin_param", action="append", default=[], help="alfish only")
-    return parser.parse_args()
 
 
 class Race:

@@ -6,7 +6,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import tianshou
 import torch
 from tianshou.algorithm import DQN, PPO
 from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
@@ -63,12 +62,7 @@ def seed_all(seed: int) -> None:
 def train(algorithm: Any, params: Any, clock: Clock, environments: Environments) -> None:
     result = algorithm.run_training(params)
     last = clock.read(result.train_step)
-    script.report(
-        clock.first,
-        last,
-        environments.average_return(),
-        f"tianshou {tianshou.__version__}, torch {torch.__version__}",
-    )
+    script.report(clock.first, last, environments.average_return(), script.versions("tianshou", "torch"))
 
 
 def ppo(env_id: str, num_env_steps: int, seed: int) -> None:

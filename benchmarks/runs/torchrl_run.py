@@ -4,7 +4,6 @@ import collections
 import functools
 
 import torch
-import torchrl
 from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, SamplerWithoutReplacement, TensorDictReplayBuffer
@@ -69,8 +68,7 @@ def ppo(env_id: str, num_env_steps: int, seed: int) -> None:
         env_steps += data.numel()
         readings.append(script.read(env_steps, updates))
     collector.shutdown()
-    versions = f"torchrl {torchrl.__version__}, torch {torch.__version__}"
-    script.report(readings[0], readings[-1], sum(returns) / len(returns), versions)
+    script.report(readings[0], readings[-1], sum(returns) / len(returns), script.versions("torchrl", "torch"))
 
 
 RECIPES = {"ppo_cartpole": functools.partial(ppo, "CartPole-v1", 100_000)}

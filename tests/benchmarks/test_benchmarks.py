@@ -35,12 +35,12 @@ from benchmarks import (
     time_to_threshold,
     timing,
 )
-from benchmarks.runs import alfish_run, alfish_threshold
+from benchmarks.runs import alfish_run
 from benchmarks.runs import script as run_scripts
 from benchmarks.runs.script import NO_SUCH_RECIPE
 from benchmarks.runs.shipped import TASKS, evaluation_line
 
-RACE = ["ppo_cartpole", "0", "--max_env_steps=500"]
+RACE = ["--benchmark=threshold", "ppo_cartpole", "0", "--max_env_steps=500"]
 PUBLISHED = sorted([*RESULTS.glob("*.csv"), *learning.RESULTS.glob("*.csv")])
 RUN = {
     "recipe": "ppo_cartpole", "library": "alfish plain", "threads": 1, "seed": 0, "env_steps_per_second": 1000.0,
@@ -127,6 +127,22 @@ def test_a_script_without_a_recipe_says_so_by_its_status(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         run_scripts.main(alfish_run.RECIPES)
     assert ended.value.code == NO_SUCH_RECIPE and "there is ppo_cartpole" in capsys.readouterr().err
+
+
+def test_a_script_runs_the_benchmark_that_its_command_names(monkeypatch, capsys):
+    called = []
+    recipes = {"ppo_cartpole": lambda *words: called.append(words)}
+    for words in (["ppo_cartpole", "1"], ["ppo_cartpole", "1", "compiled", "--profile"]):
+        monkeypatch.setattr("sys.argv", ["sb3_run.py", *words])
+        run_scripts.main(recipes, shipped=called.append)
+    monkeypatch.setattr("sys.argv", processes.side("python", "sb3", "shipped", "dqn_cartpole", 2)[1:])
+    run_scripts.main(recipes, shipped=called.append)
+    assert called[:2] == [(1,), (1, "compiled")]
+    assert (called[2].recipe, called[2].seed) == ("dqn_cartpole", 2)
+    monkeypatch.setattr("sys.argv", processes.side("python", "sb3", "threshold", "dqn_cartpole", 2)[1:])
+    with pytest.raises(SystemExit):
+        run_scripts.main(recipes, shipped=called.append)
+    assert "'threshold'" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -354,7 +370,7 @@ def test_a_recipe_that_other_work_slows_too_much_is_named(command_line, capsys, 
         yield
 
     def run_script(command, environment):
-        _, _, recipe, seed, variant = command
+        _, _, recipe, seed, variant, _ = command
         runs.append((recipe, seed, variant, busy[0]))
         slower = busy[0] and {"ppo_cartpole": 2.4, "dqn_cartpole": 2.6}[recipe]
         own = RUN | {"seconds": 2.0 * (slower or 1)}
@@ -377,8 +393,9 @@ def test_libraries_take_turns_and_one_without_a_recipe_is_left_out(command_line,
     runs = []
 
     def run_script(command, environment, watch):
-        python, script, recipe, *_ = command
-        runs.append((python, Path(script).name, *command[2:], environment["OMP_NUM_THREADS"]))
+        python, script, recipe, *words, benchmark = command
+        assert benchmark == "--benchmark=throughput"
+        runs.append((python, Path(script).name, recipe, *words, environment["OMP_NUM_THREADS"]))
         if python == "tianshou's" and recipe == "ppo_cartpole":
             raise processes.NoSuchRecipe
         return {name: RUN[name] for name in ("env_steps", "seconds", "cpu_seconds", "updates", "return", "versions")}
@@ -422,7 +439,7 @@ def test_the_published_throughput_is_what_its_raw_data_say(tmp_path):
 
 
 def test_a_race_to_the_threshold_trains_the_shipped_conf(command_line, capsys):
-    command_line(alfish_threshold, *RACE, "--gin_param=MLP.layers=(8,)")
+    command_line(alfish_run, *RACE, "--gin_param=MLP.layers=(8,)")
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["env_steps"] >= 500 and result["updates"] > 0
     assert not result["reached"] and 0 < result["mean"] < 475
@@ -430,7 +447,7 @@ def test_a_race_to_the_threshold_trains_the_shipped_conf(command_line, capsys):
 
 def test_a_race_refuses_a_binding_that_nothing_reads(command_line):
     with pytest.raises(UsageError, match=r"nothing reads Prioritized\.alpha, bound in this call"):
-        command_line(alfish_threshold, *RACE, "--gin_param=Prioritized.alpha=0.5")
+        command_line(alfish_run, *RACE, "--gin_param=Prioritized.alpha=0.5")
 
 
 def test_the_published_races_are_what_their_raw_data_say(command_line, capsys):
@@ -505,7 +522,7 @@ def shipped_here(tmp_path, monkeypatch):
         commands.append((command, environment))
         cache = Path(environment.get("XDG_CACHE_HOME", tmp_path))
         seconds = 4.0 if (cache / "made").exists() else 10.0
-        if command[2].endswith("_shipped"):
+        if "--benchmark=shipped" in command:
             seconds = 15.0 + 5.0 * int(environment["OMP_NUM_THREADS"])
         (cache / "made").touch()
         evaluation = {"event": "evaluation", "env_steps": "10000", "seconds": seconds / 2, "return": "480"}
