@@ -4,9 +4,13 @@ import math
 import time
 from typing import Any
 
+import gin
 import gymnasium
+import numpy as np
+from gymnasium import spaces
 
-from alfish.environments.toy import Catch, Stamped
+from alfish.environments.toy import Catch
+from alfish.parameters import NonNegativeFloat, PositiveInt, checked
 
 
 class Delayed(gymnasium.Wrapper):
@@ -37,17 +41,41 @@ def slow_frames(seconds: float) -> gymnasium.Env:
     return Delayed(Catch(rows=12, columns=12, scale=7), seconds, 0.0)
 
 
-class SleepingStamped(Stamped):
-    """`Stamped` whose steps wait.
+@gin.configurable(module="benchmarks.delayed")
+@checked
+class Stamped(gymnasium.Env):
+    """Observations are (env, episode, step), so that a lost, duplicated or shifted row can be detected.
+
+    Step k of an episode has reward k. The number of the environment is drawn from the seed; episodes count from 0.
 
     Args:
-      seconds: of a step.
+      lengths: numbers of actions of successive episodes, repeated in turn.
+      truncates: whether episodes end by truncation instead of termination.
+      seconds: duration of a step.
     """
 
-    def __init__(self, seconds: float):
-        super().__init__((30, 50, 10, 80))
-        self._seconds = seconds
+    def __init__(
+        self, lengths: tuple[PositiveInt, ...] = (3, 5, 1, 8), truncates: bool = False, seconds: NonNegativeFloat = 0
+    ):
+        self.observation_space = spaces.Box(0, 2**31, (3,), np.float32)
+        self.action_space = spaces.Discrete(3)
+        self._lengths, self._truncates, self._seconds = lengths, truncates, seconds
+        self._stamp, self._episode, self._step = -1, -1, 0
 
-    def step(self, action: Any) -> Any:
-        time.sleep(self._seconds)
-        return super().step(action)
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        if self._stamp < 0:
+            self._stamp = int(self.np_random.integers(1 << 20))
+        self._episode, self._step = self._episode + 1, 0
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        if self._seconds:
+            time.sleep(self._seconds)
+        self._step += 1
+        ends = self._step >= self._lengths[self._episode % len(self._lengths)]
+        info = {"episode": self._episode, "note": "text"}
+        return self._observation(), float(self._step), ends and not self._truncates, ends and self._truncates, info
+
+    def _observation(self) -> np.ndarray:
+        return np.array([self._stamp, self._episode, self._step], np.float32)

@@ -23,7 +23,7 @@ from alfish.training.trainer import Trainer
 from alfish.transforms import Transforms
 from alfish.unrollers import AsyncUnroller, Unroller, Workers
 from alfish.unrollers.ray import RayWorkers
-from benchmarks.delayed import SleepingStamped, slow
+from benchmarks.delayed import Stamped, slow
 from benchmarks.ray_nodes import Chaos, Nodes
 
 STEP_SECONDS = 0.002
@@ -127,7 +127,9 @@ def soak(
     Returns:
       The number of rows, and what broke.
     """
-    make = functools.partial(make_environment, functools.partial(SleepingStamped, STEP_SECONDS), num_envs=2)
+    make = functools.partial(
+        make_environment, functools.partial(Stamped, (30, 50, 10, 80), seconds=STEP_SECONDS), num_envs=2
+    )
     environment = make(seed=0)
     specs = environment.observation_spec, environment.action_spec, environment.reward_spec
     transforms = Transforms((), environment.observation_spec, environment.reward_spec)

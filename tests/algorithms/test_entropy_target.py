@@ -7,10 +7,10 @@ import torch
 from gymnasium import spaces
 from test_learning_toys import PPO_SETTINGS, _network, _trainer
 from test_ppo import _batch, _chunks, _ppo, _unroll
+from toys import Bandit
 
 from alfish import specs
 from alfish.algorithms.entropy_target import EntropyTargetPPO, default_target
-from alfish.environments.toy import Bandit
 from alfish.errors import UsageError
 from alfish.learner.batches import EpochBatches
 from alfish.learner.learner import Learner

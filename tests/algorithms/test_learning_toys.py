@@ -9,13 +9,13 @@ from functools import partial
 
 import pytest
 import torch
+from toys import Bandit, NestedBandit, OneState
 
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.ppo import PPO
 from alfish.data import TimeStep
 from alfish.environments import make_environment
-from alfish.environments.toy import Bandit, NestedBandit, OneState
 from alfish.learner.batches import EpochBatches
 from alfish.learner.learner import Learner
 from alfish.networks import MLP, ActorCritic, Encoder, Flat, Torso

@@ -5,6 +5,7 @@ import torch
 from test_learning_toys import PPO_SETTINGS, _network, _trainer
 from test_ppo import _chunks, _ppo, _unroll
 from torch import nn
+from toys import OneState
 
 from alfish.algorithms.composition import RND, Composed
 from alfish.algorithms.normalized_returns import (
@@ -14,7 +15,6 @@ from alfish.algorithms.normalized_returns import (
     NormalizedValueHead,
 )
 from alfish.algorithms.ppo import PPO
-from alfish.environments.toy import OneState
 from alfish.errors import UsageError
 from alfish.learner.learner import Learner
 from alfish.networks import ActorCritic

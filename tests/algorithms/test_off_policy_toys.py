@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from toys import Bandit, OneState
 
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
 from alfish.data import TimeStep
 from alfish.environments import make_environment
-from alfish.environments.toy import Bandit, OneState
 from alfish.learner.batches import ReplayBatches
 from alfish.learner.learner import Learner
 from alfish.networks import MLP, CriticEnsemble, DeterministicActor, QNetwork, Torso

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from toys import Bandit
 
 from alfish import nest, specs
 from alfish.algorithms.reppo import REPPO, REPPOTarget, REPPOTrain
 from alfish.data import Experience, StepType, TimeStep
 from alfish.environments import make_environment
-from alfish.environments.toy import Bandit
 from alfish.errors import UsageError
 from alfish.functional.return_distributions import Bins, Quantiles
 from alfish.learner.batches import EpochBatches

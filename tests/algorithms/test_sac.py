@@ -10,6 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from torch import nn
+from toys import Bandit
 
 from alfish import nest, specs
 from alfish.algorithms.redq import REDQ
@@ -17,7 +18,6 @@ from alfish.algorithms.retrace import RetraceSAC
 from alfish.algorithms.sac import SAC
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.environments import make_environment
-from alfish.environments.toy import Bandit
 from alfish.errors import UsageError
 from alfish.functional import corrections
 from alfish.functional.distributions import SquashedNormal

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from toys import Bandit
 
 from alfish import nest
 from alfish.algorithms.ddpg import DDPG
 from alfish.algorithms.td3 import TD3
 from alfish.data import Batch, Experience, StepType, TimeStep, trainable
 from alfish.environments import make_environment
-from alfish.environments.toy import Bandit
 from alfish.errors import UsageError
 from alfish.learner.batches import Minibatches
 from alfish.learner.learner import Learner

@@ -8,6 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from toys import Stamped
 
 from alfish import nest, specs
 from alfish.algorithms.a2c import A2C
@@ -18,7 +19,6 @@ from alfish.algorithms.recurrent_td3 import RecurrentTD3
 from alfish.algorithms.retrace import RecurrentRetraceSAC, RetraceDQN
 from alfish.data import Experience, StepType, TimeStep, in_line, trainable
 from alfish.environments import VectorEnvironment
-from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
 from alfish.functional import corrections, returns
 from alfish.learner.batches import EpochBatches, OfflineBatches, ReplayBatches, take

@@ -194,7 +194,7 @@ def test_an_error_of_the_environments_own_is_a_sentence_and_its_traceback_is_kep
     (tmp_path / "breaks.py").write_text(
         textwrap.dedent("""
             import gymnasium
-            from alfish.environments.toy import OneState
+            from toys import OneState
 
             class Breaks(OneState):
                 def step(self, action):
@@ -218,7 +218,7 @@ def test_a_run_that_failed_exits_with_1(refused, tmp_path, monkeypatch):
     (tmp_path / "spoils.py").write_text(
         textwrap.dedent("""
             import gymnasium
-            from alfish.environments.toy import OneState
+            from toys import OneState
 
             class Spoils(OneState):
                 def step(self, action):

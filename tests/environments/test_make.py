@@ -20,13 +20,14 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from toys import OneState, Stamped
 
 from alfish.algorithms.ppo import PPO
 from alfish.environments import TensorEnvironment, VectorEnvironment, make_environment
 from alfish.environments.action_bounds import bounded
 from alfish.environments.make import spawn_seeds
 from alfish.environments.sequential import SequentialVectorEnv
-from alfish.environments.toy import OneState, Stamped, TensorPointMass
+from alfish.environments.toy import TensorPointMass
 from alfish.environments.wrapping import ScalarReward
 from alfish.errors import UsageError
 from alfish.errors.user_code import CodeError
@@ -190,7 +191,7 @@ def test_a_misspelt_id_shows_close_ones():
 @pytest.mark.parametrize("name", ["Task", "made"])
 def test_a_class_or_function_may_be_named_as_text(tmp_path, monkeypatch, name):
     (tmp_path / "task_of_tests.py").write_text(
-        "from alfish.environments.toy import OneState as Task\n\n\ndef made(length):\n    return Task(length)\n"
+        "from toys import OneState as Task\n\n\ndef made(length):\n    return Task(length)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     for vectorization in ("sync", "async"):
@@ -324,7 +325,7 @@ def test_a_module_that_is_not_there_is_named():
 
 def test_a_module_that_is_there_registers_its_environments(tmp_path, monkeypatch):
     (tmp_path / "brings_an_env.py").write_text(
-        "import gymnasium\ngymnasium.register('Brought-v0', 'alfish.environments.toy:OneState', kwargs={'length': 1})\n"
+        "import gymnasium\ngymnasium.register('Brought-v0', 'toys:OneState', kwargs={'length': 1})\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     environment = make_environment("brings_an_env:Brought-v0")

@@ -6,9 +6,9 @@ import sys
 
 import gymnasium
 import pytest
+from toys import OneState
 
 from alfish.environments import rendering
-from alfish.environments.toy import OneState
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,11 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
+from toys import OneState
 
 from alfish import nest
 from alfish.environments import make_environment
-from alfish.environments.toy import OneState, TensorPointMass
+from alfish.environments.toy import TensorPointMass
 from alfish.errors import UsageError
 
 

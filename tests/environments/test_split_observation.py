@@ -7,10 +7,10 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from toys import Stamped
 
 from alfish.environments import make_environment
 from alfish.environments.split_observation import SplitObservation
-from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
 
 SIZES = {"who": 1, "when": 2}

@@ -5,20 +5,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
-from toys import TwoLengths
+from toys import Bandit, NestedBandit, OneState, Stamped, TwoLengths
 
 from alfish.environments.bit_flip import BitFlip, bit_flip_reached, bit_flip_reward
-from alfish.environments.toy import (
-    Bandit,
-    Corridor,
-    HiddenArm,
-    MaskedIdentity,
-    NestedBandit,
-    OneState,
-    Recall,
-    Stamped,
-    TensorPointMass,
-)
+from alfish.environments.toy import Corridor, HiddenArm, MaskedIdentity, Recall, TensorPointMass
 from alfish.errors import UsageError
 
 TOYS = [

@@ -11,12 +11,12 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from toys import NestedBandit, Stamped
 
 from alfish import nest, specs
 from alfish.data import StepType
 from alfish.environments import VectorEnvironment, make_environment
 from alfish.environments.sequential import SequentialVectorEnv, gathered
-from alfish.environments.toy import NestedBandit, Stamped
 from alfish.errors import UsageError
 from alfish.errors.user_code import CodeError
 from alfish.runs.stop_signals import Interrupted

@@ -7,10 +7,10 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from toys import OneState
 
 from alfish import specs
 from alfish.environments import make_environment
-from alfish.environments.toy import OneState
 from alfish.errors import UsageError
 from alfish.offline.recorded_spaces import TrainedSpaces, spaces_by_policy
 

@@ -9,10 +9,10 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from toys import OneState
 
 from alfish.algorithms.ppo import PPO
 from alfish.environments import Environment, make_environment
-from alfish.environments.toy import OneState
 from alfish.errors import RunError, UsageError
 from alfish.errors.user_code import CodeError, calling, refuse
 from alfish.learner.batches import EpochBatches

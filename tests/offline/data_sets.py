@@ -15,7 +15,7 @@ from alfish.offline import SourceReading, open_writer
 NEEDS_MINARI = pytest.mark.skipif(
     not all(importlib.util.find_spec(name) for name in ("minari", "h5py")), reason="needs the extra 'minari'"
 )
-TOY = "import alfish.environments.toy\ninclude 'dqn.gin'\n"
+TOY = "import toys\ninclude 'dqn.gin'\n"
 STAMPED = """
 make_environment.env_id = @Stamped
 Stamped.truncates = {truncates}

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 from gymnasium import spaces
+from toys import Stamped
 
 from alfish.data import StepType
-from alfish.environments.toy import Stamped
 from alfish.offline import Arrays, Episode, Spaces
 
 LENGTHS = (3, 5, 1, 8, 2)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from gymnasium import spaces
 from recorded import BOX_SPACES, SPACES, assert_rows, record, source, unstretched
+from toys import NestedBandit, Stamped
 
 from alfish import nest
-from alfish.environments.toy import NestedBandit, Stamped
 from alfish.errors import UsageError
 from alfish.offline import Arrays, Episode, OfflineBuffer, Spaces
 from alfish.offline import buffer as buffer_module

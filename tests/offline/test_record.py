@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from data_sets import NEEDS_MINARI, about, assert_same, left_by, read
 from gymnasium.envs.registration import EnvSpec
+from toys import OneState
 
 import alfish
 from alfish.__main__ import main
 from alfish.environments import make_environment
-from alfish.environments.toy import OneState, TensorPointMass
+from alfish.environments.toy import TensorPointMass
 from alfish.offline import OfflineBuffer, open_source
 from alfish.runs.files import sha256
 

@@ -11,9 +11,9 @@ from data_sets import STAMPED, TOY, trained
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from recorded import SPACES, assert_rows, record, table_of
+from toys import Stamped
 
 from alfish.__main__ import main
-from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
 from alfish.offline import OfflineBuffer, limits, open_source
 from alfish.offline.recorded_spaces import spaces_of
@@ -79,11 +79,11 @@ def test_rows_of_other_learners_are_spoken_of(tmp_path):
 
 
 def test_actions_come_back_in_the_environments_units(tmp_path):
-    sac = "import alfish.environments.toy\ninclude 'sac.gin'\n"
+    sac = "import toys\ninclude 'sac.gin'\n"
     name = trained(
         tmp_path, sac + BANDIT.format(env="Bandit", settings="Bandit.action = 'box'\nCriticEnsemble.layers = (4,)")
     )
-    from alfish.environments.toy import Bandit
+    from toys import Bandit
 
     for episode in open_source(name, spaces_of(lambda: Bandit("box"))[0]).episodes():
         target = episode.observations[:-1].argmax(1)
@@ -94,7 +94,7 @@ def test_actions_come_back_in_the_environments_units(tmp_path):
 
 def test_discrete_actions_and_observations_begin_where_their_spaces_do(tmp_path):
     name = trained(tmp_path, TOY + BANDIT.format(env="Bandit", settings="Bandit.action = 'discrete'"))
-    from alfish.environments.toy import Bandit
+    from toys import Bandit
 
     for episode in open_source(name, spaces_of(Bandit)[0]).episodes():
         assert (episode.rewards == (episode.actions + 1 == episode.observations[:-1].argmax(1))).all()

@@ -236,7 +236,7 @@ def test_a_model_that_stable_baselines3_trained(tmp_path, optimize):
             executed.append((*observation, *action))
             return observation, reward, terminated, truncated, {}
 
-    from alfish.environments.toy import Stamped
+    from toys import Stamped
 
     env = make_vec_env(lambda: Stretched(Stamped(truncates=True)), 2, seed=1)
     options = {"optimize_memory_usage": optimize, "replay_buffer_kwargs": {"handle_timeout_termination": not optimize}}

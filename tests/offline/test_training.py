@@ -11,6 +11,7 @@ import pytest
 import torch
 from recorded import SPACES, record, source
 from torch import nn
+from toys import Bandit, Stamped
 
 from alfish import nest
 from alfish.algorithms.bc import BC
@@ -18,7 +19,6 @@ from alfish.algorithms.composition import Composed, DynamicsFeatures, Normalized
 from alfish.algorithms.rl_algorithm import ReplayNeeds, RLAlgorithm
 from alfish.data import AlgStep, LossInfo
 from alfish.environments import make_environment
-from alfish.environments.toy import Bandit, Stamped
 from alfish.errors import UsageError
 from alfish.learner.batches import OfflineBatches, ReplayBatches, take
 from alfish.learner.learner import Learner

@@ -4,9 +4,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from torch import nn
+from toys import OneState
 
 from alfish.algorithms.ppo import PPO
-from alfish.environments.toy import OneState
 
 
 class Plain(gymnasium.Env):

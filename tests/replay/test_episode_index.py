@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from test_ring_buffer import reloaded
+from toys import Stamped
 
 from alfish import nest
 from alfish.data import Experience, StepType, TimeStep
-from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
 from alfish.offline import Arrays, Episode, OfflineBuffer, Spaces
 from alfish.replay import RingBuffer

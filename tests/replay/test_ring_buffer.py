@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from toys import Stamped
 
 from alfish import nest
 from alfish.data import Experience, StepType, TimeStep, trainable
-from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
 from alfish.replay import RingBuffer
 from alfish.replay.ring_buffer import SequenceIndex

@@ -14,7 +14,7 @@ from alfish.runs.checkpoint_file import read_header, write_file
 from alfish.runs.checkpoints import Checkpoints
 
 CONF = """
-import alfish.environments.toy
+import toys
 include 'dqn.gin'
 make_environment.env_id = @Stamped
 Trainer.num_env_steps = 40

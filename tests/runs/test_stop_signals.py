@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from toys import OneState
 
 from alfish.__main__ import main
 from alfish.algorithms.ppo import PPO
 from alfish.environments import make_environment
-from alfish.environments.toy import OneState
 from alfish.errors import RunError
 from alfish.learner.batches import EpochBatches
 from alfish.networks import MLP, ActorCritic, Torso

@@ -20,7 +20,7 @@ import torch
 from gymnasium import spaces
 from plain_graphs import interpreted
 from test_resume import TensorPointMass, make, stop_after, tensors_of
-from toys import SlowSecond
+from toys import SlowSecond, Stamped
 
 from alfish import nest
 from alfish.algorithms.composition import RND, Composed
@@ -31,7 +31,7 @@ from alfish.algorithms.sac import SAC
 from alfish.compiler import inductor
 from alfish.data import Experience, StepType, trainable
 from alfish.environments import make_environment
-from alfish.environments.toy import Recall, Stamped
+from alfish.environments.toy import Recall
 from alfish.errors import RunError, UsageError
 from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.learner.kl_adaptive import KLAdaptive

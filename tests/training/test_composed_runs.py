@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from resuming import assert_same, stop_after, tensors_of
+from toys import Bandit
 
 from alfish import nest
 from alfish.algorithms.a2c import A2C
@@ -15,7 +16,7 @@ from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
 from alfish.environments import make_environment
-from alfish.environments.toy import Bandit, Corridor, TensorPointMass
+from alfish.environments.toy import Corridor, TensorPointMass
 from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.learner.learner import Learner
 from alfish.networks import GRU, MLP, ActorCritic, CriticEnsemble, DeterministicActor, QNetwork, Torso

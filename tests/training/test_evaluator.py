@@ -10,7 +10,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
-from toys import TwoLengths
+from toys import NestedBandit, OneState, Stamped, TwoLengths
 
 from alfish import nest
 from alfish.algorithms.ppo import PPO
@@ -19,7 +19,7 @@ from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
 from alfish.data import AlgStep, StepType, TimeStep
 from alfish.environments import VectorEnvironment, make_environment
-from alfish.environments.toy import NestedBandit, OneState, Stamped, TensorPointMass
+from alfish.environments.toy import TensorPointMass
 from alfish.errors import RunError, UsageError
 from alfish.networks import ActorCritic, PolicyHead
 from alfish.networks.bodies.linear import NoisyLinear

@@ -13,11 +13,11 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from toys import OneState
 
 import alfish
 from alfish.__main__ import main
 from alfish.environments import make_environment
-from alfish.environments.toy import OneState
 from alfish.errors import RunError, UsageError
 from alfish.runs.film_file import FilmFile, as_gif
 from alfish.training.camera import Camera

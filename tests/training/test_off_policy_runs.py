@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from resuming import assert_same, stop_after, tensors_of
+from toys import Bandit, Stamped
 
 import alfish
 from alfish import nest
@@ -24,7 +25,7 @@ from alfish.algorithms.rl_algorithm import ReplayNeeds
 from alfish.algorithms.td3 import TD3
 from alfish.data import AlgStep, StepType
 from alfish.environments import TensorEnvironment, make_environment
-from alfish.environments.toy import Bandit, Stamped, TensorPointMass
+from alfish.environments.toy import TensorPointMass
 from alfish.errors import RunError, UsageError
 from alfish.functional.distributions import Categorical
 from alfish.functional.values import LowerBounded
@@ -145,16 +146,17 @@ def test_a_run_resumed_with_its_replay_has_the_bits_of_one_that_never_stopped(tm
 def test_a_run_resumed_in_another_process_with_evaluations_has_equal_bits(tmp_path):
     program = """
 import sys
-sys.path[:0] = sys.argv[2:4]
+sys.path[:0] = sys.argv[2:5]
 import test_off_policy_runs as runs
 from alfish.training.listener import Listener
 from alfish.training.listeners import CheckpointSaver, Evaluate
-name = sys.argv[4]
+name = sys.argv[5]
 listeners = [Evaluate(10, num_episodes=2), CheckpointSaver(0)]
 runs.stop_after(runs.make(sys.argv[1], name, listeners=listeners), runs.SETTINGS[name][-1])
 """
     name = "td3_saved_state"
-    arguments = [str(tmp_path / "cut"), str(REPOSITORY), str(Path(__file__).parent), name]
+    here = Path(__file__).parent
+    arguments = [str(tmp_path / "cut"), str(REPOSITORY), str(here), str(here.parent / "tools"), name]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", program, *arguments], check=True, timeout=120, env=environment)
     whole = make(tmp_path / "whole", name)

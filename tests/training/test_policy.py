@@ -10,12 +10,12 @@ import pytest
 import torch
 from gymnasium import spaces
 from torch import nn
+from toys import Bandit, NestedBandit, OneState
 
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, StepType
 from alfish.environments import make_environment
-from alfish.environments.toy import Bandit, NestedBandit, OneState
 from alfish.errors import UsageError
 from alfish.networks import GRU, ActorCritic, ImpalaCNN, PolicyHead
 from alfish.networks.encoders import Encoder, Torso

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from resuming import assert_same, stop_after, tensors_of
+from toys import Bandit
 
 import alfish
 from alfish import nest
@@ -21,7 +22,7 @@ from alfish.algorithms.ppo import PPO
 from alfish.algorithms.reppo import REPPO
 from alfish.compiler import kernels
 from alfish.environments import make_environment
-from alfish.environments.toy import Bandit, TensorPointMass
+from alfish.environments.toy import TensorPointMass
 from alfish.errors import UsageError
 from alfish.learner.batches import EpochBatches
 from alfish.learner.kl_adaptive import KLAdaptive

@@ -21,6 +21,7 @@ import torch
 from absl import logging
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from toys import Bandit, OneState, Stamped
 
 import alfish
 from alfish.__main__ import main
@@ -32,7 +33,7 @@ from alfish.algorithms.rl_algorithm import UnrollUse
 from alfish.algorithms.sac import SAC
 from alfish.compiler import kernels
 from alfish.environments import VectorEnvironment, make_environment
-from alfish.environments.toy import Bandit, OneState, Stamped, TensorPointMass
+from alfish.environments.toy import TensorPointMass
 from alfish.errors import RunError, UsageError
 from alfish.errors.user_code import CodeError
 from alfish.learner.batches import EpochBatches, ReplayBatches

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from toys import Bandit, NestedBandit
 
 from alfish import nest, specs
 from alfish.algorithms.ppo import PPO
 from alfish.data import StepType, TimeStep
 from alfish.environments import make_environment
-from alfish.environments.toy import Bandit, HiddenArm, NestedBandit
+from alfish.environments.toy import HiddenArm
 from alfish.errors import UsageError
 from alfish.learner.batches import EpochBatches
 from alfish.learner.learner import Learner

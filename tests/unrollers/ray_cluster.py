@@ -26,7 +26,8 @@ def nodes():
     health = {"health_check_period_ms": 500, "health_check_failure_threshold": 4, "health_check_timeout_ms": 5000}
     # Else each node starts a process for each of its cores, most of which no test uses.
     idle = {"enable_worker_prestart": False, "prestart_worker_first_driver": False}
-    made = Nodes((4, 4, 4), [Path(__file__).parent], health | idle)
+    here = Path(__file__).parent
+    made = Nodes((4, 4, 4), [here, here.parent / "tools"], health | idle)
     try:
         yield made
     finally:

@@ -5,12 +5,12 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from toys import Stamped
 
 from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, LossInfo, StepType, in_line, trainable
 from alfish.environments import VectorEnvironment
-from alfish.environments.toy import Stamped
 from alfish.transforms import Transforms
 from alfish.unrollers import SyncUnroller
 

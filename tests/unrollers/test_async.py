@@ -19,6 +19,7 @@ import pytest
 import torch
 import worker_parts
 from scripted import FIRST, LAST, MID, PAD, Expert, ScriptedOffPolicy, check_stamps
+from toys import OneState, Stamped
 from worker_parts import Curriculum, Failing, Faulty, Informing, NotCorrecting, Seeing, SeeingOffPolicy, Slowed
 
 from alfish import nest
@@ -26,7 +27,7 @@ from alfish.algorithms.rl_algorithm import ReplayNeeds
 from alfish.configuration import reading
 from alfish.data import Experience, TimeStep, in_line
 from alfish.environments import make_environment
-from alfish.environments.toy import OneState, Stamped, TensorPointMass
+from alfish.environments.toy import TensorPointMass
 from alfish.errors import RunError, UsageError
 from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.processes import pool
@@ -974,7 +975,7 @@ def test_what_a_worker_cannot_import_is_refused_with_the_remedy(tmp_path, capsys
     program.write_text(
         "import functools\n"
         "from alfish.environments import make_environment\n"
-        "from alfish.environments.toy import Stamped\n"
+        "from toys import Stamped\n"
         "from alfish.unrollers.workers.environment_maker import EnvironmentMaker\n"
         "class Mine(Stamped): pass\n"
         "import gin\n"
@@ -1065,7 +1066,7 @@ def test_gin_reaches_workers_scopes_included(made, tmp_path):
     import gin
 
     gin.parse_config(
-        "import alfish.training.trainer\nimport alfish.environments.toy\n"
+        "import alfish.training.trainer\nimport toys\n"
         "Trainer.environment = @training/make_environment\n"
         "training/make_environment.env_id = @Stamped\n"
         "training/make_environment.num_envs = 3\n"

@@ -27,7 +27,7 @@ from scripted import (
     unroll,
     unroller_of,
 )
-from toys import TwoLengths
+from toys import Stamped, TwoLengths
 
 import alfish
 from alfish import nest
@@ -35,7 +35,7 @@ from alfish.__main__ import main
 from alfish.algorithms.ppo import PPO
 from alfish.data import AlgStep
 from alfish.environments import TensorEnvironment, VectorEnvironment, make_environment
-from alfish.environments.toy import Stamped, TensorPointMass
+from alfish.environments.toy import TensorPointMass
 from alfish.errors import RunError, UsageError
 from alfish.transforms import FrameStack, Transforms
 from alfish.unrollers import AsyncUnroller, SyncUnroller

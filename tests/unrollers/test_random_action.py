@@ -5,12 +5,13 @@ import functools
 import pytest
 import torch
 from scripted import unroll
+from toys import Stamped
 from worker_parts import KeepingToMask, Masked, SeeingOffPolicy
 
 from alfish import specs
 from alfish.data import AlgStep
 from alfish.environments import TensorEnvironment, make_environment
-from alfish.environments.toy import Stamped, TensorPointMass
+from alfish.environments.toy import TensorPointMass
 from alfish.errors import UsageError
 from alfish.learner.batches import ReplayBatches
 from alfish.training.trainer import Trainer

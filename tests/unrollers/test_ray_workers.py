@@ -121,9 +121,7 @@ def test_faults_of_environments_are_handled_in_their_host(made, tmp_path):
 
 
 def test_a_module_that_a_host_cannot_import_has_a_sentence_and_may_be_sent(made, tmp_path, monkeypatch):
-    (tmp_path / "only_here.py").write_text(
-        "from alfish.environments.toy import Stamped\n\n\nclass Here(Stamped):\n    pass\n"
-    )
+    (tmp_path / "only_here.py").write_text("from toys import Stamped\n\n\nclass Here(Stamped):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     import only_here
 

@@ -18,9 +18,9 @@ from scripted import (
     recorded,
     unroller_of,
 )
+from toys import Stamped
 
 from alfish.environments import make_environment
-from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
 from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.metrics import Metric, Metrics

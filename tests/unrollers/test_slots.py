@@ -5,12 +5,12 @@ import os
 import numpy as np
 import pytest
 import torch
+from toys import Stamped
 from worker_parts import Remembering
 
 from alfish import nest
 from alfish.data import StepType
 from alfish.environments import make_environment
-from alfish.environments.toy import Stamped
 from alfish.errors import UsageError
 from alfish.processes.messages import Seconds, Segment
 from alfish.transforms import FrameStack, Transforms

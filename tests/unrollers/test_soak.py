@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from scripted import check_stamps
+from toys import Stamped
 from worker_parts import SeeingOffPolicy
 
 from alfish.algorithms.appo import APPO
 from alfish.data import StepType
 from alfish.environments import make_environment
-from alfish.environments.toy import Stamped
 from alfish.learner.batches import EpochBatches
 from alfish.learner.learner import Learner
 from alfish.networks import ActorCritic

@@ -29,13 +29,14 @@ from scripted import (
     unroll,
     unroller_of,
 )
+from toys import NestedBandit, OneState, Stamped
 from worker_parts import Curriculum
 
 from alfish import nest
 from alfish.algorithms.ppo import PPO
 from alfish.data import AlgStep, in_line, trainable
 from alfish.environments import TensorEnvironment, VectorEnvironment, make_environment
-from alfish.environments.toy import NestedBandit, OneState, Stamped, TensorPointMass
+from alfish.environments.toy import TensorPointMass
 from alfish.errors import RunError, UsageError
 from alfish.metrics import AverageEpisodeLength, AverageReturn, EnvInfo, EnvironmentSteps, Metrics, NumberOfEpisodes
 from alfish.transforms import ObservationNormalizer, Transforms

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from toys import Stamped
 
 from alfish.algorithms.rl_algorithm import RLAlgorithm, UnrollUse
 from alfish.data import AlgStep, LossInfo
-from alfish.environments.toy import Stamped
 from alfish.runs.subnormals import are_flushed
 
 

@@ -1,4 +1,4 @@
-"""Environments whose states follow each other in a known order."""
+"""Environments that need exploration or a memory."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,61 +8,6 @@ import numpy as np
 from gymnasium import spaces
 
 from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked
-
-
-@gin.configurable(module="alfish.environments.toy")
-@checked
-class Stamped(gymnasium.Env):
-    """Observations are (env, episode, step), so that a lost, duplicated or shifted row can be detected.
-
-    Step k of an episode has reward k. The number of the environment is drawn from the seed; episodes count from 0.
-
-    Args:
-      lengths: numbers of actions of successive episodes, repeated in turn.
-      truncates: whether episodes end by truncation instead of termination.
-    """
-
-    def __init__(self, lengths: tuple[PositiveInt, ...] = (3, 5, 1, 8), truncates: bool = False):
-        self.observation_space = spaces.Box(0, 2**31, (3,), np.float32)
-        self.action_space = spaces.Discrete(3)
-        self._lengths, self._truncates = lengths, truncates
-        self._stamp, self._episode, self._step = -1, -1, 0
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)
-        if self._stamp < 0:
-            self._stamp = int(self.np_random.integers(1 << 20))
-        self._episode, self._step = self._episode + 1, 0
-        return self._observation(), {}
-
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
-        self._step += 1
-        ends = self._step >= self._lengths[self._episode % len(self._lengths)]
-        info = {"episode": self._episode, "note": "text"}
-        return self._observation(), float(self._step), ends and not self._truncates, ends and self._truncates, info
-
-    def _observation(self) -> np.ndarray:
-        return np.array([self._stamp, self._episode, self._step], np.float32)
-
-
-@gin.configurable(module="alfish.environments.toy")
-@checked
-class OneState(gymnasium.Env):
-    """One state with reward 1 per step and value 1 / (1 - gamma); episodes are truncated after `length` actions."""
-
-    def __init__(self, length: PositiveInt = 7):
-        self.observation_space = spaces.Box(1, 1, (1,), np.float32)
-        self.action_space = spaces.Discrete(2)
-        self._length, self._step = length, 0
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)
-        self._step = 0
-        return np.ones(1, np.float32), {}
-
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
-        self._step += 1
-        return np.ones(1, np.float32), 1.0, False, self._step >= self._length, {}
 
 
 @gin.configurable(module="alfish.environments.toy")
@@ -133,7 +78,11 @@ class Recall(gymnasium.Env):
     ):
         self.observation_space = spaces.Box(0, 1, (num_cues + 1,), np.float32)
         self.action_space = spaces.Discrete(num_cues) if action == "discrete" else spaces.Box(-1, 1, (1,), np.float32)
-        self._num_cues, self._delay, self._step, self._cue, self._kind = num_cues, delay, 0, 0, action
+        self._num_cues = num_cues
+        self._delay = delay
+        self._step = 0
+        self._cue = 0
+        self._kind = action
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
@@ -172,7 +121,10 @@ class HiddenArm(gymnasium.Env):
     def __init__(self, num_arms: Annotated[int, Range(2)] = 2, length: PositiveInt = 8):
         self.observation_space = spaces.Box(1, 1, (1,), np.float32)
         self.action_space = spaces.Discrete(num_arms)
-        self._num_arms, self._length, self._step, self._arm = num_arms, length, 0, 0
+        self._num_arms = num_arms
+        self._length = length
+        self._step = 0
+        self._arm = 0
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)

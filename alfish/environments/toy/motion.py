@@ -80,7 +80,9 @@ class TensorPointMass(VectorEnv):
     ):
         mode = {"next_step": AutoresetMode.NEXT_STEP, "same_step": AutoresetMode.SAME_STEP}[autoreset]
         self.metadata = {"autoreset_mode": mode}
-        self.num_envs, self.device, self._length = num_envs, torch.device(device), length
+        self.num_envs = num_envs
+        self.device = torch.device(device)
+        self._length = length
         self.single_observation_space = spaces.Box(-2, 2, (2,), np.float32)
         self.single_action_space = spaces.Box(-1, 1, (1,), np.float32)
         self._generator = torch.Generator(device=self.device)

@@ -10,13 +10,14 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import nn
+from toys import Bandit, Stamped
 
 from alfish import nest
 from alfish.algorithms.rl_algorithm import ReplayNeeds, RLAlgorithm
 from alfish.data import AlgStep, LossInfo, StepType
 from alfish.environments import make_environment
 from alfish.environments.bit_flip import BitFlip, bit_flip_reached, bit_flip_reward
-from alfish.environments.toy import Bandit, Stamped, TensorPointMass
+from alfish.environments.toy import TensorPointMass
 from alfish.errors import UsageError
 from alfish.learner.batches import EpochBatches, ReplayBatches, take
 from alfish.learner.batches.update_schedule import UpdateSchedule
