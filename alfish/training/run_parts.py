@@ -53,6 +53,23 @@ MAX_THREADS = 1024
 LONG_RUN_SECONDS = 300
 
 
+class RunSettings(NamedTuple):
+    """Arguments of a `Trainer` from which the parts of a run are built, with its budget and its device."""
+
+    budget: Budget
+    device: torch.device
+    algorithm: Callable[..., RLAlgorithm]
+    transforms: Sequence[Callable[..., Any]]
+    calibration: float | None
+    batches: Callable[[], Batches] | None
+    unroller: Callable[..., Unroller]
+    learner: Callable[[RLAlgorithm], Learner]
+    metrics: Sequence[Metric] | None
+    extra_metrics: Sequence[Metric]
+    unroll_length: float
+    initial_parts: Mapping[str, str] | None
+
+
 class Parts(NamedTuple):
     """Parts of a run."""
 
@@ -285,71 +302,58 @@ class JointParts(Parts):
         return {"policies": {member.name: member.spaces().to_json() for member in self.members}}
 
 
-def make_parts(environments: Environments, policies: PolicyPatterns | None, *arguments: Any) -> Parts:
+def make_parts(environments: Environments, policies: PolicyPatterns | None, settings: RunSettings) -> Parts:
     """Builds the parts of a run of one policy, or in games of several; if parts do not fit one another, closes them.
 
     Args:
       environments: environments of the run.
       policies: patterns of the agents of each policy, see `policies.lineup.patterns_of`.
-      arguments: other arguments, see `_make_parts`.
+      settings: other arguments of the trainer.
     """
     with environments.closed_on_error():
         random_state.seed_all(environments.seed)
         environment = environments.new()
         if isinstance(environment, Games):
-            return _make_joint_parts(environments, environment, policies, *arguments)
+            return _make_joint_parts(environments, environment, policies, settings)
         if policies is not None:
             raise UsageError(
                 f"Trainer.policies is set, but Trainer.environment makes {environment.name}, which has no named "
                 "agents; bind Trainer.environment = @make_games, or leave Trainer.policies out"
             )
-        return _make_parts(environments, environment, *arguments)
+        return _make_parts(environments, environment, settings)
 
 
-def _make_parts(
-    environments: Environments,
-    environment: Environment,
-    budget: Budget,
-    device: torch.device,
-    algorithm: Callable[..., RLAlgorithm],
-    transforms: Sequence[Callable[..., Any]],
-    calibration: float | None,
-    batches: Callable[[], Batches] | None,
-    unroller: Callable[..., Unroller],
-    learner: Callable[[RLAlgorithm], Learner],
-    metrics: Sequence[Metric] | None,
-    extra_metrics: Sequence[Metric],
-    unroll_length: float,
-    initial_parts: Mapping[str, str] | None,
-) -> Parts:
-    """Builds the parts of a run in an environment; see `Trainer` for the other arguments.
+def _make_parts(environments: Environments, environment: Environment, settings: RunSettings) -> Parts:
+    """Builds the parts of a run in an environment.
 
     Raises:
       UsageError: a factory makes an object of the wrong type, or parts do not fit one another.
     """
     specs = environment.observation_spec, environment.action_spec, environment.reward_spec
-    networks = make_networks(algorithm, transforms, *specs, device)
-    source = _make_batches(batches, networks[0])
-    collector = build(unroller, Unroller, "Trainer.unroller", environment, *networks)
+    networks = make_networks(settings.algorithm, settings.transforms, *specs, settings.device)
+    source = _make_batches(settings.batches, networks[0])
+    collector = build(settings.unroller, Unroller, "Trainer.unroller", environment, *networks)
     if not collector.drains and replicas.size() > 1:  # worker processes are divided instead
         environment = environments.part_of(environment)
-        collector = build(unroller, Unroller, "Trainer.unroller", environment, *networks)
+        collector = build(settings.unroller, Unroller, "Trainer.unroller", environment, *networks)
     if not source.acts:
-        _check_offline(source, collector, budget)
-    collector.bind(environments.make, unroll_length, replicas.seed_of(environments.seed))
+        _check_offline(source, collector, settings.budget)
+    collector.bind(environments.make, settings.unroll_length, replicas.seed_of(environments.seed))
     if not collector.unroll_length:
         raise UsageError("Trainer.unroll_length is 0, which only AsyncUnroller supports; it must be positive")
-    num_env_steps = _planned_env_steps(budget, collector)
+    num_env_steps = _planned_env_steps(settings.budget, collector)
     trains = not is_opened_to_act()  # otherwise batches for a single environment would take memory
     if trains:
         source.plan(num_env_steps)
         source.bind(*networks, collector.unroll_length, collector.num_columns)
         collector.stores_states = source.stores_states
-    trained = build(learner, Learner, "Trainer.learner", networks[0])
-    metrics = [metric() for metric in DEFAULT_METRICS] if metrics is None else metrics
+    trained = build(settings.learner, Learner, "Trainer.learner", networks[0])
+    metrics = [metric() for metric in DEFAULT_METRICS] if settings.metrics is None else settings.metrics
     names = reward_names(environment.reward_spec)
     weights = networks[0].reward_weights
-    measured = Metrics([*metrics, *extra_metrics], collector.num_envs, objectives=names, reward_weights=weights)
+    measured = Metrics(
+        [*metrics, *settings.extra_metrics], collector.num_envs, objectives=names, reward_weights=weights
+    )
     collector.shown = measured.reads
     collector.metrics = None if measured.episode_sums() is None else measured
     if networks[1].encoders and "observation" in measured.reads:
@@ -360,51 +364,42 @@ def _make_parts(
     if not measured.reads_infos:
         collector.ignore_infos()
     if trains:
-        iterations = _iterations(budget, collector, source.updates_per_iteration)
+        iterations = _iterations(settings.budget, collector, source.updates_per_iteration)
         trained.plan(iterations * source.updates_per_iteration, source.rows_per_update)
     if replicas.rank():  # learners draw different numbers from here on, after making equal parameters
         random_state.seed_all(replicas.seed_of(environments.seed))
-    loaded = InitialParts(initial_parts or {}, *networks)
-    calibrated = Calibration(calibration if networks[1].keep_statistics else None, num_env_steps)
+    loaded = InitialParts(settings.initial_parts or {}, *networks)
+    calibrated = Calibration(settings.calibration if networks[1].keep_statistics else None, num_env_steps)
     return Parts(environment, *networks, source, collector, trained, measured, loaded, calibrated)
 
 
 def _make_joint_parts(
-    environments: Environments,
-    games: Games,
-    policies: PolicyPatterns | None,
-    budget: Budget,
-    device: torch.device,
-    algorithm: Callable[..., RLAlgorithm],
-    transforms: Sequence[Callable[..., Any]],
-    calibration: float | None,
-    batches: Callable[[], Batches] | None,
-    unroller: Callable[..., Unroller],
-    learner: Callable[[RLAlgorithm], Learner],
-    metrics: Sequence[Metric] | None,
-    extra_metrics: Sequence[Metric],
-    unroll_length: float,
-    initial_parts: Mapping[str, str] | None,
+    environments: Environments, games: Games, policies: PolicyPatterns | None, settings: RunSettings
 ) -> JointParts:
-    """Builds the parts of a run of several policies; see `Trainer` for the arguments.
+    """Builds the parts of a run of several policies.
 
     Raises:
       UsageError: parts do not fit one another, or a setting does not suit several policies.
     """
-    if unroller is not SyncUnroller:
+    if settings.unroller is not SyncUnroller:
         raise UsageError("Trainer.unroller collects for a single policy; with several policies leave it out")
     if replicas.size() > 1:
         raise UsageError("several policies train in one process; start the run without torchrun")
-    if metrics or extra_metrics:
+    if settings.metrics or settings.extra_metrics:
         raise UsageError(
             "Trainer.metrics and extra_metrics are for a single policy; with several policies leave them out"
         )
-    defaults = {"algorithm": algorithm, "transforms": transforms, "batches": batches, "learner": learner}
-    progress = torch.zeros((), dtype=torch.float64, device=device)
+    defaults = {
+        "algorithm": settings.algorithm,
+        "transforms": settings.transforms,
+        "batches": settings.batches,
+        "learner": settings.learner,
+    }
+    progress = torch.zeros((), dtype=torch.float64, device=settings.device)
     lineup = build(Lineup, Lineup, "Lineup", patterns_of(policies, games), games, environments.seed)
-    kinds = DEFAULT_METRICS if metrics is None else ()
+    kinds = DEFAULT_METRICS if settings.metrics is None else ()
     members = [
-        Member(name, number, lineup, games, defaults, kinds, environments.seed, device, progress)
+        Member(name, number, lineup, games, defaults, kinds, environments.seed, settings.device, progress)
         for number, name in enumerate(lineup.names)
     ]
     if not any(member.trains for member in members):
@@ -412,15 +407,15 @@ def _make_joint_parts(
     environment = GamesByPolicy(games, {member.name: member.group for member in members})
     networks = Policies(members, progress), JointTransforms(members)
     collector = JointUnroller(environment, *networks, lineup, members)
-    collector.bind(environments.make, unroll_length, environments.seed)
-    num_env_steps = _planned_env_steps(budget, collector)
-    num_unrolls = math.inf if budget.name == "num_updates" else _iterations(budget, collector, 1.0)
+    collector.bind(environments.make, settings.unroll_length, environments.seed)
+    num_env_steps = _planned_env_steps(settings.budget, collector)
+    num_unrolls = math.inf if settings.budget.name == "num_updates" else _iterations(settings.budget, collector, 1.0)
     if not is_opened_to_act():
         for member in members:
             member.plan(collector.unroll_length, num_unrolls)
-    loaded = InitialParts(initial_parts or {}, *networks)  # type: ignore[arg-type]
+    loaded = InitialParts(settings.initial_parts or {}, *networks)  # type: ignore[arg-type]
     sources = JointBatches(members), collector, JointLearner(members), JointMetrics(members)
-    observing = Calibration(calibration if networks[1].keep_statistics else None, num_env_steps)
+    observing = Calibration(settings.calibration if networks[1].keep_statistics else None, num_env_steps)
     parts: Any = environment, *networks, *sources, loaded, observing
     return JointParts(*parts)
 

@@ -34,7 +34,15 @@ from alfish.training.listener import LISTENERS, Listener, Notifier, PolicyRun, R
 from alfish.training.listeners import CheckpointSaver, checked_listeners
 from alfish.training.loop import Loop
 from alfish.training.policy import Policy
-from alfish.training.run_parts import MAX_THREADS, Environments, JointParts, make_parts, start_external, use_device
+from alfish.training.run_parts import (
+    MAX_THREADS,
+    Environments,
+    JointParts,
+    RunSettings,
+    make_parts,
+    start_external,
+    use_device,
+)
 from alfish.training.shared_directory import own_directory
 from alfish.unrollers import SyncUnroller, Unroller
 
@@ -131,15 +139,34 @@ class Trainer:
         summary_period: PositiveInt = 1000,
     ):
         arguments = {name: value for name, value in locals().items() if name not in ("self", "root_dir")}
-        self.clock, self.timer, self.signals = Clock.of(arguments), Timer(), StopSignals(self._rescue)
+        self.clock = Clock.of(arguments)
+        self.timer = Timer()
+        self.signals = StopSignals(self._rescue)
         self.device, self.seed, root_dir = use_device(device, num_threads), seed, absolute(root_dir)
         self._environments = Environments(environment, evaluation_environment, seed, self.device, max_evaluation_length)
-        given = algorithm, transforms, calibration, batches, unroller, learner, metrics, extra_metrics, unroll_length
-        parts = self._parts = make_parts(
-            self._environments, policies, self.clock.budget, self.device, *given, initial_parts
+        settings = RunSettings(
+            budget=self.clock.budget,
+            device=self.device,
+            algorithm=algorithm,
+            transforms=transforms,
+            calibration=calibration,
+            batches=batches,
+            unroller=unroller,
+            learner=learner,
+            metrics=metrics,
+            extra_metrics=extra_metrics,
+            unroll_length=unroll_length,
+            initial_parts=initial_parts,
         )
-        self.environment, self.algorithm, self.transforms, self.batches, self.unroller, self.learner = parts[:6]
-        self.metrics, self.listeners = parts.metrics, checked_listeners(listeners, extra_listeners)
+        parts = self._parts = make_parts(self._environments, policies, settings)
+        self.environment = parts.environment
+        self.algorithm = parts.algorithm
+        self.transforms = parts.transforms
+        self.batches = parts.batches
+        self.unroller = parts.unroller
+        self.learner = parts.learner
+        self.metrics = parts.metrics
+        self.listeners = checked_listeners(listeners, extra_listeners)
         self._notifier, self.directory = Notifier(self.listeners), own_directory(root_dir, arguments)
         self._loop = Loop(parts, self.clock, self.timer, self.signals, self.log, interaction_env_steps, summary_period)
 
