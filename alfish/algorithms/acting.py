@@ -55,7 +55,10 @@ class Actor:
     """
 
     def __init__(self, algorithm: RLAlgorithm, transforms: Transforms, samples: bool = True, sets_mode: bool = False):
-        self.algorithm, self.transforms, self.samples, self._sets_mode = algorithm, transforms, samples, sets_mode
+        self.algorithm = algorithm
+        self.transforms = transforms
+        self.samples = samples
+        self._sets_mode = sets_mode
 
     @property
     def device(self) -> torch.device:

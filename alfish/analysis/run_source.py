@@ -30,7 +30,9 @@ class RunSeriesSource:
     """
 
     def __init__(self, directory: Path, label: str | None = None):
-        self.directory, self.label, self.name = directory, label, str(directory)
+        self.directory = directory
+        self.label = label
+        self.name = str(directory)
         self.notes: list[str] = []
 
     @cached_property
@@ -144,7 +146,9 @@ class MetricsTable:
     """
 
     def __init__(self, path: Path, header: Sequence[str], rows: Sequence[Sequence[str]]):
-        self.header, self._path, self._length = list(header), path, len(rows)
+        self.header = list(header)
+        self._path = path
+        self._length = len(rows)
         columns = zip(*rows) if rows else ((),) * len(header)
         self._cells = dict(zip(header, columns))
         self._numbers: dict[str, np.ndarray] = {}

@@ -169,7 +169,9 @@ class BackgroundCompiler:
         """Ends the process, and loses unfinished compilations; the next request starts a new process."""
         if self._process is not None:
             self._end()
-            self._process, self._answers, self._num_requests = None, [], 0
+            self._process = None
+            self._answers = []
+            self._num_requests = 0
 
     def _last_words(self) -> str:
         assert self._process is not None

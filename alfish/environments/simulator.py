@@ -168,7 +168,9 @@ class SimulatorEnvironment(Environment):
         self._observed.check_kinds(observation, self.name)
         if is_first:
             check_loadable(self._simulator_state(), f"{self.name}.{self._state_method}()")
-        self._restart, self._resets, self.infos = False, None, {}
+        self._restart = False
+        self._resets = None
+        self.infos = {}
         self._before = nest.map(_copy, self._observed.from_environment(observation))
         self._check_masks(self._before)
         return self._blank._replace(observation=self._before)

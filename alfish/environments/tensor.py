@@ -46,7 +46,9 @@ class TensorEnvironment(SimulatorEnvironment):
                 f"{type(env).__name__} returns tensors and disables autoreset; set its autoreset mode to NEXT_STEP"
             )
         super().__init__(_VectorSimulator(env), seed, action_mask, rewards, final_observation)
-        self.env, self.name, self.uneven = env, type(env).__name__, mode == AutoresetMode.SAME_STEP
+        self.env = env
+        self.name = type(env).__name__
+        self.uneven = mode == AutoresetMode.SAME_STEP
         self._was_done = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
 
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:

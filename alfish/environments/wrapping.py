@@ -198,7 +198,9 @@ class InProcess:
     """
 
     def __init__(self, make: Callable[[], gymnasium.Env], seed: int):
-        self._make, self._seed, self._home = make, seed, os.getpid()
+        self._make = make
+        self._seed = seed
+        self._home = os.getpid()
         is_main = threading.current_thread() is threading.main_thread()
         self._followed = self._home if is_main else 0  # see `follow`
 

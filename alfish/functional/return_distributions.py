@@ -120,7 +120,9 @@ class Bins(Distribution):
                 f"Bins are {num_bins} from {low} to {high}; there must be at least 2, and `low` must be below `high`"
             )
         super().__init__(gamma, num_bins)
-        self._low, self._high, self._width = low, high, (high - low) / (num_bins - 1)
+        self._low = low
+        self._high = high
+        self._width = (high - low) / (num_bins - 1)
         self._smoothing = smoothing
         self.register_buffer("returns", torch.linspace(low, high, num_bins), persistent=False)
         if smoothing is not None:

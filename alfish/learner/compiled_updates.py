@@ -146,7 +146,9 @@ class CompiledUpdates:
     def forget_batch(self) -> None:
         """Releases the last chunk's rows, unless they belong to a replay ring."""
         if isinstance(self._source, Batch):
-            self._last, self._source, self._rows = None, None, []
+            self._last = None
+            self._source = None
+            self._rows = []
 
     def _located(self, chunk: Minibatches, index: Nest) -> tuple[Batch | RingView, list[torch.Tensor], Hashable]:
         """Returns the rows of a chunk, the leaves of its index, and the key of the graph for both."""
@@ -286,7 +288,9 @@ class _Graph:
     """
 
     def __init__(self, function: CompiledFunction, trained: list[str]):
-        self.function, self.trained, self.num_calls = function, trained, 0
+        self.function = function
+        self.trained = trained
+        self.num_calls = 0
         self.recorded: RecordedFunction | None = None
 
 

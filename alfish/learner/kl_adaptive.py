@@ -53,7 +53,10 @@ class KLAdaptive:
                 "change lowest or highest"
             )
         self.initial = initial
-        self._target, self._factor, self._lowest, self._highest = target, factor, lowest, highest
+        self._target = target
+        self._factor = factor
+        self._lowest = lowest
+        self._highest = highest
 
     def next(self, rate: torch.Tensor, kl: torch.Tensor) -> torch.Tensor:
         """Returns the 0-d rate for an update whose minibatch has this 0-d KL; a KL of nan changes nothing."""

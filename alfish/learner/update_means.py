@@ -97,7 +97,9 @@ class UpdateMeans:
         for key, rows in extras.items():
             for record, row in zip(records, rows):
                 record.extra[key] = row
-        self._records, self._sums, self._extras = records, sums, set(state.get("keys_of_extras", ()))
+        self._records = records
+        self._sums = sums
+        self._extras = set(state.get("keys_of_extras", ()))
 
     def _sum_up(self) -> None:
         """Adds the records to the sums and removes them."""

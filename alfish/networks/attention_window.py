@@ -59,7 +59,10 @@ class AttentionWindow(Memory):
                 f"AttentionWindow.size is {size}, which is not a multiple of AttentionWindow.num_heads = {num_heads}; "
                 "change one of them"
             )
-        self.output_size, self._input_size, self._length, self._num_heads = size, input_size, length, num_heads
+        self.output_size = size
+        self._input_size = input_size
+        self._length = length
+        self._num_heads = num_heads
         self.query: Any = linear(input_size, size, 1.0)
         # A bias of keys would change nothing, and one of values would be a part of the output's.
         self.key: Any = linear(input_size, size, 1.0, bias=False)

@@ -107,7 +107,9 @@ class MinariWriter(EpisodeWriter):
                     f"minari:{dataset_id} cannot store the {kind} {key!r}, because '/' separates groups in HDF5; write "
                     "to a directory instead, or rename the key"
                 )
-        self._id, self._spaces, self._env_spec = dataset_id, data_spaces, env_spec
+        self._id = dataset_id
+        self._spaces = data_spaces
+        self._env_spec = env_spec
         self._path = get_dataset_path(dataset_id)
         if self._path.exists():
             raise UsageError(

@@ -50,7 +50,10 @@ class Linear:
     ):
         if not 0 <= begin < finish <= 1:
             raise UsageError(f"Linear: needs 0 <= begin < finish <= 1, got begin={begin}, finish={finish}")
-        self._start, self._end, self._begin, self._finish = start, end, begin, finish
+        self._start = start
+        self._end = end
+        self._begin = begin
+        self._finish = finish
 
     def __call__(self, progress: Any) -> Any:
         fraction = _clip((progress - self._begin) / (self._finish - self._begin))

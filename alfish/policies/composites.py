@@ -37,8 +37,12 @@ class GamesByPolicy:
     lacks_limit = False
 
     def __init__(self, games: Games, groups: Mapping[str, Any]):
-        self.games, self.name, self.num_envs = games, games.name, games.num_games
-        self.stepping, self.remark, self.env_spec = games.stepping, games.remark, games.env_spec
+        self.games = games
+        self.name = games.name
+        self.num_envs = games.num_games
+        self.stepping = games.stepping
+        self.remark = games.remark
+        self.env_spec = games.env_spec
         self.observation_space = gymnasium.spaces.Dict({name: one.observation_space for name, one in groups.items()})
         self.action_space = gymnasium.spaces.Dict({name: one.action_space for name, one in groups.items()})
         self.reward_spec = specs.reward_spec(list(groups))

@@ -56,7 +56,10 @@ class Lineup:
         mixed: bool = True,
         requires: str | None = None,
     ):
-        self.names, self._games, self._seed, self._mixed = tuple(patterns), games, seed, mixed
+        self.names = tuple(patterns)
+        self._games = games
+        self._seed = seed
+        self._mixed = mixed
         self.group: dict[str, str] = {}
         self.columns: dict[str, np.ndarray] = {}
         # For each group: the numbers of the policies that may play each agent.

@@ -58,8 +58,11 @@ class PolicySettings:
         snapshot_of: str | None = None,
         seed: Annotated[int, Range(0, 2**63 - 1)] | None = None,
     ):
-        self.algorithm, self.transforms, self.batches, self.learner = algorithm, transforms, batches, learner
-        self.trains, self.snapshot_of, self.seed = trains and snapshot_of is None, snapshot_of, seed
+        self.algorithm, self.transforms = algorithm, transforms
+        self.batches, self.learner = batches, learner
+        self.trains = trains and snapshot_of is None
+        self.snapshot_of = snapshot_of
+        self.seed = seed
 
 
 def settings_of(name: str) -> PolicySettings:
@@ -139,7 +142,8 @@ class Member:
         progress: torch.Tensor,
         bindings: Mapping[str, str] | None = None,
     ):
-        self.name, self.num_steps, self.bindings = name, 0, dict(bindings or {})
+        self.name, self.num_steps = name, 0
+        self.bindings = dict(bindings or {})
         self._given = number, lineup, games, defaults, metrics, seed, device, progress
         self._repeated: dict[str, Callable[[Member], None]] = {}  # calls that a rebuilt policy receives again, by name
         self.group: Group = games.groups[lineup.group[name]]

@@ -111,7 +111,9 @@ class Seat(SyncUnroller):
     def begin(self, at_random: bool, policy_version: int) -> None:
         """Begins an unroll."""
         self.policy_version = policy_version
-        self._start, self._rows, self._infos = self._begin(at_random), [], []
+        self._start = self._begin(at_random)
+        self._rows = []
+        self._infos = []
 
     def choose(self) -> Nest:
         """Returns actions for all columns, arrays `[C, ...]`."""

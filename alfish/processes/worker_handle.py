@@ -91,7 +91,9 @@ class Worker:
             finally:
                 os.close(held)
         self.channel, self._lifeline = Channel(ours), lifeline
-        self.alive, self.started, self.failure = True, False, None
+        self.alive = True
+        self.started = False
+        self.failure = None
 
     def grant(self, grant: Grant) -> None:
         """Sends a grant. Raises OSError if the process has ended."""

@@ -66,7 +66,9 @@ class RingBuffer:
                 "window; raise its capacity"
             )
         self._store = RowStore(length, num_envs, device, directory)
-        self.length, self.num_envs, self.device = length, num_envs, self._store.device
+        self.length = length
+        self.num_envs = num_envs
+        self.device = self._store.device
         self._states = None if state_period is None else StateStore(self._store, state_period)
         self._starts = StartIndex(self._store, self._states, num_ignored)
         keeps_episodes = keeps_episodes or return_gamma is not None

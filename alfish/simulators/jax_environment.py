@@ -58,7 +58,9 @@ class JaxEnvironment(Simulator):
         time_limit: int | None = None,
     ):
         self._jax = jax = imported("jax", COMMAND)
-        self.num_envs, self.device, self.time_limit = num_envs, torch.device(device or "cpu"), time_limit
+        self.num_envs = num_envs
+        self.device = torch.device(device or "cpu")
+        self.time_limit = time_limit
         self.observation_space, self.action_space = observation_space, action_space
         try:
             self._place = jax.devices(self.device.type)[self.device.index or 0]

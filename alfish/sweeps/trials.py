@@ -149,7 +149,10 @@ class Trials:
     """
 
     def __init__(self, directory: Path, parameters: Sequence[Parameter], seeds: Sequence[int], last: int):
-        self._directory, self._parameters, self._seeds, self._last = directory, parameters, seeds, last
+        self._directory = directory
+        self._parameters = parameters
+        self._seeds = seeds
+        self._last = last
         self._over: dict[int, Trial] = {}  # trials that have ended, which are read only once
 
     def read(self) -> list[Trial]:

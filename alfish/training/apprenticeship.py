@@ -50,7 +50,10 @@ class ApprenticeshipRounds(Listener):
         epsilon: NonNegativeFloat = 0.0,
     ):
         self._period = self._next = period
-        self._num_episodes, self._num_envs, self._seed, self._epsilon = num_episodes, num_envs, seed, epsilon
+        self._num_episodes = num_episodes
+        self._num_envs = num_envs
+        self._seed = seed
+        self._epsilon = epsilon
         self._evaluator: Evaluator | None = None
         self._last: int | None = None  # clock of the newest round
         self._nearest: dict[str, Any] | None = None  # distance, round, and tensors of the nearest policy so far

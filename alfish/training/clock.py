@@ -65,7 +65,9 @@ class Clock:
     """
 
     def __init__(self, budget: Budget, stop_at: int | None = None):
-        self.budget, self.stop_at, self._counter = budget, stop_at, BUDGETS[budget.name]
+        self.budget = budget
+        self.stop_at = stop_at
+        self._counter = BUDGETS[budget.name]
         self.env_steps = self.iterations = self.updates = self.idle = 0
         self.wall_seconds = 0.0
         self.stop_reason: str | None = None

@@ -333,7 +333,9 @@ class _Pace:
     """Logs the progress of an evaluation every `PROGRESS_SECONDS`."""
 
     def __init__(self, log: Callable[[str], Any], num_episodes: int):
-        self._log, self._num_episodes, self._steps = log, num_episodes, 0
+        self._log = log
+        self._num_episodes = num_episodes
+        self._steps = 0
         self._began = time.monotonic()
         self._next = self._began + PROGRESS_SECONDS
 

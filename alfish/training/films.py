@@ -85,7 +85,10 @@ class Recorder(contextlib.AbstractContextManager):
         setting: str,
         captions: bool = False,
     ):
-        self._camera, self._num_episodes, self._num_tiles, self._path = camera, num_episodes, num_tiles, path
+        self._camera = camera
+        self._num_episodes = num_episodes
+        self._num_tiles = num_tiles
+        self._path = path
         self._setting, self.captions = setting, captions
         self._first = -1  # first episode of the film under way
         self._file: FilmFile | None = None
@@ -195,7 +198,10 @@ class FilmSchedule:
     def __init__(self, period: int, num_episodes: int, captions: bool):
         check_extra(SETTING)
         rendering.prepare()
-        self._period, self.num_episodes, self.captions, self.next = period, num_episodes, captions, period
+        self._period = period
+        self.num_episodes = num_episodes
+        self.captions = captions
+        self.next = period
         self._camera: Camera | None = None
 
     def start(self, environment: Environment) -> None:

@@ -78,7 +78,9 @@ class GameEvaluator:
                 "the environments of SideBySide do not end together, so it cannot be evaluated; bind Trainer.listeners "
                 "without @Evaluate(), and evaluate each policy in its own environment"
             )
-        self.environment, self._members, self._lineup = games, list(members), lineup
+        self.environment = games
+        self._members = list(members)
+        self._lineup = lineup
         self.max_length, self.num_cut = max_length, 0
         self.log: Callable[[str], Any] = print_to_stderr
         self._numbers = {member.name: number for number, member in enumerate(members)}

@@ -95,7 +95,11 @@ class JointPopulation(Listener):
         ]
         if not self._perturbed:
             raise UsageError("JointPopulation.perturb is empty; name a parameter, as in {'PPO.gamma': '0.9..0.999'}")
-        self._objective, self._period, self._share, self._among, self._keeps = objective, period, share, among, keeps
+        self._objective = objective
+        self._period = period
+        self._share = share
+        self._among = among
+        self._keeps = keeps
         self._decision = gap, mutation_rate, perturbs_others
         self._next = period if first is None else first
         self._groups: list[Group] = []

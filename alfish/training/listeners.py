@@ -70,7 +70,10 @@ class Evaluate(Listener):
         lineup: Mapping[str, str] | None = None,
     ):
         self._options: dict[str, Any] = {} if lineup is None else {"lineup": lineup}
-        self.period, self._num_episodes, self._num_envs, self._seed = period, num_episodes, num_envs, seed
+        self.period = period
+        self._num_episodes = num_episodes
+        self._num_envs = num_envs
+        self._seed = seed
         self.name = name
         if not re.fullmatch(r"[\w-][\w.-]*", name, re.ASCII) or name in TRAINER_SCALARS:
             raise UsageError(
@@ -219,7 +222,10 @@ class CheckpointSaver(Listener):
         self._best_of = best_of
         self._period_seconds = math.inf if period_minutes is None else 60 * period_minutes
         self._saved_seconds = 0.0  # `Report.wall_seconds` of the last checkpoint that was due
-        self._period, self._keep_last, self._keep_period, self._keep_best = period, keep_last, keep_period, keep_best
+        self._period = period
+        self._keep_last = keep_last
+        self._keep_period = keep_period
+        self._keep_best = keep_best
         self._next = period
         self._best: float | None = None
         self._best_clock: int | None = None  # steps of the checkpoint of the best policy

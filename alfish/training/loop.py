@@ -61,7 +61,10 @@ class Loop:
     ):
         if interaction_env_steps is not None:
             _check_acting_may_end(parts, clock)
-        self._parts, self._clock, self._timer, self._signals = parts, clock, timer, signals
+        self._parts = parts
+        self._clock = clock
+        self._timer = timer
+        self._signals = signals
         parts.unroller.log = parts.learner.log = self._log = log
         parts.unroller.check_signals = signals.check
         self._is_updating = False

@@ -109,7 +109,9 @@ class Policy:
         runner.refresh()  # a trainer's policy shares its parameters
         step, transform_state = runner(time_step, self._transform_state, self._state)
         executed = self._units.executed(nest.arrays(step.output))
-        self._state, self._transform_state, self._prev_action = step.state, transform_state, executed
+        self._state = step.state
+        self._transform_state = transform_state
+        self._prev_action = executed
         # A copy, because the caller may write to it.
         action = nest.map(np.array, self._units.stretch(executed))
         return action if batched else nest.map(lambda leaf: leaf[0], action)

@@ -64,7 +64,9 @@ class Summaries(Listener):
                         f"Summaries.{name} has {shown(one)}, which is not a {kind.__name__}; derive its class from "
                         f"{kind.__name__}"
                     )
-        self._diagnostics, self._period, self._custom_summary = list(diagnostics), diagnostics_period, custom_summary
+        self._diagnostics = list(diagnostics)
+        self._period = diagnostics_period
+        self._custom_summary = custom_summary
         self._extra_writers = writers
         self._writer, self._is_described = Writer(), False
         self._started = contextlib.ExitStack()  # closes diagnostics and writers that were started

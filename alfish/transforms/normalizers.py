@@ -207,7 +207,10 @@ class RewardNormalizer(Transform):
         largest_return: PositiveFloat | None = None,
     ):
         super().__init__(observation_spec, reward_spec)
-        self._gamma, self._clip, self._epsilon, self._largest_return = gamma, clip, epsilon, largest_return
+        self._gamma = gamma
+        self._clip = clip
+        self._epsilon = epsilon
+        self._largest_return = largest_return
         self._moments = RunningMoments(reward_spec.shape)
         if largest_return is not None:
             self.register_buffer("largest", torch.zeros(reward_spec.shape, dtype=torch.float64))

@@ -34,7 +34,9 @@ class PolicyRunner:
     """
 
     def __init__(self, actor: Actor, initial_state: Nest, numpy_policy: int | None):
-        self._actor, self._algorithm, self.initial_state = actor, actor.algorithm, initial_state
+        self._actor = actor
+        self._algorithm = actor.algorithm
+        self.initial_state = initial_state
         self._device = actor.device
         self._numpy_policy = numpy_policy if self._device.type == "cpu" else None
         self._program: NumpyProgram | None = None

@@ -83,7 +83,9 @@ class FunctionalEnvironment(Environment):
         self.name, self.stepping = name, "in tensors"
         self.env_spec = env_spec or EnvSpec(id=name, max_episode_steps=max_episode_steps(functional))
         self.env_id = torch.from_numpy(self.env_id).to(self.device)
-        self.uneven, self.resets_rows, self.seeds_rows = not evaluation, evaluation, evaluation
+        self.uneven = not evaluation
+        self.resets_rows = evaluation
+        self.seeds_rows = evaluation
         self.state = None
         self._units = ActionUnits(self.action_space, self.device)
         self._observed = ObservationUnits(observed, self.device)

@@ -370,7 +370,9 @@ class Recall(FuncEnv):
 
     def __init__(self, length: PositiveInt = 10, num_cues: Annotated[int, Range(2)] = 2):
         super().__init__()
-        self.length, self.num_cues, self.max_episode_steps = length, num_cues, length + 1
+        self.length = length
+        self.num_cues = num_cues
+        self.max_episode_steps = length + 1
         self.observation_space = spaces.Box(0, 1, (num_cues + 1,), np.float32)
         self.action_space = spaces.Discrete(num_cues)
         self.initial_draws = {"cue": Integers(num_cues)}

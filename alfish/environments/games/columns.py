@@ -120,7 +120,9 @@ class Columns:
         batch = batch_space(self._group.observation_space, self._group.num_envs)
         self._observations = list(iterate(batch, state["observations"]))
         self._batch = self._observed.from_environment(state["observations"])
-        self._acted, self.waits, self.plays = state["acted"], state["waits"], state["plays"]
+        self._acted = state["acted"]
+        self.waits = state["waits"]
+        self.plays = state["plays"]
 
     def _concatenated(self, observations: Sequence[Any]) -> Any:
         """Returns a new batch of observations."""

@@ -40,7 +40,9 @@ class Group:
         action_space: spaces.Space,
         reward_spec: spaces.Box,
     ):
-        self.name, self.agents, self.num_games = name, tuple(agents), num_games
+        self.name = name
+        self.agents = tuple(agents)
+        self.num_games = num_games
         self.num_envs = num_games * len(self.agents)
         self.observation_space, self.action_space, self.reward_spec = observation_space, action_space, reward_spec
         self.observation_spec = specs.observation_spec(observation_space)
@@ -81,7 +83,10 @@ class Games(abc.ABC):
     stepping = remark = ""
 
     def __init__(self, name: str, groups: Mapping[str, Group], num_games: int, has_gaps: bool):
-        self.name, self.groups, self.num_games, self.has_gaps = name, dict(groups), num_games, has_gaps
+        self.name = name
+        self.groups = dict(groups)
+        self.num_games = num_games
+        self.has_gaps = has_gaps
         self.starts, self.is_over = np.zeros(num_games, bool), np.zeros(num_games, bool)
         self.num_resets = [0] * num_games
         self.infos: dict[str, dict[str, Any]] = {key: {} for key in self.groups}

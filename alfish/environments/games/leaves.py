@@ -45,7 +45,9 @@ class Leaves:
         groups: Sequence[Sequence[str]],
         name: str,
     ):
-        self._names, self._name, self._observed = tuple(names), name, dict(observed)
+        self._names = tuple(names)
+        self._name = name
+        self._observed = dict(observed)
         self._others = {agent: _without_mask(space) for agent, space in observed.items()}
         self._flat = {agent: flatten_space(space) for agent, space in self._others.items()} if self.wants_others else {}
         self._absent = {agent: np.zeros(space.shape or (), np.float32) for agent, space in self._flat.items()}

@@ -55,7 +55,9 @@ class EpochBatches(Batches):
         minibatch_size: PositiveInt | Literal["auto"] | None = None,
         sequence_length: Annotated[int, Range(2)] | None = None,
     ):
-        self._given_epochs, self._given_size, self._given_length = num_epochs, minibatch_size, sequence_length
+        self._given_epochs = num_epochs
+        self._given_size = minibatch_size
+        self._given_length = sequence_length
         self._has_checked = False  # whether the result of preprocess_experience was checked
         self._graph = CheckedFunction(self._traced, "the preparation of unrolls")
 

@@ -103,9 +103,13 @@ class ReplayBatches(SequenceBatches):
         self._batch_size, self._state_period = replicas.fraction(batch_size, "ReplayBatches.batch_size"), state_period
         self._num_recorded = 0 if offline is None else _num_recorded(self._batch_size, offline_fraction)
         self._schedule = UpdateSchedule(updates_per_env_step, warmup_env_steps, offline_updates)
-        self._sampler, self._hindsight, self.outlasts_acting = sampler, hindsight, not clear_after_use
+        self._sampler, self._hindsight = sampler, hindsight
+        self.outlasts_acting = not clear_after_use
         self._offline, self._offline_sampler = offline, offline_sampler
-        self._max_chunk_size, self._device, self._directory, self._saves = max_chunk_size, device, directory, save
+        self._max_chunk_size = max_chunk_size
+        self._device = device
+        self._directory = directory
+        self._saves = save
         self._recorded: SequenceSampler | None = None  # see `start`
         self._files = contextlib.ExitStack()  # open files of the buffer
 

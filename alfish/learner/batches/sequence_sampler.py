@@ -151,7 +151,9 @@ class SequenceBatches(Batches):
     on_policy = False
 
     def __init__(self, window_length: int, burn_in: int):
-        self.window_length, self.burn_in, self.num_rows = window_length, burn_in, burn_in + window_length
+        self.window_length = window_length
+        self.burn_in = burn_in
+        self.num_rows = burn_in + window_length
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)

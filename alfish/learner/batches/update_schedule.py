@@ -111,7 +111,9 @@ class UpdateSchedule:
             self.warmup_env_steps = state.get("warmup_env_steps", UNPLANNED_WARMUP)  # default of older versions
         if "ratio" not in state:  # as in states of older versions
             return
-        self._clock, self._since, self._made = state["clock"], state["since"], state["made"]
+        self._clock = state["clock"]
+        self._since = state["since"]
+        self._made = state["made"]
         since = self._clock - self.warmup_env_steps
         if state["ratio"] != self.ratio and since > self._since:
             self._since, self._made = since, self.num_updates

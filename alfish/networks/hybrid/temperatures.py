@@ -42,7 +42,9 @@ class Temperatures(nn.Module):
         linear_in: Literal["alpha", "log_alpha"] = "log_alpha",
     ):
         super().__init__()
-        self.learned, self._in_log, self._num_choices = learned, linear_in == "log_alpha", space.num_choices
+        self.learned = learned
+        self._in_log = linear_in == "log_alpha"
+        self._num_choices = space.num_choices
         self._targets: dict[str, Any] = space.target_entropies(box_target, discrete_fraction)
         logs = {kind: torch.tensor(math.log(initial)) for kind in self._targets}
         self.log_alpha = nn.ParameterDict({kind: nn.Parameter(log, learned) for kind, log in logs.items()})

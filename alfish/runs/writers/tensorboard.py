@@ -39,7 +39,9 @@ class TensorBoardWriter(Writer):
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError as error:
             raise UsageError("TensorBoard is not installed; pip install tensorboard.") from error
-        self._event, self._summary, self._path = event_pb2.Event, summary_pb2.Summary, Path(directory)
+        self._event = event_pb2.Event
+        self._summary = summary_pb2.Summary
+        self._path = Path(directory)
         self._histogram, self._record_writer = summary_pb2.HistogramProto, RecordWriter
         self._file: Any = None
         self._open(purge_step)

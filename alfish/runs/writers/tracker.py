@@ -78,7 +78,9 @@ class Tracker(Writer):
         for name, value in self.environment.items():
             os.environ.setdefault(name, value)
         self.check()
-        self._run, self._is_open, self._has_failed = run, False, False
+        self._run = run
+        self._is_open = False
+        self._has_failed = False
         self._record = Record(run.directory / DIRECTORY / f"{self.extra}.json")
 
     def describe(self, settings: Mapping[str, Any], texts: Mapping[str, str], provenance: Mapping[str, Any]) -> None:

@@ -167,8 +167,14 @@ class Crossplay:
         show: Callable[[str], Any] = print,
     ):
         self._games, self._max_length = evaluator.environment, evaluator.max_length
-        self.players, self._sides, self._directory, self._load = players, sides, directory, load
-        self._num_games, self._seed, self._sample, self._show = num_games, seed, sample, show
+        self.players = players
+        self._sides = sides
+        self._directory = directory
+        self._load = load
+        self._num_games = num_games
+        self._seed = seed
+        self._sample = sample
+        self._show = show
         self._seated: dict[int, _Seated] = {}
         able = [[set(side) <= player.agents for side in sides] for player in players]
         self.pairs = [

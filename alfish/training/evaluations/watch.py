@@ -69,7 +69,9 @@ class Watch:
         captions: bool = False,
         show: Callable[[str], Any] = print,
     ):
-        self._trainer, self._checkpoints, self._show = trainer, trainer.directory.checkpoints, show
+        self._trainer = trainer
+        self._checkpoints = trainer.directory.checkpoints
+        self._show = show
         self._results = Results(trainer.directory.path, name)
         self._unlock = self._lock()
         options = {"render_mode": "rgb_array"} if num_filmed else {}

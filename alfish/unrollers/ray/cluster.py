@@ -38,7 +38,9 @@ class Cluster:
     def __init__(self, address: str | None, code: str, setting: str = "RayWorkers.address"):
         if importlib.util.find_spec("ray") is None:
             raise UsageError(f"{setting.partition('.')[0]} needs the extra 'ray': pip install 'alfish[ray]'")
-        self._address, self._sends_code, self._setting = address, code == "here", setting
+        self._address = address
+        self._sends_code = code == "here"
+        self._setting = setting
 
     def connect(self) -> None:
         """Connects the process, unless it is already connected.

@@ -173,7 +173,9 @@ class RemoteHost:
         self.sent, self.sent_at = publication.number, time.monotonic()
 
     def _expect(self, answer: Any) -> None:
-        self.answer, self.asked_at, self.is_overdue = answer, time.monotonic(), False
+        self.answer = answer
+        self.asked_at = time.monotonic()
+        self.is_overdue = False
 
 
 class Keeper:

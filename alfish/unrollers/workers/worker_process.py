@@ -84,7 +84,9 @@ class WorkerUnroller(SyncUnroller):
         **keywords: Any,
     ):
         super().__init__(*arguments, **keywords)
-        self._heartbeat, self._interval, self._tolerate = heartbeat, step_interval, tolerate
+        self._heartbeat = heartbeat
+        self._interval = step_interval
+        self._tolerate = tolerate
         self._starts = np.array(starts)
         self._nonfinite_rows = quiet(nonfinite_rows)
         self._num_steps, self._next_step = 0, 0.0
