@@ -46,10 +46,10 @@ def slow_frames(seconds: float) -> gymnasium.Env:
 class Stamped(gymnasium.Env):
     """Observations are (env, episode, step), so that a lost, duplicated or shifted row can be detected.
 
-    Step k of an episode has reward k. The number of the environment is drawn from the seed; episodes count from 0.
+    Step k of an episode has reward k. The number of the environment is drawn from the seed; episodes count up from 0.
 
     Args:
-      lengths: numbers of actions of successive episodes, repeated in turn.
+      lengths: numbers of actions of successive episodes, repeated cyclically.
       truncates: whether episodes end by truncation instead of termination.
       seconds: duration of a step.
     """

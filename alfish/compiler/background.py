@@ -59,7 +59,7 @@ class Compiled(NamedTuple):
 
 
 class Compilation:
-    """A function that is being compiled; `BackgroundCompiler.request` returns it."""
+    """A function in compilation, as returned by `BackgroundCompiler.request`."""
 
     def __init__(self, compiler: "BackgroundCompiler", make: Callable[[], CompiledFunction], index: int):
         self._compiler, self._make, self._index = compiler, make, index
@@ -186,7 +186,7 @@ class BackgroundCompiler:
 
 
 def _end(process: "subprocess.Popen[bytes]", channel: Channel, words: IO[bytes], owner: int) -> None:
-    if os.getpid() != owner:  # this is a fork, and the parent still needs the process
+    if os.getpid() != owner:  # this process is a fork, and its parent still needs the compiling process
         return
     channel.close()
     words.close()

@@ -1,4 +1,4 @@
-"""A function of tensors that runs as a graph while the graph's results equal those of plain Python."""
+"""A function of tensors that runs as a graph as long as the graph's results equal those of plain Python."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from alfish.compiler.inductor import CompiledFunction, NotCompilable, is_checked
 from alfish.compiler.torch_internals import TorchChanged
 from alfish.nest import Nest
 
-# Fraction of the entries that must be close: rounding may change a sampled action, and with it what follows.
+# Fraction of the entries that must be close: rounding may change a sampled action, and with it all later results.
 LEAST_EQUAL = 0.99
 
 
@@ -25,7 +25,7 @@ class CheckedFunction:
 
     Args:
       function: function that maps a nest of tensors to a nest of tensors, without side effects.
-      name: what the function does, in words that follow "Compiling".
+      name: description of the function that completes "Compiling ..." in the log.
       log: function that is called with a line for each graph.
 
     Attributes:

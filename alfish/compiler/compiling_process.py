@@ -1,6 +1,6 @@
 """The process that compiles functions for a training process, one after another.
 
-The process ends with the training process, and so do the C++ compilers that it has started.
+The process and the C++ compilers that it has started end when the training process ends.
 """
 
 import os

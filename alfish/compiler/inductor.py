@@ -57,7 +57,7 @@ class TensorLayout:
 class CompiledFunction:
     """A compiled `function(arguments)` for arguments of one layout.
 
-    Random numbers are those of the plain call, in the same order. The function's writes to tensors are performed.
+    A call draws the same random numbers as the plain function, in the same order, and writes to the same tensors.
 
     Args:
       function: function that maps a nest of tensors to a nest of tensors.

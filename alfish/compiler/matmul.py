@@ -29,9 +29,9 @@ from alfish.errors import first_line
 PRECISIONS = ("float32", "bfloat16")
 # Number of multiply-adds of the smallest product for which bfloat16 is faster, including the conversions.
 LARGE_PRODUCT = 1 << 23
-# A product with a smaller dimension keeps float32. Products of first and last layers are as narrow, and take little
-# time. The logits of a categorical critic (`Bins`) need the precision: once they fit their targets, the gradient is a
-# small difference, which rounding in this one layer would change by half (docs/performance.md).
+# A product with a smaller dimension keeps float32. The products of first and last layers are that narrow, and take
+# little time. The logits of a categorical critic (`Bins`) need the precision: once they fit their targets, the gradient
+# is a small difference, which rounding in this one layer would change by half (docs/performance.md).
 NARROW = 128
 # Vector instructions with which `matmul.cpp` was measured; with others torch's kernels may be faster.
 MEASURED: tuple[str, ...] = ("AVX2", "AVX512")
@@ -42,7 +42,7 @@ CANNOT_BUILD = (RuntimeError, OSError, TorchChanged)
 aten = torch.ops.aten
 CONVOLUTION, CONVOLUTION_BACKWARD = aten.convolution.default, aten.convolution_backward.default
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
-# Operations that return the same numbers in another order.
+# Operations that return the same numbers in a different order.
 REARRANGED = {aten.t.default, aten.transpose.int, aten.permute.default, aten.expand.default}
 
 _LIBRARY = torch.library.Library("alfish", "FRAGMENT")
@@ -76,7 +76,7 @@ def rewrite_products(graph: GraphModule, precision: str, has_kernel: bool) -> No
         (num_rows, inner), num_columns = left.shape[-2:], right.shape[-1]
         if inner == 1:
             return call(aten.mul.Tensor, (a, b))
-        if num_columns == 1 and left.is_floating_point():  # a sum of integers would have another dtype
+        if num_columns == 1 and left.is_floating_point():  # a sum of integers has a different dtype
             row = call(aten.transpose.int, (b, -2, -1))
             return call(aten.sum.dim_IntList, (call(aten.mul.Tensor, (a, row)), [-1], True))
         if left.dtype != torch.float32:

@@ -19,8 +19,8 @@ import torch
 
 from alfish.compiler.tracer import is_random
 
-# Most multiply-adds for which numpy's OpenBLAS uses one thread, in a product of two matrices and in a product with a
-# vector; for larger products, torch is as fast.
+# Largest numbers of multiply-adds for which numpy's OpenBLAS uses one thread, in a product of two matrices and in a
+# product with a vector; for larger products, torch is as fast.
 SMALL_PRODUCT = 1 << 18
 SMALL_VECTOR_PRODUCT = 9000
 
@@ -42,7 +42,7 @@ def translated(node: torch.fx.Node, table: Mapping[Any, Callable[..., Any]]) -> 
       table: for each operation, a function of (node, shape) that returns the translation: `TABLE`, or an extension.
 
     Raises:
-      NotTranslatable: the table does not have the operation, or not with these options.
+      NotTranslatable: the table does not have the operation, or cannot translate its options.
     """
     if node.target in OUTPUTS_OF_SEVERAL:
         return OUTPUTS_OF_SEVERAL[node.target]

@@ -121,7 +121,7 @@ def prepare_graph(graph: torch.fx.Graph) -> None:
 def written(
     graph: torch.fx.Graph, num_fixed: int, structure: Any, table: Mapping[Any, Callable[..., Any]] = TABLE
 ) -> Written:
-    """Returns a graph as two functions of numpy calls: one depends on the fixed leaves only, the other does the rest.
+    """Returns a graph as two functions of numpy calls: the part that depends on the fixed leaves only, and the rest.
 
     Args:
       graph: graph that `prepare_graph` has changed.

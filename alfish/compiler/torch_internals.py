@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-# Names in this module, each with the place `module:name` or the module that it stands for.
+# Names in this module, each with the object `module:name` or the module that it refers to.
 HOMES = {
     "CppCodeCache": "torch._inductor.codecache:CppCodeCache",
     "FakeTensorMode": "torch._subclasses.fake_tensor:FakeTensorMode",

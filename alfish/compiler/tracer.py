@@ -139,7 +139,7 @@ def _is_given(node: torch.fx.Node) -> bool:
 
 
 class _Unreadable(TorchFunctionMode):
-    """Refuses those reads of tensor values that bypass dispatch modes; reads by `item` and `bool` do not.
+    """Refuses reads of tensor values that bypass dispatch modes; reads by `item` and `bool` do not bypass them.
 
     The mode applies to one thread. Other threads read their tensors as usual.
     """

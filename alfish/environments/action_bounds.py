@@ -15,7 +15,7 @@ from alfish.errors import UsageError
 
 
 def bound_actions(env: Any, bounds: float | Sequence[float] | None) -> None:
-    """Declares bounds for the actions of a simulator or a vector environment; None changes nothing."""
+    """Declares bounds for the actions of a simulator or a vector environment; with None, nothing changes."""
     if bounds is None:
         return
     name = "action_space" if isinstance(env, Simulator) else "single_action_space"
@@ -27,11 +27,11 @@ def bounded(space: spaces.Space, bounds: float | Sequence[float]) -> spaces.Spac
 
     Args:
       space: action space of one environment.
-      bounds: a, one positive number, or one for each entry of the action.
+      bounds: bound a: one positive number, or one for each entry of the action.
 
     Raises:
-      UsageError: the space is not a Box of floats, already has all bounds, or has a shape that the numbers do not
-        match.
+      UsageError: the space is not a Box of floats or already has all bounds; the number of bounds differs from the
+        number of entries; or a bound is not positive, or contradicts a bound of the space.
     """
     setting = f"make_environment.action_bounds is {bounds!r}"
     if not isinstance(space, spaces.Box) or not specs.is_float(space):
@@ -42,10 +42,12 @@ def bounded(space: spaces.Space, bounds: float | Sequence[float]) -> spaces.Spac
     given = np.asarray(bounds, box.dtype)
     if given.ndim and given.size != np.prod(box.shape):
         raise UsageError(
-            f"{setting}, which is {given.size} numbers for actions of shape {box.shape}; give one for each entry"
+            f"{setting}, which has {given.size} numbers, but actions have shape {box.shape}; give one for each entry"
         )
     limit = np.broadcast_to(given.reshape(box.shape) if given.ndim else given, box.shape)
     low, high = np.where(box.bounded_below, box.low, -limit), np.where(box.bounded_above, box.high, limit)
     if not (np.isfinite(limit) & (limit > 0) & (low < high)).all():
-        raise UsageError(f"{setting}; it must be positive and larger than the lower bounds of {space}")
+        raise UsageError(
+            f"{setting}; a bound a must be positive, with -a below the upper and a above the lower bounds of {space}"
+        )
     return spaces.Box(low, high, dtype=box.dtype.type)

@@ -25,13 +25,14 @@ def preprocess_atari(
     noop_max: NonNegativeInt = 30,
     keep_channel: bool = False,
 ):
-    """Returns a game with 84 x 84 grey frames, each the maximum of the last two of 4, after 1 to 30 idle frames.
+    """Wraps a game so that an observation is the maximum of the last two of 4 emulator frames, 84 x 84 pixels, in grey.
 
     Args:
       env: `ALE/...-v5` environment made with `frameskip=1`.
       frame_skip: number of emulator frames per action; the scores of these frames are added up.
       screen_size: height and width of a frame.
-      noop_max: largest number of idle frames at the start, which is drawn uniformly from 1 on; 0 means no idle frames.
+      noop_max: largest number of idle frames at the start of an episode; the number is drawn uniformly from 1 to
+        `noop_max`. 0 means no idle frames.
       keep_channel: whether frames are [1, height, width], as in EnvPool, instead of [height, width].
     """
     try:
@@ -54,7 +55,7 @@ class FireOnReset(gymnasium.Wrapper):
     A press is one more step of `env`, so around `preprocess_atari` it lasts `frame_skip` frames. After a lost life, the
     press is part of the step that lost the life, and the press's reward is added to that step's reward. After a reset,
     the press's reward is added to the first step's reward. Sticky actions suppress a press with probability
-    `repeat_action_probability ** frame_skip`: 1 press in 256 at 0.25 and 4.
+    `repeat_action_probability ** frame_skip`: with 0.25 and 4, 1 press in 256.
     """
 
     def __init__(self, env: gymnasium.Env):
@@ -90,7 +91,7 @@ class FireOnReset(gymnasium.Wrapper):
 @gin.configurable(module="alfish.environments")
 @checked
 class EpisodicLife(gymnasium.Wrapper):
-    """Ends the episode with each lost life; the next episode continues the same game until the game is over.
+    """Ends the episode at each lost life; the next episode continues the same game until the game is over.
 
     With gymnasium's `terminal_on_life_loss`, by contrast, the game restarts, so later lives are never played. This
     wrapper is for training only, because evaluation plays full games. An episode that continues a game starts from the
@@ -118,7 +119,7 @@ class EpisodicLife(gymnasium.Wrapper):
 
 
 class _Lives:
-    """A counter of lives, which detects lost lives."""
+    """Detects lost lives by the emulator's number of lives."""
 
     def __init__(self, env: gymnasium.Env):
         self._ale: Any = env.unwrapped.ale  # type: ignore[attr-defined]
@@ -129,7 +130,7 @@ class _Lives:
         self._left = self._ale.lives()
 
     def lost_one(self) -> bool:
-        """Returns whether a life was lost since the last call and lives are left; the game itself reports its end."""
+        """Returns whether a life was lost since the last call; False for the last life, whose loss ends the game."""
         before, self._left = self._left, self._ale.lives()
-        # Some games show no life for a few frames before the end.
+        # Some games report 0 lives for a few frames before they end.
         return 0 < self._left < before

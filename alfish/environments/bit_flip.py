@@ -1,4 +1,4 @@
-"""Bit flipping, a small task that is hard without hindsight, and the reward function of its goals.
+"""Bit flipping, a small task that is hard without hindsight replay, and its reward function.
 
 Source: Andrychowicz et al., 2017, section 3.1, https://arxiv.org/abs/1707.01495.
 """

@@ -1,4 +1,4 @@
-"""The interface of environments for unrollers and the evaluator, and environments that encode observations."""
+"""The interface of environments that unrollers and the evaluator use, and a wrapper that encodes observations."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ class Environment(abc.ABC):
         `alfish.specs`.
       env_id: global id of each environment, `[B]` int32.
       uneven: True if a finished environment makes two rows in one step.
-      has_gaps: True if `step` may return PAD rows, which are not stored. Needs `uneven`.
+      has_gaps: True if `step` may return PAD rows, which are not stored. Requires `uneven`.
       resets_rows: True if `reset` can reset some environments only.
       seeds_rows: True if `reset` also takes one seed per environment; evaluation then seeds each episode.
       name: name of the task in messages: an id or a class.
@@ -51,10 +51,10 @@ class Environment(abc.ABC):
         episode of such an environment ended with the row from which its last action was taken; the row that `step`
         returns for this environment is FIRST. See `tolerate_errors`.
       can_replace: True if `replace` is implemented.
-      lost: environments whose episode ended in the last step with its final observation lost, `[B]` bool, so that the
-        time step before does not train; None if no final observation is lost.
-      sign: number for `judge`, a 0-d tensor, which the unroller reads together with the rows of an unroll; None means
-        that there is nothing to judge.
+      lost: environments whose episode ended in the last step without a final observation, `[B]` bool; the time step
+        before that end is not trained on. None if no final observation is lost.
+      sign: 0-d tensor that the unroller reads together with the rows of an unroll and passes to `judge` as a number;
+        None means that `judge` is not called.
     """
 
     uneven = False
@@ -114,7 +114,7 @@ class Environment(abc.ABC):
         """
 
     def convert(self, rows: Nest) -> Nest:
-        """Converts leaves, arrays or tensors, to the type that this environment takes and returns.
+        """Converts leaves (arrays or tensors) to the type that this environment takes and returns.
 
         Default: arrays on the host.
         """
@@ -128,7 +128,7 @@ class Environment(abc.ABC):
         """Allows `infos` to stay empty from now on. Default: does nothing."""
 
     def read_executed_actions(self) -> None:
-        """From now on, `prev_action` is the info `executed_action` wherever the environment reports this info.
+        """Makes `prev_action` the info `executed_action` from now on, wherever the environment reports this info.
 
         The info has the form of the environment's action space. It reports an action that a human, an expert or another
         controller executed instead of the policy's.
@@ -149,7 +149,7 @@ class Environment(abc.ABC):
         """Sets the progress of training, in [0, 1]; requires `follows_progress`."""
 
     def tolerate_errors(self, report: Callable[[int, BaseException], None]) -> None:
-        """From now on, rebuilds an environment that raises, instead of raising its error.
+        """Makes later steps rebuild an environment that raises, instead of raising its error.
 
         Default: does nothing, so errors are raised.
 
@@ -170,7 +170,7 @@ class Environment(abc.ABC):
         raise NotImplementedError
 
     def break_off(self, time_step: TimeStep, rows: np.ndarray) -> TimeStep:
-        """Truncates episodes of some environments, which the next step resets. Default: truncates none.
+        """Truncates the episodes of some environments; the next step resets these. Default: truncates none.
 
         Args:
           time_step: time step that was returned last.
@@ -195,14 +195,14 @@ class Environment(abc.ABC):
         raise NotImplementedError
 
     def take_resets(self) -> tuple[Array, TimeStep] | None:
-        """Returns the FIRST rows that follow this step's LAST rows: a mask `[B]` bool and rows `[B]`.
+        """Returns the FIRST rows that follow this step's LAST rows, as a mask `[B]` bool of valid rows, and rows `[B]`.
 
         The result is None if no episode ended, or if the environments are not `uneven`.
         """
         return None
 
     def judge(self, sign: float) -> None:
-        """Raises UsageError if `sign`, as a number, indicates that the rows cannot be used for training."""
+        """Raises UsageError if `sign` indicates that the rows cannot be used for training."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the random generators and, if possible, of the episodes. Default: an empty dict."""
@@ -293,5 +293,5 @@ class EncodedEnvironment:
         return raw._replace(observation=self._environment.convert(self._encode(raw.observation)))
 
     def _set(self, **attributes: Any) -> None:
-        """Sets attributes that this object has itself; other assignments set attributes of the encoded environment."""
+        """Sets attributes of this object; plain assignments set attributes of the encoded environment."""
         self.__dict__.update(attributes)

@@ -36,7 +36,7 @@ ENVIRONMENTS = gymnasium.Env, VectorEnv, FuncEnv, Simulator  # base classes
 
 
 def make_single(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
-    """Returns an environment of a registered id; `resolved` has imported the id's module before."""
+    """Returns an environment of a registered id, whose module `resolved` must have imported."""
     try:
         return gymnasium.make(env_id, disable_env_checker=True, **kwargs)
     except Exception as error:  # a package may raise any exception if its engine is too new
@@ -100,7 +100,7 @@ def name_of(env_id: str | Callable[..., Any] | FuncEnv) -> str:
 
 
 def resolved(env_id: str, kwargs: Mapping[str, Any]) -> str | Callable[..., Any] | FuncEnv:
-    """Imports the module that an id names; returns the id, or the class, function or object of `my_module:MyEnv`.
+    """Imports the module in an id; returns a registered id as it is, else the class, function or object that it names.
 
     Args:
       env_id: id of the environment.
@@ -149,7 +149,7 @@ def resolved(env_id: str, kwargs: Mapping[str, Any]) -> str | Callable[..., Any]
 
 
 def _adapted(env_id: str, module: str, task: str) -> Callable[..., Any]:
-    """Returns the constructor of a task of a package that has another interface than gymnasium's."""
+    """Returns the constructor of a task of a package in `suites.ADAPTERS`, whose interface is not gymnasium's."""
     of_alfish, _, kind = suites.ADAPTERS[module].partition(":")
     made = functools.partial(getattr(imports.import_named(of_alfish, "make_environment.env_id"), kind), task)
     made.__name__ = env_id  # type: ignore[attr-defined]

@@ -47,7 +47,8 @@ class JointCartPoles:
             for env, begin in zip(self._envs, begins):
                 if begin:
                     env.reset()
-        # After a reset or a change by other code, a state is an array, whose entries would be slow scalars.
+        # After a reset or a change by other code, a state is an array; computing with its entries, numpy scalars, is
+        # slow.
         states = [core.state if type(core.state) is tuple else core.state.tolist() for core in self._cores]
         angles = np.array([state[2] for state in states])
         trigonometry = zip(np.cos(angles).tolist(), np.sin(angles).tolist())
@@ -113,7 +114,7 @@ def _gives_equal_bits() -> bool:
                 core.state, core.steps_beyond_terminated = state, None
         try:
             found = [np.asarray(column) for column in steps.step(actions, nobody_begins)]
-        except AttributeError:  # another release may have other fields
+        except AttributeError:  # gymnasium's attributes may differ between releases
             return False
         expected = list(zip(*(env.step(action) for env, action in zip(single, actions))))
         found[0] = found[0].astype(np.float32)

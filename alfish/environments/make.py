@@ -72,7 +72,7 @@ def make_environment(
       vectorization: way of stepping the environments. 'sync' steps them in this process, in one loop if this gives the
         same numbers (CartPole), otherwise one by one. 'async' steps the same episodes, with a process for each
         environment, which pays if a step takes more than about 50 us. 'vector_entry_point' uses the id's own vector
-        class, and 'envpool' uses EnvPool; both draw other random numbers.
+        class, and 'envpool' uses EnvPool; both draw different random numbers than 'sync'.
       env_kwargs: arguments of the constructor; each environment receives a deep copy of those that can be copied. The
         arguments of wrappers and of a functools.partial are copied, too.
       wrappers: wrappers of each single environment, the first one innermost. An entry is a callable, the name of a
@@ -81,9 +81,9 @@ def make_environment(
       leave_out: names of the parts of a Dict observation to leave out, such as 'mission', or 'goal.text' in a nested
         Dict.
       seed: seed of the run, which a Trainer passes; environment i receives the i-th child of its SeedSequence.
-      evaluation: whether the environments are for evaluation. If so, single environments are stepped in this process,
-        and the evaluator resets them, whatever `vectorization` is; only with 'envpool' they are EnvPool's environments.
-        A VectorEnv of the user is not changed.
+      evaluation: whether the environments are for evaluation. If so, this process steps single environments, which the
+        evaluator resets, whatever `vectorization` is; with 'envpool' these are EnvPool's. A VectorEnv of the user does
+        not change.
       render_mode: render mode of gymnasium.
       action_mask: place of the mask of allowed actions: 'observation:LEAF', 'info:KEY' or 'method:NAME'; for vector
         classes only 'observation:LEAF'. The mask becomes a leaf of the observation, see `environments.masks`. None
@@ -92,11 +92,12 @@ def make_environment(
         {'speed': 'info:reward_forward'}, see `environments.objectives`; for vector classes only names. None means the
         environment's own reward, a number or a vector.
       device: device of the run, which a Trainer passes; None means a callable's own default.
-      index: number of the worker that makes the environments, which `AsyncUnroller` passes.
-      action_bounds: bound of the entries of Box actions that have none, a positive number or one for each entry; -a
-        bounds them from below and a from above. None means that actions keep the bounds of their space.
-      final_observation: meaning of a truncation without a final observation, where environments of tensors reset in
-        the same step, see `SimulatorEnvironment`.
+      index: index of the worker that makes the environments, which `AsyncUnroller` passes.
+      action_bounds: bound a for entries of Box actions that lack a bound: a positive number, or one for each entry. A
+        missing lower bound becomes -a, and a missing upper bound a. None means that actions keep the bounds of their
+        space.
+      final_observation: treatment of a truncation without a final observation, for environments of tensors that reset
+        in the same step; see `SimulatorEnvironment`.
       spread_first_episodes: whether the first episodes of a simulator begin at random times within an episode, if the
         simulator supports this; otherwise they all end at the same time. Episodes of an evaluation always begin at
         their start.
@@ -129,10 +130,12 @@ def make_environment(
         is_vector or vectorization in ("vector_entry_point", "envpool")
     ):
         setting = "wrappers" if wrappers or training_wrappers else "leave_out"
-        raise UsageError(f"make_environment.{setting} apply to single environments, but a vector class has none")
+        raise UsageError(
+            f"make_environment.{setting} applies to single environments, but a vector class has none; leave it out"
+        )
     names = _names(rewards) if is_vector or vectorization in ("vector_entry_point", "envpool") else None
     if callable(env_id) and is_vector:
-        seeds = spawn_seeds((seed, 1), num_envs) if evaluation else seeds  # not those of the run with this seed
+        seeds = spawn_seeds((seed, 1), num_envs) if evaluation else seeds  # unlike those of training with this seed
         known = {"seed": seeds[0], "device": device, "evaluation": evaluation, "index": index}
         refuse_second(env_id)
         with calling(f"the constructor of {name_of(env_id)}"), named_kwargs(env_id, kwargs):
@@ -152,14 +155,14 @@ def make_environment(
         return _adapt(env, seeds, False, env_id, None, action_mask, names)
 
     env_spec: EnvSpec | None = None
-    made: list[Any] = []  # the first environment, if it was made to learn its kind
+    made: list[Any] = []  # the first environment, if it was made early to learn its type
 
     def construct() -> Any:
         if isinstance(env_id, FuncEnv):
             return env_id
         with named_kwargs(env_id, kwargs):
             if callable(env_id):
-                is_functional = inspect.isclass(env_id) and issubclass(env_id, FuncEnv)  # whose frames need no argument
+                is_functional = inspect.isclass(env_id) and issubclass(env_id, FuncEnv)  # renders without an argument
                 return own(env_id)(**own(env_kwargs or {} if is_functional else kwargs))
             make = SinglePool if vectorization == "envpool" else make_single
             return make(env_id, own(kwargs))
@@ -200,7 +203,7 @@ def make_environment(
             "multiprocessing.Pool, and cannot start processes; use 'sync', or concurrent.futures.ProcessPoolExecutor"
         )
     mode = AutoresetMode.DISABLED if evaluation else AutoresetMode.NEXT_STEP
-    # What only single environments have; functional environments are then stepped one by one, in numpy.
+    # Settings that require single environments; functional environments are then stepped one by one, in numpy.
     needs_single = bool(wrappers or leave_out or render_mode or isinstance(rewards, Mapping))
     needs_single |= action_bounds is not None
     needs_single |= bool(training_wrappers and not evaluation)
@@ -252,7 +255,7 @@ def _adapt(
     rewards: Sequence[str] | None = None,
     final_observation: Literal["given", "drop", "before"] = "given",
 ) -> Environment:
-    """Returns an `Environment` for a vector environment; `action_mask` is given if its leaf is not marked yet."""
+    """Converts a vector environment to an `Environment`; `action_mask` names a mask that its space does not mark."""
     refuse_statistics(env)
     returns_tensors = isinstance(getattr(env, "device", None), (torch.device, str))
     environment: Environment
@@ -279,7 +282,7 @@ def _stepping(env: VectorEnv) -> str:
 
 
 def _remark(env: VectorEnv) -> str:
-    """Returns a sentence about a vector class that may be faster but draws other random numbers; '' for none."""
+    """Returns a sentence about a vector class that may be faster but draws different random numbers; '' for none."""
     spec = env.envs[0].spec if isinstance(env, SequentialVectorEnv) else None
     if spec is None or spec.vector_entry_point is None or spec.additional_wrappers or env.num_envs < MANY_ENVS:
         return ""

@@ -91,7 +91,7 @@ class MaskedObservation(gymnasium.Wrapper):
 
 
 class MaskLeaf:
-    """The leaf of observations that is their action mask.
+    """The leaf of an observation that is the action mask.
 
     Args:
       source: place of the mask, see `MaskedObservation`.

@@ -1,6 +1,6 @@
 """The members of a vector environment, which are its single environments: seeds, generators, methods, processes.
 
-This module gets and sets the members' states and random generators in the form that checkpoints have.
+This module reads and restores the members' states and random generators in the form that checkpoints store.
 """
 
 import functools
@@ -73,7 +73,7 @@ class Members:
         self.first_seeds: Sequence[int] | None = list(seeds)
         self.abandoned = False
         self._is_pending = False  # whether a call of the members is still running
-        # An extra environment in this process, if members are in other processes.
+        # An extra environment in this process, whose methods `method` returns if members are in other processes.
         self._one_here: gymnasium.Env | None = None
 
     @property
@@ -93,7 +93,7 @@ class Members:
         return seeds if seeds is None or self.have_seeds else seeds[0]
 
     def curricula(self) -> list[Callable[[float], Any]]:
-        """Returns the method `set_progress` of each member, even if the member is inside wrappers."""
+        """Returns the methods `set_progress` of the members, even of members inside wrappers; [] if there are none."""
         if singles := single_environments(self._env):
             return [one.get_wrapper_attr("set_progress") for one in singles if one.has_wrapper_attr("set_progress")]
         if isinstance(self._inner, AsyncVectorEnv):
@@ -116,7 +116,7 @@ class Members:
     def generator_states(self) -> list[str]:
         """Returns the state of each random generator as JSON.
 
-        Abandoned members in other processes do not answer, so new generators replace theirs.
+        Abandoned members in other processes do not answer, so the states of new generators are returned for them.
         """
         return [to_json(generator) for generator in self._generators()]
 
@@ -140,7 +140,7 @@ class Members:
         return self._new_seeds()
 
     def note_failure(self, error: BaseException) -> None:
-        """Stores whether a call is still pending, which is the case if `error` is a signal or a process has died."""
+        """Notes whether a call may still be running: `error` came from a signal handler, or a process has died."""
         self._is_pending = not isinstance(error, Exception) or isinstance(error, EOFError | OSError)
 
     def close(self) -> None:

@@ -33,8 +33,8 @@ class VectorRewards(gymnasium.Wrapper):
       reward_space: space of the reward, `specs.VectorReward`.
 
     Raises:
-      UsageError: the environment has no vector reward, or its vector reward has another length. In a step: a reward has
-        another shape than declared, or an entry of the info is missing or not a number.
+      UsageError: the environment has no vector reward, or the number of names differs from the number of its entries.
+        In a step: a reward does not have the declared shape, or an entry of the info is missing or not a number.
     """
 
     def __init__(self, env: gymnasium.Env, rewards: Rewards | None = None):
@@ -132,8 +132,8 @@ def named(
 
     Args:
       space: space of the environment's rewards; None means a scalar.
-      names: names of the entries; None means the space's own names, or else numbers.
-      setting: name of the setting that has the names, for messages.
+      names: names of the entries; None means the names in the space, or indices if it has none.
+      setting: name of the setting that gives the names, for messages.
 
     Raises:
       UsageError: the number of names differs from the number of entries.

@@ -11,15 +11,15 @@ from alfish.environments.environment import Environment
 from alfish.nest import Nest
 
 NUM_STEPS = 200  # number of vector steps that are watched
-FEWEST_VALUES = 16  # least number of float32 values between the least and the largest value of an entry
+FEWEST_VALUES = 16  # an entry whose range has fewer float32 values is reported
 
 
 def watched(read: Callable[[Any], Nest], environment: Environment) -> Callable[[Any], Nest]:
-    """Returns a function like `read` that checks the first steps' float64 observations; `read` for other dtypes.
+    """Returns a function like `read` that checks the first steps' observations; `read` itself if no leaf is float64.
 
     Args:
       read: function that converts a batch of the environment's observations to the nest of time steps.
-      environment: environment with the observation space, and the name for messages.
+      environment: environment whose observation space and name are used.
     """
     is_float64 = specs.map_space(lambda leaf: leaf.dtype == np.float64, environment.observation_space)
     return _Watch(read, environment) if any(nest.leaves(is_float64)) else read

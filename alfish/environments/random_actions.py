@@ -15,8 +15,9 @@ class RandomActions(gymnasium.Wrapper):
     """Replaces each action, with a given probability, by a random one of the action space.
 
     A policy that always takes its mode can repeat itself forever in a deterministic game; evaluations of DQN therefore
-    act at random in 5 % of the steps (Mnih et al., 2015, Methods). The actions that are replaced, and what replaces
-    them, depend on the seed of the episode only. Not for environments with action masks, which may forbid the action.
+    act at random in 5 % of the steps (Mnih et al., 2015, Methods). The choice of the replaced steps and the random
+    actions depend only on the seed of the episode. Do not use this wrapper with action masks, which may forbid the
+    random action.
 
     Args:
       env: the environment.
@@ -27,7 +28,7 @@ class RandomActions(gymnasium.Wrapper):
         super().__init__(env)
         self._fraction = fraction
         self._actions = env.action_space
-        self._random = np.random.default_rng()  # its own, because the draws must not change those of the environment
+        self._random = np.random.default_rng()  # separate, so that the environment's draws do not change
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict[str, Any]]:
         if seed is not None:

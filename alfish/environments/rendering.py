@@ -57,10 +57,10 @@ def failure(env: gymnasium.Env, error: Exception) -> UsageError | None:
 
 
 class Frame:
-    """A white picture with 400 rows.
+    """A picture with a height of 400 pixels, white at first.
 
     Args:
-      width, height: least and largest x and y that are shown.
+      width, height: ranges (least, largest) of x and of y that are shown.
 
     Attributes:
       pixels: the picture, `[H, W, 3]` uint8.
@@ -68,7 +68,7 @@ class Frame:
 
     def __init__(self, width: tuple[float, float], height: tuple[float, float]):
         scale = 400 / (height[1] - height[0])
-        columns = round(scale * (width[1] - width[0]) / 2) * 2  # films need even numbers
+        columns = round(scale * (width[1] - width[0]) / 2) * 2  # video encoders need an even width
         self._x = np.linspace(*width, columns)[None, :]
         self._y = np.linspace(height[1], height[0], 400)[:, None]
         self.pixels = np.full((400, columns, 3), 255, np.uint8)

@@ -38,15 +38,16 @@ class SequentialVectorEnv(VectorEnv):
     Args:
       env_fns: constructors of environments with equal spaces.
       autoreset_mode: mode of resets, NEXT_STEP or DISABLED. With DISABLED, an environment rests from the end of an
-        episode, or from `break_off`, until its reset: steps return its last observation, reward 0 and False for both
-        ends.
+        episode, or from `break_off`, until its reset: steps return its last observation, reward 0, and False as
+        `terminated` and `truncated`.
 
     Attributes:
       envs: the environments.
       gathers_infos: True if steps return infos. Merging infos takes longer than a step of some environments.
       report: function that receives the index and the error of an environment that raised and is rebuilt; None means
         that errors are raised.
-      replaced: indices of the environments that were rebuilt in the last step, which returned first observations.
+      replaced: indices of the environments that were rebuilt in the last step; the step returned their first
+        observations.
       progress: progress that rebuilt environments receive by `set_progress`; None means that it is not called.
       something_ended: True if an episode ended in the last step.
       reward_space: space of vector rewards, a Box of shape (R,); None means that rewards are numbers.
@@ -92,7 +93,7 @@ class SequentialVectorEnv(VectorEnv):
         return self.metadata["autoreset_mode"] == AutoresetMode.DISABLED
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Resets all environments, or those of `options["reset_mask"]` (`[B]` bool).
+        """Resets all environments, or those that `options["reset_mask"]` (`[B]` bool) selects.
 
         Args:
           seed: list with a seed or None for each environment; None means no seeds.
@@ -107,7 +108,7 @@ class SequentialVectorEnv(VectorEnv):
             own_seed = None if seed is None else seed[i]
             self._observations[i], infos[i] = self.envs[i].reset(seed=own_seed, options=options or None)
         self._waits = self._waits & ~rows
-        some = self._observations[int(np.argmax(rows))]  # stands for observations of environments never reset
+        some = self._observations[int(np.argmax(rows))]  # placeholder for environments never reset
         self._observations = [some if one is None else one for one in self._observations]
         return self._batch(self._observations), gathered(infos)
 

@@ -34,13 +34,13 @@ class SimulatorStep(NamedTuple):
     have the shape `[B, 1]`.
     """
 
-    observation: Nest  # [B, ...] to act from next; of the next episode where an episode ended
+    observation: Nest  # [B, ...] observation to act from next; the next episode's first where one ended
     reward: torch.Tensor  # [B], or [B, R] for vector rewards
     terminated: torch.Tensor  # [B] bool
     truncated: torch.Tensor  # [B] bool; a row that is also terminated counts as terminated
     # [B, ...] final observations, read where an episode ended; None means that no episode ended, or that they are lost
     final_observation: Nest = None
-    log: Mapping[str, Any] | None = None  # scalars of the episodes that ended in this step; None: no new scalars
+    log: Mapping[str, Any] | None = None  # scalars of the episodes that ended in this step; None means no scalars
 
 
 class Simulator(abc.ABC):
@@ -71,10 +71,10 @@ class Simulator(abc.ABC):
 
     @abc.abstractmethod
     def step(self, action: Nest) -> SimulatorStep:
-        """Executes actions `[B, ...]` in the units of `action_space`, tensors that are not overwritten later."""
+        """Executes actions `[B, ...]` in the units of `action_space`; the caller does not overwrite them later."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the whole state, from which episodes continue exactly; without such a state, counters or {}."""
+        """Returns a state from which episodes continue exactly; if there is none, counters only, or {}."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
@@ -92,11 +92,11 @@ class Simulator(abc.ABC):
         """Closes the simulator. Default: does nothing."""
 
 
-_OPEN: weakref.WeakSet[Simulator] = weakref.WeakSet()  # simulators of which a process can hold only one
+_OPEN: weakref.WeakSet[Simulator] = weakref.WeakSet()  # open simulators that are `only_one`
 
 
 class SimulatorEnvironment(Environment):
-    """The stream of a `Simulator`.
+    """Converts the steps of a `Simulator` to the stream of time steps.
 
     Tensors that the simulator returns are copied, because it may write to them later. No step waits for the device.
 
@@ -105,9 +105,10 @@ class SimulatorEnvironment(Environment):
       seed: seed of the first reset.
       action_mask: leaf of the observation that is an action mask, 'observation:LEAF'; None means no mask.
       rewards: names of the entries of a vector reward; None means the names in `reward_space`, or else numbers.
-      final_observation: what a truncation without a final observation is. 'given' refuses it. 'drop' does not train the
-        time step before it, so that returns bootstrap from that step's observation. 'before' uses that step's
-        observation as the final one, as rsl_rl does, for comparisons. Terminations need no final observation.
+      final_observation: treatment of a truncation without a final observation. 'given' raises UsageError. 'drop' does
+        not train on the time step before the truncation, so that returns bootstrap from that step's observation.
+        'before' uses that step's observation as the final one, as rsl_rl does, for comparisons. Terminations need no
+        final observation.
       spread: whether first episodes, also after a resume, begin at random times (`Simulator.spread_first_episodes`).
 
     Attributes:
@@ -144,7 +145,7 @@ class SimulatorEnvironment(Environment):
         self._units = ActionUnits(simulator.action_space, device)
         self._observed = ObservationUnits(observed, device)
         self._resets: tuple[torch.Tensor, TimeStep] | None = None
-        self._blank = TimeStep(  # FIRST rows without observations
+        self._blank = TimeStep(  # FIRST rows, without observations yet
             step_type=torch.full((self.num_envs,), StepType.FIRST, dtype=torch.int32, device=device),
             reward=torch.zeros(self.num_envs, *self.reward_spec.shape, device=device),
             discount=torch.ones(self.num_envs, device=device),
@@ -230,7 +231,7 @@ class SimulatorEnvironment(Environment):
         close(self.simulator)
 
     def _rows(self, step: SimulatorStep, executed: Nest) -> TimeStep:
-        """Returns the LAST and MID rows of a step, with bool flags, and sets the FIRST rows for `take_resets`."""
+        """Returns the LAST and MID rows of a step whose flags are bool, and stores the FIRST rows for `take_resets`."""
         begun = nest.map(_copy, self._observed.from_environment(step.observation))
         done, truncated = step.terminated | step.truncated, step.truncated & ~step.terminated
         self._resets, observation, self.lost = (done, self._blank._replace(observation=begun)), begun, None
@@ -279,7 +280,7 @@ class SimulatorEnvironment(Environment):
         self._is_checked = True
 
     def _check_observation(self, value: Any, space: spaces.Space, name: str, method: str = "reset") -> None:
-        """Raises UsageError if a part of an observation is missing, on another device, or of another shape."""
+        """Raises UsageError if a part of an observation is missing, or does not have the declared device and shape."""
         if isinstance(space, (spaces.Dict, spaces.Tuple)):
             parts = space.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
             for key, child in parts:
@@ -299,7 +300,7 @@ class SimulatorEnvironment(Environment):
         if tuple(value.shape) != shape:
             raise UsageError(
                 f"{self.name}.{method} returned {name} of shape {tuple(value.shape)}; with {self.num_envs} "
-                f"environments and the space {space} it is {shape}"
+                f"environments and the space {space} it must be {shape}"
             )
 
     def _check_tensor(self, value: Any, name: str, method: str) -> None:
@@ -316,7 +317,7 @@ class SimulatorEnvironment(Environment):
 
 
 def refuse_second(make: Callable[..., Any]) -> None:
-    """Raises UsageError if a class makes a simulator that the process already holds, and can hold only once."""
+    """Raises UsageError if the process already holds a simulator of a class of which it can hold only one."""
     kind: Any = getattr(make, "func", make)  # `func` is the class inside a partial
     if getattr(kind, "only_one", False) and any(isinstance(simulator, kind) for simulator in _OPEN):
         raise UsageError(

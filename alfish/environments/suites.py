@@ -77,7 +77,7 @@ SUITES = (
     Suite("Crafter", "crafter", "crafter"),
     Suite(r"\w+-(MinAtar|bsuite)$", "gymnax", "'alfish[gymnax]'"),
 )
-# Packages with other interfaces than gymnasium's, and the class whose first argument is the name of a task of theirs.
+# Packages whose interface is not gymnasium's, and the adapter of each, whose first argument is the name of a task.
 ADAPTERS = {
     "gymnax": "alfish.simulators.gymnax_environment:GymnaxEnvironment",
     "brax": "alfish.simulators.brax_environment:BraxEnvironment",

@@ -31,7 +31,7 @@ class VectorEnvironment(Environment):
       seeds: one seed per environment, for the first reset. An id's own vector class takes only the first seed.
       autoreset: whether environments reset themselves. If False and the mode is DISABLED, the caller resets the
         environments (`reset(seeds, rows)`), as evaluation does.
-      action_mask: leaf of the observation that is an action mask, 'observation:LEAF'; None means no unmarked mask.
+      action_mask: leaf to mark as the action mask, 'observation:LEAF'; None means that the space itself marks any mask.
       rewards: names of the entries of a vector reward; None means the names in `env.reward_space`, or else numbers.
 
     Raises:
@@ -119,7 +119,7 @@ class VectorEnvironment(Environment):
             # Integer flags would index rows instead of masking them.
             terminated, truncated = terminated.astype(bool, copy=False), truncated.astype(bool, copy=False)
             something_ended = bool((terminated | truncated).any())
-        if self._masks is not None and self._sequential is None:  # members of a sequential one check masks themselves
+        if self._masks is not None and self._sequential is None:  # members of a SequentialVectorEnv check masks
             self._observed.check_masks(observation, self.name)
         time_step = self._read_step(observation)
         if self._masks is not None and self._sequential is None:
@@ -357,7 +357,7 @@ def autoreset_mode(env: VectorEnv) -> AutoresetMode:
 def _as_structured(action: Any, space: spaces.Space, num_envs: int, spoke: np.ndarray) -> Nest:
     """Returns the actions in a vector info as a batch `[num_envs, ...]` of the space.
 
-    `spoke` is the mask of the environments that reported an action, at least one.
+    `spoke` is the mask of the environments that reported an action; at least one entry is True.
     """
     if isinstance(space, spaces.Dict):
         return {key: _as_structured(action[key], child, num_envs, spoke) for key, child in space.spaces.items()}

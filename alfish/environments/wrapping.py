@@ -60,7 +60,7 @@ def _paths(space: spaces.Space, prefix: str = "") -> Iterator[str]:
 
 
 def _kept(space: spaces.Space, paths: set[str], prefix: str = "") -> dict[str, Any]:
-    """Returns the parts of a Dict that stay as nested dicts of names; an empty dict for any other space."""
+    """Returns the names of the parts of a Dict that are kept, as nested dicts; an empty dict for any other space."""
     kept = {}
     for key, child in space.items() if isinstance(space, spaces.Dict) else ():
         inner = _kept(child, paths, f"{prefix}{key}.")
@@ -87,8 +87,8 @@ def own(arguments: Any) -> Any:
     """Returns a deep copy of arguments for one environment, because the environment may write to its arguments.
 
     Args:
-      arguments: keyword arguments, or a callable; of a functools.partial, the arguments are copied. Objects that cannot
-        be copied are shared.
+      arguments: keyword arguments, or a callable; for a functools.partial, its arguments are copied. Objects that
+        cannot be copied are shared.
     """
     if isinstance(arguments, functools.partial):
         keywords = own(arguments.keywords)
@@ -178,7 +178,7 @@ class StickyAction(gymnasium.wrappers.StickyAction):
 
     Args:
       env: the environment to wrap.
-      repeat_action_probability: probability per step, in [0, 1).
+      repeat_action_probability: probability that a step repeats the last action, in [0, 1).
     """
 
     def __init__(self, env: gymnasium.Env, repeat_action_probability: Annotated[float, Range(0, 1, below=True)] = 0.25):

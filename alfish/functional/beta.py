@@ -45,5 +45,5 @@ class Beta(NamedTuple):
         return (other._log_norm() - self._log_norm() + differences).sum(-1)
 
     def _log_norm(self) -> torch.Tensor:
-        """Returns the logarithm of the integral of x^(alpha - 1) (1 - x)^(beta - 1) over actions, twice that over x."""
+        """Returns log(2 B(alpha, beta)), the log of the integral of x^(alpha - 1) (1 - x)^(beta - 1) over actions."""
         return self.alpha.lgamma() + self.beta.lgamma() - (self.alpha + self.beta).lgamma() + math.log(2)

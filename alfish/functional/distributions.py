@@ -244,7 +244,7 @@ def random_subset(each: Sequence[torch.Tensor], size: int | None) -> Sequence[to
     count, device = len(each[0]), each[0].device
     if device.type == "cpu":
         members = torch.randperm(count)[:size]
-    else:  # not `randperm`, which draws few numbers on the CPU even for a GPU; a CUDA graph cannot record that
+    else:  # `randperm` draws few numbers on the CPU even for a GPU, so a CUDA graph cannot record it
         members = torch.rand(count, device=device).topk(size).indices
     return [tensor[members] for tensor in each]
 

@@ -95,8 +95,8 @@ class Bins(Distribution):
     Args:
       gamma: discount per environment step; the algorithm gives it.
       num_bins: number of bins, K, 2 or more.
-      low, high: first and last return. Returns beyond this range are clipped without a message: see `outside` in the
-        summaries, the target's probability in the first and the last bin.
+      low, high: returns of the first and the last bin. Returns beyond this range are clipped without a message; the
+        summary `outside` shows the target's probability in these two bins.
       smoothing: standard deviation of the normal around a target's return, in units of the distance between bins; None
         divides each return between two bins.
 
@@ -192,8 +192,8 @@ class Quantiles(Distribution):
     Args:
       gamma: discount per environment step; the algorithm gives it.
       num_quantiles: number of quantiles, K.
-      num_dropped: number of quantiles per critic that the target leaves out: the largest of all critics' quantiles
-        together (TQC); 0 means none.
+      num_dropped: number of quantiles per critic that the target leaves out (TQC): with E critics, it leaves out the E
+        num_dropped largest of all quantiles. 0 means none.
       huber_delta: error beyond which the loss is linear, in units of return.
 
     Source: Dabney et al., 2018, eq. 10, https://arxiv.org/abs/1710.10044; Kuznetsov et al., 2020, eq. 12 to 15,

@@ -1,4 +1,4 @@
-"""Kinds of values: what a critic predicts for an action, and how the prediction is learned.
+"""Kinds of values: the prediction of a critic for an action, and the target and loss of the prediction.
 
 A value is one number (`Scalar`), one number for each entry of a vector reward (`Vector`), or a distribution of the
 return (`functional.return_distributions`). All kinds have the interface of `Scalar`, so algorithms need not know which
@@ -150,7 +150,7 @@ def of_least_critic(q: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
 
     Args:
       q: values of E critics.
-      means: numbers `[E, ...]` of the values that the policy maximizes.
+      means: numbers `[E, ...]` that the policy maximizes, one for each value.
     """
     critic = means.argmin(0)[None, ..., None]
     return q.gather(0, critic.expand(1, *q.shape[1:])).squeeze(0)
@@ -243,7 +243,7 @@ class Vector(nn.Module, Scalar):
         return F.pad(entries, (0, 1), value=bonus) if self._num_bonuses else entries
 
 
-Discount: TypeAlias = UnitInterval | Sequence[UnitInterval]  # per environment step; a sequence has one per entry
+Discount: TypeAlias = UnitInterval | Sequence[UnitInterval]  # discount per environment step; or one for each entry
 RewardWeights: TypeAlias = Sequence[FiniteFloat]  # weights of the entries of a vector reward
 
 
@@ -266,8 +266,8 @@ def values_of(
       weights: weight of each entry; None means 1 for all.
       has_bonus: whether the algorithm adds a bonus to its values.
       huber_delta: error beyond which the loss is linear, as in `Scalar`.
-      kind: class or factory of the kind of values (`Bins`, `Quantiles`, `LowerBounded`), takes gamma; for a scalar
-        reward. None means expected returns.
+      kind: class or factory of the kind of values (`Bins`, `Quantiles`, `LowerBounded`); called with gamma; requires a
+        scalar reward. None means expected returns.
 
     Raises:
       UsageError: the number of discounts or weights differs from the number of entries, a weight would scale a bonus,

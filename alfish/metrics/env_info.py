@@ -32,9 +32,9 @@ class EnvInfo(Metric):
       exclude: globs; a flattened name must match none.
       when: rows to read. `episode_end` reads LAST rows; `step` reads each environment step; `sum` adds up the steps of
         an episode. FIRST rows are never read. `episode_end` and `sum` are averaged over episodes.
-      window: number of latest values in the mean: of episodes, or of environment steps for `step`. Default: 100
+      window: number of the latest episodes in the mean, or with `step`, of the latest environment steps. None means 100
         episodes or 10_000 steps.
-      name: first part of the results' names; two `EnvInfo` need two names.
+      name: first part of the results' names; each `EnvInfo` needs a different name.
     """
 
     reads_infos = True
@@ -172,7 +172,7 @@ def _mask(info: dict, key: Any, num_envs: int) -> np.ndarray:
 
 
 def _numbers(value: Any, present: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns `value` as float64 numbers and their mask, `[B]` each; None if it has other contents."""
+    """Returns `value` as float64 numbers and their mask, `[B]` each; None if it is not one number for each row."""
     if isinstance(value, torch.Tensor):
         value = None if value.is_complex() else value.detach().cpu().double().numpy()
     if not isinstance(value, np.ndarray) or value.shape[:1] != present.shape:

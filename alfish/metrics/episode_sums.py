@@ -15,7 +15,7 @@ import torch
 class OpenEpisodes(NamedTuple):
     """The open episode of each environment."""
 
-    length: torch.Tensor  # [B] int64, number of its actions; -1 if its FIRST row is missing
+    length: torch.Tensor  # [B] int64, number of actions so far; -1 if the FIRST row is missing
     totals: tuple[torch.Tensor, ...]  # [B] float64 for each metric, sum over the steps so far
 
 

@@ -33,7 +33,7 @@ class EpisodeMetric(Metric, abc.ABC):
 
     @abc.abstractmethod
     def per_step(self, rows: StepBatch) -> np.ndarray:
-        """Returns `[T, B]` float64: what each arrival adds to its episode's total. Other rows are not read."""
+        """Returns the number that each arrival adds to its episode's total, `[T, B]` float64; others are not read."""
 
     def finish(self, total: np.ndarray, length: np.ndarray) -> np.ndarray:
         """Returns the values `[E]` of episodes from their totals (`[E]` float64) and lengths (`[E]` int)."""

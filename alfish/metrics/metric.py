@@ -81,7 +81,7 @@ class MovingWindow:
         self._values = np.concatenate([self._values, finite])[-self._size :]
 
     def mean_and_variance(self) -> tuple[float, float] | None:
-        """Returns the mean and its variance (inf for a single value); None without values."""
+        """Returns the mean and the variance of the mean (inf for a single value); None without values."""
         count = len(self._values)
         if not count:
             return None
@@ -119,7 +119,7 @@ class Summed(Protocol):
 
 @runtime_checkable
 class SummedByEpisode(SummedMetric, Protocol):
-    """A metric of sums over episodes, for `EpisodeSums` if it takes tensors."""
+    """A metric of sums over episodes, which `EpisodeSums` computes if the metric takes tensors."""
 
     takes_tensors: bool
     window: MovingWindow
@@ -275,7 +275,7 @@ class Metrics:
     def windows(self) -> dict[str, MovingWindow]:
         """Returns the windows over which results are means, by the name of the result.
 
-        A metric with such results has a method `windows` that returns its own.
+        A metric with such results has a method `windows` that returns the windows of the metric.
         """
         self._flush()
         found: dict[str, MovingWindow] = {}
@@ -297,7 +297,7 @@ class Metrics:
         these episodes.
 
         Raises:
-          UsageError: the state has another number of environments.
+          UsageError: the state has a different number of environments.
         """
         num_envs = len(state["open_length"])
         if num_envs != self._num_envs:
@@ -324,7 +324,7 @@ class Metrics:
     def _by_episode(self) -> list[SummedByEpisode]:
         """Returns the metrics of sums over episodes that take tensors.
 
-        A subclass has to declare it, because it may have overridden a method with one that takes arrays.
+        A class must set `takes_tensors` itself, not inherit it, because it may override a method with one for arrays.
         """
         metrics = self._metrics.values()
         return [one for one in metrics if isinstance(one, SummedByEpisode) and vars(type(one)).get("takes_tensors")]

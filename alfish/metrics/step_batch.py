@@ -161,7 +161,7 @@ class StepBatch:
         return np.where(row < 0, carried, inside)
 
     def episode_sums(self, per_step: np.ndarray, open_sum: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns sums over episodes. Numbers are added in the order of time, so the split into updates changes no bit.
+        """Returns sums over episodes, in the order of time, so rounding does not depend on the split into updates.
 
         Args:
           per_step: numbers to add, `[T, B]` float64; only `counted` rows are read.
@@ -187,13 +187,13 @@ class StepBatch:
 
     @cached_property
     def _boundary(self) -> np.ndarray:
-        """`[T, B]` int, the latest FIRST or LAST row up to and including each row; -1 if there is none."""
+        """`[T, B]` int, index of the latest FIRST or LAST row up to and including each row; -1 if there is none."""
         row = np.arange(len(self.step_type))[:, None]
         return np.maximum.accumulate(np.where(self.first | self.last, row, -1), axis=0)
 
     @cached_property
     def _boundary_before(self) -> np.ndarray:
-        """`[T, B]` int, the latest FIRST or LAST row before each row; -1 if there is none."""
+        """`[T, B]` int, index of the latest FIRST or LAST row before each row; -1 if there is none."""
         return np.concatenate([np.full((1, self.num_envs), -1), self._boundary[:-1]])
 
     @cached_property
@@ -209,7 +209,7 @@ class StepBatch:
 
     @cached_property
     def _arrivals_before_episode(self) -> np.ndarray:
-        """`[T, B]` int, `_arrivals` at the episode's start; negative if it started in earlier rows."""
+        """`[T, B]` int, `_arrivals` at the start of each row's episode; negative if the start is in earlier rows."""
         row = self._boundary_before
         return np.where(row < 0, -self.open_length, np.take_along_axis(self._arrivals, np.maximum(row, 0), 0))
 

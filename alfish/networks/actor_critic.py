@@ -37,10 +37,10 @@ class ActorCritic(nn.Module):
       observation_spec: nest of spaces.
       action_spec: canonical action nest.
       reward_spec: spec of the reward; its shape, () or (R,), is the shape of a value.
-      actor_torso, critic_torso: classes or factories of the torsos, take the observation spec; gin scopes bind each one
-        separately (`@actor/Torso`).
-      policy_head: class or factory of the head, takes the torso's output size and the action spec. The head's `forward`
-        takes features and, if the observation has an action mask, the mask of each leaf of the action.
+      actor_torso, critic_torso: classes or factories of the torsos; called with the observation spec. Gin scopes bind
+        each one separately (`@actor/Torso`).
+      policy_head: class or factory of the head; called with the torso's output size and the action spec. The head's
+        `forward` takes features and, if the observation has an action mask, the mask of each leaf of the action.
       shared_torso: whether the critic uses the actor's torso; critic_torso is then not built. None shares the torso if
         actor_torso and critic_torso are the same and a leaf of the observation is an image, because the image's encoder
         is most of a torso.
@@ -124,8 +124,8 @@ class DeterministicActor(nn.Module):
     Args:
       observation_spec: nest of spaces.
       action_size: number of action entries, A.
-      encoder: class or factory of the encoder, takes the observation spec.
-      mlp: class or factory of the MLP, takes the encoder's output size.
+      encoder: class or factory of the encoder; called with the observation spec.
+      mlp: class or factory of the MLP; called with the encoder's output size.
       gain: gain of the final layer's orthogonal weights. The first steps of Adam change each weight by the learning
         rate, whatever the gradient. These steps outweigh much smaller initial weights: all observations then get the
         same action, and tanh saturates before the critic has learned.

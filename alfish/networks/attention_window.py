@@ -13,8 +13,8 @@ from alfish.networks.layers import linear
 from alfish.networks.memory import Memory
 from alfish.parameters import PositiveInt, Range, checked
 
-# The normalized features of the W - 1 rows before, oldest first, [B, W-1, F], zeros where the episode has no such row;
-# and how many of them the episode has, [B] int32.
+# The normalized features of the W - 1 previous rows, oldest first, [B, W-1, F], zeros where the episode has no such
+# row; and the number of these rows that the episode has, [B] int32.
 State: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -23,13 +23,15 @@ State: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 class AttentionWindow(Memory):
     """Attention of each row to itself and to the rows before it: the last W rows of its episode.
 
-    One block of a transformer, with normalization before each part: several heads, to which a learned bias for each
-    distance and head tells positions; a residual connection; two layers with a ReLU between them and twice as many
-    features, and a residual connection. `StackedMemory.layers = [@AttentionWindow, @AttentionWindow]` stacks blocks.
+    One block of a transformer, with normalization before each part: attention with several heads and a learned bias for
+    each distance and head, which encodes positions; a residual connection; two linear layers with a ReLU and twice as
+    many features between them; a residual connection. `StackedMemory.layers = [@AttentionWindow, @AttentionWindow]`
+    stacks blocks.
 
-    The state holds normalized features, not keys and values. It has half their size, is never older than the parameters
-    of keys and values, and lets these receive a gradient from rows before the unroll. For one step, the products with
-    the weights of keys and values are taken once for the query and the sum, instead of for each row.
+    The state holds normalized features, not keys and values. Features take half as much memory, do not become outdated
+    when the weights of keys and values change, and let these weights receive a gradient from rows before the unroll. In
+    a single step, the weights of keys multiply the query, and the weights of values the weighted sum, instead of each
+    row.
 
     Consecutive rows are computed at once, by T x (W - 1 + T) products for each column and head.
 
@@ -64,14 +66,14 @@ class AttentionWindow(Memory):
         self._length = length
         self._num_heads = num_heads
         self.query: Any = linear(input_size, size, 1.0)
-        # A bias of keys would change nothing, and one of values would be a part of the output's.
+        # A bias of keys would change nothing, and a bias of values would add up with that of the output.
         self.key: Any = linear(input_size, size, 1.0, bias=False)
         self.value: Any = linear(input_size, size, 1.0, bias=False)
         self.output = linear(size, size, 1.0)
         self.skip = nn.Identity() if input_size == size else linear(input_size, size, 1.0, bias=False)
         self.up = linear(size, 2 * size)
         self.down = linear(2 * size, size, 1.0)
-        self.position_bias = nn.Parameter(torch.zeros(num_heads, length))  # of the window's rows, the oldest first
+        self.position_bias = nn.Parameter(torch.zeros(num_heads, length))  # bias of each row of a window, oldest first
         self._scale = (size // num_heads) ** -0.5
 
     def initial_state(self, batch_size: int) -> State:
@@ -99,7 +101,7 @@ class AttentionWindow(Memory):
         num_rows, before = len(features), self._length - 1
         normalized = _normalized(features)
         rows = torch.cat([kept.transpose(0, 1), normalized])  # [K, N, F], K = W - 1 + T
-        # The number of FIRST rows up to a row tells its episode; -1 stands where there is no row.
+        # The number of FIRST rows up to a row identifies the row's episode; -1 means that there is no row.
         episode = (step_type == StepType.FIRST).cumsum(0)  # [T, N]
         distance = torch.arange(before, 0, -1, device=features.device).unsqueeze(-1)
         episodes = torch.cat([-(distance > count).to(episode.dtype), episode])  # [K, N]
@@ -115,7 +117,7 @@ class AttentionWindow(Memory):
         return output, (kept, stays.sum(0).to(count.dtype))
 
     def _bias(self, episode: torch.Tensor, episodes: torch.Tensor) -> torch.Tensor:
-        """Returns the bias `[N, heads, T, K]` of scores: of distances, -inf outside the episode and the window.
+        """Returns the bias `[N, heads, T, K]` of scores: that of the distance; -inf outside the episode or the window.
 
         Args:
           episode: episodes of the rows that attend, `[T, N]`.

@@ -1,4 +1,4 @@
-"""Heads for actions of a Box beside `NormalHead`: other means and standard deviations, and beta distributions.
+"""Heads for Box actions besides `NormalHead`: bounded means, state-dependent deviations, and beta distributions.
 
 `PolicyHead.box = @BetaHead` takes one in place of the normal. A head maps features `[..., input_size]` to a
 distribution of actions `[..., A]`, in the algorithm's units: a Box with bounds is [-1, 1].
@@ -18,7 +18,7 @@ from alfish.networks.layers import orthogonal
 from alfish.parameters import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt, checked
 from alfish.specs import is_bounded, missing_bounds
 
-LEAST_EXCESS = 1e-3  # of alpha and beta above 1, so that the mode of a beta distribution is defined
+LEAST_EXCESS = 1e-3  # least excess of alpha and beta over 1, so that the mode of a beta distribution is defined
 
 
 @gin.configurable(module="alfish.networks")
@@ -27,7 +27,7 @@ class BoundedMeanHead(NormalHead):
     """A normal whose mean stays in a range: mean = bound tanh(x / bound) for the output x of the linear layer.
 
     Without a range, a mean may move far beyond the action's bounds, where all samples are clipped to the same action.
-    The arguments of `NormalHead` are bound under its name.
+    The other settings are those of `NormalHead`, also in gin (`NormalHead.gain`).
 
     Args:
       input_size: number of input features.

@@ -49,12 +49,12 @@ class CriticEnsemble(nn.Module):
       norm_after: whether to normalize after each activation, not before.
       bias: whether hidden linear layers have a bias.
       unit_rows: whether the weights of each output, also of the last layer, have norm 1, see `UnitRows`.
-      body: class or factory of hidden layers (`@Residual`), takes its input size and E; replaces `layers` and the
-        settings of these layers; None means that `layers` are used.
+      body: class or factory of hidden layers (`@Residual`); called with the input size and E. It replaces `layers` and
+        the settings of these layers; None means that `layers` are used.
       dropout: fraction of features dropped after each hidden linear layer (as DroQ does).
-      encoder: class or factory of the encoder, takes the observation spec.
-      memory: class or factory of the memory, takes the encoder's output size; None means no memory. It is set by the
-        algorithm: `RecurrentSAC.memory`.
+      encoder: class or factory of the encoder; called with the observation spec.
+      memory: class or factory of the memory; called with the encoder's output size. None means no memory. It is set by
+        the algorithm: `RecurrentSAC.memory`.
       num_values: number of outputs K that represent one value (see `alfish.functional.values`); None means one output.
         It is set by the algorithm.
     """
@@ -154,9 +154,9 @@ class PredictiveCritic(nn.Module):
     Args:
       observation_spec: nest of spaces.
       action_size: number of action entries.
-      encoder: class or factory of the encoder, takes the observation spec.
-      mlp: class or factory of the MLPs, takes the number of inputs; the output size of the first MLP is the number of
-        features.
+      encoder: class or factory of the encoder; called with the observation spec.
+      mlp: class or factory of the MLPs; called with the number of inputs. The output size of the first MLP is the
+        number of features.
       initial: initial probabilities `[K]` of a value, before learning. It is set by the algorithm.
       predicts: whether the critic makes the prediction. It is set by the algorithm.
 

@@ -1,8 +1,8 @@
 """Encoders map an observation nest to one feature vector. A torso maps time steps to features for heads.
 
-A leaf's space chooses its encoder. Discrete and MultiDiscrete leaves become one-hot. Images (`networks.images`) get a
-CNN by their size: `NatureCNN` from 36 x 36, `SmallCNN` from 3 x 3. All other leaves are flattened to float; each entry
-of a bounded integer Box is divided by its largest absolute number, and the pixels of an image by one number.
+The space of a leaf determines its encoder. Discrete and MultiDiscrete leaves become one-hot. Images (`networks.images`)
+get a CNN by their size: `NatureCNN` from 36 x 36, `SmallCNN` from 3 x 3. All other leaves are flattened to float; each
+entry of a bounded integer Box is divided by its largest absolute number, and the pixels of an image by one number.
 """
 
 import itertools
@@ -149,10 +149,10 @@ class Torso(nn.Module):
 
     Args:
       observation_spec: nest of spaces.
-      encoder: class or factory of the encoder, takes the spec.
-      mlp: class or factory of the MLP, takes the encoder's output size.
-      memory: class or factory of the memory (`@GRU`, `@LSTM`, `@MinGRU`, `@AttentionWindow`, `@StackedMemory`), takes
-        the MLP's output size; None means no memory.
+      encoder: class or factory of the encoder; called with the spec.
+      mlp: class or factory of the MLP; called with the encoder's output size.
+      memory: class or factory of the memory (`@GRU`, `@LSTM`, `@MinGRU`, `@AttentionWindow`, `@StackedMemory`); called
+        with the MLP's output size. None means no memory.
     """
 
     def __init__(

@@ -30,8 +30,8 @@ class OneHotGrid(ImageEncoder):
       output_size: number of features.
 
     Raises:
-      UsageError: the space is not an integer Box, the number of channels is no multiple of that of sizes, or `sizes` is
-        None and the upper bound is the largest number of the dtype.
+      UsageError: the space is not an integer Box, the number of channels is not a multiple of the number of sizes, or
+        `sizes` is None and the upper bound is the largest number of the dtype.
     """
 
     def __init__(
@@ -60,13 +60,15 @@ class OneHotGrid(ImageEncoder):
         if sizes is None:
             if (spec.high == limits.max).any():
                 raise UsageError(
-                    f"OneHotGrid.sizes must be set, because the upper bound of this leaf, {limits.max}, is only that "
-                    f"of its dtype {spec.dtype}: the number of different integers in each of the {len(first)} channels"
+                    f"OneHotGrid.sizes must be set, because the upper bound of this leaf, {limits.max}, is only the "
+                    f"limit of its dtype {spec.dtype}; list the number of different integers in each of {len(first)} "
+                    "channels"
                 )
             return first, [high - low + 1 for low, high in zip(first, last)]
         if not sizes or len(first) % len(sizes):
             raise UsageError(
-                f"OneHotGrid.sizes has {len(sizes)} entries, {tuple(sizes)}; the leaf has {len(first)} channels"
+                f"OneHotGrid.sizes has {len(sizes)} entries, {tuple(sizes)}, but the leaf has {len(first)} channels; "
+                "give one for each"
             )
         return first, [*sizes] * (len(first) // len(sizes))
 

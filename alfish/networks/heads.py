@@ -34,8 +34,8 @@ from alfish.specs import MaskReader, is_bounded, mask_reader, missing_bounds
 class PolicyHead(nn.Module):
     """Maps features to one distribution for each leaf of the action.
 
-    The distributions are Categorical, MultiCategorical, Bernoulli, and for Box leaves DiagonalNormal or that of `box`.
-    The standard deviation of a normal does not depend on the observation, as in the paper of PPO.
+    The distributions are Categorical, MultiCategorical, Bernoulli, and for Box leaves DiagonalNormal or that of the
+    head `box`. The standard deviation of a normal does not depend on the observation, as in the paper of PPO.
 
     Args:
       input_size: number of input features.
@@ -46,8 +46,8 @@ class PolicyHead(nn.Module):
         Box is 1).
       min_log_std: smooth lower bound of the normals' log standard deviation; None means no bound.
       learn_std: whether the normals' standard deviation is learned.
-      box: class or factory of the head of a Box leaf (`@BetaHead`), takes input_size and the leaf; None means a normal
-        with the settings above, a `NormalHead`.
+      box: class or factory of the head of a Box leaf (`@BetaHead`); called with input_size and the leaf. None means a
+        normal with the settings above, a `NormalHead`.
     """
 
     def __init__(

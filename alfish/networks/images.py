@@ -1,6 +1,6 @@
 """Encoders of images: convolutions and a linear layer.
 
-`specs.has_channels_last` tells which dimension holds the channels.
+`specs.has_channels_last` decides which dimension holds the channels.
 
 An image is [H, W, C] or [C, H, W], a grey image [H, W], or a stack [S, ...] of images with channels, which is one image
 of S * C channels.

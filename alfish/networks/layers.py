@@ -14,7 +14,7 @@ from alfish.parameters.parts import build_network
 
 
 def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float = 2**0.5) -> nn.Module:
-    """Orthogonal weights scaled by `gain`, zero bias. Returns the layer. Source: Saxe et al., 2014."""
+    """Gives a layer orthogonal weights scaled by `gain` and zero biases; returns it. Source: Saxe et al., 2014."""
     with torch.no_grad():
         nn.init.orthogonal_(layer.weight, gain)
         if layer.bias is not None:
@@ -47,7 +47,7 @@ class Tanh(nn.Module):
 class RMSNorm(nn.Module):
     """Divides features by the root of their mean square, and scales each feature by a learned weight.
 
-    The operations are written out, because acting in numpy follows them. Source: Zhang & Sennrich, 2019.
+    The operations are written out, because acting in numpy translates each of them. Source: Zhang & Sennrich, 2019.
     """
 
     def __init__(self, size: int, epsilon: float = 1e-6):
@@ -72,8 +72,8 @@ class MLP(nn.Sequential):
       input_size: number of input features.
       layers: number of features of each layer; empty means no layer.
       activation: name of the activation, one of `ACTIVATIONS`, or a module class.
-      norm: kind of normalization at each activation: 'layer' (features of mean 0 and deviation 1), 'rms' (of mean
-        square 1), 'batch' (see `BatchNorm`; also of the input; only SAC trains it) or None.
+      norm: kind of normalization at each activation: 'layer' (features get mean 0 and deviation 1), 'rms' (features get
+        mean square 1), 'batch' (see `BatchNorm`; also normalizes the input; only SAC trains it) or None.
       norm_after: whether to normalize after each activation, not before.
       noisy: whether layers are `NoisyLinear`, which explore by noise on their weights; requires `bias`, and excludes
         `unit_rows`.

@@ -68,11 +68,11 @@ class Memory(nn.Module):
         return self.step(features, state) if features.ndim == 2 else self.rows(features, state, step_type)
 
     def step(self, features: torch.Tensor, state: Nest) -> tuple[torch.Tensor, Nest]:
-        """Computes `forward` of one step, `[B, F]`."""
+        """Computes `forward` for one step, `[B, F]`."""
         raise NotImplementedError
 
     def rows(self, features: torch.Tensor, state: Nest, step_type: torch.Tensor) -> tuple[torch.Tensor, Nest]:
-        """Computes `forward` of consecutive rows, `[T, N, F]`."""
+        """Computes `forward` for consecutive rows, `[T, N, F]`."""
         raise NotImplementedError
 
 

@@ -30,8 +30,9 @@ class MinGRU(Memory):
     Args:
       input_size: number of input features, F.
       size: number of output features, H.
-      timescale: number of rows that the slowest unit remembers at first, at least 2: initially z of the units is
-        1 / n, n evenly spaced from 2 to this number. 2 means that all biases start from 0, as in the paper.
+      timescale: number of rows that the slowest unit remembers at first, at least 2: initially, z of each unit is 1 /
+        n, with n evenly spaced from 2 to this number over the units. 2 means that all biases start from 0, as in the
+        paper.
     """
 
     def __init__(self, input_size: PositiveInt, size: PositiveInt = 64, timescale: Annotated[float, Range(2)] = 64.0):

@@ -24,7 +24,7 @@ class QNetwork(nn.Module):
     Args:
       observation_spec: nest of spaces.
       num_actions: number of actions, A.
-      torso: class or factory of the torso, takes the observation spec.
+      torso: class or factory of the torso; called with the observation spec.
       dueling: whether Q = V + advantage - mean advantage (Wang et al., 2016, equation 9), with separate linear layers.
       noisy: whether the network's own layers are `NoisyLinear`; see also `MLP.noisy`.
       num_values: number of outputs K that represent one value (see `alfish.functional.values`); None means one output.
@@ -75,8 +75,8 @@ class ImplicitQNetwork(nn.Module):
     Args:
       observation_spec: nest of spaces.
       num_actions: number of actions, A.
-      torso: class or factory of the torso, takes the observation spec.
-      mlp: class or factory of the MLP, takes the torso's output size.
+      torso: class or factory of the torso; called with the observation spec.
+      mlp: class or factory of the MLP; called with the torso's output size.
       num_cosines: number of cosines in the embedding.
       num_samples: number of samples, N. It is set by the algorithm.
 

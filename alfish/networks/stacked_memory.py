@@ -17,12 +17,12 @@ from alfish.parameters.parts import build_memory
 @gin.configurable(module="alfish.networks")
 @checked
 class StackedMemory(nn.Module):
-    """Memories of which each takes the features of the one before; the state is a tuple of their states.
+    """Memories in sequence: each takes the features of the previous memory. The state is the tuple of their states.
 
     Args:
       input_size: number of input features.
-      layers: classes or factories of the memories, each takes the number of its input features; `@first/GRU` has
-        settings of its own (`first/GRU.size`).
+      layers: classes or factories of the memories; each is called with the number of its input features. `@first/GRU`
+        has settings of its own (`first/GRU.size`).
       residual: whether each layer after the first adds its input to its output, which must have equal sizes. Stacked
         GRUs and LSTMs usually do without; an `AttentionWindow` has such a connection inside.
 
@@ -54,7 +54,7 @@ class StackedMemory(nn.Module):
         return tuple(memory.initial_state(batch_size) for memory in self.layers)  # type: ignore[operator]
 
     def forward(self, features: torch.Tensor, state: Nest, step_type: torch.Tensor) -> tuple[torch.Tensor, Nest]:
-        """Returns features `[B, H]` or `[T, N, H]`, and the states after the last row; arguments as of a memory."""
+        """Returns features `[B, H]` or `[T, N, H]`, and the states after the last row; see `Memory.forward`."""
         after = []
         for k, (memory, before) in enumerate(zip(self.layers, state, strict=True)):
             output, left = memory(features, before, step_type)

@@ -82,7 +82,7 @@ class Window:
 
 
 def first_and_bootstrap_rows(experience: Experience, lambda_: float) -> Experience:
-    """Returns windows `[L, N]` as row 0 and the row from which its return bootstraps, `[2, N]`.
+    """Reduces windows `[L, N]` to row 0 and the row from which its return bootstraps, `[2, N]`.
 
     With `lambda_` 0, the return bootstraps from row 1. With `lambda_` 1, the return bootstraps from the first row after
     row 0 that does not train, or from the last row if all rows train. For other `lambda_` the return reads all rows,

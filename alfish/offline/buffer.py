@@ -36,8 +36,8 @@ class StoredEpisode(NamedTuple):
 class EpisodeBuffer(RingBuffer):
     """A read-only ring of episodes. Windows are drawn from it as from a `RingBuffer`.
 
-    The longest episode is placed first, and then each further episode in the shortest column. `env_id` is the number of
-    the column, because the rows come from no environment.
+    Episodes are placed from the longest to the shortest, each in the column that is shortest so far. `env_id` is the
+    number of the column, because the rows come from no environment.
 
     Args:
       episodes: validated episodes; the list is emptied while the ring is filled, so that memory does not hold them
@@ -50,7 +50,7 @@ class EpisodeBuffer(RingBuffer):
       episodes: place of each episode, in the given order.
     """
 
-    has_newest = False  # the longest episodes stand first
+    has_newest = False  # rows are ordered by the lengths of episodes, not by time
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class EpisodeBuffer(RingBuffer):
         raise TypeError("an OfflineBuffer is read-only")
 
     def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the range of starts of windows of two rows, for any window length.
+        """Returns the range in which windows of two rows may start, whatever `window_length` is.
 
         No more rows will come, so a column's last transitions may start windows too; longer windows repeat its LAST
         row.
@@ -97,7 +97,7 @@ class EpisodeBuffer(RingBuffer):
         return super().in_place(window_length) if window_length == 2 else None
 
     def _read(self, column: np.ndarray, position: np.ndarray) -> Experience:
-        """Returns the rows at these places; beyond a column, its first or last row, which does not train there."""
+        """Returns rows; beyond the ends of a column, its first or last row, which does not train there."""
         return super()._read(column, np.clip(position, 0, self._ends[column] - 1))
 
     def _fill(self, episodes: list[Episode], columns: list[list[int]], encoder: EpisodeEncoder) -> None:
@@ -129,8 +129,8 @@ class OfflineBuffer(EpisodeBuffer):
 
     Args:
       sources: sources of the episodes: `scheme:where`, see `alfish.offline.sources`; or `EpisodeSource` objects.
-      length: maximum number of rows, T+1 for an episode of T transitions. The report lists the episodes that do not
-        fit. None means no limit.
+      length: maximum number of rows in total; an episode of T transitions has T+1. The report lists the episodes that
+        do not fit. None means no limit.
       policy: treatment of faulty episodes: 'raise', 'drop_episode' or 'warn', see `Validator`.
       env_id: environment that the data must fit; needed if a source declares no spaces.
       spaces: spaces that the data must fit, instead of `env_id`.
@@ -138,8 +138,8 @@ class OfflineBuffer(EpisodeBuffer):
       holdout_fraction: fraction of the episodes that `holdout` receives, in [0, 1). These episodes are not trained on,
         and are spread evenly over the sources' order.
       num_columns: maximum number of columns.
-      action_limit: largest magnitude of trained Box actions, in (0, 1], because a tanh policy has infinite
-        log-probability at +-1. `prev_action` is the action that was executed.
+      action_limit: largest magnitude of trained Box actions, in (0, 1]; larger ones are clipped, because a tanh policy
+        has infinite log-probability at +-1. `prev_action` is the executed action, unclipped.
       device: device of the rows and of the windows.
       directory: directory for memory-mapped files of the rows, on the CPU; None means that rows are in memory. In both
         cases the episodes are first read into memory.
@@ -199,7 +199,7 @@ class OfflineBuffer(EpisodeBuffer):
         check_fit(self.spaces, Spaces(observation_space, action_space), self.report.name)
 
     def check_rewards(self, num_entries: int) -> None:
-        """Raises UsageError if rewards have another number of entries; 0 means scalar rewards."""
+        """Raises UsageError if rewards do not have this number of entries; 0 means scalar rewards."""
         rows = self._store.rows
         assert rows is not None
         found = sum(rows.reward.shape[1:])
@@ -218,7 +218,7 @@ class OfflineBuffer(EpisodeBuffer):
         return {"num_rows": self.num_rows, "num_columns": self.num_envs, "sha256": self._fingerprint}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Checks that these data are those of `state`.
+        """Checks that `state` was saved with the same data.
 
         Raises:
           UsageError: the data are different.

@@ -179,7 +179,7 @@ def unpacked_episodes(state: dict[str, Any]) -> Iterator[Episode]:
     if not all(isinstance(flag, bool) for flag in terminated):
         raise ValueError("`terminated` is not one bool for each episode")
     if not all(isinstance(id, str) and id.isprintable() for id in ids) or min(lengths, default=0) < 0:
-        raise ValueError("its ids or lengths are not those of episodes")
+        raise ValueError("its ids or lengths do not describe episodes")
     for name, values, expected in (
         ("rewards", rewards, count),
         ("actions", actions, count),

@@ -1,6 +1,7 @@
 """A recorded episode: numpy arrays in the environment's units and structure.
 
-Every source yields episodes, the validator checks and corrects them, and `rows` converts them to rows of the stream.
+Every source yields episodes, the validator checks and corrects them, and `episode_rows` converts them to rows of the
+stream.
 """
 
 import abc
@@ -15,7 +16,7 @@ from alfish.offline.recorded_spaces import NO_SPACES, Spaces
 
 
 class Episode(NamedTuple):
-    """T transitions. Episodes of a source may break any of these rules; episodes that the validator returns do not."""
+    """T transitions. Episodes of a source may violate the shapes and dtypes below; validated episodes do not."""
 
     id: str  # number or name in the source, for people
     observations: Nest  # [T+1, ...] each leaf; row T is the final observation
@@ -90,7 +91,7 @@ def without_final_observation(
     """Returns an episode from arrays `[T, ...]`, which lack the final observation.
 
     If the episode terminated, nothing needs the value of the final observation, so the last observation is repeated. If
-    the episode did not terminate, the value is needed, so the last transition is dropped, and its first observation
+    the episode did not terminate, the value is needed, so the last transition is dropped, and the observation before it
     becomes the final one. Goals of `HindsightReplay` and rewards of `ICM` do read the final observation of a terminated
     episode.
     """

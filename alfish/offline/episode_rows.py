@@ -23,8 +23,8 @@ class EpisodeEncoder:
 
     Args:
       spaces: spaces of the environment, both known.
-      action_limit: largest magnitude of a trained Box action, in (0, 1], because a tanh policy has infinite
-        log-probability at +-1. `prev_action` is the action that was executed.
+      action_limit: largest magnitude of a trained Box action, in (0, 1]; larger ones are clipped, because a tanh policy
+        has infinite log-probability at +-1. `prev_action` is the executed action, unclipped.
     """
 
     def __init__(self, spaces: Spaces, action_limit: float):

@@ -146,8 +146,7 @@ class EpisodeForm:
         return self._completed(mended, num_observations) if length else mended
 
     def _completed(self, episode: Episode, num_observations: int) -> Episode:
-        """Returns the episode with flags that say how it ends, and with a final observation or without its last
-        step."""
+        """Returns the episode with flags for its end, and with a final observation or else without its last step."""
         mend, id = self._report.add, episode.id
         if (episode.terminated & episode.truncated).any():
             mend("mended", "a step is both terminated and truncated; it counts as terminated", id)
@@ -186,7 +185,7 @@ class EpisodeForm:
             return rewards.astype(np.float32)
 
     def _cast(self, values: Nest, kind: str, id: str) -> Nest:
-        """Returns the values, each leaf in the dtype that is kept."""
+        """Returns the values, each leaf in the dtype in which it is stored."""
         values = nest.map(np.asarray, values)
         if self._leaves[kind] is None:
             self._leaves[kind] = nest.map(_guessed, values)

@@ -1,4 +1,4 @@
-"""Limits on what a file declares, checked before memory is allocated."""
+"""Limits on the sizes that a file declares, checked before memory is allocated."""
 
 import contextlib
 import itertools
@@ -10,8 +10,8 @@ import torch
 
 from alfish.errors import UsageError
 
-SMALL = 64 * 2**20  # bytes that any file may declare
-MAX_EXPANSION = 250  # declared bytes per stored byte, beyond SMALL; compressed frames reach about 100
+SMALL = 64 * 2**20  # bytes that a file of any size may declare
+MAX_EXPANSION = 250  # largest ratio of declared to stored bytes above SMALL; compressed frames reach about 100
 MAX_PARTS = 1000  # maximum number of parts of a nest
 MEMINFO, CGROUP_LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 
@@ -74,7 +74,7 @@ def check_nest(values: Any, name: str) -> None:
       name: name of the nest and its file.
 
     Raises:
-      UsageError: the nest has more than `MAX_PARTS`.
+      UsageError: the nest has more than `MAX_PARTS` parts.
     """
     waiting, count = [values], 0
     while waiting:
@@ -87,7 +87,7 @@ def check_nest(values: Any, name: str) -> None:
 
 
 def check_tensor(value: Any, name: str) -> torch.Tensor:
-    """Returns a tensor of a file after checking that its numbers are all in memory, once and in order.
+    """Returns a tensor of a file after checking that it is dense and contiguous.
 
     Args:
       value: value from a file.

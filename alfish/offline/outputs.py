@@ -1,6 +1,6 @@
 """Outputs for data sets: a directory in alfish's own layout, or a Minari data set in HDF5.
 
-For both, no files remain after an error, and the data set gets its name when it is complete (`writer`).
+For both, no files remain after an error, and the data set gets its name when it is complete (`data_set.EpisodeWriter`).
 """
 
 import os

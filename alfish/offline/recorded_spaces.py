@@ -95,8 +95,9 @@ def check_rewards(found: int, wanted: int, name: str) -> None:
 def check_fit(data: Spaces, environment: Spaces, name: str, whose: str = "the environment's") -> None:
     """Checks that data can be used as data of the environment without conversion.
 
-    Bounds of observations may differ, and float64 may be float32, because algorithms see neither bounds nor float64.
-    Bounds of actions may not differ, because they define the units. The data may lack the environment's action mask.
+    Observations may differ in their bounds and in the precision of floats, because algorithms see neither bounds nor
+    float64. Bounds of actions may not differ, because they define the units. The data may lack the environment's action
+    mask.
 
     Args:
       data: spaces of the data, which messages call `name`; None fits every space.

@@ -1,7 +1,7 @@
 """Checks every episode before training, corrects faults that have a unique correction, and reports all other faults.
 
 Four kinds of findings:
-1. errors of form: a missing field, lengths that do not fit, another nest or shape, a dtype that cannot be cast, an
+1. errors of form: a missing field, lengths that do not fit, a different nest or shape, a dtype that cannot be cast, an
    episode that cannot be read, a Discrete, MultiDiscrete or MultiBinary value out of its range, an action that its
    mask forbids. An episode with such an error can never be used.
 2. errors of content, which the policy 'warn' lets pass: values that are not finite (kept), an end before the last step
@@ -89,20 +89,20 @@ class Survey:
 
 
 POLICIES = ("raise", "drop_episode", "warn")
-MISFIT_FRACTION = 0.9  # if at least this fraction of the episodes has errors, the data come from another environment
+MISFIT_FRACTION = 0.9  # if at least this fraction of the episodes has errors, the data fit a different environment
 NO_ENVIRONMENT = "give the environment of these data with --env_id (OfflineBuffer.env_id), or write the data again"
 OTHER_ENVIRONMENT = (
     "they do not fit the given environment: give the one that they were recorded in, with the same wrappers, or write "
     "the data again"
 )
-CLIPPED_SILENTLY = 1e-6  # about the rounding of float32 in a conversion of units
+CLIPPED_SILENTLY = 1e-6  # about the rounding error of a unit conversion in float32
 
 
 class Validator:
     """Checks episodes one by one.
 
     Args:
-      spaces: spaces that the data must fit; where one is None, later episodes must be like the first one.
+      spaces: spaces that the data must fit; if one is None, later episodes must have the form of the first one.
       policy: treatment of faulty episodes: 'raise' reads everything, and `finish` raises if there was an error;
         'drop_episode' leaves out episodes with errors; 'warn' leaves out only unusable episodes.
       report: report to write to.

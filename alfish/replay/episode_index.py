@@ -1,4 +1,4 @@
-"""The episode of each row of a ring: its first and last row, and returns to go.
+"""An index of the episodes in a ring: the first and last row of each row's episode, and returns to go.
 
 The end of an episode is written to all of its stored rows when the episode ends. A row ends its episode if it is LAST,
 or if a FIRST row follows it, because the episode broke off.
@@ -12,7 +12,7 @@ from alfish.errors import UsageError
 from alfish.functional.returns import reverse_scan
 from alfish.replay.row_store import RowStore
 
-NONE = -1  # not a position: the end of an open episode, or the open episode of a column without one
+NONE = -1  # in place of a position: an open episode has no end yet, or a column has no open episode
 
 
 class EpisodeIndex:
@@ -81,7 +81,7 @@ class EpisodeIndex:
         self._start[slot, columns], self._end[slot, columns] = start, NONE
         if self._gamma is not None:
             self._return_to_go[slot, columns] = np.nan
-        # Row t - 1 ends an episode if row t begins one; row 0 of `ends` is about the row before the new rows.
+        # Row t - 1 ends an episode if row t begins one; row 0 of `ends` belongs to the row before the new rows.
         ends = np.concatenate([begins, is_last[-1:]])  # [T + 1, C]
         ends[0] &= open_since != NONE
         oldest = position + num_rows - self._length
@@ -100,7 +100,7 @@ class EpisodeIndex:
                 self.push(slice(column, column + 1), oldest, step_type[:, None])
 
     def clear(self) -> None:
-        """Removes the open episodes."""
+        """Marks all columns as having no open episode."""
         self._open[:] = NONE
 
     def start(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:
@@ -108,7 +108,7 @@ class EpisodeIndex:
         return np.maximum(self._start[position % self._length, column], self._store.oldest()[column])
 
     def end(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:
-        """Returns the position of the last row of each row's episode; of an open episode, the column's newest row."""
+        """Returns the last position of each row's episode, or the column's newest position if the episode is open."""
         end = self._end[position % self._length, column]
         return np.where(end == NONE, self._store.end[column] - 1, end)
 
@@ -134,7 +134,7 @@ class EpisodeIndex:
             if here == StepType.FIRST or (k and step_type[k - 1] == StepType.LAST):
                 start = position[k]
             assert max(self._start[position[k] % self._length, column], oldest) == start, (
-                "an episode begins at another row"
+                "the index has a wrong start of an episode"
             )
         open_since = self._open[column]
         if len(step_type) == 0 or step_type[-1] == StepType.LAST:
@@ -150,7 +150,7 @@ class EpisodeIndex:
             elif end != NONE and self._gamma is not None:
                 return_to_go = reward[k + 1] + self._gamma * discount[k + 1] * return_to_go
             slot = position[k] % self._length
-            assert self._end[slot, column] == end, "an episode ends at another row"
+            assert self._end[slot, column] == end, "the index has a wrong end of an episode"
             if self._gamma is not None:
                 kept = self._return_to_go[slot, column]
                 assert np.isclose(kept, return_to_go, 1e-4, 1e-4, equal_nan=True), "a return does not match the rows"

@@ -70,8 +70,8 @@ class HindsightReplay:
       achieved_key: key of the achieved goal in the observation's dict, which has the same shape and dtype.
       fraction: probability that a window is relabelled, in [0, 1].
       strategy: choice of the new goal: 'future', 'final' or 'episode'.
-      terminated_fn: function of the same arguments that returns `[M]` bool, whether the environment terminates; or the
-        name of such a method. None means that goals do not terminate.
+      terminated_fn: function of the same arguments that returns `[M]` bool, True where the environment terminates; or
+        the name of such a method. None means that a reached goal does not end an episode.
       check_period: number of calls of `relabel` after which `reward_fn` is compared with the stored rewards again; the
         first call compares, too. A difference is logged once.
     """
@@ -93,7 +93,7 @@ class HindsightReplay:
         self._num_calls, self._has_warned = 0, False
 
     def bind(self, buffer: RingBuffer, observation_spec: Nest) -> None:
-        """Sets the ring that windows come from.
+        """Sets the ring from which windows are drawn.
 
         Args:
           buffer: ring that indexes episodes.
@@ -213,7 +213,7 @@ class HindsightReplay:
         return batch._replace(experience=experience, mask=mask)
 
     def _goal_position(self, column: torch.Tensor, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
-        """Returns the position of the row that gives the new goal, `[N]`; any position, if no row follows row 0."""
+        """Returns the position of the row that gives the new goal, `[N]`; arbitrary if no row follows row 0."""
         if self._strategy == "final":
             return end
         first = position + 1 if self._strategy == "future" else self._buffer.episode_start(column, position)
@@ -255,7 +255,7 @@ class HindsightReplay:
         self._has_warned = True
         logging.warning(
             "HindsightReplay.reward_fn returns %g where the environment returned %g, and differs in %d of %d rows; "
-            "bind the environment's reward function, otherwise relabelled rows train another task",
+            "bind the environment's reward function, otherwise relabelled rows train a different task",
             computed[differs][0].item(),
             stored[differs][0].item(),
             differs.sum().item(),

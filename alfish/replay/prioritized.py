@@ -27,9 +27,9 @@ class Prioritized(Sampler):
     p_i is the priority that row i was last given, plus `epsilon`. n is the number of rows that may start a window. A
     new row has the largest p seen so far, at least 1.
 
-    Each of several learners has a sum and a number n of its own, which is exact where their replays are equally long.
-    Draws are independent of each other. The paper draws one window from each of N equal parts of the sum; that
-    stratification would be lost when the windows are split into minibatches.
+    With several learners, each uses the sum and the number n of its own replay; this is exact if all replays are
+    equally long. Draws are independent of each other. The paper draws one window from each of N equal parts of the sum;
+    that stratification would be lost when the windows are split into minibatches.
 
     Args:
       alpha: exponent of priorities, in [0, 1]; 0 is uniform. A number or a schedule of progress; a schedule takes
@@ -137,7 +137,7 @@ class Prioritized(Sampler):
         """Restores `state`; the ring's rows must be loaded first.
 
         Raises:
-          UsageError: the state was saved with another number of environments, or the ring lacks its rows.
+          UsageError: the state was saved with a different number of environments, or the ring lacks the state's rows.
         """
         saved_low, high, num_envs = state["low"].numpy(), state["high"].numpy(), self.buffer.num_envs
         if len(saved_low) != num_envs:
@@ -171,7 +171,7 @@ class Prioritized(Sampler):
         assert np.array_equal(self._priority[self._leaf(column, position)] > 0, may_start)
 
     def _agreed(self, maxima: np.ndarray) -> np.ndarray:
-        """Returns the largest weight of each minibatch over all learners, `[K]`; shares the largest priority, too."""
+        """Returns each minibatch's largest weight over all learners, `[K]`; also shares the largest priority."""
         if not replicas.is_joined():
             return maxima
         *maxima, largest = np.array(replicas.gather(*maxima, self._largest)).max(0)

@@ -32,21 +32,22 @@ class RingBuffer:
       capacity: number of rows in all columns; each column stores `capacity // num_envs`.
       num_envs: number of environments, B.
       device: device of the rows and of the windows.
-      directory: directory for memory-mapped files of the rows, on the CPU, for this ring only; None means in memory.
+      directory: directory for memory-mapped files that hold the rows of this ring only, on the CPU; None keeps the rows
+        in memory.
       num_ignored: number of oldest rows in a column at which no window may start, once rows before them are
-        overwritten or if the column began within an episode; the look-back of a frame stack.
+        overwritten or if the column began within an episode, such as the look-back of a frame stack.
       state_period: length of a stretch, in positions. One state is stored per stretch: that of the first push that
         begins in it. Windows start at rows with a state. None stores no states.
       keeps_episodes: whether the ring indexes where each row's episode begins and ends.
-      return_gamma: discount per environment step, in [0, 1], of `return_to_go`, which also indexes episodes; rewards
-        must be scalar. None stores no returns.
+      return_gamma: discount per environment step of `return_to_go`, in [0, 1]. If it is set, episodes are indexed, and
+        rewards must be scalar. None stores no returns.
 
     Attributes:
       length: number of rows that a column can store.
       num_envs, device: the arguments.
     """
 
-    has_newest = True  # rows stand in the order in which they were collected
+    has_newest = True  # rows are stored in the order of their collection
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class RingBuffer:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows that are stored, of all columns."""
+        """Number of stored rows in all columns."""
         return int(self._store.sizes().sum())
 
     @property
@@ -200,7 +201,7 @@ class RingBuffer:
         return self._store.step_type(column, position)
 
     def observation(self, column: torch.Tensor, position: torch.Tensor, key: str | None = None) -> Nest:
-        """Returns the observations, leaves `[K, N, ...]`, of these rows; with `key`, that part of a dict."""
+        """Returns observations, leaves `[K, N, ...]`; with `key`, one part of a dict. Rows as in `step_type`."""
         return self._store.observation(column, position, key)
 
     def episode_start(self, column: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
@@ -208,7 +209,7 @@ class RingBuffer:
         return self._ask(self._known_episodes().start, column, position)
 
     def episode_end(self, column: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """Returns the position of the last row of each row's episode; of an open episode, the column's newest row.
+        """Returns the last position of each row's episode, or the column's newest position if the episode is open.
 
         Args:
           column: columns `[N]`, int64.
@@ -255,7 +256,7 @@ class RingBuffer:
         """Restores `state`. If the capacity differs, restores as many of the newest rows as fit.
 
         Raises:
-          UsageError: the state was saved with another number of environments or state period.
+          UsageError: the state was saved with a different number of environments or state period.
           ValueError: the state's positions do not agree with its rows.
         """
         self._store.check_fits(state)
@@ -277,7 +278,7 @@ class RingBuffer:
             part.check_valid()
 
     def has_start(self, window_length: int) -> bool:
-        """Returns whether a stored row may start a window, after a look at all rows."""
+        """Returns whether any stored row may start a window; searches all rows."""
         return self._starts.has_any(*self.start_range(window_length))
 
     def _draw(self, num_windows: int, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -288,7 +289,7 @@ class RingBuffer:
             return drawn
         if newest is not None:
             return self._draw(num_windows, window_length)
-        error = UsageError("no window can start at any row of the replay; maybe all episodes have length 0")
+        error = UsageError("no window can start at any row of the replay; check that episodes have at least one action")
         raise error if count.any() else no_window(window_length)
 
     def _windows(self, column: np.ndarray, position: np.ndarray, window_length: int) -> Batch:
@@ -322,7 +323,7 @@ class RingBuffer:
         return self._episodes
 
     def _ask(self, function: Callable[..., np.ndarray], column: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """Calls a function of arrays with tensors; waits for those on a device."""
+        """Calls a function of arrays with tensors; if they are on a GPU, waits for it."""
         return self._store.tensor(function(*host.read((column, position))))
 
 

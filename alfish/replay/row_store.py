@@ -55,7 +55,8 @@ class RowStore:
       length: number of rows that a column can store.
       num_envs: number of environments, B.
       device: device of the rows.
-      directory: directory for memory-mapped files of the rows, on the CPU, for this store only; None means in memory.
+      directory: directory for memory-mapped files that hold the rows of this store only, on the CPU; None keeps the
+        rows in memory.
 
     Attributes:
       start: first position of each column since the last `clear`, `[B]` int64.
@@ -75,7 +76,7 @@ class RowStore:
         self._has_env_id, self._has_all_env_ids = np.zeros(num_envs, bool), False
         self.rows: StoredRow | None = None
         self._structure: Any = None  # structure of `rows`
-        self._knows_structure = False  # whether NamedTuples within rows are known; a checkpoint drops them
+        self._knows_structure = False  # whether NamedTuples within rows are known, which checkpoints do not store
         self._stores: list[Any] = []  # the leaves of `rows`; on a CPU numpy views, which are faster for small reads
         self._grids: list[Any] = []  # the same leaves as [length, B, ...]
         self._unlock: Callable[[], Any] = lambda: None
@@ -107,8 +108,8 @@ class RowStore:
           experience: rows `[T, B, ...]`, arrays or tensors.
 
         Raises:
-          UsageError: T is more than `length`, there is not enough memory, another store uses the directory, or the
-            rows that were loaded have other shapes or dtypes.
+          UsageError: T is more than `length`, there is not enough memory, another store uses the directory, or shapes
+            or dtypes differ from those of the loaded rows.
         """
         rows, step_type = StoredRow.of(experience), nest.as_array(experience.time_step.step_type)
         if not self._on_cpu or step_type is not experience.time_step.step_type:
@@ -158,7 +159,7 @@ class RowStore:
 
         Args:
           rows: rows `[T, B, ...]`, T at most `length`.
-          chosen: rows to append, `[T, B]` bool: in each column the first rows, of any number.
+          chosen: mask of the rows to append, `[T, B]` bool; a column's False entries follow all of its True entries.
         """
         time, column = np.nonzero(chosen)
         index = (self.end[column] + time) % self.length * self.num_envs + column
@@ -255,7 +256,7 @@ class RowStore:
         """Checks that `state` can be loaded.
 
         Raises:
-          UsageError: the state was saved with another number of environments.
+          UsageError: the state was saved with a different number of environments.
           ValueError: the state's positions do not agree with its rows.
         """
         pos, start = state["pos"], state["start"]
@@ -268,7 +269,9 @@ class RowStore:
         saved = nest.leaves(state["rows"])
         agree = all(len(leaf) == filled for leaf in saved) and bool(saved or not filled)
         if not agree or (start < 0).any() or (start > pos).any():
-            raise ValueError(f"positions {start.tolist()} to {pos.tolist()} of {[len(leaf) for leaf in saved]} rows")
+            raise ValueError(
+                f"{[len(leaf) for leaf in saved]} rows do not match positions {start.tolist()} to {pos.tolist()}"
+            )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a `state` that passes `check_fits`; from a longer store, only the newest rows are restored."""
@@ -343,7 +346,7 @@ class RowStore:
 
 
 def _check_like(own: StoredRow, rows: StoredRow) -> None:
-    """Raises UsageError if new rows `[T, B, ...]` have leaves of another form than the stored rows, `[N, ...]`."""
+    """Raises UsageError if shapes or dtypes of new rows `[T, B, ...]` differ from those of stored rows `[N, ...]`."""
     for (name, like), leaf in zip(nest.named_leaves(own, "row"), nest.leaves(rows)):
         one = nest.as_tensor(leaf)
         if (like.shape[1:], like.dtype) != (one.shape[2:], one.dtype):
@@ -362,7 +365,7 @@ def copy_entries(source: torch.Tensor, target: torch.Tensor, low: np.ndarray, hi
     Args:
       source: entries `[S, B, ...]` to copy.
       target: entries `[L, B, ...]` that are changed in place; on any device.
-      low, high: bounds `[B]`; entries in [low, high) are copied, at most S and at most L of a column.
+      low, high: bounds `[B]` of the entries to copy, [low, high): at most S and at most L in each column.
     """
     is_level = bool((low == low[0]).all() and (high == high[0]).all())
     columns: list[Any] = [slice(None)] if is_level else list(range(len(low)))

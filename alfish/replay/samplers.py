@@ -95,7 +95,7 @@ class Uniform(Sampler):
       recent_fraction: fraction of the windows, in [0, 1], that start among the newest rows. Over any part of a run, the
         number of such windows is exact to within one. All rows are drawn from if none of the newest rows may start a
         window, or in an `OfflineBuffer`, which has no newest rows.
-      recent_rows: number of rows that count as the newest, of all environments together, in equal parts.
+      recent_rows: total number of rows that count as the newest; each environment has an equal part.
     """
 
     def __init__(self, recent_fraction: UnitInterval = 0.0, recent_rows: PositiveInt | None = None):

@@ -137,7 +137,9 @@ class StartIndex:
             if len(chosen) == 0 and not self.has_any(lowest, end - lowest):
                 return None
         else:
-            raise UsageError("windows can start at almost no row of the replay; maybe all episodes have length 0")
+            raise UsageError(
+                "windows can start at almost no row of the replay; check that episodes have at least one action"
+            )
         if len(columns) == 1:
             return columns[0], positions[0]
         return np.concatenate(columns), np.concatenate(positions)

@@ -24,10 +24,10 @@ class StateStore:
     def __init__(self, store: RowStore, period: int):
         self._store, self.period = store, period
         self._num_slots = -(-(store.length - 1) // period) + 1
-        self._position = np.full((self._num_slots, store.num_envs), -1)  # of each state's row; -1 if no state
+        self._position = np.full((self._num_slots, store.num_envs), -1)  # position of each state's row; -1 if no state
         self._columns = np.arange(store.num_envs)
         self._states: Nest = None  # leaves [slots * B, ...], state slot * B + column
-        self._knows_structure = False  # whether NamedTuples within states are known; a checkpoint drops them
+        self._knows_structure = False  # whether NamedTuples within states are known, which checkpoints do not store
 
     def push(self, state: Nest, has_row: np.ndarray) -> None:
         """Stores the state of each column's next row, if its stretch has no state yet. Call it before the append.
@@ -50,7 +50,8 @@ class StateStore:
     def position(self, column: np.ndarray, stretch: np.ndarray) -> np.ndarray:
         """Returns the position of the row whose state is in the slot of `stretch` (`[N]`) of `column` (`[N]`).
 
-        The row may belong to an older stretch that is overwritten; -1 if the slot is empty.
+        The result is -1 if the slot is empty. Otherwise the row may belong to an older stretch, whose rows are
+        overwritten.
         """
         return self._position[stretch % self._num_slots, column]
 

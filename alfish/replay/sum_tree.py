@@ -69,8 +69,8 @@ class SumTree:
         for families in reversed(self._families[:-1]):
             family = families.take(index, axis=0)
             reached = _running_sum(family)  # [N, FAN_OUT]
-            # The parent's sum was computed in another order, so rounding may move a point out of its family: clip it
-            # to the family's range.
+            # The parent's sum was computed in a different order, so rounding may move a point out of its family: clip
+            # it to the family's range.
             point = np.minimum(np.maximum(rest, 0), np.nextafter(reached[:, -1], 0))
             # The first child whose running sum exceeds the point; the sum increases there, so its weight is positive.
             child = (reached > point[:, None]).argmax(axis=1)
@@ -82,7 +82,7 @@ class SumTree:
     def check_valid(self) -> None:
         """Raises AssertionError if a sum is not exactly the sum of its children."""
         assert np.isfinite(self._levels[0]).all() and (self._levels[0] >= 0).all()
-        assert not self._levels[0][self._size :].any(), "a weight after the last one"
+        assert not self._levels[0][self._size :].any(), "there is a weight beyond the last index"
         for families, sums in itertools.zip_longest(self._families, self._levels[1:]):
             if sums is not None:
                 assert np.array_equal(families.sum(axis=1), sums[: len(families)]), "a sum is outdated"

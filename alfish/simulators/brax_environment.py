@@ -17,7 +17,7 @@ from alfish.simulators.libraries import check_task
 class BraxInterface(JaxEnvironment):
     """B environments in brax's interface: `reset(key)` and `step(state, action)` return a state with all results.
 
-    Each episode begins with a new reset, whereas the wrappers of the packages repeat the first one.
+    Each episode begins with a new reset, whereas the packages' own wrappers return to the state of the first reset.
 
     Args:
       env: environment without wrappers, whose actions are in [-1, 1].

@@ -1,4 +1,4 @@
-"""Isaac Lab 2.3 and 3.0. A process holds one simulation, and Isaac Sim itself ends with the process."""
+"""Isaac Lab 2.3 and 3.0. A process can hold only one simulation, and Isaac Sim runs until the process ends."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ class IsaacLab(ManagerBased):
       task: id of the task, such as 'Isaac-Velocity-Flat-G1-v0'; 3.0 has ids without '-v0'.
       num_envs: number of environments, B.
       seed: seed of the configuration, which events at the start use.
-      device: device of the simulation; None means the task's own.
+      device: device of the simulation; None means the device in the task's configuration.
       cfg: changes of the task's configuration by path, such as {'episode_length_s': 20.0}.
       groups: names of the groups of observations to keep, such as ['policy', 'critic']; None means all.
       launcher: further arguments of Isaac Lab's launcher, such as {'enable_cameras': True}.
@@ -83,7 +83,7 @@ class IsaacLab(ManagerBased):
 
 
 def launch_for_tasks(options: Mapping[str, Any] | None = None) -> Any:
-    """Imports Isaac Lab's tasks, before which 2.3 starts Isaac Sim; returns the module `isaaclab.app`.
+    """Imports Isaac Lab's tasks, after starting Isaac Sim for version 2.3; returns the module `isaaclab.app`.
 
     Args:
       options: arguments of the launcher.
@@ -92,7 +92,7 @@ def launch_for_tasks(options: Mapping[str, Any] | None = None) -> Any:
       UsageError: Isaac Lab is not installed.
     """
     app = library("isaaclab.app", COMMAND)
-    # Isaac Lab 3.0 has `launch_simulation`, and launches when a task is made.
+    # Isaac Lab 3.0, which has `launch_simulation`, starts Isaac Sim when a task is made.
     if not hasattr(app, "launch_simulation") and not _LAUNCHED:
         _LAUNCHED.append(app.AppLauncher({"headless": True, **(options or {})}))
     library("isaaclab_tasks", COMMAND)

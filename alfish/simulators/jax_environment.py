@@ -66,8 +66,8 @@ class JaxEnvironment(Simulator):
             self._place = jax.devices(self.device.type)[self.device.index or 0]
         except (RuntimeError, IndexError) as error:
             raise UsageError(
-                f"JAX has no device {self.device}, on which {type(self).__name__} should compute; install JAX for it, "
-                "or set make_environment.env_kwargs = {'device': 'cpu'}"
+                f"JAX has no device {self.device}, on which {type(self).__name__} should compute; install JAX for "
+                "this device, or set make_environment.env_kwargs = {'device': 'cpu'}"
             ) from error
         self._begin, self._advance = jax.jit(self._begin_all), jax.jit(self._advance_all)
         # Keys [B], numbers of steps [B] and states [B] of the current episodes.
@@ -83,7 +83,7 @@ class JaxEnvironment(Simulator):
 
     @abc.abstractmethod
     def advance(self, key: Any, state: Any, action: Any) -> Transition:
-        """Returns one step, without a reset; the state has the structure of that of `begin`.
+        """Returns one step, without a reset; the state has the structure of the state from `begin`.
 
         Args:
           key: random key of JAX.
@@ -114,7 +114,7 @@ class JaxEnvironment(Simulator):
         """Restores keys, numbers of steps and states.
 
         Raises:
-          UsageError: the state belongs to another number of environments, or to another class.
+          UsageError: the state is that of a different class or number of environments.
         """
         own = self._leaves()
         if {path: tuple(leaf.shape) for path, leaf in state.items()} != {path: leaf.shape for path, leaf in own}:
@@ -177,7 +177,7 @@ class JaxEnvironment(Simulator):
         return (keys, jax.numpy.where(ended, 0, clock), state), step
 
     def _cast(self, tree: Any, like: Any) -> Any:
-        """Returns a pytree in the dtypes of another one of the same structure."""
+        """Casts a pytree to the dtypes of `like`, which has the same structure."""
         return self._jax.tree.map(lambda leaf, other: self._jax.numpy.asarray(leaf).astype(other.dtype), tree, like)
 
 

@@ -65,7 +65,7 @@ def set_up(config: Any, settings: Mapping[str, Any] | None, name: str) -> None:
 
 
 def _parts(place: Any) -> dict[str, Any]:
-    """Returns the parts of a configuration by their names, those that its class declares included."""
+    """Returns the parts of a configuration by name, including those that only its class declares."""
     if isinstance(place, Mapping):
         return dict(place)
     names = [name for name in dir(place) if not name.startswith("_")]
@@ -73,7 +73,7 @@ def _parts(place: Any) -> dict[str, Any]:
 
 
 def as_space(space: Any) -> gymnasium.Space:
-    """Returns a space as gymnasium's; other classes have `spaces`, or `shape`, `low`, `high` and `dtype`."""
+    """Converts a space of any class with `spaces`, or `shape`, `low`, `high` and `dtype`, to gymnasium's class."""
     if isinstance(space, gymnasium.Space):
         return space
     if hasattr(space, "spaces"):
@@ -83,6 +83,6 @@ def as_space(space: Any) -> gymnasium.Space:
 
 
 def unbounded(shape: Iterable[int], dtype: Any = np.float32) -> gymnasium.spaces.Box:
-    """Returns a Box without bounds; an integer dtype is bounded by its own numbers."""
+    """Returns a Box without bounds, or with the limits of an integer dtype."""
     low, high = (-np.inf, np.inf) if np.issubdtype(dtype, np.floating) else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     return gymnasium.spaces.Box(low, high, tuple(shape), dtype)

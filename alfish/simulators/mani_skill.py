@@ -51,7 +51,7 @@ class ManiSkill(Simulator):
 
     def step(self, action: Nest) -> SimulatorStep:
         observation, reward, terminated, truncated, infos = self._env.step(action)
-        # ManiSkill has gymnasium's keys of before 1.0, only in steps in which an episode ends.
+        # ManiSkill uses the keys of gymnasium before 1.0, and only in steps in which an episode ends.
         final, info = (infos.pop(key, None) for key in ("final_observation", "final_info"))
         log = None if info is None else _means(info.get("episode") or {}, terminated | truncated)
         return SimulatorStep(observation, reward, terminated, truncated, final, log)
@@ -61,6 +61,6 @@ class ManiSkill(Simulator):
 
 
 def _means(episode: Mapping[str, torch.Tensor], ended: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Returns the means over the ended episodes, 0-d tensors, of values `[B]`."""
+    """Returns the means of values `[B]` over the ended episodes, as 0-d tensors."""
     weight = ended.float() / ended.sum()
     return {name: (value.float().reshape(len(ended)) * weight).sum() for name, value in episode.items()}

@@ -23,8 +23,8 @@ class Mjlab(ManagerBased):
     """B environments of a task of mjlab, with their true final observations.
 
     With its setting `auto_reset` False, mjlab does not reset by itself, so a step returns the observations with which
-    episodes ended. The adapter then resets these environments. mjlab takes their indices, for which the host waits once
-    in a step.
+    episodes ended. The adapter then resets these environments. mjlab takes the indices of these environments, so the
+    host waits for the device once in each step.
 
     Args:
       task: name of the task, such as 'Mjlab-Velocity-Flat-Unitree-G1'.
@@ -69,6 +69,6 @@ class Mjlab(ManagerBased):
         results = nest.map(torch.clone, (observation, reward, terminated, truncated))
         final, reward, terminated, truncated = results
         begun, extras = self.env.reset(env_ids=indices)
-        # Observations of the other environments are new as well, with other noise.
+        # The reset also computes observations of the other environments, with new noise; these are not used.
         after = nest.where(ended, begun, final)
         return self._stepped(after, reward, terminated, truncated, final, extras.pop("log", None))

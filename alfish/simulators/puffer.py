@@ -18,8 +18,8 @@ from alfish.simulators.libraries import as_space
 class Puffer(Simulator):
     """The agents of a `PufferEnv`, each as an environment, on the CPU.
 
-    PufferLib loses final observations (`make_environment.final_observation`), and many of its environments end by
-    termination where a time limit ends them.
+    PufferLib loses final observations (`make_environment.final_observation`), and many of its environments report a
+    termination when a time limit ends an episode.
 
     Args:
       env: class of the environment, or a function that makes it, called with `num_envs`.
@@ -51,7 +51,7 @@ class Puffer(Simulator):
 def _means(infos: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
     """Returns the means of the numbers in a list of infos, which PufferLib returns occasionally.
 
-    None without numbers.
+    Returns None if there are no numbers.
     """
     numbers: dict[str, list[float]] = {}
     for info in infos:

@@ -109,7 +109,7 @@ def gin_file(
 
 
 class _Translation:
-    """The lines of one translation. Each field is taken out of a copy of the configuration, and the rest is named."""
+    """Translates one configuration. Each translated field is removed from a copy; comments name the fields left."""
 
     def __init__(self, runner: Mapping[str, Any], num_envs: int, task: str | None, environment: str):
         self._runner = {name: value for name, value in runner.items() if not _is_missing(value)}
@@ -385,7 +385,7 @@ def _yaml(text: str, path: str) -> Any:
     try:
         import yaml
     except ImportError as error:
-        raise UsageError(f"reading {path} takes yaml: pip install pyyaml; a .json file takes nothing") from error
+        raise UsageError(f"reading {path} requires yaml: pip install pyyaml, or give a .json file") from error
 
     class Loader(yaml.SafeLoader):
         """Reads tuples of Python as lists, and other objects as their text; executes nothing."""

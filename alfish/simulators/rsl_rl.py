@@ -17,7 +17,8 @@ from alfish.simulators.libraries import unbounded
 class RslRl(Simulator):
     """B environments of rsl_rl's `VecEnv`, which loses final observations (`make_environment.final_observation`).
 
-    `extras['time_outs']` are truncations, all other ends are terminations. Without this key an episode never truncates.
+    `extras['time_outs']` marks truncations; all other ends are terminations. Without this key, every end is a
+    termination.
 
     Args:
       env: function that makes the environment, called with `num_envs`.

@@ -58,14 +58,17 @@ def check_learnable(space: Any, name: str) -> None:
 def check_scalar_reward(name: str, reward_spec: spaces.Box) -> None:
     """Raises UsageError if rewards are vectors; `name` is the algorithm's name."""
     if reward_spec.shape:
-        raise UsageError(f"{name} requires a scalar reward, but this reward is a vector of {reward_spec.shape[0]}")
+        raise UsageError(
+            f"{name} requires a scalar reward, but this reward is a vector of {reward_spec.shape[0]}; add its entries "
+            "up in a wrapper"
+        )
 
 
 def check_finite_choice(name: str, action_spec: Nest) -> None:
     """Raises UsageError if an action has a Box leaf, over which there is no uniform distribution.
 
     Args:
-      name: name of the parameter that needs a finite choice.
+      name: name of the parameter that requires a finite number of choices.
       action_spec: canonical action nest.
     """
     for path, leaf in nest.named_leaves(action_spec, "action"):
@@ -88,7 +91,7 @@ def check_bounded(reason: str, path: str, leaf: spaces.Space, instead: str) -> N
     """Raises UsageError for a Box in which an entry lacks a bound.
 
     Args:
-      reason: beginning of the sentence, why bounds are needed.
+      reason: beginning of the message, which says why bounds are needed.
       path: path of the leaf in the action.
       leaf: leaf of a canonical action nest.
       instead: name of an algorithm that needs no bounds.

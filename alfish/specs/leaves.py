@@ -14,7 +14,7 @@ from alfish.specs.checks import check_learnable
 from alfish.specs.masks import uniform_action
 from alfish.specs.spaces import as_float32, map_space, shape_of, torch_dtype, without_vast_bounds
 
-# Words in which the names of metrics and evaluation results end, and which no entry may have as its name.
+# Words at the ends of names of metrics and evaluation results; no entry may have one as its name.
 TAKEN = ("n", "nonfinite")
 
 
@@ -25,7 +25,7 @@ class VectorReward(spaces.Box):
       names: names of the entries; also an attribute.
 
     Raises:
-      UsageError: a name occurs twice, or would be confused with another result.
+      UsageError: a name is empty, occurs twice, contains '/', or is in `TAKEN`.
     """
 
     def __init__(self, names: Sequence[str]):
@@ -46,7 +46,7 @@ class VectorReward(spaces.Box):
 
 
 def reward_spec(entries: int | Sequence[str] | None = None) -> spaces.Box:
-    """Returns the spec of a scalar reward, or of a vector reward with this number of entries, or with these names."""
+    """Returns the spec of a reward: a scalar for None, or a vector whose entries have this number or these names."""
     if entries is None:
         return spaces.Box(-np.inf, np.inf, (), np.float32)
     return VectorReward([str(entry) for entry in range(entries)] if isinstance(entries, int) else entries)

@@ -39,7 +39,7 @@ def check_entries(mask: Any, name: str) -> None:
 
 
 class MaskLayout:
-    """Places of the choices in a mask.
+    """Positions of an action's choices in its mask.
 
     Args:
       action_spec: canonical action nest.
@@ -47,7 +47,7 @@ class MaskLayout:
       name: name of the mask, for messages.
 
     Raises:
-      UsageError: the action has no choices, or another number of choices.
+      UsageError: the action has no choices, or `size` is not the number of its mask's entries.
     """
 
     def __init__(self, action_spec: Nest, size: int, name: str):
@@ -61,7 +61,8 @@ class MaskLayout:
         if size not in (total, short):
             other = f", or {short} with one for each bit" if short < total else ""
             raise UsageError(
-                f"{name} is an action mask of {size} entries, but the action {action_spec} has {total} choices{other}"
+                f"{name} is an action mask of {size} entries, but the action {action_spec} has {total} choices{other}; "
+                "give it one entry for each"
             )
         self.size = size
         self._is_short = size < total  # one mask entry for each bit
@@ -161,7 +162,7 @@ def uniform_choice(mask: torch.Tensor) -> torch.Tensor:
 
     If no choice is allowed, any choice may be drawn.
     """
-    return (torch.rand(mask.shape, device=mask.device) + mask).argmax(-1)  # at least 1 if allowed, else less
+    return (torch.rand(mask.shape, device=mask.device) + mask).argmax(-1)  # at least 1 for allowed choices only
 
 
 def uniform_action(leaf: spaces.Space, mask: torch.Tensor) -> torch.Tensor:

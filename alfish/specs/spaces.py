@@ -10,11 +10,11 @@ from gymnasium import spaces
 from alfish.nest import Nest
 
 LEAF_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-LARGEST_BOUND = 1e30  # floats from here on mean no bound; libraries declare the largest float instead
+LARGEST_BOUND = 1e30  # a bound of at least this size means no bound; some libraries declare the largest float
 
 
 def map_space(function: Callable[..., Any], space: spaces.Space, *values: Any) -> Nest:
-    """Returns the nest of `function(leaf, *values at its place)` over the leaves of a space, as dicts and tuples."""
+    """Returns the nest, of dicts and tuples, of `function(leaf, *values)` with the values at each leaf of a space."""
     if isinstance(space, spaces.Dict):
         return {key: map_space(function, child, *(value[key] for value in values)) for key, child in space.items()}
     if isinstance(space, spaces.Tuple):

@@ -47,7 +47,7 @@ class ObservationUnits:
         return nest.leaves(self._starts)
 
     def with_tensors(self, tensors: list[torch.Tensor]) -> "ObservationUnits":
-        """Returns a copy that converts with other tensors, which have the structure of `tensors`."""
+        """Returns a copy that converts with the given tensors, which have the structure of `tensors`."""
         other = copy.copy(self)
         other._use(nest.like(self._starts, tensors))
         return other
@@ -157,7 +157,7 @@ class ActionUnits:
         return [{name: each for name, each in vars(leaf).items() if isinstance(each, torch.Tensor)} for leaf in leaves]
 
     def with_tensors(self, tensors: list[dict[str, torch.Tensor]]) -> "ActionUnits":
-        """Returns a copy that converts with other tensors, which have the structure of `tensors`."""
+        """Returns a copy that converts with the given tensors, which have the structure of `tensors`."""
         leaves, structure = nest.flatten(self._units)
         copies = [copy.copy(leaf) for leaf in leaves]
         for leaf, own in zip(copies, tensors, strict=True):
@@ -185,7 +185,7 @@ class _LeafUnits:
     """
 
     def __init__(self, space: spaces.Space, device: torch.device | None):
-        # float32 represents neither float64 nor every integer.
+        # float32 can represent neither all float64 numbers nor all integers.
         working: Any = np.float32 if space.dtype in (np.float16, np.float32) else np.float64
 
         def constant(array: Any, dtype: Any = working) -> Any:
@@ -217,7 +217,7 @@ class _LeafUnits:
             low, high = np.full(low.shape, -1.0), np.full(low.shape, 1.0)
         ends = constant(as_float32(low), np.float32), constant(as_float32(high), np.float32)
         least, most = map(constant, _limits(declared, space, working))
-        # Each operation is monotonic, so no action leads further than the end points.
+        # Each operation is monotonic, so the results for the end points bound the results for all actions.
         lowest, highest = (end if self._scale is None else end * self._scale + self._offset for end in ends)
         if (lowest < least).any() or (highest > most).any():
             self._least, self._most = least, most

@@ -30,10 +30,10 @@ class FrozenEncoder(Transform):
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
-      encoder: class or factory of the encoder, which takes the leaf's space; the encoder maps `[N, *shape]` to features
+      encoder: class or factory of the encoder; called with the leaf's space. The encoder maps `[N, *shape]` to features
         `[N, F]`. None means the encoder that `networks.Encoder` chooses by the size of the image.
       leaf: path of the leaf; None means the only leaf, or the only image.
-      source: part of another run that the encoder's parameters are read from when a run is new,
+      source: part of another run from which a new run reads the encoder's parameters,
         `'network.actor_torso.encoder.encoders.0@runs/x'`; see `transfer`. None keeps the initial parameters.
     """
 

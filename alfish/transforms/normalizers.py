@@ -176,10 +176,11 @@ class ObservationRescaler(ObservationNormalizer):
 @gin.configurable(module="alfish.transforms")
 @checked
 class RewardNormalizer(Transform):
-    """Divides rewards by the standard deviation of discounted returns-so-far, and clips; vector rewards per entry.
+    """Divides rewards by the standard deviation of discounted returns-so-far, and clips the result.
 
     The return-so-far of an environment is updated as R <- gamma R + r, from 0 at each episode's start. It is stored by
-    `env_id`, so an environment may change columns between unrolls. The mean is not subtracted.
+    `env_id`, so an environment may change columns between unrolls. The mean is not subtracted. Each entry of a vector
+    reward has its own standard deviation.
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
@@ -257,10 +258,10 @@ class RewardNormalizer(Transform):
         self._return = state["return"]
 
     def _num_known(self, env_id: torch.Tensor) -> int:
-        """Returns a number of environments that all ids `[B]` are below.
+        """Returns a number that is larger than all environment ids `[B]`.
 
-        Ids on a device are not read, because reading would wait for the device; they are those of one environment or
-        ring, and do not change.
+        Ids on a device are not read, because reading would wait for the device; they belong to one environment or ring,
+        and do not change.
         """
         if env_id.device.type == "cpu" or self._return is None or len(env_id) != self._num_columns:
             self._num_columns = len(env_id)
@@ -324,7 +325,7 @@ def _turns(env_id: torch.Tensor, is_real: torch.Tensor) -> list[Any]:
     """Returns groups of columns with distinct environments, to be processed one group after another.
 
     An asynchronous unroll may have several columns of an environment, each of which continues the previous column. Rows
-    on a device are those of an environment of tensors or of a ring: each column is another environment, and has its id.
+    on a device come from an environment of tensors or a ring, in which each column is a different environment.
 
     Args:
       env_id: global ids of the environments, `[B]` int64.

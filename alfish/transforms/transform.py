@@ -1,8 +1,8 @@
 """The base class of transforms, and chains of them.
 
 Given its statistics, a transform is a pure function. Statistics are buffers: they are saved and published with the
-weights, and change once per iteration, in `observe`, after the updates. Rollout and training therefore transform rows
-to equal numbers, and PPO's first ratio is exactly 1. With `Trainer.calibration`, statistics change only before the
+weights, and change once per iteration, in `observe`, after the updates. Rollout and training therefore transform a row
+to the same numbers, and PPO's first ratio is exactly 1. With `Trainer.calibration`, statistics change only before the
 first update.
 """
 
@@ -105,7 +105,7 @@ class Transforms(nn.Module):
     other transforms are applied to stored rows whenever rows are used.
 
     Args:
-      factories: transform classes or partials of classes, which take (observation_spec, reward_spec) and, if they have
+      factories: transform classes or partials of classes, called with (observation_spec, reward_spec) and, if they have
         a parameter of that name, `action_spec`.
       observation_spec, reward_spec: specs of raw rows.
       action_spec: canonical action nest; None if no transform takes it.
@@ -210,7 +210,7 @@ class Transforms(nn.Module):
 
     @torch.no_grad()
     def observe(self, time_step: TimeStep, state: Nest, num_seen: int) -> None:
-        """Updates all statistics with raw rows `[T, B]` on any device, without `num_seen` rows observed before."""
+        """Updates all statistics with raw rows `[T, B]` on any device, except the first `num_seen`, seen before."""
         device = next(self.buffers(), time_step.step_type).device
         raw: TimeStep | None = time_step  # None after a transform that changes rewards
         for transform, before in zip(self.others, state or (), strict=True):

@@ -81,7 +81,7 @@ def test_what_cannot_be_left_out_is_one_sentence(env_id, leave_out, words):
 
 
 def test_a_vector_class_has_no_parts_to_leave_out():
-    with pytest.raises(UsageError, match="make_environment.leave_out apply to single environments, but a vector class"):
+    with pytest.raises(UsageError, match="make_environment.leave_out applies to single environments, but a vector"):
         make_environment("CartPole-v1", 2, "vector_entry_point", leave_out=["mission"])
 
 

@@ -359,7 +359,7 @@ def test_a_type_error_of_the_environments_own_is_not_blamed_on_env_kwargs():
     [("CartPole-v1", "vector_entry_point"), ("CartPole-v1", "envpool"), (TensorPointMass, "sync")],
 )
 def test_wrappers_that_could_not_be_applied_are_refused(env_id, vectorization, name):
-    with pytest.raises(UsageError, match="wrappers apply to single environments"):
+    with pytest.raises(UsageError, match="wrappers applies to single environments"):
         make_environment(env_id, vectorization=vectorization, **{name: [Plus]})
 
 
@@ -932,10 +932,10 @@ def test_action_bounds_fill_in_what_is_missing():
             r"which requires a Box of floats, but the action space is Discrete\(3\); leave it out",
         ),
         (spaces.Box(-1, 1, (2,)), 1.0, "the action space already has bounds, Box.*; leave it out"),
-        (UNBOUNDED, [1.0, 2.0, 3.0], r"which is 3 numbers for actions of shape \(2,\); give one for each entry"),
-        (UNBOUNDED, -1.0, "it must be positive"),
-        (UNBOUNDED, [1.0, np.nan], "it must be positive"),
-        (spaces.Box(5, np.inf, (2,)), 1.0, "it must be positive and larger than the lower bounds of Box"),
+        (UNBOUNDED, [1.0, 2.0, 3.0], r"which has 3 numbers, but actions have shape \(2,\); give one for each entry"),
+        (UNBOUNDED, -1.0, "must be positive"),
+        (UNBOUNDED, [1.0, np.nan], "must be positive"),
+        (spaces.Box(5, np.inf, (2,)), 1.0, "must be positive, .* a above the lower bounds of Box"),
     ],
 )
 def test_action_bounds_that_do_not_fit_are_refused(space, bounds, words):

@@ -100,10 +100,10 @@ def test_a_grid_may_have_any_height_and_width(shape):
         (
             MINIGRID,
             {},
-            r"OneHotGrid.sizes must be set, .*, 255, is only that of its dtype uint8: .* 3 channels",
+            r"OneHotGrid.sizes must be set, .*, 255, is only the limit of its dtype uint8; .* 3 channels",
         ),
-        (MINIGRID, {"sizes": (11, 6)}, r"OneHotGrid.sizes has 2 entries, \(11, 6\); the leaf has 3 channels"),
-        (MINIGRID, {"sizes": ()}, r"OneHotGrid.sizes has 0 entries, \(\); the leaf has 3 channels"),
+        (MINIGRID, {"sizes": (11, 6)}, r"OneHotGrid.sizes has 2 entries, \(11, 6\), but the leaf has 3 channels"),
+        (MINIGRID, {"sizes": ()}, r"OneHotGrid.sizes has 0 entries, \(\), but the leaf has 3 channels"),
         (spaces.Box(0, 1, (7, 7, 3)), {}, r"OneHotGrid encodes a Box of integers, not Box.*use another encoder"),
         (spaces.Discrete(3), {}, r"OneHotGrid encodes a Box of integers, not Discrete\(3\)"),
         (spaces.Box(0, 3, (7,), np.int64), {}, r"OneHotGrid encodes images \[H, W, C\].*not a leaf of shape \(7,\)"),

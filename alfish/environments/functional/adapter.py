@@ -28,14 +28,14 @@ from alfish.nest import Nest
 from alfish.runs import random_state
 from alfish.specs import ActionUnits, ObservationUnits
 
-BLOCK = 32  # steps for which an environment with a generator of its own draws numbers at once
+BLOCK = 32  # number of steps for which a separate generator draws its numbers at once
 
 
 class FunctionalEnvironment(Environment):
-    """B environments of a functional environment, see `alfish.environments.functional`.
+    """B copies of a functional environment that step together, see `alfish.environments.functional`.
 
-    Built for training, one generator draws the numbers of all environments, and a finished environment begins its next
-    episode in the same step (`uneven`). Built for evaluation, each environment has a separate generator, and begins an
+    For training, one generator draws the numbers of all environments, and a finished environment begins its next
+    episode in the same step (`uneven`). For evaluation, each environment has a separate generator, and begins an
     episode when `reset` selects it, so the episode of a seed does not depend on the number of environments.
 
     Args:
@@ -45,12 +45,12 @@ class FunctionalEnvironment(Environment):
       evaluation: whether environments are reset and seeded one by one.
       action_mask: leaf of the observation that is an action mask, 'observation:LEAF'; None means no mask.
       rewards: names of the entries of a vector reward; None means the names in `reward_space`, or else numbers.
-      env_spec: specification in gymnasium's registry; None means a new one with the time limit.
+      env_spec: specification in gymnasium's registry; None means a new specification with the environment's time limit.
 
     Attributes:
       functional: functional environment on `device`.
       state: current state, leaves `[B, ...]`; None before the first reset.
-      clock: number of steps of each current episode, `[B]` int32.
+      clock: number of steps taken in each current episode, `[B]` int32.
       observation: observation to act from next, in the environment's units.
       device: device of all tensors.
 
@@ -92,7 +92,7 @@ class FunctionalEnvironment(Environment):
         kind = SeparateNumbers if evaluation else _SharedNumbers
         self._numbers = kind(seeds, num_draws(functional), self.device)
         self._resets: tuple[torch.Tensor, TimeStep] | None = None
-        self._blank = TimeStep(  # FIRST rows without observations
+        self._blank = TimeStep(  # FIRST rows, without observations yet
             step_type=torch.full((self.num_envs,), StepType.FIRST, dtype=torch.int32, device=self.device),
             reward=torch.zeros(self.num_envs, *self.reward_spec.shape, device=self.device),
             discount=torch.ones(self.num_envs, device=self.device),
@@ -137,23 +137,23 @@ class FunctionalEnvironment(Environment):
         self.state, self.clock, self.observation = episodes
 
     def tensors(self) -> Nest:
-        """Returns all tensors that `advanced` reads besides its other arguments."""
+        """Returns the tensors for `advanced`: all that it reads besides its other arguments."""
         return tensors_of(self.functional), self._units.tensors(), self._observed.tensors(), self._blank
 
     def advanced(
         self, tensors: Nest, episodes: Nest, action: Nest, u: torch.Tensor
     ) -> tuple[Nest, TimeStep, torch.Tensor, TimeStep]:
-        """Makes a vector step as a function of tensors, which changes nothing and can be traced into a graph.
+        """Computes a vector step as a pure function of tensors, which can be traced into a graph.
 
         Args:
-          tensors: nest as from the method `tensors`.
-          episodes: nest as `episodes`.
+          tensors: result of the method `tensors`.
+          episodes: states, clocks and observations, as in the attribute `episodes`.
           action: actions `[B, ...]` in the algorithm's units.
-          u: random numbers of the step, `[B, n]` as from `draw`.
+          u: random numbers of the step, `[B, n]`: one row of a result of `draw`.
 
         Returns:
-          The episodes after the step, the LAST or MID rows `[B]`, where episodes ended `[B]` bool, and the FIRST rows
-          that follow there.
+          The episodes after the step, the LAST or MID rows `[B]`, the mask `[B]` bool of the episodes that ended, and
+          the FIRST rows `[B]` that follow under this mask.
         """
         of_functional, of_units, of_observed, blank = tensors
         units = self._units.with_tensors(of_units) if any(of_units) else self._units
@@ -201,10 +201,10 @@ class FunctionalEnvironment(Environment):
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Restores episodes and generators, so that the stream continues with the same bits.
 
-        The state of a generator on a CPU does not fit one on a GPU, and vice versa; such a generator gets a new seed.
+        A generator on a GPU cannot load the state of a CPU's generator, or vice versa; it then gets a new seed.
 
         Raises:
-          UsageError: the state belongs to another number of environments, or to another class.
+          UsageError: the state is that of a different class or number of environments.
         """
         if not state:
             return False
@@ -277,12 +277,12 @@ class SeparateNumbers:
     def __init__(self, seeds: Sequence[int], count: int, device: torch.device):
         self._generators = [torch.Generator() for _ in seeds]
         self._count, self._device = count, device
-        self._ahead = torch.zeros(len(seeds), BLOCK, count)  # drawn in blocks, because a call takes long
+        self._ahead = torch.zeros(len(seeds), BLOCK, count)  # in blocks, because each call of a generator is slow
         self._cursor = torch.full((len(seeds),), BLOCK)  # index of the next step of each environment in `_ahead`
         self.seed(seeds)
 
     def seed(self, seeds: Sequence[int | None] | None, rows: np.ndarray | None = None) -> None:
-        """Seeds the generators of the environments `rows`, `[B]` bool, that have a seed; None means all rows."""
+        """Seeds the generators of `rows` (`[B]` bool; None means all), except where the seed is None."""
         for row, seed in enumerate(seeds or ()):
             if seed is not None and (rows is None or rows[row]):
                 self._generators[row].manual_seed(seed)
@@ -307,5 +307,5 @@ class SeparateNumbers:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for generator, own in zip(self._generators, state["generators"].cpu()):
-            generator.set_state(own.clone())  # with a view of a tensor, torch 2.13 crashes
+            generator.set_state(own.clone())  # a copy, because torch 2.13 crashes with a view
         self._ahead, self._cursor = state["ahead"].cpu().clone(), state["cursor"].cpu().clone()

@@ -10,8 +10,8 @@ arguments or keep state, so any number of steps can be traced into one graph.
 
 Besides gymnasium's `observation_space` and `action_space` of one environment, the class may have these attributes:
 - `max_episode_steps`: number of steps after which an episode is truncated; None, the default, means no limit;
-- `initial_draws`, `transition_draws`: random numbers that `initial` and one step use, a mapping from names to
-  `Uniform`, `Normal` or `Integers`; empty by default;
+- `initial_draws`, `transition_draws`: random numbers that `initial` and one step use: mappings from names to `Uniform`,
+  `Normal` or `Integers`; empty by default;
 - `truncates`: True if the environment has a method `truncated`;
 - `reward_space`: Box of shape (R,) for vector rewards `[B, R]`.
 
@@ -39,7 +39,7 @@ class Uniform:
     """Uniform random numbers in [low, high].
 
     Args:
-      low, high: bounds.
+      low, high: bounds of the numbers.
       shape: shape of the numbers of one environment.
     """
 
@@ -64,8 +64,8 @@ class Normal:
 
     def of(self, u: torch.Tensor) -> torch.Tensor:
         """Returns the numbers for `u`, uniform in [0, 1), with the same shape and dtype."""
-        # `u` has multiples of 2^-24. The middle of the interval to the next one is neither 0 nor 1, where erfinv is
-        # infinite, and float32 represents it exactly.
+        # `u` is a multiple of 2^-24. The middle between `u` and the next multiple is exact in float32, and never 0 or
+        # 1, where erfinv is infinite.
         return torch.erfinv(2 * u - 1 + 2**-24) * math.sqrt(2)
 
 
@@ -74,7 +74,7 @@ class Integers:
     """Uniform random integers 0 ... n - 1, int64.
 
     Args:
-      n: number of integers, at most 2^24.
+      n: exclusive upper bound of the integers, at most 2^24.
       shape: shape of the numbers of one environment.
     """
 
@@ -93,8 +93,8 @@ class Draws(dict[str, torch.Tensor]):
     """The argument `rng` of an environment's methods: the drawn numbers by name, each `[B, *shape]`.
 
     Args:
-      kinds: kinds of the numbers by name.
-      u: uniform numbers in [0, 1), `[B, n]` with n as in `size`.
+      kinds: declared kind (`Uniform`, `Normal` or `Integers`) of each name.
+      u: uniform numbers in [0, 1), `[B, n]` with n = `size(kinds)`.
 
     Attributes:
       batch_size: number of environments, B.
@@ -144,7 +144,7 @@ class Outcome(NamedTuple):
 class Stepped(NamedTuple):
     """The result of a vector step; `final_observation` differs from `observation` only where an episode ended."""
 
-    state: Nest  # state to continue from, of new episodes where old ones ended
+    state: Nest  # state to continue from; the first of the next episode where one ended
     clock: torch.Tensor  # [B] int32, number of steps of the current episode
     observation: Nest  # observation to act from next
     final_observation: Nest  # observation that the step led to, before any reset
@@ -218,7 +218,7 @@ def tensors_of(env: FuncEnv) -> dict[str, torch.Tensor]:
 
 
 def with_tensors(env: FuncEnv, tensors: Mapping[str, torch.Tensor]) -> FuncEnv:
-    """Returns a shallow copy of an environment with other tensors as attributes.
+    """Returns a shallow copy of an environment with the given tensors as attributes.
 
     A compiled function takes `tensors_of(env)` as arguments, because a graph cannot hold tensors of its own:
 
@@ -238,7 +238,7 @@ def draws(env: FuncEnv, u: torch.Tensor) -> tuple[Draws, Draws]:
 
 
 def _dense(nested: Nest) -> Nest:
-    """Returns contiguous leaves, because a compiled function takes leaves of one layout in all calls."""
+    """Returns contiguous leaves, because a compiled function requires the same memory layout in all calls."""
     return nest.map(torch.Tensor.contiguous, nested)
 
 

@@ -27,7 +27,7 @@ class SingleEnvironment(gymnasium.Env):
     """A functional environment as a `gymnasium.Env`, for films, wrappers and programs that need a single environment.
 
     A seed gives the same episode as `FunctionalEnvironment` does in an evaluation. A step takes about as long as a step
-    of hundreds of environments in tensors.
+    of `FunctionalEnvironment` with hundreds of environments.
 
     Args:
       functional: functional environment, its class, or the name of its class ('my_lab.envs:Catch').
@@ -63,7 +63,7 @@ class SingleEnvironment(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        # The generator of gymnasium's class decides about later episodes, because checkpoints hold its state.
+        # Later episodes are seeded from gymnasium's `np_random`, because checkpoints store its state.
         if self._state is None:
             check_methods(self.functional, type(self.functional).__name__, 1, torch.device("cpu"))
         self._numbers.seed([int(self.np_random.integers(2**31)) if seed is None else seed])
@@ -113,7 +113,7 @@ def register(env_id: str, kind: type[FuncEnv], **kwargs: Any) -> None:
 
 
 def registered(env_id: str, kwargs: Mapping[str, Any]) -> tuple[FuncEnv | None, EnvSpec]:
-    """Returns the functional environment of a registered id, or None, and the id's specification.
+    """Returns the functional environment of a registered id (None if it is not functional), and the id's specification.
 
     Args:
       env_id: id in gymnasium's registry, also as `module:ID`.

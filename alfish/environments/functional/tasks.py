@@ -113,7 +113,7 @@ class Pendulum(FuncEnv):
 class Links(NamedTuple):
     """State of a chain of two links; leaves `[B]`, in rad and rad/s."""
 
-    angle: torch.Tensor  # of the first link, 0 where it hangs down
+    angle: torch.Tensor  # angle of the first link, 0 where it hangs down
     bend: torch.Tensor  # angle of the second link to the first
     spin: torch.Tensor
     bend_spin: torch.Tensor
@@ -296,11 +296,11 @@ class Dive(NamedTuple):
 
 @checked
 class DeepSea(FuncEnv):
-    """bsuite's DeepSea: a task of exploration in a grid of `size` x `size` cells, which takes `size` right actions.
+    """bsuite's DeepSea: a task of exploration in a grid of `size` x `size` cells.
 
     Each step moves one row down, to the left or to the right. Which of the two actions moves to the right differs from
-    cell to cell. A step to the right costs 0.01 / size, and the last one, from the lowest cell on the right, has a
-    reward of 1. The observation has the one-hot code of the cell, row by row. The best return is 0.99; random actions
+    cell to cell. A step to the right costs 0.01 / size, and a step to the right from the lowest cell on the right has
+    the reward 1. The observation has the one-hot code of the cell, row by row. The best return is 0.99; random actions
     reach it with probability 2^-size.
 
     Source: Osband et al., "Behaviour Suite for Reinforcement Learning", 2020.
@@ -360,8 +360,9 @@ class Memory(NamedTuple):
 class Recall(FuncEnv):
     """A memory task: a cue is shown in the first observation, and the action `length` steps later must name it.
 
-    The observation has the one-hot code of the cue in the first step and zeros later; its last entry is 1 where the
-    action counts, which earns 1 for the cue and ends the episode. Without memory the average return is 1 / num_cues.
+    The observation has the one-hot code of the cue in the first step and zeros later; its last entry is 1 in the step
+    whose action counts: naming the cue earns 1, and the episode ends. Without memory the average return is 1 /
+    num_cues.
 
     Args:
       length: number of steps between the cue and the question, at least 1.
@@ -397,7 +398,7 @@ class Recall(FuncEnv):
 
 
 def _slope(state: Links, torque: torch.Tensor) -> Links:
-    """Returns the change of an acrobot's state per second: links of 1 kg and 1 m, moments of inertia of 1 kg m^2.
+    """Returns the time derivative of an acrobot's state. Each link has 1 kg, 1 m and a moment of inertia of 1 kg m^2.
 
     Source: Sutton & Barto, "Reinforcement Learning", 1998, section 11.3.
     """

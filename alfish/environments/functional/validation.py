@@ -60,7 +60,8 @@ def check_class(env: FuncEnv, name: str) -> None:
             taken.bind(*given)
         except TypeError:
             raise UsageError(
-                f"{name}.{method} takes ({', '.join(taken.parameters)}), but is called with ({', '.join(given)})"
+                f"{name}.{method} takes ({', '.join(taken.parameters)}), but is called with ({', '.join(given)}); give "
+                "it the latter arguments"
             ) from None
     for attribute, kinds in (("initial_draws", initial_draws(env)), ("transition_draws", transition_draws(env))):
         wrong = [key for key, kind in dict(kinds).items() if not isinstance(kind, KINDS)]

@@ -110,7 +110,7 @@ class Columns:
         return f"{self._name}: {self._group.agents[agent]} of game {game}"
 
     def state(self) -> dict[str, Any]:
-        """Returns what the next steps depend on, as tensors."""
+        """Returns the state on which the next steps depend, as tensors."""
         state = {"observations": self._concatenated(self._observations), "acted": self._acted}
         return nest.tensors({**nest.map(np.copy, state), "waits": self.waits.copy(), "plays": self.plays.copy()})
 

@@ -1,4 +1,4 @@
-"""The interface of games of several agents, and ordinary environments in its form."""
+"""The interface of games of several agents, and an adapter that presents ordinary environments as a game."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ class Group:
 
 
 class Games(abc.ABC):
-    """G games that step together. Each step makes at most one row of a column, and PAD where the agent has no row.
+    """G games that step together. A step makes one row for each column, which is PAD if the agent has no row.
 
     The episode of an agent is FIRST (it appears), MID ..., LAST (it leaves). An agent may appear late, and several
     times in a game. A game that has ended resets in the next step, never in the step in which it ends.
@@ -64,7 +64,7 @@ class Games(abc.ABC):
       has_gaps: whether a column may have no row in some step.
 
     Attributes:
-      turns: number of steps in which each agent acts once: 1, or the number of agents of a game in turns.
+      turns: number of steps in which each agent acts once: 1, or the number of agents if they act in turns.
       starts: games that were reset in the last `reset` or `step`, `[G]` bool.
       is_over: games that have ended, which the next step resets, `[G]` bool.
       num_resets: number of resets of each game.
@@ -73,7 +73,7 @@ class Games(abc.ABC):
       stepping: how games are stepped, as a phrase that the log writes after their number.
       remark: sentence for the log about a faster way to step the games; empty if none is known.
       env_spec: gymnasium's specification; games have none.
-      follows_progress: True if the games change with the progress of training, which `set_progress` tells.
+      follows_progress: True if the games change with the progress of training, which `set_progress` sets.
       name, groups, num_games, has_gaps: as given.
     """
 
@@ -93,7 +93,7 @@ class Games(abc.ABC):
 
     @property
     def num_envs(self) -> int:
-        """Number of games, as evaluations of environments call it."""
+        """Number of games, under the name that evaluations use."""
         return self.num_games
 
     @abc.abstractmethod
@@ -110,8 +110,8 @@ class Games(abc.ABC):
         """Executes actions, resets the games that had ended before, and returns the rows that arrive by group.
 
         Args:
-          action: actions by group, `[columns, ...]` in the algorithm's units. Entries of agents without a row that
-            waits for an action are ignored.
+          action: actions by group, `[columns, ...]` in the algorithm's units. Entries of agents that do not wait for an
+            action are ignored.
         """
 
     def set_progress(self, progress: float) -> None:
@@ -141,11 +141,11 @@ class Games(abc.ABC):
 class SideBySide(Games):
     """Ordinary environments as the agents of one game in which no agent affects another.
 
-    The environments of a name are the columns of an agent of this name, so a group has as many columns as there are
-    environments, and `num_games` is 1. A joint run in such a game equals a run in each of the environments.
+    The environments under a name are the columns of one agent with this name, so a group has as many columns as
+    environments, and `num_games` is 1. A joint run in such a game equals one run per name in its environments.
 
     Args:
-      environments: environments by the agent's name, which reset in the step after an episode's end.
+      environments: environments by agent name; they must reset in the step after an episode's end.
 
     Raises:
       UsageError: environments reset in the step of an episode's end.

@@ -21,14 +21,14 @@ Leaf: TypeAlias = Literal["state", "others", "agent"]
 class Leaves:
     """Adds leaves to the observations of agents.
 
-    - 'state': the game's `state()`, of its `state_space`.
+    - 'state': result of the game's `state()`, an element of its `state_space`.
     - 'others': observations of the other agents of the game in the order of `possible_agents`, flattened and joined to
       a vector, without action masks; zeros for agents that are absent. A Discrete observation is one-hot.
-    - 'agent': one-hot vector that tells the agent in its group.
+    - 'agent': one-hot vector of the agent's index in its group.
 
     Args:
       names: leaves to add. An observation that is not a Dict becomes the leaf `observation`.
-      game: a game, whose spaces are read.
+      game: game whose spaces are read.
       observed: observation space of each agent, in the order of `possible_agents`.
       groups: agents of each group.
       name: name of the game in messages.
@@ -61,7 +61,7 @@ class Leaves:
         return "others" in self._names
 
     def space(self, agent: str) -> spaces.Space:
-        """Returns the space of an agent's observation with the further leaves."""
+        """Returns the space of an agent's observation with the added leaves."""
         own = self._observed[agent]
         if not self._names:
             return own
@@ -74,7 +74,7 @@ class Leaves:
             if not others:
                 raise UsageError(f"make_games.leaves has 'others', but {self._name} has only one agent; leave it out")
             low, high = (np.concatenate([getattr(flat, end).ravel() for flat in others]) for end in ("low", "high"))
-            more["others"] = spaces.Box(  # zeros, for absent agents, are within the bounds
+            more["others"] = spaces.Box(  # the bounds include 0, for absent agents
                 np.minimum(low, 0).astype(np.float32), np.maximum(high, 0).astype(np.float32), dtype=np.float32
             )
         if "agent" in self._names:
@@ -107,7 +107,7 @@ class Leaves:
         return Seen(state, flat)
 
     def extended(self, agent: str, observation: Any, seen: "Seen") -> Any:
-        """Returns an agent's observation with the further leaves."""
+        """Returns an agent's observation with the added leaves."""
         if not self._names:
             return observation
         parts = dict(observation) if isinstance(self._observed[agent], spaces.Dict) else {"observation": observation}

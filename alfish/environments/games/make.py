@@ -62,8 +62,8 @@ def make_games(
         agents in the order of `possible_agents`, flattened, zeros for absent agents; 'agent', a one-hot vector of the
         agent in its group. An observation that is not a Dict then becomes the leaf `observation`.
       teams: patterns of the agents of each team, such as {'chasers': 'adversary_*'}.
-      team_spirit: share of the mean reward of the team in an agent's reward, or a schedule of it. The agent's own
-        reward is then the entry `own_reward` of its info.
+      team_spirit: weight of the team's mean reward in an agent's reward, in [0, 1], or a schedule of this weight. The
+        agent's own reward is then the entry `own_reward` of its info.
       seed: seed of the run, which a Trainer passes. Reset k of game g has the seed that follows from (seed, g, k).
       num_envs: number of games, which an evaluation passes instead of `num_games`.
       evaluation: whether the games are for evaluation, which a Trainer passes; it has no effect.
@@ -71,7 +71,7 @@ def make_games(
 
     Raises:
       UsageError: the game does not exist, a package is missing (the message has the command that installs it), the
-        object is not a game, or the game does not have what the arguments refer to.
+        object is not a game, or the game lacks a part that the arguments refer to.
     """
     if render_mode:
         rendering.prepare()
@@ -89,7 +89,7 @@ def make_games(
 
 
 def _maker(game: str) -> Callable[..., Any]:
-    """Returns the function or class that a name stands for."""
+    """Returns the function or class that a name refers to."""
     where = "make_games.game"
     module, _, function = game.partition(":")
     package = module.partition(".")[0]
@@ -128,7 +128,7 @@ def _check_module(module: str, game: str) -> None:
 
 
 def _install(module: str) -> str:
-    """Returns the command that installs a package with games, and what the module needs."""
+    """Returns the command that installs a package with games, and the packages that the module needs."""
     package, _, rest = module.partition(".")
     extra = rest.partition(".")[0]
     if package == "pettingzoo" and extra in EXTRAS_OF_PETTINGZOO:

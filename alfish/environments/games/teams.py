@@ -1,4 +1,4 @@
-"""Teams: agents whose rewards are blended with the mean of their team's."""
+"""Teams: the reward of an agent is blended with the mean reward of its team."""
 
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -15,7 +15,8 @@ class Teams:
 
         reward = (1 - spirit) own + spirit * mean of the team
 
-    The mean is that of the agents that received a reward in the step. An agent without a team keeps its own reward.
+    The mean is over the agents of the team that received a reward in the step. An agent without a team keeps its own
+    reward.
 
     Args:
       teams: patterns of the agents of each team, by its name: 'adversary_*', or a list of patterns.

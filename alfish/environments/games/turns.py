@@ -39,7 +39,7 @@ class TurnGames(ZooGames):
                 "turn-based game, which has infos only at the agent's turn; leave out one of the two"
             )
         self.turns = len(self.agents)
-        # For each game: the sum of the team's mean rewards since the last action of each agent.
+        # For each game and agent: the sum of its team's mean rewards since the agent's last action.
         self._of_team: list[dict[str, Any]] = [{} for _ in games]
 
     def state_dict(self) -> dict[str, Any]:

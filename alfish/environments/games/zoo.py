@@ -1,4 +1,4 @@
-"""The base of games of PettingZoo, parallel and in turns: spaces, resets, rewards, rows and states."""
+"""The base class of PettingZoo's games, parallel and turn-based: spaces, resets, rewards, rows and states."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -35,23 +35,23 @@ class Place(NamedTuple):
 class ZooGames(Games):
     """Games of PettingZoo, stepped one after another in this process.
 
-    Where the games have methods `get_state()` and `set_state(state)`, a resumed run continues them. Otherwise new games
-    begin.
+    If the games have methods `get_state()` and `set_state(state)`, a resumed run continues the games; otherwise it
+    begins new games.
 
     Args:
       games: games of one class, at least one.
       seed: seed of the run. Reset k of game g has the seed that follows from (seed, g, k).
-      rewards: names or sources of the entries of a vector reward, as of `make_environment`; None means the reward of
+      rewards: names or sources of the entries of a vector reward, as in `make_environment`; None means the reward of
         the games, a number, or a vector if they have a `reward_space`.
       action_mask: place of the action mask, 'observation:LEAF', 'info:KEY' or 'method:NAME', a method that takes the
         agent's name. None means that the leaf `action_mask` is the mask if observations are a Dict with exactly
         `observation` and `action_mask`.
       leaves: further leaves of each observation: 'state', 'others', 'agent', see `Leaves`.
       teams: patterns of the agents of each team, by its name.
-      team_spirit: share of the team's mean reward in an agent's reward, or a schedule of it, see `Teams`.
+      team_spirit: weight of the team's mean reward in an agent's reward, or a schedule of this weight, see `Teams`.
 
     Raises:
-      UsageError: the games do not follow PettingZoo's interface, differ from each other, or do not have what the
+      UsageError: the games do not follow PettingZoo's interface, differ from each other, or lack a part that the
         arguments refer to. While acting: see the subclasses.
     """
 
@@ -182,7 +182,7 @@ class ZooGames(Games):
         """Resets a game. Without a seed, the game chooses a seed."""
         own = np.random.SeedSequence([self._seed, game, self.num_resets[game]]).generate_state(1)[0] >> 1
         self.num_resets[game] += 1
-        for place in self._place.values():  # the reset ends the episode under way, whose agents stop playing
+        for place in self._place.values():  # the reset ends the current episodes of all agents
             self._columns[place.group].plays[self._column(place, game)] = False
         self._begin(game, int(own) if seed is None else int(seed))
         if not any(self._plays(game, agent) for agent in self.agents):
@@ -229,8 +229,8 @@ class ZooGames(Games):
           observation: the agent's observation, as the game returned it.
           seen: values that all rows of the game share.
           info: info of the agent; None without one.
-          reward: its reward, see `_reward`.
-          terminated: whether its episode has ended by termination.
+          reward: reward of the agent, see `_reward`.
+          terminated: whether the agent's episode has ended by termination.
         """
         place = self._place[agent]
         columns, column = self._columns[place.group], self._column(place, game)
@@ -320,7 +320,7 @@ def _spaces_of(games: Sequence[Any], agents: Sequence[str], name: str) -> dict[s
 
 
 def _alike(own: Mapping[str, tuple[spaces.Space, spaces.Space]]) -> list[list[str]]:
-    """Returns the agents with equal spaces together, in their order."""
+    """Returns one list for each set of agents with equal spaces, in the order of the agents."""
     alike: list[list[str]] = []
     for agent, pair in own.items():
         for agents in alike:

@@ -15,9 +15,9 @@ from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked
 class Corridor(gymnasium.Env):
     """A row of rooms with a reward of 1 in the last room, which random actions practically never reach.
 
-    In each room, one action leads to the next room, and the other actions lead back to the previous room. The right
-    action differs from room to room, and is the same in all episodes. The observation is the room's one-hot code. The
-    best return is 1; a policy that does not explore earns 0.
+    In each room, one action leads to the next room, and the other actions lead back to the previous room. The action
+    that leads on differs from room to room, and is the same in all episodes. The observation is the room's one-hot
+    code. The best return is 1; a policy that does not explore earns 0.
 
     Args:
       num_rooms: number of rooms; an episode ends in the last room.
@@ -115,7 +115,7 @@ class HiddenArm(gymnasium.Env):
 
     Args:
       num_arms: number of actions.
-      length: number of actions per episode, which is then truncated.
+      length: number of actions after which an episode is truncated.
     """
 
     def __init__(self, num_arms: Annotated[int, Range(2)] = 2, length: PositiveInt = 8):

@@ -66,7 +66,7 @@ class TensorPointMass(VectorEnv):
 
     Args:
       num_envs: number of environments, B.
-      length: number of actions per episode, which is then truncated.
+      length: number of actions after which an episode is truncated.
       device: device of all tensors.
       autoreset: mode of resets, 'next_step' or 'same_step'.
     """

@@ -1,8 +1,8 @@
 """Batch norm under pure hooks: a pass does not write running statistics.
 
-Which statistics a pass uses is an argument of the call, never `Module.training`, because one update uses both kinds.
-Without `Moments` a pass uses the running statistics. With `Moments` a pass uses the statistics of its batch, with
-the gradient through these, and the moments collect the new running statistics, which `calc_loss` returns as
+An argument of the call, never `Module.training`, selects the statistics of a pass, because one update uses both kinds.
+Without `Moments` a pass uses the running statistics. With `Moments` a pass uses the statistics of its batch, through
+which gradients flow, and the moments collect the new running statistics, which `calc_loss` returns as
 `LossInfo.buffers`.
 """
 
@@ -72,7 +72,7 @@ class BatchNorm(nn.Module):
         """Returns the normalized features.
 
         Args:
-          x: inputs with the shape that the class states.
+          x: inputs of the shape that the class's docstring gives.
           moments: collector of this batch's statistics, which the pass uses; None means that the pass uses the running
             statistics.
           num_members: number of networks to compute, from the first; None means all E.

@@ -48,7 +48,7 @@ class UnitLinear(UnitRows, nn.Linear):
 
 
 class UnitScale(Projected):
-    """Base of norm layers whose scales and offsets have norm sqrt(d) together, d the number of features."""
+    """Base of norm layers of d features whose scales and offsets together have norm sqrt(d)."""
 
     @torch.no_grad()
     def project(self) -> None:
@@ -83,7 +83,7 @@ class NoisyLinear(nn.Module):
         self.bias_scale = nn.Parameter(torch.full((output_size,), 0.5 * bound))
 
     def freeze(self) -> None:
-        """Ends the noise in rollouts too; `Learner.frozen_parts` calls it."""
+        """Ends exploration in rollouts, too; called for frozen modules, which stay in evaluation mode."""
         self.explores = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

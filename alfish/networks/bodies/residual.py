@@ -91,7 +91,7 @@ class UnitRMSNorm(UnitScale, EnsembleRMSNorm):
 @gin.configurable(module="alfish.networks", denylist=["input_size", "ensemble_size"])
 @checked
 class Residual(nn.Module):
-    """Maps features by blocks that are added to their input, with batch norm.
+    """A residual body with batch norm: the output of each block is added to its input.
 
         x = W0 BN(x)
         x = x + relu(BN(W2 relu(BN(W1 x))))                             for each block

@@ -170,7 +170,7 @@ class HybridHead(nn.Module):
         self.discrete = orthogonal(nn.Linear(input_size, space.num_choices), 0.01) if space.num_choices else None
 
     def forward(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> HybridPolicy:
-        """Returns the policy; `mask` `[..., n]` bool has the allowed Discrete choices, None means all."""
+        """Returns the policy; `mask` `[..., n]` bool marks the allowed Discrete choices, and None allows all."""
         box, discrete = self.box, self.discrete  # read once, because looking up a module's attribute is slow
         return HybridPolicy(
             None if box is None else box(features),

@@ -1,4 +1,4 @@
-"""Temperatures of soft policies: the weight of a policy's entropy beside its rewards."""
+"""Temperatures of soft policies: the weight of a policy's entropy relative to its rewards."""
 
 import math
 from typing import Any, Literal

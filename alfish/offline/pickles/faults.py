@@ -1,4 +1,4 @@
-"""Errors of the pickle reader, limits on what a pickle may build, and the form of values in messages."""
+"""Errors of the pickle reader, limits on the size of a pickle's content, and the form of values in messages."""
 
 from typing import Any
 

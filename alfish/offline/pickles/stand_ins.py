@@ -36,7 +36,7 @@ class DType:
         """Takes the byte order from the state that numpy pickles. The other entries describe structured dtypes.
 
         Raises:
-          PickleError: the dtype is structured, or the state has another form.
+          PickleError: the dtype is structured, or the state does not have numpy's form.
         """
         if not (isinstance(state, tuple) and len(state) >= 5 and isinstance(state[1], str) and len(state[1]) == 1):
             raise PickleError("it has a dtype that is not supported")
@@ -58,7 +58,7 @@ class ArrayStandIn:
 
     @classmethod
     def from_buffer(cls, buffer: Any, dtype: Any, shape: Any, order: Any = "C", axes: Any = None) -> "ArrayStandIn":
-        """Returns what `numpy._core.numeric._frombuffer` returns.
+        """Returns a stand-in for the result of `numpy._core.numeric._frombuffer`.
 
         Raises:
           PickleError: numpy does not write this memory order.
@@ -81,7 +81,7 @@ class ArrayStandIn:
 
     @property
     def objects(self) -> list[Any] | None:
-        """The list that an array of objects copies; None for an array of another dtype."""
+        """The list whose entries fill an array of objects; None for an array of a different dtype."""
         return self._state[3] if len(self._state) == 4 and isinstance(self._state[3], list) else None
 
     def made(self) -> Any:
@@ -108,7 +108,7 @@ class ArrayStandIn:
             for i, value in enumerate(content):  # one by one, because numpy would look into sequences
                 made[i] = value
         elif not isinstance(content, (bytes, bytearray)) or len(content) != count * kind.itemsize:
-            raise PickleError(f"it has an array of shape {shown(shape)} and {kind} whose content has another size")
+            raise PickleError(f"it has an array of shape {shown(shape)} and {kind} whose content has a different size")
         else:
             made = np.frombuffer(content, kind) if count else np.empty(0, kind)
         made = made.reshape(shape, order="F" if is_fortran else "C")
@@ -143,7 +143,7 @@ class Inert:
 
 
 def numpy_number(dtype: Any, content: Any) -> Any:
-    """Returns what `numpy.core.multiarray.scalar` returns.
+    """Returns the result of `numpy.core.multiarray.scalar`.
 
     Raises:
       PickleError: the length of the content does not fit the dtype.

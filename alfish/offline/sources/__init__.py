@@ -57,7 +57,7 @@ def open_source(name: str, environment: Spaces = NO_SPACES) -> EpisodeSource:
 
     Raises:
       UsageError: the scheme, option or file does not exist (the message names similar schemes), an extra is missing, or
-        the file has another format.
+        the file is not in the scheme's format.
     """
     scheme, colon, where = name.partition(":")
     if not colon or scheme not in SCHEMES:
@@ -90,7 +90,7 @@ def _options(where: str, scheme: str) -> tuple[str, dict[str, str]]:
 
 
 class _Opened(EpisodeSource):
-    """A source whose errors are one sentence each that names the file.
+    """A source whose errors become single sentences that name the file.
 
     Args:
       name: name of the source, as the user gave it.

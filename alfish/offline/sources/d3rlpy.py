@@ -43,7 +43,7 @@ class D3rlpySource(EpisodeSource):
       environment: spaces of the environment, which are not used.
 
     Raises:
-      UsageError: the file does not exist, or has another format.
+      UsageError: the file does not exist, or is not in this format.
     """
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES):

@@ -23,7 +23,7 @@ class D4RLSource(EpisodeSource):
       environment: spaces of the environment, which are not used.
 
     Raises:
-      UsageError: the file does not exist, or has another format.
+      UsageError: the file does not exist, or is not in this format.
     """
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES):

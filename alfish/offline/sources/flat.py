@@ -14,7 +14,7 @@ from alfish.offline.limits import check_memory
 from alfish.offline.sources.source_files import BLOCK_BYTES, BLOCK_ROWS, HDF5_DAMAGE, blocks, inside, read_rows, said
 
 NUMBERS = "fiub"  # kinds of numeric dtypes
-SAME = 1e-6  # largest difference between two equal observations
+SAME = 1e-6  # largest difference between observations that count as equal
 
 
 class TransitionTable(NamedTuple):
@@ -32,11 +32,11 @@ def flags(stored: Any, label: str) -> np.ndarray:
     """Returns flags of 0 and 1 as `[N]` bool.
 
     Args:
-      stored: recorded flags, `[N]` or `[N, 1]`, of any dtype of numbers.
+      stored: recorded flags, `[N]` or `[N, 1]`, of any numeric dtype.
       label: name of the flags and their file, for messages.
 
     Raises:
-      UsageError: the flags have another shape or other values.
+      UsageError: the shape is neither of these, or a value is neither 0 nor 1.
     """
     check_rows(stored, label)
     if stored.shape[1:] not in ((), (1,)):
@@ -53,8 +53,8 @@ def check_shapes(table: TransitionTable, name: str) -> None:
     """Checks that the arrays of a table fit together.
 
     Raises:
-      UsageError: an array has no numbers or another number of rows, or the next observations have another form than the
-        observations.
+      UsageError: an array is not numeric, arrays differ in their number of rows, or the next observations differ from
+        the observations in structure or shape.
     """
     named = [leaf for field, values in zip(table._fields, table) for leaf in nest.named_leaves(values, field)]
     for label, leaf in named:
@@ -85,7 +85,7 @@ def check_rows(values: Any, label: str) -> None:
     """Checks that values are an array of numbers with rows.
 
     Raises:
-      UsageError: the values are something else, which the message describes.
+      UsageError: the values are not such an array; the message says what they are.
     """
     shape, dtype = getattr(values, "shape", None), getattr(values, "dtype", None)
     if shape is None or dtype is None:
@@ -188,7 +188,7 @@ def notes(table: TransitionTable, num_unmarked: int) -> Iterator[str]:
 
 
 def warnings(table: TransitionTable, flag: str) -> Iterator[str]:
-    """Yields sentences on what is wrong with a table if episodes timed out.
+    """Yields warnings about a table that does not record whether episodes timed out.
 
     Args:
       flag: name of the time-out flag in this format.

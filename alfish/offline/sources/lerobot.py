@@ -51,7 +51,8 @@ class LeRobotSource(EpisodeSource):
       dones: meaning of `next.done`, 'terminated' or 'truncated'; None means that `next.success` decides.
 
     Raises:
-      UsageError: the directory does not exist, lacks a part, or has other episodes than its `meta` declares.
+      UsageError: the directory does not exist, or lacks a part. While episodes are read: `meta` declares far more
+        episodes than there are frames.
     """
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES, dones: str | None = None):
@@ -274,7 +275,7 @@ def _is_index(value: float) -> bool:
 
 
 def _begins(index: np.ndarray) -> list[int]:
-    """Returns the rows at which another episode begins."""
+    """Returns the rows at which a new episode begins."""
     index = index.reshape(-1)
     return [0, *(np.flatnonzero(index[1:] != index[:-1]) + 1).tolist()] if len(index) else []
 

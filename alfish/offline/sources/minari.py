@@ -24,7 +24,7 @@ from alfish.offline.sources.source_files import check_regular, open_hdf5, read_j
 from alfish.specs import LEAF_SPACES
 
 METADATA, EPISODE = "metadata.json", re.compile(r"episode_(\d+)")
-# What h5py, pyarrow and Minari's own checks raise at an episode that is damaged or lacks a part.
+# Errors that h5py, pyarrow and Minari's own checks raise for an episode that is damaged or lacks a part.
 DAMAGE = (OSError, KeyError, ValueError, AssertionError, IndexError, TypeError, RecursionError)
 
 
@@ -199,7 +199,7 @@ def _left_out(space: spaces.Space, asked: set[str]) -> list[str]:
 
 
 def _parts(space: spaces.Space, path: str) -> Iterator[tuple[str, spaces.Space]]:
-    """Yields the parts of dicts within one another, each with its name."""
+    """Yields the parts of nested dicts, each with its name."""
     for key, child in space.items() if isinstance(space, spaces.Dict) else ():
         yield f"{path}.{key}", child
         yield from _parts(child, f"{path}.{key}")

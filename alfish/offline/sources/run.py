@@ -1,4 +1,4 @@
-"""The rows that an alfish run has collected: what its newest checkpoint keeps in `replay/`.
+"""The rows that an alfish run has collected, as its newest checkpoint keeps them in `replay/`.
 
 Rows are in the algorithm's units, so the environment's spaces are needed to convert them to the environment's units.
 The run's checkpoint has the spaces; the run's configuration is not read, and no part of it is built.
@@ -107,7 +107,7 @@ def _check_state(state: Any) -> None:
     """Checks that a state is the state of a replay, and has as many rows as it declares.
 
     Raises:
-      UsageError, LookupError, TypeError, ValueError: the state is not such a state.
+      UsageError, LookupError, TypeError, ValueError: the state fails one of these checks.
     """
     pos, start, startable = (check_tensor(state[name], name) for name in ("pos", "start", "startable"))
     length, num_columns = operator.index(state["length"]), len(pos)
@@ -119,6 +119,6 @@ def _check_state(state: Any) -> None:
     leaves = [check_tensor(leaf, "rows") for leaf in nest.leaves(state["rows"])]
     filled = min(int(pos.max()), length) * num_columns
     if any(leaf.shape[:1] != (filled,) for leaf in leaves):
-        raise ValueError(f"its rows are not {filled}")
+        raise ValueError(f"it does not have {filled} rows")
     row_bytes = sum(leaf[:1].nbytes for leaf in leaves)
     check_memory(row_bytes * filled, "the replay")  # memory of rows that were never written is not used

@@ -68,7 +68,8 @@ class SB3Source(EpisodeSource):
         'truncated', with a warning.
 
     Raises:
-      UsageError: the file does not exist, is not a replay buffer, or already records which episodes timed out.
+      UsageError: the file does not exist or is not a replay buffer, or `dones` is given although the buffer records
+        which episodes timed out.
     """
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES, dones: str | None = None):
@@ -116,7 +117,7 @@ class SB3Source(EpisodeSource):
         """Returns the numbers of rows and columns, which all arrays share.
 
         Raises:
-          UsageError: an array has another form.
+          UsageError: a field is not an array, or arrays differ in their numbers of rows or columns.
         """
         for name in ARRAYS:
             check_nest(self._fields[name], f"{self.name}: {name}")

@@ -18,7 +18,7 @@ from alfish.offline.limits import check_expansion, check_memory
 from alfish.offline.sources.recognition import check_beginning, foreign_file, said_of_directory
 
 BLOCK_ROWS, BLOCK_BYTES = 65_536, 2**25  # limits of a block: rows, and bytes of observations
-HDF5_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # what h5py raises, depending on the place
+HDF5_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # errors that h5py raises for damage
 JSON_EXPANSION = 20  # bytes in memory for each byte of text
 MAX_WORDS = 200  # maximum number of characters of a library's words in a message
 SPECIAL = {
@@ -193,7 +193,7 @@ def _text(name: bytes) -> str:
 
 @contextlib.contextmanager
 def damage_named(path: Path) -> Iterator[None]:
-    """Converts h5py's errors at a file that is damaged inside to a UsageError."""
+    """Converts h5py's errors for a file whose content is damaged to a UsageError."""
     try:
         yield
     except UsageError:
@@ -210,7 +210,7 @@ def check_zip(path: Path, fits_memory: bool = True) -> None:
       fits_memory: whether the whole content must fit in the available memory.
 
     Raises:
-      UsageError: the file has no table of contents, or declares more.
+      UsageError: the file has no table of contents, or declares more than it can hold.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -249,7 +249,7 @@ def read_rows(stored: Nest, rows: slice) -> Nest:
 
 
 def blocks(ends: Sequence[int] | np.ndarray, start: int = 0, size: int = BLOCK_ROWS) -> Iterator[list[slice]]:
-    """Yields consecutive episodes in groups of about `size` rows, each of which is one read.
+    """Yields consecutive episodes in groups of about `size` rows; each group is to be read at once.
 
     Args:
       ends: row after the last row of each episode, ascending.
