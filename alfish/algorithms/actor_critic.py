@@ -24,6 +24,7 @@ class ActorCriticAlgorithm(RLAlgorithm):
     """
 
     on_policy = True
+    feature_module = "network.actor_torso"
 
     def __init__(
         self,

@@ -46,6 +46,7 @@ class BC(RLAlgorithm):
     """
 
     on_policy = False
+    feature_module = "torso"
 
     def __init__(
         self,

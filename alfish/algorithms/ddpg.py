@@ -56,6 +56,7 @@ class DDPG(RLAlgorithm):
     """
 
     on_policy = False
+    feature_module = "critic.encoder"
     weighted_losses: tuple[str, ...] | None = ("critic",)
     lambda_: ClassVar[float] = 1.0  # weight of longer returns: 1 bootstraps at a window's last row, 0 after one step
 

@@ -27,6 +27,7 @@ class QLearning(RLAlgorithm):
 
     values: Scalar
     q_network: Any
+    feature_module = "q_network.torso"
 
     def make_network(self, q_network: Callable[..., Any], values: Scalar, epsilon: UnitInterval | Schedule) -> None:
         """Makes the network and the schedule of exploration; see `DQN` for `q_network` and `epsilon`."""

@@ -36,6 +36,7 @@ class RecurrentSAC(SAC):
         features; `actor_encoder` is refused, because the actor takes the critics' features; `lambda_` is 0 by default.
     """
 
+    feature_module = "critic.memory"
     default_lambda: ClassVar[float] = 0.0
     needs_every_row: ClassVar[bool] = True
 

@@ -37,6 +37,7 @@ class RecurrentTD3(TD3):
         `DeterministicActor` on the critics' features; `noise_correlation` is 0.
     """
 
+    feature_module = "critic.memory"
     replay_needs = ReplayNeeds(recurrent_state=True)
     lambda_ = 0.0
 

@@ -62,6 +62,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
     replay_needs = ReplayNeeds()  # of off-policy algorithms
     unroll_use = UnrollUse()  # of on-policy algorithms
     update_periods: Mapping[str, int] = {}  # group -> n: every n-th update trains the group; 1 for other groups
+    feature_module: str | None = None  # path of the submodule whose outputs auxiliary losses of `Composed` train
     updates_batch_norms: tuple[str, ...] = ()  # submodules that are called with `Moments`, see `networks.bodies`
 
     num_updates = 0  # number of updates made; the learner writes it

@@ -28,6 +28,7 @@ class SoftActor(RLAlgorithm):
       target_critic: target network of `critic`, which `make_networks` makes; set by subclasses.
     """
 
+    feature_module = "critic.encoder"
     values: Scalar
     target_critic: TargetNetwork | NoTarget
 

@@ -10,7 +10,16 @@ from toys import Bandit
 from alfish import nest
 from alfish.algorithms.a2c import A2C
 from alfish.algorithms.appo import APPO
-from alfish.algorithms.composition import ICM, RND, Composed, DynamicsFeatures, Representation, RewardPart
+from alfish.algorithms.composition import (
+    CPCA,
+    ICM,
+    RND,
+    Composed,
+    DynamicsFeatures,
+    Reconstruction,
+    Representation,
+    RewardPart,
+)
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
@@ -178,6 +187,52 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, name):
     resumed = runs[1]()
     resumed.train()
     assert_same(tensors_of(whole), tensors_of(resumed))
+
+
+REMEMBERING = functools.partial(Torso, mlp=SMALL, memory=functools.partial(GRU, size=4))
+AUXILIARY = {
+    "ppo": functools.partial(
+        PPO, network=functools.partial(ActorCritic, actor_torso=REMEMBERING, critic_torso=REMEMBERING)
+    ),
+    "dqn": functools.partial(DQN, q_network=functools.partial(QNetwork, torso=REMEMBERING)),
+}
+LOSSES = [functools.partial(Reconstruction, decoder=SMALL), functools.partial(CPCA, num_steps=2, hidden_size=8)]
+
+
+def with_auxiliary_losses(root_dir, name, **options):
+    algorithm = functools.partial(Composed, algorithm=AUXILIARY[name], auxiliary_losses=LOSSES)
+    env = (TensorPointMass, {"length": 6}) if name == "ppo" else (Bandit, {"length": 4})
+    return make(root_dir, name, algorithm, env, **options)
+
+
+@pytest.mark.parametrize("name", AUXILIARY)
+def test_a_resumed_run_has_the_bits_of_auxiliary_losses(tmp_path, name):
+    unroll_length, stop = (5, 4) if name == "ppo" else (7, 7)  # at an episode's end, because a bandit has no state
+    runs = []
+    for directory in ("whole", "cut"):
+        settings = {"unroll_length": unroll_length, "num_iterations": 10, "listeners": [CheckpointSaver(0)]}
+        runs.append(functools.partial(with_auxiliary_losses, tmp_path / directory, name, **settings))
+    whole = runs[0]()
+    whole.train()
+    stop_after(runs[1](), stop)
+    torch.manual_seed(99)
+    resumed = runs[1]()
+    resumed.train()
+    assert whole.learner.updates > 0
+    assert_same(tensors_of(whole), tensors_of(resumed))
+
+
+@pytest.mark.parametrize("name", AUXILIARY)
+def test_compiled_updates_have_the_auxiliary_losses_of_plain_ones(tmp_path, name, interpreted):
+    runs = []
+    for is_compiled in (False, True):
+        learner = functools.partial(Learner, compile=is_compiled)
+        runs.append(with_auxiliary_losses(tmp_path / str(is_compiled), name, learner=learner, num_iterations=4))
+        runs[-1].train()
+    plain, compiled = runs
+    assert compiled.learner.updates == plain.learner.updates > 0 and not compiled.learner.is_plain
+    for one, other in zip(plain.algorithm.parameters(), compiled.algorithm.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.slow

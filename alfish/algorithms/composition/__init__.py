@@ -1,6 +1,7 @@
-"""Parts that extend an algorithm: rewards computed from rows, and representations learned from rows."""
+"""Parts that extend an algorithm: rewards, representations, and losses on its features."""
 
 from alfish.algorithms.composition.apprenticeship import ApprenticeshipLearning, SigmoidFeatures
+from alfish.algorithms.composition.auxiliary import CPCA, AuxiliaryLoss, FeatureRows, Reconstruction
 from alfish.algorithms.composition.composed import Composed
 from alfish.algorithms.composition.dynamics import ICM, DynamicsFeatures
 from alfish.algorithms.composition.gail import GAIL
@@ -17,16 +18,20 @@ from alfish.algorithms.composition.part import (
 from alfish.algorithms.composition.rnd import RND
 
 __all__ = [
+    "CPCA",
     "GAIL",
     "ICM",
     "RND",
     "ApprenticeshipLearning",
+    "AuxiliaryLoss",
     "Composed",
     "DynamicsFeatures",
+    "FeatureRows",
     "GuidedCost",
     "LogProb",
     "NormalizedObservation",
     "Part",
+    "Reconstruction",
     "Representation",
     "RewardPart",
     "SigmoidFeatures",

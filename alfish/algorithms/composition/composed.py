@@ -1,8 +1,9 @@
-"""An algorithm extended by parts: rewards computed from rows, and a representation that replaces observations.
+"""An algorithm extended by parts: rewards computed from rows, a representation that replaces observations, and losses.
 
-The parts change what the algorithm sees, and nothing else. Replay and metrics have the environment's rows and rewards.
-On-policy, rewards are computed once for each unroll, in `preprocess_experience`, with the parts as they were during the
-unroll. Off-policy, rewards are computed whenever a window is drawn, in `train_step`, with the current parts.
+Rewards and representations change what the algorithm sees, and nothing else. Replay and metrics have the environment's
+rows and rewards. On-policy, rewards are computed once for each unroll, in `preprocess_experience`, with the parts as
+they were during the unroll. Off-policy, rewards are computed whenever a window is drawn, in `train_step`, with the
+current parts. Auxiliary losses (`auxiliary`) are added to what `calc_loss` of the algorithm returns.
 """
 
 import math
@@ -16,6 +17,7 @@ from gymnasium import spaces
 from torch import nn
 
 from alfish import specs
+from alfish.algorithms.composition.auxiliary import AuxiliaryLoss, AuxiliaryLosses, FeatureRows
 from alfish.algorithms.composition.part import LogProb, Part, Representation, RewardPart, Transitions, transitions_of
 from alfish.algorithms.contract import losses_error, return_error
 from alfish.algorithms.rl_algorithm import RLAlgorithm
@@ -40,12 +42,13 @@ class ComposedTrain(NamedTuple):
     algorithm: Nest  # info that the algorithm's train_step returned
     transitions: Transitions  # [T', N]
     rewards: dict[str, torch.Tensor]  # [T', N] rewards of each part
+    features: torch.Tensor | None  # [T' or more, N, F] features of the algorithm; None without auxiliary losses
 
 
 @gin.configurable(module="alfish.composition")
 @checked
 class Composed(RLAlgorithm):
-    """An algorithm that maximizes additional rewards, or sees a learned representation.
+    """An algorithm that maximizes additional rewards, sees a learned representation, or minimizes additional losses.
 
         reward = extrinsic_coef * environment reward + sum over the parts of coef * part reward
 
@@ -53,7 +56,8 @@ class Composed(RLAlgorithm):
     each part. The algorithm learns a value for each entry, and weighs the values by the coefficients, which are written
     into its `reward_weights`; gamma may be a list.
 
-    Each part is a parameter group with the part's name (`rnd`); the algorithm's groups keep their names.
+    Each part is a parameter group with the part's name (`rnd`); the algorithm's groups keep their names. Networks of
+    auxiliary losses are in the group of the features.
 
     Args:
       algorithm: class or factory of the algorithm; called with (observation_spec, action_spec, reward_spec).
@@ -63,6 +67,10 @@ class Composed(RLAlgorithm):
       extrinsic_coef: weight of the environment's reward; a number or a schedule of progress. With 0 the reward is not
         read.
       separate_values: whether each part is an entry of a vector reward, with a separate value.
+      auxiliary_losses: classes or factories of losses on the algorithm's features (`@Reconstruction`, `@CPCA`), take
+        (observation_spec, action_spec, feature_size).
+      feature_module: path of the module in the algorithm whose outputs are the features, such as 'q_network.torso';
+        None means the algorithm's own `feature_module`.
     """
 
     def __init__(
@@ -76,6 +84,8 @@ class Composed(RLAlgorithm):
         representation: Callable[..., Representation] | None = None,
         extrinsic_coef: FiniteFloat | Schedule = 1.0,
         separate_values: bool = False,
+        auxiliary_losses: Sequence[Callable[..., AuxiliaryLoss]] = (),
+        feature_module: str | None = None,
     ):
         encoder, sees, maximized = None, observation_spec, reward_spec
         if representation is not None:
@@ -91,6 +101,8 @@ class Composed(RLAlgorithm):
         self.algorithm: Any = inner
         self.representation: Any = encoder
         self.rewards: Any = nn.ModuleDict({part.name: part for part in made})
+        self.auxiliary = AuxiliaryLosses(auxiliary_losses, inner, feature_module, observation_spec, action_spec)
+        self.feature_module = inner.feature_module and f"algorithm.{inner.feature_module}"
         self._extrinsic_coef, self._separates = as_schedule(extrinsic_coef), separate_values
         self._reads_reward = extrinsic_coef != 0  # a reward that is not read may be infinite or nan
         self._weighs_reward = extrinsic_coef != 1
@@ -99,7 +111,7 @@ class Composed(RLAlgorithm):
         self._groups = [name for name, each in inner.parameter_groups().items() if any(p.requires_grad for p in each)]
         self._check(made)
         self.weighted_losses = inner.weighted_losses
-        if inner.weighted_losses is None and self._parts():
+        if inner.weighted_losses is None and self._own_groups():
             self.weighted_losses = tuple(self._groups)  # replay's weights are for the algorithm
         self._share_progress()
         if separate_values:
@@ -148,24 +160,29 @@ class Composed(RLAlgorithm):
         else:
             with torch.no_grad():
                 composed, transitions, rewards = self._compose(experience)
-        step = self.algorithm.train_step(composed, state)
+        with self.auxiliary.watching(self.algorithm) as features:
+            step = self.algorithm.train_step(composed, state)
         if not isinstance(step, AlgStep):
             raise return_error(step, "AlgStep(info=...)", self.algorithm, "train_step")
-        return AlgStep(info=ComposedTrain(composed, step.info, transitions, rewards))
+        return AlgStep(info=ComposedTrain(composed, step.info, transitions, rewards, next(iter(features), None)))
 
     def calc_loss(self, experience: Experience, info: ComposedTrain) -> LossInfo:
         loss_info = self.algorithm.calc_loss(info.experience, info.algorithm)
         if not isinstance(loss_info, LossInfo):
             raise return_error(loss_info, "LossInfo(loss, ...)", self.algorithm, "calc_loss")
-        loss, extra = loss_info.loss, dict(loss_info.extra or {})
-        if not isinstance(loss, dict):
+        if not isinstance(loss_info.loss, dict):
             if len(self._groups) > 1:
                 raise losses_error(self._groups)
-            loss = dict.fromkeys(self._groups, loss)
+            loss_info = loss_info._replace(loss=dict.fromkeys(self._groups, loss_info.loss))
         transitions = info.transitions
+        if info.features is not None:
+            rows = FeatureRows(info.features, experience.time_step.step_type, transitions)
+            loss_info = self.auxiliary.added(loss_info, rows, self.progress)
+        loss: Any = loss_info.loss
+        extra = dict(loss_info.extra or {})
         if self._reads_policy and experience.trains is not None:
             transitions = transitions._replace(trains=experience.trains[: len(transitions.next_discount)])
-        for name, part in self._parts().items():
+        for name, part in self._own_groups().items():
             own = _loss_of(part, transitions, self._log_prob)
             if own is not None:
                 loss = {**loss, name: own.loss}
@@ -199,8 +216,11 @@ class Composed(RLAlgorithm):
         return by_parts.get(hook, False) or self.algorithm.overrides(hook)
 
     def parameter_groups(self) -> dict[str, Iterable[nn.Parameter]]:
-        own = {name: part.parameters() for name, part in self._parts().items()}
-        return {**self.algorithm.parameter_groups(), **own}
+        own = {name: part.parameters() for name, part in self._own_groups().items()}
+        groups = {**self.algorithm.parameter_groups(), **own}
+        if self.auxiliary:
+            groups[self.auxiliary.group] = [*groups[self.auxiliary.group], *self.auxiliary.parameters()]
+        return groups
 
     def state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
         return self.algorithm.state_value(self._seen(time_step), state)
@@ -215,6 +235,10 @@ class Composed(RLAlgorithm):
 
     def _parts(self) -> dict[str, Any]:
         """Returns all parts by name."""
+        return {**self._own_groups(), **self.auxiliary}
+
+    def _own_groups(self) -> dict[str, Any]:
+        """Returns the parts that are parameter groups, by name."""
         parts: dict[str, Any] = dict(self.rewards.items())
         return parts if self.representation is None else {**parts, self.representation.name: self.representation}
 
@@ -293,7 +317,7 @@ class Composed(RLAlgorithm):
         """Raises UsageError if the parts are incompatible with the algorithm, or with each other."""
         own, name = self.algorithm, type(self.algorithm).__name__
         names = [part.name for part in rewards]
-        names += [] if self.representation is None else [self.representation.name]
+        names += [*self.auxiliary, *([] if self.representation is None else [self.representation.name])]
         for each in names:
             if names.count(each) > 1 or each in self._groups:
                 raise UsageError(

@@ -1,6 +1,7 @@
-"""Parts of a composed algorithm: rewards that are computed from rows, and representations.
+"""Parts of a composed algorithm: rewards that are computed from rows, representations, and auxiliary losses.
 
-A part has networks and its own loss, which trains the part's parameters only. Like the hooks of an algorithm, the hooks
+A part has networks and its own loss, which trains the part's parameters only (auxiliary losses, see `auxiliary`, also
+train the algorithm's features). Like the hooks of an algorithm, the hooks
 of a part are pure, except `after_update` and `after_iteration`. Statistics are buffers, so that checkpoints, workers
 and graphs receive them. With several learners, `replicas.total` computes sums over the rows of all learners.
 """
