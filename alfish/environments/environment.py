@@ -1,6 +1,7 @@
 """The interface of environments that unrollers and the evaluator use, and a wrapper that encodes observations."""
 
 import abc
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,10 @@ from gymnasium.envs.registration import EnvSpec
 from alfish import nest, specs
 from alfish.data import TimeStep
 from alfish.errors import UsageError
+from alfish.errors.user_code import calling
 from alfish.nest import Array, Nest
+from alfish.processes.messages import EnvironmentCall
+from alfish.runs.checkpoint_file import check_loadable
 
 
 class Environment(abc.ABC):
@@ -50,6 +54,9 @@ class Environment(abc.ABC):
       broken: environments that raised in the last step and were rebuilt, `[B]` bool; None if no environment raised. The
         episode of such an environment ended with the row from which its last action was taken; the row that `step`
         returns for this environment is FIRST. See `tolerate_errors`.
+      calls: last `call` of each method, by the method's name.
+      delivers_calls: True if `call` reaches the environments; False if it only stores calls, because workers have the
+        environments that are stepped, or because a step may never end.
       can_replace: True if `replace` is implemented.
       lost: environments whose episode ended in the last step without a final observation, `[B]` bool; the time step
         before that end is not trained on. None if no final observation is lost.
@@ -60,6 +67,7 @@ class Environment(abc.ABC):
     uneven = False
     has_gaps = False
     follows_progress = False
+    delivers_calls = True
     can_replace = False
     broken: np.ndarray | None = None
     lost: Array | None = None
@@ -85,6 +93,7 @@ class Environment(abc.ABC):
         self.env_spec: EnvSpec | None = None
         self.env_id: Array = np.arange(num_envs, dtype=np.int32)
         self.infos = {}
+        self.calls: dict[str, EnvironmentCall] = {}
         self._masks = specs.mask_reader(self.observation_spec, self.action_spec)
 
     @property
@@ -144,6 +153,38 @@ class Environment(abc.ABC):
         The method must not depend on the state of an episode. Default: None.
         """
         return None
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Calls a method of each environment, for a curriculum: `environment.call("set_level", 3)`.
+
+        The last call of each method is part of the unroller's state. It is repeated before the first reset in a resumed
+        run, in a restarted worker, and of a rebuilt environment. So the effect of the method must not depend on earlier
+        calls. With `AsyncUnroller`, workers make the call before the first segment that is granted after it.
+
+        Args:
+          name: name of a method of the environments or of a wrapper. Environments without it are left out.
+          arguments: positional arguments of the method: numbers, strings, tensors, None, and lists and dicts of these.
+
+        Raises:
+          UsageError: no environment has such a method, or a checkpoint cannot hold an argument.
+        """
+        check_loadable(list(arguments), f"the arguments of {name}")
+        methods = self.methods(name)
+        if not any(map(callable, methods)):
+            raise UsageError(
+                f"{self.name} has no method {name!r} to call; define it in the environment or in a wrapper of it"
+            )
+        number = 1 + max((made.number for made in self.calls.values()), default=0)
+        self.calls[name] = EnvironmentCall(number, name, copy.deepcopy(arguments))
+        if self.delivers_calls:
+            with calling(f"{self.name}.{name}"):
+                for method in methods:
+                    method(*arguments)
+
+    def methods(self, name: str) -> list[Callable[..., Any]]:
+        """Returns the method of this name of each environment that has one. Default: the result of `method`."""
+        method = self.method(name)
+        return [] if method is None else [method]
 
     def set_progress(self, progress: float) -> None:
         """Sets the progress of training, in [0, 1]; requires `follows_progress`."""
@@ -213,10 +254,12 @@ class Environment(abc.ABC):
         return False
 
     def abandon(self) -> None:
-        """Reports that a running step may never end. Default: does nothing.
+        """Reports that a running step may never end. An override calls `super().abandon()`.
 
-        Afterwards only `close` and `state_dict` may be called; `state_dict` then does not call the environments.
+        Afterwards only `close` and `state_dict` may be called; `state_dict` then does not call the environments, and
+        neither does `call`.
         """
+        self.delivers_calls = False
 
     def close(self) -> None:
         """Closes the environments."""

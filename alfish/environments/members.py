@@ -5,7 +5,7 @@ This module reads and restores the members' states and random generators in the 
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import gymnasium
@@ -15,6 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from alfish.environments.sequential import SequentialVectorEnv, close
 from alfish.errors.user_code import calling
 from alfish.nest import Nest
+from alfish.processes.messages import EnvironmentCall
 from alfish.runs import random_state
 from alfish.runs.checkpoint_file import check_loadable
 
@@ -61,20 +62,25 @@ class Members:
     Args:
       env: the vector environment.
       seeds: one seed per member, for the first reset.
+      calls: calls that rebuilt members receive, by the method's name, see `Environment.call`.
 
     Attributes:
+      progress: progress that rebuilt members receive by `set_progress`; None means that it is not called.
       first_seeds: seeds for the first reset; None after the first reset.
       abandoned: True if a step is running that may never end.
     """
 
-    def __init__(self, env: VectorEnv, seeds: Sequence[int]):
-        self._env = env
+    def __init__(self, env: VectorEnv, seeds: Sequence[int], calls: Mapping[str, EnvironmentCall]):
+        self._env, self._calls = env, calls
+        self.progress: float | None = None
         self._inner = env.unwrapped  # the vector environment without vector wrappers
         self.first_seeds: Sequence[int] | None = list(seeds)
         self.abandoned = False
         self._is_pending = False  # whether a call of the members is still running
         # An extra environment in this process, whose methods `method` returns if members are in other processes.
         self._one_here: gymnasium.Env | None = None
+        if isinstance(env, SequentialVectorEnv):
+            env.prepare = self.prepare
 
     @property
     def have_seeds(self) -> bool:
@@ -92,15 +98,22 @@ class Members:
         seeds, self.first_seeds = (self.first_seeds if seeds is None else seeds), None
         return seeds if seeds is None or self.have_seeds else seeds[0]
 
-    def curricula(self) -> list[Callable[[float], Any]]:
-        """Returns the methods `set_progress` of the members, even of members inside wrappers; [] if there are none."""
+    def methods(self, name: str) -> list[Callable[..., Any]]:
+        """Returns the method of this name of each member that has one, even if the member is inside wrappers."""
         if singles := single_environments(self._env):
-            return [one.get_wrapper_attr("set_progress") for one in singles if one.has_wrapper_attr("set_progress")]
+            return [one.get_wrapper_attr(name) for one in singles if one.has_wrapper_attr(name)]
         if isinstance(self._inner, AsyncVectorEnv):
-            has_one = all(self._inner.call("has_wrapper_attr", "set_progress"))
-            return [functools.partial(self._inner.call, "set_progress")] if has_one else []
-        method = getattr(self._env, "set_progress", None)
+            has_one = all(self._inner.call("has_wrapper_attr", name))
+            return [functools.partial(self._inner.call, name)] if has_one else []
+        method = getattr(self._env, name, None) or getattr(self._inner, name, None)
         return [] if method is None else [method]
+
+    def prepare(self, env: gymnasium.Env) -> None:
+        """Repeats the calls of curricula in an environment that was built again."""
+        calls = [] if self.progress is None else [("set_progress", (self.progress,))]
+        for name, arguments in [*calls, *((made.name, made.arguments) for made in sorted(self._calls.values()))]:
+            if env.has_wrapper_attr(name):
+                env.get_wrapper_attr(name)(*arguments)
 
     def method(self, name: str) -> Callable[..., Any] | None:
         """Returns a method of the members' class or of a wrapper; None if neither has a method of this name."""

@@ -48,7 +48,7 @@ class SequentialVectorEnv(VectorEnv):
         that errors are raised.
       replaced: indices of the environments that were rebuilt in the last step; the step returned their first
         observations.
-      progress: progress that rebuilt environments receive by `set_progress`; None means that it is not called.
+      prepare: function that receives each rebuilt environment before its reset; None means that nothing is called.
       something_ended: True if an episode ended in the last step.
       reward_space: space of vector rewards, a Box of shape (R,); None means that rewards are numbers.
       joint: object that steps all environments in one loop, with the same numbers; None means that they step one by
@@ -77,7 +77,7 @@ class SequentialVectorEnv(VectorEnv):
         self.gathers_infos = True
         self.report: Callable[[int, BaseException], None] | None = None
         self.replaced: list[int] = []
-        self.progress: float | None = None
+        self.prepare: Callable[[gymnasium.Env], None] | None = None
         self.something_ended = True  # so that the first step is checked like a step after the end of an episode
         self._observations: list[Any] = [None] * self.num_envs  # last observation of each environment
         example = create_empty_array(self.single_observation_space, 1)
@@ -224,8 +224,8 @@ class SequentialVectorEnv(VectorEnv):
         env = self._env_fns[i]()
         self.envs = [*self.envs[:i], env, *self.envs[i + 1 :]]
         self.joint = joint_steps(self.envs)
-        if self.progress is not None and env.has_wrapper_attr("set_progress"):
-            env.get_wrapper_attr("set_progress")(self.progress)
+        if self.prepare is not None:
+            self.prepare(env)
         return env.reset(seed=seed)
 
     def _batch(self, observations: list[Any]) -> Any:

@@ -210,6 +210,10 @@ class SimulatorEnvironment(Environment):
                 "bootstrap from them; let the simulator return them, or set make_environment.final_observation = 'drop'"
             )
 
+    def methods(self, name: str) -> list[Callable[..., Any]]:
+        method = getattr(self.env, name, None)
+        return [] if method is None else [method]
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the simulator, if it has one; an empty dict after `abandon`."""
         state = None if self._abandoned else self._simulator_state()

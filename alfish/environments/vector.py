@@ -54,13 +54,13 @@ class VectorEnvironment(Environment):
             named(declared(env), rewards),
         )
         self.env, self._mode = env, mode
-        self._members = Members(env, seeds)
+        self._members = Members(env, seeds, self.calls)
         self.resets_rows = mode == AutoresetMode.DISABLED
         self.seeds_rows = self.resets_rows and self._members.have_seeds
         self.uneven = mode != AutoresetMode.NEXT_STEP and autoreset
         self._sequential = env if isinstance(env, SequentialVectorEnv) and not self.uneven else None
         self.can_replace = self._sequential is not None
-        self.follows_progress = bool(self._members.curricula())
+        self.follows_progress = bool(self._members.methods("set_progress"))
         self._units = ActionUnits(env.single_action_space)
         self._observed = ObservationUnits(self.observation_space)
         copies = self._sequential is None  # a sequential environment makes a new batch at each step
@@ -185,11 +185,13 @@ class VectorEnvironment(Environment):
     def method(self, name: str) -> Callable[..., Any] | None:
         return self._members.method(name)
 
+    def methods(self, name: str) -> list[Callable[..., Any]]:
+        return self._members.methods(name) if self.delivers_calls else super().methods(name)
+
     def set_progress(self, progress: float) -> None:
-        if self._sequential is not None:
-            self._sequential.progress = progress
+        self._members.progress = progress
         with calling(f"{self.name}.set_progress"):
-            for set_progress in self._members.curricula():
+            for set_progress in self._members.methods("set_progress"):
                 set_progress(progress)
 
     def tolerate_errors(self, report: Callable[[int, BaseException], None]) -> None:
@@ -256,6 +258,7 @@ class VectorEnvironment(Environment):
 
     def abandon(self) -> None:
         self._members.abandoned = True
+        super().abandon()
 
     def close(self) -> None:
         with calling(f"{self.name}.close"):

@@ -16,6 +16,7 @@ from alfish import specs
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Experience
 from alfish.environments.games import Games
+from alfish.errors import UsageError
 from alfish.policies.member import Member
 from alfish.unrollers.unroller import StepRecords
 
@@ -46,6 +47,13 @@ class GamesByPolicy:
         self.observation_space = gymnasium.spaces.Dict({name: one.observation_space for name, one in groups.items()})
         self.action_space = gymnasium.spaces.Dict({name: one.action_space for name, one in groups.items()})
         self.reward_spec = specs.reward_spec(list(groups))
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Raises UsageError: games take no calls of listeners."""
+        raise UsageError(
+            f"{self.name} is a game, which takes no call of {name!r} by a listener; for a curriculum, define "
+            "set_progress(progress) in the game"
+        )
 
     def close(self) -> None:
         self.games.close()

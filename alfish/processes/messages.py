@@ -5,6 +5,14 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 
+class EnvironmentCall(NamedTuple):
+    """A call of a method of all environments; see `Environment.call`."""
+
+    number: int  # later calls of a run have higher numbers
+    name: str  # name of the method
+    arguments: tuple[Any, ...]
+
+
 class Stepping(NamedTuple):
     """Settings of stepping and acting; see the arguments of `AsyncUnroller`."""
 
@@ -33,6 +41,7 @@ class Plan(NamedTuple):
     shown: tuple[str, ...]  # see `Unroller`
     stores_states: bool = False  # see `Unroller`
     keeps_infos: bool = True
+    calls: tuple[EnvironmentCall, ...] = ()  # calls that workers make before the first reset
     first_worker: int = 0  # index of this pool's first worker among all workers of the run
 
     def part(self, first: int, count: int, generation: int) -> "Plan":
@@ -95,6 +104,7 @@ class Grant(NamedTuple):
     slot: int
     at_random: bool  # whether to act by the algorithm's `random_action`
     publication: int | None  # number of the publication of weights to act with; None means the newest
+    calls: tuple[EnvironmentCall, ...] = ()  # the last call of each method; the worker makes those that are new
 
 
 # From a worker to the trainer.

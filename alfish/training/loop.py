@@ -222,7 +222,7 @@ class Loop:
         if not self._is_of_others:
             parts.metrics.load_state_dict(state["metrics"])
         elif unroller is not None:
-            unroller = {name: unroller[name] for name in ("policy_version", "generation") if name in unroller}
+            unroller = {name: unroller[name] for name in ("policy_version", "generation", "calls") if name in unroller}
         if unroller is not None:  # None in a state that older versions saved after an error
             parts.unroller.load_state_dict(unroller)
         self._clock.load_state_dict(counters)

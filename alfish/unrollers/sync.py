@@ -190,11 +190,13 @@ class SyncUnroller(Unroller):
             "policy_version": self.policy_version,
             "num_calls": self._actor.num_calls,
             "gave_up": self._actor.gave_up,
+            **self.calls_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a state. Episodes that the environment cannot continue are truncated."""
         self.policy_version = state["policy_version"]
+        self.repeat_calls(state)
         if "time_step" not in state:  # the state of an `AsyncUnroller`, after which new episodes begin
             return
         self._state = nest.to(nest.like(self._state, state["state"]), self._device)

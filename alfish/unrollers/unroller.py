@@ -15,6 +15,7 @@ from alfish.errors import UsageError
 from alfish.metrics import Metrics
 from alfish.metrics.episode_sums import StepSums
 from alfish.nest import Nest
+from alfish.processes.messages import EnvironmentCall
 from alfish.runs.timer import Timer
 from alfish.transforms import Transforms
 
@@ -166,6 +167,20 @@ class Unroller(abc.ABC):
     @abc.abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a state. Episodes that cannot continue are truncated."""
+
+    def calls(self) -> tuple[EnvironmentCall, ...]:
+        """Returns the last call of each method of the environments, in the order of the calls."""
+        return tuple(sorted(self.environment.calls.values()))
+
+    def calls_state(self) -> dict[str, Any]:
+        """Returns the entry of `state_dict` with the calls of the environments; empty if there were none."""
+        made = [[one.name, list(one.arguments)] for one in self.calls()]
+        return {"calls": made} if made else {}
+
+    def repeat_calls(self, state: dict[str, Any]) -> None:
+        """Repeats the calls of a state, before the first reset of the environments."""
+        for name, arguments in state.get("calls", ()):
+            self.environment.call(name, *arguments)
 
     def break_off(self) -> None:
         """Drops the current episodes, because their last step may never have ended. Default: does nothing."""

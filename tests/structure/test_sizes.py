@@ -30,6 +30,8 @@ LINES_TO_READ = {
 REASONS = {
     "algorithms/composition/composed.py: Composed": "it has every hook of an algorithm, and forwards each",
     "algorithms/composition/composed.py: Composed.__init__": "its arguments are all kinds of parts",
+    "environments/vector.py: VectorEnvironment": "it has each method of `Environment` for three modes of resets",
+    "unrollers/workers/asynchronous.py: AsyncUnroller": "it decides all that concerns segments",
     "learner/learner.py: Learner": "it keeps the state of plain, switching and compiled updates in one place",
     "training/trainer.py: Trainer": "its arguments are all parts of a run, each of which its docstring describes",
     "training/trainer.py: Trainer.__init__": "its arguments are all parts of a run",

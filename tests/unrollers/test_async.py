@@ -20,7 +20,7 @@ import torch
 import worker_parts
 from scripted import FIRST, LAST, MID, PAD, Expert, ScriptedOffPolicy, check_stamps
 from toys import OneState, Stamped
-from worker_parts import Curriculum, Failing, Faulty, Informing, NotCorrecting, Seeing, SeeingOffPolicy, Slowed
+from worker_parts import Curriculum, Failing, Faulty, Informing, Levels, NotCorrecting, Seeing, SeeingOffPolicy, Slowed
 
 from alfish import nest
 from alfish.algorithms.rl_algorithm import ReplayNeeds
@@ -1251,3 +1251,55 @@ def test_a_core_that_is_not_there_is_named():
         UsageError, match="Workers.cpus has the core 999, but .* may run only on the cores .*; list only"
     ):
         pool.start(None, [], None, [], 0)
+
+
+def test_a_call_reaches_workers_with_the_weights_that_are_published_before_it(made):
+    """In lockstep, the segment of the next iteration is granted before the call, like that of published weights."""
+    unroller = made(functools.partial(make_environment, Levels, num_envs=2), mode="lockstep", num_workers=2, length=5)
+    told = []
+    for k in range(5):
+        told.append(unroller.unroll(5).time_step.observation[1, :, 1].tolist())
+        unroller.publish()
+        unroller.environment.call("set_level", float(k))
+        unroller.environment.call("set_level", k + 1.0)
+    assert told == [[0.0] * 4, [0.0] * 4, [1.0] * 4, [2.0] * 4, [3.0] * 4]
+
+
+def test_a_restarted_worker_begins_with_the_last_call(made):
+    unroller = made(functools.partial(make_environment, Levels, num_envs=2), length=5)
+    unroller.environment.call("set_level", 1.0)  # before the workers start
+    assert (unroller.unroll(5).time_step.observation[0, :, 0] == 1.0).all()
+    unroller.environment.call("set_level", 2.0)
+    os.kill(processes(unroller)[0].pid, signal.SIGKILL)
+    while unroller.stats()["restarts"] < 1:
+        unroller.unroll(5)
+    step = unroller.unroll(5).time_step
+    assert (step.step_type[0] == FIRST).all() and (step.observation[0, :, 0] == 2.0).all()
+
+
+def test_an_environment_that_is_built_again_receives_the_last_call(made, tmp_path):
+    kinds = "raise", "nan", "shape"
+    unroller = made(each_failing(kinds, tmp_path, worker_parts.FaultyLevels, at=1, episode=0))
+    unroller.environment.call("set_level", 0.5)
+    step = unroller.unroll(4).time_step
+    assert (step.step_type[1] == FIRST).all() and unroller.num_env_errors == 3
+    assert (step.observation[:, :, 0] == 0.5).all()
+
+
+def test_calls_are_saved_and_made_by_the_workers_of_a_resumed_run(made):
+    environment = functools.partial(make_environment, Levels, num_envs=2)
+    unroller = made(environment, length=5)
+    unroller.environment.call("set_level", 4.0)
+    unroller.unroll(5)
+    state = unroller.state_dict()
+    assert state["calls"] == [["set_level", [4.0]]]
+    resumed = made(environment, length=5)
+    resumed.load_state_dict(state)
+    assert (resumed.unroll(5).time_step.observation[0, :, 0] == 4.0).all()
+
+
+def test_a_wrong_call_is_refused_where_it_is_made(made):
+    unroller = made(functools.partial(make_environment, Levels, num_envs=1), length=5)
+    unroller.unroll(5)
+    with pytest.raises(UsageError, match="Levels has no method 'set_lewel'"):
+        unroller.environment.call("set_lewel", 1.0)

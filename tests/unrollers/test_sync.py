@@ -30,7 +30,7 @@ from scripted import (
     unroller_of,
 )
 from toys import NestedBandit, OneState, Stamped
-from worker_parts import Curriculum
+from worker_parts import Curriculum, Levels
 
 from alfish import nest
 from alfish.algorithms.ppo import PPO
@@ -582,3 +582,68 @@ def test_one_uneven_environment_is_a_column_too(mode, numpy_policy):
     found = [transition for _ in range(8) for transition in transitions(unroll(unroller, 6), 0)]
     assert found == environment.env.envs[0].record and len(found) > 30
     assert (unroller._actor._program is None) == (numpy_policy is None)
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_call_reaches_each_environment_and_those_that_a_resumed_run_builds(vectorization):
+    def made():
+        return unroller_of(make_environment(Levels, num_envs=2, vectorization=vectorization))
+
+    with contextlib.closing(made()) as unroller:
+        unroll(unroller, 2)
+        unroller.environment.call("set_level", 1.0)
+        unroller.environment.call("set_level", 3.0)
+        levels = unroll(unroller, 6).time_step.observation[:, :, 0]
+        assert levels[0].tolist() == [0.0, 0.0] and levels[-1].tolist() == [3.0, 3.0]  # from the next episode on
+        state = unroller.state_dict()
+        assert state["calls"] == [["set_level", [3.0]]]
+    with contextlib.closing(made()) as resumed:
+        resumed.load_state_dict(state)
+        assert (unroll(resumed, 2).time_step.observation[1, :, 0] == 3.0).all(), "the first episode has the level, too"
+        assert resumed.state_dict()["calls"] == state["calls"]
+
+
+def test_a_run_without_calls_saves_none():
+    assert "calls" not in unroller_of(make_environment(Levels, num_envs=2)).state_dict()
+
+
+class Opened(gymnasium.Wrapper):
+    doors = 0
+
+    def open_doors(self, number):
+        self.doors = number
+
+
+def test_a_call_finds_the_method_of_a_wrapper():
+    environment = make_environment(lambda: Opened(Levels()), num_envs=2)
+    environment.call("open_doors", 2)
+    assert [one.doors for one in environment.env.envs] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (("set_lewel", 1), "Levels has no method 'set_lewel' to call; define it in the environment or in a wrapper"),
+        (("set_level", np.float64(1)), r"leaf 'the arguments of set_level.0' is a numpy.float64"),
+    ],
+)
+def test_a_wrong_call_is_refused(arguments, sentence):
+    environment = make_environment(Levels, num_envs=2)
+    with pytest.raises(UsageError, match=sentence):
+        environment.call(*arguments)
+    assert environment.calls == {}
+
+
+def test_a_call_after_a_step_that_may_never_end_is_only_stored():
+    environment = make_environment(Levels, num_envs=1)
+    environment.reset()
+    environment.abandon()
+    environment.call("set_level", 5.0)
+    assert environment.env.envs[0]._next == 0 and environment.calls["set_level"].arguments == (5.0,)
+
+
+def test_an_environment_in_tensors_takes_a_call():
+    environment = make_environment(TensorPointMass, num_envs=2)
+    environment.env.set_target = lambda x: setattr(environment.env, "told", x)
+    environment.call("set_target", 0.5)
+    assert environment.env.told == 0.5

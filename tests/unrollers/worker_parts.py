@@ -186,6 +186,36 @@ class Curriculum(Stamped):
         return np.array([self._progress, self._episode, self._step], np.float32)
 
 
+class Levels(Stamped):
+    """Its observation has the level of the episode, and the level that it was told, which holds from the next reset."""
+
+    def __init__(self, lengths=(4,)):
+        super().__init__(lengths)
+        self._level = self._next = 0.0
+
+    def set_level(self, level):
+        self._next = level
+
+    def reset(self, **arguments):
+        self._level = self._next
+        return super().reset(**arguments)
+
+    def _observation(self):
+        return np.array([self._level, self._next, self._step], np.float32)
+
+
+class FaultyLevels(Faulty):
+    """Goes wrong, and its observation's first entry is the level that it was told."""
+
+    level = 0.0
+
+    def set_level(self, level):
+        self.level = level
+
+    def _observation(self):
+        return np.array([self.level, self._episode, self._step], np.float32)
+
+
 class FaultyCurriculum(Faulty):
     """Goes wrong, and its observation's first entry is the progress that it was told."""
 

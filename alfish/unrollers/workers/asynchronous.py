@@ -223,12 +223,13 @@ class AsyncUnroller(Unroller):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns version and generation. Segments are not saved: a resumed run begins new episodes with new seeds."""
-        newest = max(worker.generation for worker in self._workers.all)
-        return {"policy_version": self.policy_version, "generation": self._first_generation + newest}
+        generation = self._first_generation + max(worker.generation for worker in self._workers.all)
+        return {"policy_version": self.policy_version, "generation": generation, **self.calls_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.policy_version = state["policy_version"]
         self._first_generation = state.get("generation", -1) + 1  # absent in a state of `SyncUnroller`
+        self.repeat_calls(state)
 
     def close(self) -> None:
         if self._closed:
@@ -241,6 +242,7 @@ class AsyncUnroller(Unroller):
     def _start(self) -> None:
         self._running, self._workers.log = True, self.log
         self.environment.close()
+        self.environment.delivers_calls = False
         networks, size = (self._algorithm, self._transforms), (self._envs_per_worker, self._length)
         forms, structure = slot_of(self.environment, *networks, *size, self.shown, self.stores_states)
         plan = self._plan(
@@ -249,6 +251,7 @@ class AsyncUnroller(Unroller):
             slot_words=Layout(forms).num_words,
             shown=self.shown,
             stores_states=self.stores_states,
+            calls=self.calls(),
         )
         self._workers.start(plan, forms, structure, state_tensors(*networks), self.policy_version)
 
@@ -264,12 +267,12 @@ class AsyncUnroller(Unroller):
 
     def _grant(self) -> None:
         """Grants workers the slots that they may fill now: all free slots, or in lockstep one slot for each worker."""
-        publication = self._workers.newest if self._lockstep else None
+        publication, calls = self._workers.newest if self._lockstep else None, self.calls()
         for worker in self._workers.all:
             while (slot := self._ledger.next_free(worker.index)) is not None:
                 if self._lockstep and not self._ledger.is_idle(worker.index):
                     break  # this iteration's segment is granted or ready
-                if not self._workers.grant(worker, Grant(slot, self._at_random, publication)):
+                if not self._workers.grant(worker, Grant(slot, self._at_random, publication, calls)):
                     break
                 self._ledger.grant(worker.index)
         self._workers.send()

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from alfish.parameters.parts import build, parameter_names
 from alfish.processes.channel import Channel, from_bytes
 from alfish.processes.heartbeat import DUMP_SIGNAL, Heartbeat
 from alfish.processes.messages import (
+    EnvironmentCall,
     EnvironmentFailed,
     EnvironmentReplaced,
     Failed,
@@ -90,6 +92,7 @@ class WorkerUnroller(SyncUnroller):
         self._starts = np.array(starts)
         self._nonfinite_rows = quiet(nonfinite_rows)
         self._num_steps, self._next_step = 0, 0.0
+        self._num_calls = 0  # number of the last call that was made, see `EnvironmentCall`
         self.env_seconds = 0.0
         if tolerate is not None:
             self.environment.tolerate_errors(self._report)
@@ -105,6 +108,15 @@ class WorkerUnroller(SyncUnroller):
             return time_step
         finally:
             self._heartbeat.set(Heartbeat.ACTING)
+
+    def make_calls(self, calls: Iterable[EnvironmentCall]) -> None:
+        """Makes the calls that were not made yet. Before the first unroll, the environments are then reset again."""
+        new = [made for made in calls if made.number > self._num_calls]
+        for made in new:
+            self.environment.call(made.name, *made.arguments)
+            self._num_calls = made.number
+        if new and self._unseen:  # the worker was restarted, and has reset its environments with the calls of the start
+            self._restart_episodes()
 
     def advance(self, step: Any, transform_state: Nest) -> None:
         if self._heartbeat.stopped:
@@ -231,6 +243,7 @@ def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: cont
         unroller.ignore_infos()
     weights = SharedWeights(state_tensors(algorithm, transforms), fds["weights_header"], fds["weights"])
     weights.read()  # includes the progress of training, which a curriculum needs at its first reset
+    unroller.make_calls(plan.calls)
     unroller.start()  # an error in the first reset is raised in the trainer
     channel.send(Started(environment.num_envs))
     slots = Slots(forms, plan.num_slots, fd=fds["slots"])
@@ -248,6 +261,7 @@ def _fill_segments(
         began = time.perf_counter()
         version = weights.read(grant.publication)
         unroller.env_seconds = 0.0
+        unroller.make_calls(grant.calls)
         experience = unroller.unroll(setup.plan.length, grant.at_random)
         records = unroller.records
         assert isinstance(records, StepRecords)

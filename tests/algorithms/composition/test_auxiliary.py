@@ -237,7 +237,7 @@ def test_cpca_has_no_loss_where_no_row_can_be_predicted():
 
 
 def test_cpca_learns_which_observation_follows():
-    """Observations alternate between two, and features say which is shown: the best loss is 0.95, that of guesses 1.39."""
+    """Observations alternate, and features say which is shown: the best loss is 0.95, that of guesses 1.39."""
     part = cpca(num_steps=1)
     step = rows([FIRST, *[MID] * 16])
     sign = (-1.0) ** torch.arange(17.0)[:, None, None]
