@@ -273,6 +273,7 @@ def _refuse_dynamic_references() -> None:
 def _register() -> None:
     """Registers the names that every run may use; confs themselves import algorithms and toy environments."""
     import alfish.networks  # noqa: F401
+    import alfish.parameters.measured
     import alfish.parameters.schedules
     import alfish.runs.writers.mlflow_writer
     import alfish.runs.writers.trackio_writer

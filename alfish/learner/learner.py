@@ -71,6 +71,7 @@ class Learner:
 
     Attributes:
       frozen: parts that do not train.
+      learning_rates: schedule of each optimizer's learning rate, by the optimizer's name.
       updates: number of updates so far. On a GPU, updates of the last call of `train` that a stop has skipped are
         included until the next call, or until a call with `summarize`.
       is_small: whether an update is so small that several learners save no time; set by `plan`.
@@ -106,7 +107,7 @@ class Learner:
         self._plain = Updates(algorithm, optimizer, max_grad_norm, _parts_of(learning_rate, algorithm))
         self.frozen.check(self._plain.groups)
         self._algorithms = [part for part in algorithm.modules() if isinstance(part, RLAlgorithm)]
-        self._learning_rates = self._schedules(learning_rate)
+        self.learning_rates = self._schedules(learning_rate)
         self.log: Callable[[str], Any] = logging.info
         self.before_update: Callable[[Minibatches, Nest], Callable[[], None] | None] | None = None
         self._compile = functools.partial(
@@ -191,7 +192,7 @@ class Learner:
             self._plain.check_noted_skips(self._max_nonfinite_updates, self.updates)
             self._settle()
         progress = float(self._progress) if self._plain.on_cpu else self._algorithm.progress_number()
-        self._learning_rate = {name: float(schedule(progress)) for name, schedule in self._learning_rates.items()}
+        self._learning_rate = {name: float(schedule(progress)) for name, schedule in self.learning_rates.items()}
         before = self.updates
         if self._compiled is not None and self.is_switching:
             self.switch()

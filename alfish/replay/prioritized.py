@@ -6,7 +6,8 @@ import torch
 
 from alfish.errors import UsageError
 from alfish.parameters import PositiveFloat, UnitInterval, checked
-from alfish.parameters.schedules import Schedule, as_schedule
+from alfish.parameters.measured import schedule_of_progress
+from alfish.parameters.schedules import Schedule
 from alfish.processes import replicas
 from alfish.replay.ring_buffer import RingBuffer, no_window
 from alfish.replay.row_store import copy_entries
@@ -52,7 +53,8 @@ class Prioritized(Sampler):
     ):
         if not np.float32(epsilon) > 0:
             raise UsageError(f"Prioritized.epsilon is {epsilon}, which is 0 in float32; raise it")
-        self._alpha_schedule, self._beta_schedule = as_schedule(alpha), as_schedule(beta)
+        self._alpha_schedule = schedule_of_progress(alpha, "Prioritized.alpha")
+        self._beta_schedule = schedule_of_progress(beta, "Prioritized.beta")
         self._normalize, self._epsilon = normalize, epsilon
 
     def bind(self, buffer: RingBuffer, window_length: int) -> None:

@@ -156,9 +156,11 @@ class Listener:
     Attributes:
       changes_algorithm: whether the listener writes buffers of the algorithm. Every learner calls such a listener, and
         before other listeners, so that a checkpoint has the written buffers.
+      on_every_learner: whether every learner calls the listener, at its usual place; if not, only the first one does.
     """
 
     changes_algorithm = False
+    on_every_learner = False
 
     def start(self, run: Run) -> None:
         """Prepares the listener, before the first iteration and after a resume."""

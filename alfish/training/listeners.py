@@ -210,6 +210,8 @@ class CheckpointSaver(Listener):
         because a mean over players is no measure of progress.
     """
 
+    on_every_learner = True
+
     def __init__(
         self,
         period: NonNegativeInt = 50_000,
@@ -321,17 +323,7 @@ class _Watcher(Listener):
         self._scalar = scalar
 
     def start(self, run: Run) -> None:
-        """Raises UsageError if the scalar comes neither from an evaluation nor from the trainer."""
-        name = type(self).__name__
-        prefixes = [listener.name for listener in run.listeners if isinstance(listener, Evaluate)]
-        names = scalar_names(specs.reward_names(run.environment.reward_spec))
-        of_evaluations = [f"{prefix}/{each}" for prefix in prefixes for each in names]
-        if self._scalar not in of_evaluations and not self._scalar.startswith(tuple(f"{p}/" for p in TRAINER_SCALARS)):
-            others = ", ".join((*of_evaluations, *(f"{prefix}/..." for prefix in TRAINER_SCALARS)))
-            raise UsageError(
-                f"{name}.scalar is {self._scalar!r}; it must be one of {others}; @Evaluate() adds "
-                "evaluation/mean_return"
-            )
+        check_scalar(run, self._scalar, f"{type(self).__name__}.scalar")
 
     def after_iteration(self, run: Run, report: Report) -> None:
         if self._scalar in report.scalars and (reason := self.reason(report.scalars[self._scalar])):
@@ -402,7 +394,25 @@ class StopWithoutProgress(_Watcher):
         self._best, self._num_without = state["best"], state["num_without"]
 
 
-def checked_listeners(listeners: Sequence[Listener] | None, extra: Sequence[Listener]) -> list[Listener]:
+def check_scalar(run: Run, scalar: str, name: str) -> None:
+    """Raises UsageError if a scalar comes neither from an evaluation nor from the trainer.
+
+    Args:
+      run: run that reports the scalar.
+      scalar: name in metrics.csv.
+      name: name of the parameter in the message, such as 'StopAt.scalar'.
+    """
+    prefixes = [listener.name for listener in run.listeners if isinstance(listener, Evaluate)]
+    names = scalar_names(specs.reward_names(run.environment.reward_spec))
+    of_evaluations = [f"{prefix}/{each}" for prefix in prefixes for each in names]
+    if scalar not in of_evaluations and not scalar.startswith(tuple(f"{prefix}/" for prefix in TRAINER_SCALARS)):
+        others = ", ".join((*of_evaluations, *(f"{prefix}/..." for prefix in TRAINER_SCALARS)))
+        raise UsageError(f"{name} is {scalar!r}; it must be one of {others}; @Evaluate() adds evaluation/mean_return")
+
+
+def checked_listeners(
+    listeners: Sequence[Listener] | None, extra: Sequence[Listener], first: Sequence[Listener] = ()
+) -> list[Listener]:
     """Returns the listeners of a run in the order of their calls.
 
     Listeners that change the algorithm come first, then evaluations, then all others. Listeners that save checkpoints
@@ -413,20 +423,21 @@ def checked_listeners(listeners: Sequence[Listener] | None, extra: Sequence[List
     Args:
       listeners: listeners of the run; None means evaluation, checkpoints, summaries and the progress bar.
       extra: further listeners, called after the others of their kind.
+      first: further listeners, called before the others of their kind.
 
     Raises:
       UsageError: an entry is not a Listener, or has a method with other arguments or a misspelt name.
     """
     if listeners is None:
         listeners = [Evaluate(), CheckpointSaver(), Summaries(), Progress()]
-    together = [*listeners, *extra]
+    together = [*first, *listeners, *extra]
     for listener in together:
         if not isinstance(listener, Listener):
             raise UsageError(
                 f"Trainer.listeners has {shown(listener)}, which is not a Listener; derive its class from Listener"
             )
         check_methods(listener, Listener)
-    everywhere = [each.changes_algorithm or isinstance(each, CheckpointSaver) for each in together]
+    everywhere = [each.changes_algorithm or each.on_every_learner for each in together]
     here = [listener for listener, is_needed in zip(together, everywhere) if is_needed or replicas.rank() == 0]
 
     def place(listener: Listener) -> tuple[bool, ...]:

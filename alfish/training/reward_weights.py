@@ -15,7 +15,8 @@ from alfish import specs
 from alfish.errors import UsageError
 from alfish.functional.values import Vector
 from alfish.parameters import FiniteFloat, PositiveFloat, checked
-from alfish.parameters.schedules import Schedule, as_schedule
+from alfish.parameters.measured import schedule_of_progress
+from alfish.parameters.schedules import Schedule
 from alfish.processes import replicas
 from alfish.training.listener import Listener, Report, Run
 
@@ -69,7 +70,7 @@ class ScheduledWeights(WeightListener):
     """
 
     def __init__(self, weights: Sequence[FiniteFloat | Schedule] = gin.REQUIRED):
-        self._weights = [as_schedule(weight) for weight in weights]
+        self._weights = [schedule_of_progress(weight, "ScheduledWeights.weights") for weight in weights]
 
     def start(self, run: Run) -> None:
         super().start(run)

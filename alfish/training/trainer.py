@@ -33,6 +33,7 @@ from alfish.training.leagues import check_snapshots
 from alfish.training.listener import LISTENERS, Listener, Notifier, PolicyRun, Report
 from alfish.training.listeners import CheckpointSaver, checked_listeners
 from alfish.training.loop import Loop
+from alfish.training.measured_schedules import measuring
 from alfish.training.policy import Policy
 from alfish.training.run_parts import (
     MAX_THREADS,
@@ -166,7 +167,7 @@ class Trainer:
         self.unroller = parts.unroller
         self.learner = parts.learner
         self.metrics = parts.metrics
-        self.listeners = checked_listeners(listeners, extra_listeners)
+        self.listeners = checked_listeners(listeners, extra_listeners, measuring(parts))
         self._notifier, self.directory = Notifier(self.listeners), own_directory(root_dir, arguments)
         self._loop = Loop(parts, self.clock, self.timer, self.signals, self.log, interaction_env_steps, summary_period)
 

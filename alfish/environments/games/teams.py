@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from alfish.errors import UsageError
-from alfish.parameters.schedules import Schedule, as_schedule
+from alfish.parameters.measured import schedule_of_progress
+from alfish.parameters.schedules import Schedule
 
 
 class Teams:
@@ -47,7 +48,7 @@ class Teams:
         if not teams and (callable(spirit) or spirit):
             raise UsageError("make_games.team_spirit is set, but make_games.teams is not; list the agents of each team")
         self.follows_progress = callable(spirit)
-        self._spirit: Callable[[Any], Any] = as_schedule(spirit)
+        self._spirit: Callable[[Any], Any] = schedule_of_progress(spirit, "make_games.team_spirit")
         self.set_progress(0.0)
 
     def __bool__(self) -> bool:
