@@ -14,13 +14,16 @@ import alfish
 from alfish import specs
 from alfish.__main__ import main
 from alfish.data import TimeStep
-from examples import awac, swing_up, test_small_ddpg
+from examples import awac, swing_up, test_end_prediction, test_small_ddpg
 
 PAGES = PROJECT / "docs" / "tutorials"
 SHOWN = {
     "environment": ["reach.py", "reach.gin"],
     "algorithm": ["reinforce.py", "awac.py", "awac_pendulum.gin"],
-    "off_policy": ["small_ddpg.py", "small_ddpg_pendulum.gin", "reconstruction.py", "test_small_ddpg.py"],
+    "off_policy": [
+        *("small_ddpg.py", "small_ddpg_pendulum.gin", "reconstruction.py", "test_small_ddpg.py"),
+        *("end_prediction.py", "end_prediction_cartpole.gin", "test_end_prediction.py"),
+    ],
     "network": ["residual.py", "residual_cartpole.gin"],
     "data": ["swing_up.py"],
 }
@@ -94,13 +97,21 @@ def test_the_test_of_an_off_policy_algorithm_passes():
     test_small_ddpg.test_each_group_has_a_loss_for_each_transition()
 
 
-def test_a_loss_is_added_to_a_shipped_algorithm(tmp_path, monkeypatch):
+def test_the_test_of_an_auxiliary_loss_passes():
+    test_end_prediction.test_an_undecided_prediction_costs_log_two_and_a_right_one_little()
+
+
+@pytest.mark.parametrize(
+    "conf, scalar",
+    [("reconstruction", "train/reconstruction_error"), ("end_prediction", "train/endprediction/probability")],
+)
+def test_a_loss_is_added_to_a_shipped_algorithm(tmp_path, monkeypatch, conf, scalar):
     monkeypatch.chdir(PROJECT)
     few = ("Trainer.num_env_steps=512", "Trainer.unroll_length=16", "EpochBatches.minibatch_size=32")
     few += ("Learner.compile=False", "Evaluate.num_episodes=1", "Trainer.summary_period=64")
-    assert train(tmp_path, "examples/reconstruction_cartpole.gin", *few) == 0
+    assert train(tmp_path, f"examples/{conf}_cartpole.gin", *few) == 0
     with open(tmp_path / "run" / "metrics.csv") as file:
-        assert float(list(csv.DictReader(file))[-1]["train/reconstruction_error"]) > 0
+        assert float(list(csv.DictReader(file))[-1][scalar]) > 0
 
 
 def test_the_state_value_of_awac_is_of_the_policys_own_actions():
