@@ -229,6 +229,7 @@ class SimulatorEnvironment(Environment):
 
     def abandon(self) -> None:
         self._abandoned = True
+        super().abandon()
 
     def close(self) -> None:
         _OPEN.discard(self.simulator)

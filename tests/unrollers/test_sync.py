@@ -647,3 +647,6 @@ def test_an_environment_in_tensors_takes_a_call():
     environment.env.set_target = lambda x: setattr(environment.env, "told", x)
     environment.call("set_target", 0.5)
     assert environment.env.told == 0.5
+    environment.abandon()
+    environment.call("set_target", 1.0)
+    assert environment.env.told == 0.5, "only stored, because a step may never end"
