@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = _command(sys.argv[1:])
         sys.stdout.flush()
         if "omni.kit.app" in sys.modules:
-            # Isaac Sim ends the process with status 0 when Python closes it, or hangs.
+            # When Python closes Isaac Sim at exit, Isaac Sim ends the process with status 0, or hangs.
             sys.stderr.flush()
             os._exit(status)
         return status
@@ -83,13 +83,13 @@ def _run(name: str, module, rest: list[str]) -> int:
     from absl import flags, logging
 
     for flag in module.FLAGS:
-        module.FLAGS[flag].unparse()  # flags of an earlier call in this process
+        module.FLAGS[flag].unparse()  # removes the value of an earlier call in this process
     try:
         with replicas.joined() if getattr(module, "HAS_LEARNERS", False) else contextlib.nullcontext():
             try:
                 left = module.FLAGS([f"alfish {name}", *rest])[1:]
             except flags.Error as error:
-                words = re.sub(r"\('(.*)', '.*'\)$", r"\1", str(error))  # names of a flag that is True or False
+                words = re.sub(r"\('(.*)', '.*'\)$", r"\1", str(error))  # removes the second name of a boolean flag
                 raise UsageError(f"{words}; `alfish {name} --help` lists the flags") from error
             if left and not getattr(module, "TAKES_WORDS", False):
                 flag = f"--gin_file={left[0]}" if left[0].endswith(".gin") else "--root_dir=runs/ppo"

@@ -51,11 +51,11 @@ class Ends(NamedTuple):
     """The LAST rows of environments that end an episode and begin the next one in the same vector step."""
 
     ended: Array  # [T, B] bool, whether a LAST row stands between rows t and t + 1 of the column
-    time_step: TimeStep  # [T, B] the rows that the steps returned; LAST rows where `ended`, not read elsewhere
+    time_step: TimeStep  # [T, B] rows that the steps returned: LAST rows where `ended`; other entries are not read
 
 
 class Experience(NamedTuple):
-    """Consecutive rows of B environments; leaves are `[T, B, ...]` unless a comment gives another shape."""
+    """Consecutive rows of B environments; leaves are `[T, B, ...]`, unless a comment says otherwise."""
 
     time_step: TimeStep
     action: Nest  # action as sampled, before clipping
@@ -101,7 +101,7 @@ class InLine(NamedTuple):
     """The result of `in_line`."""
 
     experience: Experience  # [R, B] all rows in their order, PAD rows at the ends of columns
-    acted: torch.Tensor | None  # [T, B] int64, index in `experience` of each given row; None: rows did not move
+    acted: torch.Tensor | None  # [T, B] int64, index in `experience` of each given row; None means that no row moved
 
 
 def in_line(experience: Experience, num_rows: int | None = None) -> InLine:
@@ -111,8 +111,8 @@ def in_line(experience: Experience, num_rows: int | None = None) -> InLine:
     computing it waits for a GPU. Existing PAD rows move to the ends of columns.
 
     Args:
-      experience: rows `[T, B]`, on-policy with a last row that no step follows; arrays or tensors. Without `ends`, the
-        rows are already in their places.
+      experience: rows `[T, B]`, arrays or tensors; an on-policy unroll ends with a row that no step follows. Without
+        `ends`, all rows are already in their places.
       num_rows: number R, at least the largest number of rows of a column; None means that it is computed.
 
     Returns:
@@ -129,7 +129,7 @@ def in_line(experience: Experience, num_rows: int | None = None) -> InLine:
     number = present.long() + is_followed
     end = number.cumsum(0)
     num_rows = int(end[-1].max()) if num_rows is None else num_rows
-    # Rows that have no place are written to one more row, which is cut off.
+    # Rows without a place are written to an additional last row, which is cut off.
     row = torch.where(present, end - number, num_rows)
     last_row = torch.where(ended, end[:num_steps] - 1, num_rows)
     column = torch.arange(step_type.shape[1], device=step_type.device)

@@ -34,8 +34,8 @@ def read(leaves: Nest) -> Nest:
 def read_later(leaves: Nest) -> Callable[[], Nest]:
     """Begins to copy tensors, all on one device, to the host; returns a function that returns them as arrays.
 
-    The call does not wait, and the tensors may be overwritten after it. The returned function waits only if the device
-    has not made the copy yet.
+    The call does not wait, and the caller may overwrite the tensors afterwards. The returned function waits only if the
+    device has not finished the copy yet.
     """
     given, structure = nest.flatten(leaves)
     packed, device = _packed(given), given[0].device
@@ -61,7 +61,7 @@ def _packed(leaves: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _unpacked(packed: torch.Tensor, leaves: list[torch.Tensor]) -> list[Any]:
-    """Returns the arrays from the bytes on the host that `_packed` made from these leaves."""
+    """Returns arrays with the values of `leaves`, from a copy on the host of the vector that `_packed` made of them."""
     order, found = _order(leaves), {}
     parts = packed.split([leaves[i].numel() * leaves[i].element_size() for i in order])
     for i, part in zip(order, parts):

@@ -16,7 +16,8 @@ Nest: TypeAlias = Any  # NamedTuple, dict or tuple of leaves, of any depth; a si
 # compute in torch give tensors throughout.
 Array: TypeAlias = Any
 
-# Bytes of the largest copy to a GPU that goes through pinned memory, which torch keeps, and the system cannot swap out.
+# Largest copy to a GPU that goes through pinned memory, in bytes. torch keeps pinned memory, and the system cannot swap
+# it out.
 LARGEST_PINNED = 2**26
 
 flatten: Callable[..., tuple[list[Any], Any]] = optree.tree_flatten
@@ -58,13 +59,13 @@ def map(function: Callable[..., Any], nest: Nest, *others: Nest, is_leaf: Callab
 
 
 def paths(nest: Nest, is_leaf: Callable[[Any], bool] | None = None) -> list[str]:
-    """Returns the names of the leaves in the order of `leaves`, as `observation.camera.0`; '' names a bare leaf."""
+    """Returns the names of the leaves in the order of `leaves`, such as `camera.0`; a bare leaf has the name ''."""
     accessors, _, _ = optree.tree_flatten_with_accessor(nest, is_leaf=is_leaf)
     return [".".join(str(getattr(entry, "field", entry.entry)) for entry in accessor) for accessor in accessors]
 
 
 def named_leaves(nest: Nest, root: str) -> list[tuple[str, Any]]:
-    """Returns `(name, leaf)` pairs for messages, as `observation.camera.0`; a bare leaf has the root's name."""
+    """Returns `(name, leaf)` pairs with names such as `observation.camera.0`; a bare leaf is named `root`."""
     return [(f"{root}.{path}" if path else root, leaf) for path, leaf in zip(paths(nest), leaves(nest))]
 
 
@@ -190,6 +191,6 @@ def where(condition: Any, chosen: Nest, other: Nest) -> Nest:
 
 
 def widened(rows: Any, like: Any) -> Any:
-    """Appends dimensions of 1, so that `rows` broadcasts from the left against `like`."""
+    """Appends dimensions of size 1 to `rows`, so that it broadcasts against the leading dimensions of `like`."""
     missing = like.ndim - rows.ndim
     return rows.reshape(*rows.shape, *[1] * missing) if missing > 0 else rows

@@ -96,7 +96,7 @@ def compare(
     thresholds: Iterable[float | str] = (),
     ranges: Iterable[str] = (),
 ) -> Comparison:
-    """Compares groups of runs in each environment, and over all environments if each of these has a score range.
+    """Compares groups of runs in each environment, and over all environments if every one has a score range.
 
     Args:
       sources: runs to compare.

@@ -67,7 +67,7 @@ def aligned(clocks: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> tuple
 
     Args:
       clocks: clocks `[N_r]` of each run r.
-      values: values `[N_r]` of each run r; the last value counts if clocks are equal.
+      values: values `[N_r]` of each run r; of several values with equal clocks, the last one counts.
 
     Returns:
       Points `[N]`, and values `[R, N]`.

@@ -29,7 +29,7 @@ ENVIRONMENTS = ("environment", "env", "env_id", "task")
 
 
 class TableSource:
-    """One curve of a table; a `Source`.
+    """One curve of a table; a `SeriesSource`.
 
     Args:
       path: path of the table.
@@ -55,7 +55,7 @@ class TableSource:
         self._path, self._columns = path, columns
 
     def series(self, metric: str) -> Series:
-        """Returns the column with the metric's name or its last part; else the first column of `VALUES`."""
+        """Returns the column named like the metric or its last part, else the first column with a name in `VALUES`."""
         value = _first((metric.lower(), metric.rpartition("/")[2].lower(), *VALUES), self._columns)
         clocks = {axis: name for axis, names in CLOCKS.items() if (name := _first(names, self._columns))}
         if value is None or not clocks:
@@ -74,7 +74,7 @@ class TableSource:
 
 
 class MonitorSource:
-    """The monitor files of one run of stable-baselines3, one file for each environment; a `Source`.
+    """The monitor files of one run of stable-baselines3, one file for each environment; a `SeriesSource`.
 
     A value is the mean return of the last 100 episodes, over all environments.
     """
@@ -167,7 +167,7 @@ def _first(names: Iterable[str], columns: Mapping[str, Sequence[str]]) -> str | 
 
 
 def _moving_mean(values: np.ndarray, window: int) -> np.ndarray:
-    """Returns, for each value, the mean of the last `window` values up to it, or of all values up to it if fewer."""
+    """Returns, for each value, the mean of that value and up to `window` - 1 values before it."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(ends - window, 0)

@@ -10,8 +10,8 @@ from alfish.errors import UsageError
 from alfish.parameters.differences import name_of, tail
 
 ALGORITHM, ENVIRONMENT = "Trainer.algorithm", "Trainer.environment"
-# Settings that cannot change what is learned, by name or by class: the seed, the machine and the directory, the moments
-# at which a run stops, and what it writes.
+# Settings that are ignored, by name or by class, because they do not affect learning: the seed, the machine and the
+# directory, the moments at which a run stops, and the files that it writes.
 IGNORED = (
     *("Trainer.seed", "Trainer.stop_at", "Trainer.root_dir", "Trainer.device", "Trainer.num_threads"),
     *("Trainer.summary_period", "Trainer.metrics", "Trainer.extra_metrics"),
@@ -86,13 +86,13 @@ def named(one: SeriesGroup) -> str:
 def by_environment(
     texts: Iterable[object], environments: Sequence[str], parse: Callable[[str], T], noun: str, example: str
 ) -> dict[str, list[T]]:
-    """Returns the user's value for each environment, from texts such as '475' and 'CartPole-v1:475'.
+    """Returns the user's values for each environment, from texts such as '475' and 'CartPole-v1:475'.
 
     Args:
       texts: texts from the user.
       environments: environments of the runs.
       parse: function that reads the text behind the colon; raises ValueError.
-      noun: what a text specifies, such as 'threshold', for messages.
+      noun: noun for the values in messages, such as 'threshold'.
       example: a valid text, such as '475', for messages.
 
     Raises:

@@ -39,7 +39,7 @@ def plot(
         figure.savefig("curves.png")
 
     Each group has a line, the aggregate over the group's runs, and a pointwise 95 % bootstrap band. There is one panel
-    for each environment. Notes that `alfish plot` prints to standard error are logged.
+    for each environment. Notes about the runs are logged; `alfish plot` prints them to standard error.
 
     Args:
       runs: run directories, globs or CSVs, each with or without a label (`"PPO=runs/ppo-*"`), as for `alfish plot`.
@@ -47,7 +47,7 @@ def plot(
       x: name of the horizontal axis; None means env_steps, or updates if a run has no env steps.
       statistic: aggregate over the runs of a group; 'iqm' is the interquartile mean.
       threshold: values of horizontal lines; `"CartPole-v1:475"` is drawn in the panel of this environment only.
-      axes: matplotlib axes to draw in, instead of a new figure; for runs of one environment.
+      axes: matplotlib axes to draw in, for runs of one environment only; None makes a new figure.
 
     Raises:
       UsageError: a run or the metric does not exist, or matplotlib is not installed.

@@ -22,7 +22,7 @@ EVALUATION = "evaluation"  # default name of the listener Evaluate
 
 
 class RunSeriesSource:
-    """A run directory; a `Source`.
+    """A run directory; a `SeriesSource`.
 
     Args:
       directory: directory of the run.
@@ -186,15 +186,15 @@ def is_run(directory: Path) -> bool:
 def read_evaluations(directory: Path, name: str = EVALUATION, column: str = "return") -> dict[int, tuple[float, ...]]:
     """Returns one column of each evaluation's episodes, by the evaluation's clock, ascending.
 
-    The result is empty for a run without evaluations.
+    The result is empty for a run without evaluations, or if a file has no rows or lacks the column.
 
     Args:
       directory: directory of the run.
-      name: name of the listener `Evaluate`.
+      name: name of the evaluations, which is the `name` of the listener `Evaluate`.
       column: name of the column in the files of `eval/`.
 
     Raises:
-      UsageError: a file is incomplete.
+      UsageError: a file is not a complete table, or a cell of the column is not a number.
     """
     found = {}
     for path in sorted((directory / "eval").glob(f"{name}-*.csv")) if name and "/" not in name else ():

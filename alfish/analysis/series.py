@@ -14,7 +14,7 @@ class Series(NamedTuple):
     """Values of a metric during a run.
 
     Attributes:
-      clocks: for each of `AXES` that is known, the clock `[N]` of the values, not descending.
+      clocks: for each of `AXES` that is known, the clock `[N]` of the values, non-decreasing.
       values: values of the metric, `[N]`.
     """
 

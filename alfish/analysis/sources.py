@@ -22,8 +22,8 @@ def find(words: Iterable[str | Path], note: Note = logging.warning) -> list[Seri
     """Returns the runs that the arguments name, each once.
 
     An argument is a run directory, a directory that contains runs, a directory of monitor files of stable-baselines3, a
-    single monitor file, another CSV, or a glob of these. `LABEL=WORD` labels the runs. If other arguments name runs, a
-    directory without a run is left out with a note.
+    single monitor file, a CSV of another program, or a glob of these. `LABEL=WORD` labels the runs. If other arguments
+    name runs, a directory without a run is left out with a note.
 
     Raises:
       UsageError: an argument does not name a run.

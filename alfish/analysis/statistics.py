@@ -77,7 +77,7 @@ def estimate_improvement(x: np.ndarray, y: np.ndarray, num_draws: int = NUM_DRAW
     if min(len(x), len(y)) < 2:
         return Estimate(value, None)
     random = np.random.RandomState(seed)
-    rows = [[random.choice(len(one), one.shape) for one in (x, y)] for _ in range(num_draws)]  # rliable alternates, too
+    rows = [[random.choice(len(one), one.shape) for one in (x, y)] for _ in range(num_draws)]  # as in rliable
     size = max(1, CHUNK // (len(x) * y.size))
     parts = [zip(*rows[start : start + size]) for start in range(0, num_draws, size)]
     drawn = ([np.take_along_axis(one[None], np.array(side), 1) for one, side in zip((x, y), part)] for part in parts)

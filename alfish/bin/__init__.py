@@ -81,7 +81,7 @@ def prepare_process() -> None:
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
-        # The stream is closed: the next opened file would get its descriptor, and messages would go there.
+        # The stream is closed. The next opened file would get this descriptor, and messages would be written into it.
         except OSError:
             opened = os.open(os.devnull, os.O_RDWR)
             if opened != descriptor:

@@ -43,7 +43,7 @@ from alfish.parameters.differences import literal
 from alfish.runs import random_state
 
 LONGEST_SECONDS = 4.0  # seconds after which a slow environment takes no more random steps
-MORE_STEPS = 10  # factor of --num_steps: most steps that are taken until an episode ends
+MORE_STEPS = 10  # largest number of random steps until an episode ends, as a multiple of --num_steps
 NUM_COMPARED = 64  # number of steps for which environments of two seeds are compared
 
 FLAGS = flags.FlagValues()
@@ -269,7 +269,7 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
     has ended.
 
     Args:
-      environment: pair of environments.
+      environment: vector environment of two environments.
       num_steps: number of steps of both environments; up to `MORE_STEPS` times as many until an episode ends.
       observed: object that collects statistics of the steps.
     """
@@ -318,7 +318,7 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
             return
         done = terminated | truncated
         observed.add(observation, reward, terminated, truncated)
-        if done.any() and environment.resets_rows:  # other environments reset themselves
+        if done.any() and environment.resets_rows:  # environments of other kinds reset themselves
             with random_state.apart():
                 observation = environment.reset([None, None], done).observation
     refuse_default_dtype(f"{environment.name}.reset or step")
@@ -337,7 +337,7 @@ def _on_host(leaf: Any) -> np.ndarray:
 def algorithms() -> list[type[RLAlgorithm]]:
     """Returns all shipped algorithms, after importing their modules."""
     for module in pkgutil.iter_modules(alfish.algorithms.__path__):
-        # Algorithms in subpackages need another part, an expert or an algorithm, so they cannot be checked alone.
+        # Algorithms in subpackages need an expert or a second algorithm, so they cannot be checked here.
         if not module.ispkg:
             importlib.import_module(f"alfish.algorithms.{module.name}")
     found: set[type[RLAlgorithm]] = set()  # a set, because a class with several bases is found several times

@@ -20,11 +20,11 @@ from alfish.runs import random_state
 NUM_ENVS = 1024  # environments of which the speed is measured
 CHECKED_ENVS, CHECKED_STEPS = 64, 100  # environments and vector steps in which each method is checked
 SECONDS = 0.3  # duration of each measurement
-TOLERANCE = 1e-3  # largest difference of a compiled result, relative to the larger of 1 and its size
+TOLERANCE = 1e-3  # largest accepted difference of a compiled result from the plain one, relative to its size if above 1
 
 
 def as_gymnasium(environment: FunctionalEnvironment) -> VectorEnvironment:
-    """Returns as many environments that are stepped one by one in numpy, to be examined like any other."""
+    """Returns the same number of environments, stepped one by one in numpy as gymnasium environments are."""
 
     def single() -> SingleEnvironment:
         env = SingleEnvironment(environment.functional)
@@ -71,7 +71,7 @@ def examine(environment: FunctionalEnvironment) -> tuple[list[str], float]:
 
 
 def _check_steps(functional: Any, name: str) -> None:
-    """Raises UsageError if a method returns something wrong in one of some random steps."""
+    """Raises UsageError if a method returns something wrong in any of `CHECKED_STEPS` random steps."""
     environment = FunctionalEnvironment(functional, range(CHECKED_ENVS))
     environment.reset()
     for _ in range(CHECKED_STEPS):

@@ -16,7 +16,7 @@ from alfish.environments.games import Games, Group
 from alfish.errors import UsageError, counted, significant
 from alfish.runs import random_state
 
-MORE_STEPS = 10  # factor of the number of steps: most steps that are taken until a game ends
+MORE_STEPS = 10  # largest number of random steps until a game ends, as a multiple of the number of steps
 LONGEST_SECONDS = 4.0  # seconds after which slow games take no more random steps
 
 

@@ -1,19 +1,20 @@
-"""Compares groups of runs at their end.
+"""Compares groups of runs by their final scores.
 
   alfish compare runs/ppo-* runs/a2c-* --threshold=475
   alfish compare 'before=runs/a-*' 'after=runs/b-*' --last=5 --format=markdown
   alfish compare runs --score_range=CartPole-v1:0,500 --score_range=Acrobot-v1:-500,-60 --format=csv > table.csv
 
-RUNS are named and grouped as `alfish plot` does. The score of a run is the mean of its --last last values of --metric.
+Runs are named and grouped as for `alfish plot`. The score of a run is the mean of the last --last values of --metric.
 The table has, for each group: the interquartile mean (IQM), the mean and the median of the scores with 95 % intervals
-of a stratified bootstrap, the number of runs, and the steps per second of training. With --threshold: the steps and
-seconds until a run first reaches it (median over the runs, and how many do), and the optimality gap, the mean amount
-by which scores are below it. With two groups: the probability that a run of the one group is better than a run of the
-other.
+of a stratified bootstrap, the number of runs, and the steps per second of training. With --threshold it also has the
+steps and seconds until a run first reaches the threshold (median over the runs, and the number of runs that reach it),
+and the optimality gap: the mean amount by which scores are below the threshold. For two groups, the
+output also has the probability that a run of the first group is better than a run of the second.
 
---score_range=LOW,HIGH normalizes scores: LOW becomes 0 and HIGH 1; the optimality gap is then below 1. With a range for
-each of several environments, rows over all of them follow. Definitions follow rliable (Agarwal et al., 2021): the
-median is taken over environments of the mean over runs, so with one environment it equals the mean.
+--score_range=LOW,HIGH normalizes scores: LOW becomes 0 and HIGH 1; the optimality gap is then the amount below 1. With
+a range for each of several environments, the table ends with rows over all environments. Definitions follow rliable
+(Agarwal et al., 2021): the median is taken over environments of the mean over runs, so with one environment it equals
+the mean.
 """
 
 import sys
@@ -26,7 +27,7 @@ from alfish.bin import show
 FLAGS = flags.FlagValues()
 TAKES_WORDS = True
 flags.DEFINE_string("metric", DEFAULT_METRIC, "Name of the metric that is compared.", flag_values=FLAGS)
-flags.DEFINE_integer("last", 1, "Number of last values of a run; their mean is the run's score.", 1, flag_values=FLAGS)
+flags.DEFINE_integer("last", 1, "Number of last values of a run whose mean is its score.", 1, flag_values=FLAGS)
 flags.DEFINE_multi_string(
     "threshold", [], "Score to reach, such as 475 or CartPole-v1:475; one for each environment.", flag_values=FLAGS
 )

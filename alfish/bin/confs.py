@@ -1,9 +1,9 @@
-"""Lists the shipped configurations: the task, the algorithm, and the result of each with its number of seeds.
+"""Lists the shipped configurations, each with its task, its algorithm, and its result and number of seeds.
 
   alfish confs
-  alfish confs halfcheetah sac          # those with all of these words in their file, task or algorithm
-  alfish confs ppo_cartpole             # the text of one, with its path: its settings, and its complete result
-  alfish confs ppo.gin                  # that of a file which others include
+  alfish confs halfcheetah sac          # configurations with all of these words in file name, task or algorithm
+  alfish confs ppo_cartpole             # path and text of one configuration: its settings and complete result
+  alfish confs ppo.gin                  # path and text of a file that other files include
   alfish train --gin_file=ppo_cartpole.gin --root_dir=runs/ppo
 
 The text of a configuration is shown if it is named, or if it is the only one that contains the words.
@@ -47,7 +47,7 @@ def main(flag_values: flags.FlagValues, *words: str) -> int:
         show("\n".join([HEADER, *map(line, found)]))
         if not words:
             others = ", ".join(conf.path.name for conf in confs if not conf.task)
-            show("\n" + textwrap.fill(f"Included by these, or named after one of them: {others}", WIDTH))
+            show("\n" + textwrap.fill(f"Files that these include, or that a second --gin_file names: {others}", WIDTH))
     return 0
 
 
@@ -59,7 +59,7 @@ def read(path: Path) -> Conf:
 
 
 def names(conf: Conf) -> tuple[str, ...]:
-    """Returns words that identify this configuration only; `ppo` without .gin occurs in many names."""
+    """Returns the words that name this configuration only; `ppo` without .gin does not, as it occurs in many names."""
     return (conf.path.name, conf.path.stem) if conf.task else (conf.path.name,)
 
 

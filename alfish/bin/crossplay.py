@@ -4,18 +4,19 @@
   alfish crossplay --root_dir=runs/a --root_dir=runs/b --num_games=100 --output=cross.csv
   alfish crossplay --root_dir=runs/tag --sides='adversary_*,agent_*' --checkpoints=all --output=cross.csv
 
-Players are the policies that train (or those of --policies), of each run, at each of --checkpoints. Every player plays
-against every other one, in both seats unless its policy plays only one in its run. The games are those of the first
-run. Game k of each pair has the seed `seed + k`.
+Players are the policies that train (or the policies of --policies) in each run, at each of --checkpoints. Every two
+players play against each other, in both seatings unless a player's policy has only one seat in its run. The games are
+those of the first run. Game k of each pair has the seed `seed + k`.
 
---output has a row for each pair and seating: mean returns of both sides with 95 % bootstrap intervals, and the games
-that the first side has won, drawn and lost. The file beside it that ends in -players.csv has a row for each player. If
-the returns of both sides add up to 0 in each game, it has Elo ratings (maximum likelihood of the model of Bradley and
-Terry, a draw as half a win, with 95 % bootstrap intervals over games; --anchor has 1000), and the exploitability among
-the players: the mean return of the opponent that does best against the player.
+--output has a row for each pair and seating: mean returns of both sides with 95 % bootstrap intervals, and the numbers
+of games that the first side has won, drawn and lost. The file beside --output that ends in -players.csv has a row for
+each player. If the returns of both sides add up to 0 in each game, the row has the player's Elo rating (maximum
+likelihood of the model of Bradley and Terry, a draw counts as half a win, with 95 % bootstrap intervals over games;
+--anchor has the rating 1000), and the player's exploitability: the mean return of the opponent that does best against
+the player.
 
-The result of each pair is a file in the directory beside --output that ends in -games. The same command, stopped at any
-moment, continues; with more players it plays only their games.
+The result of each pair is a file in the directory beside --output that ends in -games. If the command is stopped at any
+moment, the same command continues; if players are added, it plays only the games of the new pairs.
 """
 
 import sys

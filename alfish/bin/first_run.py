@@ -85,7 +85,7 @@ def suggestions(
     """Yields lines about the first run, each a pair of heading and text.
 
     Args:
-      task: name of the environment, as given by the user.
+      task: environment as the user described it.
       environment: environment to train in.
       able: names of algorithms that support the environment's spaces.
       steps_per_second: speed of the environment without training.
@@ -157,7 +157,7 @@ def _expected(task: Task, base: BaseConf | None, budget: int, steps_per_second: 
 
 
 def _instead(task: Task, base: BaseConf, steps_per_second: float) -> Iterator[tuple[str, str]]:
-    """Yields a line about another base configuration and its training time."""
+    """Yields a line about `base`, a second choice of base configuration, and its training time."""
     with contextlib.suppress(UsageError, RunError):
         length = f"about {_duration(base.budget / _rate(task, base, steps_per_second))} for {base.budget:,} steps"
         yield "or", f"{base.algorithm} ({base.file}): {length}; {base.virtue}"

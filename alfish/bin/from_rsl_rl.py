@@ -1,4 +1,4 @@
-"""Writes a runner configuration of rsl_rl as a gin file, number by number.
+"""Converts a runner configuration of rsl_rl to a gin file, setting by setting.
 
   alfish from-rsl-rl Isaac-Velocity-Flat-G1-v0 > g1.gin
   alfish from-rsl-rl agent.yaml --task=Isaac-Velocity-Flat-G1-v0 > g1.gin
@@ -6,9 +6,9 @@
   alfish from-rsl-rl runner.json --environment=RslRl --num_envs=1024 > robot.gin
   alfish train --gin_file=g1.gin --root_dir=runs/g1
 
-The name of a task takes the configuration that Isaac Lab or mjlab has for the task; the library must be installed. Both
-write agent.yaml to logs/rsl_rl/EXPERIMENT/RUN/params; reading yaml takes `pip install pyyaml`. Fields without a
-counterpart stand at the end, each in a comment with the reason.
+Given the name of a task, the command reads the configuration that Isaac Lab or mjlab has for the task; the library must
+be installed. Both libraries write agent.yaml to logs/rsl_rl/EXPERIMENT/RUN/params; reading yaml requires `pip install
+pyyaml`. Fields without a counterpart in alfish are listed at the end, each in a comment with the reason.
 """
 
 from absl import flags
@@ -19,7 +19,7 @@ from alfish.errors import UsageError
 FLAGS = flags.FlagValues()
 TAKES_WORDS = True
 flags.DEFINE_string("task", None, "Name of the task in the simulator.", flag_values=FLAGS)
-flags.DEFINE_integer("num_envs", 4096, "Number of environments, a setting of the task there.", 1, flag_values=FLAGS)
+flags.DEFINE_integer("num_envs", 4096, "Number of environments, which the task sets in rsl_rl.", 1, flag_values=FLAGS)
 flags.DEFINE_enum(
     "environment", "IsaacLab", ["IsaacLab", "Mjlab", "RslRl"], "Adapter of the simulator.", flag_values=FLAGS
 )

@@ -1,22 +1,22 @@
-"""Trains a population: repeatedly replaces the worst members with copies of the best members with other settings.
+"""Trains a population: repeatedly replaces the worst members by copies of the best, and changes the copies' settings.
 
   alfish population --gin_file=ppo_pendulum.gin --root_dir=pbt/pendulum --jobs=4 --members=8 --generations=10 \\
       --perturb='Learner.learning_rate=1e-5..1e-2' --gin_param=Evaluate.period=20000 --steps=20000
-  alfish population --root_dir=pbt/pendulum      # continues it, as it was specified
+  alfish population --root_dir=pbt/pendulum      # continues the population as specified
   alfish play --root_dir=pbt/pendulum/best       # the best member of the newest generation
 
 --perturb names a parameter and its bounds. Members begin with random values between the bounds (the logarithm is
 uniform). After each generation of --steps clock steps, a member's value is the mean return of its last evaluation, or
 of its last --last ones. The worst quarter (--share) continues from checkpoints of the best quarter, with each perturbed
 value multiplied by 0.8 or 1.25. With --gap=2, only a member whose value is worse by 2 standard errors is replaced.
---share=0 replaces none.
+--share=0 replaces no member.
 
 A member in a generation is a run directory of `alfish train`, such as g003/m2, with its parent and its settings in
 member.json. It is never overwritten, so no progress is lost, and these directories are the only state. Ctrl-C or
 SIGTERM ends the runs with checkpoints, and the same command continues, even after it was killed; after SIGUSR1 the exit
 status is 75. The configuration is that of a run: its budget and schedules span all generations. More --generations of
-the same --steps extend a population, as far as Trainer.num_env_steps allows. A member that fails is replaced; without
---share it ends.
+the same --steps extend a population, as far as Trainer.num_env_steps allows. A member that fails is replaced; with
+--share=0 it is not.
 
 members.csv has the parent, the settings and the value of each member.
 """

@@ -2,7 +2,7 @@
 
   alfish report --root_dir=runs/ppo --output=report.html
 
-The page has: what was trained and how it ended, the command that repeats it, the curve and all episodes of the
+The page has the task and algorithm, how the run ended, the command that repeats it, the curve and all episodes of the
 evaluations, metrics of training, films in the directory of the run, warnings, the configuration and its difference from
 the shipped one, versions and machine. Nothing in the run is executed or changed.
 """

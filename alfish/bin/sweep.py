@@ -2,13 +2,14 @@
 
   alfish sweep --gin_file=ppo_cartpole.gin --root_dir=sweeps/rate --jobs=4 \\
       --search='learning_rate/Linear.start=log(1e-4, 1e-2)' --search='PPO.gamma=grid(0.98, 0.99)' --seeds=3 --trials=20
-  alfish sweep --root_dir=sweeps/rate            # continues it, as it was specified
-  alfish sweep --root_dir=sweeps/rate --show     # table and picture of what there is
+  alfish sweep --root_dir=sweeps/rate            # continues the sweep as specified
+  alfish sweep --root_dir=sweeps/rate --show     # table and picture of the trials so far
 
 --search names a parameter and its values: grid(...), choice(...), uniform(a, b), log(a, b) or int(a, b). If all of them
-are grid(...), each combination is a trial. Otherwise Optuna's TPE proposes them (pip install 'alfish[sweep]'), or
---sampler=random. With --seeds=3, each trial is three runs with the seeds Trainer.seed, Trainer.seed + 1 and so on, and
-its value is their mean. The value of a run is the mean return of its last evaluation, or of its last --last ones.
+are grid(...), each combination is a trial. Otherwise Optuna's TPE proposes the values (pip install 'alfish[sweep]'), or
+--sampler=random draws them. With --seeds=3, each trial is three runs with the seeds Trainer.seed, Trainer.seed + 1 and
+so on, and its value is their mean. The value of a run is the mean return of its last evaluation, or of its last --last
+ones.
 
 Each run is a directory of `alfish train` in --root_dir, and these directories are the only state. Ctrl-C or SIGTERM
 ends the runs with checkpoints, and the same command continues the sweep, even after it was killed. A run that fails is

@@ -1,4 +1,4 @@
-"""Trains what a gin file describes.
+"""Trains the run that a gin file describes.
 
   alfish train --gin_file=ppo_cartpole.gin --root_dir=runs/ppo
   alfish train --gin_file=ppo_cartpole.gin --root_dir=runs/seed1 --gin_param='Trainer.seed=1'

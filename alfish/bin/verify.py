@@ -5,11 +5,11 @@
 
 The run's configuration is trained again in a temporary directory, until the steps of the checkpoint. Parameters,
 statistics of transforms and the state of the learner (optimizers, schedules) must then have the bits of the checkpoint.
-The exit status is 0 if they have, and 1 if they have not; the report then names what differs, by how much, the first
-evaluation that differs, and what else is not as it was: versions, machine, device, threads, revision.
+The exit status is 0 if they have, and 1 if they have not. The report then lists the values that differ and by how much,
+the first evaluation that differs, and the conditions that differ: versions, machine, device, threads, revision.
 
 The verification takes the time of the training, and the listeners of the configuration are called as in the run. Runs
-with AsyncUnroller repeat in its mode 'lockstep' only, and runs with a budget of wall_seconds alone do not repeat.
+with AsyncUnroller can be repeated in its mode 'lockstep' only; runs whose budget is wall_seconds cannot be repeated.
 """
 
 import tempfile
@@ -64,7 +64,7 @@ def main(flag_values: flags.FlagValues) -> int:
 
 
 def _checkpoint(name: str, steps: list[int]) -> str | int:
-    """Returns which checkpoint to load, as `Checkpoints.load` takes it."""
+    """Returns the argument of `Checkpoints.load` for a value of --checkpoint."""
     if name == "first":
         return steps[0] if steps else "latest"  # loading raises the error that there is no checkpoint
     return shared_flags.checkpoint(name)

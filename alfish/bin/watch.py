@@ -4,14 +4,15 @@
   alfish watch --root_dir=runs/ppo --all --idle_seconds=0
   alfish watch --root_dir=runs/ppo --num_episodes=100 --name=hundred --video
 
-It needs only the run's directory, so it may run on another machine that can access it. Each new complete checkpoint is
-evaluated once, on the episodes of the run's own Evaluate, or on those of --num_episodes and --seed. Checkpoints that
-training has already evaluated on these episodes are skipped. Results are written to the same places as those of
-training: to eval/NAME-STEPS.csv, to TensorBoard under the same names (tensorboard/watch), and they appear in `alfish
-plot`, `compare` and `report`.
+The command needs only the run's directory, so it may run on another machine that can access the directory. Each new
+complete checkpoint is evaluated once, on the episodes of the run's own Evaluate, or on those of --num_episodes and
+--seed. Checkpoints that training has already evaluated on these episodes are skipped. Results are written to the same
+places as those of training: to eval/NAME-STEPS.csv, to TensorBoard under the same names (tensorboard/watch), and they
+appear in `alfish plot`, `compare` and `report`.
 
-It begins with the newest checkpoint, or with --all with the oldest checkpoint that is kept, and ends when the run is
-finished, or after --idle_seconds without a new checkpoint. If it is killed at any moment, the same command continues.
+The command begins with the newest checkpoint, or with --all at the oldest checkpoint that is kept. It ends when the run
+is finished, or after --idle_seconds without a new checkpoint. If it is killed at any moment, the same command
+continues.
 """
 
 import contextlib
@@ -26,7 +27,9 @@ _WORDS = "Number of episodes of an evaluation; default: Evaluate.num_episodes of
 flags.DEFINE_integer("num_episodes", None, _WORDS, 1, flag_values=FLAGS)
 _WORDS = "Seed of episode 0; default: Evaluate.seed of the run."
 flags.DEFINE_integer("seed", None, _WORDS, 0, shared_flags.LARGEST_SEED, flag_values=FLAGS)
-flags.DEFINE_string("name", "evaluation", "Name in the names of files and scalars.", flag_values=FLAGS)
+flags.DEFINE_string(
+    "name", "evaluation", "Name of the evaluation, which names of files and scalars contain.", flag_values=FLAGS
+)
 flags.DEFINE_boolean("all", False, "Evaluate the older checkpoints that are kept, too.", flag_values=FLAGS)
 _WORDS = (
     "Seconds without a new checkpoint after which the command ends; 0 evaluates the existing checkpoints only; "

@@ -14,7 +14,7 @@ MACRO = "gin.macro"
 
 
 def layer_of_caller() -> str:
-    """Returns the name of the layer of bindings outside files: flags of a command, or arguments of a Python call."""
+    """Returns the name of the layer for bindings that are in no file: flags, or arguments of a Python call."""
     return "--gin_param" if errors.is_command() else "this call"
 
 
@@ -22,7 +22,7 @@ class Binding(NamedTuple):
     """One line of a configuration.
 
     Attributes:
-      key: selector of the configurable.
+      key: scope and selector of the configurable.
       parameter: parameter of the configurable.
       value: bound value, which may contain references and macros.
       layer: file of the binding, or `layer_of_caller`.
@@ -87,7 +87,7 @@ def macros(value: Any) -> Iterator[str]:
 
 
 def references(value: Any, values: Mapping[Key, Mapping[str, Any]]) -> Iterator[Key]:
-    """Yields the keys that a value refers to, also by macros, whose values are in `values`."""
+    """Yields the keys that a value refers to, directly or through macros, whose values are in `values`."""
     if gin_internals.is_reference(value):
         scope, selector = value.config_key
         if selector == MACRO:

@@ -83,7 +83,7 @@ def _has_float(annotation: Any) -> bool:
 
 
 def _signatures(part: Any) -> Iterator[tuple[Any, str]]:
-    """Yields the functions whose parameters a part has, each with its documentation."""
+    """Yields the functions whose parameters gin can bind for a part, each with its documentation."""
     if not inspect.isclass(part):
         yield part, inspect.getdoc(part) or ""
         return
@@ -106,7 +106,7 @@ def _helps(text: str) -> dict[str, str]:
 
 
 def _shown(default: Any) -> str:
-    """Returns a default as gin's text would bind it: classes, functions and partials as references."""
+    """Returns a default as a gin file would write it: classes, functions and partials as references."""
     if isinstance(default, functools.partial):
         return f"{_shown(default.func)}({', '.join(f'{name}={value!r}' for name, value in default.keywords.items())})"
     if inspect.isclass(default) or inspect.isfunction(default):

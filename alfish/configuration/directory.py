@@ -1,4 +1,4 @@
-"""The directory of a run: the name, the creation, and the comparison with a saved configuration."""
+"""The directory of a run: checks its name, creates it, and compares its saved configuration with a new one."""
 
 import os
 from pathlib import Path
@@ -31,7 +31,7 @@ def run_directory(name: str | Path) -> Path:
 
 
 def make_directory(root_dir: Path) -> None:
-    """Creates the directory of a run; to be called before building, which may take long, so that an error comes early.
+    """Creates the directory of a run. Call it before the parts are built, which may take long, to find errors early.
 
     Raises:
       UsageError: the directory cannot be created or written to.

@@ -33,15 +33,15 @@ def saved_policy(
     Args:
       root_dir: directory of the expert's run.
       checkpoint: name of the checkpoint: 'latest', 'best' or environment steps.
-      leaves: paths of the observation's leaves that the expert sees; several leaves are joined in this order. None
-        means the whole observation.
+      leaves: paths of the observation's leaves that the expert sees; several leaves are concatenated in this order.
+        None means the whole observation.
       allow_import: modules that the expert's configuration may import, in addition to alfish's modules and modules that
         are already imported. In the configuration of another person's run the setting has no effect: the modules that
         were allowed when that run was opened are allowed there.
-      policy: name of the policy in a run of several; None means the only one.
+      policy: name of the policy, in a run with several policies; None means the only policy.
 
     Raises:
-      UsageError: the run or checkpoint does not exist, or its configuration imports another module.
+      UsageError: the run or checkpoint does not exist, or its configuration imports a module that is not allowed.
     """
     if is_opened_to_act():
         return AbsentExpert()

@@ -129,7 +129,7 @@ def load(
       device: device of the policy.
       allow_import: modules that the run's configuration may import, such as `["my_lab"]`, in addition to alfish's
         modules and modules that this process has already imported.
-      policy: name of the policy in a run of several; None means the only one.
+      policy: name of the policy, in a run with several policies; None means the only policy.
 
     Raises:
       UsageError: the run, the checkpoint or the policy does not exist, the policy has a part from a module that is not
@@ -156,7 +156,7 @@ def load(
             load_networks(*networks, state_of_policy(state, name), root_dir)
             found.env_steps = int(state["counters"]["env_steps"])
 
-        checkpoints.load(steps, fill)  # a second load, because an error in a part is not an error of the file
+        checkpoints.load(steps, fill)  # loaded again, so that errors of building parts are not blamed on the file
         return found
 
 

@@ -24,7 +24,7 @@ def refuse_unread(reading: Reading) -> None:
     override in each scope. A setting that earlier layers override has no effect, and is refused.
 
     Raises:
-      UsageError: names the parameters, and where they were bound.
+      UsageError: parameters are not read; the message names them and the layers that bind them.
     """
     reached = _closure(gin_internals.called(), reading.values())
     unread = {

@@ -157,7 +157,7 @@ class _Reader:
                 gin.parse_config(_without_imports(text, self._absent), skip_unknown=bool(self._absent))
             elif self._absent:
                 gin.parse_config(_without_imports(text, self._absent), skip_unknown=True)
-            else:  # gin gets the absolute path, because it looks for `package/file` inside a package of this name
+            else:  # absolute, because gin searches a relative path `package/file` inside the Python package
                 gin.parse_config_file(str(path.resolve()))
 
     def read_parameter(self, binding: str) -> None:
@@ -192,7 +192,7 @@ class _Reader:
             yield path.resolve()
 
     def _instead(self, name: str) -> str | None:
-        """Returns a function that raises, to stand for an unknown reference; None if nothing may be missing."""
+        """Returns the name of a function that raises, to replace an unknown reference; None if nothing is missing."""
         if not self._absent:
             return None
         last = name.rpartition(".")[2]
@@ -262,7 +262,7 @@ def _without_imports(content: str, absent: Mapping[str, UsageError]) -> str:
 
 
 def _refuse_dynamic_references() -> None:
-    """Raises UsageError if an untrusted configuration uses a name that another one registered dynamically."""
+    """Raises UsageError if an untrusted configuration uses a name that a configuration registered dynamically."""
     if not imports.is_restricted():
         return
     for _, selector in (*gin_internals.bindings(), *gin_internals.referred()):

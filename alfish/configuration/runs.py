@@ -31,10 +31,10 @@ def configured_trainer(root_dir: str | Path, found: Reading, objects: Mapping[st
     Args:
       root_dir: directory of the run, new or existing.
       found: configuration that gin has read.
-      objects: values that the saved text cannot express, by parameter.
+      objects: values that the saved text cannot express, by name of the parameter.
 
     Raises:
-      UsageError: a required parameter is not bound, or nothing reads a bound one.
+      UsageError: a required parameter is not bound, or nothing reads a bound parameter.
     """
     text, digest = reading.text(), reading.digest()
     reading.bind(objects or {})
@@ -61,11 +61,11 @@ def configured_run(
 
     Args:
       root_dir: directory of the run.
-      files, bindings: files and bindings of gin, as `reading.read` takes them.
-      on_config_change: action if the run in `root_dir` has another configuration: 'stop' raises, 'old' uses the run's
-        configuration, and 'new' uses the configuration that was read.
+      files, bindings: gin files and bindings, see `reading.read`.
+      on_config_change: action if the run in `root_dir` has a different configuration: 'stop' raises, 'old' uses the
+        run's configuration, and 'new' uses the configuration that was read.
       allow_import: modules that the run's configuration may import in addition to alfish's modules.
-      objects: values that the saved text cannot express, by parameter.
+      objects: values that the saved text cannot express, by name of the parameter.
       makes_directory: whether to make the run's directory; False if nothing will be written.
 
     Raises:
@@ -121,8 +121,8 @@ def train(
       root_dir: directory of the run, created if needed. An existing run is continued.
       conf: gin file or name of a shipped conf, instead of the name of an algorithm. `algorithm` may then be your own
         class, which replaces the conf's algorithm (`alfish.train(MySAC, conf="sac_pendulum")`).
-      on_config_change: action if the run in `root_dir` has another configuration: 'stop' raises, 'old' continues with
-        the run's configuration, and 'new' continues with this configuration.
+      on_config_change: action if the run in `root_dir` has a different configuration: 'stop' raises, 'old' continues
+        with the run's configuration, and 'new' continues with this configuration.
       **settings: parameters of the Trainer by name (`seed=1`), and of other classes by class and name
         (`**{"PPO.gamma": 0.98}`). A setting is a plain value, a class, a function, a `functools.partial` of a class or
         function, or a list or dict of these. Other objects, and classes that the main program defines, are accepted
@@ -144,8 +144,8 @@ def train(
         )
     if not (environment is None or isinstance(environment, str) or callable(environment)):
         raise UsageError(
-            f"alfish.train was given {shown(environment)}; it requires an id, a class, or a function such as lambda: "
-            "gymnasium.make('CartPole-v1')"
+            f"the environment of alfish.train is {shown(environment)}; it must be an id, a class, or a function such "
+            "as lambda: gymnasium.make('CartPole-v1')"
         )
     named: dict[str, Any] = {} if algorithm is None or isinstance(algorithm, str) else {"Trainer.algorithm": algorithm}
     named |= {} if environment is None else {"make_environment.env_id": environment}

@@ -19,7 +19,8 @@ from alfish.parameters import gin_internals
 
 # What to write for required parameters that no shipped conf binds.
 REMEDIES = {"OfflineBuffer.sources": "give the data, as in OfflineBuffer.sources = ['alfish:DIR'] (docs/offline.md)"}
-# Parameters by their names in stable-baselines3, CleanRL, RLlib, Tianshou and in general use; docs/from_*.md have more.
+# Names of parameters in other libraries (stable-baselines3, CleanRL, RLlib, Tianshou) or in general use, each with the
+# name in alfish; docs/from_*.md have more.
 NAMES_ELSEWHERE = {
     "activation_fn": "activation",
     "batchsize": "batch_size",
@@ -207,7 +208,7 @@ def _all_parameters(selector: str) -> list[str]:
 
 
 def _module_of(name: str) -> str:
-    """Returns alfish's module that has a class or function of this name for gin; '' if there is none."""
+    """Returns the module of alfish that registers a class or function of this name in gin; '' if there is none."""
     package = Path(alfish.__file__).parent
     for path in sorted(package.rglob("*.py")):
         if re.search(rf"^@gin\.configurable.*\n(@.*\n)*(class|def) {re.escape(name)}\b", path.read_text("utf-8"), re.M):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from alfish.errors import RunError, UsageError, first_line
 
 _ALFISH, _STANDARD = (str(directory) + os.sep for directory in (Path(__file__).parents[1], Path(os.__file__).parent))
-_CLOSE = 0.85  # least similarity of a misspelt name; 1 means equal
+_CLOSE = 0.85  # similarity from which on a name counts as misspelt, in [0, 1]; 1 means equal
 _INSTALLED = ("site-packages", "dist-packages")
 # Libraries that alfish calls itself. An error in such a library is the user's only if the user's code called it.
 _RANK_OF_LIBRARY = {"gin": 0, **dict.fromkeys(("numpy", "torch", "optree", "absl"), 1)}
@@ -51,7 +51,8 @@ class calling(contextlib.AbstractContextManager):
     """Turns an error of code outside alfish into `CodeError`.
 
     Args:
-      call: class or id with the method, such as 'MyEnv.render'; '' means the outermost function outside alfish.
+      call: name of the called code: class or id, and method, such as 'MyEnv.render'; '' means the outermost function
+        outside alfish.
     """
 
     def __init__(self, call: str = ""):
@@ -70,7 +71,7 @@ def refuse(error: BaseException, call: str) -> None:
 
     Args:
       error: error that was raised below the caller's own frame.
-      call: class or id with the method, see `calling`.
+      call: name of the called code, see `calling`.
     """
     if not isinstance(error, (Exception, SystemExit)) or isinstance(error, (UsageError, RunError)):
         return
@@ -86,7 +87,7 @@ def refuse(error: BaseException, call: str) -> None:
 
 
 def refuse_default_dtype(call: str) -> None:
-    """Sets torch's default dtype to float32, and raises UsageError if code outside alfish has set another one.
+    """Sets torch's default dtype to float32, and raises UsageError if code outside alfish has changed it.
 
     Without this check, later tensors of alfish would be float64 while earlier tensors are float32, and the resulting
     error would name a part that is not at fault.
@@ -110,7 +111,7 @@ def in_words(error: BaseException, call: str = "") -> CodeError:
 
     Args:
       error: exception, or the SystemExit of a call of sys.exit.
-      call: class or id with the method, see `calling`.
+      call: name of the called code, see `calling`.
     """
     place = _place(error)
     if isinstance(error, SystemExit):
@@ -199,7 +200,7 @@ def _place(error: BaseException) -> _Place | None:
 
 
 def _rank(file: str) -> int:
-    """Returns a rank of how likely a file is the user's: 0 for alfish, 4 for a file that no library has installed."""
+    """Returns how likely a file is the user's, from 0 (a file of alfish) to 4 (a file of no installed library)."""
     if file.startswith(_ALFISH):
         return 0
     parts = Path(file).parts

@@ -49,7 +49,7 @@ def card(directory: Path, films: Sequence[str], is_whole: bool) -> str:
 
 
 def continuing(is_whole: bool) -> str:
-    """Returns a sentence on what it means to continue a packed run.
+    """Returns a sentence about the accuracy with which a packed run can be continued.
 
     Args:
       is_whole: False if the run has a replay buffer that is not packed.

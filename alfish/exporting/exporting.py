@@ -52,12 +52,12 @@ def export(policy: Policy, output: Path, steps: Sequence[Step], sample: bool = F
     Args:
       policy: policy on the CPU.
       output: path of the file; a numpy file has an `.npz` file next to it.
-      steps: steps for which the file and the policy must return equal actions.
+      steps: steps at which the file and the policy must return equal actions, within `LIMIT`.
       sample: whether the file samples actions as in training; if not, it takes their mode.
-      origin: sentence on what the policy is, stored in the file.
+      origin: sentence that describes the policy, stored in the file.
 
     Raises:
-      NotExportable: the format cannot express the policy; names the module.
+      NotExportable: the format cannot express the policy; the message names the module.
       RunError: the file would act differently, so it is not written.
     """
     form = FORMATS[output.suffix]
@@ -79,7 +79,8 @@ def export(policy: Policy, output: Path, steps: Sequence[Step], sample: bool = F
         reason = "depends on a value that changes between calls" if changes else "enlarges rounding errors"
         raise RunError(
             f"the exported policy acts differently from the policy on {len(steps):,} observations, by up to "
-            f"{max(largest, from_program or 0):.2g} (limit {LIMIT:g}), so {output} is not written; its step {reason}"
+            f"{max(largest, from_program or 0):.2g} (limit {LIMIT:g}), so {output} is not written; "
+            f"the policy's step {reason}"
         )
     return Exported(form.write(program, output, text, False), largest, from_program)
 
@@ -119,14 +120,14 @@ def export_run(
       output: path of the file; its suffix names the format.
       checkpoint: name of the checkpoint: 'latest', 'best' or steps.
       sample: whether the file samples actions; if not, it takes their mode.
-      num_steps: number of observations to compare on.
+      num_steps: number of observations on which the file is compared with the policy.
       data: source of recorded data; None means the environment of the run.
       seed: seed of the first episode in the environment.
       allow_import: modules that the run's configuration may import.
-      policy: name of the policy in a run of several; None means the only one.
+      policy: name of the policy, in a run with several policies; None means the only policy.
 
     Returns:
-      The result, and a sentence on what was exported.
+      The result, and a sentence that describes the exported policy.
 
     Raises:
       UsageError, RunError: see `exporting.export`; or the environment cannot be built.

@@ -50,7 +50,7 @@ class Noise(NamedTuple):
     is_read: bool
 
     def draw(self) -> torch.Tensor:
-        """Returns the numbers that torch would draw here, from its global generator."""
+        """Draws the numbers from torch's global generator, as the policy's step does here."""
         example = self.leaf.example
         return DRAWS[self.distribution](torch.empty(example.shape, dtype=example.dtype), *self.bounds)
 
@@ -197,7 +197,7 @@ def _ancestors(nodes: list[torch.fx.Node]) -> set[torch.fx.Node]:
 
 
 def _sort_placeholders(graph: torch.fx.Graph, names: list[str]) -> None:
-    """Moves placeholders to the front, in the order of these names; others follow them."""
+    """Moves placeholders to the front: first those with the given names, in their order, then the others."""
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     order = {name: k for k, name in enumerate(names)}
     placeholders.sort(key=lambda node: order.get(node.meta["name"], len(order)))

@@ -138,10 +138,10 @@ def write(program: PolicyGraph, path: Path, origin: str, noise_is_input: bool = 
     """Writes `path` and the `.npz` file next to it; returns both paths.
 
     Args:
-      program: program of the policy; writing changes its graph.
+      program: recorded step of the policy; writing changes its graph.
       path: path of the Python file.
-      origin: sentence on what the policy is, for the file's head.
-      noise_is_input: setting without effect, because `step` takes random numbers, and draws them if it gets none.
+      origin: sentence that describes the policy, for the file's head.
+      noise_is_input: setting without effect, because the file's `step` draws random numbers only if it is given none.
 
     Raises:
       NotExportable: an operation has no translation.
@@ -209,7 +209,7 @@ def _observations(program: PolicyGraph) -> list[tuple[str, tuple[Any, ...], tupl
 
 
 def _structure(space: spaces.Space) -> str:
-    """Returns an expression of an action from the list `leaves`."""
+    """Returns the Python expression that builds an action from the list `leaves`."""
     structure = specs.map_space(lambda leaf: 0, space)
     names = iter(f"leaves[{k}]" for k in range(len(nest.leaves(structure))))
     return _nested(nest.map(lambda _: next(names), structure))
@@ -226,7 +226,7 @@ def _dtype(example: torch.Tensor) -> str:
 
 
 class _Functions:
-    """Functions that a source uses, as text.
+    """Source text of the functions that a written program uses.
 
     Attributes:
       sources: texts of the functions that are not numpy's, each after the functions that it calls.
@@ -237,7 +237,7 @@ class _Functions:
         self._known: set[FunctionType] = set()
 
     def expression(self, value: Any) -> str:
-        """Returns an expression of a constant of `Written`."""
+        """Returns the Python expression of a constant in `Written.constants`."""
         if isinstance(value, functools.partial):
             arguments = [self.expression(one) for one in (value.func, *value.args)]
             return f"functools.partial({', '.join(arguments)})"

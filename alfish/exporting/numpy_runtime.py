@@ -27,7 +27,7 @@ class NumpyPolicy:
       seed: seed of the random numbers; only a policy that samples draws any.
 
     Raises:
-      ValueError: the weights file in the same directory belongs to another export.
+      ValueError: the weights file in the same directory was not written together with this file.
     """
 
     weights_sha256: str
@@ -35,7 +35,7 @@ class NumpyPolicy:
     observations: tuple[tuple[str, tuple[Any, ...], tuple[int, ...], str], ...]  # name, keys, shape, dtype
     reward_shape: tuple[int, ...]
     inputs: tuple[str, ...]  # inputs of `run` after the weights
-    num_actions: int  # leaves of the action, the first results of `run`
+    num_actions: int  # number of leaves of the action, which are the first results of `run`
     states: tuple[str, ...]
     noise: tuple[tuple[str, tuple[int, ...], str, tuple[int, ...]], ...]  # distribution, shape, dtype, bounds
 
@@ -43,7 +43,7 @@ class NumpyPolicy:
         path = Path(__file__).with_suffix(".npz")
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != self.weights_sha256:
-            raise ValueError(f"{path} has different weights than {Path(__file__).name} was written with")
+            raise ValueError(f"{path} has other weights than those of {Path(__file__).name}; export both again")
         with np.load(path, allow_pickle=False) as weights:
             self._initial = {name: weights[name] for name in self.states}
             self._prepared = self.prepare(*(weights[name] for name in self.weight_names))

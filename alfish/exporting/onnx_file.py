@@ -12,17 +12,17 @@ from alfish.exporting.graph import Noise, NotExportable, PolicyGraph
 from alfish.exporting.onnx_operations import TABLE, OnnxGraph
 from alfish.runs.files import write_atomically
 
-OPSET, IR_VERSION = 18, 9  # read by runtimes from 2023 on
+OPSET, IR_VERSION = 18, 9  # supported by runtimes since 2023
 
 
 def write(program: PolicyGraph, path: Path, origin: str, noise_is_input: bool = False) -> list[Path]:
     """Writes a policy as an ONNX file; returns its path in a list.
 
     Args:
-      program: program of the policy.
+      program: recorded step of the policy.
       path: path of the file.
-      origin: sentence on what the policy is, stored in the file.
-      noise_is_input: whether random numbers are inputs, which makes the graph a function; if not, the graph draws them.
+      origin: sentence that describes the policy, stored in the file.
+      noise_is_input: whether random numbers are inputs, so that the graph is deterministic; if not, it draws them.
 
     Raises:
       NotExportable: an operation has no translation.

@@ -1,4 +1,4 @@
-"""Torch's operations in ONNX."""
+"""Translations of torch's operations to ONNX."""
 
 import itertools
 import math
@@ -13,12 +13,12 @@ from alfish.exporting.graph import NotExportable
 
 aten = torch.ops.aten
 
-# Runtimes have few operations of these dtypes.
+# Runtimes support few operations on these dtypes.
 SMALL = {torch.bool, torch.int8, torch.int16, torch.uint8, torch.uint16}
 
 
 class OnnxGraph:
-    """Builder of an ONNX graph. Values are names.
+    """Builder of an ONNX graph, in which each value is represented by its name.
 
     Args:
       onnx: package `onnx`.
@@ -59,7 +59,7 @@ class OnnxGraph:
 
 
 Names = dict[Any, Any]
-# A node is `Any`, because torch types its arguments as unions of all that they can be.
+# Nodes are annotated as `Any`, because torch annotates their arguments with a union of many types.
 Translate = Callable[[OnnxGraph, Any, Names], Any]
 
 
@@ -90,7 +90,7 @@ def _refuse_keywords(node: Any) -> None:
 
 
 def _same_dtype(operation: str) -> Translate:
-    """An operation of tensors and numbers that computes in the dtype of its result."""
+    """Returns the translation of an operation on tensors and numbers that computes in the dtype of its result."""
 
     def translate(build: OnnxGraph, node: Any, names: Names) -> str:
         _refuse_keywords(node)

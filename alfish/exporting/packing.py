@@ -1,4 +1,4 @@
-"""Packing of a run: the files that evaluate, play and continue it, and its card."""
+"""Packing of a run: the files that are needed to evaluate, play and continue it, and its card."""
 
 import errno
 import os
@@ -15,7 +15,8 @@ from alfish.runs.checkpoints import RUN_FILE, Checkpoints, checkpoints_of
 from alfish.runs.packed import archive
 from alfish.runs.packed.manifest import CARD, Manifest, check_names
 
-# Packed files beside checkpoints, replay buffer, evaluations and films. The log and TensorBoard's files stay behind.
+# Files that are packed in addition to checkpoints, replay buffer, evaluations and films. The log and the files of
+# TensorBoard are not packed.
 FILES = (CONFIG_FILE, OPERATIVE_FILE, RUN_FILE, "provenance.json", "done", "metrics.csv")
 FILMS = (".mp4", ".gif")
 CHECKPOINT = re.compile(r"checkpoints/checkpoint-(\d+)\.pt")
@@ -87,7 +88,8 @@ def _source(root_dir: Path, name: str) -> Path | bytes:
     """Returns a large file's path, or a small file's content, because training may write to a small file meanwhile.
 
     Raises:
-      UsageError: a link leads out of the run, to files that its owner may not want to pack; or it is not a file.
+      UsageError: the path is a link that leads out of the run, to files that its owner may not want to pack, or is not
+        a regular file.
     """
     path = root_dir / name
     contents.check_inside(root_dir, name)

@@ -18,7 +18,7 @@ def write(program: PolicyGraph, path: Path, description: str, noise_is_input: bo
     """Writes a policy as a `.pt2` file; returns its path in a list.
 
     Args:
-      program: program of the policy.
+      program: recorded step of the policy.
       path: path of the file.
       description: JSON text that the file stores as `policy.json`.
       noise_is_input: whether random numbers are inputs; if not, the program draws them from torch's generator.

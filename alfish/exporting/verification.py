@@ -1,6 +1,6 @@
 """Comparison of an exported policy with the policy itself, on recorded observations.
 
-File and policy take each step from the same state, the policy's own. A policy that reads its last action would
+File and policy take each step from the same state, which is the policy's. A policy that reads its last action would
 otherwise carry rounding errors from step to step, and might enlarge the errors until a comparison is meaningless.
 """
 
@@ -27,7 +27,7 @@ from alfish.runs import random_state
 from alfish.training.policy import Policy
 from alfish.training.trainer import Trainer
 
-NUM_EPISODES = 8  # episodes at a time; environments that cannot be seeded one by one need as many
+NUM_EPISODES = 8  # episodes per block; environments that cannot be seeded one by one run them all at once
 
 
 class Step(NamedTuple):
@@ -45,11 +45,11 @@ def from_environment(trainer: Trainer, num_steps: int, seed: int, policy: str | 
       trainer: trainer with the policy's weights.
       num_steps: number of steps.
       seed: seed of the first episode.
-      policy: name of the policy in a run of several.
+      policy: name of the policy, in a run with several policies; None means the only policy.
     """
     options: dict[str, Any] = {} if policy is None else {"policy": policy}
     with contextlib.closing(trainer.evaluator(NUM_EPISODES, 1, num_steps)) as evaluator:
-        evaluator.log = lambda line: None  # a cut episode does not matter here
+        evaluator.log = lambda line: None  # hides the lines about cut episodes, which do not matter here
         seeds = itertools.count(seed, NUM_EPISODES)
         blocks = (evaluator.test_episodes(NUM_EPISODES, first, **options) for first in seeds)
         return _steps(itertools.chain.from_iterable(blocks), num_steps)
@@ -121,7 +121,7 @@ def inputs_of(program: PolicyGraph, steps: Sequence[Step], results: Results) -> 
 
 
 def difference(found: Results, expected: Results) -> float:
-    """Returns the largest absolute difference of two results, relative to results larger than 1."""
+    """Returns the largest absolute difference of two results, divided by the expected size where it exceeds 1."""
     pairs = [(a.astype(np.float64), b.astype(np.float64)) for a, b in zip(found, expected, strict=True)]
     largest = [(np.abs(a - b) / np.maximum(1, np.abs(b))).max(initial=0) for a, b in pairs]
     return float(np.max(largest))  # nan if an entry is nan, unlike `max`

@@ -42,7 +42,7 @@ def first_compiled_update(work: float) -> int:
 
 
 def saved_seconds(num_updates: float, work: float) -> float:
-    """Returns the seconds that compiled updates save in comparison with plain updates."""
+    """Returns the seconds that compiled updates save in comparison with plain updates; negative if they take longer."""
     return num_updates * (PLAIN_SECONDS - COMPILED_SECONDS + work * (PLAIN_SECONDS_OF_ONE - COMPILED_SECONDS_OF_ONE))
 
 
@@ -69,7 +69,7 @@ class CompiledLater:
       plain: plain updates, made before compilation has ended.
       compiled: compiled updates, used afterwards.
       first: number of the first compiled update. A run that is resumed after this update compiles at once.
-      pays_in_foreground: whether to compile without another process where the update cannot be sent to one.
+      pays_in_foreground: whether to compile in this process if the update cannot be sent to another process.
       log: function that is called with a line when compilation begins, and when its result is in use.
     """
 
@@ -102,7 +102,7 @@ class CompiledLater:
         self._compiled.forget_batch()
 
     def wait(self, updates: int) -> None:
-        """Waits until the other process has compiled everything.
+        """Waits until the other process has compiled all requested graphs.
 
         Args:
           updates: number of updates so far.

@@ -26,7 +26,7 @@ from alfish.runs import random_state
 
 # During these calls kernels are loaded, and libraries allocate their working memory.
 CALLS_BEFORE_RECORDING = 3
-SLOWER = 1.1  # factor from which on bfloat16 is reported as slower than float32
+SLOWER = 1.1  # ratio of bfloat16's time to float32's time above which bfloat16 is reported as slower
 
 
 class CompiledUpdates:
@@ -100,7 +100,7 @@ class CompiledUpdates:
         return stats if plain.on_cpu or stops is None else plain.unless_stopped(stats, stops)
 
     def request(self, chunk: Minibatches, index: Nest) -> None:
-        """Begins to compile the graph of a minibatch in another process, unless it has begun.
+        """Begins to compile the graph of a minibatch in another process, unless this was requested already.
 
         Args:
           chunk, index: chunk and index that `steady` returns.
@@ -203,7 +203,7 @@ class CompiledUpdates:
         return result
 
     def _make_by_all(self, source: Batch | RingView, index: Nest) -> "_Graph":
-        """Returns a new graph if all learners have one; a learner with plain updates would wait for sums in graphs."""
+        """Returns a new graph if all learners have one; plain and compiled learners would wait for each other."""
         failure: Exception | None = None
         try:
             graph = self._make(source, index)
@@ -273,7 +273,7 @@ class CompiledUpdates:
 
 
 def steady(chunk: Minibatches, index: Nest) -> tuple[Minibatches, Nest]:
-    """Returns a minibatch as a chunk whose size is always the same, and its index."""
+    """Returns a minibatch as a chunk whose size is the same in each update, and the index of the minibatch in it."""
     return (chunk, index) if chunk.is_steady else (Minibatches(take(chunk.source, index), None), None)
 
 
@@ -295,7 +295,7 @@ class _Graph:
 
 
 def _check_key(algorithm: RLAlgorithm) -> None:
-    """Raises UsageError if `graph_key` returns an object that cannot be a key, or another key each time."""
+    """Raises UsageError if `graph_key` returns an unhashable object, or a tensor, which is another key each time."""
     key = algorithm.graph_key()
     parts = key if isinstance(key, tuple) else (key,)
     if any(isinstance(part, torch.Tensor) or not isinstance(part, Hashable) for part in parts):

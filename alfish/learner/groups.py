@@ -44,7 +44,7 @@ class ParameterGroup:
         return [view for vector, same in zip(vectors, self._members) for view in target.views(vector, same)]
 
     def gradients(self, loss: torch.Tensor, parameters: list[Any], retain_graph: bool) -> list[torch.Tensor]:
-        """Returns the gradients of the group's loss, laid out like `self.flat`; 0 for parameters it does not use.
+        """Returns the gradients of the loss, laid out like `self.flat`; 0 for parameters that the loss does not use.
 
         Raises:
           UsageError: the loss does not depend on any of the parameters.
@@ -99,7 +99,7 @@ def claimed_parameters(algorithm: RLAlgorithm) -> dict[str, list[nn.Parameter]]:
 
 
 def unit_rows_of(algorithm: nn.Module, groups: Mapping[str, ParameterGroup]) -> dict[str, list[Projected]]:
-    """Returns the layers of each group whose weights are to be projected after its updates."""
+    """Returns, for each group, the layers whose weights are projected after the group's updates."""
     group_of = {id(parameter): name for name, group in groups.items() for parameter in group.parameters}
     found: dict[str, list[Projected]] = {}
     for layer in algorithm.modules():

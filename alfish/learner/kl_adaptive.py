@@ -81,11 +81,11 @@ def follow(
     kl: torch.Tensor | None,
     is_applied: torch.Tensor,
 ) -> None:
-    """Writes the rates of an update.
+    """Writes the learning rates for an update.
 
     Args:
-      leads: setting of each rate.
-      rates: 0-d tensor of each rate, under the name of its setting.
+      leads: `KLAdaptive` of each rate.
+      rates: 0-d tensor of each rate, under the same name; overwritten.
       kl: 0-d KL of the minibatch; None if there are no rates.
       is_applied: 0-d tensor, 0 where the update is skipped, so that nothing may change.
     """
@@ -100,7 +100,7 @@ def multiplied(learning_rate: Mapping[str, float], rates: Mapping[str, torch.Ten
     Args:
       learning_rate: learning rate of each optimizer.
       rates: 0-d rates that follow the KL.
-      reads: whether the product is a number, for which a device would wait, or a 0-d tensor.
+      reads: whether the product is a Python number, for which the host waits for a device; if not, it is a 0-d tensor.
     """
     factors = {name: float(rate) if reads else rate for name, rate in rates.items()}
     return {name: rate * factors.get(name, 1.0) for name, rate in learning_rate.items()}

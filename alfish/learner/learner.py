@@ -50,13 +50,13 @@ class Learner:
 
     Args:
       algorithm: algorithm to train, on its device.
-      optimizer: class or factory of an optimizer; its argument is a group's flat vectors; see
+      optimizer: class or factory of an optimizer; called with a group's flat vectors; see
         `alfish.learner.optimizers`.
       learning_rate: a number, a schedule of progress, a rate that follows the KL (`@KLAdaptive()`), or a dict from each
-        group to one of these. The dict may also name parts, by the prefix of their parameters' names:
+        group to one of these. The dict may also name parts of groups, by a prefix of parameter names:
         `{'all': 1e-3, 'network.actor_torso.encoder': 1e-5}`.
-      frozen_parts: parts of the algorithm that do not train, by the prefix of their parameters' names
-        (`['network.actor_torso.encoder']`); they stay in evaluation mode.
+      frozen_parts: prefixes of the names of parameters that do not train, such as `['network.actor_torso.encoder']`;
+        the modules of these parts stay in evaluation mode.
       max_grad_norm: largest norm of a group's gradient, to which longer gradients are scaled; None means no limit.
       max_nonfinite_updates: the run ends after this number of consecutive updates with a loss or gradient that is not
         finite; such updates are skipped.
@@ -258,7 +258,7 @@ class Learner:
         frozen = {"frozen_parts": self.frozen.names} if self.frozen.names else {}
         rates = {"rates": plain.rates} if plain.rates else {}
         later = self._compiled
-        # Whether the next update falls back.
+        # True if the next update will fall back to plain updates.
         falls_back = type(later) is CompiledLater and self.is_switching and later.has_failed
         return {"optimizers": optimizers, "fell_back": self._fell_back or falls_back, **frozen, **rates, **counters}
 

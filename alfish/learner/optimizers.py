@@ -52,7 +52,7 @@ class FlatOptimizer:
         raise NotImplementedError
 
     def scaled(self, coefficients: Sequence[Any], factor: Any) -> list[Any]:
-        """Returns the coefficients for a learning rate that is `factor` times that of the given ones."""
+        """Returns the coefficients for a learning rate that is `factor` times the rate of the given coefficients."""
         return [each * factor if k in self.in_proportion else each for k, each in enumerate(coefficients)]
 
     def count(self) -> None:
@@ -146,15 +146,15 @@ class Adam(FlatOptimizer):
 @gin.configurable(module="alfish.learner.optimizers")
 @checked
 class RAdam(Adam):
-    """Adam whose first steps are not divided by the second moment, as long as its estimate is uncertain.
+    """Adam whose steps are not divided by the second moment as long as the estimate of this moment is uncertain.
 
     Args:
       parameters: flat vectors.
       betas: decay rates of the first and second moment.
       eps: number added to the root of the second moment.
 
-    Source: Liu et al., 2020, algorithm 2, https://arxiv.org/abs/1908.03265. The second moment divides once the average
-    is longer than 5 steps, as in torch; in the paper the limit is 4.
+    Source: Liu et al., 2020, algorithm 2, https://arxiv.org/abs/1908.03265. A step is divided by the second
+    moment once the length of its moving average exceeds 5 steps, as in torch; in the paper the limit is 4.
     """
 
     in_proportion = (0,)
@@ -233,7 +233,7 @@ class TorchOptimizer:
 
     Args:
       parameters: flat vectors.
-      optimizer: name in torch.optim, class, or factory; takes (parameters, lr).
+      optimizer: name of a class in torch.optim, or a class or factory of an optimizer; called with (parameters, lr).
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], optimizer: Any = gin.REQUIRED):
@@ -297,7 +297,7 @@ def _silenced(gradient: torch.Tensor | None, is_applied: torch.Tensor | None) ->
 
 
 def _approach(average: torch.Tensor, value: torch.Tensor, rate: Any) -> None:
-    """Computes `average.lerp_(value, rate)`; for a tensor `rate`, without torch's second formula."""
+    """Computes `average.lerp_(value, rate)`; for a tensor `rate`, without torch's other formula for large weights."""
     if isinstance(rate, torch.Tensor):
         average.add_((value - average) * rate)
     else:

@@ -14,7 +14,7 @@ from alfish.nest import Nest
 
 
 class TracedUpdate:
-    """The function from which a graph is made: an update `function(tensors, coefficients, index, source)`.
+    """The function that is traced into a graph: one update, `function((tensors, coefficients, index, source))`.
 
     The function reads and writes tensors of its arguments only, so another process can trace it.
 

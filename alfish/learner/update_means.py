@@ -8,9 +8,9 @@ import torch
 from alfish.learner.updates import UpdateStats
 from alfish.processes import replicas
 
-# Number of records after which they are added to the sums. The records' small tensors lie between the large tensors of
-# an update, and malloc rarely reuses the memory between them: with 1000 records, SAC in bfloat16 took 2.5 GB and twice
-# as long.
+# Number of records at which the records are added to the sums. The records' small tensors lie between the large tensors
+# of an update, and malloc rarely reuses the memory between them: with 1000 records, SAC in bfloat16 took 2.5 GB and
+# twice as long.
 MAX_RECORDS = 64
 
 
@@ -28,7 +28,7 @@ class UpdateMeans:
         self._extras: set[str] = set()  # keys of extras, some of which may have no rows
 
     def add(self, records: Iterable[UpdateStats]) -> None:
-        """Adds records, and sums them up whenever there are `MAX_RECORDS`."""
+        """Adds records. Whenever `MAX_RECORDS` are collected, adds them to the sums."""
         for record in records:
             self._records.append(record)
             if len(self._records) >= MAX_RECORDS:
@@ -40,7 +40,7 @@ class UpdateMeans:
         return not (self._records or self._sums)
 
     def take(self) -> dict[str, float]:
-        """Returns the means over the updates of all learners, and removes the numbers; waits for the device.
+        """Returns the means over the updates of all learners, and forgets their numbers; waits for the device.
 
         `loss` and `grad_norm` are means of finite values; with several groups they are `loss/GROUP` and so on.
         """

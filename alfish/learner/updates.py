@@ -60,7 +60,7 @@ class Gradients(NamedTuple):
     by_group: dict[str, list[torch.Tensor]]  # a flat vector for each dtype, clipped
     total: torch.Tensor  # the groups' losses, then their gradients' norms before clipping
     is_finite: torch.Tensor  # 0-d float32: 1, or 0 where the update must be skipped
-    stops: torch.Tensor | None  # 0-d bool, whether the algorithm requests a stop; None if it has no limit
+    stops: torch.Tensor | None  # 0-d bool, whether the algorithm requests a stop; None if it never does
     kl: torch.Tensor | None  # 0-d mean of `LossInfo.kl`, if a learning rate follows it
 
 
@@ -69,7 +69,7 @@ class Updates:
 
     Args:
       algorithm: algorithm to train, on its device.
-      optimizer: class or factory of an optimizer; its argument is a group's flat vectors.
+      optimizer: class or factory of an optimizer; called with a group's flat vectors.
       max_grad_norm: largest norm of a group's gradient, to which longer gradients are scaled; None means no limit.
       parts: prefixes of names of parameters that have a separate optimizer.
 
@@ -80,7 +80,7 @@ class Updates:
       consecutive_skips: 0-d, number of updates skipped since the last update that was not skipped.
       num_stopped: 0-d, number of updates of this iteration that a requested stop has skipped; 0 on a CPU.
       leads: learning rates that follow the KL, by the name of their optimizer; see `lead`.
-      rates: these rates, 0-d float32.
+      rates: present values of the learning rates in `leads`, 0-d float32, by the same names.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Updates:
         self._may_have_stopped: list[list[str]] = []
 
     def lead(self, leads: dict[str, KLAdaptive]) -> None:
-        """Lets learning rates follow the KL, each by the name of its optimizer; called once, before the updates."""
+        """Lets learning rates follow the KL, given by the name of their optimizer; call before the first update."""
         self.leads = leads
         self.rates = {name: torch.full_like(self.consecutive_skips, each.initial) for name, each in leads.items()}
 
@@ -130,7 +130,8 @@ class Updates:
 
         Returns:
           None if the algorithm requested a stop; then nothing has changed. On a device the host would wait for this
-          answer, so a stop skips this and all further updates until `settle`, and each of them returns its numbers.
+          answer, so a stop skips this and all further updates until `settle`, and each of these updates returns
+          statistics.
         """
         batch = take(chunk.source, index)
         with torch.enable_grad():
@@ -182,7 +183,7 @@ class Updates:
         return stats if self.on_cpu or stops is None else self.unless_stopped(stats, stops)
 
     def unless_stopped(self, stats: UpdateStats, stops: torch.Tensor) -> UpdateStats:
-        """Returns the numbers of an update that may have been skipped and then does not count; see `settle`."""
+        """Returns the statistics of an update, replaced by nan or 0 if a stop has skipped the update; see `settle`."""
         self._may_have_stopped.append(stats.groups)
         extra = {name: torch.where(stops, 0, pair) for name, pair in stats.extra.items()}
         priority = None if stats.priority is None else torch.where(stops, torch.nan, stats.priority)
@@ -200,7 +201,7 @@ class Updates:
         return int(self._consecutive_skips)
 
     def note(self) -> None:
-        """Begins to read the counts of a device after the updates of an iteration, for the next two methods."""
+        """Begins to read the device's counts after the updates of an iteration; see `settle`, `check_noted_skips`."""
         self._noted = host.read_later((self.consecutive_skips, self.num_stopped))
 
     def settle(self) -> int:
@@ -240,7 +241,7 @@ class Updates:
             )
 
     def means(self, batch: Batch) -> tuple[Means, LossInfo]:
-        """Returns the means of this learner's batch, and what calc_loss returned."""
+        """Returns the means over the rows of this learner's batch, and the result of calc_loss."""
         algorithm, experience = self.algorithm, batch.experience._replace(trains=batch.mask)
         step = algorithm.train_step(experience, experience.state)
         if not isinstance(step, AlgStep):
@@ -371,7 +372,7 @@ def counted(
     consecutive_skips: torch.Tensor,
     num_stopped: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Counts an update in these 0-d tensors; returns 1, or 0 where it must be skipped."""
+    """Counts an update in the given 0-d tensors; returns 0-d: 1 if the update is applied, 0 if it must be skipped."""
     is_applied, skips = gradients.is_finite, (consecutive_skips + 1) * (1 - gradients.is_finite)
     if gradients.stops is not None:
         is_applied = is_applied * ~gradients.stops

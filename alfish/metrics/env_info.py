@@ -132,7 +132,7 @@ class EnvInfo(Metric):
 
 
 def _at_row(info: dict, where: np.ndarray, last: np.ndarray) -> Iterator[tuple[str, Any, np.ndarray]]:
-    """Yields flattened (key, array, present `[B]`) of one row. LAST columns are read from `final_info` if there is one.
+    """Yields (flattened key, array, present `[B]`) of one row; reads LAST columns from `final_info` if there is one.
 
     A vector environment in the mode SAME_STEP reports an episode's end in `final_info`, and the next episode's start
     outside of it.

@@ -1,7 +1,7 @@
-"""Metrics of an unroller that steps its environments in a graph: sums over episodes as functions of tensors.
+"""Metrics for an unroller that steps its environments in a graph: sums over episodes, computed on tensors.
 
-Rows stay on the device. After an unroll the host reads a few numbers for each metric in one copy, whatever the
-number of rows.
+Rows stay on the device. After an unroll, the host reads a few numbers for each metric, all in one copy; how many does
+not depend on the number of rows.
 """
 
 import math
@@ -27,7 +27,7 @@ class Finished(NamedTuple):
 
 
 class ArrivedRows(NamedTuple):
-    """Rows `[B]` at which all environments arrive in a vector step: the fields of a `StepBatch` that sums read."""
+    """Rows `[B]` at which all environments arrive in a vector step, with the fields of `StepBatch` that sums read."""
 
     reward: torch.Tensor  # float64
     index: torch.Tensor  # type: ignore[assignment]  # float64, index in the episode, from 0; -1 if FIRST is missing

@@ -111,7 +111,7 @@ class MovingWindow:
 class Summed(Protocol):
     """A metric that `StepSums` can update in place of rows."""
 
-    num_rewards: int  # number of newest rewards that it reads
+    num_rewards: int  # number of newest rewards that the metric reads
 
     def add(self, sums: StepSums) -> None:
         """Adds the steps of an unroll that follow the rows of the last call."""
@@ -135,12 +135,12 @@ class Windowed(Protocol):
 
 
 class Metrics:
-    """Passes rows to metrics. Rows are collected first, so that short unrolls are cheap too.
+    """Passes rows to metrics, many at a time, so that short unrolls are cheap too.
 
     Args:
       metrics: metrics with distinct names.
       num_envs: number of environments, B.
-      flush_rows: number of rows to collect before the metrics receive them. Results do not depend on it.
+      flush_rows: number of rows to collect before the metrics receive them. Results do not depend on this number.
       objectives: names of the R entries of vector rewards.
       reward_weights: weights `[R]` of these entries; read at each update, so the caller may change them in place. None
         means 1 for all.

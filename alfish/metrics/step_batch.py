@@ -40,13 +40,13 @@ class StepBatch:
       reward: reward received on arriving at the row, `[T, B]` or `[T, B, R]`; arbitrary at FIRST and PAD.
       infos: pairs (t, info) of the rows with an info, arrays `[B, ...]` in gymnasium's format for vector environments.
       open_length: number of actions in each column's open episode before these rows, `[B]` int: `next_open_length` of
-        the rows before; -1 if no episode is open or its FIRST row is missing. Default: -1.
+        the rows before; -1 if no episode is open or its FIRST row is missing. None means -1 for all.
       observation: observations `[T, B, ...]` as environments return them, before transforms, except that float64 is
         cast to float32 and Discrete values count from 0.
       action: actions `[T, B, ...]` executed on the way to the row, in the algorithm's units (Box in [-1, 1], see
         `specs`); 0 at FIRST.
       objectives: names of the R entries of vector rewards.
-      reward_weights: weights `[T, R]` of these entries when the rows were collected. Default: 1.
+      reward_weights: weights `[T, R]` of these entries when the rows were collected. None means 1 for all.
 
     Observations and actions are arbitrary at PAD. These fields are present only if a metric's class has
     `reads_observations = True` or `reads_actions = True`.

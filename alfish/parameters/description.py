@@ -62,7 +62,7 @@ def header(text: str) -> str:
 
 
 def register(module: str, name: str) -> None:
-    """Registers a class or function in gin, unless it is registered.
+    """Registers a class or function in gin, unless it is registered already.
 
     Args:
       module: module that is imported already.
@@ -101,7 +101,7 @@ def undescribed(*args: Any, what: str = gin.REQUIRED, **kwargs: Any) -> Any:
     """Placeholder for a part of a Trainer that a configuration cannot refer to.
 
     Args:
-      what: name of the part, and the reason.
+      what: name of the part, and why a configuration cannot refer to it.
 
     Raises:
       UsageError: always.

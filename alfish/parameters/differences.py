@@ -132,12 +132,12 @@ def _sorted_dicts(text: str) -> str:
 
 
 def reference(value: str) -> str:
-    """Returns `scope/Name` of a reference such as `@scope/module.Name()`; another value as it is."""
+    """Returns `scope/Name` of a reference such as `@scope/module.Name()`; returns other values unchanged."""
     return tail(value[1:].removesuffix("()"), 1) if value.startswith("@") else value
 
 
 def name_of(value: str) -> str:
-    """Returns the name that a reference such as `@scope/module.Name()` refers to; another value as it is."""
+    """Returns the name in a reference such as `@scope/module.Name()`; returns other values unchanged."""
     return reference(value).rpartition("/")[2] if value.startswith("@") else value
 
 

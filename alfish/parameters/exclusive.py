@@ -1,4 +1,4 @@
-"""The settings of a process, which one thread uses at a time: gin's configuration, and the global random generators."""
+"""Lock on the settings of the whole process: gin's configuration, and the global random generators."""
 
 import contextlib
 import threading
@@ -14,13 +14,13 @@ _is_long = False  # whether a thread holds the lock and will not release it soon
 
 @contextlib.contextmanager
 def held(brief: bool = False) -> Iterator[None]:
-    """Gives the settings to this thread within the context; a thread may nest contexts.
+    """Locks the settings for this thread within the context; a thread may nest contexts.
 
     Args:
       brief: whether the context ends soon, so that other threads wait for it.
 
     Raises:
-      UsageError: another thread holds the settings for longer than a short time.
+      UsageError: another thread holds the settings, in a context that is not brief.
     """
     global _is_long
     _acquire()

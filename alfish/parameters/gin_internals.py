@@ -99,13 +99,13 @@ def parsed_name(name: str) -> tuple[str, str, str]:
 
 @contextlib.contextmanager
 def rebound(values: Mapping[tuple[str, str, str], Any]) -> Iterator[Callable[[str, str, str], bool]]:
-    """Binds parameters within the context; at the end all bindings, and the notes of what was read, are as before.
+    """Binds parameters within the context; at the end, restores all bindings and gin's record of what was read.
 
     Args:
       values: values by scope, selector and parameter.
 
     Yields:
-      Function of a scope, a selector and a parameter that tells whether a call in the scope has left it to gin.
+      Function of a scope, a selector and a parameter: whether a call in the scope has left the parameter to gin.
     """
     config, operative = _name_of("_CONFIG"), _name_of("_OPERATIVE_CONFIG")
     before = [(part, {key: dict(own) for key, own in part.items()}) for part in (config, operative)]
@@ -174,7 +174,7 @@ def configurable(selector: str) -> Any:
 
 
 def unbindable(selector: str) -> set[str]:
-    """Returns the parameters that a complete selector was registered without: the `denylist`."""
+    """Returns the parameters of a complete selector that cannot be bound: its `denylist`."""
     return set(_name_of("_REGISTRY")[selector].denylist or ())
 
 
@@ -195,7 +195,7 @@ def is_reference(value: Any) -> bool:
 
 
 def is_writable(value: Any) -> bool:
-    """Returns True if gin can write a value so that it is read again; it leaves other values out."""
+    """Returns True if gin can write a value so that it can be read again; gin leaves other values out."""
     return _name_of("_is_literally_representable")(value)
 
 

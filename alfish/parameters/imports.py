@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from alfish.errors import UsageError, first_line, is_command
 
-# Packages whose classes and functions a run's configuration may name without a decorator of gin. The packages hold
+# Packages whose classes and functions a run's configuration may name even without a decorator of gin. The packages hold
 # parts of Trainers, and nothing that writes files, imports modules or starts programs.
 PART_PACKAGES = (
     "alfish.algorithms",
@@ -40,7 +40,7 @@ VARIABLE = "ALFISH_ALLOW_IMPORT"
 
 
 class ImportPolicy(NamedTuple):
-    """Policy on what the saved configuration in force may import in addition to alfish's modules.
+    """Policy on the modules that the saved configuration in force may import in addition to alfish's modules.
 
     Attributes:
       allowed: names of modules that the user allows.

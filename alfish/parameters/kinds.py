@@ -1,4 +1,4 @@
-"""Kinds of values that annotations declare, and sentences for values of another kind."""
+"""Kinds of values that annotations declare, and sentences for values that do not have the declared kind."""
 
 import collections.abc
 import inspect
@@ -79,13 +79,13 @@ WORDS = {
     collections.abc.Mapping: "a dict",
     NoneType: "None",
 }
-# Function of a value and a kind that returns whether a reference is of the kind, and None for other values.
-# `configuration.kinds` has such a function for gin's references.
+# Function of a value and a kind: returns whether a reference has this kind, and None if the value is not a reference.
+# `configuration.wrong_kinds` has such a function for gin's references.
 Refers = Callable[[Any, Any], "bool | None"]
 
 
 def mistake(value: Any, annotation: Any, refers: Refers = lambda value, kind: None) -> str | None:
-    """Returns a sentence that says what a parameter takes, or None if it takes, or may take, this value."""
+    """Returns a sentence about the values that a parameter takes; None if it takes, or may take, this value."""
     kinds = members(annotation)
     if takes_schedule(kinds) and inspect.isclass(value):
         return f"it requires an object: write {value.__name__}(...)"
@@ -98,7 +98,7 @@ def mistake(value: Any, annotation: Any, refers: Refers = lambda value, kind: No
 
 
 def takes_schedule(kinds: list[Any]) -> bool:
-    """Returns True if the kinds are a number or a function of progress."""
+    """Returns True if a parameter of these kinds takes a number or a function of progress."""
     has_number = any(ranges_of(kind) or bare(kind) in (int, float) for kind in kinds)
     return has_number and any(typing.get_origin(bare(kind)) is collections.abc.Callable for kind in kinds)
 
@@ -135,7 +135,7 @@ def wanted(value: Any, kinds: list[Any], refers: Refers) -> str:
 
 
 def words_of(annotation: Any) -> str:
-    """Returns what a parameter with this annotation takes, such as 'a number in [0, 1] or None'."""
+    """Returns a description of the values that an annotation allows, such as 'a number in [0, 1] or None'."""
     each = [
         "anything"
         if bare(kind) is Any or isinstance(kind, TypeVar)

@@ -25,12 +25,12 @@ def build(factory: Callable[..., T], kind: type | tuple[type, ...], name: str, *
 
     Args:
       factory: class or function that the user has passed.
-      kind: type of the factory's result, or several, of which messages name the first.
+      kind: type of the factory's result, or several types, of which messages name the first.
       name: name of the parameter in messages, such as 'Trainer.algorithm'.
       arguments, keywords: arguments of the call.
 
     Raises:
-      UsageError: the factory does not take these arguments, or returns an object of another type.
+      UsageError: the factory does not take these arguments, or returns an object of a type other than `kind`.
     """
     part: T = _call(factory, name, f"as {_article(kind)} is", *arguments, **keywords)
     if hasattr(part, "named_modules") and "_modules" not in vars(part):
@@ -133,14 +133,14 @@ def check_forward(network: Any, name: str, takes: int, *keywords: str) -> None:
         raise UsageError(f"{name} made {_article(type(network))}, {words}") from None
 
 
-# Networks with a memory take and return its state, as the last of their outputs.
+# A network with a memory takes the memory's state, and returns the next state as its last output.
 build_policy_value = functools.partial(build_network, has=("policy", "value", "initial_state"), takes=2)
 build_torso = functools.partial(build_network, has=("output_size", "initial_state"), takes=2)
 build_memory = functools.partial(build_network, has=("output_size", "initial_state"), takes=3)
 
 
 def parameter_names(factory: Callable[..., Any]) -> set[str]:
-    """Returns the parameter names of a function or class, also of an `__init__` hidden by gin's metaclass.
+    """Returns the parameter names of a function or class, including an `__init__` that gin's metaclass hides.
 
     The result is empty without a signature: for a builtin type, or a partial with arguments that its function does not
     take.
@@ -158,8 +158,8 @@ def bound(network: Callable[..., Any], values: str, **size: int) -> Callable[...
 
     Args:
       network: class or function of the network.
-      values: name of the kind of values.
-      size: parameter that takes the size.
+      values: name of the kind of values, for the message.
+      size: size of the values, by the name of the parameter that takes it.
 
     Raises:
       UsageError: the network is a class without this parameter.

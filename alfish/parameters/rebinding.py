@@ -49,28 +49,28 @@ class Setting(NamedTuple):
             own, selector, parameter = gin_internals.parsed_name(whole)
         except ValueError as error:
             reason = first_line(error).rstrip(".")
-            raise UsageError(f"{name} is no parameter ({reason}); write its name as in a gin file") from error
+            raise UsageError(f"{name} is not a parameter ({reason}); write its name as in a gin file") from error
         return cls(name, own or scope, selector, parameter, None if key is None else _key(key))
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """Scope, selector and parameter, which `gin_internals.rebound` takes."""
+        """Scope, selector and parameter, as `gin_internals.rebound` takes them."""
         return self.scope, self.selector, self.parameter
 
     def bound(self) -> Any:
-        """Returns the value that is bound in the scope itself; None if there is none."""
+        """Returns the value that is bound in the scope itself, not in an outer scope; None if none is bound."""
         return self._entry(gin_internals.bindings().get((self.scope, self.selector), {}).get(self.parameter))
 
     def configured(self) -> Any:
-        """Returns the value in force in the scope: of a binding, or the default."""
+        """Returns the value in force in the scope: the bound value, or else the default."""
         return self._entry(self._whole())
 
     def replaced(self, number: float, whole: Any = None) -> Any:
-        """Returns the value of the parameter with another number.
+        """Returns the value of the parameter after a number replaces this setting.
 
         Args:
           number: new value of the setting.
-          whole: value of the parameter in which an entry is replaced; None means the configured one.
+          whole: value of the parameter in which the entry is replaced; None means the configured value.
 
         Raises:
           UsageError: the value has no such entry.
@@ -85,7 +85,7 @@ class Setting(NamedTuple):
         raise UsageError(f"{self.name} has no such entry: the value is {shown(whole)}; bind a list or dict that has it")
 
     def check(self, number: float) -> None:
-        """Raises UsageError if a parameter of alfish does not take a number."""
+        """Raises UsageError if the parameter belongs to alfish and does not take `number` for this setting."""
         if not self.selector.startswith("alfish."):
             return  # annotations outside alfish may differ from the accepted values
         wrapped = gin_internals.configurable(self.selector)
@@ -113,13 +113,13 @@ class Setting(NamedTuple):
 
 @contextlib.contextmanager
 def rebound(bindings: Mapping[str, str], scope: str, complete: bool = True) -> Iterator[None]:
-    """Binds parameters within the context; at the end all bindings are as before.
+    """Binds parameters within the context; at the end, restores all bindings.
 
     Args:
       bindings: gin texts of numbers, by name, see `Setting.parse`.
-      scope: scope in which parameters are bound whose name has no scope.
-      complete: whether what is built in the context must read all of them; if not, parameters that do not exist are
-        left out.
+      scope: scope of each parameter whose name has none.
+      complete: whether the parts that are built in the context must read all parameters; if not, parameters that do
+        not exist are left out.
 
     Raises:
       UsageError: a parameter does not exist, or nothing has read it.
@@ -136,13 +136,13 @@ def rebound(bindings: Mapping[str, str], scope: str, complete: bool = True) -> I
         unread = [one.name for one in settings if not is_read(*one.place)]
         if unread and complete:
             raise UsageError(
-                f"nothing of {scope} reads {unread[0]}: none of its parts has this parameter, or a caller passes a "
-                "value of its own; leave it out"
+                f"no part of {scope} reads {unread[0]}: none has this parameter, or its caller passes another value; "
+                "leave it out"
             )
 
 
 def whole_binding(binding: str) -> str:
-    """Returns the binding of an entry, `NAME[KEY] = NUMBER`, as that of the whole list or dict; others unchanged.
+    """Returns the binding of an entry, `NAME[KEY] = NUMBER`, as one of the whole list or dict; keeps other bindings.
 
     Raises:
       UsageError: the value in force has no such entry.
@@ -154,7 +154,7 @@ def whole_binding(binding: str) -> str:
 
 
 def number(text: str) -> float:
-    """Returns the number that a gin text stands for: an int, if it is a whole number."""
+    """Returns the number in a gin text: an int if the text is an integer, else a float."""
     return int(text) if re.fullmatch(INTEGER, text) else float(text)
 
 

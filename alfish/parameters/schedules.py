@@ -1,4 +1,4 @@
-"""Values that change with training progress: 0 at the start, 1 when the budget is spent.
+"""Values that change with training progress, which is 0 at the start and 1 when the budget is spent.
 
 A parameter that takes a schedule also takes a number, which `as_schedule` converts to a constant schedule. Progress may
 be a float or a 0-d tensor, so that a schedule works on the host, in a worker, and in a compiled update.
@@ -42,7 +42,7 @@ class Constant:
 class Linear:
     """Changes linearly from `start` to `end` while progress goes from `begin` to `finish`.
 
-    Constant before and after.
+    The value is constant before `begin` and after `finish`.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Linear:
 @gin.configurable(module="alfish")
 @checked
 class Exponential:
-    """Changes from `start` to `end` by a constant factor per unit of progress; both must be positive."""
+    """Changes from `start` to `end` by a constant factor per unit of progress; `start` and `end` are positive."""
 
     def __init__(self, start: PositiveFloat, end: PositiveFloat):
         self._start, self._rate = start, math.log(end / start)

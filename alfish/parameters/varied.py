@@ -1,6 +1,6 @@
-"""The parameters in which runs, or policies of a run, differ, and the values that each may take.
+"""The parameters in which runs, or policies of a run, differ, and the values that each parameter may take.
 
-A value is its gin text, so that a table, a file and a command show the same text.
+A value is kept as gin text, so that a table, a file and a command show the same text.
 """
 
 import math
@@ -49,7 +49,7 @@ class Parameter:
 
     @property
     def examples(self) -> tuple[str, ...]:
-        """Each value of a list, or the ends of a range, with a fraction in between if the range has fractions."""
+        """All values of a list; or the ends of a range, with a fraction between them unless it is of integers."""
         if self.kind not in ("uniform", "log"):
             return self.items
         low, high = self.ends
@@ -90,7 +90,7 @@ class Parameter:
         return distributions.FloatDistribution(low, high, log=self.kind == "log")
 
     def number(self, text: str) -> float | str:
-        """Returns a value in the form in which `distribution` has it."""
+        """Returns a value in the type that `distribution` uses."""
         return text if not self.is_range else int(text) if self.kind == "int" else float(text)
 
 

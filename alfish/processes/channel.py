@@ -20,7 +20,7 @@ NOT_IMPORTABLE = (
 
 
 def to_bytes(thing: Any, name: str) -> bytes:
-    """Pickles an object for another process. Each tensor is copied to the CPU, without other parts of a shared storage.
+    """Pickles an object for another process. Tensors are copied to the CPU, each without the rest of its storage.
 
     Raises:
       UsageError: another process could not import a part of the object; the message names the part.
@@ -87,13 +87,13 @@ LENGTH = struct.Struct("<q")  # number of bytes of the message that follows
 class Channel:
     """Whole messages in both directions between the trainer and one worker.
 
-    Only the two processes hold an end of the channel, so only the death of the peer ends it, and it cannot stay locked.
-    `multiprocessing.connection.Connection` has the same framing, but its `recv` blocks on a message of which only the
-    first part has arrived: a worker that was stopped in the middle of a message would block the trainer. `drain` never
-    blocks.
+    Only these two processes hold the ends of the channel. So the death of the peer closes it, and no third process can
+    leave it locked. `multiprocessing.connection.Connection` has the same framing, but its `recv` blocks on a message
+    of which only the first part has arrived: a worker that was stopped in the middle of a message would block the
+    trainer. `drain` never blocks.
 
     Args:
-      end: stream socket that is connected.
+      end: connected stream socket.
     """
 
     def __init__(self, end: socket.socket):

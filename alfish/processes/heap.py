@@ -1,8 +1,9 @@
 """Makes the C library keep freed memory instead of returning it to the system after each update.
 
-By default, glibc returns memory to the system as soon as it is freed: at the end of its heap, and for arrays above a
-limit, which glibc raises by itself. An update allocates and frees the same arrays each time. The system then takes a
-page fault for each 4 KiB of these arrays, and fills the page with zeros, which can take longer than the update.
+By default, glibc returns freed memory to the system at once if it is at the end of the heap, or belongs to an array
+above a size limit, which glibc itself raises over time. Each update allocates and frees the same arrays. The system
+then takes a page fault for each 4 KiB of these arrays, and fills the page with zeros, which can take longer than the
+update.
 """
 
 import ctypes
@@ -13,7 +14,7 @@ import sys
 # Parameters of mallopt in glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT_BYTES = 1 << 28  # bytes of free memory at the end of the heap: more than an update of wide networks frees
-MAPPED_BYTES = 1 << 25  # bytes from which arrays return to the system when freed; glibc's own largest limit
+MAPPED_BYTES = 1 << 25  # size from which freed arrays are returned to the system, in bytes; glibc's own largest limit
 VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 

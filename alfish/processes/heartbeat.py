@@ -1,16 +1,16 @@
-"""Activity of a worker and its duration, in shared memory, so that the trainer sees them even if the worker hangs."""
+"""Activity of a worker and the time since it began, in shared memory, so that the trainer can read them at any time."""
 
 import signal
 import time
 
 from alfish.processes.shared_memory import SharedMemory
 
-HEARTBEAT_BYTES = 64  # bytes of each worker: a cache line
+HEARTBEAT_BYTES = 64  # bytes for each worker: one cache line
 DUMP_SIGNAL = signal.SIGUSR1  # signal that a worker answers with the stacks of its threads
 
 
 class Heartbeat:
-    """Three integers: activity and time, which the worker writes, and the request to stop, which the trainer writes.
+    """Three integers: an activity and its start time, written by the worker, and the trainer's request to stop.
 
     Args:
       memory: memory with `HEARTBEAT_BYTES` for each worker.

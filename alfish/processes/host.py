@@ -1,4 +1,4 @@
-"""The host: an actor of Ray that has workers on one machine.
+"""The host: a Ray actor that runs workers on one machine.
 
 The actor has one event loop, in which all its methods run. The actor runs no code of the user. Environments and
 policies run in worker processes, which the actor's server forks as on the trainer's machine.
@@ -26,44 +26,44 @@ from alfish.processes.shared_memory import Publications, SharedMemory
 
 
 class Greeting(NamedTuple):
-    """First answer of a host, once it has a process."""
+    """First answer of a host, once its process runs."""
 
-    machine: str  # name of its machine
+    machine: str  # name of the host's machine
     pid: int
     versions: dict[str, str]  # versions of packages, which must equal the trainer's
 
 
 class Publication(NamedTuple):
-    """Number and version of one publication of the weights; the weights are sent with it, as `[weight_words]` int64."""
+    """Number and version of one publication of the weights; the weights, `[weight_words]` int64, are sent beside it."""
 
-    number: int  # see `Grant.publication`; the same on all machines
-    version: int  # `policy_version`
+    number: int  # number of the publication, the same on all machines; see `Grant.publication`
+    version: int  # `policy_version` of the weights
 
 
 class HostPlan(NamedTuple):
     """Settings that all hosts share."""
 
-    num_workers: int  # number of workers of a host
+    num_workers: int  # number of workers on each host
     limits: Limits
     plan: Plan  # plan of the run
     weight_words: int  # length of the weights in words of 8 bytes
-    patience: float  # seconds without a call of the trainer, after which a host ends itself
+    patience: float  # seconds without a call from the trainer after which a host ends itself
 
 
 class Order(NamedTuple):
     """A grant to one process of a host."""
 
-    worker_index: int  # index in the host
-    generation: int  # generation of the process in the host; a successor does not receive the grant
-    grant: Grant  # grant with a slot of the host
+    worker_index: int  # index of the worker on its host
+    generation: int  # generation of the process; a process that has replaced it does not receive the grant
+    grant: Grant  # grant of one of the host's slots
 
 
 class Event(NamedTuple):
-    """A message of a worker."""
+    """A message from a worker."""
 
-    worker_index: int  # index in the host
+    worker_index: int  # index of the worker on its host
     message: FromWorker
-    words: np.ndarray | None = None  # slot of a `Segment`, `[slot_words]` int64
+    words: np.ndarray | None = None  # contents of the slot of a `Segment`, `[slot_words]` int64; None otherwise
 
 
 class Reply(NamedTuple):
@@ -84,7 +84,7 @@ class Refusal(NamedTuple):
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of packages on which pickles and the policy's numbers depend; all machines need the same."""
+    """Returns the versions of the packages on which pickles and results depend; they must be equal on all machines."""
     torch = importlib.metadata.version("torch").partition("+")[0]  # read without importing torch
     python = ".".join(platform.python_version_tuple()[:2])
     return {"Python": python, "alfish": alfish.__version__, "torch": torch}
@@ -129,11 +129,12 @@ class Host:
     ) -> Reply | Refusal:
         """Starts the workers, and returns the first reply.
 
-        Args:
-          plan: settings that hosts share.
-          first: index of this host's first worker among all workers of the run.
-          generation: number of earlier processes of each worker, see `Plan.part`.
-          publication, words: current weights.
+          Args:
+            plan: settings that hosts share.
+            first: index of this host's first worker among all workers of the run.
+            generation: number of earlier processes of each worker, see `Plan.part`.
+            publication: number and version of the current weights.
+        words: current weights, `[weight_words]` int64.
         """
         self._patience = plan.patience
         part = plan.plan.part(first, plan.num_workers, generation)
@@ -174,7 +175,7 @@ class Host:
         return Reply(events, lines, self._weights.newest)
 
     async def keep(self) -> None:
-        """Tells the host that the trainer lives, also while it does not poll."""
+        """Tells the host that the trainer lives, even while the trainer does not call `poll`."""
         self._called_at = self._now
 
     async def activities(self) -> str:
@@ -196,7 +197,7 @@ class Host:
         self._news.set()
 
     async def _attend(self) -> Refusal:
-        """Carries messages between the trainer and the workers until one of them fails for good."""
+        """Carries messages between trainer and workers until a worker fails for good; returns the reason."""
         try:
             while True:
                 self._awake.clear()
@@ -229,7 +230,7 @@ class Host:
             worker, number = self._pool.all[order.worker_index], order.grant.publication
             if number is not None and number > self._weights.held(number % 2):
                 self._orders.append(order)
-            elif worker.generation == order.generation:  # otherwise the trainer will receive `Died`, and grant again
+            elif worker.generation == order.generation:  # otherwise the trainer receives `Died`, and sends a new grant
                 self._pool.grant(worker, order.grant)
 
     def _receive(self) -> None:
@@ -239,6 +240,6 @@ class Host:
             self._news.set()
 
     def _end(self) -> None:
-        """Ends the host: the trainer has ended, or another host has taken its place."""
+        """Ends the host, because the trainer has ended or has replaced this host by another."""
         self._pool.close()
         os._exit(0)

@@ -1,6 +1,6 @@
 """Environment variables and first calls of processes that alfish starts.
 
-The module imports little, because a process follows its parent before its other imports, which take seconds.
+The module imports little, because a process calls `follow` before its other imports, which take seconds.
 """
 
 import contextlib
@@ -10,8 +10,8 @@ import signal
 import sys
 from collections.abc import Iterator
 
-# Begins a program for `-c`: Python would put the working directory first in sys.path, but the process shall import from
-# its PYTHONPATH only, which holds `import_path()`.
+# First statement of a program for `python -c`. Python puts the working directory first in sys.path, but the process
+# must import only from its PYTHONPATH, which holds `import_path()`.
 WITHOUT_WORKING_DIRECTORY = "import sys; sys.path[:] = filter(None, sys.path); "
 
 # Each of these sets the size of a thread pool; a process that alfish starts has one core to itself.

@@ -29,7 +29,7 @@ class Plan(NamedTuple):
 
     num_workers: int  # number of workers of the run
     envs_per_worker: int
-    num_slots: int  # number of slots of the pool's workers
+    num_slots: int  # number of slots of all workers of the pool together
     stepping: Stepping
     program: str  # name of the module whose `main` runs in each worker process
     make_environment: bytes  # pickled `EnvironmentMaker`
@@ -50,8 +50,8 @@ class Plan(NamedTuple):
         Args:
           first: index of the pool's first worker among all workers of the run.
           count: number of workers in the pool.
-          generation: number of processes that each of these workers had before the pool. Only the first pool staggers
-            episodes.
+          generation: number of processes that each of these workers had before the pool. Episodes are
+            staggered only if it is 0.
         """
         return self._replace(
             num_slots=self.num_slots // self.num_workers * count,
@@ -126,7 +126,7 @@ class Seconds(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A slot is filled. The trainer owns it again."""
+    """A slot is filled, and the trainer owns the slot again."""
 
     worker_index: int  # index of the worker in its pool
     slot: int  # index of the slot among the pool's slots

@@ -31,7 +31,7 @@ MAX_DELAY = 10.0  # maximum seconds before a restart
 
 
 class Limits(NamedTuple):
-    """Limits of a pool, and cores to pin its workers to; see the arguments of `Workers`."""
+    """Limits of a pool of workers, and the cores to pin the workers to; see the arguments of `Workers`."""
 
     start_timeout: float
     step_timeout: float
@@ -67,7 +67,7 @@ class Pool:
       all: all workers, by index.
       num_left: number of workers that run or will be restarted.
       num_restarts: number of restarts.
-      shrinks: setting that lets the pool continue without some of the workers; empty if it needs all of them.
+      shrinks: setting that lets the pool continue with fewer workers, as text; '' if the pool needs all workers.
       log: function that receives lines for the user.
     """
 
@@ -181,7 +181,7 @@ class Pool:
         self._selector.register(worker.channel, selectors.EVENT_READ, worker)
 
     def _receive(self, worker: Worker) -> Iterator[tuple[Worker, FromWorker]]:
-        ended = worker.process.poll() is not None  # a process of its environments may hold the socket open
+        ended = worker.process.poll() is not None  # a process that an environment started may hold the socket open
         messages, gone = worker.channel.drain()
         for message in messages:
             if isinstance(message, Refused):
@@ -244,7 +244,7 @@ class Pool:
                 if worker.failure is None:
                     raise RunError(f"{text}\n{limit}")
                 raise relayed(f"{text}: {worker.failure.sentence}\n{limit}", worker.failure.traceback)
-            self.log(f"{text}{words}\nToo many deaths of workers: the run continues without this one")
+            self.log(f"{text}{words}\nToo many deaths of workers: the run continues without this worker")
             self._deaths.clear()
         else:
             self.log(f"{text}{words}\nIt is restarted")

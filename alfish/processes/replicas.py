@@ -1,4 +1,4 @@
-"""Several learners of one run: the ranks that torchrun started, their sums, and what they agree on.
+"""Several learners of one run, which are the ranks of torchrun: their sums, and the values on which they must agree.
 
 Rank r of W does what one learner does, with 1/W of the environments and of the rows of each update. Sums over the rows
 of one learner become sums over all ranks. All ranks make the same calls in the same order; a call waits for all ranks.
@@ -20,10 +20,11 @@ from alfish.errors import RepeatedError, RunError, UsageError, first_line
 if TYPE_CHECKING:
     import torch
 
-# Environment variables that torchrun sets for each process; without them, the environment variables of a scheduler
-# start one learner.
+# Environment variables that torchrun sets for each process. A process that lacks one of them is the only learner, even
+# if a scheduler has set the others.
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-# A learner waits while the first one evaluates and saves. A broken connection reports the death of a learner at once.
+# The timeout is long, because learners wait while the first one evaluates and saves. The death of a learner is noticed
+# at once, by its broken connection.
 TIMEOUT = datetime.timedelta(hours=2)
 # Seconds for which a learner waits for the others to make the same mistake, before the mistake is reported.
 MISTAKE_TIMEOUT = datetime.timedelta(seconds=5)
@@ -55,7 +56,7 @@ class _Group:
                 "without torchrun"
             ) from error
         has_gpus = torch.cuda.is_available() and distributed.is_nccl_available()
-        # Numbers of the host are sent by gloo even if gradients are sent by NCCL.
+        # gloo sums tensors on the CPU even if NCCL sums gradients on GPUs.
         distributed.init_process_group("cpu:gloo,cuda:nccl" if has_gpus else "gloo", timeout=TIMEOUT)
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         self.leave = distributed.destroy_process_group
@@ -101,7 +102,7 @@ class _Group:
 
 
 class Counter:
-    """A number that each learner raises and reads at any time, without waiting for the others.
+    """A number that each learner increases and reads at any time, without waiting for the others.
 
     If there are several counters, all learners must make them in the same order.
     """
@@ -112,7 +113,7 @@ class Counter:
         _group.num_counters += 1
 
     def add(self, amount: int) -> int:
-        """Adds to the number and returns it; 0 only reads it."""
+        """Adds an amount to the number and returns the new number; the amount 0 only reads it."""
         with self._group.reaching():
             return self._group.store.add(self._key, amount)
 
@@ -143,7 +144,7 @@ def joined() -> Iterator[None]:
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Within the context, sums are over this learner only: for work of one learner, or equal work of all learners."""
+    """Context in which sums are over this learner only: for work of one learner, or equal work of all learners."""
     global _is_apart
     before, _is_apart = _is_apart, True
     try:
@@ -178,16 +179,16 @@ def own_directory(path: str | Path) -> Path:
 
 
 def total(values: "torch.Tensor") -> "torch.Tensor":
-    """Returns the elementwise sum over all learners, the same bits for each; `values` itself for one learner."""
+    """Returns the elementwise sum over all learners, bit-identical in each; `values` without torchrun or in `apart`."""
     return values if _group is None or _is_apart else _group.sum(values)
 
 
 def mean(own: "torch.Tensor", mask: "torch.Tensor") -> "torch.Tensor":
-    """Returns the mean over the rows of all learners; without other learners, `own` itself.
+    """Returns the mean over the rows of all learners; `own` itself without torchrun, or within `apart`.
 
     Args:
       own: 0-d mean over the rows of this learner.
-      mask: rows of the mean, bool.
+      mask: bool tensor, True at each row that belongs to the mean.
     """
     if not is_joined():
         return own
@@ -199,7 +200,7 @@ def mean(own: "torch.Tensor", mask: "torch.Tensor") -> "torch.Tensor":
 
 
 def gather(*numbers: float) -> list[list[float]]:
-    """Returns the numbers of all learners, a list for each rank. Numbers are float64."""
+    """Returns the numbers of all learners: one list per rank. The numbers are exchanged as float64."""
     if _group is None or _is_apart:
         return [list(numbers)]
     import torch
@@ -217,10 +218,10 @@ def of_first(text: str) -> str:
 
 
 def fraction(count: int, what: str) -> int:
-    """Returns this learner's part of a number of the run, `count / size()`.
+    """Returns this learner's share of a count, `count / size()`.
 
     Args:
-      count: number for all learners together.
+      count: count for all learners together, such as a number of environments.
       what: name of the setting, for the message.
 
     Raises:
@@ -228,8 +229,8 @@ def fraction(count: int, what: str) -> int:
     """
     own, rest = divmod(count, size())
     if rest:
-        nearest = " and ".join(str(n) for n in (own * size(), (own + 1) * size()) if n)
-        raise UsageError(f"{what} is {count}, which {size()} learners cannot divide; they can divide {nearest}")
+        nearest = " or ".join(str(n) for n in (own * size(), (own + 1) * size()) if n)
+        raise UsageError(f"{what} is {count}, which {size()} learners cannot divide equally; set it to {nearest}")
     return own
 
 

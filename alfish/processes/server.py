@@ -1,6 +1,6 @@
 """The server: a process that imports once what workers need, which takes seconds, and forks every worker.
 
-The trainer starts the server with its first worker. The server imports no module of the user's, reads no configuration
+The trainer starts the server with its first worker. The server imports no module of the user, reads no configuration
 and has one thread. The server ends with the trainer, and workers end with the server.
 
 A worker behaves like a new program: its environment variables, module path, working directory, standard streams and
@@ -51,7 +51,7 @@ class WorkerProcess:
 
     Attributes:
       pid: process id, which is also the id of the worker's process group.
-      returncode: exit code, or -n if signal n killed the process; None as long as its end has not been noticed.
+      returncode: exit code, or -n if signal n killed the process; None until the end of the process is noticed.
       lost_server: process id of the server, if the process has ended together with the server; None otherwise.
     """
 
@@ -171,7 +171,7 @@ class Server:
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # the trainer answers Ctrl-C
+                start_new_session=True,  # keeps Ctrl-C from the server; the trainer handles it
             )
 
     def close(self) -> int | None:

@@ -11,7 +11,7 @@ import weakref
 
 import numpy as np
 
-TRAILER_WORDS = 8  # words after each copy of the weights, of which the last three are used: a cache line
+TRAILER_WORDS = 8  # words after each copy of the weights: one cache line, of which the last three words are used
 
 
 class SharedMemory:
@@ -27,7 +27,7 @@ class SharedMemory:
         if fd is None:
             fd = _anonymous_file()
             os.ftruncate(fd, self.size)
-        os.set_inheritable(fd, False)  # programs that environments start must not hold it
+        os.set_inheritable(fd, False)  # programs that environments start must not inherit it
         self.fd = fd
         self.close = weakref.finalize(self, os.close, fd)  # the bytes are freed with the last view of them
         self._map = mmap.mmap(fd, self.size)
@@ -50,7 +50,7 @@ class Publications:
 
     The weights have two copies. The trainer writes the older copy, and then the number of the publication into a
     header. Another processor may see these writes in any order (ARM reorders them), and the trainer may overwrite a
-    copy while it is read; Python has no memory fence against that. Each copy therefore ends with its number, its
+    copy while it is read; Python has no memory fence to prevent this. Each copy therefore ends with its number, its
     version and a checksum, a word that makes the sum of all words 0. A reader first copies everything into private
     memory, and repeats the copy until number and checksum are right.
 
@@ -88,7 +88,7 @@ class Publications:
         self.commit(number, version)
 
     def commit(self, number: int, version: int) -> None:
-        """Publishes what was written into `copies[number % 2]`.
+        """Publishes the weights that were written into `copies[number % 2]`.
 
         Args:
           number: number of the publication, above the number of the copy that it replaces. The number may be

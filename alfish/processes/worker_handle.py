@@ -1,4 +1,4 @@
-"""The trainer's side of a worker process, and the deaths of workers that a run tolerates."""
+"""The trainer's handle of a worker process, and the count of worker deaths that a run tolerates."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from alfish.processes.shared_memory import SharedMemory
 
 
 class Deaths:
-    """Deaths within the last `seconds` seconds.
+    """Counts the deaths of workers within the last `seconds` seconds.
 
     Args:
       most: number of deaths that are tolerated.
@@ -32,7 +32,7 @@ class Deaths:
 
         Args:
           cause: process id of the server, if the worker died with it; all workers that die with one server count as one
-            death. None means that the worker died by itself.
+            death. None means any other cause.
         """
         now = time.monotonic()
         if cause is None or cause != self._newest:
@@ -56,7 +56,7 @@ class Worker:
     Attributes:
       index: index of the worker in the pool.
       generation: number of processes before the present one.
-      alive: whether the process runs, or has ended unnoticed so far.
+      alive: whether the process runs, or its end has not been noticed yet.
       started: whether the process has built and reset its environments.
     """
 
@@ -72,7 +72,7 @@ class Worker:
         self.granted: deque[float] = deque()  # monotonic times of grants that are not filled yet
 
     def spawn(self, setup: Setup, fds: dict[str, int]) -> None:
-        """Starts a process, which receives copies of these file descriptors."""
+        """Starts a process, which receives copies of the file descriptors `fds`, by name."""
         self.heartbeat.clear()
         self.granted.clear()
         ours, theirs = socket.socketpair()
@@ -113,7 +113,7 @@ class Worker:
     def stacks(self) -> str:
         """Returns the stack of each thread of the process; empty if the process does not answer."""
         self._stacks.write(bytes(STACK_BYTES))
-        os.lseek(self._stacks.fd, 0, os.SEEK_SET)  # both processes share the position
+        os.lseek(self._stacks.fd, 0, os.SEEK_SET)  # both processes share the file position
         self.process.send_signal(DUMP_SIGNAL)
         time.sleep(0.3)
         return self._stacks.read().strip(b"\0").decode(errors="replace")

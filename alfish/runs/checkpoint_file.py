@@ -27,7 +27,7 @@ from alfish.errors import UsageError, first_line
 from alfish.nest import Nest
 from alfish.runs.files import open_atomically, open_regular
 
-# Raised whenever older versions of alfish could not read files of the new version.
+# Version of the state's structure; increased whenever older versions of alfish cannot read the new files.
 SCHEMA = 1
 
 _CONTAINERS = (dict, OrderedDict, list, tuple)
@@ -43,13 +43,13 @@ class BrokenCheckpoint(UsageError):
 
 
 class Header(NamedTuple):
-    """Header of a file.
+    """Header of a checkpoint file.
 
     Attributes:
       alfish: version of alfish that wrote the file; '' before schema 1.
       schema: version of the state's structure.
       run, config: id of the run and hash of its configuration, see `Origin`.
-      steps: clock steps of the run when the file was saved.
+      steps: number of steps on the run's clock when the file was saved, see `training.clock`.
     """
 
     alfish: str
@@ -80,7 +80,7 @@ def write_file(path: Path, header: Header, state: Nest) -> None:
 
 
 def read_header(path: Path, step: int) -> Header:
-    """Returns the header of a file, read without the state and without the checksum.
+    """Returns the header of a file without reading the state or verifying the checksum.
 
     Raises:
       BrokenCheckpoint: the file cannot be read, or was not saved at `step`.
@@ -95,8 +95,8 @@ def read_header(path: Path, step: int) -> Header:
 def read_file(path: Path, step: int, mmap: bool) -> tuple[Header, Nest]:
     """Returns the header and the state of one file.
 
-    The checksum is not a signature. `weights_only` ensures that a forged file executes nothing, and the sizes that a
-    file declares are compared with its own size.
+    The checksum detects damage, not forgery. A forged file executes no code, because of `weights_only`, and cannot fill
+    the memory, because the tensor sizes that it declares are compared with the size of the file.
     """
     try:
         with open_regular(path) as file:
@@ -158,7 +158,7 @@ def _header(path: Path, step: int, file: BinaryIO) -> Header:
             raise ValueError(f"alfish {version!r} of schema {schema!r}")
         for words in (version, fields.get("run"), fields.get("config")):
             if words is not None and not is_short_text(words):
-                raise ValueError("its description of itself is not a short text")
+                raise ValueError("its version, run id or configuration hash is not a short text")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BrokenCheckpoint(f"Checkpoint {path} has a damaged header ({first_line(error)})") from error
     if schema > SCHEMA:
@@ -173,13 +173,13 @@ def _header(path: Path, step: int, file: BinaryIO) -> Header:
 
 
 def is_short_text(value: Any) -> bool:
-    """Returns whether a value is a string of the kind that alfish writes for versions and ids."""
+    """Returns whether a value is a printable string of at most 100 characters, such as a version or an id."""
     return isinstance(value, str) and value.isprintable() and len(value) <= 100
 
 
 def other_content(path: Path, error: Exception) -> "BrokenCheckpoint":
-    """Returns the error for a file with a correct checksum and a wrong content."""
-    logging.debug("Of %s:", path, exc_info=error)
+    """Returns the error for a file with a correct checksum but invalid content."""
+    logging.debug("Error while reading %s:", path, exc_info=error)
     reason = f"{first_line(error)} is missing" if isinstance(error, KeyError) else first_line(error)
     return BrokenCheckpoint(
         f"Checkpoint {path} does not have the contents that this version of alfish saves ({reason})"
@@ -192,7 +192,7 @@ def _check_sizes(state: Nest, num_bytes: int) -> None:
     while waiting:
         one = waiting.pop()
         count += 1
-        if count > num_bytes:  # possible, because containers may share parts
+        if count > num_bytes:  # a small file can declare many entries by repeating one container
             raise ValueError(f"it declares more than {count} entries")
         if isinstance(one, torch.Tensor):
             if one.nbytes > num_bytes:
@@ -219,7 +219,8 @@ def _check_trailer(path: Path, file: BinaryIO) -> None:
 def check_loadable(state: Nest, path: str = "") -> None:
     """Raises UsageError at the first leaf that `torch.load(weights_only=True)` would refuse.
 
-    Types are compared exactly: a NamedTuple, an IntEnum or a numpy float (which is a float) pickles as its own class.
+    Types must match exactly: an instance of a subclass (a NamedTuple, an IntEnum, a numpy float64) is pickled with its
+    own class, which `weights_only` refuses.
     """
     if type(state) in _CONTAINERS:
         if isinstance(state, dict):

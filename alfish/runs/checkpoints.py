@@ -71,10 +71,10 @@ class Checkpoints:
       directory: directory of the checkpoints, created by the first `save`.
       keep_last: number of newest checkpoints to keep, at least 1.
       keep_period: number of clock steps between milestones; 0 means no milestones.
-      origin: run that is written into each file; a file of another run is refused.
+      origin: run and configuration that are written into each file; a file of another run is refused.
 
     Attributes:
-      directory, origin: the arguments.
+      directory, origin: values of the arguments.
 
     Raises:
       UsageError: if `keep_last` or `keep_period` is out of range.
@@ -113,7 +113,7 @@ class Checkpoints:
           keep: steps of checkpoints that this call must not remove.
 
         Raises:
-          UsageError: a leaf could not be loaded again; the message names the first such leaf.
+          UsageError: a leaf has a type that loading would refuse; the message names the first such leaf.
           DiskError: if the disk fails; the earlier checkpoints are unchanged.
           UsageError: if the file's path is not a regular file.
         """
@@ -134,7 +134,7 @@ class Checkpoints:
         return path
 
     def mark_best(self, step: int) -> None:
-        """Marks the checkpoint at `step` as the best one, which is kept until another is marked."""
+        """Marks the checkpoint at `step` as the best one, which is kept until another checkpoint is marked."""
         self._check_exists(step)
         write_atomically(self._best_path, json.dumps({"steps": int(step)}) + "\n")
 
@@ -157,7 +157,7 @@ class Checkpoints:
 
         Args:
           which: name of the checkpoint: 'latest' (the newest readable one; each unreadable one is skipped with a
-            warning), 'best', or its steps. The last two never fall back to another checkpoint.
+            warning), 'best', or a number of steps. 'best' and a number never fall back to another checkpoint.
           into: function that is called with the state. If the function raises any error other than UsageError or
             RunError, the content of the file is treated as invalid.
           config: hash of the configuration that the checkpoint must have; None means any.
@@ -266,7 +266,7 @@ class Checkpoints:
             path.unlink(missing_ok=True)
 
     def _remove_leftovers(self) -> None:
-        """Removes temporary files of killed writers. Only for writers: a reader could remove a file in use."""
+        """Removes temporary files of killed writers. Readers must not call it: they could remove a file in use."""
         for path in self.directory.glob(".*.tmp"):
             path.unlink(missing_ok=True)
 
@@ -313,7 +313,7 @@ def run_id(root_dir: str | os.PathLike) -> str | None:
 
 
 def checkpoints_of(root_dir: str | os.PathLike, name: str = "checkpoints") -> Checkpoints:
-    """Returns a run's checkpoints, or with the name 'replay' its saved replay rows; files of other runs are refused.
+    """Returns the checkpoints of a run, or its saved replay data if `name` is 'replay'; refuses files of other runs.
 
     Raises:
       UsageError: the file of the run's id cannot be read.

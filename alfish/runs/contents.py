@@ -1,8 +1,8 @@
 """Reads a run's files as untrusted input, because the directory may be damaged or come from another person.
 
 Each function accepts only a regular file of limited size with content of the expected form. Functions that take a
-directory and a name also refuse a link that leads out of the directory. For any other file they raise an error of one
-sentence, which names the file; for a file that does not exist they return None.
+directory and a name also refuse a link that leads out of the directory. A refused file raises a UsageError of one
+sentence, which names the file; a file that does not exist gives None.
 """
 
 import csv
@@ -24,7 +24,7 @@ MAX_TABLE = 2**31  # maximum bytes of a CSV
 MAX_DEPTH = 32  # maximum depth of lists and objects in a JSON value
 LARGEST_CLOCK = 2**63  # largest number of steps or seconds
 
-# For each Python type: a test whether a JSON value is of this kind, and words for the kind.
+# For each Python type: a predicate that is True for JSON values of this type, and the type's description in messages.
 _KINDS = {
     int: (lambda value: type(value) is int and abs(value) < LARGEST_CLOCK, "an integer"),
     float: (lambda value: type(value) in (int, float) and _is_finite(value), "a number"),
@@ -96,7 +96,7 @@ def text(directory: Path, name: str) -> str | None:
 
 
 def decoded(path: Path, found: bytes) -> str:
-    """Returns the content of a file as text, with line ends as Python reads them.
+    """Returns the content of a file as text, with all line ends converted to newlines.
 
     Raises:
       UsageError: the content is not UTF-8.
@@ -112,7 +112,7 @@ def decoded(path: Path, found: bytes) -> str:
 
 
 def last_text(directory: Path, name: str, max_size: int = 2**24) -> str:
-    """Returns the end of a text file of any size, with any bytes; '' if the file does not exist.
+    """Returns the end of a text file, which may be large and have invalid UTF-8; '' if the file does not exist.
 
     Args:
       directory, name: directory of the run and path of the file in it, as for `content`.
@@ -160,7 +160,7 @@ def parsed(path: Path, found: bytes) -> Any:
 
 
 def record(directory: Path, name: str, kinds: Mapping[str, type], may_lack: Sequence[str] = ()) -> dict | None:
-    """Returns a JSON object of a run; None if the file does not exist.
+    """Returns the JSON object in a file of a run; None if the file does not exist.
 
     Args:
       directory, name: directory of the run and path of the file in it, as for `content`.
@@ -168,14 +168,14 @@ def record(directory: Path, name: str, kinds: Mapping[str, type], may_lack: Sequ
       may_lack: names of entries that may be missing.
 
     Raises:
-      UsageError: as for `json_value`, or an entry is missing or has another type.
+      UsageError: as for `json_value`, or an entry is missing or has a type other than in `kinds`.
     """
     found, path = content(directory, name), directory / name
     return None if found is None else checked_entries(path, parsed(path, found), kinds, may_lack)
 
 
 def checked_entries(path: Path, value: Any, kinds: Mapping[str, type], may_lack: Sequence[str] = ()) -> dict:
-    """Returns a JSON value after the checks of `record`; `path` is the path of its file."""
+    """Returns a JSON value after checking it as `record` does; `path` is the path of the value's file."""
     if not isinstance(value, dict):
         raise UsageError(f"{path} is not what alfish writes there: it is not a JSON object; move it away")
     for entry, kind in kinds.items():
@@ -190,7 +190,7 @@ def checked_entries(path: Path, value: Any, kinds: Mapping[str, type], may_lack:
 
 
 def table(directory: Path, name: str) -> tuple[list[str], list[list[str]]] | None:
-    """Returns header and rows of a CSV of a run; None if there is no file. Raises UsageError as `rows_of`."""
+    """Returns header and rows of a run's CSV file; None if it does not exist. Raises as `content` and `rows_of` do."""
     found = content(directory, name, MAX_TABLE)
     return None if found is None else rows_of(directory / name, found)
 
@@ -199,7 +199,7 @@ def rows_of(path: Path, found: bytes) -> tuple[list[str], list[list[str]]]:
     """Returns header and rows of a CSV.
 
     Raises:
-      UsageError: the CSV has no header, has a row of another length, or is not UTF-8.
+      UsageError: the CSV has no header, has a row whose length differs from the header's, or is not UTF-8.
     """
     try:
         lines = csv.reader(io.StringIO(found.decode("utf-8-sig"), newline=""), strict=True)
@@ -225,7 +225,7 @@ def numbers(cells: Sequence[str], path: Path) -> np.ndarray:
     try:
         return np.array([float(cell) for cell in cells])
     except ValueError as error:
-        raise UsageError(f"{path} has no number where it should: {first_line(error)}; fix or move the file") from error
+        raise UsageError(f"{path} has a cell without a number: {first_line(error)}; fix or move the file") from error
 
 
 def clocks(cells: Sequence[str], path: Path) -> np.ndarray:

@@ -18,7 +18,7 @@ from absl import logging
 
 from alfish.errors import RunError, UsageError
 
-MAX_NAME = 200  # maximum bytes of a name in a temporary name; file systems take 255
+MAX_NAME = 200  # maximum bytes of a file's name within its temporary name; file systems allow 255 in all
 
 
 class DiskError(RunError):
@@ -40,10 +40,10 @@ def nearest(path: Path) -> Path:
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike) -> Iterator[None]:
-    """Turns an OSError of the context, which writes `path`, into one sentence.
+    """Converts an OSError raised while the context writes `path` into an error of one sentence.
 
     Raises:
-      UsageError: a file has the path of a directory, or a directory has the path of a file.
+      UsageError: a file is where a directory is needed, a directory is where a file is needed, or `path` is a link.
       DiskError: the disk fails.
     """
     try:
@@ -64,7 +64,7 @@ def check_places(directory: str | os.PathLike, files: Iterable[str], directories
     """Checks that the paths of files and directories to be written do not exist, or have the right kind.
 
     Raises:
-      UsageError: a path has another kind; the message names the first such path.
+      UsageError: a path has the wrong kind, or is a link; the message names the first such path.
     """
     for name, is_right, kind in [
         *((name, Path.is_file, "file") for name in files),
@@ -111,7 +111,7 @@ def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
 def open_atomically(path: str | os.PathLike) -> Iterator[BinaryIO]:
     """Yields a file to write, which is renamed to `path` when the block ends without an error.
 
-    The temporary file is in the same directory, since a rename is atomic within a file system only.
+    The temporary file is in the same directory, because a rename is atomic only within one file system.
     """
     path = Path(path)
     with writing(path):
@@ -144,11 +144,10 @@ def open_own(path: str | os.PathLike, mode: Literal["ab", "wb"]) -> BinaryIO:
 
 
 def temporary_of(path: Path) -> Path:
-    """Returns the temporary path next to `path` to which its content is written first: `.NAME.PID-MACHINE.tmp`.
+    """Returns the path of the temporary file, next to `path`, that is written first: `.NAME.PID-MACHINE.tmp`.
 
-    A suffix may be added to the returned path.
-
-    Temporary files of killed processes of this machine are removed.
+    The caller may append a suffix to the returned path. The function also removes temporary files for `path` that
+    killed processes of this machine have left.
     """
     name = path.name if len(os.fsencode(path.name)) <= MAX_NAME else hashlib.sha256(os.fsencode(path.name)).hexdigest()
     pattern = re.compile(rf"{re.escape(f'.{name}.')}(\d+)-{_machine()}\.tmp.*")
@@ -160,7 +159,7 @@ def temporary_of(path: Path) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, or a directory with what is in it, as far as possible."""
+    """Removes a file, or a directory with its contents; what cannot be removed stays, without an error."""
     with contextlib.suppress(OSError):
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink()
 
@@ -209,8 +208,8 @@ def lock(directory: str | os.PathLike, holder: object) -> Callable[[], Any] | No
     The lock is advisory: a program that does not call `lock` reads and writes as usual.
 
     Returns:
-      A function that unlocks; None if this process or another holds the lock. Without locks in the file system, every
-      call gets the lock.
+      A function that unlocks the directory; None if it is already locked, by this process or another one. On a file
+      system without locks, every call succeeds.
     """
     import fcntl  # imported here, because Windows lacks the module
 

@@ -28,7 +28,7 @@ def check_extra(setting: str) -> None:
 
 
 class FilmFile:
-    """A film that is being written; it appears under its name when it is complete.
+    """A film file that is being written; it gets its final name when it is complete.
 
     Args:
       directory: directory of the film, which exists.
@@ -67,13 +67,13 @@ class FilmFile:
             os.replace(self._unfinished, path)
 
     def abandon(self) -> None:
-        """Removes the film."""
+        """Deletes the unfinished film."""
         with contextlib.suppress(OSError):  # another exception, which ended the film, is being raised
             self._writer.close()
         self._unfinished.unlink(missing_ok=True)
 
     def _check_whole(self) -> None:
-        """Raises OSError if the file lacks frames, which ffmpeg, a separate process, could not write."""
+        """Raises OSError if frames are missing, because the ffmpeg process could not write them."""
         if self._unfinished.suffix == ".gif":
             return
         import imageio_ffmpeg
@@ -101,7 +101,7 @@ def as_gif(path: Path) -> bytes:
     """
     import imageio_ffmpeg  # imported here, because it is an extra
 
-    # A palette of the film's own colours, because GIF has 256.
+    # GIF allows only 256 colours, so the palette is computed from the film's own colours.
     colours = "split[shown][seen];[seen]palettegen[palette];[shown][palette]paletteuse"
     filters = f"fps={GIF_FPS},scale='min({GIF_WIDTH},iw)':-1:flags=lanczos,{colours}"
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-t", str(GIF_SECONDS), "-i", str(path)]

@@ -24,7 +24,7 @@ def check_like(state: Any, example: Any, path: str = "") -> None:
       path: path of the entry, for the message.
 
     Raises:
-      ValueError: an entry has another type; the message names the first such entry.
+      ValueError: the types of an entry differ; the message names the first such entry.
     """
     if state is None or example is None:
         return
@@ -47,8 +47,8 @@ def load_model(module: nn.Module, state_dict: dict[str, Any], name: str) -> None
       name: name of the module, for the message.
 
     Raises:
-      UsageError: names the first entries that are missing, unexpected, or of another shape or dtype; or an entry that
-        is not finite.
+      UsageError: entries are missing or unexpected, have a shape or dtype other than the module's, or are not finite;
+        the message names the first such entries.
     """
     here = module.state_dict()
     # Older versions kept counters in some modules that have no extra state now.
@@ -58,12 +58,12 @@ def load_model(module: nn.Module, state_dict: dict[str, Any], name: str) -> None
     for key, value in here.items():
         there = state_dict.get(key)
         if key in state_dict and isinstance(value, torch.Tensor) and _form(there) != _form(value):
-            wrong.append(f"{key} is {_form(there)} there and {_form(value)} here")
+            wrong.append(f"{key} is {_form(there)} in the checkpoint and {_form(value)} here")
     if wrong:
         shown = "; ".join(wrong[:3]) + (f"; and {len(wrong) - 3} more" if len(wrong) > 3 else "")
         raise UsageError(
-            f"The checkpoint does not fit {name} ({shown}): build it with the networks, observations and actions that "
-            "it was saved with, or start in an empty directory."
+            f"The checkpoint does not fit {name} ({shown}): build the run with the networks, observations and actions "
+            "of the checkpoint, or start in an empty directory."
         )
     if found := nonfinite(module, state_dict):
         raise UsageError(

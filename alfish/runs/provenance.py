@@ -36,7 +36,7 @@ def with_entry(directory: Path, entry: dict[str, Any]) -> str:
     """Returns the text of a run's `provenance.json`, a JSON list of one entry per start, with `entry` appended.
 
     Raises:
-      UsageError: the file has content of another form.
+      UsageError: the file is neither a JSON list nor a JSON object.
     """
     path = directory / "provenance.json"
     entries = contents.json_value(directory, path.name) or []

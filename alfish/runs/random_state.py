@@ -41,7 +41,7 @@ def seed_torch(seed: int, count: int = 0) -> None:
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Keeps torch's generators apart from code outside alfish, which may seed them."""
+    """Context for code outside alfish: at its end, seeds torch's generators again if that code has seeded them."""
     before = seed_of_torch()
     try:
         yield
@@ -76,7 +76,7 @@ def recover(before: int) -> None:
 
 
 def draw_seeds(count: int) -> list[int]:
-    """Returns random 31-bit seeds for environments, from torch's generator, which the run restores."""
+    """Returns random 31-bit seeds for environments, drawn from torch's generator, whose state checkpoints keep."""
     return torch.randint(2**31, (count,)).tolist()
 
 
@@ -136,7 +136,7 @@ def set_torch_state(device: torch.device, states: list[torch.Tensor]) -> None:
 
 
 class RandomStream:
-    """Random numbers of torch for one part of a run, instead of the run's: `with stream: ...`.
+    """Separate states of torch's random generators for one part of a run, in force within `with stream: ...`.
 
     Args:
       seed: seed of the stream, at least 0.
@@ -161,6 +161,6 @@ class RandomStream:
         return {"generators": self._state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues the stream. A generator of a GPU that the state lacks keeps its own state."""
+        """Continues the stream. If the state was saved without a GPU, the GPU's generator keeps its present state."""
         own = [generator.cpu() for generator in state["generators"]]
         self._state = own + self._state[len(own) :]

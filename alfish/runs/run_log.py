@@ -14,7 +14,7 @@ WARNING = "warning: "  # prefix of absl's warnings; Python's begin with a catego
 
 
 class RunLog(logging.Handler):
-    """Appends lines with their time. Lines before `open` are kept in memory; after `close` only `write` appends.
+    """Appends lines, each after the time. Lines before `open` are kept in memory; after `close` only `write` appends.
 
     Args:
       path: path of the file; its directory must exist when `open` is called.
@@ -54,7 +54,7 @@ class RunLog(logging.Handler):
             self._waiting.append(line)
 
     def copy(self, text: str) -> None:
-        """Appends a text that stderr shows too; disk errors are ignored."""
+        """Appends a text that is also printed to stderr; disk errors are ignored."""
         with contextlib.suppress(DiskError):
             self.write(text)
 

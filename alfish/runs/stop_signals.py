@@ -46,7 +46,7 @@ class StopSignals:
 
     Attributes:
       received: number of the first signal received; None before a signal.
-      number: number of the signal that ends the run; None if no signal does. It is `received`, unless `is_shared`.
+      number: number of the signal that ends the run; None if no signal does. It equals `received` unless `is_shared`.
       is_shared: whether other processes must agree that the run ends; `number` is set once they agree.
       breakable: whether the main thread may be interrupted at any point. A loop in which calls of `breaking` would be
         too slow sets the attribute itself.
@@ -58,7 +58,7 @@ class StopSignals:
         self.number: int | None = None
         self.is_shared = False
         self.breakable = False
-        self._began: float | None = None  # time of a wait after a signal, or of the last attempt to interrupt it
+        self._began: float | None = None  # monotonic time when the wait began, or was last interrupted
         self._raises = False  # whether the next call of the handler comes from the watching thread
         self._rescues = False  # whether the watching thread has taken over
         self._before: dict[int, Any] = {}
@@ -119,7 +119,7 @@ class StopSignals:
 
     def _handle(self, number: int, frame: Any) -> None:
         raises, self._raises = self._raises, False
-        while self._rescues:  # the other thread ends the process
+        while self._rescues:  # waits, because the watching thread ends the process
             time.sleep(LOOK_SECONDS)
         if raises:
             if self.breakable:

@@ -12,10 +12,10 @@ LOOP = "the loop"
 
 
 class Timer:
-    """Measures the parts of a run, which follow one another. The time of a part does not include parts inside it.
+    """Measures the time of each part of a run. The time of a part excludes the time of the parts inside it.
 
     Attributes:
-      seconds: seconds by part, measured since `start`. Before `start` the timer only returns the time.
+      seconds: seconds spent in each part since the call of `start`; before that call nothing is measured.
       calls: number of times that each part began.
     """
 
@@ -30,7 +30,7 @@ class Timer:
         self._is_on, self._began = True, time.perf_counter()
 
     def begin(self, part: str) -> float:
-        """Ends the part under way and begins another; returns the present time in seconds."""
+        """Ends the current part and begins `part`; returns the present time in seconds."""
         now = time.perf_counter()
         if self._is_on:
             self.calls[part] += 1
@@ -38,7 +38,7 @@ class Timer:
         return now
 
     def around(self, part: str, function: Callable[P, T]) -> Callable[P, T]:
-        """Returns the function; its time is measured as a separate part inside the part that calls it."""
+        """Returns a function that calls `function` and measures its time as `part`, inside the calling part."""
 
         def timed(*arguments: P.args, **keywords: P.kwargs) -> T:
             outer = self._part
@@ -52,7 +52,7 @@ class Timer:
         return timed
 
     def each(self, part: str, items: Iterable[T]) -> Iterator[T]:
-        """Returns the items; the time to make each item is measured as a part inside the part that asks for it."""
+        """Returns an iterator over the items; the time to make each item is measured as the part `part`."""
         return self._each(part, items) if self._is_on else iter(items)
 
     def _each(self, part: str, items: Iterable[T]) -> Iterator[T]:
@@ -66,6 +66,6 @@ class Timer:
         self._switch(outer, time.perf_counter())
 
     def _switch(self, part: str, now: float) -> None:
-        """Ends the part under way and begins or continues another."""
+        """Ends the current part, and begins or continues `part`."""
         self.seconds[self._part] += now - self._began
         self._part, self._began = part, now

@@ -1,4 +1,4 @@
-"""Configurations that this user has trained on this machine, which may import the modules that they name.
+"""Records the configurations that this user has trained on this machine; they may import the modules that they name.
 
 An entry is a small file in the user's state directory. The file's name is a digest of the exact text of a saved
 configuration and of the paths of the modules that the text names. So a configuration that came from elsewhere or was
@@ -30,7 +30,7 @@ def record(text: str) -> None:
     """Records a configuration that this process trains, unless another person may have written it.
 
     A configuration without modules of the user needs no entry. Where the state directory cannot be written, nothing is
-    recorded, and opening the run asks for the flag --allow_import.
+    recorded, and opening the run requires the flag --allow_import.
     """
     modules = _modules(text)
     if not modules or not imports.is_own():
@@ -48,7 +48,7 @@ def record(text: str) -> None:
 
 @contextlib.contextmanager
 def restricted(config: Path, allow_import: Sequence[str]) -> Iterator[None]:
-    """Restricts imports to what the configuration of a saved run may import.
+    """Restricts imports to the modules that the configuration of a saved run may import.
 
     Args:
       config: file of the saved configuration; if the file is recorded, the modules that it names are allowed.
@@ -92,7 +92,7 @@ def _is_recorded(text: str, modules: Sequence[str]) -> bool:
 
 
 def _entry(text: str, modules: Sequence[str]) -> Path:
-    """Returns the file of a configuration with modules at their present places."""
+    """Returns the path of the entry for a configuration whose modules are at their present places."""
     places = [f"{module} {_place(module.partition('.')[0])}\n" for module in modules]
     digest = hashlib.sha256("\0".join([text, *places]).encode("utf-8", "surrogateescape")).hexdigest()
     return _directory() / digest

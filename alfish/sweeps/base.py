@@ -46,7 +46,7 @@ class Base(NamedTuple):
 
     @classmethod
     def read(cls, gin_files: Sequence[str], bindings: Sequence[str], variants: Iterable[Sequence[str]]) -> "Base":
-        """Reads a configuration, checks it with the bindings of each variant, and builds a trainer of the first one.
+        """Reads a configuration, checks it with the bindings of each variant, and builds a trainer of the first.
 
         Args:
           gin_files, bindings: gin files and bindings, as for `reading.read`.
@@ -97,7 +97,7 @@ class Base(NamedTuple):
         trust.record(self.text)
 
     def difference(self, directory: Path) -> str:
-        """Returns the lines in which the copy in a directory differs, budgets included; '' if no line differs."""
+        """Returns the lines in which the copy in a directory differs from this text, including budgets; '' if equal."""
         return differences.difference(contents.text(directory / BASE, CONFIG_FILE) or "", self.text, with_budget=True)
 
 

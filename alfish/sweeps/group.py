@@ -44,7 +44,7 @@ class Specification(abc.ABC):
       varied: name of the field with the parameters that differ between runs; the field has values by parameter, written
         as in the flag.
       example: example of an argument of that flag.
-      extendable: name of the one field that may change later.
+      extendable: name of the only field that may change when the group is continued.
       factors: names of the fields whose product is the number of runs.
       seed: value of `Trainer.seed` in the first run.
       last: number of evaluations at the end of a run, over which the run's value is the mean.
@@ -79,7 +79,7 @@ class Specification(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def completed(cls: type[Kind], known: Mapping[str, Any], base: Base) -> Kind:
-        """Returns the specification with known values and the defaults of others.
+        """Returns the specification with the known values, and with defaults for the other fields.
 
         Args:
           known: values by field, with at least `varied` and `seed`.
@@ -145,7 +145,7 @@ class Specification(abc.ABC):
           allow_import: modules that an existing group's configuration may import if no gin file is given.
 
         Raises:
-          UsageError: the settings are invalid, or the directory holds another group or other files.
+          UsageError: the settings are invalid, or the directory holds a different group or other files.
         """
         cls._refuse_other_content(directory)
         stored = cls.read(directory) if os.path.lexists(cls.file(directory)) else None
@@ -204,7 +204,7 @@ class Specification(abc.ABC):
         return {parameter.name: str(parameter) for parameter in parameters}
 
     def difference(self, other: "Specification") -> str:
-        """Returns the lines in which another specification differs, without the `extendable` field; '' if equal."""
+        """Returns the lines in which `other` differs from this one, without the `extendable` field; '' if equal."""
         pairs = zip(dataclasses.asdict(self).items(), dataclasses.asdict(other).values())
         changes = [(name, old, new) for (name, old), new in pairs if old != new and name != self.extendable]
         return "".join(f"-{name} = {old}\n+{name} = {new}\n" for name, old, new in changes)

@@ -50,7 +50,7 @@ class Jobs(Protocol):
         """Starts `alfish train --root_dir=DIRECTORY ARGUMENTS`; the directory must exist."""
 
     def stop(self, directory: Path) -> None:
-        """Asks a run to save a checkpoint and end; `wait` reports its end. After that report, does nothing."""
+        """Asks a run to save a checkpoint and end; `wait` reports its end. Does nothing after that report."""
 
     def wait(self, timeout: float) -> list[JobEnded]:
         """Returns the runs whose processes have ended. Waits for the first one for at most `timeout` seconds."""

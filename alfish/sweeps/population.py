@@ -84,7 +84,7 @@ class PopulationSpecification(Specification):
         if specification.share and not specification.num_replaced:
             raise UsageError(
                 f"--share={specification.share:g} of {counted(specification.members, 'member')} is less than one "
-                "member; give more, or --share=0 for independent members"
+                "member; give a larger --share, or --share=0 for independent members"
             )
         return specification
 

@@ -29,7 +29,7 @@ class RayJobs:
     cancelling interrupts Python at any point, and so might interrupt the saving of a checkpoint.
 
     Args:
-      size: number of runs at the same time; None means as many as now have room in the cluster.
+      size: number of runs at the same time; None means as many as fit into the cluster now.
       cpus, gpus: numbers of processor cores and GPUs that are reserved for each run.
 
     Raises:
@@ -47,7 +47,7 @@ class RayJobs:
             flags = "--cpus_per_run" + (" or --gpus_per_run" if gpus else "")
             raise UsageError(f"no machine of the Ray cluster has {wanted}; lower {flags}, or add machines")
         self.size = size or places
-        # Ray takes fractions of one core only.
+        # Above one core, Ray accepts only whole numbers.
         cpus = cpus if cpus <= 1 else math.ceil(cpus)
         self._train = ray.remote(train).options(num_cpus=cpus, num_gpus=gpus, max_retries=-1)
         self._tasks: dict[Any, Path] = {}  # directories of runs, by Ray's reference to a task's result
@@ -131,6 +131,6 @@ def train(directory: str, arguments: Sequence[str]) -> int:
 
 
 def _absolute(argument: str) -> str:
-    """Returns an argument with an absolute path of its gin file, because tasks have another working directory."""
+    """Returns an argument whose gin file has an absolute path, because the working directory of tasks differs."""
     flag, _, file = argument.partition("=")
     return f"{flag}={os.path.abspath(file)}" if flag == "--gin_file" else argument

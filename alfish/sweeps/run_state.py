@@ -16,7 +16,7 @@ from alfish.sweeps.jobs import OUTPUT, JobEnded
 from alfish.training.evaluations.evaluation import mean
 
 DONE = "done"  # file in a run's directory which says that the budget is spent, or that a listener has stopped the run
-FAILED = "failed"  # file in a run's directory which says why the run cannot continue; else the run is tried again
+FAILED = "failed"  # file in a run's directory which says why the run cannot continue; without it, the run continues
 INTERRUPTED = tuple(map(exit_status, SIGNALS))  # exit statuses of runs that the same command continues
 # Number of consecutive processes of a run that may be killed without saving a new checkpoint.
 MAX_DEATHS = 5
@@ -70,7 +70,7 @@ def mark_failed(directory: Path, reason: str) -> None:
 
 
 class Endings:
-    """Distinguishes failed runs from runs to continue, after processes have ended."""
+    """Decides, when the process of a run has ended, whether the run has failed or is to be continued."""
 
     def __init__(self) -> None:
         self._deaths: dict[Path, tuple[int | None, int]] = {}  # newest checkpoint and number of deaths since, by run

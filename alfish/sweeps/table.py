@@ -56,7 +56,10 @@ def interval(trial: Trial) -> tuple[float, float] | tuple[None, None]:
 
 
 def table(names: Sequence[str], trials: Sequence[Trial]) -> str:
-    """Returns a table of the best trials, best first, then of pruned or failed trials, with the number of each kind."""
+    """Returns a table of complete, pruned, running and failed trials, the best of each state first.
+
+    At most `NUM_SHOWN` trials of each state are listed; a last line has the numbers of the others.
+    """
     rows = [["trial", *names, "state", "steps", "mean", "95 % interval"]]
     left_out, reasons = [], []
     for state in ("complete", "pruned", "running", "failed"):

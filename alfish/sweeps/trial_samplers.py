@@ -34,7 +34,7 @@ class TrialSampler(Protocol):
 
 
 class Grid:
-    """All combinations of the values, of which the last parameter's value changes fastest."""
+    """All combinations of the values; the last parameter's value changes fastest from trial to trial."""
 
     def __init__(self, parameters: Sequence[Parameter]):
         ranges = [f"{one.name}={one}" for one in parameters if one.is_range]
@@ -115,7 +115,7 @@ class MedianPruner:
         Args:
           trial: trial that the run belongs to.
           place: index of the run in `trial.runs`.
-          trials: trials, at least all trials in `trial.seen`.
+          trials: trials of the sweep, which include all trials in `trial.seen`.
         """
         others = [other.runs[place].state.means for other in trials if other.number in trial.seen]
         others = [means for means in others if means]

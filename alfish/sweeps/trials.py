@@ -102,7 +102,7 @@ class Trial:
 
     @cached_property
     def state(self) -> State:
-        """'running' until a run has failed or was pruned, or all runs are done; the first such run decides."""
+        """'running' until a run has failed or was pruned, or all are done; the first failed or pruned run decides."""
         for run in self.runs:
             if run.failure is not None:
                 return "failed"

@@ -190,7 +190,7 @@ def test_what_is_not_a_run_is_named(tmp_path, make, words):
         (b"", "is empty"),
         (b"steps,env_steps,iterations,updates\n1,2,3,4\n", "has no column wall_seconds"),
         (b"steps,env_steps,iterations,updates,wall_seconds,x\n1,2,3,4\n", "row 1, has 4 cells instead of 6"),
-        (b"steps,env_steps,iterations,updates,wall_seconds,x\n1,2,3,4,5,six\n", "has no number where it should"),
+        (b"steps,env_steps,iterations,updates,wall_seconds,x\n1,2,3,4,5,six\n", "has a cell without a number"),
         (b"\xff\xfe\n", "is not a table"),
     ],
 )

@@ -282,7 +282,7 @@ def test_confs_lists_every_file_and_the_number_of_seeds_behind_a_result(capsys):
     with_task = sorted(name for name, text in texts.items() if "# Task:" in text)
     assert [line.split()[0] for line in listed] == with_task and with_task
     without_task = ", ".join(sorted({*texts} - {*with_task}))
-    assert others.strip() == f"Included by these, or named after one of them: {without_task}"
+    assert others.strip() == f"Files that these include, or that a second --gin_file names: {without_task}"
     assert max(map(len, lines)) <= 100
     [ppo] = [line for line in listed if line.startswith("ppo_cartpole.gin")]
     assert ppo.split()[1:3] == ["CartPole-v1", "PPO"] and ppo.endswith("500 at 50 k env steps (5)")

@@ -190,7 +190,7 @@ def test_a_state_that_differs_is_a_difference(leaf, tmp_path, monkeypatch):
         return results
 
     monkeypatch.setitem(exporting.FORMATS, ".onnx", exporting.FORMATS[".onnx"]._replace(run=changed))
-    with pytest.raises(RunError, match=r"by up to 0.001 .*its step enlarges"):
+    with pytest.raises(RunError, match=r"by up to 0.001 .*policy's step enlarges"):
         exporting.export(policy, tmp_path / "policy.onnx", sampled(policy, 5))
 
 
@@ -394,7 +394,7 @@ def test_a_number_that_is_not_one_is_a_difference():
 def test_a_numpy_file_refuses_other_weights(policy, tmp_path):
     exporting.export(policy, tmp_path / "policy.py", sampled(policy, 5))
     np.savez(tmp_path / "policy.npz", w=np.zeros(1))
-    with pytest.raises(ValueError, match=r"policy.npz has different weights"):
+    with pytest.raises(ValueError, match=r"policy.npz has other weights"):
         loaded(tmp_path / "policy.py")()
 
 

@@ -102,7 +102,7 @@ def test_what_no_command_can_open_is_reported_before_training(tmp_path, caplog):
 
 
 def test_an_environment_in_place_of_what_makes_it_is_named(tmp_path):
-    with pytest.raises(UsageError, match="it requires an id, a class, or a function such as lambda"):
+    with pytest.raises(UsageError, match="it must be an id, a class, or a function such as lambda"):
         alfish.train("PPO", gymnasium.make("CartPole-v1"), root_dir=tmp_path / "run")
 
 

@@ -27,7 +27,7 @@ def test_bindings_hold_within_the_context_only():
     read = gin.configurable("reads_nothing", module="test")(lambda rate=0.0: rate)
     with rebound({f"{RATE}[0]": "5", f"{RATE}[2]": "0.5"}, "p0", complete=False):
         assert gin.query_parameter(f"p0/{RATE}") == [5, 2.0, 0.5]
-    with pytest.raises(UsageError, match="nothing of p0 reads Learner.learning_rate"), rebound({RATE: "0.5"}, "p0"):
+    with pytest.raises(UsageError, match="no part of p0 reads Learner.learning_rate"), rebound({RATE: "0.5"}, "p0"):
         read()
     with pytest.raises(ZeroDivisionError), rebound({RATE: "0.5"}, "p0"):
         _ = 1 / 0

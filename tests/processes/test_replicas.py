@@ -74,10 +74,10 @@ class TestTwoLearners:
     def test_a_number_of_the_run_is_divided(self):
         assert replicas.fraction(8, "x") == 4
 
-    @pytest.mark.parametrize("count, nearest", [(7, "6 and 8"), (1, "2")])
+    @pytest.mark.parametrize("count, nearest", [(7, "6 or 8"), (1, "2")])
     def test_a_number_that_they_cannot_divide_is_refused_with_the_nearest(self, count, nearest):
         with pytest.raises(
-            UsageError, match=f"^A.b is {count}, which 2 learners cannot divide; they can divide {nearest}$"
+            UsageError, match=f"^A.b is {count}, which 2 learners cannot divide equally; set it to {nearest}$"
         ):
             replicas.fraction(count, "A.b")
 

@@ -484,7 +484,7 @@ def test_a_checkpoint_of_another_architecture_is_refused_whole_and_by_name():
     message = str(caught.value)
     assert "does not fit PPO" in message
     assert "unexpected 2.weight" in message
-    assert "1.weight is [3, 8] float32 there and [2, 8] float32 here" in message
+    assert "1.weight is [3, 8] float32 in the checkpoint and [2, 8] float32 here" in message
     assert "\n" not in message
     for name, value in module.state_dict().items():
         assert torch.equal(value, before[name])  # the first layer fits, and was not loaded all the same

@@ -99,7 +99,7 @@ def test_weights_of_another_kind_are_named_with_their_file(run, capsys, kind):
     [path] = (run / "checkpoints").glob("*.pt")
     words = refused(run, capsys, "evaluate")
     assert f"{path}: The checkpoint does not fit the DQN" in words
-    assert ("is a list there" if kind is list else f"{str(kind).removeprefix('torch.')} there") in words
+    assert ("is a list in" if kind is list else f"{str(kind).removeprefix('torch.')} in the checkpoint") in words
 
 
 OUT_OF_RANGE = {

@@ -560,7 +560,10 @@ def test_a_checkpoint_of_another_architecture_is_refused_by_its_first_parameters
     stop_after(make(tmp_path, env_id, env_kwargs, unroll_length), 1)
     content = {path: path.read_bytes() for path in (tmp_path / "checkpoints").iterdir()}
     other = make(tmp_path, env_id, env_kwargs, unroll_length, layers=(16,))
-    words = r"does not fit the PPO .*network\.actor_torso\S* is \[8, 2\] float32 there and \[16, 2\] .*and \d+ more"
+    words = (
+        r"does not fit the PPO .*network\.actor_torso\S* is \[8, 2\] float32 in the checkpoint and \[16, 2\] .*"
+        r"and \d+ more"
+    )
     with pytest.raises(UsageError, match=words):
         getattr(other, start)()
     assert {path: path.read_bytes() for path in (tmp_path / "checkpoints").iterdir()} == content

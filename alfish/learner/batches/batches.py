@@ -131,24 +131,24 @@ class Batches(abc.ABC):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state that every checkpoint contains. Default: none."""
+        """Returns the state that every checkpoint contains. Default: an empty dict."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`. Default: nothing to restore."""
+        """Restores the result of `state_dict`. Default: does nothing."""
 
     def close(self) -> None:
         """Releases resources, e.g. a lock, after the run. Default: does nothing."""
 
     def stored(self) -> dict[str, Any] | None:
-        """Returns the state that is too large for every checkpoint, saved only beside the newest one; None if empty."""
+        """Returns state that is too large for every checkpoint and is saved beside the newest one only; else None."""
         return None
 
     def load_stored(self, stored: dict[str, Any]) -> None:
-        """Restores `stored`."""
+        """Restores the result of `stored`."""
 
     def take_over(self, other: "Batches") -> None:
-        """Continues from the state and the rows of another source of the same class, which is used no more."""
+        """Continues from the state and the rows of a source of the same class, which must not be used afterwards."""
         self.load_state_dict(other.state_dict())
         if (stored := other.stored()) is not None:
             self.load_stored(stored)

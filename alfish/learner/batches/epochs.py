@@ -34,16 +34,16 @@ class EpochBatches(Batches):
         `single_epoch`, which accepts no other number.
       minibatch_size: number of rows in a gradient step, a divisor of the unroll's rows (unroll length x environments).
         With memory, whole sequences are drawn, so the number must also be a multiple of `sequence_length`. 'auto' means
-        the allowed number nearest to 64, as a ratio. None means all rows.
+        the allowed number nearest to 64 by ratio. None means all rows.
       sequence_length: number of rows of the sequences that a memory trains on, a divisor of the unroll length. Each
         sequence begins with the state that the rollout had at its first row; gradients do not reach earlier rows. None
         means the unroll length.
 
     Attributes:
       expected_rows: expected number of rows of an unroll whose columns lack rows, set before `bind`. Minibatches are
-        then drawn among the rows that train (for sequences: among those with at least one such row), as many as can be
-        filled, but at least one; their size need not divide the rows of an unroll. None means that all columns are
-        complete.
+        then drawn from the rows that train, or from the sequences with at least one such row: as many minibatches as
+        can be filled, but at least one. Their size need not divide the rows of an unroll. None means that all columns
+        are complete.
     """
 
     on_policy = True
@@ -154,7 +154,7 @@ class EpochBatches(Batches):
         return self._graph((nest.detach(tensors_of(self.algorithm, self.transforms)), self._experience))
 
     def _traced(self, arguments: Nest) -> Batch:
-        """Returns `_batch` as a function of tensors: those of algorithm and transforms, and the experience."""
+        """Computes `_batch` as a function of tensors: the tensors of algorithm and transforms, and the experience."""
         tensors, experience = arguments
         with with_tensors(tensors, self.algorithm, self.transforms):
             return self._batch(experience, 2 * len(experience.ends.ended) + 1)
@@ -213,7 +213,7 @@ class EpochBatches(Batches):
 
 
 def _nearest(size: int, rows: int, multiple: int) -> int:
-    """Returns the divisor of `rows` nearest to `size`, as a ratio; a multiple of `multiple` where there is one."""
+    """Returns the divisor of `rows` nearest to `size` by ratio, among multiples of `multiple` if there are any."""
     divisors = [number for number in range(1, rows + 1) if rows % number == 0]
     fitting = [number for number in divisors if number % multiple == 0] or divisors
     return min(fitting, key=lambda number: abs(math.log(number / size)))

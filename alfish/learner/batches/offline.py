@@ -30,16 +30,16 @@ class OfflineBatches(SequenceBatches):
     The running statistics of transforms are computed once, from all rows.
 
     Args:
-      buffer: class or factory of the rows, `OfflineBuffer`.
+      buffer: class or factory of the recorded data, `OfflineBuffer`.
       batch_size: number of windows in an update.
       window_length: number of rows of a window: one more than the n of n-step returns; with memory, one more than the
         rows that train.
       burn_in: number of rows before the window that only bring the state of memory up to date; memory is empty at the
-        first of these rows. 0 without memory.
+        first of these rows. Must be 0 without memory.
       updates_per_iteration: number of updates whose windows are drawn at once.
-      sampler: class or factory that draws windows: `Uniform`, `Prioritized` or `Epochs`.
-      hindsight: class or factory that relabels windows with other goals, `HindsightReplay`; None means that windows
-        keep their goals.
+      sampler: class or factory of the sampler that draws windows: `Uniform`, `Prioritized` or `Epochs`.
+      hindsight: class or factory of the part that relabels windows with other goals, `HindsightReplay`; None means that
+        windows keep their goals.
     """
 
     acts = False

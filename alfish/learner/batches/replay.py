@@ -51,16 +51,16 @@ class ReplayBatches(SequenceBatches):
         replay holds a batch are made as soon as it does. None means a tenth of the budget's environment steps, but at
         least one batch and at most 10,000 steps; 1000 if the budget does not limit steps; and never more than the
         capacity.
-      state_period: with memory, number of an environment's rows for which one state is stored; windows start at its
-        row.
+      state_period: with memory, number of rows between two stored states of an environment; windows start at rows with
+        a stored state.
       burn_in: with memory, number of rows before the window that only bring the state up to date.
-      sampler: class or factory that draws windows: `Uniform`, `Prioritized` or `Epochs`.
-      hindsight: class or factory that relabels windows with other goals, `HindsightReplay`; None means that windows
-        keep their goals.
+      sampler: class or factory of the sampler that draws windows: `Uniform`, `Prioritized` or `Epochs`.
+      hindsight: class or factory of the part that relabels windows with other goals, `HindsightReplay`; None means that
+        windows keep their goals.
       clear_after_use: whether all rows are removed after an iteration that made updates.
       offline: class or factory of recorded data, `OfflineBuffer`; None means no recorded data.
       offline_fraction: fraction of each batch that is drawn from recorded data, rounded to whole windows.
-      offline_sampler: class or factory that draws windows of recorded data.
+      offline_sampler: class or factory of the sampler that draws windows of recorded data.
       offline_updates: number of updates on recorded data only, before the first environment step.
       max_chunk_size: largest number of updates whose windows are drawn at once, by the priorities before these updates.
       device: device of the rows; None means the algorithm's device.
@@ -293,7 +293,7 @@ class ReplayBatches(SequenceBatches):
 
         Args:
           window_rows: number of rows in one window of each environment.
-          unroll_rows: number of rows in one unroll. The default storage has room for either number.
+          unroll_rows: number of rows in one unroll. The default storage has room for the larger of the two numbers.
 
         Raises:
           UsageError: the capacity that was given is less than the warm-up.

@@ -1,4 +1,4 @@
-"""Sampling of windows for the learner: drawn from a ring, relabelled, and given the transforms' earlier state."""
+"""Sampling of windows for the learner: draws them from a ring, relabels them, and adds the transforms' state."""
 
 import functools
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class SequenceSampler:
     Args:
       buffer: ring to draw from.
       sampler: class or factory of the sampler.
-      hindsight: class or factory that relabels windows; None means no relabelling.
+      hindsight: class or factory of the part that relabels windows; None means no relabelling.
       algorithm: algorithm that trains on the windows.
       transforms: transforms, applied to the windows later.
       num_rows: number of rows in each window, burn-in included.
@@ -82,7 +82,7 @@ class SequenceSampler:
         return self.sampler.draw(num_windows, progress, num_batches)
 
     def in_place(self) -> RingView | None:
-        """Returns a view of the stored rows, always the same, if a graph can gather batches from it; else None."""
+        """Returns a view of the stored rows, the same in every call; None if graphs cannot gather batches from it."""
         if self._stored is None:
             has_state = self._algorithm.replay_needs.recurrent_state
             can_gather = self._hindsight is None and self._transforms.in_graphs and not has_state
@@ -185,7 +185,7 @@ class SequenceBatches(Batches):
         """Reads recorded data and updates the statistics of transforms with the data.
 
         Args:
-          make_buffer: class or factory of the data.
+          make_buffer: class or factory of the recorded data.
           sampler, hindsight: classes or factories, see `SequenceSampler`.
           environment: environment to train for; the data must have its spaces.
 
@@ -193,7 +193,7 @@ class SequenceBatches(Batches):
           The data and a sampler of their windows.
 
         Raises:
-          UsageError: the data come from another environment, or lack an info that the algorithm trains on.
+          UsageError: the data do not fit the environment's spaces, or lack an info that the algorithm trains on.
         """
         algorithm, needs = self.algorithm, self.algorithm.replay_needs
         if self.transforms.encoders:
@@ -251,7 +251,7 @@ class SequenceBatches(Batches):
         return Minibatches(batch, torch.cat(index, 1), is_steady=False, update_priorities=update_priorities)
 
     def _seen(self, batch: Batch) -> Batch:
-        """Transforms and preprocesses windows of raw rows, and returns what the networks receive."""
+        """Transforms and preprocesses windows of raw rows, and returns the rows that the networks receive."""
         experience = self._prepare(batch.experience, self.burn_in)
         return batch._replace(experience=experience, mask=batch.mask[self.burn_in :])
 

@@ -11,7 +11,7 @@ class UpdateSchedule:
 
     After `clock` steps of the run's clock, floor(ratio * (clock - warm-up)) updates are due in all, after the offline
     updates. Updates that become due before replay holds a batch are made as soon as it does. If a run continues with
-    another ratio, the new ratio applies to the steps after that.
+    another ratio, the new ratio applies to the steps after that point.
 
     Args:
       ratio: number of updates for each environment step; positive, may be below 1.
@@ -21,9 +21,9 @@ class UpdateSchedule:
     Attributes:
       ratio, warmup_env_steps: arguments; `warmup_env_steps` is a number after `plan`.
       num_env_steps: the argument of `plan`.
-      needed_env_steps: number of environment steps after which replay holds a batch; set by its owner.
+      needed_env_steps: number of environment steps after which replay holds a batch; set by the owner of the schedule.
       num_updates: number of updates made in all.
-      can_draw: whether replay, with several learners the replay of each, is known to hold a window.
+      can_draw: whether replay (with several learners, the replay of each one) is known to hold a window.
     """
 
     def __init__(self, ratio: float, warmup_env_steps: int | None, offline_updates: int):
@@ -103,8 +103,8 @@ class UpdateSchedule:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state`. If the saved ratio differs, the new ratio applies only to later steps.
 
-        A warm-up derived from the budget stays that of the budget with which the run began, because another warm-up
-        would revoke updates that were already made.
+        A warm-up derived from the budget with which the run began is kept if the budget has changed, because another
+        warm-up would revoke updates that were already made.
         """
         self.num_updates = state["num_updates"]
         if self._follows_budget:

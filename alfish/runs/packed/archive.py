@@ -1,6 +1,6 @@
 """Zip files of runs.
 
-They are not compressed, so unpacking takes no more disk space than the file itself, regardless of what the file
+The zip files are not compressed, so unpacking takes no more disk space than the zip file itself, whatever sizes it
 declares.
 """
 

@@ -27,7 +27,7 @@ def download(name: str) -> Path:
       name: name of the repository, `hf:org/name`, or `hf:org/name@revision` with a branch, tag or commit.
 
     Raises:
-      UsageError: the extra 'hub' is missing, the name has another form, or the repository has no packed run.
+      UsageError: the extra 'hub' is missing, the name does not have this form, or the repository has no packed run.
       RunError: the run cannot be downloaded.
     """
     matched = _NAME.fullmatch(name)

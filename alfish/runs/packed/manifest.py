@@ -55,7 +55,7 @@ def parse(content: bytes, where: str) -> Manifest:
     """Returns a manifest that `Manifest.to_json` made.
 
     Raises:
-      UsageError: the value is not a manifest, has a newer format, or names a file outside of the directory.
+      UsageError: the content is not a manifest, has a newer format, or names a file outside of the run's directory.
     """
     try:
         values = json.loads(content)

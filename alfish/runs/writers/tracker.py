@@ -45,8 +45,8 @@ class Tracker(Writer):
 
         Args:
           run: run that is written.
-          id: id that was returned before; for a new run, an id that may be used.
-          is_new: whether nothing has been sent.
+          id: id that an earlier call returned; for a new run, an id that the tracker may use.
+          is_new: whether nothing of the run has been sent to the tracker.
           settings: settings of the run, by name, with its provenance as `provenance.NAME`.
         """
 
@@ -56,7 +56,7 @@ class Tracker(Writer):
 
     @abc.abstractmethod
     def finish(self) -> None:
-        """Ends the connection; the run may be continued."""
+        """Ends the connection; another process may continue the run of the tracker."""
 
     def send_histogram(self, name: str, histogram: Histogram, steps: int) -> None:
         """Sends a histogram. Default: does nothing."""

@@ -14,10 +14,10 @@ from alfish.runs.writers.writer import Histogram, Image, RunOrigin
 @gin.configurable(module="alfish.writers")
 @checked
 class TrackioWriter(Tracker):
-    """Sends a run's summaries to trackio, which keeps it on this machine or in a Hugging Face Space.
+    """Sends a run's summaries to trackio, which keeps them on this machine or in a Hugging Face Space.
 
-    It needs the extra 'trackio'. `trackio show` opens the page. If a Space cannot be reached, trackio itself warns, and
-    keeps the values on this machine.
+    The writer needs the extra 'trackio'. `trackio show` opens the page. If a Space cannot be reached, trackio itself
+    warns, and keeps the values on this machine.
 
     Args:
       project: name of the trackio project.

@@ -11,7 +11,7 @@ import numpy as np
 
 MAX_VALUES = 10_000  # maximum number of values that a histogram counts; larger arrays are subsampled evenly
 NUM_BINS = 32
-LARGEST_BIN = 2.0**52  # from there on, a whole number plus 0.5 is not a float64
+LARGEST_BIN = 2.0**52  # from this size on, float64 cannot represent an integer plus 0.5
 
 
 class Histogram(NamedTuple):
@@ -68,8 +68,8 @@ def shown_value(value: Any) -> Shown:
     """Returns a number, a histogram or an image.
 
     Args:
-      value: number or an array of one; an image, `[H, W, 3]` or `[H, W, 1]` uint8; the values of a histogram, any other
-        array; or a `Histogram` or an `Image`.
+      value: number, or array with one entry; image, `[H, W, 3]` or `[H, W, 1]` uint8; any other array, whose values a
+        histogram counts; or a `Histogram` or an `Image`.
 
     Raises:
       TypeError: the value is something else, such as a string.
@@ -103,7 +103,7 @@ class Counters(NamedTuple):
 
     Attributes:
       steps: clock that values belong to, see `Clock.value`.
-      env_steps, iterations, updates, wall_seconds: the other counters of `Clock`.
+      env_steps, iterations, updates, wall_seconds: values of the other counters of `Clock`.
     """
 
     steps: int

@@ -314,7 +314,7 @@ def test_a_file_that_is_not_a_table_is_named(tmp_path, content):
 @pytest.mark.parametrize(
     "rows, words",
     [
-        ("9" * 5000 + ",7,0,0,0.0,0.8", "row 1, does not start with its steps"),
+        ("9" * 5000 + ",7,0,0,0.0,0.8", "row 1, does not start with a count of steps"),
         ("8,7,0,0,0.0,0.8,9\n9,7,0,0,0.0,0.8", "row 1, has 7 cells instead of 6"),
         ("8,7,0\n9,7,0,0,0.0,0.8", "row 1, has 3 cells instead of 6"),
         ('8,7,0,0,0.0,"0.8\n9,7,0,0,0.0,0.8', "is not a table: unexpected end of data"),
