@@ -16,6 +16,19 @@ from alfish.nest import Nest
 from alfish.specs import ActionUnits, ObservationUnits
 
 
+class BadRow(UsageError):
+    """A row that no policy can use: its observation does not match the space, or a value is not finite.
+
+    Args:
+      game: number of its game.
+      text: what is wrong, in one sentence.
+    """
+
+    def __init__(self, game: int, text: str):
+        super().__init__(text)
+        self.game = game
+
+
 class Columns:
     """The columns of a group.
 
@@ -41,6 +54,7 @@ class Columns:
         blank = self._observed.to_environment(nest.arrays(specs.zeros(group.observation_spec, (1,))))
         (first,) = iterate(batch_space(group.observation_space, 1), blank)
         # The newest observation of each column; before an agent's first observation, an arbitrary element of the space.
+        self._blank = first
         self._observations: list[Any] = [first] * group.num_envs
         self._batch = self._observed.from_environment(self._concatenated(self._observations))
         self._acted: Nest = nest.arrays(specs.zeros(group.action_spec, (group.num_envs,)))  # the executed actions
@@ -86,8 +100,20 @@ class Columns:
         if info:
             self._infos[column] = info
 
+    def drop(self, game: int) -> None:
+        """Drops the rows of a game that arrived in this step, and its newest observations."""
+        size = len(self._group.agents)
+        for column in range(game * size, (game + 1) * size):
+            self._step_type[column], self._reward[column], self._discount[column] = StepType.PAD, 0.0, 1.0
+            self._observations[column], self._infos[column] = self._blank, {}
+            self.plays[column] = False
+
     def rows(self) -> TimeStep:
-        """Returns the rows of this step, `[columns]`."""
+        """Returns the rows of this step, `[columns]`.
+
+        Raises:
+          BadRow: an observation does not match its space, or a value is not finite.
+        """
         step_type, arrived = self._step_type, self._step_type != StepType.PAD
         try:
             batch = self._concatenated(self._observations)
@@ -106,8 +132,11 @@ class Columns:
 
     def place(self, column: int) -> str:
         """Returns the game and the agent of a column for messages: 'tag: agent_0 of game 3'."""
-        game, agent = divmod(column, len(self._group.agents))
-        return f"{self._name}: {self._group.agents[agent]} of game {game}"
+        agent = column % len(self._group.agents)
+        return f"{self._name}: {self._group.agents[agent]} of game {self._game(column)}"
+
+    def _game(self, column: int) -> int:
+        return column // len(self._group.agents)
 
     def state(self) -> dict[str, Any]:
         """Returns the state on which the next steps depend, as tensors."""
@@ -130,15 +159,16 @@ class Columns:
         return concatenate(self._group.observation_space, observations, empty)
 
     def _name_misfit(self, arrived: np.ndarray) -> None:
-        """Raises UsageError for the first column whose observation does not match the space."""
+        """Raises BadRow for the first column whose observation does not match the space."""
         for column in np.flatnonzero(arrived).tolist():
             observation = self._observations[column]
             try:
                 self._concatenated([observation])
             except Exception as error:
-                raise UsageError(
+                raise BadRow(
+                    self._game(column),
                     f"{self.place(column)} has the observation {_form(observation)}, but its observation_space is "
-                    f"{self._group.observation_space} ({first_line(error)})"
+                    f"{self._group.observation_space} ({first_line(error)})",
                 ) from error
 
     def _check_finite(self, batch: Nest, arrived: np.ndarray) -> None:
@@ -147,10 +177,12 @@ class Columns:
                 continue
             wrong = arrived & ~np.isfinite(leaf).reshape(len(leaf), -1).all(1)
             if wrong.any():
-                raise UsageError(f"{self.place(int(np.flatnonzero(wrong)[0]))} has an {name} that is not finite")
+                column = int(np.flatnonzero(wrong)[0])
+                raise BadRow(self._game(column), f"{self.place(column)} has an {name} that is not finite")
         if not np.isfinite(self._reward).all():
             wrong = ~np.isfinite(self._reward).reshape(len(arrived), -1).all(1)
-            raise UsageError(f"{self.place(int(np.flatnonzero(wrong)[0]))} has a reward that is not finite")
+            column = int(np.flatnonzero(wrong)[0])
+            raise BadRow(self._game(column), f"{self.place(column)} has a reward that is not finite")
 
 
 def _form(observation: Any) -> str:

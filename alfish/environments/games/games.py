@@ -1,7 +1,7 @@
 """The interface of games of several agents, and an adapter that presents ordinary environments as a game."""
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,8 @@ class Games(abc.ABC):
       num_resets: number of resets of each game.
       infos: infos of the last reset or step by group, each in gymnasium's format for vector environments; {} for a
         group whose agents have no infos.
+      broken: by group the columns of the games that failed in the last step and were built again, `[columns]` bool;
+        {} if none failed. Rows of these columns are FIRST or PAD; see `tolerate_errors`.
       stepping: how games are stepped, as a phrase that the log writes after their number.
       remark: sentence for the log about a faster way to step the games; empty if none is known.
       env_spec: gymnasium's specification; games have none.
@@ -90,6 +92,7 @@ class Games(abc.ABC):
         self.starts, self.is_over = np.zeros(num_games, bool), np.zeros(num_games, bool)
         self.num_resets = [0] * num_games
         self.infos: dict[str, dict[str, Any]] = {key: {} for key in self.groups}
+        self.broken: dict[str, np.ndarray] = {}
 
     @property
     def num_envs(self) -> int:
@@ -116,6 +119,15 @@ class Games(abc.ABC):
 
     def set_progress(self, progress: float) -> None:
         """Sets the progress of training, in [0, 1]; requires `follows_progress`."""
+
+    def tolerate_errors(self, report: Callable[[int, BaseException], None]) -> None:
+        """From now on, builds a game that fails in a step again and resets it, instead of raising its error.
+
+        Default: does nothing, so errors are raised.
+
+        Args:
+          report: function that receives the number and the error of a game that failed.
+        """
 
     @abc.abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -188,6 +200,10 @@ class SideBySide(Games):
             if environment.follows_progress:
                 environment.set_progress(progress)
 
+    def tolerate_errors(self, report: Callable[[int, BaseException], None]) -> None:
+        for environment in self.environments.values():
+            environment.tolerate_errors(report)
+
     def state_dict(self) -> dict[str, Any]:
         own = {name: one.state_dict() for name, one in self.environments.items()}
         return {"num_resets": list(self.num_resets), "environments": own}
@@ -209,4 +225,5 @@ class SideBySide(Games):
 
     def _rows(self, rows: dict[str, TimeStep]) -> dict[str, TimeStep]:
         self.infos = {name: one.infos for name, one in self.environments.items()}
+        self.broken = {name: one.broken for name, one in self.environments.items() if one.broken is not None}
         return rows

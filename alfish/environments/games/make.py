@@ -78,13 +78,16 @@ def make_games(
     kwargs = dict(game_kwargs or {}) | ({"render_mode": render_mode} if render_mode else {})
     make = _maker(game) if isinstance(game, str) else game
     name = game if isinstance(game, str) else name_of(game)
-    games: list[Any] = []
-    for _ in range(num_envs or num_games):
+
+    def another() -> Any:
         with calling(f"the constructor of {name}"):
-            games.append(_made(own(make), own(kwargs), name))
-        _check_game(games[-1], name)
+            made = _made(own(make), own(kwargs), name)
+        _check_game(made, name)
+        return made
+
+    games = [another() for _ in range(num_envs or num_games)]
     settings: dict[str, Any] = {"rewards": rewards, "action_mask": action_mask, "leaves": leaves}
-    settings |= {"teams": teams, "team_spirit": team_spirit}
+    settings |= {"teams": teams, "team_spirit": team_spirit, "make": another}
     return (TurnGames if hasattr(games[0], "agent_iter") else ParallelGames)(games, seed, **settings)
 
 

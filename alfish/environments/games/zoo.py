@@ -1,7 +1,7 @@
 """The base class of PettingZoo's games, parallel and turn-based: spaces, resets, rewards, rows and states."""
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,9 +10,10 @@ from gymnasium import spaces
 
 from alfish import specs
 from alfish.data import StepType, TimeStep
-from alfish.environments.games.columns import Columns
+from alfish.environments.games.columns import BadRow, Columns
 from alfish.environments.games.games import Games, Group
 from alfish.environments.games.leaves import Leaf, Leaves, Seen
+from alfish.environments.games.replacements import Replacements
 from alfish.environments.games.teams import Teams
 from alfish.environments.masked_observation import MaskLeaf
 from alfish.environments.members import check_state, state_of
@@ -49,11 +50,16 @@ class ZooGames(Games):
       leaves: further leaves of each observation: 'state', 'others', 'agent', see `Leaves`.
       teams: patterns of the agents of each team, by its name.
       team_spirit: weight of the team's mean reward in an agent's reward, or a schedule of this weight, see `Teams`.
+      make: function that makes another game of the class, in place of one that fails (`tolerate_errors`); None means
+        that the error of a game is raised.
 
     Raises:
       UsageError: the games do not follow PettingZoo's interface, differ from each other, or lack a part that the
         arguments refer to. While acting: see the subclasses.
     """
+
+    _is_checked = False  # whether the form of a game's state has been checked
+    _is_abandoned = False
 
     def __init__(
         self,
@@ -64,6 +70,7 @@ class ZooGames(Games):
         leaves: Sequence[Leaf] = (),
         teams: Mapping[str, str | Sequence[str]] | None = None,
         team_spirit: float | Schedule = 0.0,
+        make: Callable[[], Any] | None = None,
     ):
         first, name = games[0], name_of(games[0])
         self.agents = _agents(games, name)
@@ -85,8 +92,8 @@ class ZooGames(Games):
         self.games, self._seed = list(games), seed
         self.stepping = "" if len(games) == 1 else "one by one"
         self._teams = Teams(teams or {}, team_spirit, self.agents)
-        self._curricula = [game.set_progress for game in games if callable(getattr(game, "set_progress", None))]
-        self.follows_progress = self._teams.follows_progress or bool(self._curricula)
+        self._replacements = Replacements(make, first, len(games), name)
+        self.follows_progress = self._teams.follows_progress or self._replacements.have_curriculum
         self._columns = {key: Columns(group, name) for key, group in groups.items()}
         self._place = {
             agent: Place(key, i, len(group.agents))
@@ -94,14 +101,18 @@ class ZooGames(Games):
             for i, agent in enumerate(group.agents)
         }
         self.is_over = np.ones(len(games), bool)  # games that the next step resets
-        self._is_checked = self._is_abandoned = False  # whether the form of a game's state has been checked
 
     def reset(self, seeds: Sequence[int | None] | None = None) -> dict[str, TimeStep]:
         self._begin_rows()
         self.is_over = np.zeros(self.num_games, bool)
-        for game in range(self.num_games):
-            self._restart(game, None if seeds is None else seeds[game])
         self.starts = np.ones(self.num_games, bool)
+        for game in range(self.num_games):
+            try:
+                self._restart(game, None if seeds is None else seeds[game])
+            except (Exception, SystemExit) as error:
+                if not self._is_checked:  # a game that cannot be reset once is a mistake
+                    raise
+                self._replace(game, error)
         if not self._is_checked:
             self._is_checked = True
             check_state(self.games[0], self.name)
@@ -114,17 +125,21 @@ class ZooGames(Games):
         self._begin_rows()
         self.starts, self.is_over = self.is_over, np.zeros(self.num_games, bool)
         for game in range(self.num_games):
-            if self.starts[game]:
-                self._restart(game, None)
-            else:
-                self._advance(game, actions)
+            try:
+                if self.starts[game]:
+                    self._restart(game, None)
+                else:
+                    self._advance(game, actions)
+            except (Exception, SystemExit) as error:
+                self._replace(game, error)
         return self._rows()
 
     def set_progress(self, progress: float) -> None:
         self._teams.set_progress(progress)
-        with calling(f"{self.name}.set_progress"):
-            for set_progress in self._curricula:
-                set_progress(progress)
+        self._replacements.set_progress(progress, self.games)
+
+    def tolerate_errors(self, report: Callable[[int, BaseException], None]) -> None:
+        self._replacements.tolerate_errors(report)
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"num_resets": list(self.num_resets)}
@@ -191,12 +206,40 @@ class ZooGames(Games):
                 "act first"
             )
 
+    def _replace(self, game: int, error: BaseException) -> None:
+        """Builds a game that has failed again, and resets it; raises the error if errors are not tolerated."""
+        report = self._replacements.report
+        if report is None:
+            raise error
+        failed: BaseException | None = error
+        while failed is not None:  # whoever receives the reports counts them, and ends the process
+            report(game, failed)
+            for columns in self._columns.values():
+                columns.drop(game)
+            try:
+                self.games[game] = self._replacements.replaced(self.games[game])
+                self._restart(game, None)
+                failed = None
+            except (Exception, SystemExit) as again:
+                failed = again
+        self.starts[game], self.is_over[game] = True, False
+        self._replacements.failed[game] = True
+
     def _begin_rows(self) -> None:
+        self._replacements.failed[:] = False
         for columns in self._columns.values():
             columns.begin()
 
     def _rows(self) -> dict[str, TimeStep]:
-        found = {key: columns.rows() for key, columns in self._columns.items()}
+        found: dict[str, TimeStep] = {}
+        while not found:
+            try:
+                found = {key: columns.rows() for key, columns in self._columns.items()}
+            except BadRow as error:
+                self._replace(error.game, error)
+        failed, self.broken = self._replacements.failed, {}
+        if failed.any():
+            self.broken = {key: np.repeat(failed, len(group.agents)) for key, group in self.groups.items()}
         self.infos = {key: columns.infos for key, columns in self._columns.items()}
         return found
 

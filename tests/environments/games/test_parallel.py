@@ -427,3 +427,100 @@ def test_a_curriculum_receives_the_progress_and_frames_are_those_of_a_game():
     assert games.render(1)[0, 0, 0] == 3
     games.close()
     assert zoo[1].agents == []
+
+
+class Broken(Meeting):
+    """Fails in a way at step 3 of its second game, and when it is reset for the third time."""
+
+    kind = "raise"
+
+    def reset(self, seed=None, options=None):
+        if self.kind == "reset" and self.game == 1:
+            raise RuntimeError("broken on purpose")
+        return super().reset(seed, options)
+
+    def step(self, actions):
+        observations, rewards, *rest = super().step(actions)
+        if self.game == 1 and self.time == 3:
+            if self.kind == "raise":
+                raise RuntimeError("broken on purpose")
+            if self.kind == "nan":
+                observations["a"] = np.full(4, np.nan, np.float32)
+            if self.kind == "shape":
+                observations["c"] = observations["c"][:2]
+            if self.kind == "late":
+                observations["b"] = observations["b"][:2]
+            if self.kind == "reward":
+                rewards["a"] = np.inf
+            if self.kind == "missing":
+                del rewards["b"]
+        return observations, rewards, *rest
+
+
+class TestErrors:
+    @pytest.mark.parametrize("kind", ["raise", "nan", "shape", "late", "reward", "missing"])
+    def test_of_a_game_build_it_again_as_a_whole(self, kind):
+        broken, whole = Broken(), Meeting()
+        broken.kind = kind
+        games, reports = ParallelGames([broken, whole], seed=3, make=Meeting), []
+        games.tolerate_errors(lambda game, error: reports.append((game, str(error))))
+        expected, _ = played(ParallelGames([Meeting(), Meeting()], seed=3), 20)
+        rows = [games.reset()]
+        for t in range(20):
+            rows.append(games.step({"a": (t + np.arange(6)) % 3}))
+            if t == 11:  # the step that failed; game 0 began at row 9 for the second time
+                assert games.broken["a"].tolist() == [True] * 3 + [False] * 3
+                assert games.starts.tolist() == [True, False] and not games.is_over[0]
+            else:
+                assert games.broken == {}
+        assert [game for game, _ in reports] == [0] and games.games[1] is whole and games.games[0] is not broken
+        own = columns(rows)
+        assert own[:3] == ["FMMMMMMMLFMM" + "FMMMMMMML"[: 21 - 12], "..FML.FML..F" + "..FML.FML"[: 21 - 12],
+                           "FMMMMMML.FMM" + "FMMMMMML."[: 21 - 12]]  # fmt: skip
+        assert own[3:] == columns(expected)[3:]
+        assert games.num_resets == [3, 3] and rows[12]["a"].reward[:3].tolist() == [0, 0, 0]
+        assert np.isfinite(rows[12]["a"].observation).all() and not rows[12]["a"].prev_action[:3].any()
+        assert games.games[0].seeds[0] not in (broken.seeds[0], broken.seeds[1])
+
+    def test_at_a_reset_build_a_game_again_until_it_can_be_reset(self):
+        def make():
+            made = Broken()
+            made.kind, made.game = "reset", 1 if len(reports) < 3 else -1
+            return made
+
+        first = Broken()
+        first.kind = "reset"
+        reports = []
+        games = ParallelGames([first], make=make)
+        games.tolerate_errors(lambda game, error: reports.append(game))
+        rows, _ = played(games, 20)
+        assert reports == [0, 0, 0] and columns(rows)[0] == "FMMMMMMMLFMMMMMMMLFMM"
+
+    def test_of_the_first_reset_are_raised(self):
+        broken = Broken()
+        broken.kind, broken.game = "reset", 1
+        games = ParallelGames([broken], make=Meeting)
+        games.tolerate_errors(lambda game, error: None)
+        with pytest.raises(RuntimeError, match="broken on purpose"):
+            games.reset()
+
+    @pytest.mark.parametrize("tolerant", [False, True])
+    def test_are_raised_unless_they_are_tolerated_and_games_can_be_made(self, tolerant):
+        games = ParallelGames([Broken()], make=None if tolerant else Meeting)
+        if tolerant:
+            games.tolerate_errors(lambda game, error: None)
+        with pytest.raises(RuntimeError, match="broken on purpose"):
+            played(games, 20)
+
+    def test_a_new_game_receives_the_progress_of_training(self):
+        class Curriculum(Broken):
+            progress = None
+
+            def set_progress(self, progress):
+                self.progress = progress
+
+        games = ParallelGames([Curriculum()], make=Curriculum)
+        games.tolerate_errors(lambda game, error: None)
+        games.set_progress(0.25)
+        played(games, 12)
+        assert games.games[0].progress == 0.25

@@ -251,3 +251,20 @@ def test_groups_have_equal_spaces():
     rows, _ = played(games, 5, lambda t, group, rows: np.ones(group.num_envs, np.int64))
     assert columns(rows) == ["F..M..", "..F..M"] and columns(rows, "player_1") == [".F..ML"]
     assert games.groups["player_1"].observation_space == OBSERVATION
+
+
+def test_a_game_that_fails_is_built_again_as_a_whole():
+    class Broken(Counting):
+        def step(self, action):
+            if self.num_moves == 4:
+                raise RuntimeError("broken on purpose")
+            super().step(action)
+
+    games, reports = TurnGames([Broken(), Counting()], make=Counting), []
+    games.tolerate_errors(lambda game, error: reports.append(game))
+    rows, _ = played(games, 14)
+    own = [letters(column) for column in np.stack([each["player_0"].step_type for each in rows], 1)]
+    whole = [letters(column) for column in np.stack([each["player_0"].step_type for each in
+             played(TurnGames([Counting(), Counting()]), 14)[0]], 1)]  # fmt: skip
+    assert reports == [0] and own[3:] == whole[3:]
+    assert [text[5:] for text in own[:3]] == [text[:10] for text in whole[:3]]
