@@ -31,7 +31,7 @@ from alfish.transforms import Transforms
 from alfish.unrollers import AsyncUnroller
 from alfish.unrollers.ray.object_store import ReceivedSegments
 from alfish.unrollers.workers.segments import records_in_columns, side_by_side
-from alfish.unrollers.workers.slots import slot_of
+from alfish.unrollers.workers.slots import ActingPolicy, slot_of
 from benchmarks import PROJECT, processes, tables
 from benchmarks.delayed import slow, slow_frames
 from benchmarks.ray_nodes import Nodes
@@ -111,16 +111,16 @@ def joined(make: Callable[[], Any]) -> tuple[int, float]:
     environment = make_environment(make)
     algorithm = APPO(environment.observation_spec, environment.action_spec, environment.reward_spec)
     transforms = Transforms((), environment.observation_spec, environment.reward_spec)
-    forms, structure = slot_of(environment, algorithm, transforms, 1, ROWS, ())
+    forms, structure = slot_of([ActingPolicy("", environment, algorithm, transforms, 1)], ROWS)
     environment.close()
     received = ReceivedSegments(forms, structure)
     words = np.zeros((SEGMENTS, received.layout.num_words), np.int64)
-    segments = [Segment(i, i, 0, 0, ROWS + 1, [], Seconds(0, 0, 0, 0)) for i in range(SEGMENTS)]
+    segments = [Segment(i, i, 0, 0, [ROWS + 1], [[]], Seconds(0, 0, 0, 0)) for i in range(SEGMENTS)]
 
     def join() -> None:
         for segment in segments:
             received.add(segment, words[segment.slot])
-        experiences, records = zip(*map(received.read, segments))
+        experiences, records = zip(*[own for segment in segments for own in received.read(segment)])
         records_in_columns([[each] for each in records])
         nest.arrays(side_by_side(list(experiences)))
 

@@ -6,7 +6,7 @@ for bit, to those of a separate run.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium
 import torch
@@ -18,7 +18,17 @@ from alfish.data import Experience
 from alfish.environments.games import Games
 from alfish.errors import UsageError
 from alfish.policies.member import Member
+from alfish.processes.messages import EnvironmentCall
+from alfish.transforms import Transforms
 from alfish.unrollers.unroller import StepRecords
+
+
+class Named(Protocol):
+    """A policy's name and networks."""
+
+    name: str
+    algorithm: RLAlgorithm
+    transforms: Transforms
 
 
 class GamesByPolicy:
@@ -36,6 +46,7 @@ class GamesByPolicy:
     """
 
     lacks_limit = False
+    calls: Mapping[str, EnvironmentCall] = {}  # games take no calls
 
     def __init__(self, games: Games, groups: Mapping[str, Any]):
         self.games = games
@@ -44,6 +55,7 @@ class GamesByPolicy:
         self.stepping = games.stepping
         self.remark = games.remark
         self.env_spec = games.env_spec
+        self._is_closed = False
         self.observation_space = gymnasium.spaces.Dict({name: one.observation_space for name, one in groups.items()})
         self.action_space = gymnasium.spaces.Dict({name: one.action_space for name, one in groups.items()})
         self.reward_spec = specs.reward_spec(list(groups))
@@ -55,15 +67,29 @@ class GamesByPolicy:
             "set_progress(progress) in the game"
         )
 
+    @property
+    def observation_spec(self) -> Any:
+        """Refuses unrollers for a single policy, which read this.
+
+        Raises:
+          UsageError: always.
+        """
+        raise UsageError(
+            "Trainer.unroller collects for a single policy; with several policies bind Trainer.unroller = "
+            "@AsyncUnroller, or leave it out"
+        )
+
     def close(self) -> None:
-        self.games.close()
+        if not self._is_closed:
+            self._is_closed = True
+            self.games.close()
 
 
 class Policies(nn.Module):
     """The algorithms of all policies, as submodules by the policies' names.
 
     Args:
-      members: policies.
+      members: policies, each with a `name` and an `algorithm`.
       progress: progress of the run, which all algorithms share.
     """
 
@@ -71,7 +97,7 @@ class Policies(nn.Module):
     on_policy = False
     progress: torch.Tensor
 
-    def __init__(self, members: Sequence[Member], progress: torch.Tensor):
+    def __init__(self, members: Sequence[Named], progress: torch.Tensor):
         super().__init__()
         self.register_buffer("progress", progress)
         for member in members:
@@ -90,12 +116,16 @@ class Policies(nn.Module):
 
 
 class JointTransforms(nn.Module):
-    """The transforms of all policies, as submodules by the policies' names."""
+    """The transforms of all policies, as submodules by the policies' names.
+
+    Args:
+      members: policies, each with a `name` and `transforms`.
+    """
 
     encoders: Collection[Any] = ()
     raw_reward_spec = specs.reward_spec()
 
-    def __init__(self, members: Sequence[Member]):
+    def __init__(self, members: Sequence[Named]):
         super().__init__()
         self._members = members
         for member in members:

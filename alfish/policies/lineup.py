@@ -1,5 +1,6 @@
 """Assigns policies to agents: the same in all games, or drawn for each game."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal
@@ -23,7 +24,8 @@ class Lineup:
 
     An agent that only one policy may play is always played by that policy. If several policies may play an agent, one
     of them is drawn whenever a game begins. A draw depends only on the seed, the game's number and the number of its
-    resets, so draws need not be saved and are the same in every process.
+    resets, so draws need not be saved and are the same in every process. The games of a worker process that has
+    replaced another one count their resets from 0 again, so the number of earlier processes is part of their draws.
 
     Args:
       patterns: patterns of the names of agents that each policy may play, by the policy's name; see `patterns_of`.
@@ -57,23 +59,47 @@ class Lineup:
         requires: str | None = None,
     ):
         self.names = tuple(patterns)
-        self._games = games
+        self._patterns = patterns
         self._seed = seed
         self._mixed = mixed
+        self._first_game = 0
+        self._process: tuple[int, ...] = ()
+        self._assign(games)
+        self._weights = self._read_weights(weights or {})
+        self._required = self._read_required(requires)
+
+    def of_worker(self, games: Games, first_game: int, generation: int) -> "Lineup":
+        """Returns the lineup of a worker's games, which draws as this lineup does for games of the same numbers.
+
+        Args:
+          games: games of the worker.
+          first_game: number of its first game among those of all workers.
+          generation: number of earlier processes of the worker in the run.
+        """
+        own = copy.copy(self)
+        own._first_game, own._process = first_game, (generation,) if generation else ()
+        own._assign(games)
+        return own
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out the games, which a worker builds itself; see `of_worker`."""
+        return {name: value for name, value in vars(self).items() if name not in ("_games", "playing")}
+
+    def _assign(self, games: Games) -> None:
+        """Assigns the agents of some games to the policies that may play them."""
+        self._games = games
         self.group: dict[str, str] = {}
         self.columns: dict[str, np.ndarray] = {}
         # For each group: the numbers of the policies that may play each agent.
         self._able: dict[str, list[list[int]]] = {key: [[] for _ in one.agents] for key, one in games.groups.items()}
         for number, name in enumerate(self.names):
-            self._add(number, name, patterns[name])
+            self._add(number, name, self._patterns[name])
         for key, group in games.groups.items():
             for agent, able in zip(group.agents, self._able[key]):
                 if not able:
                     raise UsageError(
                         f"Trainer.policies has no policy that plays {agent}; add it to one of {', '.join(self.names)}"
                     )
-        self._weights = self._read_weights(weights or {})
-        self._required = self._read_required(requires)
         self.is_fixed = all(len(able) == 1 for each in self._able.values() for able in each)
         self.playing = {
             key: np.tile([able[0] for able in self._able[key]], group.num_games) for key, group in games.groups.items()
@@ -84,7 +110,7 @@ class Lineup:
         if self.is_fixed:
             return
         for game in np.flatnonzero(self._games.starts).tolist():
-            drawn = self.of_game(self._seed, game, self._games.num_resets[game])
+            drawn = self.of_game(self._seed, self._first_game + game, self._games.num_resets[game], *self._process)
             for key, numbers in drawn.items():
                 self.playing[key][game * len(numbers) : (game + 1) * len(numbers)] = numbers
 

@@ -121,9 +121,12 @@ class Member:
       snapshot_of: name of the policy whose weights this one receives; None means its own.
       algorithm, transforms, batches, seat, learner, metrics: parts of the policy.
       modes: switch between acting and training.
-      stream: random numbers of the policy, in which it is built, acts and trains.
+      stream: random numbers of the policy, in which it is built, acts and trains. In workers, it acts with others that
+        follow from the seed of these.
       num_steps: number of environment steps of the policy so far.
-      steps_per_step: expected number of environment steps of the policy in a step of all games.
+      num_columns: number of columns of the policy's experience; set by `spread`.
+      steps_per_step: expected number of environment steps of the policy in a step of all games of an unroll; set by
+        `spread`.
 
     Raises:
       UsageError: parts do not fit one another.
@@ -147,7 +150,6 @@ class Member:
         self._given = number, lineup, games, defaults, metrics, seed, device, progress
         self._repeated: dict[str, Callable[[Member], None]] = {}  # calls that a rebuilt policy receives again, by name
         self.group: Group = games.groups[lineup.group[name]]
-        self.steps_per_step = lineup.share(name) / games.turns
         has_gaps = games.has_gaps or not lineup.is_fixed
         settings = settings_of(name)
         self._scope, parts = built_as(name)
@@ -167,8 +169,23 @@ class Member:
                 networks: tuple[RLAlgorithm, Transforms] = self.algorithm, self.transforms
                 self.seat = Seat(games, self.group, lineup.columns[name], *networks, self.stream, has_gaps)
                 self.learner = build(own["learner"], Learner, f"{name}/Trainer.learner", self.algorithm)
-                self.metrics = self._make_metrics(metrics)
         self.modes = ModeSwitch(self.algorithm, self.learner.frozen.modules)
+
+    def spread(self, scale: float, num_workers: int, num_segments: int) -> None:
+        """Receives in how many processes the policy acts, and makes its metrics.
+
+        Args:
+          scale: number of games of a process, as a multiple of those that the policy was built for.
+          num_workers: number of processes.
+          num_segments: expected number of unrolls of processes that an unroll of the run consists of.
+        """
+        self._repeated["spread"] = lambda new: new.spread(scale, num_workers, num_segments)
+        _, lineup, games, _, metrics, *_ = self._given
+        own = round(scale * self.seat.num_envs)
+        self.num_columns = own * (num_segments if self.algorithm.on_policy else num_workers)
+        self.steps_per_step = scale * num_segments * lineup.share(self.name) / games.turns
+        with rebound(self.bindings, self.name, complete=False), gin.config_scope(self._scope), self.stream:
+            self.metrics = self._make_metrics(metrics, own * num_workers)
 
     def plan(self, unroll_length: float, num_unrolls: float) -> None:
         """Plans the parts for a number of unrolls.
@@ -192,7 +209,7 @@ class Member:
             if isinstance(self.batches, EpochBatches):
                 self.batches.expected_rows = unroll_length * self.steps_per_step if self.seat.has_gaps else None
             self.batches.plan(num_unrolls * unroll_length * self.steps_per_step)
-            self.batches.bind(self.algorithm, self.transforms, unroll_length, self.seat.num_columns)
+            self.batches.bind(self.algorithm, self.transforms, unroll_length, self.num_columns)
             self.seat.stores_states = self.batches.stores_states
             self.learner.plan(num_unrolls * self.batches.updates_per_iteration, self.batches.rows_per_update)
 
@@ -296,10 +313,10 @@ class Member:
             )
         return name
 
-    def _make_metrics(self, metrics: Sequence[Callable[[], Any]]) -> Metrics:
-        """Returns the metrics of the policy, and tells its seat what they read."""
+    def _make_metrics(self, metrics: Sequence[Callable[[], Any]], num_columns: int) -> Metrics:
+        """Returns the metrics of the policy's columns in all processes, and tells its seat what they read."""
         names, weights = reward_names(self.group.reward_spec), self.algorithm.reward_weights
-        made = Metrics([metric() for metric in metrics], self.seat.num_envs, objectives=names, reward_weights=weights)
+        made = Metrics([metric() for metric in metrics], num_columns, objectives=names, reward_weights=weights)
         self.seat.shown = made.reads
         if not made.reads_infos:
             self.seat.ignore_infos()

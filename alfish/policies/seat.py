@@ -66,6 +66,8 @@ class Seat(SyncUnroller):
       algorithm, transforms: networks of the policy.
       stream: random numbers of the policy.
       has_gaps: whether a column may have no row for the policy in some step.
+      first_env_id: `env_id` of the first column.
+      acting: other settings of `SyncUnroller`.
 
     Attributes:
       columns: columns of the group; a slice if the policy may play all of them.
@@ -81,9 +83,12 @@ class Seat(SyncUnroller):
         transforms: Transforms,
         stream: RandomStream,
         has_gaps: bool,
+        first_env_id: int = 0,
+        **acting: Any,
     ):
         self._handed = Columns(games, group, columns)
-        super().__init__(self._handed, algorithm, transforms)
+        self._handed.env_id += first_env_id
+        super().__init__(self._handed, algorithm, transforms, **acting)
         self.columns: Any = slice(None) if len(columns) == group.num_envs else columns
         self.stream, self.has_gaps = stream, has_gaps
         self._start = UnrollStart(False, None, None)
@@ -131,8 +136,18 @@ class Seat(SyncUnroller):
             self._state, self._transform_state = nest.where(is_absent, before, after)
         return nest.arrays(step.output)
 
-    def arrive(self, rows: TimeStep, info: dict[str, Any]) -> None:
-        """Receives the rows `[C]` that follow the actions, and gymnasium's info of the step."""
+    def arrive(self, rows: TimeStep, info: dict[str, Any], broken: np.ndarray | None = None) -> None:
+        """Receives the rows `[C]` that follow the actions.
+
+        Args:
+          rows: rows of the policy.
+          info: gymnasium's info of the step.
+          broken: columns of the group whose game has failed and was built again, bool: the episodes of these columns
+            end with the rows that were acted from. None means no columns.
+        """
+        if broken is not None:
+            seen, *others = self._rows[-1]
+            self._rows[-1] = (rollouts.ended(seen, broken[self.columns]), *others)
         self._handed.arrived = rows
         self.time_step = self.environment.step(None)
         if info and self._reads_infos:

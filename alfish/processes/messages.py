@@ -1,5 +1,6 @@
 """Messages between the trainer and its workers: a `Setup` at the start, then messages over a `Channel`."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -36,11 +37,8 @@ class Plan(NamedTuple):
     length: int  # rows of a segment
     seed: int  # seed of the run
     first_generation: int  # first generation of workers in this process; earlier generations precede a resume
-    modules: bytes  # pickled algorithm, transforms, and shape and dtype of each leaf of a slot
+    policies: bytes  # pickled `SentPolicies`, and shape and dtype of each leaf of a slot
     slot_words: int  # length of a slot in words of 8 bytes
-    shown: tuple[str, ...]  # see `Unroller`
-    stores_states: bool = False  # see `Unroller`
-    keeps_infos: bool = True
     calls: tuple[EnvironmentCall, ...] = ()  # calls that workers make before the first reset
     first_worker: int = 0  # index of this pool's first worker among all workers of the run
 
@@ -72,16 +70,27 @@ class Plan(NamedTuple):
         first = index * self.envs_per_worker
         columns = range(first, first + self.envs_per_worker)
         num_columns = self.envs_per_worker * self.num_workers
-        # This seed differs from the seeds of the trainer, of other workers and of other generations.
-        key = (1, index, self.first_generation + generation)
+        process = index, self.first_generation + generation
         return Setup(
             plan=self,
             worker_index=worker_index,
-            seed=int(np.random.SeedSequence(self.seed, spawn_key=key).generate_state(1)[0] >> 1),
+            seed=seed_of(self.seed, *process),
+            process=process,
             first_env_id=first,
             starts=[0 if generation else self.stepping.stagger * column // num_columns for column in columns],
             cpu=cpu,
         )
+
+
+def seed_of(seed: int, worker: int, generation: int) -> int:
+    """Returns the seed of a worker process, which differs from the seeds of the trainer and of all other processes.
+
+    Args:
+      seed: seed of the run, or of one of several policies.
+      worker: index of the worker among all workers of the run.
+      generation: number of earlier processes of this worker in the run.
+    """
+    return int(np.random.SeedSequence(seed, spawn_key=(1, worker, generation)).generate_state(1)[0] >> 1)
 
 
 class Setup(NamedTuple):
@@ -90,6 +99,7 @@ class Setup(NamedTuple):
     plan: Plan
     worker_index: int  # index of the worker in its pool
     seed: int
+    process: tuple[int, int]  # index of the worker, and number of its earlier processes, both in the run
     first_env_id: int
     starts: list[int]  # vector step after which the first episode of each environment is truncated; 0 means never
     cpu: int | None
@@ -102,7 +112,7 @@ class Grant(NamedTuple):
     """Permission to fill a slot. The worker owns the slot until it sends the `Segment`."""
 
     slot: int
-    at_random: bool  # whether to act by the algorithm's `random_action`
+    at_random: Any  # whether to act by the algorithm's `random_action`; of several policies the names of those that do
     publication: int | None  # number of the publication of weights to act with; None means the newest
     calls: tuple[EnvironmentCall, ...] = ()  # the last call of each method; the worker makes those that are new
 
@@ -132,8 +142,8 @@ class Segment(NamedTuple):
     slot: int  # index of the slot among the pool's slots
     sequence: int  # number of segments that the process filled before
     version: int  # `policy_version` of the weights
-    num_records: int  # S of its `StepRecords`
-    infos: list[tuple[int, dict[str, Any]]]  # infos of its `StepRecords`
+    num_records: Sequence[int]  # S of the `StepRecords` of each policy
+    infos: Sequence[list[tuple[int, dict[str, Any]]]]  # infos of the `StepRecords` of each policy
     seconds: Seconds
 
 

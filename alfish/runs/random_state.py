@@ -141,10 +141,13 @@ class RandomStream:
     Args:
       seed: seed of the stream, at least 0.
       device: device whose generator belongs to the stream, beside the CPU's.
+
+    Attributes:
+      seed: the argument.
     """
 
     def __init__(self, seed: int, device: torch.device):
-        self._device = device
+        self.seed, self._device = seed, device
         with preserved():
             seed_torch(seed)
             self._state = torch_state(device)

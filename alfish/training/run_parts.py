@@ -32,10 +32,12 @@ from alfish.policies.composites import (
     JointTransforms,
     Policies,
 )
+from alfish.policies.game_unroller import GameUnroller
 from alfish.policies.joint_unroller import JointUnroller
 from alfish.policies.lineup import Lineup, PolicyPatterns, patterns_of
 from alfish.policies.member import Member
 from alfish.policies.networks import after_iteration, make_networks, observe
+from alfish.policies.worker_policies import SeveralPolicies
 from alfish.processes import heap, replicas
 from alfish.runs import random_state
 from alfish.runs.subnormals import flush_subnormals
@@ -45,7 +47,7 @@ from alfish.training.evaluator import Evaluator, make_evaluator
 from alfish.training.game_evaluator import GameEvaluator
 from alfish.training.initial_parts import InitialParts
 from alfish.transforms import Transforms
-from alfish.unrollers import SyncUnroller, Unroller
+from alfish.unrollers import AsyncUnroller, SyncUnroller, Unroller
 
 # Maximum number of threads; torch ends a process that asks for very many threads.
 MAX_THREADS = 1024
@@ -381,8 +383,6 @@ def _make_joint_parts(
     Raises:
       UsageError: parts do not fit one another, or a setting does not suit several policies.
     """
-    if settings.unroller is not SyncUnroller:
-        raise UsageError("Trainer.unroller collects for a single policy; with several policies leave it out")
     if replicas.size() > 1:
         raise UsageError("several policies train in one process; start the run without torchrun")
     if settings.metrics or settings.extra_metrics:
@@ -406,7 +406,8 @@ def _make_joint_parts(
         raise UsageError("no policy trains; leave out PolicySettings.trains for at least one policy")
     environment = GamesByPolicy(games, {member.name: member.group for member in members})
     networks = Policies(members, progress), JointTransforms(members)
-    collector = JointUnroller(environment, *networks, lineup, members)
+    acting = _make_collector(settings.unroller, environment, networks, lineup, members)
+    collector = JointUnroller(environment, *networks, lineup, members, acting)
     collector.bind(environments.make, settings.unroll_length, environments.seed)
     num_env_steps = _planned_env_steps(settings.budget, collector)
     num_unrolls = math.inf if settings.budget.name == "num_updates" else _iterations(settings.budget, collector, 1.0)
@@ -418,6 +419,26 @@ def _make_joint_parts(
     observing = Calibration(settings.calibration if networks[1].keep_statistics else None, num_env_steps)
     parts: Any = environment, *networks, *sources, loaded, observing
     return JointParts(*parts)
+
+
+def _make_collector(
+    unroller: Callable[..., Unroller],
+    environment: GamesByPolicy,
+    networks: tuple[Policies, JointTransforms],
+    lineup: Lineup,
+    members: Sequence[Member],
+) -> GameUnroller | AsyncUnroller:
+    """Returns what acts with several policies: in this process, or in the workers of an `AsyncUnroller`."""
+    if unroller is SyncUnroller:
+        return GameUnroller(environment, *networks, lineup, members)
+    made: Any = build(unroller, Unroller, "Trainer.unroller", environment, *networks)
+    if not isinstance(made, AsyncUnroller):
+        raise UsageError(
+            f"Trainer.unroller makes {type(made).__name__}; with several policies bind Trainer.unroller = "
+            "@AsyncUnroller, or leave it out"
+        )
+    made.act_with(SeveralPolicies(lineup, members, environment.num_envs))
+    return made
 
 
 def start_external(parts: Parts) -> None:

@@ -19,6 +19,7 @@ from alfish.learner.learner import Learner
 from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer
 from alfish.transforms import ObservationNormalizer
+from alfish.unrollers import CompiledUnroller
 
 EPOCHS = functools.partial(EpochBatches, num_epochs=2, minibatch_size=16)
 REPLAY = functools.partial(ReplayBatches, batch_size=16, warmup_env_steps=60, capacity=1000)
@@ -194,7 +195,7 @@ def test_replay_of_policies_is_saved_by_policy(tmp_path):
         ({"unroll_length": 0.5}, "Trainer.unroll_length is 0.5; with several policies it must be an integer"),
         ({"extra_metrics": [object()]}, "Trainer.metrics and extra_metrics are for a single policy"),
         ({"policies": {"x": "q"}}, "which matches no agent"),
-        ({"unroller": lambda *_: None}, "Trainer.unroller collects for a single policy"),
+        ({"unroller": CompiledUnroller}, "Trainer.unroller collects for a single policy"),
     ],
 )
 def test_settings_that_do_not_suit_several_policies_are_refused(tmp_path, changed, sentence):

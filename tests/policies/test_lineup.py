@@ -1,5 +1,7 @@
 """Which policy plays which agent."""
 
+import pickle
+
 import numpy as np
 import pytest
 from toy_games import Meeting
@@ -103,3 +105,32 @@ def test_a_draw_depends_on_the_game_and_its_resets_only():
 def test_a_lineup_that_cannot_play_is_refused(policies, settings, sentence):
     with pytest.raises(UsageError, match=sentence):
         lineup_of(policies, **settings)
+
+
+def test_games_of_a_worker_have_the_lineup_of_their_numbers():
+    settings = {"weights": {"x": 2.0}, "requires": "y"}
+    patterns = patterns_of({"x": "*", "y": "*", "z": "*"}, games())
+    everything = games(6)
+    everything.reset()
+    whole = Lineup(patterns, everything, 0, **settings)
+    whole.draw()
+    sent = pickle.loads(pickle.dumps(Lineup(patterns, games(2), 0, **settings)))
+    for first, count in ((0, 4), (4, 2)):
+        own = games(count)
+        own.reset()
+        lineup = sent.of_worker(own, first, generation=0)
+        lineup.draw()
+        assert lineup.playing["a"].tolist() == whole.playing["a"][3 * first : 3 * (first + count)].tolist()
+        assert len(lineup.columns["x"]) == 3 * count
+
+
+def test_games_of_a_worker_that_was_started_again_have_other_lineups():
+    patterns = patterns_of({"x": "*", "y": "*", "z": "*"}, games())
+    own = games(8)
+    own.reset()
+    lineup, found = Lineup(patterns, own, 0), []
+    for generation in (0, 1, 2, 1):
+        other = lineup.of_worker(own, 0, generation)
+        other.draw()
+        found.append(other.playing["a"].tolist())
+    assert found[1] == found[3] and found[0] != found[1] != found[2] != found[0]

@@ -33,7 +33,7 @@ PUBLIC = {
     "alfish.unrollers.ray": {
         *("alfish.errors.user_code", "alfish.runs.stop_signals"),
         *("alfish.processes.host", "alfish.processes.messages", "alfish.processes.pool"),
-        *("alfish.processes.worker_handle", "alfish.unrollers.unroller", "alfish.unrollers.workers.shared_tensors"),
+        *("alfish.processes.worker_handle", "alfish.unrollers.workers.shared_tensors"),
         *("alfish.unrollers.workers.slots", "alfish.unrollers.workers.transport"),
         "alfish.unrollers.workers.worker_process",
     },

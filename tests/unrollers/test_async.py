@@ -94,7 +94,7 @@ def made():
 
 def filled(worker_index, slot, version, num_records=5):
     """What a worker tells of a slot that it filled."""
-    return Segment(worker_index, slot, 0, version, num_records, [], Seconds(0, 0, 0, 0))
+    return Segment(worker_index, slot, 0, version, [num_records], [[]], Seconds(0, 0, 0, 0))
 
 
 def processes(unroller):
@@ -319,7 +319,8 @@ def test_only_the_columns_of_segments_that_are_too_old_are_masked(made):
         assert experience.time_step.step_type.shape == (5, 4)
     unroller.policy_version = 3
     given = experience.time_step.step_type.numpy().copy()
-    masked = unroller._mask_old(nest.arrays(experience), [filled(0, 0, version=2), filled(1, 2, version=1)])
+    segments = [filled(0, 0, version=2), filled(1, 2, version=1)]
+    masked = unroller._mask_old(unroller._policies[0], nest.arrays(experience), segments)
     assert (masked.time_step.step_type[:, :2] != PAD).all() and (masked.time_step.step_type[:, 2:] == PAD).all()
     assert (experience.time_step.step_type.numpy() == given).all()  # a transport may share what it returned
     assert unroller.stats()["masked_rows"] == 8
@@ -1080,7 +1081,7 @@ def test_gin_reaches_workers_scopes_included(made, tmp_path):
 
 
 def test_environments_have_ids_and_seeds_of_their_own_across_workers_and_generations():
-    plan = Plan(3, 4, 6, Stepping(None, 0, 0.0, True, 0, False), "program", b"", 8, 0, 0, b"", 0, ())
+    plan = Plan(3, 4, 6, Stepping(None, 0, 0.0, True, 0, False), "program", b"", 8, 0, 0, b"", 0)
     setups = [plan.setup(index, generation) for generation in range(3) for index in range(3)]
     setups += [plan._replace(seed=seed).setup(index, 0) for seed in (1, 2) for index in range(3)]
     assert len({setup.seed for setup in setups}) == len(setups) == 9 + 6

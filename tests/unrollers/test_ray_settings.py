@@ -352,7 +352,7 @@ def test_a_start_without_room_ends_with_what_was_asked_for(on_ray):
 
 def test_part_of_a_plan_has_the_seeds_of_the_whole():
     unroller = unroller_of(ALIKE, num_workers=4, stagger=8)
-    plan = unroller._plan(first_generation=0, modules=b"", slot_words=0, shown=())
+    plan = unroller._plan(first_generation=0, policies=b"", slot_words=0)
     part = plan.part(2, 2, 0)
     assert part.num_slots == plan.num_slots // 2
     for place in range(2):

@@ -52,6 +52,16 @@ def test_a_single_part_is_not_copied():
     assert side_by_side([alone]) is alone
 
 
+def test_pad_rows_of_parts_one_after_another_stand_at_the_end():
+    short = [[(MID, 3), (PAD, 0)], [(PAD, 0), (PAD, 0)]]
+    joined = one_after_another([part(TWO), part(short), part(NEXT)])
+    kept = [[one for one in first + second + third if one[0] != PAD] for first, second, third in zip(TWO, short, NEXT)]
+    found = numbers(joined)
+    assert [column[: len(own)] for column, own in zip(found, kept)] == kept
+    assert all(kind == PAD for column, own in zip(found, kept) for kind, _ in column[len(own) :])
+    assert [len(column) for column in found] == [6, 6]
+
+
 def test_parts_one_after_another_begin_with_the_first_ones_state():
     parts = [part(TWO, version=3), part(NEXT, version=5)]
     joined = one_after_another(parts)

@@ -56,6 +56,7 @@ def test_a_worker_is_as_a_program_of_its_own_would_be(tmp_path, monkeypatch, cap
     assert len(second["descriptors"]) == len(first["descriptors"]) < 20
     assert second["group"] and second["session"] not in (0, os.getsid(0)) and second["parent"] == server.SERVER.pid
     assert not {"test_server", "test_async", "pytest"} & set(second["modules"])
+    assert not [name for name in second["modules"] if name.startswith("alfish.policies")]  # there is one policy
     assert second["random"] == first["random"]  # by the seed, not by the order of the forks
     assert capfd.readouterr() == ("out\n", "err")
 

@@ -9,7 +9,7 @@ from alfish.unrollers.workers.slots import SlotLedger
 
 
 def filled(worker_index, slot, sequence):
-    return Segment(worker_index, slot, sequence, 0, 5, [], Seconds(0, 0, 0, 0))
+    return Segment(worker_index, slot, sequence, 0, [5], [[]], Seconds(0, 0, 0, 0))
 
 
 def test_a_slot_goes_round():

@@ -65,7 +65,7 @@ def test_a_wrong_rollout_step_is_named_before_a_worker_starts():
 def test_what_is_written_is_read_in_place_and_other_slots_are_unchanged(example):
     of_arrivals = example_records(example, ("action",))
     forms = slot_forms(example, of_arrivals, num_rows=4, num_steps=4, num_records=6)
-    slots = Slots(forms, 3, nest.flatten((example, of_arrivals))[1])
+    slots = Slots(forms, 3, nest.flatten([(example, of_arrivals)])[1])
     workers = Slots(forms, 3, fd=os.dup(slots.fd))
 
     def filled(leaf, leading=(4,)):
@@ -76,10 +76,10 @@ def test_what_is_written_is_read_in_place_and_other_slots_are_unchanged(example)
     experience = rows._replace(state=starts[0], transform_state=starts[1], policy_version=torch.tensor([8, 8]))
     infos = [(2, {"count": np.arange(2)})]
     records = StepRecords(np.ones((5, 2), np.int32), np.full((5, 2), 0.5, np.float32), infos, action=np.full((5, 2), 2))
-    workers.write(1, experience, records)
+    workers.write(1, [(experience, records)])
 
     def read(slot, num_records=5):
-        return slots.read(Segment(0, slot, 0, 8, num_records, infos, Seconds(0, 0, 0, 0)))
+        return slots.read(Segment(0, slot, 0, 8, [num_records], [infos], Seconds(0, 0, 0, 0)))[0]
 
     found, arrived = read(1)
     assert nest.flatten(found)[1] == nest.flatten(experience)[1]

@@ -12,7 +12,6 @@ from alfish import nest
 from alfish.processes.channel import from_bytes
 from alfish.processes.messages import Died, Seconds, Segment, Started
 from alfish.unrollers import SyncUnroller, Workers
-from alfish.unrollers.workers.shared_tensors import state_tensors
 from alfish.unrollers.workers.transport import Transport
 
 
@@ -36,14 +35,15 @@ class InProcess(Transport):
 
     def _build(self, worker):
         setup = self._plan.setup(worker.index, worker.generation)
-        algorithm, transforms, _ = from_bytes(self._plan.modules)
+        policies, _ = from_bytes(self._plan.policies)
+        ((algorithm, transforms),) = policies.networks()
         environment = from_bytes(self._plan.make_environment)()(seed=setup.seed)
         environment.env_id += setup.first_env_id
-        worker.tensors = state_tensors(algorithm, transforms)
+        worker.tensors = policies.tensors()
         worker.unroller = SyncUnroller(
             environment, algorithm.train(False), transforms, self._plan.stepping.numpy_policy
         )
-        worker.unroller.shown, worker.sequence, worker.started = self._plan.shown, 0, False
+        worker.unroller.shown, worker.sequence, worker.started = policies._shown, 0, False
 
     def publish(self, version):
         self.newest += 1
@@ -67,11 +67,9 @@ class InProcess(Transport):
             experience = worker.unroller.unroll(self._plan.length, grant.at_random)
             versions = torch.full((experience.time_step.step_type.shape[1],), version)
             records = worker.unroller.records
-            self._slots[grant.slot] = (
-                nest.map(torch.clone, nest.tensors(experience))._replace(policy_version=versions),
-                records,
-            )
-            told = len(records.step_type), records.infos, Seconds(0, 0, 0, 0)
+            copy = nest.map(torch.clone, nest.tensors(experience))._replace(policy_version=versions)
+            self._slots[grant.slot] = [(copy, records)]
+            told = [len(records.step_type)], [records.infos], Seconds(0, 0, 0, 0)
             yield worker, Segment(worker.index, grant.slot, worker.sequence, version, *told)
             worker.sequence += 1
 

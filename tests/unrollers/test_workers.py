@@ -114,7 +114,7 @@ def test_copies_in_a_block_do_not_overlap():
     assert [(tuple(leaf.shape), leaf.dtype) for leaf in block.copies[1]] == forms
 
 
-SEGMENT = Segment(0, 0, 0, 0, 5, [], Seconds(0, 0, 0, 0))
+SEGMENT = Segment(0, 0, 0, 0, [5], [[]], Seconds(0, 0, 0, 0))
 FILL = Grant(0, False, None)
 
 

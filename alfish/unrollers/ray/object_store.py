@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from alfish.data import Experience
 from alfish.processes.host import Publication
 from alfish.processes.messages import Segment
-from alfish.unrollers.unroller import StepRecords
 from alfish.unrollers.workers.shared_tensors import Form, Layout, form_of
-from alfish.unrollers.workers.slots import rows_and_records
+from alfish.unrollers.workers.slots import PolicyRows, rows_and_records
 
 INLINE_BYTES = 100_000  # bytes of an argument; Ray would store a larger argument again for each call
 
@@ -78,7 +76,7 @@ class ReceivedSegments:
         """Keeps a segment until it is read."""
         self._words[segment.slot] = words
 
-    def read(self, segment: Segment) -> tuple[Experience, StepRecords]:
+    def read(self, segment: Segment) -> list[PolicyRows]:
         """Removes a segment, and returns views of it. Writing to views could change replies of other processes."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")

@@ -16,7 +16,6 @@ from typing import Annotated, Any, Literal
 import gin
 import torch
 
-from alfish.data import Experience
 from alfish.errors import RunError, UsageError, first_line
 from alfish.errors.user_code import relayed
 from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, checked
@@ -27,8 +26,8 @@ from alfish.processes.worker_handle import Deaths
 from alfish.unrollers.ray import cluster
 from alfish.unrollers.ray.object_store import PublishedWeights, ReceivedSegments
 from alfish.unrollers.ray.remote_host import Actors, Keeper, RemoteHost, RemoteWorker, end_all
-from alfish.unrollers.unroller import StepRecords
 from alfish.unrollers.workers.shared_tensors import Form
+from alfish.unrollers.workers.slots import PolicyRows
 from alfish.unrollers.workers.transport import Transport, Workers
 
 
@@ -174,7 +173,7 @@ class RayWorkers(Transport):
             for host in self.hosts:
                 yield from self._check(host)
 
-    def read(self, segment: Segment) -> tuple[Experience, StepRecords]:
+    def read(self, segment: Segment) -> list[PolicyRows]:
         return self._segments.read(segment)
 
     def activities(self) -> str:

@@ -11,13 +11,12 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import gin
 import numpy as np
 import torch
 
-from alfish import nest
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Experience
 from alfish.environments import Environment
@@ -38,18 +37,32 @@ from alfish.processes.messages import (
 )
 from alfish.processes.pool import CHECK_SECONDS
 from alfish.transforms import Transforms
-from alfish.unrollers.sync import refuse_on_policy
 from alfish.unrollers.unroller import Unroller
 from alfish.unrollers.workers import worker_process
+from alfish.unrollers.workers.acting import Acting, OnePolicy
 from alfish.unrollers.workers.environment_maker import EnvironmentMaker
-from alfish.unrollers.workers.segments import in_columns, masked, records_in_columns, side_by_side
-from alfish.unrollers.workers.shared_tensors import Layout, state_tensors
-from alfish.unrollers.workers.slots import SlotLedger, slot_of
+from alfish.unrollers.workers.segments import joined, masked
+from alfish.unrollers.workers.shared_tensors import Layout
+from alfish.unrollers.workers.slots import ActingPolicy, SlotLedger, slot_of
 from alfish.unrollers.workers.stats import Stats
 from alfish.unrollers.workers.transport import Transport, Workers
 
 OFF_POLICY_LENGTH = 8  # minimum number of rows of a segment, unless `unroll_length` is set
 WARN_SECONDS = 30.0  # seconds of waiting until the log says so
+
+
+class Collecting(NamedTuple):
+    """Settings of collecting; see the arguments of `AsyncUnroller`. `segments` are those of this learner."""
+
+    workers: Callable[[int], Transport]
+    lockstep: bool
+    slots: int
+    segments: int | None
+    max_length: int
+    max_lag: float
+    update_period: int
+    max_env_errors: int | None
+    stepping: Stepping
 
 
 @gin.configurable(module="alfish.unrollers")
@@ -86,12 +99,14 @@ class AsyncUnroller(Unroller):
 
     Attributes:
       num_env_errors: number of environments that were replaced.
+      envs_per_worker: number of environments of a worker.
 
     Raises:
-      UsageError: settings contradict each other or do not suit the algorithm.
+      UsageError: settings contradict each other. `bind` raises it for settings that do not suit the algorithm.
     """
 
     drains = True
+    _policies: list[ActingPolicy]  # set when workers start
 
     def __init__(
         self,
@@ -115,57 +130,80 @@ class AsyncUnroller(Unroller):
         workers: Callable[[int], Transport] = Workers,
     ):
         super().__init__(environment, algorithm, transforms)
-        num_workers, segments_per_unroll = _own_part(num_workers, segments_per_unroll)
-        self._workers, self._ledger = workers(num_workers), SlotLedger(num_workers, slots)
-        self._lockstep, self._length = mode == "lockstep", unroll_length or 0  # 0 until `bind` sets it
-        self._check_settings(segments_per_unroll, overwrite_policy_output)
-        num_envs = envs_per_worker or environment.num_envs
-        self.num_envs = num_workers * num_envs
-        self.num_columns = num_envs * (segments_per_unroll or num_workers) if algorithm.on_policy else self.num_envs
-        self._max_length, self._max_lag = max_unroll_length, max_policy_lag
-        self._update_period, self._max_env_errors = parameter_update_period, max_env_errors
-        self.num_env_errors = self._first_generation = 0
-        self._running = self._closed = self._at_random = False
-        self._stats = Stats()
+        num_workers, segments = _own_part(num_workers, segments_per_unroll)
+        max_lag = math.inf if max_policy_lag is None else max_policy_lag
         tolerates = max_env_errors is not None
         stepping = envs_per_worker, stagger, worker_step_interval, tolerates, numpy_policy, overwrite_policy_output
-        # `bind` and `_start` add the other fields when they are known.
-        self._plan: Callable[..., Plan] = functools.partial(
-            Plan, num_workers, num_envs, num_workers * slots, Stepping(*stepping), worker_process.__name__
+        self._settings = Collecting(
+            *(workers, mode == "lockstep", slots, segments, max_unroll_length or sys.maxsize, max_lag),
+            *(parameter_update_period, max_env_errors, Stepping(*stepping)),
         )
+        self._workers, self._ledger = workers(num_workers), SlotLedger(num_workers, slots)
+        self._length = unroll_length or 0  # 0 until `bind` sets it
+        self._acting: Acting = OnePolicy(self, algorithm, transforms)
+        self.envs_per_worker = envs_per_worker or environment.num_envs
+        self.num_envs = self.num_columns = num_workers * self.envs_per_worker
+        self.num_env_errors = self._first_generation = 0
+        self._running, self._closed, self._at_random, self._stats = False, False, False, Stats()
+        # `bind` and `_start` add the other fields when they are known.
+        first = num_workers, self.envs_per_worker, num_workers * slots, self._settings.stepping
+        self._plan: Callable[..., Plan] = functools.partial(Plan, *first, worker_process.__name__)
 
-    def _check_settings(self, segments_per_unroll: int | None, overwrite_policy_output: bool) -> None:
-        name, num_workers, slots = type(self._algorithm).__name__, len(self._workers.all), self._ledger.slots
-        if self._algorithm.on_policy and not self._algorithm.unroll_use.handles_stale_policies:
-            raise UsageError(
-                f"{name} is on-policy and does not correct for rows of older policies, which AsyncUnroller returns; "
-                "train with APPO, or bind Trainer.unroller = @SyncUnroller"
-            )
-        if overwrite_policy_output:
-            refuse_on_policy(self._algorithm)
-        if self._lockstep and segments_per_unroll not in (None, num_workers):
+    def act_with(self, acting: Acting) -> None:
+        """Sets what acts, instead of the policy of the constructor; called before `bind`."""
+        self._acting = acting
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers of this learner."""
+        return len(self._workers.all)
+
+    @property
+    def num_segments(self) -> int:
+        """Number of segments that an unroll is expected to have."""
+        return (self._settings.segments if self._is_on_policy else None) or self.num_workers
+
+    @property
+    def _is_on_policy(self) -> bool:
+        """Whether a policy that trains is on-policy."""
+        return self._acting.learns_on_policy
+
+    def _check_settings(self) -> None:
+        num_workers, settings = self.num_workers, self._settings
+        lockstep, slots, segments = settings.lockstep, settings.slots, settings.segments
+        self._acting.check(settings.stepping, lockstep)
+        if lockstep and segments not in (None, num_workers):
             raise UsageError("AsyncUnroller.segments_per_unroll is for mode 'free'; in lockstep it is num_workers")
-        if self._algorithm.on_policy and (segments_per_unroll or num_workers) > num_workers * slots:
+        if self._is_on_policy and self.num_segments > num_workers * slots:
             raise UsageError(
-                f"AsyncUnroller.segments_per_unroll is {segments_per_unroll}, but {num_workers} workers with {slots} "
+                f"AsyncUnroller.segments_per_unroll is {segments}, but {num_workers} workers with {slots} "
                 f"slots have at most {num_workers * slots}; raise AsyncUnroller.slots"
             )
-        if self._workers.shrinks and self._lockstep:
+        if self._workers.shrinks and lockstep:
             raise UsageError(
                 f"{self._workers.shrinks} requires AsyncUnroller.mode = 'free', because lockstep waits for every worker"
             )
 
     @property
     def stepping(self) -> str:
-        return f"in {counted(len(self._workers.all) * replicas.size(), 'worker')} {self._workers.place}"
+        return f"in {counted(self.num_workers * replicas.size(), 'worker')} {self._workers.place}"
 
     def bind(self, make_environment: Callable[..., Environment], unroll_length: float, seed: int) -> None:
-        stores_states = self._algorithm.replay_needs.recurrent_state  # replay has states where segments begin
-        at_least = 1 if self._algorithm.on_policy or stores_states else OFF_POLICY_LENGTH
+        """See `Unroller`.
+
+        Raises:
+          UsageError: settings do not suit what acts, or lengths do not suit each other.
+        """
+        learning = self._acting.learning().values()
+        self.num_columns = self.envs_per_worker * self.num_segments
+        self._check_settings()
+        # Replay has states where segments begin.
+        stores_states = any(algorithm.replay_needs.recurrent_state for algorithm in learning)
+        at_least = 1 if self._is_on_policy or stores_states else OFF_POLICY_LENGTH
         self._length = self._length or max(at_least, math.ceil(unroll_length))
         self.unroll_length = unroll_length or self._length
         found = f"AsyncUnroller.unroll_length is {self._length} and Trainer.unroll_length is {unroll_length}"
-        if self._algorithm.on_policy and self._length != unroll_length:
+        if self._is_on_policy and self._length != unroll_length:
             raise UsageError(f"{found}; on-policy the two must be equal: bind only Trainer.unroll_length")
         if stores_states and self._length > math.ceil(self.unroll_length):
             raise UsageError(
@@ -176,7 +214,7 @@ class AsyncUnroller(Unroller):
         self._plan = functools.partial(self._plan, make_environment=maker, length=self._length, seed=seed)
 
     @torch.no_grad()
-    def unroll(self, length: int = 0, at_random: bool = False) -> Experience:
+    def unroll(self, length: int = 0, at_random: Any = False) -> Experience:
         """Waits for enough segments and joins them.
 
         On-policy, the result is `segments_per_unroll` segments side by side, in order of arrival: `[T + 1, B]`.
@@ -189,6 +227,10 @@ class AsyncUnroller(Unroller):
         Args:
           length: number of rows, which is ignored; the length of segments is a setting.
           at_random: whether segments that are granted from now on execute the algorithm's `random_action`.
+
+        Of several policies, `at_random` has the names of those that act at random, and the result has the experience of
+        each policy that trains, by its name. If one of them is on-policy, the unroll has `segments_per_unroll`
+        segments.
         """
         if not self._running:
             self._start()
@@ -201,20 +243,29 @@ class AsyncUnroller(Unroller):
         taken = self._take()
         self._stats.delivered([self.policy_version - segment.version for segment in taken])
         experience = self._join(taken)
-        if self._algorithm.on_policy:  # slots stay in use until the next unroll, which bounds the lag
-            experience = self._mask_old(experience, taken)
-        else:
+        if not self._is_on_policy:  # else slots stay in use until the next unroll, which bounds the lag
             self._ledger.release()
         self._grant()
         return experience
 
     def publish(self) -> None:
         super().publish()
-        if self._running and self.policy_version % self._update_period == 0:
+        if self._running and self.policy_version % self._settings.update_period == 0:
             self._workers.publish(self.policy_version)
 
     def ignore_infos(self) -> None:
-        self._plan = functools.partial(self._plan, keeps_infos=False)
+        self._acting.ignore_infos()
+
+    def restart(self) -> None:
+        """Ends the workers. The next unroll starts new ones with what acts then; segments and episodes are lost."""
+        if not self._running:
+            return
+        self._first_generation, old = self._newest_generation + 1, self._workers
+        old.close()
+        self._workers = self._settings.workers(self.num_workers)
+        self._workers.num_restarts = old.num_restarts
+        self._ledger = SlotLedger(self.num_workers, self._settings.slots)
+        self._running = False
 
     def stats(self) -> dict[str, float]:
         """Returns lags, waits, times and numbers of failures since the previous call; see `Stats.take`."""
@@ -223,7 +274,7 @@ class AsyncUnroller(Unroller):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns version and generation. Segments are not saved: a resumed run begins new episodes with new seeds."""
-        generation = self._first_generation + max(worker.generation for worker in self._workers.all)
+        generation = self._newest_generation
         return {"policy_version": self.policy_version, "generation": generation, **self.calls_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -243,34 +294,33 @@ class AsyncUnroller(Unroller):
         self._running, self._workers.log = True, self.log
         self.environment.close()
         self.environment.delivers_calls = False
-        networks, size = (self._algorithm, self._transforms), (self._envs_per_worker, self._length)
-        forms, structure = slot_of(self.environment, *networks, *size, self.shown, self.stores_states)
+        self._policies, sent = self._acting.policies(self.envs_per_worker), self._acting.sent()
+        forms, structure = slot_of(self._policies, self._length)
+        names = ", ".join(dict.fromkeys(type(policy.algorithm).__name__ for policy in self._policies))
         plan = self._plan(
             first_generation=self._first_generation,
-            modules=to_bytes((*networks, forms), type(self._algorithm).__name__),
+            policies=to_bytes((sent, forms), names),
             slot_words=Layout(forms).num_words,
-            shown=self.shown,
-            stores_states=self.stores_states,
             calls=self.calls(),
         )
-        self._workers.start(plan, forms, structure, state_tensors(*networks), self.policy_version)
+        self._workers.start(plan, forms, structure, sent.tensors(), self.policy_version)
 
     @property
-    def _envs_per_worker(self) -> int:
-        return self.num_envs // len(self._workers.all)
+    def _newest_generation(self) -> int:
+        """Largest number of processes that a worker had before the present one, in the run."""
+        return self._first_generation + max(worker.generation for worker in self._workers.all)
 
     @property
     def _num_needed(self) -> int:
         """Number of ready segments that an unroll waits for."""
-        has_columns = self._lockstep or self._algorithm.on_policy
-        return self.num_columns // self._envs_per_worker if has_columns else 1
+        return self.num_segments if self._settings.lockstep or self._is_on_policy else 1
 
     def _grant(self) -> None:
         """Grants workers the slots that they may fill now: all free slots, or in lockstep one slot for each worker."""
-        publication, calls = self._workers.newest if self._lockstep else None, self.calls()
+        publication, calls = self._workers.newest if self._settings.lockstep else None, self.calls()
         for worker in self._workers.all:
             while (slot := self._ledger.next_free(worker.index)) is not None:
-                if self._lockstep and not self._ledger.is_idle(worker.index):
+                if self._settings.lockstep and not self._ledger.is_idle(worker.index):
                     break  # this iteration's segment is granted or ready
                 if not self._workers.grant(worker, Grant(slot, self._at_random, publication, calls)):
                     break
@@ -279,33 +329,36 @@ class AsyncUnroller(Unroller):
 
     def _take(self) -> list[Segment]:
         """Takes the segments of this unroll from the segments that are ready."""
-        if self._lockstep:
+        if self._settings.lockstep:
             return sorted(self._ledger.take(), key=lambda segment: segment.worker_index)
-        if self._algorithm.on_policy:
+        if self._is_on_policy:
             return self._ledger.take(most=self._num_needed)
         # An experience has one recurrent state, at row 0, so for recurrent policies it has one segment of each worker.
-        most = 1 if self._algorithm.has_state else max(1, (self._max_length or sys.maxsize) // self._length)
+        has_state = any(algorithm.has_state for algorithm in self._acting.learning().values())
+        most = 1 if has_state else max(1, self._settings.max_length // self._length)
         return self._ledger.take(most_of_each=most)
 
-    def _join(self, segments: list[Segment]) -> Experience:
-        """Joins segments into one experience, and their step records into `records`."""
+    def _join(self, segments: list[Segment]) -> Any:
+        """Joins the segments of each policy that trains into one experience, and all step records into `records`."""
         parts = [self._workers.read(segment) for segment in segments]
-        by_worker = [
-            [part for segment, part in zip(segments, parts) if segment.worker_index == worker.index]
-            for worker in self._workers.all
-        ]
-        self.records = records_in_columns([[records for _, records in own] for own in by_worker])
-        if self._algorithm.on_policy:
-            return nest.arrays(side_by_side([experience for experience, _ in parts]))
-        return nest.arrays(in_columns([[experience for experience, _ in own] for own in by_worker]))
+        workers = [segment.worker_index for segment in segments]
+        experience, records = {}, {}
+        for policy, own in zip(self._policies, zip(*parts), strict=True):
+            rows, records[policy.name] = joined(own, workers, self.num_workers, policy.algorithm.on_policy)
+            if rows is not None and policy.algorithm.on_policy:
+                rows = self._mask_old(policy, rows, segments)
+            if rows is not None:
+                experience[policy.name] = rows
+        self.records = self._acting.whole(records)
+        return self._acting.whole(experience)
 
-    def _mask_old(self, experience: Experience, segments: list[Segment]) -> Experience:
-        """Returns the experience with the rows of segments that are older than `max_policy_lag` masked."""
-        most = math.inf if self._max_lag is None else self._max_lag
-        old = np.repeat([self.policy_version - segment.version > most for segment in segments], self._envs_per_worker)
+    def _mask_old(self, policy: ActingPolicy, experience: Experience, segments: list[Segment]) -> Experience:
+        """Returns a policy's experience with the rows of segments that are older than `max_policy_lag` masked."""
+        most = self._settings.max_lag
+        old = np.repeat([self.policy_version - segment.version > most for segment in segments], policy.num_columns)
         if not old.any():
             return experience
-        self._stats.masked(self._length * int(old.sum()))
+        self._stats.masked(self._length * int(old.sum()), policy.name)
         return masked(experience, old)
 
     def _wait_for_enough(self) -> None:
@@ -329,16 +382,16 @@ class AsyncUnroller(Unroller):
         elif isinstance(message, EnvironmentReplaced):
             self._count_error(message)
         elif isinstance(message, Started):
-            if message.num_envs != self._envs_per_worker:
+            if message.num_envs != self.envs_per_worker:
                 raise UsageError(
-                    f"the environment factory made {message.num_envs} environments in a worker, but "
-                    f"{self._envs_per_worker} here; it must always make the same number, or take the keyword num_envs "
+                    f"the environment factory made {message.num_envs} {self._acting.noun}s in a worker, but "
+                    f"{self.envs_per_worker} here; it must always make the same number, or take the keyword num_envs "
                     "(AsyncUnroller.envs_per_worker)"
                 )
         elif isinstance(message, Died):
             self._ledger.on_death(worker.index)
             num_left, slots = self._workers.num_left, self._ledger.slots
-            if self._algorithm.on_policy and num_left * slots < self._num_needed:
+            if self._is_on_policy and num_left * slots < self._num_needed:
                 raise RunError(
                     f"{num_left} workers with {slots} slots are left, but an iteration needs "
                     f"AsyncUnroller.segments_per_unroll = {self._num_needed} segments; lower it, or raise "
@@ -347,14 +400,15 @@ class AsyncUnroller(Unroller):
 
     def _count_error(self, error: EnvironmentReplaced) -> None:
         self.num_env_errors += 1
-        assert self._max_env_errors is not None
-        if self.num_env_errors > self._max_env_errors:
+        most = self._settings.max_env_errors
+        assert most is not None
+        if self.num_env_errors > most:
             raise relayed(
-                f"environment {error.env_id}: {error.sentence}\nThat is error {self.num_env_errors} of environments in "
-                f"this run, more than AsyncUnroller.max_env_errors = {self._max_env_errors}",
+                f"{self._acting.noun} {error.env_id}: {error.sentence}\nThat is error {self.num_env_errors} of "
+                f"{self._acting.noun}s in this run, more than AsyncUnroller.max_env_errors = {most}",
                 error.traceback,
             )
-        self.log(f"environment {error.env_id} failed and is replaced:\n{error.traceback.rstrip()}")
+        self.log(f"{self._acting.noun} {error.env_id} failed and is replaced:\n{error.traceback.rstrip()}")
 
 
 def _own_part(num_workers: int, segments: int | None) -> tuple[int, int | None]:

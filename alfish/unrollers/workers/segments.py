@@ -4,6 +4,7 @@ On-policy, segments stand side by side. Off-policy, each environment has one col
 filled; shorter columns end with PAD rows.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,32 @@ from alfish import nest
 from alfish.data import Experience, StepType
 from alfish.nest import Nest
 from alfish.unrollers.unroller import StepRecords, without_infos
+
+
+def joined(
+    parts: Sequence[tuple[Experience | None, StepRecords]], workers: Sequence[int], num_workers: int, on_policy: bool
+) -> tuple[Experience | None, StepRecords]:
+    """Joins the parts of a policy in several segments.
+
+    Args:
+      parts: rows and records in each segment, in the order of their arrival. The rows are None if they are not needed.
+      workers: index of the worker of each segment.
+      num_workers: number of workers.
+      on_policy: whether segments stand side by side; if not, rows are in the columns of their environments.
+
+    Returns:
+      Rows as arrays, or None; and records, which have a column for each environment.
+    """
+    by_worker: list[list[Any]] = [[] for _ in range(num_workers)]
+    for worker, part in zip(workers, parts, strict=True):
+        by_worker[worker].append(part)
+    records = records_in_columns([[arrived for _, arrived in own] for own in by_worker])
+    rows = [experience for experience, _ in parts if experience is not None]
+    if not rows:
+        return None, records
+    if on_policy:
+        return nest.arrays(side_by_side(rows)), records
+    return nest.arrays(in_columns([[experience for experience, _ in own] for own in by_worker])), records
 
 
 def side_by_side(parts: list[Experience]) -> Experience:
@@ -25,10 +52,10 @@ def side_by_side(parts: list[Experience]) -> Experience:
 
 
 def one_after_another(parts: list[Experience]) -> Experience:
-    """Copies off-policy parts `[T, B, ...]` into one `[T + T + ..., B, ...]`."""
+    """Copies off-policy parts `[T, B, ...]` into one `[T + T + ..., B, ...]`. PAD rows of a part move to the end."""
     rows, starts = zip(*map(_taken_apart, parts))
     joined = nest.map(lambda *leaves: torch.cat(leaves), *rows)
-    return _experience(joined, nest.map(torch.clone, starts[0]))
+    return _experience(_closed_up(joined), nest.map(torch.clone, starts[0]))
 
 
 def in_columns(parts: list[list[Experience]]) -> Experience:
@@ -84,6 +111,21 @@ def _experience(rows: Nest, start: Nest) -> Experience:
     """Returns an experience from its leaves, the inverse of `_taken_apart`."""
     time_step, action, info, ends = rows
     return Experience(time_step, action, info, *start)._replace(ends=ends)
+
+
+def _closed_up(rows: Nest) -> Nest:
+    """Moves PAD rows to the ends of columns, if there are PAD rows before others.
+
+    Args:
+      rows: first result of `_taken_apart`; with ends, which belong to steps and not to rows, it stays as it is.
+    """
+    time_step, *_, ends = rows
+    is_pad = time_step.step_type == StepType.PAD
+    if ends is not None or not (is_pad[:-1] & ~is_pad[1:]).any():
+        return rows
+    order = torch.argsort(is_pad.byte(), dim=0, stable=True)
+    columns = torch.arange(is_pad.shape[1])
+    return nest.map(lambda leaf: leaf[order, columns], rows)
 
 
 def _filled_up(part: Experience, num_rows: int) -> Experience:

@@ -5,7 +5,7 @@ A worker writes a slot, and the trainer reads it.
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -21,15 +21,40 @@ from alfish.transforms import Transforms
 from alfish.unrollers.unroller import SHOWN_FIELDS, StepRecords, without_infos
 from alfish.unrollers.workers.shared_tensors import Block, Form
 
+# Rows and records of one policy in a segment. The rows are None if the policy does not train.
+PolicyRows: TypeAlias = tuple[Experience | None, StepRecords]
+
+
+class ActingPolicy(NamedTuple):
+    """A policy that acts in workers, and its columns there.
+
+    Attributes:
+      name: name of the policy; '' if it is the only one.
+      environment: example of the environments in its columns. It is not stepped, and may be closed.
+      algorithm, transforms: networks of the policy.
+      num_columns: number of its columns in a worker.
+      trains: whether its rows are needed; if not, segments have only its records.
+      shown, stores_states: settings of the unroller, see `Unroller`.
+    """
+
+    name: str
+    environment: Environment
+    algorithm: RLAlgorithm
+    transforms: Transforms
+    num_columns: int
+    trains: bool = True
+    shown: Sequence[str] = ()
+    stores_states: bool = False
+
 
 class Slots:
     """All slots of a run, in one shared memory.
 
     Args:
-      forms: shape and dtype of each leaf of a slot: an `Experience` without its version, then `StepRecords` without
-        infos; see `slot_forms`.
+      forms: shape and dtype of each leaf of a slot: for each policy an `Experience` without its version, then
+        `StepRecords` without infos; see `slot_forms`.
       count: number of slots.
-      structure: structure of experience and records, from `nest.flatten`; needed by `read`.
+      structure: structure of the experience and the records of all policies, from `nest.flatten`; needed by `read`.
       fd: file descriptor of the memory, in a worker; None makes a new memory.
     """
 
@@ -42,31 +67,34 @@ class Slots:
         """File descriptor of the memory."""
         return self._block.memory.fd
 
-    def write(self, slot: int, experience: Experience, records: StepRecords) -> None:
-        """Copies rows and records into a slot. Version, infos and the number of records are sent by message."""
-        rows, arrived = (
-            nest.leaves(experience._replace(policy_version=None)),
-            nest.leaves(without_infos(records)),
-        )
-        targets, count = iter(self._block.copies[slot]), len(records.step_type)
-        for leaf, target in zip(rows, targets):
-            target.copy_(nest.as_tensor(leaf))
-        for leaf, target in zip(arrived, targets, strict=True):
-            target[:count] = torch.from_numpy(leaf)
+    def write(self, slot: int, policies: Sequence[PolicyRows]) -> None:
+        """Copies rows and records into a slot. Version, infos and the numbers of records are sent by message."""
+        targets = iter(self._block.copies[slot])
+        for experience, records in policies:
+            rows = () if experience is None else nest.leaves(experience._replace(policy_version=None))
+            for leaf in rows:
+                next(targets).copy_(nest.as_tensor(leaf))
+            count = len(records.step_type)
+            for leaf in nest.leaves(without_infos(records)):
+                next(targets)[:count] = torch.from_numpy(leaf)
+        assert next(targets, None) is None, "a segment lacks leaves of its slot"
 
-    def read(self, segment: Segment) -> tuple[Experience, StepRecords]:
-        """Returns views of the rows and the records in a segment's slot."""
+    def read(self, segment: Segment) -> list[PolicyRows]:
+        """Returns views of the rows and the records in a segment's slot, for each policy."""
         return rows_and_records(segment, self._structure, self._block.copies[segment.slot])
 
 
-def rows_and_records(
-    segment: Segment, structure: Any, leaves: Sequence[torch.Tensor]
-) -> tuple[Experience, StepRecords]:
-    """Returns the rows and the records of a segment from the leaves of its slot. Both are views of the leaves."""
-    experience, records = nest.unflatten(structure, leaves)
-    version = torch.full(experience.time_step.env_id.shape[1:], segment.version, dtype=torch.int64)
-    records = nest.map(lambda leaf: leaf[: segment.num_records].numpy(), records)._replace(infos=segment.infos)
-    return experience._replace(policy_version=version), records
+def rows_and_records(segment: Segment, structure: Any, leaves: Sequence[torch.Tensor]) -> list[PolicyRows]:
+    """Returns the rows and the records of each policy from the leaves of a segment's slot, as views of the leaves."""
+    policies = zip(nest.unflatten(structure, leaves), segment.num_records, segment.infos, strict=True)
+    found: list[PolicyRows] = []
+    for (experience, records), count, infos in policies:
+        if experience is not None:
+            version = torch.full(experience.time_step.env_id.shape[1:], segment.version, dtype=torch.int64)
+            experience = experience._replace(policy_version=version)
+        records = nest.map(lambda leaf, count=count: leaf[:count].numpy(), records)._replace(infos=infos)
+        found.append((experience, records))
+    return found
 
 
 def example_row(
@@ -100,49 +128,46 @@ def example_records(example: Experience, shown: Sequence[str]) -> StepRecords:
 
 
 def slot_forms(
-    example: Experience, records: StepRecords, num_rows: int, num_steps: int, num_records: int
+    example: Experience | None, records: StepRecords, num_rows: int, num_steps: int, num_records: int
 ) -> list[Form]:
-    """Returns shape and dtype of each leaf of a slot.
+    """Returns shape and dtype of each leaf of a policy's part of a slot.
 
     Args:
-      example: example row `[B, ...]` of a segment.
+      example: example row `[B, ...]` of a segment; None if its rows are not stored.
       records: records of that row, made by `example_records`.
       num_rows: number of rows of a segment.
       num_steps: number of vector steps of a segment.
       num_records: largest number S of records of a segment.
     """
-    rows, starts = (example.time_step, example.action, example.info), (example.state, example.transform_state)
 
     def forms(leaves: Nest, *leading: int) -> list[Form]:
         return [((*leading, *leaf.shape), leaf.dtype) for leaf in nest.leaves(leaves)]
 
-    return [*forms(rows, num_rows), *forms(starts), *forms(example.ends, num_steps), *forms(records, num_records)]
+    arrived = forms(records, num_records)
+    if example is None:
+        return arrived
+    rows, starts = (example.time_step, example.action, example.info), (example.state, example.transform_state)
+    return [*forms(rows, num_rows), *forms(starts), *forms(example.ends, num_steps), *arrived]
 
 
-def slot_of(
-    environment: Environment,
-    algorithm: RLAlgorithm,
-    transforms: Transforms,
-    num_envs: int,
-    length: int,
-    shown: Sequence[str],
-    stores_states: bool = False,
-) -> tuple[list[Form], Any]:
+def slot_of(policies: Sequence[ActingPolicy], length: int) -> tuple[list[Form], Any]:
     """Returns shape and dtype of each leaf of a slot, and their structure; see `Slots`.
 
     Args:
-      environment: environment of the worker. It is not stepped, and may be closed.
-      algorithm, transforms: algorithm and transforms that make up the policy.
-      num_envs: number of environments of a worker.
+      policies: policies that act in a worker.
       length: number of vector steps of a segment.
-      shown, stores_states: settings of the unroller, see `Unroller`.
     """
-    example = example_row(environment, algorithm, transforms, num_envs, stores_states)
-    records = example_records(example, shown)
-    num_rows = length + algorithm.on_policy
-    num_records = 2 * length + 3 if environment.uneven else length + 1
-    _, structure = nest.flatten((example, records))
-    return slot_forms(example, records, num_rows, length, num_records), structure
+    forms: list[Form] = []
+    examples: list[PolicyRows] = []
+    for one in policies:
+        own = one.environment, one.algorithm, one.transforms, one.num_columns, one.stores_states
+        example = example_row(*own)
+        records = example_records(example, one.shown)
+        num_records = 2 * length + 3 if one.environment.uneven else length + 1
+        kept = example if one.trains else None
+        forms += slot_forms(kept, records, length + one.algorithm.on_policy, length, num_records)
+        examples.append((kept, records))
+    return forms, nest.flatten(examples)[1]
 
 
 class SlotLedger:

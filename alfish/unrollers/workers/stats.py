@@ -1,6 +1,7 @@
 """Statistics of asynchronous unrolling for summaries."""
 
 import time
+from collections import Counter
 
 import numpy as np
 
@@ -25,9 +26,14 @@ class Stats:
         """Adds the lags of segments, in iterations since their weights were published."""
         self._lags += lags
 
-    def masked(self, num_rows: int) -> None:
-        """Adds the number of rows that were too old to be trained on."""
-        self._num_masked += num_rows
+    def masked(self, num_rows: int, name: str = "") -> None:
+        """Adds the number of rows that were too old to be trained on.
+
+        Args:
+          num_rows: number of rows.
+          name: name of the policy of the rows; '' if there is only one policy.
+        """
+        self._num_masked[name] += num_rows
 
     def take(self) -> dict[str, float]:
         """Returns scalars by name, and resets the sums. Times are fractions of the workers' or the trainer's time."""
@@ -38,7 +44,8 @@ class Stats:
             result["lag_min"] = float(min(self._lags))
             result["lag_mean"] = float(np.mean(self._lags))
             result["lag_max"] = float(max(self._lags))
-        result["masked_rows"] = float(self._num_masked)
+        result["masked_rows"] = float(self._num_masked.total())
+        result |= {f"{name}/masked_rows": float(count) for name, count in self._num_masked.items() if name}
         self._clear()
         return result
 
@@ -47,4 +54,4 @@ class Stats:
         self._seconds = np.zeros(len(Seconds._fields))  # seconds of all workers
         self._waited = 0.0
         self._lags: list[int] = []
-        self._num_masked = 0
+        self._num_masked = Counter[str]()

@@ -9,14 +9,12 @@ import gin
 import torch
 from absl import logging
 
-from alfish.data import Experience
 from alfish.errors import UsageError
 from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
 from alfish.processes.messages import FromWorker, Grant, Plan, Segment
 from alfish.processes.pool import Limits, Pool
-from alfish.unrollers.unroller import StepRecords
 from alfish.unrollers.workers.shared_tensors import Form, SharedWeights
-from alfish.unrollers.workers.slots import Slots
+from alfish.unrollers.workers.slots import PolicyRows, Slots
 
 
 class Transport(abc.ABC):
@@ -88,8 +86,8 @@ class Transport(abc.ABC):
         """
 
     @abc.abstractmethod
-    def read(self, segment: Segment) -> tuple[Experience, StepRecords]:
-        """Returns the rows and the records of a segment as views, which are valid until its slot is granted again.
+    def read(self, segment: Segment) -> list[PolicyRows]:
+        """Returns rows and records of each policy in a segment as views, valid until its slot is granted again.
 
         Call it once for each segment, and do not write into the views.
         """
@@ -164,5 +162,5 @@ class Workers(Pool, Transport):
     def publish(self, version: int) -> None:
         self._weights.publish(version)
 
-    def read(self, segment: Segment) -> tuple[Experience, StepRecords]:
+    def read(self, segment: Segment) -> list[PolicyRows]:
         return self._slots.read(segment)

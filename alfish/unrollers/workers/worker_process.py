@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from alfish import nest
 from alfish.algorithms.acting import ModeSwitch
 from alfish.compiler.numpy_program import quiet
 from alfish.data import TimeStep
-from alfish.environments import Environment
 from alfish.errors import RunError, UsageError, first_line
 from alfish.errors.user_code import CodeError, in_words, refuse_default_dtype
 from alfish.nest import Nest
@@ -49,10 +48,9 @@ from alfish.runs.random_state import apart, seed_all
 from alfish.runs.subnormals import flush_subnormals
 from alfish.unrollers.nonfinite import nonfinite_rows
 from alfish.unrollers.sync import SyncUnroller
-from alfish.unrollers.unroller import StepRecords
 from alfish.unrollers.workers.environment_maker import EnvironmentMaker
-from alfish.unrollers.workers.shared_tensors import SharedWeights, state_tensors
-from alfish.unrollers.workers.slots import Slots
+from alfish.unrollers.workers.shared_tensors import SharedWeights
+from alfish.unrollers.workers.slots import PolicyRows, Slots
 
 GRACE_SECONDS = 5.0  # seconds for closing environments after the trainer has ended
 
@@ -65,41 +63,82 @@ class Stopped(Exception):
     """The trainer has asked the worker to stop."""
 
 
-class WorkerUnroller(SyncUnroller):
-    """SyncUnroller that reports its activity and replaces environments that fail.
+class StepWatch:
+    """Reports what a worker is doing, steps its environments, and adds up the seconds of their steps.
 
     Args:
       heartbeat: heartbeat that receives the present activity.
       step_interval: minimum seconds between the starts of two vector steps.
       tolerate: function that receives the id of an environment that failed, its error in one sentence, and the
         traceback; None means that a failure ends the worker.
+
+    Attributes:
+      heartbeat, tolerate: the arguments.
+      num_steps: number of vector steps.
+      env_seconds: seconds of these steps; the owner sets it back.
+    """
+
+    def __init__(self, heartbeat: Heartbeat, step_interval: float, tolerate: Callable[[int, str, str], None] | None):
+        self.heartbeat, self._interval, self.tolerate = heartbeat, step_interval, tolerate
+        self._next_step = 0.0
+        self.num_steps, self.env_seconds = 0, 0.0
+
+    def step(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls a function that makes a vector step; returns its result. The activity stays STEPPING.
+
+        Raises:
+          Stopped: the trainer has asked the worker to stop.
+          EnvironmentFailure: the function raised.
+        """
+        if self.heartbeat.stopped:
+            raise Stopped
+        if self._interval:
+            time.sleep(max(0.0, self._next_step - time.monotonic()))
+            self._next_step = time.monotonic() + self._interval
+        self.heartbeat.set(Heartbeat.STEPPING)
+        began = time.perf_counter()
+        try:
+            result = function(*arguments)
+        except (Exception, SystemExit) as error:
+            raise EnvironmentFailure from error
+        self.env_seconds += time.perf_counter() - began
+        self.num_steps += 1
+        return result
+
+    def report(self, env_id: int, error: BaseException, name: str) -> None:
+        """Reports that an environment failed and is replaced.
+
+        Args:
+          env_id: its id among the environments of all workers.
+          error: its error.
+          name: name of the environments.
+        """
+        assert self.tolerate is not None
+        self.tolerate(env_id, str(in_words(error, f"{name}.step")), _trace(error))
+
+
+class WorkerUnroller(SyncUnroller):
+    """SyncUnroller that reports its activity and replaces environments that fail.
+
+    Args:
+      watch: watch of the worker's steps.
       starts: vector step after which the first episode of each environment is truncated; 0 means never.
     """
 
-    def __init__(
-        self,
-        *arguments: Any,
-        heartbeat: Heartbeat,
-        step_interval: float,
-        tolerate: Any,
-        starts: list[int],
-        **keywords: Any,
-    ):
-        super().__init__(*arguments, **keywords)
-        self._heartbeat = heartbeat
-        self._interval = step_interval
-        self._tolerate = tolerate
-        self._starts = np.array(starts)
+    def __init__(self, *arguments: Any, watch: StepWatch, starts: list[int]):
+        super().__init__(*arguments)
+        self._watch, self._heartbeat, self._starts = watch, watch.heartbeat, np.array(starts)
         self._nonfinite_rows = quiet(nonfinite_rows)
-        self._num_steps, self._next_step = 0, 0.0
         self._num_calls = 0  # number of the last call that was made, see `EnvironmentCall`
-        self.env_seconds = 0.0
-        if tolerate is not None:
+        if watch.tolerate is not None:
             self.environment.tolerate_errors(self._report)
 
+    def collect(self, length: int, at_random: bool) -> list[PolicyRows]:
+        """Returns the rows of an unroll and its records; see `SentPolicies.make_unroller`."""
+        return [(self.unroll(length, at_random), self.records)]  # type: ignore[list-item]
+
     def _report(self, index: int, error: BaseException) -> None:
-        sentence = str(in_words(error, f"{self.environment.name}.step"))
-        self._tolerate(int(self.environment.env_id[index]), sentence, _trace(error))
+        self._watch.report(int(self.environment.env_id[index]), error, self.environment.name)
 
     def _reset(self) -> TimeStep:
         self._heartbeat.set(Heartbeat.RESETTING)
@@ -119,25 +158,13 @@ class WorkerUnroller(SyncUnroller):
             self._restart_episodes()
 
     def advance(self, step: Any, transform_state: Nest) -> None:
-        if self._heartbeat.stopped:
-            raise Stopped
-        if self._interval:
-            time.sleep(max(0.0, self._next_step - time.monotonic()))
-            self._next_step = time.monotonic() + self._interval
-        self._heartbeat.set(Heartbeat.STEPPING)
-        began = time.perf_counter()
-        try:
-            super().advance(step, transform_state)
-        except (Exception, SystemExit) as error:
-            raise EnvironmentFailure from error
-        self.env_seconds += time.perf_counter() - began
-        self._num_steps += 1
+        self._watch.step(super().advance, step, transform_state)
         self.time_step, replaced = self._replace_nonfinite(self.time_step)
         if replaced is not None:
             broken = self.environment.broken
             self.environment.broken = replaced if broken is None else replaced | broken
-        if (self._starts == self._num_steps).any():
-            self.time_step = self.environment.break_off(self.time_step, self._starts == self._num_steps)
+        if (self._starts == self._watch.num_steps).any():
+            self.time_step = self.environment.break_off(self.time_step, self._starts == self._watch.num_steps)
         self._heartbeat.set(Heartbeat.ACTING)
 
     def _check(self, time_step: TimeStep, sign: float) -> None:
@@ -155,14 +182,15 @@ class WorkerUnroller(SyncUnroller):
           environment was replaced.
         """
         replaced: np.ndarray | None = None
-        if self._tolerate is None or not self.environment.can_replace:
+        tolerate = self._watch.tolerate
+        if tolerate is None or not self.environment.can_replace:
             return time_step, replaced
         while (bad := self._nonfinite_rows(time_step)) is not None:  # the trainer counts errors and ends the run
             for column in np.flatnonzero(bad):
                 row = time_step.reward, time_step.observation
                 reward, observation = nest.map(lambda leaf, column=column: str(leaf[column]), row)  # shortens images
                 text = f"it returned a value that is not finite: reward {reward}, observation {observation}"
-                self._tolerate(int(self.environment.env_id[column]), text, text)
+                tolerate(int(self.environment.env_id[column]), text, text)
             time_step = self.environment.replace(time_step, bad)
             replaced = bad if replaced is None else replaced | bad
         return time_step, replaced
@@ -196,7 +224,7 @@ def main(setup: bytes, fds: dict[str, int]) -> None:
 
 
 def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: contextlib.ExitStack) -> None:
-    """Builds environments and a copy of the policy, and fills slots until the trainer closes the channel.
+    """Builds environments and a copy of what acts, and fills slots until the trainer closes the channel.
 
     Args:
       setup, fds, channel: arguments and channel of the process, see `main`.
@@ -211,48 +239,37 @@ def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: cont
     torch.set_num_threads(1)
     seed_all(setup.seed)
     plan, stepping = setup.plan, setup.plan.stepping
-    algorithm, transforms, forms = from_bytes(plan.modules)
-    ModeSwitch(algorithm).switch(training=False)
+    policies, forms = from_bytes(plan.policies)
+    for algorithm, _ in policies.networks():
+        ModeSwitch(algorithm).switch(training=False)
     maker: EnvironmentMaker = from_bytes(plan.make_environment)
     make_environment = maker()
     arguments: dict[str, Any] = {} if stepping.num_envs is None else {"num_envs": stepping.num_envs}
     if "index" in parameter_names(make_environment):
         arguments["index"] = setup.first_env_id // setup.plan.envs_per_worker
     with apart():
-        environment = build(make_environment, Environment, "Trainer.environment", seed=setup.seed, **arguments)
+        environment = build(make_environment, policies.kind, "Trainer.environment", seed=setup.seed, **arguments)
     environments.callback(_close, environment)
     refuse_default_dtype(f"the constructor of {environment.name}")
-    environment.env_id += setup.first_env_id
 
     def tolerate(env_id: int, sentence: str, trace: str) -> None:
         channel.send(EnvironmentReplaced(env_id, sentence, trace))
 
-    unroller = WorkerUnroller(
-        environment,
-        algorithm,
-        transforms,
-        stepping.numpy_policy,
-        stepping.overwrites,
-        heartbeat=heartbeat,
-        step_interval=stepping.step_interval,
-        tolerate=tolerate if stepping.tolerates_errors else None,
-        starts=setup.starts,
-    )
-    unroller.shown, unroller.stores_states = plan.shown, plan.stores_states
-    if not plan.keeps_infos:
-        unroller.ignore_infos()
-    weights = SharedWeights(state_tensors(algorithm, transforms), fds["weights_header"], fds["weights"])
+    watch = StepWatch(heartbeat, stepping.step_interval, tolerate if stepping.tolerates_errors else None)
+    unroller = policies.make_unroller(environment, setup, watch)
+    weights = SharedWeights(policies.tensors(), fds["weights_header"], fds["weights"])
     weights.read()  # includes the progress of training, which a curriculum needs at its first reset
     unroller.make_calls(plan.calls)
     unroller.start()  # an error in the first reset is raised in the trainer
     channel.send(Started(environment.num_envs))
     slots = Slots(forms, plan.num_slots, fd=fds["slots"])
-    _fill_segments(setup, channel, heartbeat, weights, slots, unroller)
+    _fill_segments(setup, channel, watch, weights, slots, unroller)
 
 
 def _fill_segments(
-    setup: Setup, channel: Channel, heartbeat: Heartbeat, weights: SharedWeights, slots: Slots, unroller: WorkerUnroller
+    setup: Setup, channel: Channel, watch: StepWatch, weights: SharedWeights, slots: Slots, unroller: Any
 ) -> None:
+    heartbeat = watch.heartbeat
     for sequence in itertools.count():
         heartbeat.set(Heartbeat.IDLE)
         idle = time.perf_counter()
@@ -260,22 +277,20 @@ def _fill_segments(
         heartbeat.set(Heartbeat.ACTING)
         began = time.perf_counter()
         version = weights.read(grant.publication)
-        unroller.env_seconds = 0.0
+        watch.env_seconds = 0.0
         unroller.make_calls(grant.calls)
-        experience = unroller.unroll(setup.plan.length, grant.at_random)
-        records = unroller.records
-        assert isinstance(records, StepRecords)
-        unrolled, env_seconds = time.perf_counter(), unroller.env_seconds
-        slots.write(grant.slot, experience, records)
+        policies: list[PolicyRows] = unroller.collect(setup.plan.length, grant.at_random)
+        unrolled, env_seconds = time.perf_counter(), watch.env_seconds
+        slots.write(grant.slot, policies)
         written = time.perf_counter()
         seconds = Seconds(began - idle, env_seconds, unrolled - began - env_seconds, written - unrolled)
-        infos = records.infos if setup.plan.keeps_infos else []
-        count = len(records.step_type)
-        segment = Segment(setup.worker_index, grant.slot, sequence, version, count, infos, seconds)
+        counts, infos = zip(*[(len(records.step_type), records.infos) for _, records in policies])
+        segment = Segment(setup.worker_index, grant.slot, sequence, version, counts, infos, seconds)
         try:
             channel.send(segment)
         except (TypeError, AttributeError, pickle.PicklingError):  # raised for an object in infos; nothing was sent
-            channel.send(segment._replace(infos=[(row, _sendable(info)) for row, info in infos]))
+            sendable = [[(row, _sendable(info)) for row, info in own] for own in infos]
+            channel.send(segment._replace(infos=sendable))
 
 
 def _sendable(info: Any) -> Any:
@@ -294,7 +309,7 @@ def _sendable(info: Any) -> Any:
     return info
 
 
-def _close(environment: Environment) -> None:
+def _close(environment: Any) -> None:
     with contextlib.suppress(Exception):  # errors of an environment that may be broken already
         environment.close()
 

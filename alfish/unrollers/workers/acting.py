@@ -1,0 +1,186 @@
+"""What acts in workers: one policy, or several, as the trainer sees them and as a worker receives them."""
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.environments import Environment
+from alfish.errors import UsageError
+from alfish.processes.messages import Setup, Stepping
+from alfish.transforms import Transforms
+from alfish.unrollers.sync import refuse_on_policy
+from alfish.unrollers.unroller import Unroller
+from alfish.unrollers.workers.shared_tensors import state_tensors
+from alfish.unrollers.workers.slots import ActingPolicy
+from alfish.unrollers.workers.worker_process import StepWatch, WorkerUnroller
+
+
+class SentPolicies(abc.ABC):
+    """The policies that act in a worker, in the form in which they are pickled for it.
+
+    Attributes:
+      kind: class of what the factory of environments makes.
+    """
+
+    kind: type = Environment
+
+    @abc.abstractmethod
+    def networks(self) -> Sequence[tuple[RLAlgorithm, Transforms]]:
+        """Returns the networks of all policies."""
+
+    def changing(self) -> Sequence[tuple[RLAlgorithm, Transforms]]:
+        """Returns the networks that change during a run. Default: all."""
+        return self.networks()
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Returns the tensors that are published, each once, in the same order in the trainer and in workers."""
+        found = (tensor for networks in self.changing() for tensor in state_tensors(*networks))
+        return list({id(tensor): tensor for tensor in found}.values())
+
+    @abc.abstractmethod
+    def make_unroller(self, environment: Any, setup: Setup, watch: StepWatch) -> Any:
+        """Returns the unroller of a worker.
+
+        It has the methods `start()`, which resets the environment, `make_calls(calls)`, which makes the calls of
+        listeners, and `collect(length, at_random)`, which returns rows and records of an unroll for each policy
+        (`PolicyRows`).
+
+        Args:
+          environment: environment or games that the factory has made.
+          setup: settings of the worker.
+          watch: watch of the worker's steps.
+        """
+
+
+class Acting(abc.ABC):
+    """The policies that act in workers, as the trainer sees them.
+
+    Attributes:
+      noun: what the workers step, for messages.
+    """
+
+    noun = "environment"
+
+    @abc.abstractmethod
+    def learning(self) -> Mapping[str, RLAlgorithm]:
+        """Returns the algorithms that train, by the policy's name; '' names the only policy."""
+
+    @abc.abstractmethod
+    def policies(self, num_envs: int) -> list[ActingPolicy]:
+        """Returns all policies; called when workers start.
+
+        Args:
+          num_envs: number of environments of a worker.
+        """
+
+    @abc.abstractmethod
+    def sent(self) -> SentPolicies:
+        """Returns what is sent to workers; called when workers start."""
+
+    @abc.abstractmethod
+    def whole(self, by_name: Mapping[str, Any]) -> Any:
+        """Returns the results of all policies in the form in which the unroller returns them."""
+
+    def ignore_infos(self) -> None:
+        """Allows infos to be dropped. Default: does nothing, because each policy knows whether it needs infos."""
+
+    @property
+    def learns_on_policy(self) -> bool:
+        """Whether a policy that trains is on-policy."""
+        return any(algorithm.on_policy for algorithm in self.learning().values())
+
+    def check(self, stepping: Stepping, lockstep: bool) -> None:
+        """Checks settings of the unroller.
+
+        Args:
+          stepping: settings of stepping.
+          lockstep: whether an unroll has one segment of each worker.
+
+        Raises:
+          UsageError: the settings do not suit the policies, or an algorithm cannot learn from segments of workers.
+        """
+        for name, algorithm in self.learning().items():
+            kind = type(algorithm).__name__ + (f" of the policy {name}" if name else "")
+            if algorithm.on_policy and not algorithm.unroll_use.handles_stale_policies:
+                raise UsageError(
+                    f"{kind} is on-policy and does not correct for rows of older policies, which AsyncUnroller "
+                    "returns; train with APPO, or bind Trainer.unroller = @SyncUnroller"
+                )
+            if self.learns_on_policy and not lockstep and not algorithm.on_policy and algorithm.has_state:
+                raise UsageError(
+                    f"{kind} is off-policy and has a memory, for which an unroll must have one segment of each worker, "
+                    "and another policy is on-policy; bind AsyncUnroller.mode = 'lockstep'"
+                )
+
+
+class OnePolicy(Acting):
+    """The only policy of a run.
+
+    Args:
+      unroller: unroller that collects for it, which knows what the rows and records have.
+      algorithm, transforms: networks of the policy.
+    """
+
+    def __init__(self, unroller: Unroller, algorithm: RLAlgorithm, transforms: Transforms):
+        self._unroller, self._algorithm, self._transforms = unroller, algorithm, transforms
+        self._keeps_infos = True
+
+    def ignore_infos(self) -> None:
+        self._keeps_infos = False
+
+    def learning(self) -> Mapping[str, RLAlgorithm]:
+        return {"": self._algorithm}
+
+    def policies(self, num_envs: int) -> list[ActingPolicy]:
+        unroller = self._unroller
+        own = unroller.environment, self._algorithm, self._transforms, num_envs
+        return [ActingPolicy("", *own, shown=unroller.shown, stores_states=unroller.stores_states)]
+
+    def check(self, stepping: Stepping, lockstep: bool) -> None:
+        super().check(stepping, lockstep)
+        if stepping.overwrites:
+            refuse_on_policy(self._algorithm)
+
+    def sent(self) -> SentPolicies:
+        shown, stores_states = self._unroller.shown, self._unroller.stores_states
+        return SentPolicy(self._algorithm, self._transforms, shown, stores_states, self._keeps_infos)
+
+    def whole(self, by_name: Mapping[str, Any]) -> Any:
+        return by_name[""]
+
+
+class SentPolicy(SentPolicies):
+    """The only policy of a run, and what its rows and records have.
+
+    Args:
+      algorithm, transforms: networks of the policy.
+      shown, stores_states: settings of the unroller, see `Unroller`.
+      keeps_infos: whether records have infos.
+    """
+
+    def __init__(
+        self,
+        algorithm: RLAlgorithm,
+        transforms: Transforms,
+        shown: tuple[str, ...],
+        stores_states: bool,
+        keeps_infos: bool,
+    ):
+        self._networks = algorithm, transforms
+        self._shown, self._stores_states, self._keeps_infos = shown, stores_states, keeps_infos
+
+    def networks(self) -> Sequence[tuple[RLAlgorithm, Transforms]]:
+        return [self._networks]
+
+    def make_unroller(self, environment: Any, setup: Setup, watch: StepWatch) -> WorkerUnroller:
+        environment.env_id += setup.first_env_id
+        stepping = setup.plan.stepping
+        settings = stepping.numpy_policy, stepping.overwrites
+        unroller = WorkerUnroller(environment, *self._networks, *settings, watch=watch, starts=setup.starts)
+        unroller.shown, unroller.stores_states = self._shown, self._stores_states
+        if not self._keeps_infos:
+            unroller.ignore_infos()
+        return unroller
