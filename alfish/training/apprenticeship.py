@@ -12,6 +12,7 @@ from alfish.algorithms.composition.demonstrations import recorded_steps
 from alfish.errors import UsageError
 from alfish.offline import Arrays, OfflineBuffer, Spaces
 from alfish.parameters import NonNegativeFloat, NonNegativeInt, PositiveInt, checked
+from alfish.training.clock import next_due
 from alfish.training.evaluator import Evaluator
 from alfish.training.listener import Listener, Report, Run
 
@@ -62,6 +63,7 @@ class ApprenticeshipRounds(Listener):
     def start(self, run: Run) -> None:
         part = _part(run)
         self._evaluator = run.evaluator(self._num_episodes, self._num_envs)
+        self._next = next_due(run.clock.value, self._period, self._next)
         if self._trained is not None and not run.clock.finished:  # the budget was raised
             _write(run.algorithm, self._trained)
             self._trained = None
@@ -81,7 +83,7 @@ class ApprenticeshipRounds(Listener):
         if self._last != report.clock:
             with run.signals.breaking():
                 report.scalars |= self._close_round(run, part)
-            self._next = (report.clock // self._period + 1) * self._period
+            self._next = next_due(report.clock, self._period)
         if run.clock.finished:
             assert self._nearest is not None
             self._trained = _copies(run.algorithm)

@@ -162,3 +162,16 @@ class Calibration:
         """Restores the end of calibration from the run's start, because another budget must not restart calibration."""
         if self.is_set and state["is_set"]:
             self._end = state["end"]
+
+
+def next_due(clock: int, period: int, planned: float = math.inf) -> int:
+    """Returns the first multiple of a period after a clock, or the planned time if that is earlier.
+
+    A resumed run plans again in this way, because its period may be shorter than that of the earlier process.
+
+    Args:
+      clock: present clock of the run.
+      period: number of clock steps, positive.
+      planned: clock at which the earlier process would have acted next.
+    """
+    return int(min(planned, (clock // period + 1) * period))

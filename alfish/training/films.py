@@ -15,6 +15,7 @@ from alfish.nest import Nest
 from alfish.runs.files import make_directory
 from alfish.runs.film_file import FilmFile, check_extra
 from alfish.training.camera import Camera
+from alfish.training.clock import next_due
 
 SHADE = 0.35  # factor by which the picture behind the text is darkened
 
@@ -204,9 +205,14 @@ class FilmSchedule:
         self.next = period
         self._camera: Camera | None = None
 
-    def start(self, environment: Environment) -> None:
-        """Receives the environments of the evaluation; raises UsageError if these cannot be filmed."""
+    def start(self, environment: Environment, clock: int) -> None:
+        """Receives the environments of the evaluation and the present clock.
+
+        Raises:
+          UsageError: the environments cannot be filmed.
+        """
         self._camera = Camera(environment, SETTING)
+        self.next = next_due(clock, self._period, self.next)
 
     def recorder(self, clock: int, is_last: bool, root_dir: Path, stem: str) -> Recorder | None:
         """Returns the recorder of an evaluation at this clock, see `Recorder.into_run`; None if no film is due."""
@@ -217,4 +223,4 @@ class FilmSchedule:
 
     def move_on(self, clock: int) -> None:
         """Plans the next film, after a film at this clock."""
-        self.next = (clock // self._period + 1) * self._period
+        self.next = next_due(clock, self._period)

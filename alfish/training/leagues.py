@@ -12,6 +12,7 @@ from alfish.errors import UsageError
 from alfish.parameters import PositiveInt, checked
 from alfish.policies.joint_unroller import JointUnroller
 from alfish.policies.member import Member
+from alfish.training.clock import next_due
 from alfish.training.listener import Listener, Report, Run
 
 
@@ -24,9 +25,12 @@ class _PeriodicListener(Listener):
         self._period = self._next = period
         self._num_done = 0
 
+    def start(self, run: Run) -> None:
+        self._next = next_due(run.clock.value, self._period, self._next)
+
     def after_iteration(self, run: Run, report: Report) -> None:
         if report.clock >= self._next:
-            self._next = (report.clock // self._period + 1) * self._period
+            self._next = next_due(report.clock, self._period)
             self._num_done += 1
             self.change(run, self._num_done)
 
@@ -59,6 +63,7 @@ class Snapshots(_PeriodicListener):
         self._has_begun = False
 
     def start(self, run: Run) -> None:
+        super().start(run)
         slots = self._slots(run)
         if not slots:
             raise UsageError(
@@ -107,6 +112,7 @@ class AlternateTraining(_PeriodicListener):
         super().__init__(period)
 
     def start(self, run: Run) -> None:
+        super().start(run)
         trained = self._trained(run)
         if len(trained) < 2:
             raise UsageError(

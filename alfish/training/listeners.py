@@ -17,6 +17,7 @@ from alfish.policies.composites import GamesByPolicy
 from alfish.processes import replicas
 from alfish.runs.files import make_directory, write_atomically
 from alfish.runs.writers.console import ConsoleProgress
+from alfish.training.clock import next_due
 from alfish.training.evaluations.evaluation import Evaluation, scalar_names
 from alfish.training.evaluator import Evaluator
 from alfish.training.films import FilmSchedule
@@ -96,12 +97,14 @@ class Evaluate(Listener):
                 f"{names.count(self.name)} Evaluate listeners are called {self.name!r} and would overwrite each "
                 "other's files; give each a different Evaluate.name"
             )
+        if self.period:
+            self._next = next_due(run.clock.value, self.period, self._next)
         if self._films is None:
             self._evaluator = run.evaluator(self._num_episodes, self._num_envs, **self._options)
         else:
             num_envs = max(self._num_envs, self._films.num_episodes)
             self._evaluator = run.evaluator(self._num_episodes, num_envs, render_mode="rgb_array", **self._options)
-            self._films.start(self._evaluator.environment)
+            self._films.start(self._evaluator.environment, run.clock.value)
 
     def is_behind(self, run: Run) -> bool:
         if run.clock.finished:  # a listener may have stopped the run after the last evaluation
@@ -119,7 +122,7 @@ class Evaluate(Listener):
             evaluation = self._evaluate(run, report, stem)
         self._last = report.clock, report.updates
         if self.period:
-            self._next = (report.clock // self.period + 1) * self.period
+            self._next = next_due(report.clock, self.period)
         directory = run.directory.path / "eval"
         make_directory(directory)
         write_atomically(directory / f"{stem}.csv", evaluation.to_csv())
@@ -242,6 +245,8 @@ class CheckpointSaver(Listener):
             self._keep_best = False
         checkpoints = run.directory.checkpoints
         checkpoints.keep(self._keep_last, self._keep_period)
+        if self._period:
+            self._next = next_due(run.clock.value, self._period, self._next)
         self._saved_seconds = run.clock.wall_seconds
         if self._best is None or self._best_clock == checkpoints.best():
             return
@@ -267,7 +272,7 @@ class CheckpointSaver(Listener):
         if due:
             self._saved_seconds = report.wall_seconds
         if due and self._period:
-            self._next = (report.clock // self._period + 1) * self._period
+            self._next = next_due(report.clock, self._period)
         # A missed checkpoint is saved at once, so that a later process does not repeat the work. It needs no rows,
         # because replay has not changed meanwhile.
         run.save(best=is_best, rows=due and not report.is_missed)

@@ -17,6 +17,7 @@ from alfish.parameters.kinds import shown
 from alfish.runs import contents
 from alfish.runs.writers import CSVWriter, Histogram, Image, MultiWriter, RunOrigin, Shown, TensorBoardWriter, Writer
 from alfish.runs.writers.writer import shown_value
+from alfish.training.clock import next_due
 from alfish.training.diagnostics import (
     Diagnostic,
     DormantUnits,
@@ -90,7 +91,7 @@ class Summaries(Listener):
             stack.callback(table.close)
             self._started = stack.pop_all()
         self._writer = MultiWriter([events, table, *self._extra_writers])
-        self._next = (resumed // self._period + 1) * self._period if resumed else 0
+        self._next = next_due(resumed, self._period) if resumed else 0
 
         for name, own in run.by_policy().items():
             own.learner.before_update = self._before_update(own, name) if self._diagnostics else None
@@ -151,7 +152,7 @@ class Summaries(Listener):
         if self._updates:
             measured |= self._diagnosed(run)
             self._updates = {}
-            self._next = (report.clock // self._period + 1) * self._period
+            self._next = next_due(report.clock, self._period)
         if self._custom_summary is not None and report.is_summary:
             measured |= _custom(self._custom_summary, run)
         return measured

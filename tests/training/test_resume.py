@@ -295,6 +295,12 @@ def test_an_evaluation_stands_where_it_was_due_though_its_period_has_changed(tmp
     assert list(after) == clocks == [50, 100, 150, 200, 250, 400, 500]
 
 
+def test_evaluations_follow_a_shorter_period_at_once(tmp_path):
+    evaluated(tmp_path, 200, 500, stop_at=230)
+    _, clocks = evaluated(tmp_path, 50, 500)
+    assert clocks == [200, 250, 300, 350, 400, 450, 500]
+
+
 def test_the_first_of_several_evaluations_chooses_the_best_checkpoint(tmp_path):
     listeners = [Evaluate(64, num_episodes=2, name="long"), Evaluate(32, num_episodes=1, name="quick")]
     reports = resumed_reports(make(tmp_path, TensorPointMass, {"length": 6}, 8, listeners=listeners))
