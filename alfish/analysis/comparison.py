@@ -48,6 +48,8 @@ class ComparisonRow:
       optimality_gap: mean amount by which scores are below 1 if a score range is given, else below the threshold; None
         means that neither is given.
       way: time to the threshold and number of runs that reach it; None means no threshold.
+      axis: name of the clock in which `way.clock` and `rate` are measured; environment steps, or updates if a run of
+        the environment has no environment steps. Empty for all environments together.
       rate: median over the runs of clock steps per second of training; None means unknown.
       improvement: probability that a run of this group is better than a run of the other group; None unless there are
         two groups.
@@ -62,6 +64,7 @@ class ComparisonRow:
     median: Estimate
     optimality_gap: Estimate | None
     way: Way | None
+    axis: str
     rate: float | None
     improvement: Estimate | None
 
@@ -74,7 +77,6 @@ class Comparison:
       rows: rows of single environments, then of all environments together.
       metric: name of the compared metric.
       last: number of last values whose mean is the score of a run.
-      axis: name of the clock in which `Way.clock` and rates are measured.
       thresholds: thresholds by environment.
       ranges: pairs of scores that count as 0 and 1, by environment.
     """
@@ -82,7 +84,6 @@ class Comparison:
     rows: Sequence[ComparisonRow]
     metric: str
     last: int
-    axis: str
     thresholds: Mapping[str, float]
     ranges: Mapping[str, tuple[float, float]]
 
@@ -110,14 +111,14 @@ def compare(
       UsageError: no run has the metric, or a threshold or range cannot be read.
     """
     series = read_all(sources, metric, note)
-    axis = axis_of(list(series.values()), [source.name for source in series])
     groups = group(list(series))
     note_repeated_seeds(groups, note)
     environments = list(dict.fromkeys(one.environment for one in groups))
     goals = _single(by_environment(thresholds, environments, float, "threshold", "475"), "threshold")
     scales = _single(by_environment(ranges, environments, _range, "score range", "0,500"), "score range")
     rows = []
-    _note_ends(groups, series, axis, note)
+    axes = {environment: _axis(environment, groups, series) for environment in environments}
+    _note_ends(groups, series, axes, note)
     for one in groups:
         own = [series[source] for source in one.sources]
         _note_short(one, own, last, note)
@@ -127,15 +128,28 @@ def compare(
         target = goal
         if scale is not None:
             scores, target = (scores - scale[0]) / (scale[1] - scale[0]), 1.0
+        axis = axes[one.environment]
         way = None if goal is None else _way(own, axis, goal)
-        rows.append(_row(one.environment, one.label, scores, target, way, _rate(own, axis)))
+        rows.append(_row(one.environment, one.label, scores, target, way, axis, _rate(own, axis)))
     if len(environments) > 1:
         rows += _over_all(rows, environments, normalized=len(scales) == len(environments), note=note)
-    return Comparison(_with_improvement(rows), metric, last, axis, goals, scales)
+    return Comparison(_with_improvement(rows), metric, last, goals, scales)
+
+
+def _axis(environment: str, groups: Sequence[SeriesGroup], series: Mapping[SeriesSource, Series]) -> str:
+    """Returns the first axis that all series of an environment have."""
+    sources = [source for one in groups if one.environment == environment for source in one.sources]
+    return axis_of([series[source] for source in sources], [source.name for source in sources])
 
 
 def _row(
-    environment: str, label: str, scores: np.ndarray, target: float | None, way: Way | None, rate: float | None
+    environment: str,
+    label: str,
+    scores: np.ndarray,
+    target: float | None,
+    way: Way | None,
+    axis: str,
+    rate: float | None,
 ) -> ComparisonRow:
     """Returns the row of a group from its scores `[R, M]`; `target` is the target of the optimality gap."""
     aggregates = statistics.interquartile_mean, statistics.mean, statistics.median
@@ -143,7 +157,7 @@ def _row(
     gap = None
     if target is not None:
         gap = statistics.estimate(scores, functools.partial(statistics.optimality_gap, target=target))
-    return ComparisonRow(environment, label, len(scores), scores, iqm, mean, median, gap, way, rate, None)
+    return ComparisonRow(environment, label, len(scores), scores, iqm, mean, median, gap, way, axis, rate, None)
 
 
 def _over_all(
@@ -161,7 +175,7 @@ def _over_all(
             note(f"{label} has no row over all environments, because its number of runs differs between them")
             continue
         scores = np.concatenate([own[environment].scores for environment in environments], axis=1)
-        found.append(_row(ALL, label, scores, 1.0, None, None))
+        found.append(_row(ALL, label, scores, 1.0, None, "", None))
     return found
 
 
@@ -194,9 +208,11 @@ def _rate(series: Sequence[Series], axis: str) -> float | None:
     return float(np.median([clock / seconds for clock, seconds in ends])) if ends else None
 
 
-def _note_ends(groups: Sequence[SeriesGroup], series: Mapping[SeriesSource, Series], axis: str, note: Note) -> None:
+def _note_ends(
+    groups: Sequence[SeriesGroup], series: Mapping[SeriesSource, Series], axes: Mapping[str, str], note: Note
+) -> None:
     """Notes each run that ends clearly earlier than another run in the same environment."""
-    for environment in dict.fromkeys(one.environment for one in groups):
+    for environment, axis in axes.items():
         sources = [source for one in groups if one.environment == environment for source in one.sources]
         ends = [series[source].clocks[axis][-1] for source in sources]
         for source, end in zip(sources, ends):

@@ -48,18 +48,19 @@ ESTIMATES = ("iqm", "mean", "median", "optimality_gap")
 
 def for_people(comparison: Comparison) -> Table:
     """Returns the table of a comparison for people; empty columns are left out."""
-    clock = AXIS_WORDS[comparison.axis]
+    units = {row.axis for row in comparison.rows if row.axis}
+    clock = AXIS_WORDS[units.pop()] if len(units) == 1 else ""  # rows with different units have theirs in the cells
     header = ["environment", "group", "seeds", "IQM", "mean", "median", "optimality gap"]
-    header += [f"{clock} to threshold", "seconds to threshold", f"{clock}/s"]
+    header += [f"{clock or 'steps'} to threshold", "seconds to threshold", f"{clock or 'steps'}/s"]
     rows = [
         [
             row.environment,
             row.label,
             str(row.num_runs),
             *(_with_interval(getattr(row, name)) for name in ESTIMATES),
-            _reached(row.way, row.num_runs),
+            _reached(row.way, row.num_runs, "" if clock or not row.axis else f" {AXIS_WORDS[row.axis]}"),
             "" if row.way is None else _number(row.way.seconds),
-            _number(row.rate),
+            _number(row.rate) + ("" if clock or row.rate is None else f" {AXIS_WORDS[row.axis]}"),
         ]
         for row in comparison.rows
     ]
@@ -90,13 +91,17 @@ def for_programs(comparison: Comparison) -> Table:
     """Returns the table of a comparison for a CSV: numbers have all digits, and unknown numbers are empty cells."""
     header = ["environment", "group", "seeds"]
     header += [f"{name}{end}" for name in (*ESTIMATES, "improvement") for end in ("", "_low", "_high")]
-    header += [f"{comparison.axis}_to_threshold", "seconds_to_threshold", "num_reached", "steps_per_second"]
+    units = {row.axis for row in comparison.rows if row.axis}
+    clock = units.pop() if len(units) == 1 else "steps"  # with different units, the last column has that of each row
+    header += [f"{clock}_to_threshold", "seconds_to_threshold", "num_reached", "steps_per_second"]
+    header += ["unit"] if units else []
     rows = [
         [
             *(row.environment, row.label, str(row.num_runs)),
             *(cell for name in (*ESTIMATES, "improvement") for cell in _cells(getattr(row, name))),
             *(("", "", "") if row.way is None else map(_full, row.way)),
             _full(row.rate),
+            *([row.axis] if units else []),
         ]
         for row in comparison.rows
     ]
@@ -120,8 +125,10 @@ def _with_interval(estimate: Estimate | None) -> str:
     return f"{significant(estimate.value)}{between}"
 
 
-def _reached(way: Way | None, num_runs: int) -> str:
-    return "" if way is None else f"{_number(way.clock)} ({way.num_reached} of {num_runs})"
+def _reached(way: Way | None, num_runs: int, unit: str) -> str:
+    if way is None:
+        return ""
+    return f"{_number(way.clock)}{'' if math.isinf(way.clock) else unit} ({way.num_reached} of {num_runs})"
 
 
 def _number(value: float | None) -> str:

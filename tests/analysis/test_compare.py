@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from alfish.__main__ import main
-from alfish.analysis import statistics
+from alfish.analysis import statistics, tables
 from alfish.analysis.comparison import ALL, compare
 from alfish.analysis.sources import find
 from alfish.errors import UsageError
@@ -162,7 +162,19 @@ def test_runs_of_one_seed_in_a_group_are_noted(make_run, compared, tmp_path, cap
 
 def test_a_run_on_recorded_data_is_measured_in_updates(make_run, compared):
     (row,) = compared(make_run("a", offline=True), thresholds=[2]).rows
-    assert row.way.clock == 2000 and compared(make_run("b", offline=True)).axis == "updates"
+    assert row.way.clock == 2000 and row.axis == "updates"
+
+
+def test_each_environment_is_measured_in_its_unit(make_run, compared, tmp_path):
+    make_run("a"), make_run("b", env_id="Pendulum-v1", offline=True)
+    found = compared(tmp_path, thresholds=["CartPole-v1:2", "Pendulum-v1:2"])
+    assert [(row.axis, row.way.clock) for row in found.rows] == [("env_steps", 2000), ("updates", 2000)]
+    header, first, second = tables.for_people(found)
+    assert "steps to threshold" in header and "steps/s" in header
+    assert first[header.index("steps to threshold")] == "2,000 env steps (1 of 1)"
+    assert second[header.index("steps/s")] == "2,000 updates"
+    header, *rows = tables.for_programs(found)
+    assert "steps_to_threshold" in header and [row[header.index("unit")] for row in rows] == ["env_steps", "updates"]
 
 
 @pytest.mark.parametrize(
