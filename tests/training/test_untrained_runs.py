@@ -162,8 +162,8 @@ def test_an_unroll_with_few_rows_for_its_epochs_is_reported(tmp_path, capsys, un
     lines = [line for line in capsys.readouterr().err.splitlines() if "An unroll has" in line]
     said = (
         f"An unroll has {rows} rows, which is few for {num_epochs} epochs of updates; raise "
-        "make_environment.num_envs or "
-        "Trainer.unroll_length (ppo.gin has 2048 rows), or lower EpochBatches.num_epochs"
+        "make_environment.num_envs or Trainer.unroll_length (ppo.gin, or conf='ppo' of alfish.train, has 2048 rows), "
+        "or lower EpochBatches.num_epochs"
     )
     assert lines == ([] if rows is None else [said])
 

@@ -124,8 +124,8 @@ class EpochBatches(Batches):
             return ""
         return (
             f"An unroll has {self._rows} rows, which is few for {self._num_epochs} epochs of updates; raise "
-            "make_environment.num_envs or Trainer.unroll_length (ppo.gin has 2048 rows), or lower "
-            "EpochBatches.num_epochs"
+            "make_environment.num_envs or Trainer.unroll_length (ppo.gin, or conf='ppo' of alfish.train, has 2048 "
+            "rows), or lower EpochBatches.num_epochs"
         )
 
     def add(self, experience: Experience) -> None:
