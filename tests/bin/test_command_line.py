@@ -112,6 +112,11 @@ def test_unknown_flags_are_refused(refused, name):
     assert takes_words or "'stray' is not a flag" in refused(name, "stray")
 
 
+def test_a_setting_that_is_given_as_a_flag_is_answered_with_the_form_of_settings(refused):
+    words = refused("train", "--gin_file=ppo_cartpole.gin", "--learning_rate=1e-3")
+    assert "settings of classes are given as in --gin_param=PPO.gamma=0.98" in words
+
+
 @pytest.mark.parametrize(
     "name, flag",
     [(n, "--root_dir") for n in ("train", "evaluate", "play", "record", "export")] + [("check-env", "--env_id")],

@@ -282,5 +282,6 @@ def _beside(path: Path) -> str:
     parent = path.parent
     if not parent.is_dir():
         return f" ({parent} does not exist either)"
-    names = sorted(os.listdir(parent))
+    names = [name for name in os.listdir(parent) if not name.startswith(".")]
+    names.sort(key=lambda name: (Path(name).suffix != path.suffix, name))  # files of this kind first
     return f" (in the same directory: {', '.join(names[:5])})" if names else ""
