@@ -3,7 +3,7 @@
 # make test                                         the tests; `make check` adds lint and types
 # make test-all                                     the slow and long ones too
 # make docs                                         the documentation site, in site/
-# make mutants                                      breaks the code in more than 900 ways; each must make a test fail
+# make mutants                                      breaks the code in more than 1,200 ways; each must make a test fail
 # make fingerprints                                 whether seed 0 of every conf still trains to the same bits
 PYTHON ?= python3
 CONF ?= confs/ppo_cartpole.gin
