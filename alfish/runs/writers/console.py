@@ -129,7 +129,9 @@ class ConsoleProgress:
         seconds = now.seconds - self._moments[0].seconds
         if seconds <= 0:
             return []
-        return [f"{_grouped((now.steps - self._moments[0].steps) / seconds)} steps/s"]
+        # The clock of a run that does not act counts updates.
+        unit = "updates" if self._unit == "updates" and now.steps == now.done else "steps"
+        return [f"{_grouped((now.steps - self._moments[0].steps) / seconds)} {unit}/s"]
 
     def _time_left(self, now: _Moment) -> list[str]:
         seconds, done = now.seconds - self._moments[0].seconds, now.done - self._moments[0].done

@@ -197,6 +197,16 @@ def test_a_last_line_that_was_shown_is_not_shown_again():
     assert stream.getvalue() == "  10 / 10 iterations  100%\n"
 
 
+@pytest.mark.parametrize("steps_per_update, words", [(1, "10 updates/s"), (4, "40 steps/s")])
+def test_the_speed_of_a_run_that_does_not_act_is_in_updates(steps_per_update, words):
+    clock, stream = _Clock(), io.StringIO()
+    progress = ConsoleProgress(1000, unit="updates", stream=stream, clock=clock)
+    for second in range(11):
+        progress.update(10 * second, steps_per_update * 10 * second, clock.now, {})
+        clock.now += 1
+    assert words in stream.getvalue()
+
+
 def test_speed_is_that_of_the_recent_window_and_not_of_a_resumed_runs_past():
     clock, stream = _Clock(), io.StringIO()
     progress = ConsoleProgress(1000, unit="iterations", stream=stream, window_seconds=10, clock=clock)
