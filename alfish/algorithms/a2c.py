@@ -34,8 +34,8 @@ class A2C(ActorCriticAlgorithm):
     """Advantage actor-critic; the module's docstring has the paper and the differences from it.
 
     Args:
-      network: class or factory of the networks; called with the three specs. The networks have `policy`, `value`,
-        `forward` for policy and value together, and `initial_state`.
+      network: class or factory of the networks; called with (observation_spec, action_spec, reward_spec). The
+        networks have `policy`, `value`, `forward` for policy and value together, and `initial_state`.
       gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
       lambda_: weight of longer returns, in [0, 1]; 1 bootstraps at the end of the unroll only.
       value_coef: weight of the value loss, which is half a squared error.

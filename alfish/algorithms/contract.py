@@ -64,8 +64,8 @@ def check_initial_state(algorithm: Any) -> None:
     for name, leaf in nest.named_leaves(algorithm.initial_state(2), "state"):
         if not _is_tensor(leaf) or leaf.shape[:1] != (2,):
             raise UsageError(
-                f"initial_state of {type(algorithm).__name__} returned as {name} {kind_of(leaf)} for batch_size 2; it "
-                "must be a tensor that begins with [2]"
+                f"initial_state(2) of {type(algorithm).__name__} returned {kind_of(leaf)} as {name}; it must be a "
+                "tensor whose first dimension is the batch size, 2"
             )
 
 

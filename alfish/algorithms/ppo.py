@@ -55,8 +55,8 @@ class PPO(ActorCriticAlgorithm):
     """Proximal policy optimization; the module's docstring has the paper and the differences from it.
 
     Args:
-      network: class or factory of the networks; called with the three specs. The networks have `policy`, `value`,
-        `forward` for policy and value together, and `initial_state`.
+      network: class or factory of the networks; called with (observation_spec, action_spec, reward_spec). The
+        networks have `policy`, `value`, `forward` for policy and value together, and `initial_state`.
       gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
       lambda_: weight of longer returns in the generalised advantage, in [0, 1]; 1 is the Monte-Carlo return.
       clip_range: largest change of an action's probability ratio that lowers the loss.

@@ -14,7 +14,10 @@ NUM_POINTS = 200  # number of points of a curve whose runs have no points in com
 
 
 def _median_of_runs(scores: np.ndarray) -> np.ndarray:
-    """Returns the mean over environments of the median over runs; `statistics.median` has no median over runs."""
+    """Returns the mean over environments of the median over runs.
+
+    `alfish.analysis.statistics.median` is the median over environments of the mean over runs.
+    """
     return np.median(scores, -2).mean(-1)
 
 

@@ -70,7 +70,7 @@ def _with_values(value: Any, taken: list[Any]) -> Iterator[tuple[Any, list[Any]]
 
 
 def _schedule_mistake(reference: Any) -> str | None:
-    """Returns a sentence if a schedule is written as `@X` instead of `@X()`, or lacks a required argument."""
+    """Returns a message if a schedule is written as `@X` instead of `@X()` or lacks a required argument, else None."""
     name = reference.scoped_selector
     if not reference.evaluate:
         return f"it requires an object: write @{name}()" if inspect.isclass(reference.configurable.wrapped) else None

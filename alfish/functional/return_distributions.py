@@ -45,7 +45,7 @@ class Distribution(nn.Module, Scalar):
         raise NotImplementedError
 
     def shifted(self, values: torch.Tensor, reward: torch.Tensor, discount: torch.Tensor) -> torch.Tensor:
-        """Returns target distributions `[..., J]`: those of reward + discount Z, for distributions Z `[..., K]`."""
+        """Returns the distributions of reward + discount * Z, `[..., J]`, where `values` `[..., K]` are those of Z."""
         raise NotImplementedError
 
     def of_choice(self, q: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,7 @@ class Scalar:
       huber_delta: error beyond which the loss is linear, in units of return; None means half the squared error.
     """
 
-    num_values: int | None = None  # K; None means no such dimension
+    num_values: int | None = None  # size of the last dimension, K; None means that values have no such dimension
     return_gamma: float | None = None  # discount of observed returns, if targets read these; None if not
 
     def __init__(self, gamma: float, huber_delta: float | None = None):
@@ -124,8 +124,8 @@ class Scalar:
 class LowerBounded(Scalar):
     """Scalar values whose targets are at least the observed return from the row to the end of its episode.
 
-    Such targets are correct only in deterministic environments, if entropies are not negative, and for truncated
-    episodes, if rewards are not negative; see `targets.bounded_below`. Replay stores the returns.
+    Such targets are correct only if the environment is deterministic and entropies are not negative. For truncated
+    episodes, rewards must not be negative either; see `targets.bounded_below`. Replay stores the returns.
 
     Args:
       gamma: discount per environment step; the algorithm gives it.

@@ -179,10 +179,10 @@ class Learner:
           summarize: whether to return scalars, which waits for the device.
 
         Returns:
-          `loss` and `grad_norm`, means of finite values over the updates since the last summary (with several groups
-          `loss/critic` and so on); the `learning_rate`; `nonfinite_updates` so far; and means of `LossInfo.extra`.
-          Plain updates compute `extra` in calls with `summarize` only, compiled updates in all calls. An empty dict if
-          this call made no update.
+          A dict with the means of the finite values of `loss` and `grad_norm` over the updates since the last summary
+          (with several groups `loss/critic` and so on), the `learning_rate`, the number of `nonfinite_updates` so far,
+          and means of `LossInfo.extra`. Compiled updates average `extra` over all updates, plain ones over those of
+          calls with `summarize`. The dict is empty if `summarize` is False or if this call made no update.
 
         Raises:
           RunError: `max_nonfinite_updates` consecutive updates were not finite. On a GPU, a call without `summarize`

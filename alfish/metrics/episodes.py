@@ -24,7 +24,7 @@ class EpisodeMetric(Metric, abc.ABC):
     """
 
     takes_tensors = False
-    reads_rewards = True  # whether the result differs between the entries of vector rewards
+    reads_rewards = True  # whether the value depends on rewards, so that each entry of a vector reward has a result
 
     def __init__(self, window: int = 100):
         self._size = window

@@ -99,7 +99,7 @@ class Setup(NamedTuple):
     plan: Plan
     worker_index: int  # index of the worker in its pool
     seed: int
-    process: tuple[int, int]  # index of the worker, and number of its earlier processes, both in the run
+    process: tuple[int, int]  # index of the worker among all workers of the run, and number of its earlier processes
     first_env_id: int
     starts: list[int]  # vector step after which the first episode of each environment is truncated; 0 means never
     cpu: int | None
@@ -112,7 +112,9 @@ class Grant(NamedTuple):
     """Permission to fill a slot. The worker owns the slot until it sends the `Segment`."""
 
     slot: int
-    at_random: Any  # whether to act by the algorithm's `random_action`; of several policies the names of those that do
+    # Whether actions come from the algorithm's `random_action`; with several policies, the names of those for which
+    # they do.
+    at_random: Any
     publication: int | None  # number of the publication of weights to act with; None means the newest
     calls: tuple[EnvironmentCall, ...] = ()  # the last call of each method; the worker makes those that are new
 

@@ -50,8 +50,8 @@ class HindsightReplay:
         'episode'  uniformly from all stored rows of the episode, t included
 
     All rows of the window in row 0's episode get the new goal, including the final observation at LAST. Rows of the
-    next episode do not change. The reward of an arrival row is computed from its own achieved goal, which is the one
-    AFTER the action.
+    next episode do not change. The reward of each later row is computed from the achieved goal of the same row, which
+    is the one AFTER the action that led to the row.
 
     If the environment terminates when the goal is reached, `terminated_fn` says so: the first row that reaches the new
     goal becomes LAST with discount 0, and later rows of the episode do not train. A row that terminated because it

@@ -57,7 +57,8 @@ class Sampler(abc.ABC):
           num_batches: number of minibatches that the windows are split into, in their order.
 
         Returns:
-          First rows of the windows, `[N]` each, on the host. Any consecutive part of the windows is a fair draw.
+          First rows of the windows, `[N]` each, on the host. Each contiguous part of the windows, such as a minibatch,
+          has the distribution of the whole draw.
 
         Raises:
           UsageError: no row may start a window yet.

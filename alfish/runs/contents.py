@@ -58,7 +58,7 @@ def check_inside(directory: Path, name: str) -> None:
     try:
         target, root = os.path.realpath(directory / name), os.path.realpath(directory)
     except ValueError as error:  # raised for a NUL in the name
-        raise UsageError(f"{directory / name!r} cannot be read: {error}") from error
+        raise UsageError(f"{str(directory / name)!r} cannot be read: {error}") from error
     if os.path.islink(directory / name) and not os.path.lexists(target):
         raise UsageError(f"{directory / name} is a link to a file that does not exist; remove it")
     if not Path(target).is_relative_to(root):

@@ -56,7 +56,7 @@ def restricted(config: Path, allow_import: Sequence[str]) -> Iterator[None]:
     """
     try:
         text = config.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):  # the file's reader reports it
+    except (OSError, UnicodeDecodeError):  # the code that reads the configuration reports it
         text = ""
     modules = _modules(text)
     with imports.restricted(
@@ -75,7 +75,7 @@ def _modules(text: str) -> list[str]:
         tokenize.TokenError,
         RecursionError,
         gin_internals.GinChanged,
-    ):  # the file's reader reports it
+    ):  # the code that reads the configuration reports it
         return []
     named = {one.module for one in statements if gin_internals.is_import(one) and not one.module.startswith("__gin__")}
     named |= {module for module, _ in PART.findall(text)} | {found[:-1] for found in NAMED_IN_TEXT.findall(text)}

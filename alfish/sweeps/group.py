@@ -160,7 +160,9 @@ class Specification(abc.ABC):
         if stored is not None and known[cls.varied] == getattr(stored, cls.varied):
             known[cls.varied] = getattr(stored, cls.varied)  # keeps the stored order, which numbers and tables follow
         if cls.varied not in known:
-            raise UsageError(f"--{cls.varied} is missing: give what differs, as in --{cls.varied}={cls.example}")
+            raise UsageError(
+                f"--{cls.varied} is missing: give a parameter and its values, as in --{cls.varied}={cls.example}"
+            )
         variants = corners([cls.parse(f"{name}={values}") for name, values in known[cls.varied].items()])
         if gin_files:
             base = Base.read(gin_files, bindings, variants)

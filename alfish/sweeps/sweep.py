@@ -113,8 +113,8 @@ class Sweep(RunGroup[SweepSpecification]):
     def _prune(self, trial: Trial, trials: Sequence[Trial], pruner: MedianPruner) -> bool:
         """Stops a trial if it must be pruned; returns whether it was stopped.
 
-        A trial that has completed since the last call is checked, too, because evaluations may be more frequent than
-        calls.
+        A trial that has completed since the last call is checked, too, because one of its evaluations since then may
+        require pruning.
         """
         if trial.state not in ("running", "complete") or trial.number in self._reported:
             return False

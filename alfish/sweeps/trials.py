@@ -145,7 +145,7 @@ class Trials:
       directory: directory of the sweep.
       parameters: parameters that the trials bind.
       seeds: value of `Trainer.seed` in each run of a trial.
-      last: number of evaluations that count at the end of a run, as in `TrialRun`.
+      last: number of final evaluations of a run whose mean is the value of the run, as in `TrialRun`.
     """
 
     def __init__(self, directory: Path, parameters: Sequence[Parameter], seeds: Sequence[int], last: int):

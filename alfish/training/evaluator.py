@@ -150,7 +150,7 @@ class Evaluator:
                 if on_row:
                     on_row(self._row(episode, time_step, reward, values))
                 if stepped:
-                    lanes = episode >= 0  # each environment has an episode of its own
+                    lanes = episode >= 0  # environments that run an episode, each a different one
                     totals[episode[lanes]] += reward[lanes]
                     lengths[episode[lanes]] += 1
         if not np.isfinite(totals).all():

@@ -141,18 +141,18 @@ class _Part(NamedTuple):
         part = place if source.part is None else source.part
         there = names_below(part, state, f"{source.name}: {source.run}")
         here = names_below(place, tensors, source.name)
-        wrong = [f"there is no {_joined(part, inner)} there" for inner in here if inner not in there]
+        wrong = [f"{source.run} has no {_joined(part, inner)}" for inner in here if inner not in there]
         names = {here[inner]: name for inner, name in there.items() if inner in here}
-        wrong += [f"there is no {_joined(place, inner)} here" for inner in there if inner not in here]
+        wrong += [f"this run has no {_joined(place, inner)}" for inner in there if inner not in here]
         wrong += [
-            f"{own} is {_form(tensors[own])} here, but {other} is {_form(state[other])} there"
+            f"{own} is {_form(tensors[own])} in this run, but {other} is {_form(state[other])} in {source.run}"
             for own, other in names.items()
             if _form(tensors[own]) != _form(state[other])
         ]
         if wrong:
-            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            more = f" ({len(wrong)} differences in all)" if len(wrong) > 1 else ""
             raise UsageError(
-                f"{source.name}: the part of {source.run} does not fit, {wrong[0]}{more}; build both with the same "
+                f"{source.name}: the part of {source.run} does not fit: {wrong[0]}{more}; build both with the same "
                 "networks and spaces, or name another part"
             )
         path = checkpoints.path(steps)

@@ -61,7 +61,8 @@ class RunDirectory:
         self._log = RunLog(self.path / "log.txt")
         self._unlock: Callable[[], Any] = lambda: None
         self._is_refused = False
-        self._was_empty = self._is_own = False  # before `open`; and whether `open` created the directory
+        self._was_empty = False  # whether the directory was empty before `open`
+        self._is_own = False  # whether `open` created the directory
         self._written: dict[str, str] = {}  # texts to write again if the directory was deleted, by name
         self._identity: tuple[int, int] | None = None
         self._is_taken = False  # whether another run uses the directory

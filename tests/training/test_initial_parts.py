@@ -222,9 +222,9 @@ class TestMistakes:
             ({ACTOR: "actor_torso@{source}"}, "source has no part 'actor_torso'; close ones are network.actor_torso"),
             ({"nothing.of": "{source}"}, "PPO has no part 'nothing.of'; its parts are network"),
             ({ACTOR: "{source}/../absent"}, "absent is not a run, because it has no checkpoints; there are .*source"),
-            ({ACTOR: "network.policy_head@{source}"}, r"there is no network.policy_head.mlp.0.weight there \(and 3"),
+            ({ACTOR: "network.policy_head@{source}"}, r"has no network.policy_head.mlp.0.weight \(4 differences"),
             ({"network.value_head": "network.actor_torso.mlp.0@{source}"},
-             r"network.value_head.weight is \[1, 8\] float32 here, but network.actor_torso.mlp.0.weight is \[8, 4\] f"),
+             r"value_head.weight is \[1, 8\] float32 in this run, but network.actor_torso.mlp.0.weight is \[8, 4\] f"),
             ({ACTOR: "{source}:7"}, "no checkpoint at 7 steps"),
             ({ACTOR: ""}, "it must be a run's directory"),
         ],
@@ -259,7 +259,7 @@ class TestMistakes:
 
         parts = {"small": f"network.actor_torso.mlp.0@{source}"}
         trainer = make(tmp_path / "run", Half, batches=REPLAY, initial_parts=parts)
-        with pytest.raises(UsageError, match=r"small.weight is \[8, 4\] float16 here"):
+        with pytest.raises(UsageError, match=r"small.weight is \[8, 4\] float16 in this run"):
             trainer.start()
         trainer.close()
 

@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-MOST_WARMUP, UNPLANNED_WARMUP = 10_000, 1000  # environment steps of the default warm-up
+# Default warm-up in environment steps: the limit of a tenth of the budget, and the value without a budget in steps.
+MOST_WARMUP, UNPLANNED_WARMUP = 10_000, 1000
 
 
 class UpdateSchedule:
@@ -84,8 +85,8 @@ class UpdateSchedule:
           clock: clock steps of the run.
 
         Returns:
-          Number of environment steps to collect, the largest of three: the rest of the warm-up; a tenth of the
-          remaining budget, but at most a whole warm-up; the steps of a batch.
+          Number of environment steps to collect, which is the largest of: the rest of the warm-up; a tenth of the
+          remaining budget, at most a whole warm-up; the steps after which replay holds a batch.
         """
         self.can_draw = False
         if self.num_offline_due:

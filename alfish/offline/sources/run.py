@@ -86,7 +86,7 @@ class RunSource(EpisodeSource):
             assert self.spaces.observation is not None and self.spaces.action is not None
             self._check_raw(step.observation, observation_spec(self.spaces.observation))
             observation = ObservationUnits(self.spaces.observation).to_environment(step.observation)
-            # The executed action is in the row of arrival. The sampled action may be out of bounds.
+            # Takes the executed action, which the next row holds, because the sampled action may be out of bounds.
             executed = nest.map(lambda leaf: np.concatenate([leaf[1:], leaf[:1]]), step.prev_action)
             actions = ActionUnits(self.spaces.action).stretch(executed)
             yield from episode_rows.episodes(

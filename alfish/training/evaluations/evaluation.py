@@ -24,8 +24,9 @@ class Evaluation:
     returns: tuple[float, ...]
     lengths: tuple[int, ...]  # number of actions of each episode
     num_cut: int = 0  # number of episodes that were truncated at the evaluator's `max_length`
-    # Returns of each entry of vector rewards, by its name; `returns` are their weighted sums. In games, mean returns of
-    # the agents of each policy, nan in games without such an agent; `returns` are means of all agents.
+    # With vector rewards, the returns of each reward entry by its name; `returns` holds their weighted sums. In games,
+    # the mean return of the agents of each policy, nan in games without such an agent; `returns` holds the mean over
+    # all agents.
     by_objective: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property

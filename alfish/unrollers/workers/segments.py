@@ -1,4 +1,4 @@
-"""Segments joined into one experience, and their step records into one.
+"""Joins the segments of workers into one Experience, and their step records into one StepRecords.
 
 On-policy, segments stand side by side. Off-policy, each environment has one column, however many segments its worker
 filled; shorter columns end with PAD rows.

@@ -100,7 +100,10 @@ def rows_and_records(segment: Segment, structure: Any, leaves: Sequence[torch.Te
 def example_row(
     environment: Environment, algorithm: RLAlgorithm, transforms: Transforms, num_envs: int, stores_states: bool = False
 ) -> Experience:
-    """Returns an Experience of one row `[B, ...]` with the policy's output for zeros. Steps no environment."""
+    """Returns an Experience of one row `[B, ...]`: the policy's output for an observation of zeros.
+
+    It does not step the environment.
+    """
     actor = Actor(algorithm, transforms)
     time_step = TimeStep(
         torch.full((num_envs,), StepType.FIRST, dtype=torch.int32),
