@@ -196,7 +196,7 @@ AUXILIARY = {
     ),
     "dqn": functools.partial(DQN, q_network=functools.partial(QNetwork, torso=REMEMBERING)),
 }
-LOSSES = [functools.partial(Reconstruction, decoder=SMALL), functools.partial(CPCA, num_steps=2, hidden_size=8)]
+LOSSES = [functools.partial(Reconstruction, decoder=SMALL), functools.partial(CPCA, horizon=2, classifier_size=8)]
 
 
 def with_auxiliary_losses(root_dir, name, **options):

@@ -203,7 +203,7 @@ class Reconstruction(AuxiliaryLoss):
 class CPCA(AuxiliaryLoss):
     """Contrastive predictive coding with actions: from a memory's output at row t, tells the observation at row t + j.
 
-        h_0 = features at t,    h_j = GRU(h_{j-1}, action at t + j - 1),    j = 1 ... num_steps
+        h_0 = features at t,    h_j = GRU(h_{j-1}, action at t + j - 1),    j = 1 ... horizon
         loss = -log D(h_j, observation at t + j) - mean over others of log (1 - D(h_j, observation of another row))
 
     D is a classifier with one hidden layer on h_j and the encoded observation. The others are random rows of the
@@ -217,11 +217,11 @@ class CPCA(AuxiliaryLoss):
       feature_size: number of features.
       coef: weight of the loss; a number or a schedule of progress.
       encoder: class or factory of the encoder of observations; called with the observation spec.
-      num_steps: largest number of rows from t to the predicted one, limited by the length of sequences.
+      horizon: largest number of rows from t to the predicted one, limited by the length of sequences.
       num_starts: number of rows t that are drawn in each sequence.
       num_futures: number of predicted rows for each row t.
       num_negatives: number of other rows for each prediction.
-      hidden_size: number of hidden units of the classifier.
+      classifier_size: number of hidden units of the classifier.
     """
 
     needs_sequences = True
@@ -234,11 +234,11 @@ class CPCA(AuxiliaryLoss):
         *,
         coef: FiniteFloat | Schedule = 0.1,
         encoder: Callable[[Nest], Any] = Encoder,
-        num_steps: PositiveInt = 20,
+        horizon: PositiveInt = 20,
         num_starts: PositiveInt = 6,
         num_futures: PositiveInt = 2,
         num_negatives: PositiveInt = 20,
-        hidden_size: LayerSize = 32,
+        classifier_size: LayerSize = 32,
     ):
         super().__init__(observation_spec, action_spec, feature_size, coef)
         self.encoder: Any = build_network(encoder, "CPCA.encoder", observation_spec)
@@ -246,18 +246,18 @@ class CPCA(AuxiliaryLoss):
         self.model = GRU(self._action_code.output_size, size=feature_size)
         size = feature_size + self.encoder.output_size
         self.classifier = nn.Sequential(
-            orthogonal(nn.Linear(size, hidden_size)), nn.ReLU(), orthogonal(nn.Linear(hidden_size, 1), 1.0)
+            orthogonal(nn.Linear(size, classifier_size)), nn.ReLU(), orthogonal(nn.Linear(classifier_size, 1), 1.0)
         )
-        self._num_steps, self._num_starts = num_steps, num_starts
+        self._horizon, self._num_starts = horizon, num_starts
         self._num_futures, self._num_negatives = num_futures, num_negatives
 
     def feature_loss(self, rows: FeatureRows) -> LossInfo:
         length, num_columns = rows.step_type.shape
-        device, num_steps = rows.step_type.device, min(self._num_steps, length - 1)
+        device, horizon = rows.step_type.device, min(self._horizon, length - 1)
         start = _random_below(length - 1, (self._num_starts, num_columns), device)  # [S, N]
-        step = 1 + _random_below(num_steps, (self._num_futures, *start.shape), device)  # [K, S, N]
+        step = 1 + _random_below(horizon, (self._num_futures, *start.shape), device)  # [K, S, N]
         column = torch.arange(num_columns, device=device)
-        predicted = self.predictions(rows, start, num_steps)  # [num_steps, S, N, F]
+        predicted = self.predictions(rows, start, horizon)  # [horizon, S, N, F]
         predicted = predicted.gather(0, (step - 1).unsqueeze(-1).expand(*step.shape, predicted.shape[-1]))
         future = (start + step).clamp(max=length - 1)
         valid = self.is_valid(rows.step_type, start, start + step)
@@ -271,13 +271,13 @@ class CPCA(AuxiliaryLoss):
         accuracy = losses.masked_mean((positive > 0).float(), valid)
         return LossInfo(loss, extra={"true_accuracy": accuracy})
 
-    def predictions(self, rows: FeatureRows, start: torch.Tensor, num_steps: int) -> torch.Tensor:
-        """Returns h_1 to h_num_steps, `[num_steps, S, N, F]`, for the rows `start` `[S, N]` of each sequence."""
+    def predictions(self, rows: FeatureRows, start: torch.Tensor, horizon: int) -> torch.Tensor:
+        """Returns h_1 to h_horizon, `[horizon, S, N, F]`, for the rows `start` `[S, N]` of each sequence."""
         column = torch.arange(start.shape[1], device=start.device)
         code, last = self._action_code(rows.transitions.action), rows.step_type.shape[0] - 1
         state = rows.features[start, column].flatten(0, 1)  # [S * N, F]
         outputs = []
-        for step in range(num_steps):
+        for step in range(horizon):
             action = code[(start + step).clamp(max=last), column]
             output, state = self.model.step(action.flatten(0, 1), state)
             outputs.append(output)

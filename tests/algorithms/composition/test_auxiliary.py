@@ -211,7 +211,7 @@ def test_cpca_predicts_rows_of_the_same_episode_only():
 
 
 def test_cpca_predicts_from_features_and_the_actions_between():
-    part, found = cpca(num_steps=3), sequences([FIRST, MID, MID, MID, MID])
+    part, found = cpca(horizon=3), sequences([FIRST, MID, MID, MID, MID])
     start = torch.tensor([[1], [0]])
     predicted = part.predictions(found, start, 3)
     assert predicted.shape == (3, 2, 1, 4)
@@ -223,7 +223,7 @@ def test_cpca_predicts_from_features_and_the_actions_between():
 
 
 def test_cpca_of_an_undecided_classifier_is_twice_log_two():
-    part = cpca(num_steps=2)
+    part = cpca(horizon=2)
     torch.nn.init.zeros_(part.classifier[-1].weight)
     found = part.feature_loss(sequences([FIRST, *[MID] * 8]))
     assert found.loss.shape == () and math.isclose(float(found.loss.detach()), 2 * math.log(2), rel_tol=1e-5)
@@ -238,7 +238,7 @@ def test_cpca_has_no_loss_where_no_row_can_be_predicted():
 
 def test_cpca_learns_which_observation_follows():
     """Observations alternate, and features say which is shown: the best loss is 0.95, that of guesses 1.39."""
-    part = cpca(num_steps=1)
+    part = cpca(horizon=1)
     step = rows([FIRST, *[MID] * 16])
     sign = (-1.0) ** torch.arange(17.0)[:, None, None]
     transitions = transitions_of(step._replace(observation=2 * sign.expand(17, 1, 3)))
@@ -254,7 +254,7 @@ def test_cpca_learns_which_observation_follows():
 
 
 def test_a_mean_loss_is_a_scalar_loss_of_the_group():
-    whole, given = made("ppo-memory", auxiliary_losses=[functools.partial(CPCA, num_steps=2), RECONSTRUCTION])
+    whole, given = made("ppo-memory", auxiliary_losses=[functools.partial(CPCA, horizon=2), RECONSTRUCTION])
     found = whole.calc_loss(given, whole.train_step(given, given.state).info)
     torch.testing.assert_close(found.scalar["all"], 0.1 * found.extra["cpca/loss"])
     assert {"cpca/true_accuracy", "reconstruction/loss"} < found.extra.keys()
