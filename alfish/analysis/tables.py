@@ -48,8 +48,8 @@ ESTIMATES = ("iqm", "mean", "median", "optimality_gap")
 
 def for_people(comparison: Comparison) -> Table:
     """Returns the table of a comparison for people; empty columns are left out."""
-    units = {row.axis for row in comparison.rows if row.axis}
-    clock = AXIS_WORDS[units.pop()] if len(units) == 1 else ""  # rows with different units have theirs in the cells
+    axis = _common_axis(comparison)
+    clock = AXIS_WORDS[axis] if axis else ""  # rows with different units have theirs in the cells
     header = ["environment", "group", "seeds", "IQM", "mean", "median", "optimality gap"]
     header += [f"{clock or 'steps'} to threshold", "seconds to threshold", f"{clock or 'steps'}/s"]
     rows = [
@@ -91,21 +91,25 @@ def for_programs(comparison: Comparison) -> Table:
     """Returns the table of a comparison for a CSV: numbers have all digits, and unknown numbers are empty cells."""
     header = ["environment", "group", "seeds"]
     header += [f"{name}{end}" for name in (*ESTIMATES, "improvement") for end in ("", "_low", "_high")]
-    units = {row.axis for row in comparison.rows if row.axis}
-    clock = units.pop() if len(units) == 1 else "steps"  # with different units, the last column has that of each row
-    header += [f"{clock}_to_threshold", "seconds_to_threshold", "num_reached", "steps_per_second"]
-    header += ["unit"] if units else []
+    clock = _common_axis(comparison) or "steps"  # the last column has the unit of each row
+    header += [f"{clock}_to_threshold", "seconds_to_threshold", "num_reached", "steps_per_second", "unit"]
     rows = [
         [
             *(row.environment, row.label, str(row.num_runs)),
             *(cell for name in (*ESTIMATES, "improvement") for cell in _cells(getattr(row, name))),
             *(("", "", "") if row.way is None else map(_full, row.way)),
             _full(row.rate),
-            *([row.axis] if units else []),
+            row.axis,
         ]
         for row in comparison.rows
     ]
     return [header, *rows]
+
+
+def _common_axis(comparison: Comparison) -> str:
+    """Returns the axis of all rows; '' if they have different ones."""
+    axes = {row.axis for row in comparison.rows if row.axis}
+    return axes.pop() if len(axes) == 1 else ""
 
 
 def _pairs(rows: Sequence[ComparisonRow]) -> list[tuple[ComparisonRow, ComparisonRow]]:

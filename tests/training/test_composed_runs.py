@@ -170,6 +170,21 @@ def test_stored_rows_and_metrics_have_the_rewards_of_the_environment(tmp_path, n
     assert name in ON_POLICY or kept[0] == kept[1]
 
 
+def assert_resumed_equals_whole(runs, stop):
+    """Trains a run as a whole, and again with an interruption after `stop` iterations; returns the whole run's trainer.
+
+    `runs` has a function for each of the two directories, which makes a trainer.
+    """
+    whole = runs[0]()
+    whole.train()
+    stop_after(runs[1](), stop)
+    torch.manual_seed(99)
+    resumed = runs[1]()
+    resumed.train()
+    assert_same(tensors_of(whole), tensors_of(resumed))
+    return whole
+
+
 @pytest.mark.parametrize("name", ["ppo", "dqn", "td3"])
 def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, name):
     env = (TensorPointMass, {"length": 6}) if name != "dqn" else (Bandit, {"length": 4})
@@ -180,13 +195,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, name):
         settings = {"env": env, "unroll_length": unroll_length, "num_iterations": 10}
         saving = [CheckpointSaver(0)]
         runs.append(functools.partial(make, tmp_path / directory, name, algorithm, listeners=saving, **settings))
-    whole = runs[0]()
-    whole.train()
-    stop_after(runs[1](), stop)
-    torch.manual_seed(99)
-    resumed = runs[1]()
-    resumed.train()
-    assert_same(tensors_of(whole), tensors_of(resumed))
+    assert_resumed_equals_whole(runs, stop)
 
 
 REMEMBERING = functools.partial(Torso, mlp=SMALL, memory=functools.partial(GRU, size=4))
@@ -212,14 +221,7 @@ def test_a_resumed_run_has_the_bits_of_auxiliary_losses(tmp_path, name):
     for directory in ("whole", "cut"):
         settings = {"unroll_length": unroll_length, "num_iterations": 10, "listeners": [CheckpointSaver(0)]}
         runs.append(functools.partial(with_auxiliary_losses, tmp_path / directory, name, **settings))
-    whole = runs[0]()
-    whole.train()
-    stop_after(runs[1](), stop)
-    torch.manual_seed(99)
-    resumed = runs[1]()
-    resumed.train()
-    assert whole.learner.updates > 0
-    assert_same(tensors_of(whole), tensors_of(resumed))
+    assert assert_resumed_equals_whole(runs, stop).learner.updates > 0
 
 
 @pytest.mark.parametrize("name", AUXILIARY)
