@@ -93,7 +93,7 @@ class SequentialVectorEnv(VectorEnv):
         return self.metadata["autoreset_mode"] == AutoresetMode.DISABLED
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Resets all environments, or those that `options["reset_mask"]` (`[B]` bool) selects.
+        """Resets all environments, or only those selected by the mask `options["reset_mask"]`, `[B]` bool.
 
         Args:
           seed: list with a seed or None for each environment; None means no seeds.

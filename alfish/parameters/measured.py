@@ -60,12 +60,12 @@ class MeasuredSchedule(nn.Module, abc.ABC):
 class MeasuredLinear(MeasuredSchedule):
     """Changes linearly from `start` to `end` while a measured number goes from `begin` to `finish`.
 
-    Constant before and after. The value returns to earlier ones if the number does.
+    Outside of this range of the number, the value is constant. If the number goes back, so does the value.
 
     Args:
       scalar: name of the number in metrics.csv, such as 'evaluation/mean_return'.
-      start: value where the number is `begin` or lies on its other side, and before the first measurement.
-      end: value where the number is `finish` or lies beyond.
+      start: value before the first measurement, and while the number has not passed `begin`.
+      end: value once the number has reached `finish`.
       begin, finish: numbers between which the value changes; `finish` may be the smaller one.
     """
 

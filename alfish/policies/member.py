@@ -172,12 +172,12 @@ class Member:
         self.modes = ModeSwitch(self.algorithm, self.learner.frozen.modules)
 
     def spread(self, scale: float, num_workers: int, num_segments: int) -> None:
-        """Receives in how many processes the policy acts, and makes its metrics.
+        """Receives the number of processes in which the policy acts, and makes its metrics.
 
         Args:
-          scale: number of games of a process, as a multiple of those that the policy was built for.
+          scale: number of games in each process, divided by the number of games that the policy was built for.
           num_workers: number of processes.
-          num_segments: expected number of unrolls of processes that an unroll of the run consists of.
+          num_segments: expected number of segments, each from one process, in an unroll of the run.
         """
         self._repeated["spread"] = lambda new: new.spread(scale, num_workers, num_segments)
         _, lineup, games, _, metrics, *_ = self._given

@@ -147,7 +147,8 @@ class WorkerPlayer:
     """
 
     def __init__(self, member: SentMember, games: Games, lineup: Lineup, setup: Setup):
-        self.name, self.trains, self.algorithm, self.transforms = member.name, member.trains, *member[4:6]
+        self.name, self.trains = member.name, member.trains
+        self.algorithm, self.transforms = member.algorithm, member.transforms
         group, columns = games.groups[lineup.group[member.name]], lineup.columns[member.name]
         stream = RandomStream(seed_of(member.seed, *setup.process), torch.device("cpu"))
         has_gaps = games.has_gaps or not lineup.is_fixed
@@ -176,7 +177,7 @@ class JointWorkerUnroller(GameUnroller):
             self.games.tolerate_errors(self._report)
 
     def collect(self, length: int, at_random: Sequence[str]) -> list[PolicyRows]:
-        """Returns records of each policy, with the rows of those that train; see `SentPolicies.make_unroller`."""
+        """Returns the records of each policy, and the rows if the policy trains; see `SentPolicies.make_unroller`."""
         try:
             found = self.unroll(length, at_random or ())
         except RunError as error:  # a row that is not finite, of games that cannot be built again

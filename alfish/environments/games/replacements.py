@@ -1,4 +1,4 @@
-"""Games in place of those that fail."""
+"""Replaces games that fail with new ones."""
 
 import contextlib
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from alfish.errors.user_code import calling
 
 
 class Replacements:
-    """Makes games in place of those that fail, and tells all games the progress of training.
+    """Replaces games that fail with new ones, and tells all games the progress of training.
 
     Args:
       make: function that makes a game; None means that the error of a game is raised.
@@ -45,7 +45,7 @@ class Replacements:
                     game.set_progress(progress)
 
     def replaced(self, game: Any) -> Any:
-        """Closes a game, and returns another one that knows the progress of training."""
+        """Closes a game, and returns a new game that knows the progress of training."""
         assert self._make is not None
         with contextlib.suppress(Exception):  # closing a broken game may fail, too
             close(game)

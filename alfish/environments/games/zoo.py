@@ -207,12 +207,12 @@ class ZooGames(Games):
             )
 
     def _replace(self, game: int, error: BaseException) -> None:
-        """Builds a game that has failed again, and resets it; raises the error if errors are not tolerated."""
+        """Replaces a game that failed with a new one, and resets that; raises the error if errors are not tolerated."""
         report = self._replacements.report
         if report is None:
             raise error
         failed: BaseException | None = error
-        while failed is not None:  # whoever receives the reports counts them, and ends the process
+        while failed is not None:  # ends with the process: the trainer counts reports, and stops it after too many
             report(game, failed)
             for columns in self._columns.values():
                 columns.drop(game)

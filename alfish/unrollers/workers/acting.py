@@ -1,4 +1,4 @@
-"""What acts in workers: one policy, or several, as the trainer sees them and as a worker receives them."""
+"""The policies that act in workers, one or several: as the trainer sees them, and as a worker receives them."""
 
 import abc
 from collections.abc import Mapping, Sequence
