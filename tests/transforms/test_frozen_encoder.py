@@ -350,6 +350,6 @@ class TestRefused:
         source = f"{inside[2]}.encoder.encoders.0@{inside[0].directory.path}"
         encoder = functools.partial(FrozenEncoder, encoder=functools.partial(CNN, output_size=9), source=source)
         trainer = make(tmp_path / "run", dqn(FEATURES), [encoder])
-        with pytest.raises(UsageError, match=r"FrozenEncoder.source: .*body.1.weight is \[9, 200\] float32 here"):
+        with pytest.raises(UsageError, match=r"FrozenEncoder.source: .*body.1.weight is \[9, 200\] float32 in this"):
             trainer.start()
         trainer.close()
