@@ -186,7 +186,7 @@ def is_run(directory: Path) -> bool:
 def read_evaluations(directory: Path, name: str = EVALUATION, column: str = "return") -> dict[int, tuple[float, ...]]:
     """Returns one column of each evaluation's episodes, by the evaluation's clock, ascending.
 
-    The result is empty for a run without evaluations, or if a file has no rows or lacks the column.
+    Evaluations without the column are left out, because a resumed run may have more columns than it had before.
 
     Args:
       directory: directory of the run.
@@ -194,14 +194,15 @@ def read_evaluations(directory: Path, name: str = EVALUATION, column: str = "ret
       column: name of the column in the files of `eval/`.
 
     Raises:
-      UsageError: a file is not a complete table, or a cell of the column is not a number.
+      UsageError: a file is not a complete table or has no rows, or a cell of the column is not a number.
     """
     found = {}
     for path in sorted((directory / "eval").glob(f"{name}-*.csv")) if name and "/" not in name else ():
         if clock := re.fullmatch(rf"{re.escape(name)}-(\d{{12,18}})\.csv", path.name):
-            table = contents.table(directory, f"eval/{path.name}")
-            if table is None or not table[1] or column not in table[0]:
-                return {}
-            index = table[0].index(column)
-            found[int(clock[1])] = tuple(contents.numbers([row[index] for row in table[1]], path).tolist())
+            header, rows = contents.table(directory, f"eval/{path.name}") or ([], [])
+            if not rows:
+                raise UsageError(f"{path} has no episodes; restore it, or move it away")
+            if column in header:
+                index = header.index(column)
+                found[int(clock[1])] = tuple(contents.numbers([row[index] for row in rows], path).tolist())
     return found

@@ -38,6 +38,16 @@ def test_a_column_of_the_evaluations_is_the_mean_over_their_episodes(make_run):
         assert list(series.values) == values and list(series.clocks["env_steps"]) == [1000, 2000, 3000]
 
 
+def test_a_column_that_later_evaluations_have_begins_with_them(make_run):
+    directory = make_run("run", seed=3)
+    first, *later = sorted((directory / "eval").glob("*.csv"))
+    for path in later:
+        header, *lines = path.read_text().splitlines()
+        path.write_text("\n".join([f"{header},score", *(f"{line},5" for line in lines)]) + "\n")
+    values = RunSeriesSource(directory).series("evaluation/score").values
+    assert list(values) == [5] * len(later) and len(later) == 2
+
+
 def test_a_row_of_training_at_the_clock_of_an_evaluation_is_not_one(make_run):
     assert list(RunSeriesSource(make_run("run", seed=0)).series("evaluation/return").values) == [1, 2, 3]
 

@@ -81,6 +81,7 @@ EPISODES = {
     "a huge cell": text(f"episode,seed,return,length\n0,0,{'7' * 200_000},1\n"),
     "words": text("episode,seed,return,length\n0,zero,one,two\n"),
     "a short row": text("episode,seed,return,length\n0,0\n"),
+    "no rows": text("episode,seed,return,length\n"),
 }
 CONFIG = {
     "not UTF-8": text(b"PPO.gamma = 0.5\xff\n"),
