@@ -94,8 +94,7 @@ def _run(name: str, module, rest: list[str]) -> int:
                     words += "; settings of classes are given as in --gin_param=PPO.gamma=0.98"
                 raise UsageError(f"{words}; `alfish {name} --help` lists the flags") from error
             if left and not getattr(module, "TAKES_WORDS", False):
-                flag = f"--gin_file={left[0]}" if left[0].endswith(".gin") else "--root_dir=runs/ppo"
-                raise UsageError(f"{left[0]!r} is not a flag; flags look like {flag}")
+                raise UsageError(f"{left[0]!r} is not a flag; flags look like {_flag_like(left[0], module.FLAGS)}")
             for flag, value in module.FLAGS.flag_values_dict().items():
                 if isinstance(value, float) and math.isnan(value):
                     raise UsageError(f"--{flag} is nan; it must be a number")
@@ -128,6 +127,15 @@ def _run(name: str, module, rest: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _flag_like(word: str, flag_values) -> str:
+    """Returns the flag whose value `word` probably is, or else an example of a flag."""
+    if word.endswith(".gin"):
+        return f"--gin_file={word}"
+    if "root_dir" in flag_values and os.path.isdir(word):
+        return f"--root_dir={word}"
+    return f"--env_id={word}" if "env_id" in flag_values else "--root_dir=runs/ppo"
 
 
 def _help() -> str:

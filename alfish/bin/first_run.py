@@ -98,13 +98,19 @@ def suggestions(
         yield "command", _command([*_files(task.files), *_bound(task.bindings)], root_dir)
         yield from _expected(task, None, 0, steps_per_second)
         return
+    has_image = any(is_image(leaf) for leaf in nest.leaves(environment.observation_spec))
+    if has_image and environment.name.startswith("ALE/") and not task.files and len(task.bindings) == 1:
+        yield "next", "ppo_atari.gin has the preprocessing and settings of PPO for Atari games; dqn_atari.gin, of DQN"
+        atari = Task(["ppo_atari.gin"], task.bindings)
+        yield "command", _command([*_files(atari.files), *_bound(atari.bindings)], f"runs/ppo_{name}")
+        yield from _expected(atari, None, 0, steps_per_second)
+        return
     fitting = [base for base in BASES.values() if base.algorithm in able]
     if not fitting:
         return
     base, reason = _choice(fitting, environment, steps_per_second)
     others = ", ".join(f"{one.algorithm} ({one.file})" for one in fitting)
     yield "next", f"base configurations that fit: {others}. Begin with {base.algorithm}: {reason}"
-    has_image = any(is_image(leaf) for leaf in nest.leaves(environment.observation_spec))
     budget = IMAGE_BUDGET if has_image else base.budget
     root_dir = f"runs/{base.algorithm.lower()}_{name}"
     budgeted = [*task.bindings, f"Trainer.num_env_steps = {budget}"]

@@ -94,8 +94,11 @@ def test_a_run_that_failed_before_its_first_checkpoint_may_be_configured_again(r
 # Mistakes in flags.
 
 
-def test_a_conf_without_its_flag_is_shown_with_it(refused):
+def test_a_value_without_its_flag_is_shown_with_it(refused, tmp_path):
     assert "flags look like --gin_file=ppo_cartpole.gin" in refused("train", "ppo_cartpole.gin")
+    assert "flags look like --env_id=CarRacing-v3" in refused("check-env", "CarRacing-v3")
+    assert f"flags look like --root_dir={tmp_path}" in refused("evaluate", tmp_path)
+    assert "flags look like --root_dir=runs/ppo" in refused("evaluate", tmp_path / "nowhere")
 
 
 def test_unknown_subcommands_are_refused_and_the_known_shown(capsys):

@@ -5,7 +5,9 @@ import shlex
 import types
 
 import gin
+import numpy as np
 import pytest
+from gymnasium import spaces
 
 import alfish
 from alfish.__main__ import main
@@ -165,6 +167,19 @@ def test_check_env_repeats_the_gin_file_that_has_an_algorithm(hard, monkeypatch)
         "command      alfish train --gin_file=dqn_cartpole.gin --gin_param=\"make_environment.env_id='CartPole-v1'\""
         in out
     )
+
+
+def test_check_env_suggests_the_conf_with_the_preprocessing_for_atari_games(untried_training):
+    binding = "make_environment.env_id = 'ALE/Pong-v5'"
+    image = spaces.Box(0, 255, (210, 160, 3), np.uint8)
+    game = types.SimpleNamespace(name="ALE/Pong-v5", observation_spec=image, action_spec=spaces.Discrete(6))
+    lines = dict(first_run.suggestions(first_run.Task([], [binding]), game, ["PPO"], 900.0))
+    flag = "--gin_param=\"make_environment.env_id='ALE/Pong-v5'\""
+    assert lines["command"] == f"alfish train --gin_file=ppo_atari.gin {flag} --root_dir=runs/ppo_pong_v5"
+    assert lines["time"] == "training makes about 200 steps/s on this machine, tried for 2 s"
+    bindings = [binding, "make_environment.wrappers = ['gymnasium.wrappers:GrayscaleObservation']"]
+    lines = dict(first_run.suggestions(first_run.Task([], bindings), game, ["PPO"], 900.0))
+    assert lines["command"].startswith("alfish train --gin_file=ppo.gin ")
 
 
 def test_the_speed_of_training_is_measured_with_updates_and_without_files(tmp_path, monkeypatch, capsys):
