@@ -12,7 +12,7 @@ import gin
 import torch
 
 from alfish.errors import UsageError
-from alfish.parameters import FiniteFloat, OpenUnitInterval, PositiveFloat, UnitInterval, checked
+from alfish.parameters import FiniteFloat, OpenUnitInterval, PositiveFloat, PositiveInt, UnitInterval, checked
 
 Schedule: TypeAlias = Callable[[Any], Any]  # progress in [0, 1] -> value
 
@@ -111,6 +111,28 @@ class Steps:
             elif progress >= boundary:
                 value = after
         return value
+
+
+@gin.configurable(module="alfish")
+@checked
+class Cyclical:
+    """Repeats a schedule, as warm restarts of a learning rate do (Loshchilov & Hutter, 2017, arXiv:1608.03983).
+
+    Each cycle takes the same part of the progress and goes through the whole schedule.
+
+    Args:
+      schedule: schedule that is repeated, such as `@Cosine()`.
+      num_cycles: number of cycles until the budget is spent.
+    """
+
+    def __init__(self, schedule: FiniteFloat | Schedule = gin.REQUIRED, num_cycles: PositiveInt = gin.REQUIRED):
+        self._schedule, self._num_cycles = as_schedule(schedule), num_cycles
+
+    def __call__(self, progress: Any) -> Any:
+        done = _clip(progress) * self._num_cycles  # cycles; the last one ends with the end of its schedule
+        if isinstance(done, torch.Tensor):
+            return self._schedule(done - done.floor().clamp(max=self._num_cycles - 1))
+        return self._schedule(done - min(math.floor(done), self._num_cycles - 1))
 
 
 def _clip(progress: Any) -> Any:

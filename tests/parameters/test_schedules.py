@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from alfish.parameters.schedules import Constant, Cosine, Exponential, Linear, Steps, as_schedule
+from alfish.parameters.schedules import Constant, Cosine, Cyclical, Exponential, Linear, Steps, as_schedule
 
 SCHEDULES = {
     "constant": Constant(0.3),
@@ -12,6 +12,7 @@ SCHEDULES = {
     "exponential": Exponential(1e-2, 1e-5),
     "cosine": Cosine(3e-4, 1e-5),
     "steps": Steps([1.0, 0.1, 0.01], [0.5, 0.8]),
+    "cyclical": Cyclical(Linear(1.0, 0.2), 3),
 }
 
 
@@ -35,6 +36,7 @@ def test_float_and_tensor_agree(name):
         ("exponential", 1e-2, math.sqrt(1e-7), 1e-5),
         ("cosine", 3e-4, 1.55e-4, 1e-5),
         ("steps", 1.0, 0.1, 0.01),
+        ("cyclical", 1.0, 0.6, 0.2),
     ],
 )
 def test_values_at_start_middle_and_end(name, start, middle, end):
@@ -47,7 +49,7 @@ def test_linear_is_flat_outside_its_range():
     assert [schedule(p) for p in (0.75, 0.9, 1.0)] == pytest.approx([-1, -1, -1])
 
 
-@pytest.mark.parametrize("name", ["linear", "exponential", "cosine"])
+@pytest.mark.parametrize("name", ["linear", "exponential", "cosine", "cyclical"])
 def test_progress_outside_the_run_is_clipped(name):
     schedule = SCHEDULES[name]
     assert schedule(-0.5) == pytest.approx(schedule(0.0))
@@ -57,6 +59,12 @@ def test_progress_outside_the_run_is_clipped(name):
 def test_a_step_schedule_changes_at_its_boundary():
     schedule = SCHEDULES["steps"]
     assert [schedule(p) for p in (0.499, 0.5, 0.799, 0.8)] == [1, 0.1, 0.1, 0.01]
+
+
+def test_each_cycle_is_the_whole_schedule():
+    schedule = SCHEDULES["cyclical"]
+    assert [schedule(p) for p in (0, 1 / 6, 0.999 / 3)] == pytest.approx([1, 0.6, 0.2], abs=1e-3)
+    assert [schedule(p) for p in (1.001 / 3, 0.5, 0.6666, 0.6667)] == pytest.approx([1, 0.6, 0.2, 1], abs=3e-3)
 
 
 def test_a_number_is_a_constant_schedule_and_a_schedule_stays_itself():

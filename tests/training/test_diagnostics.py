@@ -21,7 +21,7 @@ from alfish.algorithms.reppo import REPPO
 from alfish.algorithms.retrace import RetraceSAC
 from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
-from alfish.data import AlgStep
+from alfish.data import AlgStep, Batch, Experience
 from alfish.environments import make_environment
 from alfish.environments.toy import TensorPointMass
 from alfish.errors import RunError, UsageError
@@ -30,7 +30,14 @@ from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.learner.learner import Learner
 from alfish.networks import GRU, MLP, ActorCritic, CriticEnsemble, ImplicitQNetwork, QNetwork, Torso
 from alfish.runs.writers import Histogram, Image, Writer
-from alfish.training.diagnostics import Diagnostic, DormantUnits, ExplainedVariance, ModuleNorms, MonteCarlo
+from alfish.training.diagnostics import (
+    Diagnostic,
+    DormantUnits,
+    ExplainedVariance,
+    GradientNoise,
+    ModuleNorms,
+    MonteCarlo,
+)
 from alfish.training.diagnostics.estimates import _returns
 from alfish.training.listener import Listener
 from alfish.training.summaries import Summaries
@@ -66,7 +73,9 @@ def everything(**options):
         return {"noise": torch.rand(()), "bits": np.random.default_rng().integers(2, size=8)}
 
     defaults = Summaries()._diagnostics
-    return Summaries([*defaults, MonteCarlo(2)], diagnostics_period=1, custom_summary=custom, **options)
+    return Summaries(
+        [*defaults, MonteCarlo(2), GradientNoise(2)], diagnostics_period=1, custom_summary=custom, **options
+    )
 
 
 def table(directory):
@@ -178,6 +187,35 @@ def test_norms_are_those_of_the_parameters_the_gradient_and_the_last_step(tmp_pa
     gradients = torch.autograd.grad(loss, parameters)
     expected = torch.cat([gradient.reshape(-1) for gradient in gradients]).norm()
     assert row["gradient_norm/network"] == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_the_gradient_noise_scale_is_estimated_without_bias():
+    # The gradient of a row x is x: independent, of mean (2, 1) and variance 9 + 1. A row of the four does not train.
+    def gradients(batch):
+        return {"net.a": batch.experience.action[batch.mask].mean(0)}
+
+    run = SimpleNamespace(learner=SimpleNamespace(gradients=gradients))
+    generator, found = torch.Generator().manual_seed(0), []
+    for _ in range(2000):
+        x = torch.randn(4, 24, 2, generator=generator) * torch.tensor([3.0, 1.0]) + torch.tensor([2.0, 1.0])
+        mask = torch.ones(4, 24, dtype=torch.bool)
+        mask[1] = False
+        batch = Batch(Experience(None, x, None, None), mask)
+        found.append(GradientNoise(4).measure(run, SimpleNamespace(batch=batch)))
+    trace, squared_norm = (
+        np.mean([shown[f"gradient_{name}/net"] for shown in found]) for name in ("variance", "squared_norm")
+    )
+    assert trace == pytest.approx(10, rel=0.05) and squared_norm == pytest.approx(5, rel=0.05)
+    shown = found[0]
+    scale = shown["gradient_variance/net"] / shown["gradient_squared_norm/net"]
+    assert shown["gradient_noise_scale/net"] == pytest.approx(scale)
+
+
+def test_too_few_parts_or_columns_have_no_gradient_noise(tmp_path):
+    with pytest.raises(UsageError, match=r"GradientNoise.num_parts is 1; at least 2"):
+        GradientNoise(1)
+    batch = Batch(Experience(None, torch.ones(4, 3), None, None), torch.ones(4, 3, dtype=torch.bool))
+    assert GradientNoise(4).measure(None, SimpleNamespace(batch=batch)) == {}
 
 
 def test_a_delayed_actor_has_its_numbers_in_each_summary(tmp_path):

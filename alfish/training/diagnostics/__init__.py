@@ -5,12 +5,13 @@ A diagnostic has no side effects. It does not draw from the run's generators, an
 
 from alfish.training.diagnostics.diagnostic import Diagnostic, LastUpdate, PhaseTimes, value_estimates
 from alfish.training.diagnostics.estimates import ExplainedVariance, MonteCarlo
-from alfish.training.diagnostics.networks import DormantUnits, Histograms, ModuleNorms
+from alfish.training.diagnostics.networks import DormantUnits, GradientNoise, Histograms, ModuleNorms
 
 __all__ = [
     "Diagnostic",
     "DormantUnits",
     "ExplainedVariance",
+    "GradientNoise",
     "Histograms",
     "LastUpdate",
     "ModuleNorms",

@@ -1,4 +1,4 @@
-"""Diagnostics of networks: histograms and norms of parameters, and units that have become inactive."""
+"""Diagnostics of networks: histograms, norms and noise of gradients, and units that have become inactive."""
 
 from collections.abc import Callable, Mapping
 
@@ -8,6 +8,8 @@ from torch import nn
 
 from alfish import nest
 from alfish.data import StepType
+from alfish.errors import UsageError
+from alfish.learner.batches.batches import take
 from alfish.networks import CriticEnsemble
 from alfish.networks.layers import ACTIVATIONS
 from alfish.parameters import NonNegativeFloat, PositiveInt, checked
@@ -77,6 +79,59 @@ class ModuleNorms(Diagnostic):
             return {}
         norms = torch.stack([torch.linalg.vector_norm(torch.stack(own)) for own in by_module.values()])
         return dict(zip(by_module, norms.tolist()))
+
+
+@gin.configurable(module="alfish.training.diagnostics")
+@checked
+class GradientNoise(Diagnostic):
+    """Gradient noise scale of each trained module: the minibatch size above which larger minibatches hardly help.
+
+    The scale is tr(C) / |G|^2, in rows, where G is the mean gradient and C the covariance of the gradient of one row. A
+    much smaller minibatch takes more updates for the same progress, and a much larger one takes more rows.
+
+    Gradients of parts of the last minibatch are compared with the gradient of the whole minibatch, at the parameters
+    after its update. The estimates of tr(C) and |G|^2 are unbiased if rows are independent. They vary much: average
+    each of them over several measurements, and divide the averages. A loss that normalizes over the minibatch, such as
+    one with normalized advantages, is normalized over each part. A measurement takes `num_parts` backward passes, so
+    this diagnostic is not among the defaults.
+
+    Args:
+      num_parts: number of parts of equal size into which the minibatch is split; at most its number of columns.
+      depth: number of parts of a parameter's name that name its module, as of `ModuleNorms`.
+
+    Source: McCandlish et al., 2018, https://arxiv.org/abs/1812.06162, appendix A.1.
+    """
+
+    def __init__(self, num_parts: PositiveInt = 8, depth: PositiveInt = 1):
+        if num_parts < 2:
+            raise UsageError(f"GradientNoise.num_parts is {num_parts}; at least 2 gradients are compared")
+        self._num_parts, self._depth = num_parts, depth
+
+    def measure(self, run: Run, update: LastUpdate) -> dict[str, Shown]:
+        size = update.batch.mask.shape[1] // self._num_parts  # columns of a part
+        if size == 0:
+            return {}
+        columns = torch.arange(size * self._num_parts, device=update.batch.mask.device).split(size)
+        parts = [part for part in (take(update.batch, index) for index in columns) if part.mask.any()]
+        if len(parts) < 2:
+            return {}
+        gradients = [self._by_module(run.learner.gradients(part)) for part in parts]
+        num_rows = float(torch.stack([part.mask.sum() for part in parts]).float().mean())
+        shown: dict[str, Shown] = {}
+        for name in gradients[0]:
+            each = torch.stack([gradient[name] for gradient in gradients]).double()
+            trace = num_rows * float(each.var(0).sum())
+            squared_norm = float(each.mean(0).square().sum()) - trace / (num_rows * len(parts))
+            shown |= {f"gradient_variance/{name}": trace, f"gradient_squared_norm/{name}": squared_norm}
+            if squared_norm > 0:  # the estimate of a small gradient may be negative
+                shown[f"gradient_noise_scale/{name}"] = trace / squared_norm
+        return shown
+
+    def _by_module(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        by_module: dict[str, list[torch.Tensor]] = {}
+        for name, gradient in gradients.items():
+            by_module.setdefault(module_of(name, self._depth), []).append(gradient.flatten())
+        return {name: torch.cat(own) for name, own in by_module.items()}
 
 
 KINDS: tuple[type[nn.Module], ...]
