@@ -244,7 +244,7 @@ class Loop:
         """Discards the rows of an unroll that a signal interrupted; returns the last report."""
         self._signals.breakable = False
         self._parts.unroller.break_off()
-        self._log(f"{self._signals.name}: {what} the collection of rows; rows of the unfinished iteration are lost")
+        self._log(f"{self._signals.name}: {what} the iteration; rows that it collected are lost")
         return self.report()
 
     def _calibrates(self) -> bool:
