@@ -16,7 +16,7 @@ if sys.platform == "win32":
 
 __version__ = "0.2.0"
 
-# Modules to import when a name is first used, because `import alfish` alone should not wait for torch.
+# Modules that are imported when a name is first used, so that `import alfish` does not wait for torch.
 _HOME = {
     "AlgStep": "alfish.data",
     "Evaluator": "alfish.training.evaluator",
@@ -118,7 +118,7 @@ class _MovedLoader:
         return module
 
     def exec_module(self, module: Any) -> None:
-        module.__spec__ = self._spec  # `import` has replaced it by a spec of the old name
+        module.__spec__ = self._spec  # `import` has replaced it with a spec of the old name
 
 
 sys.meta_path.insert(0, _MovedModules)

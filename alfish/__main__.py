@@ -21,8 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a subcommand, and returns its exit status: 2 for a mistake of the user, 1 for a run that failed.
 
     Args:
-      arguments: arguments of the command, without the name of the program. With None, the arguments are those of the
-        process, whose standard streams and working directory are checked first.
+      arguments: command-line arguments without the name of the program. None takes the arguments of the process, and
+        first checks its standard streams and working directory.
     """
     if arguments is not None:
         with phrased_for_command():
@@ -71,7 +71,7 @@ def _command(arguments: list[str]) -> int:
 
 
 def _define_verbosity(module) -> None:
-    """Adds the flag that every subcommand has."""
+    """Adds the flag `--verbosity`, which every subcommand has."""
     from absl import flags
 
     if "verbosity" not in module.FLAGS:

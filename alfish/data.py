@@ -22,7 +22,7 @@ class StepType:
     FIRST = 0
     MID = 1
     LAST = 2
-    PAD = 3  # padding at the end of a column with fewer rows than its neighbours
+    PAD = 3  # padding at the end of a shorter column
 
 
 IS_STEP = np.array([False, True, True, False])  # for each step type, whether the row results from an environment step
@@ -48,10 +48,10 @@ class AlgStep(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The LAST rows of environments that end an episode and begin the next one in the same vector step."""
+    """LAST rows of environments that end an episode and begin the next one in the same vector step."""
 
-    ended: Array  # [T, B] bool, whether a LAST row stands between rows t and t + 1 of the column
-    time_step: TimeStep  # [T, B] rows that the steps returned: LAST rows where `ended`; other entries are not read
+    ended: Array  # [T, B] bool, whether a LAST row belongs between rows t and t + 1 of the column
+    time_step: TimeStep  # [T, B] the LAST rows where `ended`; other entries are not read
 
 
 class Experience(NamedTuple):
@@ -60,20 +60,20 @@ class Experience(NamedTuple):
     time_step: TimeStep
     action: Nest  # action as sampled, before clipping
     info: Nest  # info of rollout_step; preprocess_experience may replace it
-    state: Nest  # [B, ...] policy state at row 0, already reset where row 0 is FIRST; None without memory
-    policy_version: Array | None = None  # [B] int64, number of times that weights were published before the rows
+    state: Nest  # [B, ...] policy state at row 0, reset where row 0 is FIRST; None without memory
+    policy_version: Array | None = None  # [B] int64, number of weight publications before the rows were collected
     transform_state: Nest = None  # [B, ...] state of the transforms before row 0
-    # [K, B] rows before row 0 that only warm up a memory; `state` then belongs to the first of these rows
+    # [K, B] rows before row 0 that only warm up a memory; if present, `state` belongs to the first of these rows
     burn_in: TimeStep | None = None
     # [T, B] float32, discounted sum of the rewards after each row, if replay keeps it; nan in an unfinished episode
     return_to_go: torch.Tensor | None = None
-    # LAST rows that are stored separately; None means that all rows are in their places, see `in_line`
+    # LAST rows that are stored separately; `in_line` inserts them; None means that no LAST row is missing from the rows
     ends: Ends | None = None
     trains: torch.Tensor | None = None  # [T', N] bool, the rows that train; only in an update, see `Batch.mask`
 
 
 class Batch(NamedTuple):
-    """A minibatch: experience, a mask of the rows that train, and from replay the place of each window."""
+    """A minibatch: experience and a mask of the rows that train; from replay, also the place of each window."""
 
     experience: Experience
     mask: torch.Tensor  # [T', N] bool, True for rows that train
@@ -90,18 +90,18 @@ class LossInfo(NamedTuple):
     # For summaries: [T', N] (averaged over rows that train) or 0-d. The learner detaches `extra` and `priority`.
     extra: dict[str, torch.Tensor] | None = None
     priority: torch.Tensor | None = None  # [T', N] priority of drawing a row again, such as |TD error|
-    # [T', N] If the mean over the rows that train is positive, this update and the rest of the iteration are skipped.
+    # [T', N] The learner skips this update and the rest of the iteration if the mean over rows that train is positive.
     stop: torch.Tensor | None = None
     buffers: dict[torch.Tensor, torch.Tensor] | None = None  # new values of buffers, unless the update is skipped
-    # [T', N] KL(policy of the rollout, policy) in nats, which a learning rate may follow (`learner.kl_adaptive`)
+    # [T', N] KL(rollout policy, policy) in nats; `learner.kl_adaptive` adapts a learning rate to it
     kl: torch.Tensor | None = None
 
 
 class InLine(NamedTuple):
     """The result of `in_line`."""
 
-    experience: Experience  # [R, B] all rows in their order, PAD rows at the ends of columns
-    acted: torch.Tensor | None  # [T, B] int64, index in `experience` of each given row; None means that no row moved
+    experience: Experience  # [R, B] all rows in order of time, with PAD rows at the ends of columns
+    acted: torch.Tensor | None  # [T, B] int64, index in `experience` of each input row; None means that no row moved
 
 
 def in_line(experience: Experience, num_rows: int | None = None) -> InLine:
@@ -111,12 +111,12 @@ def in_line(experience: Experience, num_rows: int | None = None) -> InLine:
     computing it waits for a GPU. Existing PAD rows move to the ends of columns.
 
     Args:
-      experience: rows `[T, B]`, arrays or tensors; an on-policy unroll ends with a row that no step follows. Without
-        `ends`, all rows are already in their places.
+      experience: rows `[T, B]`, arrays or tensors; an on-policy unroll ends with a row without a further step. Without
+        `ends`, no row moves.
       num_rows: number R, at least the largest number of rows of a column; None means that it is computed.
 
     Returns:
-      The experience in tensors, without `ends`. The index of a PAD row is -1.
+      The experience as tensors, without `ends`, and the index of each row; PAD rows have the index -1.
     """
     if experience.ends is None:
         return InLine(experience, None)

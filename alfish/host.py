@@ -1,4 +1,4 @@
-"""Reads tensors from a device; the host waits for the device nowhere else.
+"""Copies tensors from a device to the host. Only these functions wait for the device.
 
 A GPU works asynchronously while Python continues. When Python needs a value, it waits until the GPU has finished all
 its work. Therefore values that are needed together are read together, in one copy, and values that are not urgent are
@@ -56,12 +56,12 @@ def read_later(leaves: Nest) -> Callable[[], Nest]:
 
 
 def _packed(leaves: list[torch.Tensor]) -> torch.Tensor:
-    """Returns copies of the bytes of all leaves as one vector, leaves with the largest item size first."""
+    """Returns the bytes of all leaves as one vector, leaves with the largest item size first."""
     return torch.cat([leaves[i].detach().contiguous().reshape(-1).view(torch.uint8) for i in _order(leaves)])
 
 
 def _unpacked(packed: torch.Tensor, leaves: list[torch.Tensor]) -> list[Any]:
-    """Returns arrays with the values of `leaves`, from a copy on the host of the vector that `_packed` made of them."""
+    """Returns arrays with the values of `leaves`, read from a host copy of the vector that `_packed` returned."""
     order, found = _order(leaves), {}
     parts = packed.split([leaves[i].numel() * leaves[i].element_size() for i in order])
     for i, part in zip(order, parts):

@@ -13,7 +13,7 @@ import torch
 Nest: TypeAlias = Any  # NamedTuple, dict or tuple of leaves, of any depth; a single leaf; or None
 
 # A leaf: a numpy array on the host while rows are collected, a torch tensor in batches and later. Environments that
-# compute in torch give tensors throughout.
+# compute in torch always return tensors.
 Array: TypeAlias = Any
 
 # Largest copy to a GPU that goes through pinned memory, in bytes. torch keeps pinned memory, and the system cannot swap
@@ -41,7 +41,7 @@ def leaves(nest: Nest, is_leaf: Callable[[Any], bool] | None = None) -> list[Any
         return [nest]
     if is_leaf is not None or not isinstance(nest, tuple):
         return optree.tree_leaves(nest, is_leaf=is_leaf)
-    found = []  # most nests are tuples of bare leaves, for which optree takes several times as long
+    found = []  # a fast path for tuples of bare leaves, where optree takes several times as long
     for part in nest:
         if type(part) is torch.Tensor or type(part) is np.ndarray:
             found.append(part)
@@ -156,8 +156,8 @@ def _is_gpu(device: torch.device | str) -> bool:
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
     """Returns a copy of a tensor on the CPU in pinned memory, unless the tensor is large.
 
-    A copy from pinned memory to a GPU does not wait, and torch reuses the memory only after the copy. A copy from other
-    memory may wait for all work of the GPU; the memory has been read when the call returns.
+    A copy from pinned memory to a GPU does not block, and torch reuses the memory only after the copy. A copy from
+    other memory may block until the GPU has finished all its work.
     """
     is_small = tensor.device.type == "cpu" and tensor.nbytes <= LARGEST_PINNED
     return tensor.pin_memory() if is_small else tensor
@@ -171,7 +171,7 @@ def at(nest: Nest, index: Any) -> Nest:
 def split(nest: Nest, num_rows: int) -> tuple[Nest, Nest]:
     """Splits leaves of equally many rows into the first `num_rows` rows and the other rows."""
     tensors, structure = flatten(nest)
-    sizes = [num_rows, tensors[0].shape[0] - num_rows]  # a tensor's `len` is five Python calls
+    sizes = [num_rows, tensors[0].shape[0] - num_rows]  # `len` of a tensor is slower
     heads, others = zip(*[tensor.split_with_sizes(sizes) for tensor in tensors])
     return unflatten(structure, heads), unflatten(structure, others)
 

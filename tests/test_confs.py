@@ -217,7 +217,7 @@ def test_each_task_opens_with_its_task_algorithm_and_result_as_it_configures_the
         assert conf.algorithm.split()[0].strip(",") == gin.query_parameter("Trainer.algorithm").selector, path.name
 
 
-def test_each_opens_with_a_comment_names_its_source_and_is_used():
+def test_each_conf_has_a_comment_a_source_and_a_use():
     for path in CONFS:
         assert path.read_text().startswith("# "), path.name
         assert any("arxiv.org" in one.read_text() for one in with_included(path)), path.name
@@ -226,7 +226,7 @@ def test_each_opens_with_a_comment_names_its_source_and_is_used():
         assert path in TASKS + ADDITIONS + ON_A_CLUSTER or is_included or is_base, path.name
 
 
-def test_examples_say_that_they_were_never_trained_and_are_not_shipped():
+def test_example_confs_state_that_they_are_untrained():
     assert {"ppo_breakout", "dqn_breakout"} <= set(names(EXAMPLES))
     for path in EXAMPLES:
         assert read(path).result.endswith("never trained"), path.name

@@ -35,7 +35,7 @@ def far(monkeypatch):
         yield far
 
 
-def test_a_read_is_one_copy(far):
+def test_reading_copies_data_once(far):
     given = leaves(far.device)
     far.clear()
     found = host.read(given)
@@ -47,7 +47,7 @@ def test_a_read_is_one_copy(far):
     assert not far.waits
 
 
-def test_a_late_read_does_not_wait_and_returns_what_was_there(far):
+def test_a_late_read_returns_the_current_value_without_waiting(far):
     for device in (far.device, "cpu"):
         given = {name: leaf for name, leaf in leaves(device).items() if name not in ("array", "number")}
         far.clear()

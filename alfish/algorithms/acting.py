@@ -24,7 +24,7 @@ class StatefulInfo(NamedTuple):
 
 
 def without_states(experience: Experience) -> Experience:
-    """Returns the experience with plain infos instead of `StatefulInfo`; plain infos do not change."""
+    """Returns the experience with the info inside `StatefulInfo`; any other info does not change."""
     info = experience.info
     return experience._replace(info=info.info) if isinstance(info, StatefulInfo) else experience
 
@@ -32,7 +32,7 @@ def without_states(experience: Experience) -> Experience:
 def reset_state(state: Nest, initial_state: Nest, step_type: torch.Tensor) -> Nest:
     """Returns the policy state to act from: `initial_state` where a row is FIRST, else `state`.
 
-    Callers of `rollout_step` and `predict_step` reset the state first. Within a sequence of rows, memories reset it.
+    Callers of `rollout_step` and `predict_step` reset the state first. Memories reset it within a sequence of rows.
 
     Args:
       state: nest of `[B, ...]`, or None.
@@ -50,8 +50,8 @@ class Actor:
 
     Args:
       algorithm, transforms: modules that act; they are not changed.
-      samples: True acts with `rollout_step`, False with `predict_step`.
-      sets_mode: whether `step` puts the algorithm into evaluation mode for each call; otherwise callers must.
+      samples: whether to act with `rollout_step`, which samples, instead of `predict_step`.
+      sets_mode: whether `step` puts the algorithm into evaluation mode for each call; if False, the caller does.
     """
 
     def __init__(self, algorithm: RLAlgorithm, transforms: Transforms, samples: bool = True, sets_mode: bool = False):
@@ -79,7 +79,7 @@ class Actor:
         """Returns transformed rows for the hook, the transforms' next state, and the policy's state for the hook.
 
         Args:
-          time_step: `[B]` rows as they are stored, see `Transforms.encode`; tensors on the algorithm's device.
+          time_step: `[B]` stored rows, see `Transforms.encode`; tensors on the algorithm's device.
           transform_state: state of the transforms before these rows, `[B, ...]`.
           state, initial_state: see `reset_state`.
         """
@@ -87,7 +87,7 @@ class Actor:
         return seen, transform_state, reset_state(state, initial_state, seen.step_type)
 
     def step(self, seen: TimeStep, state: Nest) -> AlgStep:
-        """Calls the hook with rows and a state that `see` returned, and returns the hook's result."""
+        """Calls the hook with the rows and the state that `see` returned; returns the hook's result."""
         act = self.algorithm.rollout_step if self.samples else self.algorithm.predict_step
         if not self._sets_mode:
             return act(seen, state)
@@ -113,7 +113,7 @@ def tensors_of(*modules: nn.Module) -> tuple[dict[str, torch.Tensor], ...]:
 
 @contextlib.contextmanager
 def with_tensors(tensors: tuple[dict[str, torch.Tensor], ...], *modules: nn.Module) -> Iterator[None]:
-    """Lets modules compute with other tensors, in the form that `tensors_of` returns, within the context."""
+    """Makes modules use other tensors within the context; `tensors` has the form that `tensors_of` returns."""
     with contextlib.ExitStack() as stack:
         for module, own in zip(modules, tensors, strict=True):
             stack.enter_context(torch_internals.reparametrize_module(module, own, tie_weights=True))
@@ -126,7 +126,7 @@ def in_eval_mode(algorithm: RLAlgorithm, explores: bool = False) -> Iterator[Non
 
     Args:
       algorithm: algorithm with the modules.
-      explores: whether modules that explore keep their mode, see `explorers`; True for `rollout_step`.
+      explores: whether the modules in `explorers` keep their mode; True for `rollout_step`.
     """
     training = [module for module in algorithm.modules() if module.training]  # a frozen part stays in evaluation mode
     kept = explorers(algorithm) if explores else []
@@ -141,14 +141,14 @@ def in_eval_mode(algorithm: RLAlgorithm, explores: bool = False) -> Iterator[Non
 
 
 def explorers(algorithm: nn.Module) -> list[nn.Module]:
-    """Returns the modules whose noise explores (`NoisyLinear`), and which stay in training mode in rollouts."""
+    """Returns the modules whose noise explores (`NoisyLinear`); they stay in training mode in rollouts."""
     return [module for module in algorithm.modules() if getattr(module, "explores", False)]
 
 
 class ModeSwitch:
     """Switches an algorithm between acting and training, in less than the 0.1 ms that `nn.Module.train` takes.
 
-    Modules that explore stay in training mode, see `explorers`.
+    The modules in `explorers` stay in training mode.
 
     Args:
       algorithm: algorithm to switch.

@@ -20,7 +20,7 @@ from alfish.parameters.schedules import Schedule, as_schedule
 class ActorCriticAlgorithm(RLAlgorithm):
     """An on-policy algorithm with one network; a subclass adds `preprocess_experience` and `calc_loss`.
 
-    Each subclass describes the arguments, because the defaults are in the subclass.
+    Subclasses set the defaults, and describe the arguments.
     """
 
     on_policy = True
@@ -80,7 +80,7 @@ class ActorCriticAlgorithm(RLAlgorithm):
         return advantage, value
 
     def policy_advantage(self, advantage: torch.Tensor, step_type: torch.Tensor) -> torch.Tensor:
-        """Returns the `[T, B]` advantages of the policy loss: scalarized, then normalized if the setting is on."""
+        """Returns the `[T, B]` advantages of the policy loss: scalarized, and normalized if `normalize_advantage`."""
         advantage = self.values.scalarized(advantage)
         if self._normalize_advantage:
             advantage = returns.standardize(advantage, trainable(step_type))

@@ -4,13 +4,14 @@ The policy loss is PPO's surrogate, https://arxiv.org/abs/1707.06347, or IMPALA'
 IMPALA's (Espeholt et al., 2018, https://arxiv.org/abs/1802.01561), as in Sample Factory (Petrenko et al., 2020,
 https://arxiv.org/abs/2006.11751).
 
-Each ratio pi / mu is exact, because rows hold the distribution of the behaviour policy mu. The surrogate therefore
-takes q - V without a second weight rho, and without lag the first update equals PPO's. IMPACT (Luo et al., 2020)
-divides by the policy of a target network instead, and needs another clipped weight between that policy and mu.
+Each ratio pi / mu is exact, because rows store the distribution of the behaviour policy mu. The surrogate therefore
+multiplies the ratio by q - V, without a second weight rho. Without lag, the first update equals PPO's. IMPACT (Luo et
+al., 2020) instead divides pi by the policy of a target network, and needs a second clipped weight between that policy
+and mu.
 
-With lag, the first ratio differs from 1. A row whose ratio already exceeds clip_range, in the direction of its
-advantage, trains only the value. V-trace corrects for the lag at the start of the iteration. The updates within the
-iteration add further lag; recompute_advantage corrects for this further lag before each epoch.
+With lag, the first ratio differs from 1. A row trains only the value if its ratio already exceeds clip_range in the
+direction of its advantage. V-trace corrects for the lag at the start of the iteration. The updates of the iteration add
+lag; recompute_advantage corrects for it before each epoch.
 
 Differences from the papers: a truncated episode bootstraps from its true final observation; advantages are normalized
 over the trained rows of the unroll.
@@ -36,11 +37,12 @@ class APPO(PPO):
     """Asynchronous PPO; the module's docstring has the papers and the differences from them.
 
     Args:
-      rho_bar: upper limit of the weight of each step's TD error, and with `loss` 'impala' of the gradient's weight.
+      rho_bar: upper limit of the weight of each step's TD error. With `loss` 'impala', it also limits the weight of the
+        policy gradient.
       c_bar: upper limit of the weight of later TD errors; at most rho_bar (Espeholt et al., 2018, section 4.1).
       loss: loss of the policy: 'clipped' is PPO's surrogate; 'impala' is -rho log pi (q - V), for a single epoch.
-      ppo_arguments: settings of `PPO`. lambda_ is V-trace's lambda; target_kl limits KL(behaviour policy, policy), so
-        that rows of policies that are too old do not train; recompute_advantage also recomputes ratios.
+      ppo_arguments: settings of `PPO`. lambda_ is V-trace's lambda; target_kl limits KL(behaviour policy, policy),
+        which skips updates on rows of a policy that is too old. recompute_advantage also recomputes ratios.
     """
 
     def __init__(

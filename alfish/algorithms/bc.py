@@ -1,12 +1,11 @@
 """Behavioural cloning: maximum likelihood of recorded actions, of any space.
 
-Pomerleau, 1991, https://doi.org/10.1162/neco.1991.3.1.88, with one distribution for each leaf of the action.
+Pomerleau, 1991, https://doi.org/10.1162/neco.1991.3.1.88, with one distribution per leaf of the action.
 
-Box actions have a normal distribution that is not squashed, because data often lie at the bounds, where the density of
-a squashed normal is infinite. Samples beyond the bounds are clipped when they are executed. The standard deviation does
-not depend on the observation. The deviation has a lower bound: otherwise the likelihood of constant actions would be
-unbounded.
-`PolicyHead.learn_std = False` makes this a regression with squared error.
+Box actions have a normal distribution that is not squashed: recorded actions often lie at the bounds, where the density
+of a squashed normal is infinite. Samples beyond the bounds are clipped when they are executed. The standard deviation
+does not depend on the observation. It has a lower bound, because the likelihood of constant actions would otherwise be
+unbounded. `PolicyHead.learn_std = False` makes this a regression with squared error.
 
 Rewards are not read. Row 0 of a window trains; with memory, every row but the last trains.
 """
@@ -84,7 +83,7 @@ class BC(RLAlgorithm):
         return AlgStep(info=BCTrain(self._policy(features, step), action))
 
     def cloned_action(self, experience: Experience) -> Nest:
-        """Returns the actions `[L, N, ...]` whose likelihood is maximized. Default: the executed actions."""
+        """Returns the actions to clone, `[L, N, ...]`. Default: the executed actions."""
         return experience.action
 
     def calc_loss(self, experience: Experience, info: BCTrain) -> LossInfo:

@@ -1,4 +1,4 @@
-"""Checks of what the hooks of `RLAlgorithm` return; an error names the hook and the right result."""
+"""Checks of the results of `RLAlgorithm` hooks; an error names the hook and the expected result."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -24,14 +24,15 @@ def losses_error(groups: Iterable[str]) -> UsageError:
 
 
 def check_step(step: Any, owner: object, hook: str, action_spec: Nest, batch_size: int, initial_state: Nest) -> None:
-    """Checks what `rollout_step` or `predict_step` returned for `batch_size` environments.
+    """Checks the result of `rollout_step` or `predict_step` for `batch_size` environments.
 
     Args:
       step: step that the hook returned.
       owner, hook: names of the algorithm and its method, for the message.
       action_spec: canonical action nest.
       batch_size: number of rows, B.
-      initial_state: initial state of the algorithm, `[B, ...]`; each later state has its structure, shapes and dtypes.
+      initial_state: initial state of the algorithm, `[B, ...]`; later states must have the same structure, shapes and
+        dtypes.
 
     Raises:
       UsageError: a part of `step` is wrong; the message says what it must be.
@@ -70,7 +71,7 @@ def check_initial_state(algorithm: Any) -> None:
 
 
 def check_registered(algorithm: nn.Module) -> None:
-    """Checks that torch has registered all parameters of an algorithm; other parameters are neither trained nor saved.
+    """Checks that torch has registered all parameters; an unregistered parameter is neither trained nor saved.
 
     Raises:
       UsageError: an attribute of a user-defined module has parameters that are not registered.
@@ -107,7 +108,7 @@ def _kind(value: Any) -> str:
 
 
 def check_detached(algorithm: nn.Module) -> None:
-    """Raises UsageError if an attribute holds a tensor that still has its autograd graph."""
+    """Raises UsageError if an attribute holds a tensor with an autograd graph."""
     for module in algorithm.modules():
         for name, value in vars(module).items():
             if any(_is_tensor(one) and one.grad_fn is not None for one in _parts(value)):
@@ -118,7 +119,7 @@ def check_detached(algorithm: nn.Module) -> None:
 
 
 def check_loss_info(loss_info: LossInfo, owner: object) -> None:
-    """Raises UsageError if a field of `LossInfo` that `calc_loss` returned has the wrong kind.
+    """Raises UsageError if a field of the `LossInfo` from `calc_loss` has the wrong type.
 
     The number of rows is not checked.
     """

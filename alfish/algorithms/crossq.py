@@ -1,11 +1,11 @@
-"""CrossQ and XQC: SAC whose critics have batch norm and process both rows of a transition in one forward pass.
+"""CrossQ and XQC: SAC without target network, with batch norm and one pass of the critics over both observations.
 
-CrossQ: Bhatt et al., 2024, https://arxiv.org/abs/1902.05605; it has no target network (`SAC.target_rate = None`).
+CrossQ: Bhatt et al., 2024, https://arxiv.org/abs/1902.05605; no target network (`SAC.target_rate = None`).
 XQC: Palenicek et al., 2026, https://arxiv.org/abs/2509.25174; weights of unit norm are a setting of the networks, and
 categorical values a setting of `values`.
 
-In a pass, row 0 has the action that was taken, and later rows have actions of the policy. A batch norm then has one
-mean and one variance for both kinds of rows. Without batch norm the values equal those of SAC.
+In a pass, row 0 has the action that was taken, and later rows have actions of the policy. Batch norm therefore uses one
+mean and one variance for both. Without batch norm, the values equal SAC's.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from alfish.parameters.parts import check_forward
 
 
 class CrossQTrain(NamedTuple):
-    """Outputs of the row that trains, as in `SACTrain`, and the new statistics of batch norms."""
+    """Outputs for the row that trains, as in `SACTrain`, and new statistics of batch norm."""
 
     q: torch.Tensor
     following: NextValues
@@ -42,7 +42,7 @@ class CrossQ(SAC):
     """SAC with one pass of the critics over both rows of a transition; the settings are those of `SAC`."""
 
     updates_batch_norms = ("actor_mlp", "critic.body", "target_critic")
-    # Whether the actor's batch norms update statistics even if the actor does not train.
+    # Whether the actor's batch norm updates its statistics even if the actor does not train.
     collects_always: ClassVar[bool] = False
 
     def make_networks(
@@ -80,7 +80,7 @@ class CrossQ(SAC):
         return super().calc_loss(experience, info)._replace(buffers=info.moments)
 
     def trained_policy(self, features: Features, mask: torch.Tensor | None, moments: Moments) -> HybridPolicy:
-        """Returns the policy at row 0; batch-norm layers add their new statistics to `moments`.
+        """Returns the policy at row 0; batch-norm layers write new statistics to `moments`.
 
         `mask` is the mask `[L, N, n]` of all rows.
         """
@@ -89,7 +89,7 @@ class CrossQ(SAC):
     def policy_with_moments(self, features: torch.Tensor, mask: torch.Tensor | None, moments: Moments) -> HybridPolicy:
         """Returns the policy.
 
-        Its batch-norm layers use the statistics of `features`, and add them to the new statistics.
+        Batch-norm layers normalize by the statistics of `features`, and write them to `moments`.
         """
         with_moments = (moments,) if self._has_batch_norm[0] else ()
         return self.policy_head(self.actor_mlp(features, *with_moments), mask)
@@ -104,6 +104,6 @@ class CrossQ(SAC):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class XQC(CrossQ):
-    """CrossQ whose actor's batch norms collect statistics in every update; the settings are those of `SAC`."""
+    """CrossQ whose actor updates its batch-norm statistics in every update; the settings are those of `SAC`."""
 
     collects_always: ClassVar[bool] = True

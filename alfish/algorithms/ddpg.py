@@ -2,8 +2,8 @@
 
 Lillicrap et al., 2016, https://arxiv.org/abs/1509.02971.
 
-Differences from the paper: a truncated episode bootstraps from its true final observation; one number sets the
-correlation of exploration noise, which starts from zero in each episode.
+Differences from the paper: a truncated episode bootstraps from its true final observation; exploration noise has one
+setting for its correlation, and starts from zero in each episode.
 """
 
 import math
@@ -44,10 +44,10 @@ class DDPG(RLAlgorithm):
     Args:
       actor: class or factory of the actor; called with (observation_spec, action_size).
       critic: class or factory of an ensemble of one or more critics; called with (observation_spec, action_size). The
-        minimum of the ensemble is the target; the first critic (`num_members=1`) trains the actor.
+        target is the minimum of the ensemble; the actor maximizes the first critic (`num_members=1`).
       gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
-      target_rate: step size of the updates of both target networks, in (0, 1]; the target networks are updated after
-        each update of the actor.
+      target_rate: step size of the updates of both target networks, in (0, 1]; both are updated after each update of
+        the actor.
       noise_std: standard deviation of exploration noise, in units of half the action's range; a number or a schedule
         of progress.
       noise_correlation: correlation between the noise of consecutive steps, in [0, 1); 0 is white noise. The noise is
@@ -58,7 +58,7 @@ class DDPG(RLAlgorithm):
     on_policy = False
     feature_module = "critic.encoder"
     weighted_losses: tuple[str, ...] | None = ("critic",)
-    lambda_: ClassVar[float] = 1.0  # weight of longer returns: 1 bootstraps at a window's last row, 0 after one step
+    lambda_: ClassVar[float] = 1.0  # 1 bootstraps at a window's last row, 0 after one step
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class DDPG(RLAlgorithm):
         self._noise_std, self._noise_correlation = as_schedule(noise_std), noise_correlation
 
     def make_networks(self, actor: Callable[..., Any], critic: Callable[..., Any], action_size: int) -> None:
-        """Makes actor and critics in a fixed order, because the order decides which initial weights a seed gives."""
+        """Makes actor and critics in a fixed order, because initial weights depend on the order."""
         self.actor = build_network(actor, f"{type(self).__name__}.actor", self.observation_spec, action_size, has=())
         self.critic = build_network(
             critic, f"{type(self).__name__}.critic", self.observation_spec, action_size, has=("features",), takes=2
@@ -163,7 +163,7 @@ class DDPG(RLAlgorithm):
         with torch.no_grad():
             next_value = self.next_value(features, experience)
         policy_q = policy_action = None
-        if self.trains("actor"):  # the first critic trains it, as in TD3's algorithm 1
+        if self.trains("actor"):  # the actor maximizes the first critic, as in TD3's algorithm 1
             policy_action = self.actor(features.actor)
             policy_q = self.values.scalarized(self.critic(features.critic, policy_action, num_members=1)[0])
         return AlgStep(info=DDPGTrain(q, next_value, policy_q, policy_action, action))

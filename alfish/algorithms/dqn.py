@@ -2,8 +2,8 @@
 
     y = r_1 + ... + gamma^(n-1) r_n + gamma^n Q'(s_n, argmax_a Q(s_n, a)),   loss = huber(y - Q(s_0, a_0))
 
-with the target network Q'; Q' counts 0 where s_n is terminal. Without double Q-learning, Q' replaces Q in the argmax.
-`train_step` computes the next values; `calc_loss` computes the target y by `values.Scalar.target`, which calls
+with the target network Q', which is 0 where s_n is terminal. Without double Q-learning, Q' also replaces Q in the
+argmax. `train_step` computes the next values; `calc_loss` computes the target y by `values.Scalar.target`, which calls
 `targets.td_target` and `returns.lambda_return`. The learner takes the mean of the loss over rows that train.
 
 Mnih et al., 2015, https://doi.org/10.1038/nature14236. Double: van Hasselt et al., 2016, https://arxiv.org/abs/1509.06461.
@@ -54,15 +54,15 @@ class DQN(QLearning):
       lambda_: weight of longer returns within a window, in [0, 1]; 1 bootstraps at the last row only, 0 is the one-step
         return; None means 1 without memory and 0 with memory.
       epsilon: probability of a uniform action in rollout, in [0, 1]; a number or a schedule of progress.
-      double: whether the online network chooses the next action, whose value the target network gives.
+      double: whether the online network chooses the next action, and the target network evaluates it.
       target_period: number of network updates for each update of the target network.
       target_rate: step size of the target network's update, in (0, 1]; 1 copies the network.
-      huber_delta: error beyond which the loss is linear, in units of return; None means half the squared error.
-        Distributions of the return have their own loss.
+      huber_delta: error beyond which the loss is linear, in units of return; None means half the squared error. A
+        distribution of the return has its own loss.
       reward_weights: initial weight of each reward entry, kept in the buffer `values.weights`; None means 1 for all.
-      values: class or factory of the kind of values, called with gamma; requires a scalar reward. Either a distribution
-        of the return (`@Bins`, `@Quantiles`), or expected returns with lower bounds (`@LowerBounded`). None means
-        expected returns.
+      values: class or factory of the kind of values, called with gamma; requires a scalar reward. `@Bins` and
+        `@Quantiles` are distributions of the return; `@LowerBounded` is the expected return with lower bounds. None
+        means the expected return.
     """
 
     on_policy = False
@@ -109,7 +109,7 @@ class DQN(QLearning):
         return AlgStep(info=DQNTrain(self.values.of_choice(q, taken[: q.shape[0]]), following))
 
     def window(self, experience: Experience) -> tuple[Window, list[torch.Tensor]]:
-        """Returns the rows of a window `[L, N]` that targets read, and a list with the leaf of their actions."""
+        """Returns the rows of a window `[L, N]` that targets read, and a list with the action leaf of these rows."""
         has_memory = self.replay_needs.recurrent_state
         if not (self.needs_every_row or has_memory):
             # From here L is 2 unless 0 < lambda < 1; `calc_loss` receives all rows.
@@ -122,7 +122,7 @@ class DQN(QLearning):
         Args:
           q: `[L-1, N, A]` or `[L-1, N, A, K]`, values of the target network.
           greedy: `[L-1, N]` int64, greedy actions.
-          taken: `[L, N]` int64, actions that were taken, for `RetraceDQN`.
+          taken: `[L, N]` int64, actions that were taken; `RetraceDQN` reads them.
         """
         return NextValues(self.values.of_choice(q, greedy))
 

@@ -1,11 +1,11 @@
-"""PPO with a learned weight of the entropy, which holds the policy's entropy at a target.
+"""PPO that learns the weight of the entropy bonus, such that the policy's entropy stays at a target.
 
     policy:       PPO's loss - alpha H[pi(. | s)]
     temperature:  log alpha (H[pi(. | s)] - target),    differentiated for log alpha only
 
-The temperature alpha falls while the entropy is above the target, and rises while it is below. After each update it is
-projected into a range, so that it can return in a few updates. Habitat's PPO has the same Lagrangian; its loss is
-linear in alpha, here in log alpha, as SAC's is.
+The temperature alpha falls while the entropy is above the target, and rises while it is below. After each update, alpha
+is clipped to a range, so that it never needs many updates to return. Habitat's PPO has the same Lagrangian with a loss
+that is linear in alpha; here the loss is linear in log alpha, as in SAC.
 """
 
 import math
@@ -29,17 +29,17 @@ from alfish.parameters import FiniteFloat, PositiveFloat, checked
 @gin.configurable(module="alfish.algorithms")
 @checked
 class EntropyTargetPPO(PPO):
-    """PPO whose policy keeps a mean entropy; the module's docstring has the losses.
+    """PPO that keeps the policy's mean entropy at a target; the module's docstring has the losses.
 
-    The temperature is the parameter group `temperature`, which may have a learning rate of its own:
+    The temperature is the parameter group `temperature`, which may have its own learning rate:
     `Learner.learning_rate = {'all': 3e-4, 'temperature': 1e-2}`.
 
     Args:
-      entropy_target: target of the policy's mean entropy in nats, the sum over the leaves of the action; None means
-        half of the maximum for each choice, and -1 for each entry of a Box, in the units of bounds at -1 and 1.
+      entropy_target: target of the policy's mean entropy in nats, summed over the leaves of the action. None means half
+        of the maximum for each discrete choice, and -1 for each entry of a Box with bounds -1 and 1.
       initial_temperature: temperature at the start.
       lowest_temperature: smallest temperature.
-      highest_temperature: largest temperature; normalized advantages have a standard deviation of 1.
+      highest_temperature: largest temperature, relative to normalized advantages, whose standard deviation is 1.
       ppo_arguments: settings of `PPO`; entropy_coef is a further, fixed weight.
     """
 
@@ -87,7 +87,7 @@ class EntropyTargetPPO(PPO):
 
 
 def default_target(action_spec: Nest) -> float:
-    """Returns half of the maximal entropy of each choice, minus the number of Box entries, in nats."""
+    """Returns half of the maximal entropy of all discrete choices, minus the number of Box entries, in nats."""
     target = 0.0
     for leaf in nest.leaves(action_spec):
         if isinstance(leaf, spaces.Box):

@@ -1,4 +1,4 @@
-"""FlashSAC: SAC whose actor and critics have batch norm over both rows of a transition, with lasting noise.
+"""FlashSAC: SAC with batch norm over both observations of a transition, and noise that lasts several steps.
 
 Kim et al., 2026, https://arxiv.org/abs/2604.04539. Residual networks and weights of unit norm are settings of the
 networks, and categorical values a setting of `values`.

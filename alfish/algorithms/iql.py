@@ -1,9 +1,9 @@
-"""Implicit Q-learning from recorded data: the critics value recorded actions only.
+"""Implicit Q-learning from recorded data: the critics evaluate recorded actions only.
 
 Kostrikov et al., 2022, https://arxiv.org/abs/2110.06169. V is an upper expectile of Q over recorded actions. Q is
 regressed to r + gamma V. The policy clones recorded actions, weighted by the exponential of their advantage. The action
-space may be any space with bounds, and collecting may add to the data. Windows of L rows give (L-1)-step returns,
-without off-policy correction.
+space may be any space with bounds. A run may also collect, and add rows to the data. Windows of L rows give (L-1)-step
+returns, without off-policy correction.
 
 Differences from the paper: all losses are computed before any parameter is updated, where the authors' code updates V
 first; the mean of a normal policy is not squashed, but clipped when it acts; a truncated episode bootstraps from its
@@ -43,12 +43,12 @@ from alfish.parameters.parts import build_network
 
 
 class IQLTrain(NamedTuple):
-    """Outputs at row 0 of a window, and the values of later rows."""
+    """Outputs at row 0 of a window, and V at later rows."""
 
     q: torch.Tensor  # [E, 1, N] values of the taken action
     target_q: torch.Tensor  # [1, N] minimum of the target critics' values of the taken action
     value: torch.Tensor  # [1, N] V at row 0
-    next_value: torch.Tensor  # [L-1, N] values of rows 1 to L-1, or of `first_and_bootstrap_rows`
+    next_value: torch.Tensor  # [L-1, N] V at rows 1 to L-1, or at the bootstrap row only
     log_prob: torch.Tensor  # [1, N] log-probability of the taken action
 
 
@@ -63,18 +63,18 @@ class IQL(RLAlgorithm):
       policy_head: class or factory of the head; called with the MLP's output size and the action spec.
       critic: class or factory of the critic ensemble; called with (observation_spec, action_size); Discrete leaves are
         one-hot inputs.
-      value: class or factory of V, an ensemble of one, takes (observation_spec, 0).
+      value: class or factory of V, an ensemble with one member; called with (observation_spec, 0).
       gamma: discount per environment step.
       lambda_: mixing factor of the return within a window, in [0, 1]; 1 bootstraps at the last row only, 0 is the
         one-step return.
       target_rate: step size of the target critics' updates, in (0, 1]; they are updated after each gradient step.
-      expectile: expectile of Q over recorded actions that V learns, in (0, 1); near 1 V learns the maximum.
-      beta: factor of the advantage in the exponential, in 1 / units of return; 0 means behavioural cloning.
-      max_weight: upper limit of the exponential.
+      expectile: expectile of Q over recorded actions that V estimates, in (0, 1); near 1, V estimates the maximum.
+      beta: factor of the advantage in the exponential weight, in 1 / units of return; 0 means behavioural cloning.
+      max_weight: upper limit of the exponential weight.
     """
 
     on_policy = False
-    weighted_losses = None  # all groups, because each loss depends on how often an action is drawn
+    weighted_losses = None  # all groups: each loss depends on how often an action is drawn
 
     def __init__(
         self,
@@ -194,10 +194,10 @@ class IQL(RLAlgorithm):
 
 
 def expectile_loss(error: torch.Tensor, fraction: float) -> torch.Tensor:
-    """Returns half the squared error, times `fraction` where the error is positive, and times 1 - `fraction` elsewhere.
+    """Returns half the squared error, times `fraction` where the error is positive and times 1 - `fraction` elsewhere.
 
-    The value that minimizes the mean loss of the errors `target - value` is an expectile of the targets: their mean if
-    `fraction` is 0.5, and close to their maximum if `fraction` is near 1.
+    With errors `target - value`, the value with the least mean loss is an expectile of the targets. It is the mean of
+    the targets if `fraction` is 0.5, and close to their maximum if `fraction` is near 1.
 
     Args:
       error: errors `[...]`.

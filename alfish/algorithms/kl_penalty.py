@@ -2,8 +2,9 @@
 
     L = L_PPO + kl_coef KL[pi_old(. | s), pi(. | s)]
 
-The KL is exact, because the distributions of the rollout are stored. Schulman et al., 2017, section 4, use it in place
-of clipping, which a very large `clip_range` turns off; Sample Factory uses both, with a weight of 0.1 for Box actions.
+The KL is exact, because the distributions of the rollout are stored. Schulman et al., 2017, section 4, use the penalty
+instead of clipping; a very large `clip_range` turns clipping off. Sample Factory uses both, with a weight of 0.1 for
+Box actions.
 """
 
 from typing import Any
@@ -23,7 +24,7 @@ from alfish.parameters.schedules import Schedule, as_schedule
 @gin.configurable(module="alfish.algorithms")
 @checked
 class KLPenaltyPPO(PPO):
-    """PPO whose loss contains the KL from the rollout's policy; the module's docstring has the equation.
+    """PPO with a penalty on the KL from the rollout policy; the module's docstring has the equation.
 
     Args:
       kl_coef: weight of KL(rollout policy, policy) in nats; a number or a schedule of progress.

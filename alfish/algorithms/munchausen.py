@@ -1,4 +1,4 @@
-"""Soft Q-learning and Munchausen's bonus: deep Q-learning for the softmax policy of the target network.
+"""Soft and Munchausen Q-learning: deep Q-learning with the softmax policy of the target network.
 
     pi = softmax(Q' / tau)
     soft:        y = r + gamma tau logsumexp(Q'(s', .) / tau),   the value of pi at s' with its entropy
@@ -26,11 +26,11 @@ from alfish.parameters import NonNegativeFloat, PositiveFloat, Range, checked
 @gin.configurable(module="alfish.algorithms")
 @checked
 class SoftDQN(DQN):
-    """Deep Q-learning of a softmax policy's values, entropy included. `DQN.double` has no effect.
+    """Deep Q-learning of the values of a softmax policy, including its entropy. `DQN.double` has no effect.
 
     Args:
       entropy_temperature: temperature of the policy, in units of return.
-      dqn_arguments: settings of `DQN`; values are expected returns of a scalar reward.
+      dqn_arguments: settings of `DQN`; the reward must be scalar, and `values` None.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class SoftDQN(DQN):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class MunchausenDQN(SoftDQN):
-    """Soft Q-learning with a bonus for actions that the policy is likely to take.
+    """Soft Q-learning with a bonus on the reward, the scaled log-probability of the taken action.
 
     Args:
-      munchausen: weight of the bonus, the temperature times the taken action's log-probability, in the reward.
+      munchausen: weight of the bonus; the bonus is the temperature times the taken action's log-probability.
       log_policy_floor: lower limit of the bonus before weighting, at most 0.
       soft_arguments: settings of `SoftDQN`.
     """

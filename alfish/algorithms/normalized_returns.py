@@ -1,13 +1,13 @@
-"""Actor-critics whose critic predicts returns in units of their running mean and standard deviation (PopArt).
+"""Actor-critics whose critic predicts returns normalized by a running mean and standard deviation (PopArt).
 
     v = mean + std y(s)                          y: output of the critic's last layer
     L = ((v - R) / std)^2 / 2                    differentiated for y only; R: target of the value
 
-Policies, advantages and bootstraps read v, in units of return. Only the gradient that reaches the network is in
-normalized units, so learning does not depend on the unit of the reward, and no algorithm has a branch for it.
+Policies, advantages and bootstraps read v, in units of return. Only the network's gradient is in normalized units, so
+learning does not depend on the scale of the reward, and algorithms need no changes.
 
-After each iteration mean and std follow the targets of its rows, and the last layer is rescaled such that v stays
-the same. Before the first statistics v is 0, and the critic does not train.
+After each iteration, the targets of its rows update mean and std, and the last layer is rescaled such that v stays the
+same. Before the first update of the statistics, v is 0 and the critic does not train.
 
 van Hasselt et al., 2016, https://arxiv.org/abs/1602.07714; Hessel et al., 2018, https://arxiv.org/abs/1809.04474.
 
@@ -32,7 +32,7 @@ from alfish.nest import Nest
 from alfish.parameters import checked
 from alfish.transforms.normalizers import RunningMoments
 
-SMALLEST_STD = 1e-3  # smallest std, as a fraction of the returns' root mean square; returns may all be the same
+SMALLEST_STD = 1e-3  # smallest std, as a fraction of the returns' root mean square, for constant returns
 
 
 class NormalizedValueHead(nn.Module):
@@ -59,7 +59,7 @@ class NormalizedValueHead(nn.Module):
 
     @torch.no_grad()
     def observe(self, returns: torch.Tensor, mask: torch.Tensor) -> None:
-        """Adds returns `[N, R]` where `mask` `[N]` is True to the statistics, and rescales the layer to keep values."""
+        """Adds returns `[N, R]` to the statistics where `mask` `[N]` is True; rescales the layer to keep values."""
         moments, weight, bias = self._moments, self.weight, self.bias
         mean, std = moments.shift.double(), self.std.double()
         moments.update(returns, mask, 1e-8)
@@ -67,7 +67,7 @@ class NormalizedValueHead(nn.Module):
         size = (moments.mean.square() + variance).sqrt()
         self.std.copy_(torch.maximum(variance.sqrt(), SMALLEST_STD * size))
         new_mean, new_std = moments.shift.double(), self.std.double()
-        is_known = std > 0  # otherwise there are no values to keep
+        is_known = std > 0  # before the first statistics there are no values to keep
         weight.copy_(torch.where(is_known, std / new_std, 1).unsqueeze(-1) * weight)
         bias.copy_(torch.where(is_known, (std * bias + mean - new_mean) / new_std, bias))
 
@@ -75,14 +75,14 @@ class NormalizedValueHead(nn.Module):
 class NormalizedReturns(ActorCriticAlgorithm):
     """Mixin before an actor-critic: `class NormalizedReturnsPPO(NormalizedReturns, PPO)`.
 
-    The networks need a `value_head` that is a linear layer, as those of `ActorCritic` have. `preprocess_experience`
-    must return an info with the value's `target`, `[T, B]` or `[T, B, R]`.
+    The networks must have a linear layer `value_head`, as in `ActorCritic`. `preprocess_experience`
+    must return an info with the value targets `target`, `[T, B]` or `[T, B, R]`.
 
     Args:
       arguments: settings of the actor-critic.
 
     Raises:
-      UsageError: the networks have no such head.
+      UsageError: the networks have no linear layer `value_head` with a bias.
     """
 
     def __init__(self, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box, **arguments: Any):

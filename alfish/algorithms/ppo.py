@@ -6,12 +6,12 @@ Schulman et al., 2017, https://arxiv.org/abs/1707.06347, with generalised advant
     value  = (V(s) - G)^2 / 2,                                 G = A + V_old(s)
     loss   = policy + value_coef value - entropy_coef entropy
 
-`preprocess_experience` computes the advantages A of a whole unroll without gradient, by `actor_critic` and
-`returns.gae`. `EpochBatches` cuts off the unroll's last row and draws minibatches of single rows (`[1, N]`), or with
-memory of sequences (`[T, N]`). The learner takes the mean of the loss that `calc_loss` returns for each row.
+`preprocess_experience` computes the advantages A of a whole unroll without gradient; see `actor_critic` and
+`returns.gae`. `EpochBatches` cuts off the unroll's last row, and draws minibatches of single rows (`[1, N]`), or of
+sequences (`[T, N]`) with a memory. The learner takes the mean of the loss that `calc_loss` returns for each row.
 
-Differences from the paper: a truncated episode bootstraps from its true final observation; advantages are normalized,
-over the trained rows of the unroll (OpenAI Baselines does so for each minibatch); the value loss has a factor 1/2.
+Differences from the paper: a truncated episode bootstraps from its true final observation; advantages are normalized
+over the trained rows of the unroll (OpenAI Baselines normalizes over each minibatch); the value loss has a factor 1/2.
 """
 
 from collections.abc import Callable
@@ -39,12 +39,12 @@ class PPORollout(NamedTuple):
 
 
 class PPOTarget(NamedTuple):
-    """Inputs of the loss: T rows, or T + 1 rows of which `EpochBatches` cuts off the last; `[..., R]` for R rewards."""
+    """Inputs of the loss for T rows; `EpochBatches` cuts off row T + 1; `[..., R]` for vector rewards."""
 
     log_prob: torch.Tensor  # [T + 1, B] log-probability of the action under the policy that drew it
-    advantage: torch.Tensor  # [T, B], scalarized, and normalized if the setting is on
+    advantage: torch.Tensor  # [T, B], scalarized, and normalized if `normalize_advantage`
     target: torch.Tensor  # [T, B] target of the value
-    value: torch.Tensor | None  # [T + 1, B] value at the time when the target was computed; for value_clip_range
+    value: torch.Tensor | None  # [T + 1, B] value when the target was computed; for value_clip_range
     policy: Distribution | None  # [T + 1, B] policy that drew the action; if `measures_kl`
     extra: dict[str, torch.Tensor]  # numbers for summaries
 
@@ -65,9 +65,9 @@ class PPO(ActorCriticAlgorithm):
       value_clip_range: largest change of a value that lowers the value's loss, in units of return; None means no limit.
       value_coef: weight of the value loss, which is half a squared error.
       entropy_coef: weight of the entropy (nats).
-      uniform_kl_coef: weight of the symmetric KL between policy and uniform distribution (nats), a loss that maintains
-        exploration where the entropy's gradient vanishes; only for actions without Box leaves.
-      target_kl: target of KL(rollout policy, policy) in nats; the iteration ends where the KL exceeds 1.5 times this
+      uniform_kl_coef: weight of the symmetric KL between policy and uniform distribution (nats); only for actions
+        without Box leaves. This loss maintains exploration where the entropy's gradient vanishes.
+      target_kl: target of KL(rollout policy, policy) in nats; the iteration ends when the KL exceeds 1.5 times this
         target. None means that the iteration does not end early.
       normalize_advantage: whether advantages get mean 0 and standard deviation 1 over the unroll.
       recompute_advantage: whether each epoch recomputes advantages (Andrychowicz et al., 2021, section 3.5).

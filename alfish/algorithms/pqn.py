@@ -3,8 +3,8 @@
 Gallici et al., 2025, https://arxiv.org/abs/2407.04811. Layer norm in the network keeps learning stable, and many
 parallel environments make the rows of a minibatch nearly independent.
 
-Differences from the authors' code: a truncated episode bootstraps from its true final observation, where the code
-treats it as the end; sequences for a memory begin with the stored state, without rows of burn-in.
+Differences from the authors' code: a truncated episode bootstraps from its true final observation, while the code
+treats it as terminated; sequences for a memory begin with the stored state, without burn-in.
 """
 
 from collections.abc import Callable
@@ -39,8 +39,8 @@ class PQNTrain(NamedTuple):
 class PQN(QLearning):
     """Parallelised Q-network; the module's docstring has the paper and the differences from it.
 
-    Targets are lambda-returns of the greedy values of the network that acted (Peng's Q(lambda): exploratory actions do
-    not end a return). The targets are computed once for each unroll.
+    Targets are lambda-returns of greedy values, computed once for each unroll with the network that acted. As in Peng's
+    Q(lambda), exploratory actions do not end a return.
 
     Args:
       q_network: class or factory of the Q network; called with (observation_spec, number of actions).

@@ -74,7 +74,7 @@ class QLearning(RLAlgorithm):
 
 
 def allowed_q(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Returns q `[..., A]` with -inf for actions that `mask` forbids; where `mask` allows no action, q itself."""
+    """Returns q `[..., A]` with -inf for forbidden actions; rows where `mask` allows no action do not change."""
     if mask is None:
         return q
     allows_none = mask.amax(-1, keepdim=True).logical_not()  # occurs at the end of an episode
@@ -82,5 +82,5 @@ def allowed_q(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
 
 
 def greedy_choice(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Returns the best action that `mask` allows, `[...]` int64; the best of all where it allows none."""
+    """Returns the best allowed action, `[...]` int64; the best of all actions where `mask` allows none."""
     return allowed_q(q, mask).argmax(-1)

@@ -1,8 +1,8 @@
-"""Soft actor-critic (`sac`) with memory: all rows of a window but the last train.
+"""Soft actor-critic (`sac`) with memory. All rows of a window train, except the last row.
 
 Ni et al., 2022, https://arxiv.org/abs/2110.05038. The memory takes the outputs of the critics' encoder, and the
-critics' loss trains the memory. The actor takes the memory's outputs, the critics' features, without a gradient to
-the critics.
+critics' loss trains the memory. The memory's outputs are the features of the critics. The actor takes these features
+without a gradient to the critics.
 
 Difference from the paper: the actor has no memory of its own.
 """

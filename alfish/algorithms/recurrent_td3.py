@@ -1,4 +1,4 @@
-"""TD3 (`td3`) with memory: all rows of a window but the last train.
+"""TD3 (`td3`) with memory. All rows of a window train, except the last row.
 
 Ni et al., 2022, https://arxiv.org/abs/2110.05038. As in RecurrentSAC, the memory takes the outputs of the critics'
 encoder, and the critics' loss trains the memory. The actor takes the features of the critics, without a gradient to

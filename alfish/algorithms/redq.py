@@ -1,8 +1,8 @@
 """REDQ and TQC: variants of SAC that combine the values of the critics differently.
 
 REDQ, randomized ensembled double Q-learning: Chen et al., 2021, https://arxiv.org/abs/2101.05982. DroQ (Hiraoka et al.,
-2022, https://arxiv.org/abs/2110.02034) is REDQ with two critics that have layer norm and dropout, and with targets
-from both. TQC, truncated quantile critics: Kuznetsov et al., 2020, https://arxiv.org/abs/2005.04269.
+2022, https://arxiv.org/abs/2110.02034) is REDQ with two critics, layer norm and dropout; the target is the minimum of
+both critics. TQC, truncated quantile critics: Kuznetsov et al., 2020, https://arxiv.org/abs/2005.04269.
 """
 
 from collections.abc import Callable
@@ -24,10 +24,10 @@ from alfish.parameters import PositiveInt, checked
 @gin.configurable(module="alfish.algorithms")
 @checked
 class REDQ(SAC):
-    """SAC whose targets are the minimum of some critics, and whose actor maximizes the mean of all critics.
+    """SAC whose target is the minimum of a random subset of critics; the actor maximizes the mean of all critics.
 
     Args:
-      target_subset: number of critics, drawn at random in each update, whose minimum is the target; None means all.
+      target_subset: number of critics in the random subset of each update; None means all critics.
       sac_arguments: settings of `SAC`.
     """
 
@@ -58,12 +58,12 @@ class REDQ(SAC):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class TQC(SAC):
-    """SAC with truncated quantiles as values, whose actor maximizes the mean of all critics.
+    """SAC with truncated quantiles as values; the actor maximizes the mean of all critics.
 
     The algorithm takes Box actions and a scalar reward.
 
     Args:
-      values: distribution of the return; `Quantiles.num_dropped` is the number of quantiles that targets leave out.
+      values: distribution of the return; targets leave out the `Quantiles.num_dropped` largest quantiles.
       sac_arguments: settings of `SAC`.
     """
 

@@ -1,13 +1,13 @@
 """Relative entropy pathwise policy optimization: on-policy, with a critic of actions, for Box actions.
 
-Voelcker et al., 2025, https://arxiv.org/abs/2507.11019. The critic learns lambda-returns of the unroll, entropies
-included. As in SAC, the policy follows the critic's gradient, but stays within a KL region around the policy that
-acted. There is no replay and no target network.
+Voelcker et al., 2025, https://arxiv.org/abs/2507.11019. The critic learns lambda-returns of the unroll, including
+entropies. The policy follows the critic's gradient, as in SAC, but its KL from the policy that acted is limited. There
+is no replay and no target network.
 
-Differences from the authors' code: the KL divergence is exact, because tanh cancels out, while the code takes the mean
-of 16 samples; the distribution of the policy that acted is stored with the unroll, so no copy of the network is kept;
-entropies do not count after a termination; the losses of actor and critic are computed at the same parameters; linear
-layers have orthogonal initial weights.
+Differences from the authors' code: the KL divergence is exact, because tanh cancels out, while the code averages 16
+samples; the unroll stores the distribution of the policy that acted, so the network is not copied; returns have no
+entropy after a termination; the losses of actor and critic are computed before either is updated; linear layers have
+orthogonal initial weights.
 """
 
 import functools
@@ -36,7 +36,7 @@ HL_GAUSS = functools.partial(Bins, smoothing=0.75)
 
 
 class REPPOTarget(NamedTuple):
-    """Inputs of the losses that are computed once for an unroll, `[T, B]`."""
+    """Inputs of the losses, computed once for each unroll, `[T, B]`."""
 
     policy: SquashedNormal  # policy that acted
     target: torch.Tensor  # target of the value
@@ -68,10 +68,10 @@ class REPPO(RLAlgorithm):
       lambda_: weight of longer returns, in [0, 1]; 1 bootstraps at the end of the unroll only, 0 is the one-step
         return.
       initial_alpha: temperature at the start.
-      entropy_fraction: minus the target entropy for each Box entry, in nats.
+      entropy_fraction: target entropy for each Box entry in nats, with the sign reversed.
       initial_beta: weight of the KL divergence at the start.
-      target_kl: KL divergence in nats above which a row's loss is the KL only; the weight of the KL is adjusted to keep
-        the KL near this limit.
+      target_kl: limit of the KL divergence in nats. Rows above it minimize the KL only; the weight of the KL is
+        adjusted to keep the KL near this limit.
       prediction_coef: weight of the loss of predicted features; 0 means that the critic has no predictor.
     """
 

@@ -1,8 +1,8 @@
-"""SAC and DQN with returns of several steps that are corrected for the policy that acted.
+"""Retrace for SAC and DQN: multi-step returns with an off-policy correction.
 
-Munos et al., 2016, https://arxiv.org/abs/1606.02647. At each row, the rest of a return counts with the weight
-min(1, pi / mu) of the action taken at the row. For SAC, replay stores the log-probability with which each action was
-drawn. DQN's learned policy is greedy, so the weight is 1 or 0, and Retrace equals Watkins' Q(lambda).
+Munos et al., 2016, https://arxiv.org/abs/1606.02647. At each row, the rest of the return is multiplied by the weight
+min(1, pi / mu) of the row's action. For SAC, replay stores the log-probability mu of each action. DQN's learned policy
+is greedy, so the weight is 1 or 0, and Retrace equals Watkins' Q(lambda).
 """
 
 from typing import Any, ClassVar, NamedTuple
@@ -25,10 +25,10 @@ from alfish.parameters import checked
 
 
 class DrawnAction(NamedTuple):
-    """An action with the log-probability with which the policy drew it."""
+    """A sampled action with its log-probability."""
 
     log_prob: torch.Tensor  # [B] log-probability of the sample, all leaves together
-    action: Nest  # the sample; log_prob is not valid where another action was executed (random, or by hand)
+    action: Nest  # the sample; log_prob is invalid where a different action was executed
 
 
 @gin.configurable(module="alfish.algorithms")

@@ -1,4 +1,4 @@
-"""The base class of all algorithms: the hooks, in the order in which they run, and nothing else.
+"""The base class of all algorithms: the hooks, in the order in which they run.
 
 An algorithm owns parameters, but no environment, replay, optimizer, unroller, metric or configuration. Therefore a
 worker can unpickle an algorithm, and a test can call its hooks with tensors made by hand.
@@ -32,7 +32,7 @@ from alfish.nest import Nest
 class ReplayNeeds(NamedTuple):
     """Data that replay stores for an off-policy algorithm, in addition to rows."""
 
-    info: tuple[str, ...] = ()  # fields of rollout_step's info, a NamedTuple; Experience.info is then a dict of these
+    info: tuple[str, ...] = ()  # fields of rollout_step's info to store; Experience.info is a dict of these
     return_gamma: float | None = None  # discount of Experience.return_to_go; None means no returns
     recurrent_state: bool = False  # whether to store states of the memory; windows then start at rows with a state
 
@@ -40,13 +40,13 @@ class ReplayNeeds(NamedTuple):
 class UnrollUse(NamedTuple):
     """Ways in which an on-policy algorithm may use an unroll."""
 
-    single_epoch: bool = True  # False if the loss is also correct after updates (a ratio, or no policy gradient)
+    single_epoch: bool = True  # False if the loss stays correct after updates, as with a ratio
     preprocess_each_epoch: bool = False  # whether to call preprocess_experience again before each later epoch
-    handles_stale_policies: bool = False  # whether it corrects for older policies; asynchronous unrollers require this
+    handles_stale_policies: bool = False  # whether it corrects for older policies, as asynchronous unrollers require
 
 
 class RLAlgorithm(nn.Module, abc.ABC):
-    """Networks, and the hooks that unrollers and the learner call.
+    """Base class: networks, and the hooks that unrollers and the learner call.
 
     Args:
       observation_spec: nest of spaces, after transforms.
@@ -59,16 +59,16 @@ class RLAlgorithm(nn.Module, abc.ABC):
 
     on_policy: bool  # True trains on the unroll itself, False on batches from replay
     weighted_losses: tuple[str, ...] | None = None  # groups whose loss gets replay's importance weights; None means all
-    replay_needs = ReplayNeeds()  # of off-policy algorithms
-    unroll_use = UnrollUse()  # of on-policy algorithms
+    replay_needs = ReplayNeeds()  # for off-policy algorithms
+    unroll_use = UnrollUse()  # for on-policy algorithms
     update_periods: Mapping[str, int] = {}  # group -> n: every n-th update trains the group; 1 for other groups
     feature_module: str | None = None  # path of the submodule whose outputs auxiliary losses of `Composed` train
     updates_batch_norms: tuple[str, ...] = ()  # submodules that are called with `Moments`, see `networks.bodies`
 
     num_updates = 0  # number of updates made; the learner writes it
-    measures_kl = False  # whether calc_loss must return LossInfo.kl; a learner whose rate follows the KL writes True
+    measures_kl = False  # whether calc_loss must return LossInfo.kl; a learner with a KL-adaptive rate sets it
 
-    known_progress: float | None = None  # `progress` on a device, for the host; the trainer writes both
+    known_progress: float | None = None  # value of `progress` on the host, set by the trainer
     progress: torch.Tensor  # float64 0-d in [0, 1], published with the weights; schedules read it
 
     def __init__(self, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box):
@@ -88,11 +88,11 @@ class RLAlgorithm(nn.Module, abc.ABC):
         """Raises UsageError, naming the leaf, if the algorithm does not support the specs. Default: does nothing."""
 
     def progress_number(self) -> float:
-        """Returns `progress` as a number; it waits for the device unless a trainer has written the number, too."""
+        """Returns `progress` as a number; waits for the device unless the trainer has set `known_progress`."""
         return float(self.progress) if self.known_progress is None else self.known_progress
 
     def tell_progress(self, number: float) -> None:
-        """Writes `progress` as a number beside the buffer, because reading the buffer would wait for its device."""
+        """Sets `known_progress`, because reading the buffer `progress` would wait for its device."""
         self.__dict__["known_progress"] = number
 
     def initial_state(self, batch_size: int) -> Nest:
@@ -109,22 +109,22 @@ class RLAlgorithm(nn.Module, abc.ABC):
         return specs.sample(self.action_spec, len(time_step.step_type), masks)
 
     def predict_step(self, time_step: TimeStep, state: Nest) -> AlgStep:
-        """Returns the best actions: the mode, not a sample. Default: calls `rollout_step`."""
+        """Returns the most probable actions, not samples. Default: calls `rollout_step`."""
         return self.rollout_step(time_step, state)
 
     def state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
-        """Returns estimates `[B]` of the return from rows `[B]` on that the policy maximizes. Default: raises."""
+        """Returns estimates `[B]` of the return after rows `[B]` that the policy maximizes. Default: raises."""
         raise NotImplementedError
 
     def log_prob(self, time_step: TimeStep, action: Nest) -> torch.Tensor:
         """Returns the log-probability `[...]` of actions under the policy that `rollout_step` samples. Default: raises.
 
-        Parts of `Composed` call it, for policies without a state. `time_step` has observations `[...]` only.
+        Parts of `Composed` call this method, for policies without a state. `time_step` has only observations, `[...]`.
         """
         raise NotImplementedError
 
     def preprocess_experience(self, experience: Experience) -> Experience:
-        """Returns the experience with another `info`; on-policy `[T, ...]` for T + 1 rows. Default: unchanged."""
+        """Returns the experience with a new `info`; on-policy, `[T, ...]` for T + 1 rows. Default: unchanged."""
         return experience
 
     @abc.abstractmethod
@@ -145,11 +145,11 @@ class RLAlgorithm(nn.Module, abc.ABC):
         """Updates side modules with the transformed rows that an iteration collected, under no_grad."""
 
     def trains(self, group: str) -> bool:
-        """Returns whether the next update trains a group of `update_periods`; only then does the group need a loss."""
+        """Returns whether the next update trains a group of `update_periods`; if not, it needs no loss."""
         return (self.num_updates + 1) % self.update_periods.get(group, 1) == 0
 
     def graph_key(self) -> Hashable:
-        """Returns a key of the next update's control flow. Default: the groups of `update_periods` that it trains.
+        """Returns a key of the next update's control flow. Default: the trained groups of `update_periods`.
 
         One graph is compiled for each key, so train_step and calc_loss must not branch on other state.
         """
@@ -160,7 +160,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
         return {"all": self.parameters()}
 
     def overrides(self, hook: str) -> bool:
-        """Returns True if the named hook is overridden; callers skip a default, which does nothing."""
+        """Returns True if the named hook is overridden; callers skip a hook whose default does nothing."""
         return getattr(type(self), hook) is not getattr(RLAlgorithm, hook)
 
     @property
@@ -170,7 +170,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
 
     @property
     def parts_with_statistics(self) -> Sequence[str]:
-        """Names of parts whose statistics need collected rows; `Composed` has such parts."""
+        """Names of parts of `Composed` whose statistics need collected rows."""
         return ()
 
     @property

@@ -7,7 +7,7 @@
 
 `train_step` computes the soft value of the next row by `Temperatures.soft`; `calc_loss` computes the target y by
 `values.Scalar.target`, which calls `targets.td_target` and `returns.lambda_return`. The learner takes the mean of each
-loss over rows that train, and differentiates it for the parameter group of the same name only (`learner/groups.py`).
+loss over rows that train. Each loss trains only the parameter group of the same name (`learner/groups.py`).
 
 Haarnoja et al., 2018, https://arxiv.org/abs/1812.05905. Discrete: Christodoulou, 2019, https://arxiv.org/abs/1910.07207.
 
@@ -16,11 +16,11 @@ of a window trains, on a return of the window's length.
 
 Variants override one hook each: `redq` with TQC, `retrace`, `recurrent_sac`, `crossq` with XQC, `flashsac`.
 
-Differences from the papers: all losses are computed before any parameter changes, where the papers update the critics
+Differences from the papers: all losses are computed before any parameter changes, while the papers update the critics
 before the actor; a truncated episode bootstraps from its true final observation; the temperature's loss is linear in
 log alpha, as in the authors' code (`Temperatures.linear_in`); the target entropy of Discrete actions is half of the
-maximum, where Christodoulou takes 0.98 of it; n-step returns omit the entropies of the rows between the first and the
-last.
+maximum, while Christodoulou uses 0.98 of the maximum; n-step returns omit the entropies between the first and the last
+row.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ class SACTrain(NamedTuple):
     """Outputs of the T' rows that train: row 0, or with memory all rows but the last."""
 
     q: torch.Tensor  # [E, T', N] or [E, T', N, K] values of the taken action
-    following: NextValues  # soft values of rows 1 to L-1, or of the bootstrap row, by the target critics
+    following: NextValues  # soft values of rows 1 to L-1, or of the bootstrap row, from the target critics
     value: torch.Tensor | None  # [T', N] soft value of the current policy; None if the actor does not train
     entropies: dict[str, torch.Tensor]  # [T', N] of the current policy; empty if the actor does not train
 
@@ -60,14 +60,14 @@ class SAC(SoftActor):
 
     Args:
       actor_encoder: class or factory of the actor's encoder; called with the observation spec.
-      actor_mlp: class or factory of the layers behind the encoder; called with the encoder's output size.
+      actor_mlp: class or factory of the layers after the encoder; called with the encoder's output size.
       critic: class or factory of the critics; called with (observation_spec, action_size, num_outputs). The result has
         an `ensemble_size`.
       gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
       lambda_: weight of longer returns within a window, in [0, 1]; 1 bootstraps at the last row only, 0 is the one-step
-        return; None means 1, and 0 in `RecurrentSAC`.
-      target_rate: step size of the target critics' updates, in (0, 1]; None means that there are no target critics, and
-        the critics themselves provide the targets.
+        return; None means 1, or 0 in `RecurrentSAC`.
+      target_rate: step size of the target critics' updates, in (0, 1]; None means no target critics: the critics
+        themselves compute the targets.
       target_period: number of updates of the critics for each update of the target critics.
       initial_alpha: temperature at the start.
       learn_alpha: whether temperatures are learned.
@@ -76,9 +76,9 @@ class SAC(SoftActor):
         choices; with a mask, n is the number of choices that the mask allows at a row.
       actor_period: number of updates of the critics for each update of the actor and the temperatures.
       reward_weights: initial weight of each reward entry, kept in the buffer `values.weights`; None means 1 for all.
-      values: class or factory of the kind of values, called with gamma; requires a scalar reward. Either a distribution
-        of the return (`@Bins`, `@Quantiles`; Box actions only), or expected returns with lower bounds
-        (`@LowerBounded`). None means expected returns.
+      values: class or factory of the kind of values, called with gamma; requires a scalar reward. `@Bins` and
+        `@Quantiles` are distributions of the return, for Box actions only; `@LowerBounded` is the expected return with
+        lower bounds. None means the expected return.
     """
 
     on_policy = False
@@ -114,7 +114,7 @@ class SAC(SoftActor):
         self.temperatures = Temperatures(
             self.action_space, initial_alpha, learn_alpha, box_target_entropy, discrete_entropy_fraction
         )
-        self.update_periods = {"actor": actor_period}  # the temperatures also have a loss only in these updates
+        self.update_periods = {"actor": actor_period}  # the temperatures have losses in the same updates
         self.replay_needs = ReplayNeeds(return_gamma=self.values.return_gamma)
         self._lambda = self.default_lambda if lambda_ is None else lambda_
         self.values.check(self, self._lambda, discrete_actions=self.action_space.num_choices > 0)
@@ -138,7 +138,7 @@ class SAC(SoftActor):
         if not self.trains("actor"):
             return AlgStep(info=SACTrain(q, following, None, {}))
         choice = self.policy(features.actor, None if mask is None else mask[:num_rows]).choose()
-        # The actor's loss does not train the critics; detaching keeps their encoder out of the loss's graph.
+        # The actor's loss does not train the critics; detach keeps the critics' encoder out of the graph.
         policy_q, entropies = self.critic(features.critic.detach(), choice.box), choice.entropies()
         value = self.values.scalarized(self.soft_value(self.actor_q(policy_q), choice, entropies))
         return AlgStep(info=SACTrain(q, following, value, entropies))
@@ -146,7 +146,7 @@ class SAC(SoftActor):
     def next_values(
         self, experience: Experience, features: Features, policy: HybridPolicy, drawn: Choice
     ) -> NextValues:
-        """Returns the values of rows 1 to L-1 for the target. Target critics and arguments take no gradient.
+        """Returns the values of rows 1 to L-1 for the target, without gradient.
 
         Args:
           experience: rows `[L, N]`.

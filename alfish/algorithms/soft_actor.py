@@ -1,4 +1,4 @@
-"""The base of SAC: a policy over Box leaves and at most one Discrete leaf, critics, and acting.
+"""The base of SAC: policy, critics and acting, for Box leaves and at most one Discrete leaf.
 
 The critics take the Box part of an action as an input, and have one output for each choice of the Discrete part.
 """
@@ -43,7 +43,7 @@ class SoftActor(RLAlgorithm):
     def make_networks(
         self, actor_encoder: Callable[[Nest], Any], actor_mlp: Callable[[int], Any], critic: Callable[..., Any]
     ) -> None:
-        """Makes actor and critics in a fixed order, because the order decides which initial weights a seed gives."""
+        """Makes actor and critics in a fixed order, because initial weights depend on the order."""
         name = type(self).__name__
         self.actor_encoder: Any = build_network(actor_encoder, f"{name}.actor_encoder", self.observation_spec)
         self.actor_mlp: Any = build_network(actor_mlp, f"{name}.actor_mlp", self.actor_encoder.output_size)

@@ -1,12 +1,12 @@
-"""PPO for a body with a left and a right side: mirrored rows, and a loss where a policy differs from its image.
+"""PPO for bodies with left-right symmetry: mirrored rows as additional data, and a loss on asymmetric policies.
 
 A mirror M maps observations and actions of the left side to the right side and back, so M M = 1.
 
     L = (L_PPO(s, a) + L_PPO(M s, M a)) / 2                    data augmentation
     L = L + mirror_loss_coef mean (mu(M s) - sg[M mu(s)])^2    mirror loss; mu: mean of the policy's normal
 
-A mirrored row has the advantage, the value's target and the old log-probability of the row itself. Bounds of the KL,
-and learning rates that follow it, read the rows themselves.
+A mirrored row has the advantage, the value target and the old log-probability of the original row. `target_kl` and
+KL-adaptive learning rates use the original rows only.
 
 Mittal et al., 2024, https://arxiv.org/abs/2403.04359; Yu et al., 2018, https://arxiv.org/abs/1801.08093 (mirror loss).
 """
@@ -33,11 +33,12 @@ from alfish.runs import random_state
 @gin.configurable(module="alfish.algorithms")
 @checked
 class Mirror(nn.Module):
-    """Mirrors a vector: entry i of the image is `signs[i]` times entry `indices[i]`.
+    """Mirrors a vector: entry i of the result is `signs[i]` times entry `indices[i]`.
 
     Args:
-      indices: for each entry, the entry of the other side; itself for an entry in the middle.
-      signs: for each entry, 1, or -1 where the quantity changes its sign (a lateral speed, a roll); None means all 1.
+      indices: index of the opposite entry for each entry; an entry in the middle has its own index.
+      signs: sign of each entry: -1 where the quantity changes its sign (a lateral speed, a roll), else 1; None means
+        all 1.
 
     Raises:
       UsageError: mirroring twice is not the identity.
@@ -81,13 +82,13 @@ class SymmetricTrain(NamedTuple):
 class SymmetricPPO(PPO):
     """PPO on rows and their mirror images; the module's docstring has the losses.
 
-    Mirrors are functions of tensors `[..., *shape]`, such as `@left_right/Mirror()`, or dicts of them by the path of a
-    leaf in a Dict or Tuple; leaves without a mirror stay as they are.
+    A mirror is a function of tensors `[..., *shape]`, such as `@left_right/Mirror()`. For a Dict or Tuple, it is a dict
+    of such functions by the path of a leaf; leaves without a mirror do not change.
 
     Args:
       mirror_observation: mirror of the observations that the networks see, after transforms.
       mirror_action: mirror of the actions, in the algorithm's units: bounds are -1 and 1.
-      augments: whether the mirrored rows train too.
+      augments: whether the policy and the value also train on mirrored rows.
       mirror_loss_coef: weight of the mirror loss, which is for Box actions; 0 means none.
       ppo_arguments: settings of `PPO`.
 
@@ -141,10 +142,10 @@ class SymmetricPPO(PPO):
         return result._replace(loss=loss, extra=extra)
 
     def mirror_loss(self, own: PolicyValue, image: PolicyValue) -> torch.Tensor:
-        """Returns the squared distance `[...]` of the mean at the mirrored row from the mirrored mean at the row.
+        """Returns the squared distance `[...]` between the mean at mirrored rows and the mirrored mean.
 
         Args:
-          own, image: policies at the rows and at the mirrored rows; the mirrored mean takes no gradient.
+          own, image: policies at the rows and at the mirrored rows; the mirrored mean has no gradient.
         """
         target = self._mirror_action(_means(own.policy))
         errors = nest.map(lambda mean, to: (mean - to.detach()).square(), _means(image.policy), target)
@@ -152,7 +153,7 @@ class SymmetricPPO(PPO):
 
 
 class _Mirrors(nn.Module):
-    """Mirrors the leaves of a nest, each by its own mirror; None leaves a leaf as it is."""
+    """Mirrors the leaves of a nest, each by its own mirror; None means no change."""
 
     def __init__(self, mirrors: Sequence[Callable[..., Any] | None]):
         super().__init__()

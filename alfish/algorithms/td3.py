@@ -1,6 +1,6 @@
 """Twin delayed deterministic policy gradients: off-policy, for Box actions.
 
-Fujimoto et al., 2018, https://arxiv.org/abs/1802.09477. Differences from the paper: the same as in `ddpg`.
+Fujimoto et al., 2018, https://arxiv.org/abs/1802.09477. Differences from the paper: see `ddpg`.
 """
 
 from collections.abc import Callable

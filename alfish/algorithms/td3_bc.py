@@ -17,14 +17,14 @@ class TD3BC(TD3):
 
         loss = (pi(s) - a)^2 - alpha / mean |Q(s, pi(s))| Q(s, pi(s)),   the square averaged over the action's entries
 
-    The mean of |Q| is over the minibatch of all learners, without gradient. The paper also normalizes observations: add
-    an `ObservationNormalizer` to the transforms.
+    The mean of |Q| is taken over the minibatches of all learners, without gradient. The paper also normalizes
+    observations; add an `ObservationNormalizer` to the transforms for it.
 
     Args:
-      alpha: weight of Q, which is divided by its mean magnitude; 0 is behavioural cloning.
+      alpha: weight of Q divided by its mean magnitude; 0 means behavioural cloning.
     """
 
-    weighted_losses = None  # all groups, because the actor's loss also depends on how often an action is drawn
+    weighted_losses = None  # all groups: the actor's loss also depends on how often an action is drawn
 
     def __init__(
         self,

@@ -21,12 +21,12 @@ ALL = "all"  # name of the comparison over all environments
 
 
 class Way(NamedTuple):
-    """Time until the runs of a group reach a threshold, and the number of runs that do.
+    """Time until the runs of a group reach a threshold, and number of runs that reach it.
 
     Attributes:
-      clock: median over the runs of the environment steps (or updates) until the threshold is first reached; inf means
-        that the median run never reaches it.
-      seconds: median over the runs of the seconds of training until the threshold is first reached; None means unknown.
+      clock: median over runs of the environment steps (or updates) until the threshold is reached; inf if the median
+        run never reaches it.
+      seconds: median over runs of the training seconds until the threshold is reached; None means unknown.
       num_reached: number of runs that reach the threshold.
     """
 
@@ -45,14 +45,14 @@ class ComparisonRow:
       num_runs: number of runs in each environment.
       scores: final scores `[R, M]` of R runs in each of M environments.
       iqm, mean, median: aggregates of the scores.
-      optimality_gap: mean amount by which scores are below 1 if a score range is given, else below the threshold; None
-        means that neither is given.
+      optimality_gap: mean amount by which scores are below 1, with a score range, or below the threshold; None without
+        either.
       way: time to the threshold and number of runs that reach it; None means no threshold.
-      axis: name of the clock in which `way.clock` and `rate` are measured; environment steps, or updates if a run of
-        the environment has no environment steps. Empty for all environments together.
-      rate: median over the runs of clock steps per second of training; None means unknown.
-      improvement: probability that a run of this group is better than a run of the other group; None unless there are
-        two groups.
+      axis: clock of `way.clock` and `rate`: environment steps, or updates if a run has no environment steps. Empty for
+        all environments together.
+      rate: median over runs of clock steps per training second; None means unknown.
+      improvement: probability that a run of this group is better than a run of the other group, if there are two
+        groups; else None.
     """
 
     environment: str
@@ -74,11 +74,11 @@ class Comparison:
     """The table of `alfish compare`.
 
     Attributes:
-      rows: rows of single environments, then of all environments together.
+      rows: rows of single environments, then rows of all environments together.
       metric: name of the compared metric.
       last: number of last values whose mean is the score of a run.
       thresholds: thresholds by environment.
-      ranges: pairs of scores that count as 0 and 1, by environment.
+      ranges: pairs of scores that normalization maps to 0 and 1, by environment.
     """
 
     rows: Sequence[ComparisonRow]
@@ -88,7 +88,7 @@ class Comparison:
     ranges: Mapping[str, tuple[float, float]]
 
 
-@np.errstate(over="ignore", invalid="ignore")  # numpy's warnings; scores that are not finite are noted
+@np.errstate(over="ignore", invalid="ignore")  # no warnings of numpy, because notes report scores that are not finite
 def compare(
     sources: Sequence[SeriesSource],
     metric: str,
@@ -97,12 +97,12 @@ def compare(
     thresholds: Iterable[float | str] = (),
     ranges: Iterable[str] = (),
 ) -> Comparison:
-    """Compares groups of runs in each environment, and over all environments if every one has a score range.
+    """Compares groups of runs in each environment, and over all environments if each has a score range.
 
     Args:
       sources: runs to compare.
       metric: name of the metric, in the form that `alfish.plot` takes.
-      note: function that receives sentences about runs.
+      note: function that is called with each sentence about runs.
       last: number of last values whose mean is the score of a run.
       thresholds: texts of thresholds, at most one for each environment, such as '475' or 'CartPole-v1:475'.
       ranges: texts of the scores that normalization maps to 0 and 1, such as '0,500' or 'CartPole-v1:0,500'.
@@ -151,7 +151,7 @@ def _row(
     axis: str,
     rate: float | None,
 ) -> ComparisonRow:
-    """Returns the row of a group from its scores `[R, M]`; `target` is the target of the optimality gap."""
+    """Returns the row of a group with scores `[R, M]`; `target` is the target of the optimality gap."""
     aggregates = statistics.interquartile_mean, statistics.mean, statistics.median
     iqm, mean, median = (statistics.estimate(scores, one) for one in aggregates)
     gap = None
@@ -180,7 +180,7 @@ def _over_all(
 
 
 def _with_improvement(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
-    """In environments with two groups, adds to both rows the probability that the group improves on the other."""
+    """Adds the probability of improvement to the rows of environments with two groups."""
     found = []
     for _, members in itertools.groupby(rows, lambda row: row.environment):
         pair = list(members)
@@ -211,7 +211,7 @@ def _rate(series: Sequence[Series], axis: str) -> float | None:
 def _note_ends(
     groups: Sequence[SeriesGroup], series: Mapping[SeriesSource, Series], axes: Mapping[str, str], note: Note
 ) -> None:
-    """Notes each run that ends clearly earlier than another run in the same environment."""
+    """Adds a note for each run that ends clearly earlier than another run in the same environment."""
     for environment, axis in axes.items():
         sources = [source for one in groups if one.environment == environment for source in one.sources]
         ends = [series[source].clocks[axis][-1] for source in sources]
@@ -237,7 +237,7 @@ def _note_short(one: SeriesGroup, series: Sequence[Series], last: int, note: Not
 
 
 def _single(found: Mapping[str, list], noun: str) -> dict:
-    """Returns the value of each environment that has one; raises UsageError if an environment has several values."""
+    """Returns the single value of each environment; raises UsageError if an environment has several."""
     for environment, values in found.items():
         if len(values) > 1:
             raise UsageError(f"{environment} has {len(values)} values for its {noun}; give only one")

@@ -1,4 +1,4 @@
-"""Curves of groups of runs: aligned, aggregated over the runs, and with confidence bands."""
+"""Curves of groups of runs, aggregated over aligned runs, with confidence bands."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -16,12 +16,12 @@ NUM_POINTS = 200  # number of points of a curve whose runs have no points in com
 def _median_of_runs(scores: np.ndarray) -> np.ndarray:
     """Returns the mean over environments of the median over runs.
 
-    `alfish.analysis.statistics.median` is the median over environments of the mean over runs.
+    In contrast, `alfish.analysis.statistics.median` is the median over environments of the mean over runs.
     """
     return np.median(scores, -2).mean(-1)
 
 
-# Aggregates of R runs at a point of a curve, from `[..., R, 1]` to `[...]`.
+# Functions that aggregate R runs at each point of a curve, from `[..., R, 1]` to `[...]`.
 AGGREGATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "iqm": statistics.interquartile_mean,
     "mean": statistics.mean,
@@ -34,9 +34,9 @@ class Curve(NamedTuple):
 
     Attributes:
       group: group of the runs.
-      clock: clock `[N]` of the points, at which all runs have values.
-      values: aggregate `[N]` of the runs.
-      band: 95 % interval `[2, N]` of the aggregate; None for a single run.
+      clock: clock `[N]` of the points; all runs have values there.
+      values: aggregate of the runs, `[N]`.
+      band: 95 % interval of the aggregate, `[2, N]`; None for a single run.
       series: the metric of each run.
     """
 
@@ -63,14 +63,14 @@ def curve(group: SeriesGroup, series: Sequence[Series], axis: str, statistic: st
 
 
 def aligned(clocks: Sequence[np.ndarray], values: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns points of the clock that all runs have reached, and the values of each run at these points.
+    """Returns points that all runs have reached, and the values of each run at these points.
 
-    If at least half of the shortest run's points are common to all runs, as with evaluations, the common points are
-    used. Otherwise runs are interpolated linearly between the latest beginning and the earliest end.
+    If all runs share at least half of the shortest run's points, as evaluations do, the shared points are used.
+    Otherwise runs are interpolated linearly between the latest beginning and the earliest end.
 
     Args:
       clocks: clocks `[N_r]` of each run r.
-      values: values `[N_r]` of each run r; of several values with equal clocks, the last one counts.
+      values: values `[N_r]` of each run r; the last of several values at one clock counts.
 
     Returns:
       Points `[N]`, and values `[R, N]`.

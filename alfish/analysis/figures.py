@@ -1,4 +1,4 @@
-"""Matplotlib figures in one style, made without pyplot's global state; no other module imports matplotlib."""
+"""Matplotlib figures in one style, without pyplot's global state. No other module imports matplotlib."""
 
 import io
 from typing import Any
@@ -7,10 +7,10 @@ import numpy as np
 
 from alfish.errors import UsageError
 
-# Okabe and Ito's colours, which colour-blind people can distinguish, without yellow, which is pale on white.
+# Okabe and Ito's colours for colour-blind people, without yellow, which is pale on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
-LARGEST = 1e100  # largest absolute value that is drawn, so that the range of an axis with margins is finite
-STYLES = ("-", "--", ":", "-.")  # the next style is taken after all colours were used
+LARGEST = 1e100  # largest drawn absolute value; with margins, an axis stays finite
+STYLES = ("-", "--", ":", "-.")  # the next style follows after all colours
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -27,7 +27,7 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def drawable(values: Any) -> np.ndarray:
-    """Returns values as an array, with nan for values that matplotlib cannot draw."""
+    """Returns values as an array; values that matplotlib cannot draw become nan."""
     array = np.asarray(values, float)
     return np.where(np.abs(array) < LARGEST, array, np.nan)
 
@@ -46,7 +46,7 @@ def engineering() -> Any:
 
 
 def encoded(figure: Any, suffix: str) -> bytes:
-    """Returns a figure as the content of a `.png` or `.svg` file; equal figures give equal bytes."""
+    """Returns the bytes of a figure as `.png` or `.svg`; equal figures have equal bytes."""
     import matplotlib
 
     content = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Curves that other programs wrote: monitor files of stable-baselines3, and tables with a step and a value column."""
+"""Curves of other programs: monitor files of stable-baselines3, and tables with columns of steps and values."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from alfish.runs import contents
 
 MONITOR = "monitor.csv"  # ending of the names of stable-baselines3's monitor files
 WINDOW = 100  # number of episodes in the moving mean of returns, as in metrics/average_return
-# Accepted names of columns, regardless of case and spaces; the first name that a table has is used.
+# Accepted names of columns, regardless of case and spaces; the first matching name is used.
 CLOCKS = {
     "env_steps": (
         *("env_steps", "step", "steps", "global_step", "timesteps", "timestep", "total_timesteps", "num_timesteps"),
@@ -55,7 +55,7 @@ class TableSource:
         self._path, self._columns = path, columns
 
     def series(self, metric: str) -> Series:
-        """Returns the column named like the metric or its last part, else the first column with a name in `VALUES`."""
+        """Returns the column with the name of the metric or of its last part, else the first column in `VALUES`."""
         value = _first((metric.lower(), metric.rpartition("/")[2].lower(), *VALUES), self._columns)
         clocks = {axis: name for axis, names in CLOCKS.items() if (name := _first(names, self._columns))}
         if value is None or not clocks:
@@ -74,7 +74,7 @@ class TableSource:
 
 
 class MonitorSource:
-    """The monitor files of one run of stable-baselines3, one file for each environment; a `SeriesSource`.
+    """A run of stable-baselines3, with one monitor file for each environment; a `SeriesSource`.
 
     A value is the mean return of the last 100 episodes, over all environments.
     """
@@ -134,7 +134,7 @@ def is_monitor(path: Path) -> bool:
 
 
 def _read_monitor(path: Path) -> tuple[dict, dict[str, list[str]]]:
-    """Returns the JSON in a monitor file's first line, which is a comment, and the columns of the file."""
+    """Returns the JSON in the first line of a monitor file, and the file's columns."""
     first, _, rest = _content(path).partition(b"\n")
     try:
         header = contents.parsed(path, first.removeprefix(b"#"))

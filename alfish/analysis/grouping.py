@@ -1,4 +1,4 @@
-"""Groups of runs with equal configurations, found from the bindings in which the runs differ."""
+"""Groups runs with equal configurations, and labels the groups by the bindings in which they differ."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ IGNORED = (
     *("Evaluate.video_captions", "ReplayBatches.save", "ReplayBatches.directory"),
 )
 IGNORED_CLASSES = ("EvaluateSampled", "CheckpointSaver", "Summaries", "Progress", "Profile")
-# Settings that are ignored if they name only `Evaluate` and IGNORED_CLASSES.
+# Settings that are ignored if they list only `Evaluate` and IGNORED_CLASSES.
 LISTENERS = ("Trainer.listeners", "Trainer.extra_listeners")
 MAX_SHOWN = 4  # largest number of bindings in a label
 MAX_LETTERS = 30  # largest number of characters of a value in a label
@@ -67,7 +67,7 @@ def group(sources: Sequence[SeriesSource]) -> list[SeriesGroup]:
 
 
 def note_repeated_seeds(groups: Iterable[SeriesGroup], note: Callable[[str], None]) -> None:
-    """Notes runs of one group with the same seed, because intervals over seeds would treat the runs as independent."""
+    """Adds notes about runs of one group with equal seeds, because intervals over seeds treat runs as independent."""
     for one in groups:
         names: dict[str, list[str]] = {}
         for source in one.sources:
@@ -91,7 +91,7 @@ def by_environment(
     Args:
       texts: texts from the user.
       environments: environments of the runs.
-      parse: function that reads the text behind the colon; raises ValueError.
+      parse: function that parses the text after the colon; raises ValueError.
       noun: noun for the values in messages, such as 'threshold'.
       example: a valid text, such as '475', for messages.
 
@@ -137,7 +137,7 @@ def _environments(sources: Sequence[SeriesSource]) -> list[str]:
 
 
 def _labelled(sources: Sequence[SeriesSource]) -> Iterable[tuple[str, list[SeriesSource], Mapping[str, str]]]:
-    """Yields the label, the runs and the differing bindings of each configuration, for runs of one environment."""
+    """Yields label, runs and differing bindings of each configuration, for runs of one environment."""
     by_algorithm: dict[str | None, list[SeriesSource]] = {}
     for source in sources:
         if source.label is None:
@@ -157,16 +157,16 @@ def _labelled(sources: Sequence[SeriesSource]) -> Iterable[tuple[str, list[Serie
         together.setdefault((label, tuple(bindings.items())), []).append(source)
     names = [label for label, _ in together]
     for number, ((label, items), members) in enumerate(together.items()):
-        # Two configurations remain separate if cutting makes their labels equal.
+        # Configurations stay separate even if their shortened labels are equal.
         copies = names[:number].count(label)
         yield (f"{label} ({copies + 1})" if copies else label), members, dict(items)
 
 
 def differences(configurations: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Returns, for each configuration, the bindings that differ between configurations and may change what is learned.
+    """Returns, for each configuration, the bindings that differ and may affect learning.
 
-    A binding that some configurations lack counts only if the other bindings do not distinguish all configurations.
-    For example, if a binding chooses different parts, the settings of these parts are not needed.
+    Bindings that some configurations lack are added only if the other bindings do not distinguish all configurations.
+    For example, if a binding selects different classes, the settings of these classes are not needed.
     """
     configurations = [{n: v for n, v in one.items() if not _is_ignored(n, v)} for one in configurations]
     names = list(dict.fromkeys(n for one in configurations for n in one))
@@ -183,7 +183,7 @@ def differences(configurations: Sequence[Mapping[str, str]]) -> list[dict[str, s
 
 
 def _is_ignored(name: str, value: str) -> bool:
-    """Returns True if a binding cannot change what is learned."""
+    """Returns whether a binding cannot affect learning."""
     name = tail(name.rpartition("/")[2], 2)
     if name in LISTENERS:
         return {tail(one, 1) for one in REFERENCE.findall(value)} <= {"Evaluate", *IGNORED_CLASSES}

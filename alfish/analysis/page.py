@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: a page contains its styles and pictures, so it opens without a network."""
+"""Self-contained HTML pages, which include their styles and pictures."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -20,7 +20,7 @@ summary { cursor: pointer; }
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """Returns a page from a title, which is text, and parts, which are HTML."""
+    """Returns a page with a title in plain text and parts in HTML."""
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
         f'<link rel="icon" href="data:,">\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{escape(title)}</h1>\n'

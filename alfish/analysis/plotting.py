@@ -38,16 +38,16 @@ def plot(
         figure = alfish.plot(["runs/ppo-*", "runs/sac-*"], threshold=475)
         figure.savefig("curves.png")
 
-    Each group has a line, the aggregate over the group's runs, and a pointwise 95 % bootstrap band. There is one panel
-    for each environment. Notes about the runs are logged; `alfish plot` prints them to standard error.
+    Each group has a line for the aggregate over its runs, and a pointwise 95 % bootstrap band. Each environment has a
+    panel. Notes about the runs are logged; `alfish plot` prints them to standard error.
 
     Args:
       runs: run directories, globs or CSVs, each with or without a label (`"PPO=runs/ppo-*"`), as for `alfish plot`.
       metric: name of a column of metrics.csv, or `NAME/COLUMN` for a column of the files `eval/NAME-*.csv`.
       x: name of the horizontal axis; None means env_steps, or updates if a run has no env steps.
       statistic: aggregate over the runs of a group; 'iqm' is the interquartile mean.
-      threshold: values of horizontal lines; `"CartPole-v1:475"` is drawn in the panel of this environment only.
-      axes: matplotlib axes to draw in, for runs of one environment only; None makes a new figure.
+      threshold: values of horizontal lines; `"CartPole-v1:475"` is drawn only in the panel of CartPole-v1.
+      axes: matplotlib axes to draw in, if all runs have the same environment; None means a new figure.
 
     Raises:
       UsageError: a run or the metric does not exist, or matplotlib is not installed.
@@ -58,7 +58,7 @@ def plot(
     return draw(curves, axis, metric, thresholds, axes)
 
 
-@np.errstate(over="ignore", invalid="ignore")  # numpy's warnings; values that are not finite are noted
+@np.errstate(over="ignore", invalid="ignore")  # no warnings of numpy, because notes report values that are not finite
 def curves_of(
     sources: Sequence[SeriesSource], metric: str, axis: str | None, statistic: str, note: Note
 ) -> tuple[list[Curve], str]:
@@ -137,7 +137,7 @@ def _panels(environments: Sequence[str], labels: Sequence[str]) -> tuple[Any, li
 
 
 def _legend_columns(labels: Sequence[str], width: float) -> int:
-    """Returns the number of columns of labels in a legend of this width."""
+    """Returns the number of columns that fit in a legend of a given width."""
     return max(1, int(width / (LEGEND_HANDLE + LEGEND_LETTER * max(map(len, labels)))))
 
 
@@ -152,7 +152,7 @@ def _draw_curve(panel: Any, one: Curve, axis: str, number: int) -> None:
 
 
 def _add_legend(owner: Any, panels: Sequence[Any], labels: Sequence[str]) -> None:
-    """Adds a legend below the panels, with the labels in the given order; adds none for a single label."""
+    """Adds a legend below the panels, in the order of `labels`, unless there is only one label."""
     handles = {line.get_label(): line for panel in panels for line in panel.get_lines() if line.get_label() in labels}
     if len(labels) > 1:
         place: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The page of a run: the task, how the run ended, its curves, evaluations, configuration and origin."""
+"""The HTML page of a run: task, end of the run, curves, evaluations, configuration and origin."""
 
 import base64
 import itertools
@@ -24,7 +24,7 @@ from alfish.training.evaluations.evaluation import bootstrap_interval, mean, ran
 NUM_PANELS = 15  # largest number of plotted training metrics
 NUM_COLUMNS = 3
 MAX_FILMS = 32 * 2**20  # total bytes of the films inside the page
-COUNTS = ("/n", "/environment_steps", "/episodes")  # endings of the names of metrics that only count
+COUNTS = ("/n", "/environment_steps", "/episodes")  # suffixes of metrics that only count
 FILMS = {".mp4": "video/mp4", ".gif": "image/gif"}
 
 Evaluations = Mapping[int, Sequence[float]]
@@ -64,7 +64,7 @@ def _identity(run: RunSeriesSource) -> Iterator[tuple[str, str]]:
 
 
 def _end(directory: Path) -> str:
-    """Returns how the run ended, from its file `done`."""
+    """Returns a sentence about the end of the run, from its file `done`."""
     counters = ("env_steps", "iterations", "updates")
     done = contents.record(directory, "done", {**dict.fromkeys(counters, int), "reason": str}, ["reason"])
     if done is None:
@@ -144,7 +144,7 @@ def _evaluation_table(returns: Evaluations, lengths: Evaluations) -> str:
 
 
 def _training_curves(run: RunSeriesSource, metrics: Sequence[str]) -> str:
-    """Returns small pictures of training metrics; metrics that never change are left out."""
+    """Returns small plots of training metrics; metrics that never change are left out."""
     series = {name: run.series(name) for name in metrics if name.startswith(("train/", "metrics/", "time/"))}
     changing = [name for name, one in series.items() if len(set(one.values)) > 1]
     shown = [name for name in changing if not name.endswith(COUNTS)][:NUM_PANELS]
@@ -238,5 +238,5 @@ def _mean(values: Sequence[float]) -> str:
 
 
 def _hidden(title: str, text: str) -> str:
-    """Returns HTML for a text that appears when its title is clicked."""
+    """Returns HTML with a title that shows a text when clicked."""
     return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>" if text else ""

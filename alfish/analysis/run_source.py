@@ -1,4 +1,4 @@
-"""Runs of `alfish train`: configurations, metrics.csv and evaluations, read as text without gin and torch."""
+"""Runs of `alfish train`: configurations, metrics.csv and evaluations, read without gin and torch."""
 
 import difflib
 import re
@@ -37,7 +37,7 @@ class RunSeriesSource:
 
     @cached_property
     def bindings(self) -> Mapping[str, str]:
-        """All bindings in force, defaults included; or the user's bindings, if the run has not saved the defaults."""
+        """All bindings of the run with defaults, or only the user's bindings if defaults were not saved."""
         for file in (OPERATIVE_FILE, CONFIG_FILE):
             if (text := contents.text(self.directory, file)) is not None:
                 return values(text, str(self.directory / file))
@@ -58,7 +58,7 @@ class RunSeriesSource:
 
     @property
     def metrics(self) -> list[str]:
-        """Names of the columns of metrics.csv that have a value, without the clocks."""
+        """Names of the columns of metrics.csv that have values, without clocks."""
         table = self._metrics
         return [name for name in table.header if name not in COUNTERS and table.is_filled(name).any()]
 
@@ -75,7 +75,7 @@ class RunSeriesSource:
 
     @cached_property
     def _metrics(self) -> "MetricsTable":
-        """One table of metrics.csv and the results of `alfish watch`, sorted by steps."""
+        """Table of metrics.csv and of the results of `alfish watch`, sorted by steps."""
         path, watched = self.directory / METRICS_FILE, scalars_of(self.directory)
         content = contents.content(self.directory, METRICS_FILE, contents.MAX_TABLE)
         if content is None and not watched:
@@ -105,15 +105,15 @@ class RunSeriesSource:
 
     @property
     def clock_words(self) -> str:
-        """The unit of the numbers in the names of evaluation files, in words."""
+        """Unit of the numbers in the names of evaluation files, in words."""
         table = self._metrics
         steps, env_steps = (float(table.numbers(name)[-1]) if len(table) else 0.0 for name in ("steps", "env_steps"))
         if not env_steps:
             return AXIS_WORDS["updates"]
-        return AXIS_WORDS["env_steps"] if env_steps >= steps else "clock steps"  # some clock steps were without acting
+        return AXIS_WORDS["env_steps"] if env_steps >= steps else "clock steps"  # some clock steps did not act
 
     def _of_evaluations(self, name: str, evaluations: Mapping[int, tuple[float, ...]]) -> Series:
-        """Returns each evaluation's mean over its episodes, at the clock that metrics.csv records for it."""
+        """Returns the mean over the episodes of each evaluation, at the clock that metrics.csv has for it."""
         table = self._metrics
         own = next((column for column in table.header if column.startswith(f"{name}/")), None)
         steps = [int(one) for one in table.numbers("steps")]
@@ -137,11 +137,11 @@ class RunSeriesSource:
 
 
 class MetricsTable:
-    """A table of metrics by columns; cells are converted to numbers when a column is first read.
+    """Table of metrics. The cells of a column are converted to numbers when it is first read.
 
     Args:
       path: file of the table, for messages.
-      header: names of the columns, among them `COUNTERS`.
+      header: names of the columns, including `COUNTERS`.
       rows: cells of each row.
     """
 
@@ -172,9 +172,9 @@ class MetricsTable:
         return self._numbers[name]
 
     def clocks(self, kept: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the clocks of the rows `kept`, by axis; clocks that are 0 in all rows are left out."""
+        """Returns the clocks of the rows `kept`, by axis, without clocks that are always 0."""
         columns = {name: self.numbers(name)[kept] for name in COUNTERS if name != "iterations"}
-        # The `steps` of an evaluation are the clock at which it was due, which is the same for all seeds.
+        # The `steps` of an evaluation are the clock at which it was due; they are equal for all seeds.
         columns["env_steps"] = np.minimum(columns.pop("steps"), columns["env_steps"])
         return {name: column for name, column in columns.items() if column.any()}
 
@@ -184,13 +184,13 @@ def is_run(directory: Path) -> bool:
 
 
 def read_evaluations(directory: Path, name: str = EVALUATION, column: str = "return") -> dict[int, tuple[float, ...]]:
-    """Returns one column of each evaluation's episodes, by the evaluation's clock, ascending.
+    """Returns a column of the episodes of each evaluation, by the clock of the evaluation, ascending.
 
     Evaluations without the column are left out, because a resumed run may have more columns than it had before.
 
     Args:
       directory: directory of the run.
-      name: name of the evaluations, which is the `name` of the listener `Evaluate`.
+      name: name of the evaluations, as in `Evaluate.name`.
       column: name of the column in the files of `eval/`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""One metric of one run over the run's clocks, and the source of the metric."""
+"""A metric of a run, over the run's clocks."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
@@ -14,7 +14,7 @@ class Series(NamedTuple):
     """Values of a metric during a run.
 
     Attributes:
-      clocks: for each of `AXES` that is known, the clock `[N]` of the values, non-decreasing.
+      clocks: clock `[N]` of the values on each known axis of `AXES`, non-decreasing.
       values: values of the metric, `[N]`.
     """
 
@@ -23,15 +23,15 @@ class Series(NamedTuple):
 
 
 class SeriesSource(Protocol):
-    """A run, or a file with the curves of a run.
+    """A run, or a file with curves of a run.
 
     Attributes:
-      name: path of the source, and place inside the file, for messages.
+      name: path of the source and place in the file, for messages.
       label: label that the user has given to the source; None means no label.
       environment: name of the environment; None means unknown.
       seed: seed as text; None means unknown.
       bindings: bindings of the source's configuration, by name; empty if unknown.
-      notes: sentences about the files, for the user; reading a metric may add to the list.
+      notes: sentences for the user about the files; reading a metric may add some.
     """
 
     name: str

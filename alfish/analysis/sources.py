@@ -1,4 +1,4 @@
-"""Finds the runs that the user's arguments name: directories, globs or files, each with or without a label."""
+"""Finds the runs that the user's arguments name: directories, globs or files, with optional labels."""
 
 import glob
 import re
@@ -13,17 +13,17 @@ from alfish.analysis.run_source import METRICS_FILE, RunSeriesSource, is_run
 from alfish.analysis.series import Series, SeriesSource
 from alfish.errors import UsageError
 
-TRIALS = "trials.csv"  # file of a sweep with a row for each trial, so it is not a curve; see `sweeps.table`
+TRIALS = "trials.csv"  # file of a sweep with a row for each trial, not a curve; see `sweeps.table`
 RUN_ID = "run_id"  # file that is written when a run starts
 Note = Callable[[str], Any]  # function that receives a sentence for the user
 
 
 def find(words: Iterable[str | Path], note: Note = logging.warning) -> list[SeriesSource]:
-    """Returns the runs that the arguments name, each once.
+    """Returns the runs that the arguments name, without duplicates.
 
     An argument is a run directory, a directory that contains runs, a directory of monitor files of stable-baselines3, a
-    single monitor file, a CSV of another program, or a glob of these. `LABEL=WORD` labels the runs. If other arguments
-    name runs, a directory without a run is left out with a note.
+    single monitor file, a CSV of another program, or a glob of these. `LABEL=WORD` labels the runs. A directory without
+    a run is left out with a note if other arguments name runs.
 
     Raises:
       UsageError: an argument does not name a run.
@@ -52,7 +52,7 @@ def find(words: Iterable[str | Path], note: Note = logging.warning) -> list[Seri
 
 
 def read_all(sources: Sequence[SeriesSource], metric: str, note: Note) -> dict[SeriesSource, Series]:
-    """Returns the metric of each run that has it, and notes the runs without it.
+    """Returns the metric of each run that has it; adds a note for each run without it.
 
     Raises:
       UsageError: no run has the metric.
@@ -71,7 +71,7 @@ def read_all(sources: Sequence[SeriesSource], metric: str, note: Note) -> dict[S
 
 
 def _split(word: str) -> tuple[str | None, str]:
-    """Returns label and path of `LABEL=PATH`; a path that exists has no label."""
+    """Returns label and path of `LABEL=PATH`; an existing path has no label."""
     labelled = re.fullmatch(r"([^/=]+)=(.+)", word)
     return (labelled[1], labelled[2]) if labelled and not Path(word).exists() else (None, word)
 

@@ -1,4 +1,4 @@
-"""Aggregates of scores over runs and environments, and their bootstrap intervals, as rliable defines them.
+"""Aggregates of scores over runs and environments with bootstrap intervals, as in rliable.
 
 Scores are `[..., R, M]`: R runs (seeds) in each of M environments. Aggregates reduce the last two axes, so one call
 aggregates all draws of a bootstrap.
@@ -13,7 +13,7 @@ import numpy as np
 
 NUM_DRAWS = 10_000  # number of draws of a bootstrap
 PERCENTILES = (2.5, 97.5)  # percentiles of the draws that bound a 95 % interval
-CHUNK = 2**22  # largest number of values that are resampled at once, 32 MiB
+CHUNK = 2**22  # largest number of values resampled at once, 32 MiB
 
 Aggregate = Callable[[np.ndarray], np.ndarray]
 
@@ -36,16 +36,16 @@ def median(scores: np.ndarray) -> np.ndarray:
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
-    """Returns the mean of the N = R M scores without the floor(N / 4) lowest and highest; nan if a score is nan."""
+    """Returns the mean of N = R M scores without the floor(N / 4) lowest and highest ones; nan if a score is nan."""
     together = scores.reshape(*scores.shape[:-2], -1)
     count = together.shape[-1]
     cut = count // 4
     middle = np.sort(together, -1)[..., cut : count - cut].mean(-1)
-    return np.where(np.isnan(together).any(-1), np.nan, middle)  # sorting would take nan for the highest score
+    return np.where(np.isnan(together).any(-1), np.nan, middle)  # sorting places nan last
 
 
 def optimality_gap(scores: np.ndarray, target: float = 1.0) -> np.ndarray:
-    """Returns the mean amount by which scores are below `target`; a score above `target` counts as equal to it."""
+    """Returns the mean of max(target - score, 0)."""
     return target - np.minimum(scores, target).mean((-2, -1))
 
 
@@ -63,7 +63,7 @@ def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def estimate(scores: np.ndarray, aggregate: Aggregate, num_draws: int = NUM_DRAWS, seed: int = 0) -> Estimate:
-    """Returns an aggregate of scores `[R, M]`, and the percentile interval of its stratified bootstrap.
+    """Returns an aggregate of scores `[R, M]` with its stratified bootstrap percentile interval.
 
     Runs are drawn with replacement within each environment, as rliable draws them after `np.random.seed(seed)`.
     """
@@ -105,7 +105,7 @@ def band(curves: np.ndarray, aggregate: Aggregate, num_draws: int = 2000, seed: 
 
 def _draws(scores: np.ndarray, aggregate: Aggregate, num_draws: int, seed: int) -> np.ndarray:
     """Returns an aggregate of `num_draws` resampled score matrices."""
-    random = np.random.RandomState(seed)  # drawing in parts gives the same numbers as drawing all at once
+    random = np.random.RandomState(seed)  # drawing in parts does not change the numbers
     size = max(1, CHUNK // scores.size)
     counts = [min(size, num_draws - start) for start in range(0, num_draws, size)]
     rows = (random.choice(len(scores), (count, *scores.shape)) for count in counts)

@@ -47,9 +47,9 @@ ESTIMATES = ("iqm", "mean", "median", "optimality_gap")
 
 
 def for_people(comparison: Comparison) -> Table:
-    """Returns the table of a comparison for people; empty columns are left out."""
+    """Returns the table of a comparison for people, without empty columns."""
     axis = _common_axis(comparison)
-    clock = AXIS_WORDS[axis] if axis else ""  # rows with different units have theirs in the cells
+    clock = AXIS_WORDS[axis] if axis else ""  # otherwise cells have their own units
     header = ["environment", "group", "seeds", "IQM", "mean", "median", "optimality gap"]
     header += [f"{clock or 'steps'} to threshold", "seconds to threshold", f"{clock or 'steps'}/s"]
     rows = [
@@ -69,7 +69,7 @@ def for_people(comparison: Comparison) -> Table:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """Returns sentences that explain the table of `for_people` and say which of two groups is better."""
+    """Returns sentences that explain the table of `for_people` and compare two groups."""
     end = "last value" if comparison.last == 1 else f"mean of the last {comparison.last} values"
     words = [f"{comparison.metric}: {end} of each run"]
     if any(row.num_runs > 1 for row in comparison.rows):
@@ -88,7 +88,7 @@ def sentences(comparison: Comparison) -> list[str]:
 
 
 def for_programs(comparison: Comparison) -> Table:
-    """Returns the table of a comparison for a CSV: numbers have all digits, and unknown numbers are empty cells."""
+    """Returns the table of a comparison for a CSV file, with all digits and with empty cells for unknown numbers."""
     header = ["environment", "group", "seeds"]
     header += [f"{name}{end}" for name in (*ESTIMATES, "improvement") for end in ("", "_low", "_high")]
     clock = _common_axis(comparison) or "steps"  # the last column has the unit of each row
@@ -107,7 +107,7 @@ def for_programs(comparison: Comparison) -> Table:
 
 
 def _common_axis(comparison: Comparison) -> str:
-    """Returns the axis of all rows; '' if they have different ones."""
+    """Returns the axis of all rows; '' if rows have different axes."""
     axes = {row.axis for row in comparison.rows if row.axis}
     return axes.pop() if len(axes) == 1 else ""
 

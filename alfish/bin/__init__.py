@@ -34,7 +34,7 @@ SUBCOMMANDS = {
 
 
 class _Output(io.FileIO):
-    """Standard output; if a write fails, the command fails, except when the reader has closed the pipe."""
+    """Standard output. A failed write ends the command with an error, unless the reader has closed the pipe."""
 
     has_failed = False  # True once a failure was reported; later output is then discarded
 
@@ -51,7 +51,7 @@ class _Output(io.FileIO):
 
 
 class _Messages(io.FileIO):
-    """Standard error; if a write fails, the run continues, and the lines are in log.txt only."""
+    """Standard error. If a write fails, the run continues, and only log.txt has the lines."""
 
     def write(self, content):  # type: ignore[override, no-untyped-def]
         try:
@@ -68,7 +68,7 @@ class _Text(io.TextIOWrapper):
 
 
 def module_of(name: str) -> str:
-    """Returns the module name of a subcommand: for a keyword of Python, the name with an underscore at its end."""
+    """Returns the module name of a subcommand; names that are Python keywords end with an underscore."""
     return f"alfish.bin.{name.replace('-', '_')}" + "_" * keyword.iskeyword(name)
 
 
@@ -81,7 +81,7 @@ def prepare_process() -> None:
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
-        # The stream is closed. The next opened file would get this descriptor, and messages would be written into it.
+        # The stream is closed. The next file that is opened would get this descriptor, and would receive the messages.
         except OSError:
             opened = os.open(os.devnull, os.O_RDWR)
             if opened != descriptor:

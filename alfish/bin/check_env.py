@@ -1,4 +1,4 @@
-"""Reports whether alfish can train on an environment, with which algorithms, and if not, why.
+"""Reports whether alfish can train on an environment, and which algorithms fit.
 
   alfish check-env --env_id=CartPole-v1
   alfish check-env --env_id=my_package.my_module:MyEnv-v0 --env_kwargs="{'difficulty': 2}"
@@ -6,12 +6,12 @@
   alfish check-env --env_id=minigrid:MiniGrid-Empty-8x8-v0 --wrappers=minigrid.wrappers:ImgObsWrapper
   alfish check-env --gin_file=my_task.gin                   # the environment that its make_environment makes
   alfish check-env --env_id=Taxi-v3 --gin_param="make_environment.action_mask = 'info:action_mask'"
-  alfish check-env --game=mpe2.simple_tag_v3                # a game of several agents, as of make_games
+  alfish check-env --game=mpe2.simple_tag_v3                # a game with several agents, as for make_games
 
 The command builds the environment, examines its spaces, and acts at random for some episodes. It reports observations
-outside their space, values that are not finite, resets that ignore their seed, episodes that never end, vector rewards,
-and any exception. Warnings point out what makes learning hard: scales, bounds, time limits. At the end it suggests a
-first run: an algorithm, the command, and the approximate time on this machine.
+outside their space, non-finite values, resets that ignore their seed, episodes that never end, vector rewards, and any
+exception. Warnings name properties that make learning hard: scales, bounds, time limits. At the end it suggests a first
+run: an algorithm, the command, and the approximate time on this machine.
 """
 
 import contextlib
@@ -42,9 +42,9 @@ from alfish.parameters import imports
 from alfish.parameters.differences import literal
 from alfish.runs import random_state
 
-LONGEST_SECONDS = 4.0  # seconds after which a slow environment takes no more random steps
+LONGEST_SECONDS = 4.0  # seconds after which random steps in a slow environment stop
 MORE_STEPS = 10  # largest number of random steps until an episode ends, as a multiple of --num_steps
-NUM_COMPARED = 64  # number of steps for which environments of two seeds are compared
+NUM_COMPARED = 64  # number of steps after which environments with two seeds are compared
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string(
@@ -240,7 +240,7 @@ def _named(where: str, flag: str) -> Callable[..., Any]:
 
 
 def _examined(environment: Any, num_steps: int, observed: Observed) -> Iterator[str]:
-    """Yields the sentences of `examine`, and a sentence for any exception of the environment."""
+    """Yields the sentences of `examine`, and a sentence about an exception of the environment."""
     try:
         yield from examine(environment, num_steps, observed)
     except UsageError:  # already a sentence of alfish
@@ -265,12 +265,12 @@ def _trace(error: Exception) -> None:
 def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[str]:
     """Acts at random in two environments built for evaluation, and yields a sentence for each kind of fault.
 
-    With an action mask, only allowed actions are taken. In a slow environment, stepping stops earlier once an episode
-    has ended.
+    With an action mask, only allowed actions are taken. A slow environment takes fewer steps, but at least until an
+    episode ends.
 
     Args:
       environment: vector environment of two environments.
-      num_steps: number of steps of both environments; up to `MORE_STEPS` times as many until an episode ends.
+      num_steps: total number of steps; up to `MORE_STEPS` times as many if no episode ends earlier.
       observed: object that collects statistics of the steps.
     """
     env, space = environment.env, environment.observation_space
@@ -294,7 +294,7 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
     batched_space = batch_space(getattr(env, "single_observation_space", space), env.num_envs)
     random_state.seed_torch(0)  # seed of the actions
     observation = nest.arrays(observations[1])
-    if not hasattr(env, "single_observation_space"):  # a simulator, which may compile its first step for seconds
+    if not hasattr(env, "single_observation_space"):  # a simulator may take seconds to compile its first step
         with random_state.apart(), calling(f"{environment.name}.step"):
             observation = nest.map(_on_host, env.step(random_action(observation))[0])
     said_outside = False
@@ -318,7 +318,7 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
             return
         done = terminated | truncated
         observed.add(observation, reward, terminated, truncated)
-        if done.any() and environment.resets_rows:  # environments of other kinds reset themselves
+        if done.any() and environment.resets_rows:  # other environments reset themselves
             with random_state.apart():
                 observation = environment.reset([None, None], done).observation
     refuse_default_dtype(f"{environment.name}.reset or step")
@@ -337,15 +337,15 @@ def _on_host(leaf: Any) -> np.ndarray:
 def algorithms() -> list[type[RLAlgorithm]]:
     """Returns all shipped algorithms, after importing their modules."""
     for module in pkgutil.iter_modules(alfish.algorithms.__path__):
-        # Algorithms in subpackages need an expert or a second algorithm, so they cannot be checked here.
+        # Algorithms in subpackages need an expert or a second algorithm; they cannot be checked here.
         if not module.ispkg:
             importlib.import_module(f"alfish.algorithms.{module.name}")
-    found: set[type[RLAlgorithm]] = set()  # a set, because a class with several bases is found several times
+    found: set[type[RLAlgorithm]] = set()  # a set, because a class with several bases occurs several times
     frontier: list[type[RLAlgorithm]] = [*RLAlgorithm.__subclasses__()]
     while frontier:
         algorithm = frontier.pop()
         frontier += algorithm.__subclasses__()
-        has_loss = algorithm.calc_loss is not RLAlgorithm.calc_loss  # a class without a loss is only a base class
+        has_loss = algorithm.calc_loss is not RLAlgorithm.calc_loss  # classes without a loss are base classes
         if has_loss and algorithm.__module__.rpartition(".")[0] == "alfish.algorithms":
             found.add(algorithm)
     return sorted(found, key=lambda algorithm: algorithm.__name__)

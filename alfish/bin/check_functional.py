@@ -1,4 +1,4 @@
-"""The checks of `alfish check-env` that only functional environments need."""
+"""Checks of `alfish check-env` for functional environments."""
 
 import time
 from collections.abc import Callable
@@ -17,18 +17,18 @@ from alfish.environments.functional.validation import check_step
 from alfish.environments.sequential import SequentialVectorEnv
 from alfish.runs import random_state
 
-NUM_ENVS = 1024  # environments of which the speed is measured
-CHECKED_ENVS, CHECKED_STEPS = 64, 100  # environments and vector steps in which each method is checked
+NUM_ENVS = 1024  # number of environments in the measurement of speed
+CHECKED_ENVS, CHECKED_STEPS = 64, 100  # numbers of environments and vector steps in checks of methods
 SECONDS = 0.3  # duration of each measurement
-TOLERANCE = 1e-3  # largest accepted difference of a compiled result from the plain one, relative to its size if above 1
+TOLERANCE = 1e-3  # largest allowed difference of compiled and plain results, relative to absolute values above 1
 
 
 def as_gymnasium(environment: FunctionalEnvironment) -> VectorEnvironment:
-    """Returns the same number of environments, stepped one by one in numpy as gymnasium environments are."""
+    """Returns the same number of environments, stepped one by one in numpy, like gymnasium environments."""
 
     def single() -> SingleEnvironment:
         env = SingleEnvironment(environment.functional)
-        env.observation_space = environment.observation_space  # with the marks that tell which leaves are action masks
+        env.observation_space = environment.observation_space  # includes the marks of action masks
         if environment.reward_spec.shape:
             env.reward_space = environment.reward_spec
         return env
@@ -40,10 +40,10 @@ def as_gymnasium(environment: FunctionalEnvironment) -> VectorEnvironment:
 
 
 def examine(environment: FunctionalEnvironment) -> tuple[list[str], float]:
-    """Prints the speed of steps, plain and compiled.
+    """Measures and prints the speed of plain and of compiled steps.
 
     Returns:
-      Sentences about faults, and the plain steps per second.
+      Sentences about faults, and the number of plain steps per second.
     """
     functional = environment.functional
     name = type(functional).__name__
@@ -71,7 +71,7 @@ def examine(environment: FunctionalEnvironment) -> tuple[list[str], float]:
 
 
 def _check_steps(functional: Any, name: str) -> None:
-    """Raises UsageError if a method returns something wrong in any of `CHECKED_STEPS` random steps."""
+    """Takes `CHECKED_STEPS` random steps; raises UsageError if a method returns a wrong result."""
     environment = FunctionalEnvironment(functional, range(CHECKED_ENVS))
     environment.reset()
     for _ in range(CHECKED_STEPS):
@@ -84,7 +84,7 @@ def _check_steps(functional: Any, name: str) -> None:
 
 
 def _first_step(functional: Any, num_envs: int) -> tuple[Any, ...]:
-    """Returns the arguments of the first step of environments: state, clock, action and numbers."""
+    """Returns the arguments of the first step: state, clock, action and random numbers."""
     environment = FunctionalEnvironment(functional, range(num_envs))
     environment.reset()
     action = _random_action(environment)

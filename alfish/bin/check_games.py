@@ -1,4 +1,4 @@
-"""The checks of `alfish check-env` for games of several agents."""
+"""Checks of `alfish check-env` for games with several agents."""
 
 import time
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ from alfish.errors import UsageError, counted, significant
 from alfish.runs import random_state
 
 MORE_STEPS = 10  # largest number of random steps until a game ends, as a multiple of the number of steps
-LONGEST_SECONDS = 4.0  # seconds after which slow games take no more random steps
+LONGEST_SECONDS = 4.0  # seconds after which random steps in slow games stop
 
 
 def report(games: Games, num_steps: int, algorithms: Sequence[type[RLAlgorithm]]) -> int:
-    """Prints the groups of agents, statistics of random games, and which algorithms can play each group.
+    """Prints groups of agents, statistics of random games, and the algorithms that fit each group.
 
     Args:
       games: games to examine.
-      num_steps: number of steps of each game; up to `MORE_STEPS` times as many until a game ends.
+      num_steps: number of steps of each game; up to `MORE_STEPS` times as many if no game ends earlier.
       algorithms: algorithms to name.
 
     Returns:
@@ -73,7 +73,7 @@ class RandomGames:
         }
         self._lengths: list[int] = []  # steps of the games that have ended
         self._returns: dict[str, list[np.ndarray]] = {agent: [] for agent in _agents(games)}  # of ended episodes
-        self._seen: set[str] = set()  # agents that have had a row
+        self._seen: set[str] = set()  # agents that have occurred
         self._num_steps, self._seconds = 0, 0.0
 
     def play(self, num_steps: int) -> list[str]:
@@ -99,7 +99,7 @@ class RandomGames:
                 rows = games.step(actions)
             self._seconds += time.perf_counter() - began
             self._num_steps += games.num_games
-            # A game that was reset in this step ended in the one before.
+            # A game that was reset in this step ended in the previous step.
             self._lengths += (step - 1 - begins[games.starts]).tolist()
             begins[games.starts] = step
             for name, group in games.groups.items():
@@ -154,7 +154,7 @@ def _agents(games: Games) -> list[str]:
 
 
 def _equal(one: TimeStep, other: TimeStep) -> bool:
-    """Returns whether two time steps have rows of the same agents, with equal observations."""
+    """Returns whether two time steps have equal observations of the same agents."""
     here = one.step_type != StepType.PAD
     if not np.array_equal(one.step_type, other.step_type):
         return False
@@ -175,7 +175,7 @@ def _outside(group: Group, rows: TimeStep) -> list[str]:
 
 
 def _refusal(algorithm: type[RLAlgorithm], group: Group) -> str:
-    """Returns why an algorithm cannot play a group; '' if it can."""
+    """Returns the reason why an algorithm does not support a group; '' if it does."""
     try:
         algorithm.check_specs(group.observation_spec, group.action_spec, group.reward_spec)
     except UsageError as error:

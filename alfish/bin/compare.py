@@ -4,17 +4,16 @@
   alfish compare 'before=runs/a-*' 'after=runs/b-*' --last=5 --format=markdown
   alfish compare runs --score_range=CartPole-v1:0,500 --score_range=Acrobot-v1:-500,-60 --format=csv > table.csv
 
-Runs are named and grouped as for `alfish plot`. The score of a run is the mean of the last --last values of --metric.
+Runs are given and grouped as in `alfish plot`. The score of a run is the mean of the last --last values of --metric.
 The table has, for each group: the interquartile mean (IQM), the mean and the median of the scores with 95 % intervals
 of a stratified bootstrap, the number of runs, and the steps per second of training. With --threshold it also has the
-steps and seconds until a run first reaches the threshold (median over the runs, and the number of runs that reach it),
-and the optimality gap: the mean amount by which scores are below the threshold. For two groups, the
-output also has the probability that a run of the first group is better than a run of the second.
+steps and seconds until a run first reaches the threshold (median over the runs), the number of runs that reach it, and
+the optimality gap: the mean amount by which scores are below the threshold. For two groups, the output also has the
+probability that a run of the first group is better than a run of the second.
 
---score_range=LOW,HIGH normalizes scores: LOW becomes 0 and HIGH 1; the optimality gap is then the amount below 1. With
-a range for each of several environments, the table ends with rows over all environments. Definitions follow rliable
-(Agarwal et al., 2021): the median is taken over environments of the mean over runs, so with one environment it equals
-the mean.
+--score_range=LOW,HIGH normalizes scores: LOW becomes 0 and HIGH becomes 1. The optimality gap is then the mean amount
+below 1. With a range for each environment, the table ends with rows over all environments. Definitions follow rliable
+(Agarwal et al., 2021): the median over environments of the mean over runs, which equals the mean for one environment.
 """
 
 import sys

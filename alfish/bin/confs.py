@@ -1,12 +1,11 @@
-"""Lists the shipped configurations, each with its task, its algorithm, and its result and number of seeds.
+"""Lists the shipped configurations with task, algorithm, result and number of seeds.
 
   alfish confs
-  alfish confs halfcheetah sac          # configurations with all of these words in file name, task or algorithm
-  alfish confs ppo_cartpole             # path and text of one configuration: its settings and complete result
-  alfish confs ppo.gin                  # path and text of a file that other files include
-  alfish train --gin_file=ppo_cartpole.gin --root_dir=runs/ppo
+  alfish confs halfcheetah sac # configurations that contain all of these words alfish confs ppo_cartpole # path and
+  text of one configuration, with its complete result alfish confs ppo.gin # path and text of a file that other files
+  include alfish train --gin_file=ppo_cartpole.gin --root_dir=runs/ppo
 
-The text of a configuration is shown if it is named, or if it is the only one that contains the words.
+Words are searched in file name, task and algorithm. If only one configuration contains all of them, its text is shown.
 """
 
 import re
@@ -29,7 +28,7 @@ COLUMNS = (30, 23, 14)  # widths of the columns file, task and algorithm; the re
 
 class Conf(NamedTuple):
     path: Path
-    task: str  # '' for a file that other files include, or that is added to other files
+    task: str  # '' for a file that other files include or that extends them
     algorithm: str
     result: str
 
@@ -59,12 +58,12 @@ def read(path: Path) -> Conf:
 
 
 def names(conf: Conf) -> tuple[str, ...]:
-    """Returns the words that name this configuration only; `ppo` without .gin does not, as it occurs in many names."""
+    """Returns the names of a configuration; files without a task, such as ppo.gin, are named only with the suffix."""
     return (conf.path.name, conf.path.stem) if conf.task else (conf.path.name,)
 
 
 def has(conf: Conf, words: Sequence[str]) -> bool:
-    """Returns True if each word occurs in the file's name, the task or the algorithm."""
+    """Returns whether each word occurs in the file's name, the task or the algorithm."""
     text = f"{conf.path.name} {conf.task} {conf.algorithm}".lower()
     return all(word.lower() in text for word in words)
 
@@ -83,7 +82,7 @@ def line(conf: Conf) -> str:
 
 
 def in_full(conf: Conf) -> str:
-    """Returns the path and the text of a configuration, and the command that trains if there is a task."""
+    """Returns path and text of a configuration, and the command that trains it, if it has a task."""
     command = f"\nalfish train --gin_file={conf.path.name} --root_dir=runs/{conf.path.stem}"
     return f"{conf.path}\n\n{conf.path.read_text()}{command if conf.task else ''}".rstrip()
 

@@ -5,18 +5,17 @@
   alfish crossplay --root_dir=runs/tag --sides='adversary_*,agent_*' --checkpoints=all --output=cross.csv
 
 Players are the policies that train (or the policies of --policies) in each run, at each of --checkpoints. Every two
-players play against each other, in both seatings unless a player's policy has only one seat in its run. The games are
-those of the first run. Game k of each pair has the seed `seed + k`.
+players play against each other, in both seatings unless a player's policy has only one seat in its run. All games are
+made with the first run's settings. Game k of each pair has the seed `seed + k`.
 
 --output has a row for each pair and seating: mean returns of both sides with 95 % bootstrap intervals, and the numbers
-of games that the first side has won, drawn and lost. The file beside --output that ends in -players.csv has a row for
-each player. If the returns of both sides add up to 0 in each game, the row has the player's Elo rating (maximum
-likelihood of the model of Bradley and Terry, a draw counts as half a win, with 95 % bootstrap intervals over games;
---anchor has the rating 1000), and the player's exploitability: the mean return of the opponent that does best against
-the player.
+of games that the first side has won, drawn and lost. A second file, which ends in -players.csv, has a row for each
+player. In zero-sum games, the row has the player's Elo rating and exploitability. Elo ratings are the maximum
+likelihood of the Bradley-Terry model, with 95 % bootstrap intervals over games. A draw counts as half a win, and
+--anchor has the rating 1000. Exploitability is the mean return of the best opponent against the player.
 
-The result of each pair is a file in the directory beside --output that ends in -games. If the command is stopped at any
-moment, the same command continues; if players are added, it plays only the games of the new pairs.
+The result of each pair is stored in a directory that ends in -games, next to --output. If the command is stopped, the
+same command continues. If players are added, it plays only the games of the new pairs.
 """
 
 import sys
@@ -90,7 +89,7 @@ def main(flag_values: flags.FlagValues) -> int:
 
 
 def _anchor(players: "list[Player]", name: str | None) -> int:
-    """Returns the number of the player that --anchor names."""
+    """Returns the index of the player that --anchor names."""
     names = [player.name for player in players]
     if name is not None and name not in names:
         raise UsageError(f"--anchor is {name!r}; the players are {', '.join(names)}")

@@ -4,14 +4,14 @@
   alfish evaluate --root_dir=runs/ppo --checkpoint=best --json
   alfish evaluate --root_dir=runs/ppo --video --video_episodes=4
 
-The seed of episode k is `seed + k`. Every episode that starts is run to its end, so the result does not depend on
---num_envs. An episode that does not end is cut after Trainer.max_evaluation_length steps (100,000 by default) and
-counts as truncated; --max_length sets another limit. --json prints one JSON object with the keys env_steps,
-num_episodes, mean, std, ci_low, ci_high (a 95 % bootstrap interval of the mean), min, max, returns, lengths and num_cut
-(the number of episodes that were cut); with several objectives or policies also by_objective, the returns of each.
---lineup names the policies of agents in games: --lineup='adversary_*=chaser,agent_*=random'. --video films
-the first episode, or --video_episodes side by side, into the run's directory `films`; the results are the same. Films
-need the extra 'video': pip install 'alfish[video]'.
+The seed of episode k is `seed + k`. Every started episode is finished, so the result does not depend on --num_envs. An
+episode that does not end is cut after Trainer.max_evaluation_length steps (100,000 by default) and counts as truncated;
+--max_length sets another limit. --json prints one JSON object with the keys env_steps, num_episodes, mean, std, ci_low,
+ci_high (a 95 % bootstrap interval of the mean), min, max, returns, lengths and num_cut (the number of episodes that
+were cut); with several objectives or policies also by_objective, their returns. --lineup names the policies of
+agents in games: --lineup='adversary_*=chaser,agent_*=random'. --video films the first episode, or --video_episodes side
+by side, into the run's directory `films`; the results are the same. Films need the extra 'video': pip install
+'alfish[video]'.
 """
 
 import contextlib

@@ -1,11 +1,11 @@
-"""Writes the replay buffer of a run as a data set: all experience of the training, good and bad.
+"""Writes the replay buffer of a run as a data set: all experience that it still contains.
 
   alfish export --root_dir=runs/sac --output=data/replay
   alfish export --root_dir=runs/sac --output=minari:pendulum/replay-v0
 
 A Minari data set needs the extra 'minari': pip install 'alfish[minari]'.
 
-The run must have trained an off-policy algorithm, with the default of ReplayBatches.save. Its rows become episodes in
+The run must have an off-policy algorithm and ReplayBatches.save = True, the default. Its rows become episodes in
 the environment's own units. The oldest episode of each environment may lack its beginning; an unfinished newest episode
 is truncated. The data set stores its origin, as with `alfish record`. An existing output is refused before any work
 starts.

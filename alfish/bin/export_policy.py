@@ -1,4 +1,4 @@
-"""Writes the policy of a run for use without alfish: as ONNX, as numpy code, or as a program of torch.
+"""Writes the policy of a run for use without alfish, as ONNX, numpy code, or a torch program.
 
   alfish export-policy --root_dir=runs/ppo --output=policy.onnx
   alfish export-policy --root_dir=runs/ppo --output=policy.py
@@ -6,13 +6,13 @@
 
 The file maps one raw observation of the environment to one action in the environment's units: it includes normalizers,
 frame stacks, action masks, memory and the scaling of actions. The memory's state is an input and an output, and the
-input `first` clears it. Leaves of the observation that the action does not depend on are left out.
+input `first` clears it. Observation leaves that do not affect the action are left out.
 
-policy.py needs numpy only; its weights are in policy.npz beside it. policy.onnx needs an ONNX runtime; writing it needs
-the extra 'onnx': pip install 'alfish[onnx]'. policy.pt2 is read by torch.export.load.
+policy.py needs only numpy; its weights are in policy.npz in the same directory. policy.onnx needs an ONNX runtime;
+writing it needs the extra 'onnx': pip install 'alfish[onnx]'. policy.pt2 is read by torch.export.load.
 
-Before the file is kept, it acts on --num_steps observations, of the environment or of --data, and the largest
-difference from the policy of the run is printed. A policy that acts differently is not written.
+The file is compared with the policy on --num_steps observations of the environment or of --data. The command prints the
+largest difference. A file that acts differently is not written.
 """
 
 from absl import flags

@@ -1,4 +1,4 @@
-"""Suggests a first run in a new environment: a base configuration that fits, the command, and the duration."""
+"""Suggests a first run in a new environment: base configuration, command and duration."""
 
 import contextlib
 import io
@@ -22,16 +22,16 @@ from alfish.networks.images import is_image
 from alfish.parameters.differences import literal
 
 MEASURED_SECONDS = 2.0
-IMAGE_BUDGET = 1_000_000  # environment steps of a first run on images, with any algorithm
+IMAGE_BUDGET = 1_000_000  # environment steps of a first run on images
 
 
 class BaseConf(NamedTuple):
     """A shipped base configuration.
 
     Attributes:
-      algorithm: name of the algorithm's class; the configuration file has this name in lower case.
-      budget: environment steps of a first run on vector observations, enough for the return to rise.
-      for_speed: bindings with which a short run is as fast per step as a long run.
+      algorithm: name of the algorithm's class; in lower case, name of the configuration file.
+      budget: environment steps of a first run on vector observations, until the return usually rises.
+      for_speed: bindings that give a short run the speed of a long run.
       virtue: reason to choose the algorithm, as a clause.
     """
 
@@ -57,8 +57,8 @@ BASES = {
         BaseConf("DQN", 50_000, REPLAY, "it learns from each step many times"),
     )
 }
-SLOW = 500.0  # steps per second of an environment; below this speed, a step takes longer than an update
-VERY_SLOW = 100.0  # steps per second below which the environment takes nearly all time and a trial run is too long
+SLOW = 500.0  # environment steps per second; below this speed, a step takes longer than an update
+VERY_SLOW = 100.0  # steps per second below which a trial run takes too long
 
 
 class Task(NamedTuple):
@@ -73,7 +73,7 @@ class Task(NamedTuple):
     bindings: Sequence[str]
 
     def has_algorithm(self) -> bool:
-        """Returns True if the files or bindings choose an algorithm, so that no base configuration is needed."""
+        """Returns whether the files or bindings choose an algorithm; if so, no base configuration is needed."""
         with reading.preserved():
             reading.read(self.files, self.bindings)
             return "algorithm" in reading.bound("alfish.Trainer", "algorithm")
@@ -82,7 +82,7 @@ class Task(NamedTuple):
 def suggestions(
     task: Task, environment: Environment, able: Sequence[str], steps_per_second: float
 ) -> Iterator[tuple[str, str]]:
-    """Yields lines about the first run, each a pair of heading and text.
+    """Yields heading and text of each line about the first run.
 
     Args:
       task: environment as the user described it.
@@ -143,7 +143,7 @@ def _replaying(environment: Environment) -> str:
 
 
 def _expected(task: Task, base: BaseConf | None, budget: int, steps_per_second: float) -> Iterator[tuple[str, str]]:
-    """Yields a line about the training time with a base configuration, or with the task's own if `base` is None."""
+    """Yields a line about the training time, with a base configuration or with the task's own configuration."""
     try:
         rate = _rate(task, base, steps_per_second)
     except (UsageError, RunError) as error:
@@ -163,19 +163,19 @@ def _expected(task: Task, base: BaseConf | None, budget: int, steps_per_second: 
 
 
 def _instead(task: Task, base: BaseConf, steps_per_second: float) -> Iterator[tuple[str, str]]:
-    """Yields a line about `base`, a second choice of base configuration, and its training time."""
+    """Yields a line about `base`, the second choice, and its training time."""
     with contextlib.suppress(UsageError, RunError):
         length = f"about {_duration(base.budget / _rate(task, base, steps_per_second))} for {base.budget:,} steps"
         yield "or", f"{base.algorithm} ({base.file}): {length}; {base.virtue}"
 
 
 def _rate(task: Task, base: BaseConf | None, steps_per_second: float) -> float:
-    """Returns the steps per second of training; for a very slow environment, of the environment without training."""
+    """Returns the training steps per second; for a very slow environment, the steps per second without training."""
     return training_speed(task, base) if steps_per_second > VERY_SLOW else steps_per_second
 
 
 def training_speed(task: Task, base: BaseConf | None) -> float:
-    """Returns the environment steps per second of training on this machine, measured in a temporary directory.
+    """Trains in a temporary directory and returns the environment steps per second on this machine.
 
     Raises:
       UsageError, RunError: training with this configuration fails.
@@ -196,7 +196,7 @@ def training_speed(task: Task, base: BaseConf | None) -> float:
                 now = time.perf_counter()
                 if began and (now - began > MEASURED_SECONDS or report.finished):
                     return (trainer.clock.env_steps - first) / (now - began)
-                # Measuring begins after the first updates, which are slow, and after the warm-up of replay.
+                # The measurement begins after the first updates, which are slow, and after the warm-up.
                 if not began and number and (trainer.clock.updates > 8 or now - started > MEASURED_SECONDS):
                     began, first = now, trainer.clock.env_steps
         finally:
@@ -209,7 +209,7 @@ def _files(files: Sequence[str]) -> list[str]:
 
 
 def _bound(bindings: Sequence[str]) -> list[str]:
-    """Returns flags for bindings, quoted where a shell requires quotes."""
+    """Returns flags for bindings, with quotes where a shell requires them."""
     flags = []
     for binding in bindings:
         text = re.sub(r"\s*=\s*", "=", binding, count=1)
@@ -225,7 +225,7 @@ def _command(arguments: Sequence[str], root_dir: str) -> str:
 
 
 def _python(algorithm: str, bindings: Sequence[str], budget: int, root_dir: str) -> str:
-    """Returns the call of `alfish.train`; '' if the value of a binding is not a plain value."""
+    """Returns the equivalent call of `alfish.train`; '' if a binding has no plain value."""
     environment, others = "", {}
     for binding in bindings:
         name, _, value = (part.strip() for part in binding.partition("="))
@@ -242,7 +242,7 @@ def _python(algorithm: str, bindings: Sequence[str], budget: int, root_dir: str)
 
 
 def rounded(rate: float) -> str:
-    """Returns a speed with two significant digits, because the measurement is not more precise."""
+    """Returns a speed with two significant digits, the precision of the measurement."""
     return f"{float(f'{rate:.2g}'):,.0f}" if rate >= 10 else significant(rate, 2)
 
 

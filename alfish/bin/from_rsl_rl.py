@@ -6,9 +6,9 @@
   alfish from-rsl-rl runner.json --environment=RslRl --num_envs=1024 > robot.gin
   alfish train --gin_file=g1.gin --root_dir=runs/g1
 
-Given the name of a task, the command reads the configuration that Isaac Lab or mjlab has for the task; the library must
-be installed. Both libraries write agent.yaml to logs/rsl_rl/EXPERIMENT/RUN/params; reading yaml requires `pip install
-pyyaml`. Fields without a counterpart in alfish are listed at the end, each in a comment with the reason.
+If the argument is the name of a task, the command reads the task's configuration from Isaac Lab or mjlab, which must be
+installed. Both libraries write agent.yaml to logs/rsl_rl/EXPERIMENT/RUN/params; reading yaml requires
+`pip install pyyaml`. Fields without a counterpart in alfish are listed at the end, each in a comment with the reason.
 """
 
 from absl import flags

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def define_group(flag_values: flags.FlagValues, group: str) -> None:
-    """Defines the flags of all commands for groups of runs; `group` is the group's noun, such as 'sweep'."""
+    """Defines the flags of commands for groups of runs; `group` names the group, such as 'sweep'."""
     words = "Gin file; repeatable, later files override earlier ones."
     flags.DEFINE_multi_string("gin_file", [], words, flag_values=flag_values)
     words = "One binding for all runs, such as 'PPO.gamma=0.98'; repeatable, overrides files."
@@ -38,7 +38,7 @@ def define_group(flag_values: flags.FlagValues, group: str) -> None:
 
 @contextlib.contextmanager
 def processes(flag_values: flags.FlagValues) -> Iterator["Jobs"]:
-    """Yields the object that starts the runs' processes; at the end, unfinished runs save a checkpoint and stop."""
+    """Yields the object that starts processes. At the end, unfinished runs save checkpoints and stop."""
     from alfish.sweeps.jobs import LocalJobs, num_cores
 
     jobs: Jobs
@@ -68,7 +68,7 @@ def train_group(
     Args:
       group, specification: classes of the group and its specification.
       directory: directory of the group.
-      flag_values: values of the flags; they include those of `define_group`, and one for each field of the
+      flag_values: values of the flags, including the flags of `define_group` and a flag for each field of the
         specification.
       report: function that is called with the directory and the specification when the group is complete.
     """
@@ -77,7 +77,7 @@ def train_group(
     names = [field.name for field in dataclasses.fields(specification) if field.name in flag_values]
     given = {name: flag_values[name].value for name in names}
     with locked(directory), StopSignals(lambda: None) as signals:
-        with processes(flag_values) as jobs:  # opened first, so that nothing is written if Ray's cluster is missing
+        with processes(flag_values) as jobs:  # opened first, to write nothing if Ray's cluster is missing
             whole = specification.open(
                 directory, flag_values.gin_file, flag_values.gin_param, given, flag_values.allow_import
             )

@@ -1,4 +1,4 @@
-"""Reads data in another format, reports on them, and writes them as alfish's own data set.
+"""Reads data in another format, prints a report, and writes a data set of alfish.
 
   alfish import --source=minari:mujoco/hopper/expert-v0 --output=data/hopper
   alfish import --source=d4rl:hopper_medium-v2.hdf5 --env_id=Hopper-v5 --output=data/hopper --policy=drop_episode

@@ -1,4 +1,4 @@
-"""Statistics of random steps in an environment: the speed, and scales, bounds and limits that make learning hard."""
+"""Statistics of random steps in an environment: speed, and scales, bounds and limits that make learning hard."""
 
 import time
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ from alfish.errors import significant
 from alfish.nest import Nest
 from alfish.networks.images import is_image
 
-LARGE, SMALL = 100.0, 1e-2  # largest and smallest size of rewards and observations that suit the usual settings
-LARGEST_RATIO = 1e3  # largest ratio of the sizes of an observation's entries
+LARGE, SMALL = 100.0, 1e-2  # largest and smallest absolute rewards and observations that suit default settings
+LARGEST_RATIO = 1e3  # largest ratio between absolute values of an observation's entries
 LARGEST_ACTION = 1e4
 LONGEST_EPISODE = 10_000
 FLOAT32_STEPS = 2.0**24  # number of float32 values between x and 2 x
 
 
 class ObservedLeaf:
-    """Smallest and largest values of the N entries of an observation's leaf, over all environments and steps.
+    """Smallest and largest values of the N entries of an observation leaf, over all environments and steps.
 
     Args:
       name: path of the leaf, such as `observation.speed`.
@@ -90,8 +90,8 @@ class Observed:
 
     Attributes:
       lengths: lengths of the finished episodes.
-      remarks: sentences that `warnings` yields in addition.
-      num_steps: number of steps of all environments together.
+      remarks: further sentences for `warnings`.
+      num_steps: total number of steps of all environments.
     """
 
     def __init__(self, environment: Environment):

@@ -6,8 +6,8 @@
   alfish params --gin_file=ppo_cartpole.gin      # parameters that this conf reaches, with their values
   alfish params --gin_file=ppo_cartpole.gin learner
 
-Several words must all be in the name. With --gin_file the parts of the configuration are built, as `alfish train`
-builds them, and nothing is trained or written. A value with `(default ...)` was bound; the others are defaults.
+Several words must all be in the name. With --gin_file, the command builds the configuration as `alfish train` does, but
+trains and writes nothing. A value with `(default ...)` is bound; other values are defaults.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ def main(flag_values: flags.FlagValues, *words: str) -> int:
 
 
 def _operative_text(files: list[str], bindings: list[str]) -> str:
-    """Builds a Trainer, discards it, and returns its configuration with all defaults in force."""
+    """Builds a Trainer, discards it, and returns its configuration with all defaults."""
     from alfish.configuration import reading
     from alfish.configuration.runs import configured_run
 
@@ -59,7 +59,7 @@ def _operative_text(files: list[str], bindings: list[str]) -> str:
 
 
 def _has(name: str, words: tuple[str, ...]) -> bool:
-    """Returns True if the name of a binding contains, or matches as a pattern, each of the words."""
+    """Returns whether the name of a binding contains or matches each of the words."""
     name = name.partition(" = ")[0].lower()
     return all(fnmatch.fnmatch(name, one.lower() if set("*?[") & set(one) else f"*{one.lower()}*") for one in words)
 

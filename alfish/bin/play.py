@@ -6,8 +6,8 @@
 
 Filming needs no screen, because the environment renders to arrays. MuJoCo renders through EGL or OSMesa (MUJOCO_GL
 selects one), with the tracking camera if the model has one. A film shows an episode from its first frame to its true
-final frame. With several episodes the number of the episode is added to the name of each film; --grid shows them in one
-film, side by side. A film appears under its name when it is complete. Films need the extra 'video': pip install
+final frame. With several episodes, the name of each film has the number of its episode; --grid shows all episodes in
+one film, side by side. A film appears under its name when it is complete. Films need the extra 'video': pip install
 'alfish[video]'. --lineup names the policies of agents in games: --lineup='agent_*=random'.
 """
 
@@ -43,7 +43,7 @@ def main(flag_values: flags.FlagValues) -> int:
             open_run(flag_values.root_dir, flag_values.device, allow_import=flag_values.allow_import)
         )
         env_steps = trainer.load_policy(shared_flags.checkpoint(flag_values.checkpoint))
-        # If each film shows one episode, only one environment runs at a time, so that frames come in order.
+        # If each film shows one episode, only one environment runs at a time, to keep frames in order.
         arguments: dict[str, Any] = {"render_mode": "rgb_array"} if video else {}
         arguments |= shared_flags.lineup(flag_values)
         evaluator = trainer.evaluator(num_episodes, num_tiles, flag_values.max_length, **arguments)
@@ -73,7 +73,7 @@ def main(flag_values: flags.FlagValues) -> int:
 
 
 def _path(video: Path, episode: int | None) -> Path:
-    """Returns the file of a film, whose name has the number of the episode unless `episode` is None."""
+    """Returns the path of a film; its name has the number of the episode unless `episode` is None."""
     return video if episode is None else video.with_name(f"{video.stem}-{episode}{video.suffix}")
 
 

@@ -7,12 +7,11 @@
 A run is a directory of `alfish train`, a directory with such directories, a directory with the monitor files of
 stable-baselines3, or another CSV with a column for the step and one for the value. LABEL=RUN gives it a label.
 
-Runs are grouped by their configuration: the bindings in which they differ, without the seed, are the legend. Each group
-has a line, the --statistic of its runs, and a pointwise band: a 95 % interval by a bootstrap over whole runs. Each
-environment has a panel.
+Runs with equal configurations form a group. The legend shows the bindings in which groups differ. Each group has a line
+for the --statistic of its runs, and a pointwise 95 % band from a bootstrap over runs. Each environment has a panel.
 
---metric is a column of metrics.csv, or NAME/COLUMN for a column of the files eval/NAME-*.csv, whose mean over the
-episodes is drawn. A curve ends where the first run of its group ends.
+--metric is a column of metrics.csv, or NAME/COLUMN for the mean over episodes of a column of the files eval/NAME-*.csv.
+A curve ends where the shortest run of its group ends.
 """
 
 import sys

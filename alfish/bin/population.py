@@ -1,13 +1,13 @@
-"""Trains a population: repeatedly replaces the worst members by copies of the best, and changes the copies' settings.
+"""Trains a population: repeatedly replaces the worst members with copies of the best, and changes their settings.
 
   alfish population --gin_file=ppo_pendulum.gin --root_dir=pbt/pendulum --jobs=4 --members=8 --generations=10 \\
       --perturb='Learner.learning_rate=1e-5..1e-2' --gin_param=Evaluate.period=20000 --steps=20000
   alfish population --root_dir=pbt/pendulum      # continues the population as specified
   alfish play --root_dir=pbt/pendulum/best       # the best member of the newest generation
 
---perturb names a parameter and its bounds. Members begin with random values between the bounds (the logarithm is
-uniform). After each generation of --steps clock steps, a member's value is the mean return of its last evaluation, or
-of its last --last ones. The worst quarter (--share) continues from checkpoints of the best quarter, with each perturbed
+--perturb names a parameter and its bounds. Members begin with random values between the bounds, drawn log-uniformly.
+After each generation of --steps clock steps, the value of a member is the mean return of its last evaluation, or of its
+last --last evaluations. The worst quarter (--share) continues from checkpoints of the best quarter, with each perturbed
 value multiplied by 0.8 or 1.25. With --gap=2, only a member whose value is worse by 2 standard errors is replaced.
 --share=0 replaces no member.
 

@@ -6,9 +6,10 @@
 
 A Minari data set needs the extra 'minari': pip install 'alfish[minari]'.
 
-The seed of episode k is `seed + k`. Every episode that starts is run to its end, so the data do not depend on
---num_envs. Observations are raw, and include the true final one. Actions are the executed ones, in the environment's
-own units: an environment that is reset with the seed of the episode returns the same observations and rewards for them.
+The seed of episode k is `seed + k`. Every started episode is finished, so the data do not depend on --num_envs.
+Observations are raw, and include the true final observation. Actions are stored as executed, in the environment's
+units. If an environment is reset with the seed of an episode and executes its actions, it returns the same observations
+and rewards.
 
 The data set stores its origin: the algorithm, the configuration with every default, the checkpoint (steps and sha256),
 the seed of each episode, and the mean, minimum and maximum return of all episodes that were run. An existing output is
@@ -107,7 +108,7 @@ def _record(
         if least is not None and returns[-1] < least:
             continue
         for _ in validator.check(episode):
-            writer.add(episode)  # with the actions exactly as executed, without corrections
+            writer.add(episode)  # with the executed actions, without corrections
             seeds.append(flag_values.seed + int(episode.id))
         if report.num_bad:
             raise RunError(f"{report.sentences('error')}; fix the environment; nothing was written")
@@ -120,7 +121,7 @@ def _record(
 
 
 def check_arguments(root_dir: str | None, output: str | None) -> None:
-    """Raises UsageError if the run or the output is not named, or if the output exists already."""
+    """Raises UsageError if the run or the output is missing, or if the output already exists."""
     shared_flags.check_root_dir(root_dir)
     if not output:
         raise UsageError(
@@ -132,7 +133,7 @@ def check_arguments(root_dir: str | None, output: str | None) -> None:
 
 
 def origin(trainer: "Trainer", which: str | int) -> dict[str, Any]:
-    """Returns the description of a run for a data set that is made from the run, in JSON's types.
+    """Returns the description of a run for its data set, in types of JSON.
 
     Args:
       trainer: trainer of the run.

@@ -1,4 +1,4 @@
-"""Writes one page about a run, which opens in a browser without a network.
+"""Writes an HTML page about a run; it opens in a browser without a network.
 
   alfish report --root_dir=runs/ppo --output=report.html
 

@@ -16,11 +16,11 @@ ALLOW_IMPORT = (
 MAX_LENGTH = "Number of steps after which an episode is cut; default: Trainer.max_evaluation_length."
 
 NUM_ENVS = "Number of environments that run at the same time."
-LARGEST_SEED = 2**63 - 2**32 - 1  # largest seed of episode 0, so that the seeds of later episodes fit 63 bits
+LARGEST_SEED = 2**63 - 2**32 - 1  # largest seed of episode 0; the seeds of later episodes then fit 63 bits
 
 
 def define_episodes(flag_values: flags.FlagValues, num_episodes: int) -> None:
-    """Defines the flags of a command that runs episodes of a saved policy; `num_episodes` is the default number."""
+    """Defines the flags of a command that runs `num_episodes` episodes, by default, of a saved policy."""
     flags.DEFINE_string("root_dir", None, "Directory of the run.", flag_values=flag_values)
     flags.DEFINE_string("checkpoint", "latest", CHECKPOINT, flag_values=flag_values)
     flags.DEFINE_integer("num_episodes", num_episodes, "Number of episodes to run.", 1, flag_values=flag_values)
@@ -70,10 +70,10 @@ def define_films(flag_values: flags.FlagValues) -> None:
 
 
 def num_filmed(flag_values: flags.FlagValues, num_episodes: int) -> int:
-    """Returns the number of episodes to film, after preparing the rendering.
+    """Prepares rendering and returns the number of episodes to film.
 
     Raises:
-      UsageError: the extra 'video' is missing, or fewer episodes are run than filmed.
+      UsageError: the extra 'video' is missing, or there are fewer episodes than --video_episodes.
     """
     if not flag_values.video:
         return 0
@@ -103,13 +103,13 @@ def checkpoint(name: str) -> str | int:
 
 
 def check_root_dir(root_dir: str | None) -> None:
-    """Raises UsageError if no run is named."""
+    """Raises UsageError if --root_dir is missing."""
     if not root_dir:
         raise UsageError("--root_dir is missing: give the directory of a run of `alfish train`")
 
 
 def check_writable_run(root_dir: str, flag: str) -> None:
-    """Raises UsageError if the run is packed, because its directory is then only a temporary copy.
+    """Raises UsageError if the run is packed; its directory is then a temporary copy.
 
     Args:
       root_dir: run as the user named it.
@@ -128,8 +128,7 @@ def output_file(output: str | None, *suffixes: str) -> Path:
     """Returns the path of --output, after checking that the file can be written.
 
     Raises:
-      UsageError: the path is missing, is a directory, lies below a file, is not writable, or does not end in one of the
-        suffixes.
+      UsageError: the path is missing, is a directory, is below a file, cannot be written, or has none of the suffixes.
     """
     *others, last = suffixes
     choices = " or ".join(filter(None, (", ".join(others), last)))

@@ -5,19 +5,19 @@
   alfish sweep --root_dir=sweeps/rate            # continues the sweep as specified
   alfish sweep --root_dir=sweeps/rate --show     # table and picture of the trials so far
 
---search names a parameter and its values: grid(...), choice(...), uniform(a, b), log(a, b) or int(a, b). If all of them
-are grid(...), each combination is a trial. Otherwise Optuna's TPE proposes the values (pip install 'alfish[sweep]'), or
---sampler=random draws them. With --seeds=3, each trial is three runs with the seeds Trainer.seed, Trainer.seed + 1 and
-so on, and its value is their mean. The value of a run is the mean return of its last evaluation, or of its last --last
-ones.
+--search names a parameter and its values: grid(...), choice(...), uniform(a, b), log(a, b) or int(a, b). If all
+parameters have grid(...), each combination is a trial. Otherwise Optuna's TPE proposes the values (pip install
+'alfish[sweep]'), or --sampler=random draws them. With --seeds=3, each trial is three runs with the seeds Trainer.seed,
+Trainer.seed + 1 and so on, and its value is their mean. The value of a run is the mean return of its last evaluation,
+or of its last --last evaluations.
 
 Each run is a directory of `alfish train` in --root_dir, and these directories are the only state. Ctrl-C or SIGTERM
 ends the runs with checkpoints, and the same command continues the sweep, even after it was killed. A run that fails is
 a failed trial; remove its file `failed` to try it again. --prune stops runs whose evaluations are below the median of
-others. More --trials extend a finished sweep.
+the other runs. More --trials extend a finished sweep.
 
---ray trains each run on the cluster of Ray whose address is in RAY_ADDRESS, or that was started on this machine. All of
-its machines must see --root_dir under the same path.
+--ray trains the runs on a Ray cluster: the one at RAY_ADDRESS, or the one started on this machine. All machines must
+have --root_dir at the same path.
 
 At the end, root_dir has trials.csv, and trials.png with the value against each parameter and the curves of all trials.
 """
@@ -83,6 +83,6 @@ def _show(directory: Path, specification: "SweepSpecification") -> None:
     try:
         write_picture(directory, parameters, trials)
         written.append(str(directory / PICTURE))
-    except UsageError as error:  # matplotlib is missing, but the table has been written
+    except UsageError as error:  # matplotlib is missing; the table is already written
         log(str(error))
     show(f"written: {' and '.join(written)}")

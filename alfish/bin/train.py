@@ -5,8 +5,8 @@
 
 A gin file is searched in the working directory, then among the shipped confs (`alfish confs` lists them). The same
 command continues an existing run from its newest checkpoint. A larger budget extends a finished run. Ctrl-C or SIGTERM
-saves a checkpoint and stops the run, also while it waits for an environment. A second Ctrl-C stops it at once. SIGUSR1
-does the same as SIGTERM, and the exit status is 75: the job should be queued again.
+saves a checkpoint and stops the run, even while it waits for an environment. A second Ctrl-C stops it at once. SIGUSR1
+does the same with exit status 75, which asks the queue to start the job again.
 
 --profile reports where the time went, and which settings would save time. A small budget is enough for this
 (--gin_param=Trainer.num_env_steps=20000). --throughput_limits measures upper limits of the collection speed.
@@ -14,7 +14,7 @@ does the same as SIGTERM, and the exit status is 75: the job should be queued ag
 The run directory contains checkpoints/, tensorboard/, metrics.csv, eval/ (every evaluation episode), config.gin,
 operative_config.gin (with every default), provenance.json, log.txt and run_id. A finished run also has the file `done`,
 with the reason: the budget is spent, or a listener stopped the run (StopAt, StopWithoutProgress). To continue a run
-that a listener stopped, remove `done`. A checkpoint of another run or of another configuration is refused.
+that a listener stopped, remove `done`. Checkpoints of another run or configuration are refused.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ def main(flag_values: flags.FlagValues) -> int:
     bindings = list(flag_values.gin_param)
     if flag_values.device:
         bindings.append(f"Trainer.device = '{flag_values.device}'")
-    from alfish.configuration.runs import configured_run  # imported here, so that --help does not wait for torch
+    from alfish.configuration.runs import configured_run  # imported here, because --help must not wait for torch
 
     with contextlib.ExitStack() as stack:
         if not flag_values.gin_file:  # a gin file that the user names is trusted

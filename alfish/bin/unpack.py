@@ -1,12 +1,11 @@
-"""Unpacks a run that `alfish pack` packed, so that it can be continued.
+"""Unpacks a run that `alfish pack` packed, to continue it.
 
   alfish unpack --input=ppo.zip --root_dir=runs/ppo
   alfish unpack --input=hf:org/name --root_dir=runs/ppo
   alfish train --root_dir=runs/ppo --gin_param='Trainer.num_env_steps = 200_000'
 
-`hf:org/name` is downloaded from the Hugging Face hub, with the extra 'hub': pip install 'alfish[hub]'. Every file is
-compared with its checksum, and written below the new directory. To evaluate or play a packed run, unpacking is not
-needed: `alfish evaluate --root_dir=ppo.zip`.
+`hf:org/name` is downloaded from the Hugging Face hub, with the extra 'hub': pip install 'alfish[hub]'. Checksums of all
+files are verified. A packed run can be evaluated or played without unpacking: `alfish evaluate --root_dir=ppo.zip`.
 """
 
 from pathlib import Path

@@ -3,13 +3,13 @@
   alfish verify --root_dir=runs/ppo                       # up to the first checkpoint that the run keeps
   alfish verify --root_dir=ppo.zip --checkpoint=latest    # a packed run, up to its newest checkpoint
 
-The run's configuration is trained again in a temporary directory, until the steps of the checkpoint. Parameters,
-statistics of transforms and the state of the learner (optimizers, schedules) must then have the bits of the checkpoint.
-The exit status is 0 if they have, and 1 if they have not. The report then lists the values that differ and by how much,
-the first evaluation that differs, and the conditions that differ: versions, machine, device, threads, revision.
+The run's configuration is trained again in a temporary directory, up to the steps of the checkpoint. Parameters,
+statistics of transforms and the state of the learner (optimizers, schedules) must then equal those of the checkpoint,
+bit by bit. If so, the exit status is 0, otherwise 1. The report lists the values that differ and by how much, the first
+evaluation that differs, and changed conditions: versions, machine, device, threads, revision.
 
 The verification takes the time of the training, and the listeners of the configuration are called as in the run. Runs
-with AsyncUnroller can be repeated in its mode 'lockstep' only; runs whose budget is wall_seconds cannot be repeated.
+with AsyncUnroller can be repeated only in its mode 'lockstep'. Runs with the budget wall_seconds cannot be repeated.
 """
 
 import tempfile
@@ -33,7 +33,7 @@ flags.DEFINE_string(
 flags.DEFINE_multi_string("allow_import", [], shared_flags.ALLOW_IMPORT, flag_values=FLAGS)
 
 COMPARED = ("algorithm", "transforms", "learner")  # entries of a trainer's state that training computes
-NUM_SHOWN = 5  # number of differences that are printed
+NUM_SHOWN = 5  # number of printed differences
 
 
 def main(flag_values: flags.FlagValues) -> int:
@@ -71,7 +71,7 @@ def _checkpoint(name: str, steps: list[int]) -> str | int:
 
 
 def _train(directory: Path, again: Path, steps: int, allow_import: list[str]) -> int | None:
-    """Trains the configuration of a run in the directory `again`; returns an exit status if a signal ended it."""
+    """Trains a run's configuration in the directory `again`; returns an exit status if a signal ended training."""
     from alfish.configuration.runs import configured_run
     from alfish.parameters.description import CONFIG_FILE
     from alfish.runs import trust
@@ -102,10 +102,10 @@ def _train(directory: Path, again: Path, steps: int, allow_import: list[str]) ->
 
 
 def differences(saved: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a line for each value of a run's state that differs from the state that was trained again.
+    """Yields a line for each value that differs between the states of a run and of its repetition.
 
     Args:
-      saved, found: states of a Trainer, of which the entries `COMPARED` are compared.
+      saved, found: states of a Trainer; their entries `COMPARED` are compared.
     """
     from alfish import nest
 
@@ -131,7 +131,7 @@ def _has_equal_bits(one: Any, other: Any) -> bool:
 
 
 def _difference(one: Any, other: Any) -> str:
-    """Describes the difference between the checkpoint's value and the value of the repeated training."""
+    """Describes the difference between a value of the checkpoint and of the repeated training."""
     import torch
 
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and one.shape == other.shape:
@@ -144,7 +144,7 @@ def _difference(one: Any, other: Any) -> str:
 
 
 def _first_evaluation(directory: Path, again: Path) -> Iterator[str]:
-    """Yields a line for the first evaluation that both runs have and whose results differ."""
+    """Yields a line for the first evaluation whose results differ between both runs."""
     from alfish.runs import contents
 
     for path in sorted((again / "eval").glob("*.csv")):

@@ -4,15 +4,14 @@
   alfish watch --root_dir=runs/ppo --all --idle_seconds=0
   alfish watch --root_dir=runs/ppo --num_episodes=100 --name=hundred --video
 
-The command needs only the run's directory, so it may run on another machine that can access the directory. Each new
-complete checkpoint is evaluated once, on the episodes of the run's own Evaluate, or on those of --num_episodes and
---seed. Checkpoints that training has already evaluated on these episodes are skipped. Results are written to the same
-places as those of training: to eval/NAME-STEPS.csv, to TensorBoard under the same names (tensorboard/watch), and they
-appear in `alfish plot`, `compare` and `report`.
+The command needs only the run's directory, so it may run on another machine with access to it. Each new
+complete checkpoint is evaluated once, on the episodes of the run's Evaluate, or on the episodes that --num_episodes and
+--seed select. Checkpoints that training has already evaluated on these episodes are skipped. Results are written like
+those of training: to eval/NAME-STEPS.csv, and to TensorBoard under the same names (tensorboard/watch). `alfish plot`,
+`compare` and `report` include them.
 
-The command begins with the newest checkpoint, or with --all at the oldest checkpoint that is kept. It ends when the run
-is finished, or after --idle_seconds without a new checkpoint. If it is killed at any moment, the same command
-continues.
+The command begins with the newest checkpoint, or, with --all, with the oldest checkpoint that is kept. It ends when the
+run is finished, or after --idle_seconds without a new checkpoint. If it is killed, the same command continues.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Bindings of a configuration, each with the file that contains it.
 
-gin itself stores only the last value of each parameter, and not the file.
+gin itself stores only the last value of each parameter, without the file.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ MACRO = "gin.macro"
 
 
 def layer_of_caller() -> str:
-    """Returns the name of the layer for bindings that are in no file: flags, or arguments of a Python call."""
+    """Returns the name of the layer for bindings outside of files: flags, or arguments of a Python call."""
     return "--gin_param" if errors.is_command() else "this call"
 
 
@@ -43,12 +43,13 @@ class Binding(NamedTuple):
 
 
 class Reading:
-    """A configuration that was read, binding by binding.
+    """The bindings of a configuration that was read.
 
     Attributes:
       bindings: bindings in the order of their lines.
-      layers: files and `layer_of_caller`, in the order in which they ended; a file follows the files that it includes.
-      saved: layers that a run saved, whose bindings were checked when that run began.
+      layers: files and `layer_of_caller`, in the order in which reading them ended; a file comes after its included
+        files.
+      saved: layers saved by a run; their bindings were checked when that run began.
     """
 
     def __init__(self) -> None:
@@ -57,7 +58,7 @@ class Reading:
         self.saved: set[str] = set()
 
     def last(self) -> list[Binding]:
-        """Returns the binding of each parameter that is in force, which is the last."""
+        """Returns the last binding of each parameter, which is the one that applies."""
         return list({(one.key, one.parameter): one for one in self.bindings}.values())
 
     def values(self) -> dict[Key, dict[str, Any]]:
@@ -72,7 +73,7 @@ class Reading:
         self.layers = [*(one for one in self.layers if one != layer), layer]
 
     def later_layers(self, layer: str) -> list[str]:
-        """Returns the layers that ended after the given layer."""
+        """Returns the layers after the given layer."""
         return self.layers[self.layers.index(layer) + 1 :]
 
 
@@ -87,7 +88,7 @@ def macros(value: Any) -> Iterator[str]:
 
 
 def references(value: Any, values: Mapping[Key, Mapping[str, Any]]) -> Iterator[Key]:
-    """Yields the keys that a value refers to, directly or through macros, whose values are in `values`."""
+    """Yields the keys that a value refers to, directly or through macros; `values` has the macros' values."""
     if gin_internals.is_reference(value):
         scope, selector = value.config_key
         if selector == MACRO:

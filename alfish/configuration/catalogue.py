@@ -23,9 +23,9 @@ class Setting(NamedTuple):
 
     Attributes:
       name: `Class.parameter`.
-      default: default as Python writes it; None means that a value must be bound.
-      kind: kinds of value that the parameter takes, in words.
-      help: first sentence of the parameter's documentation, or else of the documentation of its class or function.
+      default: text of the default; None means that a value must be bound.
+      kind: description of the values that the parameter takes.
+      help: first sentence of the documentation of the parameter, or else of its class or function.
     """
 
     name: str
@@ -46,14 +46,14 @@ def entries() -> list[Setting]:
 
 
 def in_force(operative: str) -> Iterator[tuple[str, Setting | None]]:
-    """Yields each binding of an operative configuration as `name = value`, with its entry; None for macros."""
+    """Yields each binding of an operative configuration as `name = value`, with its `Setting`; None for macros."""
     known = {entry.name: entry for entry in entries()}
     for name, value in differences.values(operative).items():
         yield f"{name} = {value}", known.get(name.rpartition("/")[2])
 
 
 def _of(selector: str, part: Any) -> Iterator[Setting]:
-    """Yields the parameters of a class or function, including parameters that a class passes to its base class."""
+    """Yields the parameters of a class or function, including those that a class passes to its base class."""
     name = selector.rpartition(".")[2]
     seen = gin_internals.unbindable(selector)
     about = (inspect.getdoc(part) or "").partition("\n")[0].rstrip(".")
@@ -75,8 +75,8 @@ def _of(selector: str, part: Any) -> Iterator[Setting]:
 def _has_float(annotation: Any) -> bool:
     """Returns True for the annotations of numbers and lists of numbers.
 
-    Numbers and lists without a default must be bound, such as `Linear.start`. Specs, other parts and sizes (integers)
-    without a default are passed by the part that builds this part.
+    Numbers and lists without a default must be bound, such as `Linear.start`. Other parameters without a default
+    (specs, parts, integer sizes) are passed by the code that builds the part.
     """
     kinds = members(annotation)
     return float in [bare(inner) for kind in kinds for inner in (kind, *elements(kind))]
@@ -106,7 +106,7 @@ def _helps(text: str) -> dict[str, str]:
 
 
 def _shown(default: Any) -> str:
-    """Returns a default as a gin file would write it: classes, functions and partials as references."""
+    """Returns a default in the form of a gin file, with references for classes, functions and partials."""
     if isinstance(default, functools.partial):
         return f"{_shown(default.func)}({', '.join(f'{name}={value!r}' for name, value in default.keywords.items())})"
     if inspect.isclass(default) or inspect.isfunction(default):

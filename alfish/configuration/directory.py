@@ -31,7 +31,7 @@ def run_directory(name: str | Path) -> Path:
 
 
 def make_directory(root_dir: Path) -> None:
-    """Creates the directory of a run. Call it before the parts are built, which may take long, to find errors early.
+    """Creates the directory of a run. Call it before building the parts, to find errors early.
 
     Raises:
       UsageError: the directory cannot be created or written to.
@@ -48,7 +48,7 @@ def make_directory(root_dir: Path) -> None:
 
 
 def is_to_change(saved: Path, choice: str) -> bool:
-    """Returns True if the configuration that was read should replace the existing run's configuration.
+    """Returns True if the current configuration should replace the existing run's configuration.
 
     Raises:
       UsageError: the configurations differ, and `choice` is 'stop'; or the saved configuration is not text.
@@ -58,7 +58,7 @@ def is_to_change(saved: Path, choice: str) -> bool:
     if choice == "stop" and not Checkpoints(saved.parent / "checkpoints").steps():
         return True  # a run without checkpoints may change its configuration
     before = locating.text_of(saved)
-    # The saved text may have full names, which gin would shorten, or settings that have moved.
+    # The saved text may have full names, which gin would shorten, or settings that have moved since.
     if before.startswith(description.HEADER) or moved_settings.has_moved(before):
         with reading.preserved(brief=True), reading.saved(saved):
             before = reading.text()

@@ -22,22 +22,22 @@ def saved_policy(
     allow_import: Sequence[str] = (),
     policy: str | None = None,
 ) -> Expert:
-    """Returns the policy of a run as an expert: frozen, with the memory and the transforms of its run.
+    """Returns the policy of a run as a frozen expert, with its memory and transforms.
 
         DAgger.expert = @saved_policy
         saved_policy.root_dir = 'runs/sac_pendulum'
 
-    A checkpoint of the new run stores a checksum of the expert's weights, not the weights. A policy that is opened only
-    to act (`alfish evaluate`, `alfish.load`) does not read its expert.
+    Checkpoints of the new run store a checksum of the expert's weights instead of the weights. Commands that only act
+    (`alfish evaluate`, `alfish.load`) do not read the expert.
 
     Args:
       root_dir: directory of the expert's run.
       checkpoint: name of the checkpoint: 'latest', 'best' or environment steps.
-      leaves: paths of the observation's leaves that the expert sees; several leaves are concatenated in this order.
+      leaves: paths of the observation's leaves that the expert sees. Several leaves are concatenated in this order.
         None means the whole observation.
       allow_import: modules that the expert's configuration may import, in addition to alfish's modules and modules that
-        are already imported. In the configuration of another person's run the setting has no effect: the modules that
-        were allowed when that run was opened are allowed there.
+        are already imported. The setting has no effect in the configuration of another person's run: the modules that
+        were allowed when that run was opened apply there.
       policy: name of the policy, in a run with several policies; None means the only policy.
 
     Raises:

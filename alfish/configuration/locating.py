@@ -1,4 +1,4 @@
-"""Finds and reads gin files: in the working directory, beside the including file, and among the shipped confs."""
+"""Finds and reads gin files in the working directory, beside the including file, and among the shipped confs."""
 
 import difflib
 import re
@@ -23,7 +23,7 @@ def find(file: str) -> Path:
       UsageError: the file is neither in the working directory nor among the shipped confs.
     """
     shipped = confs_directory()
-    for path in (Path(file), shipped / file, shipped.parent / file):  # the last one finds confs/NAME.gin
+    for path in (Path(file), shipped / file, shipped.parent / file):  # the last finds confs/NAME.gin
         if path.is_file():
             return path
     names = sorted(path.name for path in confs_directory().glob("*.gin"))
@@ -57,7 +57,7 @@ def find_include(file: str, named: Sequence[Path]) -> Path | None:
 
 
 def file_of(name: str) -> str:
-    """Returns the gin file for a name, which is a path, a shipped conf, or an algorithm's name as in papers ("PPO").
+    """Returns the gin file for a path, the name of a shipped conf, or the name of an algorithm ("PPO").
 
     Raises:
       UsageError: there is no conf of this name.

@@ -1,4 +1,4 @@
-"""Checks of macros: names that a configuration sets and refers to as `%name`."""
+"""Checks of macros: names that a configuration sets, and refers to as `%name`."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from alfish.parameters import differences, gin_internals
 
 
 def refuse_unused(reading: Reading) -> None:
-    """Raises UsageError if no value refers to a macro; such a macro is usually a parameter whose class was left out."""
+    """Raises UsageError if no value refers to a macro: usually, it is a parameter without its class."""
     used = {name for one in reading.bindings for name in macros(one.value)}
     for one in reading.bindings:
         if one.key[1] == MACRO and one.name not in used:
@@ -21,7 +21,7 @@ def refuse_unused(reading: Reading) -> None:
 
 
 def refuse_endless(reading: Reading) -> None:
-    """Raises UsageError if values with expanded macros are too long, as for 40 nested macros of two references each."""
+    """Raises UsageError if values with expanded macros are too long: nested macros can grow exponentially."""
     if any(one.key[1] == MACRO for one in reading.bindings):
         differences.check_macros(gin.config_str())
 

@@ -1,7 +1,7 @@
 """Settings that belonged to SAC and DQN in earlier versions and now belong to separate classes.
 
-A configuration that a run saved is rewritten when it is read, so that old runs can be opened and continued. A
-configuration that a user wrote is refused with the name of the class.
+The saved configuration of a run is rewritten when it is read, so that old runs can be opened and continued. A user's
+configuration is refused with a message that names the class.
 """
 
 import re
@@ -23,7 +23,7 @@ MOVED = {
     "DQN.munchausen": "MunchausenDQN.munchausen, of @MunchausenDQN in alfish.algorithms.munchausen",
     "DQN.log_policy_floor": "MunchausenDQN.log_policy_floor, of @MunchausenDQN in alfish.algorithms.munchausen",
 }
-# For each class, its module in alfish.algorithms, and the settings that it took over with their defaults.
+# For each class, its module in alfish.algorithms, and the settings that moved to it, with their defaults.
 _TAKEN_OVER = {
     "REDQ": ("redq", {"SAC.target_subset": "None"}),
     "FlashSAC": ("flashsac", {"SAC.noise": "None"}),
@@ -38,7 +38,7 @@ _TAKEN_OVER = {
 
 
 def hint(setting: str) -> str:
-    """Returns the new place of a setting, as the end of a message; '' if the setting has not moved."""
+    """Returns the end of a message with the new place of a setting; '' if the setting has not moved."""
     return f"; it is now {MOVED[setting]}" if setting in MOVED else ""
 
 

@@ -1,4 +1,4 @@
-"""Reopens a run from its saved configuration: as a Trainer for evaluation and films, or as a policy."""
+"""Opens a run from its saved configuration: as a Trainer for evaluation and films, or as a policy."""
 
 import contextlib
 import difflib
@@ -36,7 +36,7 @@ from alfish.transforms import Transforms
 def open_run(root_dir: str | Path, device: str = "cpu", allow_import: Sequence[str] = ()) -> Iterator[Trainer]:
     """Yields the Trainer of a run, built from the saved configuration; no checkpoint is loaded.
 
-    Within the context, gin has the configuration of the run. At the end, gin's configuration, the random generators and
+    Within the context, gin has the configuration of the run. On exit, gin's configuration, the random generators and
     the number of threads are restored.
 
     Args:
@@ -45,8 +45,8 @@ def open_run(root_dir: str | Path, device: str = "cpu", allow_import: Sequence[s
       allow_import: modules that the configuration may import in addition to alfish's modules, see `reading.saved`.
 
     Raises:
-      UsageError: the directory has no run, or the run was not built from gin, or the configuration imports a module
-        that is not allowed.
+      UsageError: the directory has no run, the run was not built from gin, or the configuration imports a module that
+        is not allowed.
     """
     with as_directory(root_dir) as directory, _configured_as(run_directory(directory), allow_import, ["parts"]):
         trainer = _opened_trainer(directory, device)
@@ -57,7 +57,7 @@ def open_run(root_dir: str | Path, device: str = "cpu", allow_import: Sequence[s
 
 
 def _opened_trainer(root_dir: Path, device: str) -> Trainer:
-    """Returns a Trainer without listeners and metrics; both are bound to [], because gin builds every bound part."""
+    """Returns a Trainer without listeners and metrics. Both are bound to [], because gin would build bound parts."""
     parts = "listeners", "extra_listeners", "metrics", "extra_metrics"
     reading.bind({f"alfish.Trainer.{name}": [] for name in parts})
     return Trainer(root_dir, device=device)
@@ -67,9 +67,9 @@ def _opened_trainer(root_dir: Path, device: str) -> Trainer:
 def _configured_as(
     root_dir: Path, allow_import: Sequence[str], may_lack: Collection[reading.Lacking], brief: bool = False
 ) -> Iterator[None]:
-    """Gives gin the configuration of a run within the context; see `open_run`, `reading.saved` and `exclusive.held`."""
+    """Reads the configuration of a run within the context; see `open_run`, `reading.saved` and `exclusive.held`."""
     path = root_dir / CONFIG_FILE
-    is_there = os.path.lexists(path)  # if it is not a file, its reader says what it is
+    is_there = os.path.lexists(path)  # if it is not a file, reading it raises a clear error
     if not is_there and Checkpoints(root_dir / "checkpoints").steps():
         raise UsageError(
             f"{root_dir} is a run without {CONFIG_FILE}: construct its Trainer in Python with this root_dir, and call "
@@ -96,7 +96,7 @@ def _configured_as(
 
 @contextlib.contextmanager
 def process_preserved() -> Iterator[None]:
-    """Restores at the end the settings that a Trainer changes: random generators, threads, subnormal numbers."""
+    """Restores the settings that a Trainer changes on exit: random generators, threads, subnormal numbers."""
     num_threads = kernels.num_threads()
     try:
         with random_state.preserved(), subnormals.preserved():
@@ -118,13 +118,13 @@ def load(
         policy = alfish.load("runs/ppo")
         action = policy.act(observation)
 
-    Networks and transforms are built for the spaces in the checkpoint, so no environment is built, except for
-    checkpoints of older versions, which do not contain spaces. Parts that only training needs, such as the environment,
-    rewards, metrics and listeners, may be missing, or belong to modules that are not allowed.
+    Networks and transforms are built for the spaces in the checkpoint. An environment is built only for checkpoints of
+    older versions, which do not contain spaces. Parts for training only, such as environments, rewards, metrics and
+    listeners, may be missing, or belong to modules that are not allowed.
 
     Args:
-      root_dir: directory of a run of `alfish train`, or a packed run: 'run.zip' of `alfish pack`, or 'hf:org/name',
-        which is downloaded from the Hugging Face hub (extra 'hub').
+      root_dir: directory of a run of `alfish train`, or a packed run: 'run.zip' from `alfish pack`, or 'hf:org/name' on
+        the Hugging Face hub (extra 'hub').
       checkpoint: name of the checkpoint: 'latest', 'best' or environment steps.
       device: device of the policy.
       allow_import: modules that the run's configuration may import, such as `["my_lab"]`, in addition to alfish's
@@ -135,7 +135,7 @@ def load(
       UsageError: the run, the checkpoint or the policy does not exist, the policy has a part from a module that is not
         allowed, or another thread trains.
     """
-    may_lack: list[reading.Lacking] = ["parts", "imports"]  # parts that the policy does not use
+    may_lack: list[reading.Lacking] = ["parts", "imports"]  # the policy may not need these
     with (
         as_directory(root_dir) as directory,
         _configured_as(run_directory(directory), allow_import, may_lack, brief=True),
@@ -156,12 +156,12 @@ def load(
             load_networks(*networks, state_of_policy(state, name), root_dir)
             found.env_steps = int(state["counters"]["env_steps"])
 
-        checkpoints.load(steps, fill)  # loaded again, so that errors of building parts are not blamed on the file
+        checkpoints.load(steps, fill)  # a separate load, so that errors of building parts are not blamed on the file
         return found
 
 
 def _networks(name: str, spaces: TrainedSpaces, directory: Path, device: str) -> tuple[RLAlgorithm, Transforms]:
-    """Builds the networks of a run's policy from the configuration; `name` is '' in a run of one policy."""
+    """Builds the networks of a policy from the configuration; `name` is '' in a run with one policy."""
     factories = {"transforms": (), **reading.bound("alfish.Trainer", "algorithm", "transforms")}
     specs = observation_spec(spaces.observation), action_spec(spaces.action), spaces.reward
     scope, settings = built_as(name) if name else (None, None)

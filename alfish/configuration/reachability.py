@@ -1,4 +1,4 @@
-"""Detects bindings that nothing reads: typos, and settings of parts that the Trainer does not have."""
+"""Detects bindings that are never read: typos, and settings of parts that the Trainer does not have."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -16,12 +16,12 @@ Values = Mapping[Key, Mapping[str, Any]]
 
 
 def refuse_unread(reading: Reading) -> None:
-    """Raises UsageError if nothing reads a bound parameter; call this function after everything is built.
+    """Raises UsageError if a bound parameter is never read; call this after everything is built.
 
     A configurable is reachable if it was called while building, or if a reachable binding refers to it
-    (`@make_environment`). A later layer (another file, or the caller's bindings) may replace a part that an earlier
-    layer configures. Then the settings of the replaced part are accepted, and so are settings that later layers
-    override in each scope. A setting that earlier layers override has no effect, and is refused.
+    (`@make_environment`). If a later layer (another file, or the caller's bindings) replaces a part that an earlier
+    layer configures, the settings of the replaced part are accepted. Settings that later layers override in each scope
+    are also accepted. A setting that earlier layers override has no effect, and is refused.
 
     Raises:
       UsageError: parameters are not read; the message names them and the layers that bind them.
@@ -54,10 +54,10 @@ def refuse_unread(reading: Reading) -> None:
 
 
 def _refuse_supplied(reading: Reading, reached: set[Key]) -> None:
-    """Raises UsageError for a bound parameter that was never read, because each call passed its value.
+    """Raises UsageError for a bound parameter that was never read because each call passed a value.
 
-    Only seeds and parameters without a default, such as input sizes, are checked, because a class may pass other
-    parameters on to its base class.
+    Checks only seeds and parameters without a default, such as input sizes; a class may pass other parameters to its
+    base class.
     """
     left_to_gin = gin_internals.called_with()
     for one in reading.last():
@@ -77,7 +77,7 @@ def _is_for_callers(selector: str, parameter: str) -> bool:
 
 
 def _overriding(binding: Binding, reading: Reading, reached: set[Key]) -> list[str]:
-    """Returns the names of earlier layers' bindings that take precedence wherever this binding would be read."""
+    """Returns the names of bindings in earlier layers that override this binding everywhere."""
     (_, selector), parameter = binding.key, binding.parameter
     later = reading.later_layers(binding.layer)
     earlier = {
@@ -98,7 +98,7 @@ def _overriding(binding: Binding, reading: Reading, reached: set[Key]) -> list[s
 
 
 def _closure(keys: Iterable[Key], values: Values) -> set[Key]:
-    """Returns the keys, and all keys that their values refer to, directly or through other keys."""
+    """Returns the keys, and all keys that their values refer to directly or indirectly."""
     reached = set(keys)
     frontier = list(reached)
     while frontier:
@@ -115,7 +115,7 @@ def _is_read(key: Key, reached: Iterable[Key]) -> bool:
 
 
 def _keys_read_by(scope: str, selector: str) -> list[Key]:
-    """Returns the keys that a call of `selector` in a scope reads; in the scope `a/b`, keys of '', 'a' and 'a/b'."""
+    """Returns the keys that a call of `selector` in a scope reads; for the scope `a/b`, those of '', 'a' and 'a/b'."""
     parts = scope.split("/") if scope else []
     return [("/".join(parts[:i]), selector) for i in range(len(parts) + 1)]
 
@@ -123,8 +123,8 @@ def _keys_read_by(scope: str, selector: str) -> list[Key]:
 def _may_have_been_read(binding: Binding, reading: Reading, reached: set[Key]) -> bool:
     """Returns True if a later layer replaced a part that may have read the binding.
 
-    The replaced part was never built, so it is unknown what it would have built: if it takes other parts, it may have
-    read any binding.
+    The replaced part was not built, so its own parts are unknown: if it takes other parts, any binding may have been
+    read.
     """
     later = reading.later_layers(binding.layer)
     values: dict[Key, dict[str, Any]] = {}
@@ -134,7 +134,7 @@ def _may_have_been_read(binding: Binding, reading: Reading, reached: set[Key]) -
         if one.layer in later and _is_read(one.key, reached):
             before = bound.get(one.parameter, _default(one.key[1], one.parameter))
             if before is None and takes_parts(one.key[1], one.parameter):
-                return True  # the configurable itself chooses the default, as for Trainer.listeners
+                return True  # the configurable computes the default itself, as for Trainer.listeners
             replaced |= _closure(references(before, values), values) - set(references(one.value, values))
         bound[one.parameter] = one.value
     return any(selector == binding.key[1] or takes_parts(selector) for _, selector in replaced)
@@ -143,7 +143,7 @@ def _may_have_been_read(binding: Binding, reading: Reading, reached: set[Key]) -
 def _default(selector: str, parameter: str) -> Any:
     """Returns the default of a parameter, as a reference if the default is a configurable."""
     found = inspect.signature(gin_internals.configurable(selector)).parameters.get(parameter)
-    if found is None or not callable(found.default):  # the parameter is one of **kwargs, or has a plain default
+    if found is None or not callable(found.default):  # the parameter is in **kwargs, or has a plain default
         return None if found is None else found.default
     known = gin_internals.selector_of(found.default)
     return gin_internals.reference_to(known) if known else found.default

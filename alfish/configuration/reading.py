@@ -1,4 +1,4 @@
-"""Reads configurations into gin: files and bindings that the user named, or the configuration that a run saved."""
+"""Reads configurations into gin: the user's files and bindings, or the saved configuration of a run."""
 
 import contextlib
 import copy
@@ -28,8 +28,8 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> Reading:
     the file that the user named.
 
     Raises:
-      UsageError: a file, name, parameter or imported module does not exist, a text is not gin, or a parameter does not
-        take its value.
+      UsageError: a file, name, parameter or imported module does not exist, a text is not gin, or a value does not fit
+        its parameter.
     """
     gin.clear_config()
     _register()
@@ -55,19 +55,19 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> Reading:
 
 @contextlib.contextmanager
 def saved(path: Path, allow_import: Sequence[str] = (), may_lack: Collection[Lacking] = ()) -> Iterator[Reading]:
-    """Parses the configuration that a run saved, which is not trusted, because it may come from another person.
+    """Parses the saved configuration of a run. It is not trusted, because it may come from another person.
 
-    Within the context the configuration may import modules of alfish, modules that this process has already imported,
+    Within the context, the configuration may import modules of alfish, modules that this process has already imported,
     and modules in `allow_import`. If this user trained the run on this machine, all modules that the configuration
-    names are allowed. The same rules hold for parts built from the configuration, because `make_environment.env_id`
-    imports modules, too.
+    names are allowed. The same rules apply while parts are built, because `make_environment.env_id` also imports
+    modules.
 
     Args:
       path: path of the configuration.
       allow_import: names of further modules that the configuration may import.
-      may_lack: kinds of definitions that may be missing or not allowed: 'parts' are parts in lines `# part:`, and
-        'imports' are modules in import statements. A reference to a missing definition raises when it is called, and
-        the bindings of the missing definition are left out. Thus a policy can be opened without the metrics and
+      may_lack: kinds of definitions that may be missing or not allowed: 'parts' means parts in lines `# part:`, and
+        'imports' means modules in import statements. A reference to a missing definition raises when it is called, and
+        bindings of a missing definition are left out. A policy can therefore be opened without the metrics and
         environments of its training.
 
     Raises:
@@ -78,7 +78,7 @@ def saved(path: Path, allow_import: Sequence[str] = (), may_lack: Collection[Lac
     _register()
     with trust.restricted(path, allow_import):
         reader = _Reader([path], may_lack)
-        with gin_internals.preferring("alfish"):  # gin wrote the shortest names that were unique then
+        with gin_internals.preferring("alfish"):  # gin saved the shortest names that were unique at that time
             reader.read_file(path)
         reader.reading.saved.add(str(path))
         macros.refuse_endless(reader.reading)
@@ -89,9 +89,9 @@ def saved(path: Path, allow_import: Sequence[str] = (), may_lack: Collection[Lac
 
 @contextlib.contextmanager
 def preserved(brief: bool = False) -> Iterator[None]:
-    """Restores gin's configuration at the end, including values that a text cannot express, and gin's lock.
+    """Restores gin's configuration on exit, including values that a text cannot express and gin's lock.
 
-    Within the context no other thread can read a configuration; see `exclusive.held` for the argument and the error.
+    Within the context, other threads cannot read a configuration; see `exclusive.held` for the argument and the error.
     """
     with exclusive.held(brief), gin_internals.preserved():
         yield
@@ -104,7 +104,7 @@ def text() -> str:
 
 
 def digest() -> str:
-    """Returns a hash of the configuration without the budget; the order of entries in dicts does not count."""
+    """Returns a hash of the configuration without the budget; the order of entries in dicts is ignored."""
     return differences.digest(gin.config_str())
 
 
@@ -117,7 +117,7 @@ def operative_text() -> str:
 def bind(settings: Mapping[str, Any]) -> None:
     """Binds values that gin's text cannot express; keys are `scope/name.parameter`.
 
-    The result of `text()` leaves these values out.
+    `text()` leaves these values out.
     """
     for name, value in settings.items():
         gin.bind_parameter(name, value)
@@ -126,7 +126,7 @@ def bind(settings: Mapping[str, Any]) -> None:
 def bound(selector: str, *parameters: str) -> dict[str, Any]:
     """Returns the values that are bound to the given parameters, with references resolved."""
     bindings = gin.get_bindings(selector, resolve_references=False)
-    # A copy, because gin resolves references in copied values only.
+    # Copied, because gin resolves references when it copies values.
     return {name: copy.deepcopy(bindings[name]) for name in parameters if name in bindings}
 
 
@@ -146,7 +146,7 @@ class _Reader:
         self.named, self._may_lack = named, may_lack
         self._absent: dict[str, UsageError] = {}  # errors of modules and parts that could not be imported
         self.reading = Reading()
-        self._open: list[Path] = []  # files being parsed; each file but the first is included by the file before it
+        self._open: list[Path] = []  # files being parsed; each file is included by the file before it
 
     def read_file(self, path: Path) -> None:
         with self._opened(path), gin_internals.parsing(self._included, self._note, self._instead):
@@ -161,7 +161,7 @@ class _Reader:
                 gin.parse_config_file(str(path.resolve()))
 
     def read_parameter(self, binding: str) -> None:
-        """Parses one binding of the caller."""
+        """Parses a binding of the caller."""
         origin = sentences.given(binding)
         with sentences.named(origin), gin_internals.parsing(self._included, self._note):
             binding = whole_binding(binding)
@@ -171,7 +171,7 @@ class _Reader:
 
     @contextlib.contextmanager
     def _opened(self, path: Path) -> Iterator[None]:
-        """Imports the modules that a file names; at the end of the context, ends the file's layer."""
+        """Imports the modules that a file names; on exit, ends the file's layer."""
         self._open.append(path)
         try:
             with sentences.named(str(path)):
@@ -192,7 +192,7 @@ class _Reader:
             yield path.resolve()
 
     def _instead(self, name: str) -> str | None:
-        """Returns the name of a function that raises, to replace an unknown reference; None if nothing is missing."""
+        """Returns the name of the placeholder for an unknown reference; None if no definition is missing."""
         if not self._absent:
             return None
         last = name.rpartition(".")[2]
@@ -211,9 +211,9 @@ class _Reader:
 
 
 def _import_names(content: str, origin: str, may_lack: Collection[Lacking] = ()) -> dict[str, UsageError]:
-    """Imports the modules that a gin text names, and registers the parts that it names in lines `# part:`.
+    """Imports the modules that a gin text names, and registers the parts in its lines `# part:`.
 
-    Returns the errors of missing modules and parts that `may_lack` accepts, by name.
+    Returns errors by name, for missing modules and parts that `may_lack` accepts.
     """
     absent: dict[str, UsageError] = {}
     for statement in gin_internals.statements(content):
@@ -255,14 +255,14 @@ def _without_imports(content: str, absent: Mapping[str, UsageError]) -> str:
             lines[statement.location.line_num - 1] = ""
     text = "\n".join(lines)
     for statement in gin_internals.statements(text):
-        # An import in an unusual form, which was not removed above.
+        # An import in an unusual form was not removed above.
         if gin_internals.is_import(statement) and statement.module in absent:
             raise absent[statement.module]
     return text
 
 
 def _refuse_dynamic_references() -> None:
-    """Raises UsageError if an untrusted configuration uses a name that a configuration registered dynamically."""
+    """Raises UsageError if an untrusted configuration uses a dynamically registered name."""
     if not imports.is_restricted():
         return
     for _, selector in (*gin_internals.bindings(), *gin_internals.referred()):
@@ -271,7 +271,7 @@ def _refuse_dynamic_references() -> None:
 
 
 def _register() -> None:
-    """Registers the names that every run may use; confs themselves import algorithms and toy environments."""
+    """Registers the names that every run may use; confs import algorithms and toy environments themselves."""
     import alfish.networks  # noqa: F401
     import alfish.parameters.measured
     import alfish.parameters.schedules

@@ -26,11 +26,11 @@ from alfish.training.untrained import end_of
 
 
 def configured_trainer(root_dir: str | Path, found: Reading, objects: Mapping[str, Any] | None = None) -> Trainer:
-    """Returns a Trainer of gin's current configuration, which the Trainer saves in its run directory.
+    """Returns a Trainer built from gin's current configuration; the configuration is saved in the run's directory.
 
     Args:
       root_dir: directory of the run, new or existing.
-      found: configuration that gin has read.
+      found: configuration that was read.
       objects: values that the saved text cannot express, by name of the parameter.
 
     Raises:
@@ -57,7 +57,7 @@ def configured_run(
     objects: Mapping[str, Any] | None = None,
     makes_directory: bool = True,
 ) -> Iterator[Trainer]:
-    """Reads a configuration, and yields the Trainer of a new run, or of the run in `root_dir`.
+    """Reads a configuration, and yields the Trainer of a new run or of the existing run in `root_dir`.
 
     Args:
       root_dir: directory of the run.
@@ -66,10 +66,10 @@ def configured_run(
         run's configuration, and 'new' uses the configuration that was read.
       allow_import: modules that the run's configuration may import in addition to alfish's modules.
       objects: values that the saved text cannot express, by name of the parameter.
-      makes_directory: whether to make the run's directory; False if nothing will be written.
+      makes_directory: whether to create the run's directory; False if nothing will be written.
 
     Raises:
-      UsageError: as for `reading.read`, `is_to_change` and `configured_trainer`; also raised within the context, for
+      UsageError: as for `reading.read`, `is_to_change` and `configured_trainer`; also raised within the context, by
         parts that are built when training starts.
     """
     found = reading.read(files, bindings)
@@ -85,12 +85,12 @@ def configured_run(
         trainer = None
         try:
             trainer = configured_trainer(root_dir, found, objects)
-            # If settings of the run have moved, the checkpoints have the hash of the text before the move.
+            # If settings have moved, checkpoints have the hash of the old text.
             trainer.directory.accepts_config_change = on_config_change == "new" or renews
             with sentences.complete(found):
                 yield trainer
         except Exception:  # constructors of the user's parts may raise anything
-            if is_new and (trainer is None or trainer.directory.is_whole):  # otherwise another run may have replaced it
+            if is_new and (trainer is None or trainer.directory.is_whole):  # no other run has replaced it
                 with contextlib.suppress(OSError):  # raised if the directory is not empty
                     root_dir.rmdir()
             raise
@@ -111,29 +111,29 @@ def train(
         policy = alfish.train("PPO", "CartPole-v1", num_env_steps=50_000, root_dir="runs/ppo")
         policy = alfish.train(conf="ppo_cartpole", root_dir="runs/ppo", **{"Trainer.seed": 1, "PPO.gamma": 0.98})
 
-    The run directory has the same form as that of `alfish train`, so `alfish.load` and the commands can open it. The
+    The run's directory has the same form as with `alfish train`, so `alfish.load` and the commands can open it. The
     caller's gin configuration and random generators are restored.
 
     Args:
-      algorithm: name of a shipped algorithm, whose base conf is read (ppo.gin for "PPO"), or a class or factory as for
-        `Trainer.algorithm`.
+      algorithm: name of a shipped algorithm, or a class or factory as for `Trainer.algorithm`. A name selects the base
+        conf of the algorithm (ppo.gin for "PPO").
       environment: gymnasium id, class, or name of a class (`my_module:MyEnv`), as for `make_environment.env_id`.
       root_dir: directory of the run, created if needed. An existing run is continued.
-      conf: gin file or name of a shipped conf, instead of the name of an algorithm. `algorithm` may then be your own
-        class, which replaces the conf's algorithm (`alfish.train(MySAC, conf="sac_pendulum")`).
+      conf: gin file or name of a shipped conf, instead of the name of an algorithm. If `algorithm` is also given, it
+        must be your own class; it replaces the conf's algorithm (`alfish.train(MySAC, conf="sac_pendulum")`).
       on_config_change: action if the run in `root_dir` has a different configuration: 'stop' raises, 'old' continues
         with the run's configuration, and 'new' continues with this configuration.
       **settings: parameters of the Trainer by name (`seed=1`), and of other classes by class and name
         (`**{"PPO.gamma": 0.98}`). A setting is a plain value, a class, a function, a `functools.partial` of a class or
-        function, or a list or dict of these. Other objects, and classes that the main program defines, are accepted
-        too, but then only the same program can continue or evaluate the run; `alfish.load` still opens the policy if
-        the algorithm, networks and transforms belong to modules.
+        function, or a list or dict of these. Other objects and classes of the main program are also accepted, but then
+        only the same program can continue or evaluate the run. `alfish.load` still opens the policy if the algorithm,
+        networks and transforms are defined in modules.
 
     Raises:
-      UsageError: a setting does not exist, is not read, or has a value that its parameter does not take; or another
-        thread of the program trains or has a run open.
-      KeyboardInterrupt, SystemExit: SIGINT (KeyboardInterrupt), or SIGTERM or SIGUSR1 (SystemExit), was received. A
-        checkpoint is saved, and the same call continues the run if its budget is not spent.
+      UsageError: a setting does not exist, is not read, or has a value that does not fit; or another thread of the
+        program trains or has a run open.
+      KeyboardInterrupt, SystemExit: SIGINT (KeyboardInterrupt), SIGTERM or SIGUSR1 (SystemExit) was received. A
+        checkpoint is saved; the same call continues the run if its budget is not spent.
     """
     if on_config_change not in ("stop", "old", "new"):
         raise UsageError(f"on_config_change is {on_config_change!r}; it must be 'stop', 'old' or 'new'")
@@ -174,8 +174,7 @@ def train(
     ):
         if trainer.train() is None and trainer.signals.number is None and replicas.rank() == 0:
             print(f"{end_of(trainer)}, or choose another root_dir to train from the beginning", file=sys.stderr)
-    # The exception is raised even if the budget was spent when the signal came, because the signal asked the caller's
-    # program to end.
+    # Raised even if the budget is already spent, because the signal asks the caller's program to end.
     if trainer.signals.number == signal.SIGINT:
         raise KeyboardInterrupt
     if trainer.signals.number is not None:

@@ -1,4 +1,4 @@
-"""Replaces gin's exceptions with sentences, while a configuration is read and while a Trainer is built from it."""
+"""Replaces gin's exceptions with clear sentences, while a configuration is read and a Trainer is built from it."""
 
 import contextlib
 import difflib
@@ -17,10 +17,10 @@ from alfish.configuration.bindings import Reading
 from alfish.errors import UsageError
 from alfish.parameters import gin_internals
 
-# What to write for required parameters that no shipped conf binds.
+# Remedies for required parameters that no shipped conf binds.
 REMEDIES = {"OfflineBuffer.sources": "give the data, as in OfflineBuffer.sources = ['alfish:DIR'] (docs/offline.md)"}
-# Names of parameters in other libraries (stable-baselines3, CleanRL, RLlib, Tianshou) or in general use, each with the
-# name in alfish; docs/from_*.md have more.
+# Names of parameters in other libraries (stable-baselines3, CleanRL, RLlib, Tianshou) or in general use, with the names
+# in alfish; docs/from_*.md have more.
 NAMES_ELSEWHERE = {
     "activation_fn": "activation",
     "batchsize": "batch_size",
@@ -99,8 +99,8 @@ def named(origin: str) -> Iterator[None]:
 def complete(reading: Reading) -> Iterator[None]:
     """Turns two kinds of errors of gin's calls into UsageErrors.
 
-    The first is a parameter that must be bound and is not, because it is marked as required or has no default. The
-    second is a bound parameter that a class passes to its base class by **keywords, but the base class does not take.
+    First, a required parameter, or a parameter without default, that is not bound. Second, a bound parameter that a
+    class passes to its base class by **keywords, although the base class does not take it.
     """
     try:
         yield
@@ -135,7 +135,7 @@ def complete(reading: Reading) -> Iterator[None]:
 
 
 def setting(name: str) -> str:
-    """Returns the name of a setting as the user writes it: gin's name, or an argument of `alfish.train`."""
+    """Returns a setting as the user writes it: by gin's name, or as an argument of `alfish.train`."""
     if errors.is_command():
         return name
     owner, _, parameter = name.rpartition(".")
@@ -159,7 +159,7 @@ def close_names(name: str, names: Iterable[str]) -> str:
 
 
 def parameter_meant(name: str) -> str:
-    """Returns a hint with parameters of this name or meaning, or of a similar name; configured classes come first."""
+    """Returns a hint with parameters of the same name or meaning, or a similar name; configured classes come first."""
     configured = {selector for _, selector in gin_internals.bindings()}
     known = list(gin_internals.configurables())
     found, in_force = _parameters(known), _parameters([one for one in known if one in configured])
@@ -175,7 +175,7 @@ def parameter_meant(name: str) -> str:
 
 
 def parameter_read(name: str, selectors: Iterable[str]) -> str:
-    """Returns a hint with the selectors' parameters that match the name or meaning of `Class.parameter`.
+    """Returns a hint with parameters of the selectors that match `Class.parameter` by name or meaning.
 
     '' if none match.
     """
@@ -187,7 +187,7 @@ def parameter_read(name: str, selectors: Iterable[str]) -> str:
 
 
 def _parameters(selectors: Iterable[str]) -> dict[str, list[str]]:
-    """Returns a dict from each parameter's name to the `Class.parameter` of the classes and functions that have it."""
+    """Returns, for each parameter's name, the `Class.parameter` of all classes and functions that have it."""
     found: dict[str, list[str]] = {}
     for selector in selectors:
         for parameter in inspect.signature(gin_internals.configurable(selector)).parameters:
@@ -220,7 +220,7 @@ def _first_sentence(error: Exception) -> str:
     token = re.search(r"Failed to parse token '-?(\w+)'", str(error))
     if isinstance(error, SyntaxError) and token:
         found = re.search(rf"=.*?(\b{token[1]}\b[^\s,()\[\]{{}}#]*)", error.text or "")
-        word = (found[1] if found else token[1]).rstrip(":")  # without the colon after a key of a dict
+        word = (found[1] if found else token[1]).rstrip(":")  # without the colon after a dict's key
         if word.lower() in ("inf", "infinity", "nan"):
             return f"line {error.lineno} has {word}, but numbers must be finite: write a finite number"
         if word.capitalize() in ("True", "False", "None"):
@@ -244,7 +244,7 @@ def _first_sentence(error: Exception) -> str:
 
 
 def _suggestion(error: Exception) -> str:
-    """Returns a hint with names similar to the name or parameter that gin does not know."""
+    """Returns a hint with names similar to an unknown name or parameter."""
     unknown = re.search(r"No configurable matching (?:reference )?'@?([\w./]+)", str(error))
     if unknown:
         names, name = sorted({one.rpartition(".")[2] for one in gin_internals.configurables()}), unknown[1]

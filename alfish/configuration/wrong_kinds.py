@@ -1,4 +1,4 @@
-"""Checks the kinds and ranges of bound values; accepts a value whose kind or range is not known.
+"""Checks the kinds and ranges of bound values; accepts values of unknown kind or range.
 
 `alfish.parameters.kinds` defines the values that an annotation takes; this module adds gin's references (`@...`).
 """
@@ -19,7 +19,7 @@ from alfish.errors import UsageError
 from alfish.parameters import checking, gin_internals, kinds
 from alfish.parameters.kinds import SEQUENCES, bare, elements, is_ours, members, values_of
 
-UNNAMED = "undescribed", "Class"  # names that stand for objects without a name in a text, such as a lambda
+UNNAMED = "undescribed", "Class"  # placeholders in a text for objects without a name, such as a lambda
 PLAIN = (int, float, str, bool, NoneType, Path)
 
 
@@ -32,7 +32,7 @@ def refuse_wrong_kinds(reading: Reading) -> None:
 
 
 def takes_parts(selector: str, parameter: str | None = None) -> bool:
-    """Returns True if the parameter, or without `parameter` any parameter of the selector, takes classes or objects."""
+    """Returns True if a parameter takes classes or objects; without `parameter`, if any parameter does."""
     annotations = _hints(selector)
     if parameter is not None:
         return not _is_plain(annotations.get(parameter, Any))
@@ -59,7 +59,7 @@ def mistake(selector: str, parameter: str, value: Any) -> str | None:
 
 
 def _with_values(value: Any, taken: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
-    """Yields a value and, for a dict, its values, each with the kinds that are allowed for it."""
+    """Yields a value and, for a dict, its values, each with the allowed kinds."""
     yield value, taken
     if isinstance(value, collections.abc.Mapping):
         of_values = [
@@ -93,7 +93,7 @@ def _refers(value: Any, kind: Any) -> bool | None:
             return kinds.is_protocol_of_functions(kind)
         return not (kind in PLAIN or origin in (*SEQUENCES, typing.Literal))
     if not inspect.isclass(target):
-        return True  # the kind of a function's result is not known
+        return True  # the kind of a function's result is unknown
     if origin is collections.abc.Callable:
         made = typing.get_args(kind)[-1]
         return not (inspect.isclass(made) and made in inspect.getmro(target)) and not _missing_arguments(value)
@@ -138,7 +138,7 @@ def _reference_instead(value: Any, taken: list[Any]) -> str | None:
 
 
 def _written(value: Any) -> str:
-    """Returns a bound value as the user wrote it; in a Python call, without gin's scopes and modules."""
+    """Returns a bound value as the user wrote it; for a Python call, without gin's scopes and modules."""
     if errors.is_command():
         return repr(value)
     return re.sub(r"@(?:[\w.]+/)*(?:\w+\.)*(\w+)", r"\1", repr(value)).replace(*UNNAMED)
@@ -149,7 +149,7 @@ def _entries(value: Any) -> tuple[Any, ...]:
 
 
 def _names(value: Any, takes_classes: bool) -> Iterator[str]:
-    """Yields the names that a value refers to, also names of configurables that are written as text without @."""
+    """Yields the names that a value refers to, and names of configurables in texts without @."""
     if gin_internals.is_reference(value):
         yield value.scoped_selector
     elif isinstance(value, str) and takes_classes:

@@ -1,4 +1,4 @@
-"""Environments: gymnasium's vector environments, in numpy or torch, as the stream of time steps.
+"""Environments: converts vector environments, of numpy arrays or torch tensors, to streams of time steps.
 
 `terminated`, `truncated` and autoreset modes occur only in this package and in `offline`.
 """

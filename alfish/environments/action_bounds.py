@@ -1,6 +1,6 @@
-"""Bounds of actions whose space declares none (`make_environment.action_bounds`).
+"""Bounds of actions for spaces that declare none (`make_environment.action_bounds`).
 
-Simulators of robots often declare Box(-inf, inf), and algorithms that squash their actions need bounds.
+Robot simulators often declare Box(-inf, inf), but algorithms that squash their actions need bounds.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def bounded(space: spaces.Space, bounds: float | Sequence[float]) -> spaces.Spac
 
     Args:
       space: action space of one environment.
-      bounds: bound a: one positive number, or one for each entry of the action.
+      bounds: bound a: one positive number, or a number for each entry of the action.
 
     Raises:
       UsageError: the space is not a Box of floats or already has all bounds; the number of bounds differs from the

@@ -25,7 +25,7 @@ def preprocess_atari(
     noop_max: NonNegativeInt = 30,
     keep_channel: bool = False,
 ):
-    """Wraps a game so that an observation is the maximum of the last two of 4 emulator frames, 84 x 84 pixels, in grey.
+    """Preprocesses a game: an observation is the maximum of the last two of 4 frames, in 84 x 84 grey pixels.
 
     Args:
       env: `ALE/...-v5` environment made with `frameskip=1`.
@@ -49,13 +49,14 @@ def preprocess_atari(
 class FireOnReset(gymnasium.Wrapper):
     """Presses FIRE after each reset and each lost life. Games without the action FIRE do not change.
 
-    Some games wait for FIRE before they serve the ball. A policy that has not learned to press FIRE would wait forever,
-    so this wrapper belongs in `make_environment.wrappers`, which evaluation uses too, and inside `EpisodicLife`.
+    Some games wait for FIRE before they serve the ball, so a policy that has not learned to press FIRE would wait
+    forever. Use this wrapper in `make_environment.wrappers`, which also applies to evaluation, and inside
+    `EpisodicLife`.
 
-    A press is one more step of `env`, so around `preprocess_atari` it lasts `frame_skip` frames. After a lost life, the
-    press is part of the step that lost the life, and the press's reward is added to that step's reward. After a reset,
-    the press's reward is added to the first step's reward. Sticky actions suppress a press with probability
-    `repeat_action_probability ** frame_skip`: with 0.25 and 4, 1 press in 256.
+    A press is an additional step of `env`, of `frame_skip` frames if `env` is preprocessed by `preprocess_atari`. After
+    a lost life, the press is part of the step that lost the life, and the press's reward is added to that step's
+    reward. After a reset, the press's reward is added to the first step's reward. Sticky actions suppress a press with
+    probability `repeat_action_probability ** frame_skip`: 1 in 256 for 0.25 and 4.
     """
 
     def __init__(self, env: gymnasium.Env):
@@ -63,7 +64,7 @@ class FireOnReset(gymnasium.Wrapper):
         meanings = env.unwrapped.get_action_meanings()  # type: ignore[attr-defined]
         self._fire = meanings.index("FIRE") if "FIRE" in meanings else None
         self._lives = _Lives(env)
-        self._reward = 0.0  # reward of the press after a reset; the first step adds it to its own reward
+        self._reward = 0.0  # reward of the press after a reset, added to the first step's reward
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
         observation, info = self._start(seed, options)
@@ -93,9 +94,9 @@ class FireOnReset(gymnasium.Wrapper):
 class EpisodicLife(gymnasium.Wrapper):
     """Ends the episode at each lost life; the next episode continues the same game until the game is over.
 
-    With gymnasium's `terminal_on_life_loss`, by contrast, the game restarts, so later lives are never played. This
-    wrapper is for training only, because evaluation plays full games. An episode that continues a game starts from the
-    last observation of the previous episode, so no frame and no reward is lost between the two episodes.
+    In contrast, gymnasium's `terminal_on_life_loss` restarts the game, so later lives are never played. This wrapper is
+    for training only; evaluation plays full games. An episode that continues a game starts from the last observation of
+    the previous episode, so no frame and no reward is lost between the two episodes.
     """
 
     def __init__(self, env: gymnasium.Env):
@@ -130,7 +131,7 @@ class _Lives:
         self._left = self._ale.lives()
 
     def lost_one(self) -> bool:
-        """Returns whether a life was lost since the last call; False for the last life, whose loss ends the game."""
+        """Returns whether a life was lost since the last call; False for the last life, because the game then ends."""
         before, self._left = self._left, self._ale.lives()
         # Some games report 0 lives for a few frames before they end.
         return 0 < self._left < before

@@ -1,4 +1,4 @@
-"""The interface of environments that unrollers and the evaluator use, and a wrapper that encodes observations."""
+"""The interface of environments for unrollers and evaluation, and a wrapper that encodes observations."""
 
 import abc
 import copy
@@ -24,14 +24,14 @@ class Environment(abc.ABC):
 
     In gymnasium's mode NEXT_STEP, a finished environment resets itself in the next step. Each step then makes one row
     per environment: `step` returns the LAST row, and the next `step` the FIRST row. In the other modes (`uneven`), a
-    finished environment makes two rows in one step: `step` returns the LAST row, and `take_resets` the FIRST row after
-    the LAST row.
+    finished environment makes two rows in one step: `step` returns the LAST row, and `take_resets` the FIRST row that
+    follows.
 
     With `has_gaps`, an environment may have no row in some steps, for example after an agent has left a game that
     continues without it. From the step after a LAST row until the next FIRST row, the environment's row is then PAD.
 
-    Leaves are numpy arrays on the host, or for environments that compute in torch, tensors on the environment's device.
-    `convert` makes leaves of this kind from arrays or tensors. Returned leaves are never written later.
+    Leaves are numpy arrays on the host. Leaves of environments that compute in torch are tensors on the environment's
+    device. `convert` converts arrays or tensors to this type. Returned leaves are not modified later.
 
     Attributes:
       num_envs: number of environments, B.
@@ -41,26 +41,25 @@ class Environment(abc.ABC):
       env_id: global id of each environment, `[B]` int32.
       uneven: True if a finished environment makes two rows in one step.
       has_gaps: True if `step` may return PAD rows, which are not stored. Requires `uneven`.
-      resets_rows: True if `reset` can reset some environments only.
+      resets_rows: True if `reset` can reset a subset of the environments.
       seeds_rows: True if `reset` also takes one seed per environment; evaluation then seeds each episode.
       name: name of the task in messages: an id or a class.
-      stepping: how environments are stepped, as a phrase that the log writes after their number ("8 environments in
-        one loop").
+      stepping: way of stepping environments, as text after their number in the log ("8 environments in one loop").
       remark: sentence for the log about a faster way to step the environments; empty if none is known.
       env_spec: gymnasium's specification of one environment, without training wrappers; None if it has no
         specification.
       infos: gymnasium's info dict of the last reset or step.
       follows_progress: True if the environments have a curriculum, which `set_progress` advances.
       broken: environments that raised in the last step and were rebuilt, `[B]` bool; None if no environment raised. The
-        episode of such an environment ended with the row from which its last action was taken; the row that `step`
-        returns for this environment is FIRST. See `tolerate_errors`.
-      calls: last `call` of each method, by the method's name.
-      delivers_calls: True if `call` reaches the environments; False if it only stores calls, because workers have the
-        environments that are stepped, or because a step may never end.
+        episode of such an environment ends with the row before the step, and `step` returns a FIRST row for it. See
+        `tolerate_errors`.
+      calls: last call of `call` for each method, by name.
+      delivers_calls: True if `call` calls the environments. False if it only stores calls, because the environments are
+        in workers, or because a step may never end.
       can_replace: True if `replace` is implemented.
-      lost: environments whose episode ended in the last step without a final observation, `[B]` bool; the time step
-        before that end is not trained on. None if no final observation is lost.
-      sign: 0-d tensor that the unroller reads together with the rows of an unroll and passes to `judge` as a number;
+      lost: environments whose episode ended in the last step without a final observation, `[B]` bool. The time step
+        before the end then does not train. None if no final observation is lost.
+      sign: 0-d tensor that the unroller reads together with the rows of an unroll, and passes to `judge` as a number.
         None means that `judge` is not called.
     """
 
@@ -101,7 +100,7 @@ class Environment(abc.ABC):
         """True if the specification has no time limit; False without a specification."""
         spec = self.env_spec
         limits = () if spec is None else (spec.max_episode_steps, spec.kwargs.get("max_num_frames_per_episode"))
-        return spec is not None and not any(limits)  # the second limit is that of Atari's emulator
+        return spec is not None and not any(limits)  # the second is the limit of Atari's emulator
 
     @abc.abstractmethod
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
@@ -123,7 +122,7 @@ class Environment(abc.ABC):
         """
 
     def convert(self, rows: Nest) -> Nest:
-        """Converts leaves (arrays or tensors) to the type that this environment takes and returns.
+        """Converts leaves (arrays or tensors) to the type of this environment.
 
         Default: arrays on the host.
         """
@@ -137,10 +136,10 @@ class Environment(abc.ABC):
         """Allows `infos` to stay empty from now on. Default: does nothing."""
 
     def read_executed_actions(self) -> None:
-        """Makes `prev_action` the info `executed_action` from now on, wherever the environment reports this info.
+        """Makes later rows use the info `executed_action` as `prev_action`, where the environment reports this info.
 
-        The info has the form of the environment's action space. It reports an action that a human, an expert or another
-        controller executed instead of the policy's.
+        The info is an element of the environment's action space: an action of a human or another controller that was
+        executed instead of the policy's action.
 
         Raises:
           UsageError: these environments have no such infos.
@@ -157,12 +156,12 @@ class Environment(abc.ABC):
     def call(self, name: str, *arguments: Any) -> None:
         """Calls a method of each environment, for a curriculum: `environment.call("set_level", 3)`.
 
-        The last call of each method is part of the unroller's state. It is repeated before the first reset in a resumed
-        run, in a restarted worker, and of a rebuilt environment. So the effect of the method must not depend on earlier
-        calls. With `AsyncUnroller`, workers make the call before the first segment that is granted after it.
+        The last call of each method is part of the unroller's state. The call is repeated before the first reset in a
+        resumed run, a restarted worker or a rebuilt environment. Its effect must therefore not depend on earlier calls.
+        With `AsyncUnroller`, workers make the call before the next segment that is granted.
 
         Args:
-          name: name of a method of the environments or of a wrapper. Environments without it are left out.
+          name: name of a method of the environments or of a wrapper. Environments without this method are left out.
           arguments: positional arguments of the method: numbers, strings, tensors, None, and lists and dicts of these.
 
         Raises:
@@ -182,7 +181,7 @@ class Environment(abc.ABC):
                     method(*arguments)
 
     def methods(self, name: str) -> list[Callable[..., Any]]:
-        """Returns the method of this name of each environment that has one. Default: the result of `method`."""
+        """Returns the method `name` of each environment that has one. Default: the result of `method`."""
         method = self.method(name)
         return [] if method is None else [method]
 
@@ -228,7 +227,7 @@ class Environment(abc.ABC):
         return False
 
     def rest(self, rows: np.ndarray) -> None:
-        """Stops stepping some environments until they are reset; their rows are meaningless until then.
+        """Stops stepping some environments until their reset; until then their rows are meaningless.
 
         Args:
           rows: mask `[B]` bool of the environments to rest; environments that already rest keep resting.
@@ -236,7 +235,7 @@ class Environment(abc.ABC):
         raise NotImplementedError
 
     def take_resets(self) -> tuple[Array, TimeStep] | None:
-        """Returns the FIRST rows that follow this step's LAST rows, as a mask `[B]` bool of valid rows, and rows `[B]`.
+        """Returns the FIRST rows after this step's LAST rows: a mask `[B]` bool of valid rows, and rows `[B]`.
 
         The result is None if no episode ended, or if the environments are not `uneven`.
         """
@@ -250,14 +249,14 @@ class Environment(abc.ABC):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Restores a state; returns True if episodes continue, and False if the next `step` resets all environments."""
+        """Restores a state; returns True if episodes continue, or False if the next `step` resets all environments."""
         return False
 
     def abandon(self) -> None:
         """Reports that a running step may never end. An override calls `super().abandon()`.
 
-        Afterwards only `close` and `state_dict` may be called; `state_dict` then does not call the environments, and
-        neither does `call`.
+        Afterwards, only `close`, `state_dict` and `call` may be called. `state_dict` and `call` then do not call the
+        environments.
         """
         self.delivers_calls = False
 

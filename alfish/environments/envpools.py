@@ -42,7 +42,7 @@ class EnvPoolEnvironment(VectorEnvironment):
 
 
 class SinglePool(gymnasium.Env):
-    """One environment of EnvPool with gymnasium's interface, for evaluations; it is rebuilt for each new seed.
+    """One environment of EnvPool with gymnasium's interface, for evaluations. It is rebuilt for each new seed.
 
     Args:
       env_id: EnvPool's id of the environment.
@@ -87,7 +87,7 @@ def _pool(env_id: Any, seeds: Sequence[int], kwargs: Mapping[str, Any]) -> Any:
     with calling(f"the constructor of {env_id}"), named_kwargs(env_id, kwargs), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*precision lowered by casting", category=UserWarning)
         pool = envpool.make_gymnasium(env_id, num_envs=len(seeds), seed=list(seeds), **kwargs)
-        _ = pool.observation_space, pool.action_space  # built here, because gymnasium warns when it rounds the bounds
+        _ = pool.observation_space, pool.action_space  # built here to suppress gymnasium's warning about rounded bounds
         return pool
 
 

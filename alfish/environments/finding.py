@@ -1,4 +1,4 @@
-"""Finds environments by id: in gymnasium's registry, as vector classes, and in packages that an extra installs."""
+"""Finds environments by id: in gymnasium's registry, as vector classes, and in packages of extras."""
 
 import contextlib
 import functools
@@ -36,10 +36,10 @@ ENVIRONMENTS = gymnasium.Env, VectorEnv, FuncEnv, Simulator  # base classes
 
 
 def make_single(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
-    """Returns an environment of a registered id, whose module `resolved` must have imported."""
+    """Returns an environment of a registered id; call `resolved` first, which imports the id's module."""
     try:
         return gymnasium.make(env_id, disable_env_checker=True, **kwargs)
-    except Exception as error:  # a package may raise any exception if its engine is too new
+    except Exception as error:  # a package with too new an engine may raise any exception
         if cure := suites.conflict(env_id):
             raised = in_words(error, f"the constructor of {env_id}")
             raise CodeError(f"{raised}{cure}").with_traceback(error.__traceback__) from error.__cause__
@@ -53,7 +53,7 @@ def make_single(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
 
 
 def _render_modes(env_id: str) -> Sequence[str]:
-    """Returns the render modes that an environment's class declares; [] if the modes are not known."""
+    """Returns the render modes that an environment's class declares; [] if unknown."""
     entry_point: Any = gymnasium.spec(env_id.rpartition(":")[2]).entry_point
     with contextlib.suppress(Exception):  # importing may raise any exception, and the metadata may have any type
         made: Any = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
@@ -62,7 +62,7 @@ def _render_modes(env_id: str) -> Sequence[str]:
 
 
 def make_vector_class(env_id: Any, num_envs: int, kwargs: Mapping[str, Any]) -> VectorEnv:
-    """Returns a vector environment of an id's registered vector class."""
+    """Returns a vector environment of the vector class registered for an id."""
     if callable(env_id):
         raise UsageError(
             f"make_environment.vectorization 'vector_entry_point' requires an id, but env_id is {name_of(env_id)}; use "
@@ -100,7 +100,7 @@ def name_of(env_id: str | Callable[..., Any] | FuncEnv) -> str:
 
 
 def resolved(env_id: str, kwargs: Mapping[str, Any]) -> str | Callable[..., Any] | FuncEnv:
-    """Imports the module in an id; returns a registered id as it is, else the class, function or object that it names.
+    """Imports the module in an id; returns a registered id unchanged, else the class, function or object named.
 
     Args:
       env_id: id of the environment.
@@ -108,7 +108,7 @@ def resolved(env_id: str, kwargs: Mapping[str, Any]) -> str | Callable[..., Any]
 
     Raises:
       UsageError: the module, id, class or function does not exist (the message says what to write instead), an extra is
-        missing, or the policy in force forbids the import.
+        missing, or the current import policy forbids the import.
     """
     if ":" in str(kwargs.get("env_id")):  # ids like GymV26Environment-v0 make environments of the old gym
         imports.admit(kwargs["env_id"].partition(":")[0], "make_environment.env_kwargs")

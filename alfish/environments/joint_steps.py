@@ -1,4 +1,4 @@
-"""Joint steps: one loop that steps environments of the same class, with the same results as separate environments.
+"""Joint steps: one loop steps environments of the same class, with the same results as separate steps.
 
 A vector class draws all random numbers from one generator, so its episodes differ from those of single environments.
 With joint steps, each environment keeps its generator, its state and its time limit, and may be reset, rendered or
@@ -16,14 +16,14 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from alfish.nest import Array
 
-NUM_CHECKED = 16  # number of environments in the comparison that decides whether joint steps are used
+NUM_CHECKED = 16  # number of environments in the comparison with single steps
 
 
 class JointCartPoles:
-    """gymnasium's CartPole environments, in 1 us instead of 5 us per step and environment.
+    """Steps gymnasium's CartPole environments in 1 us instead of 5 us per step and environment.
 
-    gymnasium computes with numpy's scalars. Python's floats give the same bits in a fifth of the time, except for sine
-    and cosine, which Python and numpy round differently; so only sine and cosine are computed by numpy.
+    gymnasium computes with numpy's scalars. Python's floats give the same bits in a fifth of the time. Only sine and
+    cosine are computed by numpy, because Python rounds them differently.
 
     Args:
       envs: environments that `gymnasium.make` built; see `joint_steps`.
@@ -38,7 +38,7 @@ class JointCartPoles:
 
         Args:
           actions: actions `[B]`, 0 or 1.
-          begins: flags `[B]` of the environments to reset, because their last episode has ended.
+          begins: flags `[B]` of the environments to reset, whose episodes ended in the last step.
 
         Returns:
           Observations, rewards, terminations and truncations, `[B]` each.
@@ -84,8 +84,8 @@ class JointCartPoles:
 def joint_steps(envs: Sequence[gymnasium.Env]) -> JointCartPoles | None:
     """Returns joint steps for these environments; None if the environments must be stepped one by one.
 
-    The class and all wrappers must be gymnasium's own. Also, a comparison with single environments on this machine must
-    give equal bits, because rounding depends on gymnasium's release and on numpy's sine and cosine.
+    The class and all wrappers must be gymnasium's own. A comparison with single environments on this machine must also
+    give equal bits, because rounding depends on the versions of gymnasium and numpy.
     """
     return JointCartPoles(envs) if all(map(_is_plain_cart_pole, envs)) and _gives_equal_bits() else None
 
@@ -126,7 +126,7 @@ def _gives_equal_bits() -> bool:
 
 
 def _limited_cart_poles() -> list[Any]:
-    """Returns environments that were reset, with time limits of three steps."""
+    """Returns environments after a reset, with time limits of three steps."""
     envs = [TimeLimit(OrderEnforcing(CartPoleEnv()), 3) for _ in range(NUM_CHECKED)]
     for env in envs:
         env.reset()

@@ -33,7 +33,7 @@ from alfish.errors.user_code import calling, refuse
 from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, checked
 from alfish.parameters.parts import parameter_names
 
-# From this number of environments on, gymnasium's vector class of CartPole is faster than a loop over environments.
+# Number of environments above which gymnasium's vector class of CartPole is faster than a loop over environments.
 MANY_ENVS = 64
 
 
@@ -60,30 +60,31 @@ def make_environment(
 ) -> Environment:
     """Builds environments that step together.
 
-    A callable that makes a VectorEnv or a Simulator receives each of the following values for which it has an argument:
-    `num_envs`, `seed` (different in each run, worker and evaluation), `device`, `evaluation` and `index`. `env_kwargs`
-    take precedence.
+    A callable that makes a VectorEnv or a Simulator may have the arguments `num_envs`, `seed` (different in each run,
+    worker and evaluation), `device`, `evaluation` and `index`; it receives those that it has. `env_kwargs` take
+    precedence.
 
     Args:
       env_id: gymnasium id (`CartPole-v1`, `my_module:MyEnv-v0`), or a callable or its name (`my_module:MyEnv`). The
-        callable returns a gymnasium Env, a VectorEnv of numpy or torch or an `environments.Simulator` if it has an
-        argument `num_envs`, or a functional environment (`environments.functional`), which may also be given itself.
+        callable returns a gymnasium Env or a functional environment (`environments.functional`). With an argument
+        `num_envs`, it returns a VectorEnv of numpy or torch, or an `environments.Simulator`. A functional environment
+        may also be given directly.
       num_envs: number of environments, B.
-      vectorization: way of stepping the environments. 'sync' steps them in this process, in one loop if this gives the
-        same numbers (CartPole), otherwise one by one. 'async' steps the same episodes, with a process for each
-        environment, which pays if a step takes more than about 50 us. 'vector_entry_point' uses the id's own vector
-        class, and 'envpool' uses EnvPool; both draw different random numbers than 'sync'.
-      env_kwargs: arguments of the constructor; each environment receives a deep copy of those that can be copied. The
-        arguments of wrappers and of a functools.partial are copied, too.
-      wrappers: wrappers of each single environment, the first one innermost. An entry is a callable, the name of a
+      vectorization: way of stepping the environments. 'sync' steps them in this process, one by one, or in one loop if
+        results are the same (CartPole). 'async' steps the same episodes in one process for each environment, which is
+        faster if a step takes more than about 50 us. 'vector_entry_point' uses the id's own vector class, and 'envpool'
+        uses EnvPool; both draw different random numbers than 'sync'.
+      env_kwargs: arguments of the constructor; each environment receives a deep copy, except of objects that cannot be
+        copied. The arguments of wrappers and of a functools.partial are also copied.
+      wrappers: wrappers of each single environment, the first innermost. An entry is a callable, the name of a
         callable such as `gymnasium.wrappers:FlattenObservation`, or a list of either and keyword arguments.
       training_wrappers: further wrappers outside `wrappers`, which evaluation leaves out.
       leave_out: names of the parts of a Dict observation to leave out, such as 'mission', or 'goal.text' in a nested
         Dict.
-      seed: seed of the run, which a Trainer passes; environment i receives the i-th child of its SeedSequence.
-      evaluation: whether the environments are for evaluation. If so, this process steps single environments, which the
-        evaluator resets, whatever `vectorization` is; with 'envpool' these are EnvPool's. A VectorEnv of the user does
-        not change.
+      seed: seed of the run, passed by a Trainer; environment i receives the i-th child of its SeedSequence.
+      evaluation: whether the environments are for evaluation. If so, `vectorization` is ignored: this process steps
+        single environments, which the evaluator resets. With 'envpool', these are EnvPool's. A VectorEnv of the user
+        does not change.
       render_mode: render mode of gymnasium.
       action_mask: place of the mask of allowed actions: 'observation:LEAF', 'info:KEY' or 'method:NAME'; for vector
         classes only 'observation:LEAF'. The mask becomes a leaf of the observation, see `environments.masks`. None
@@ -91,11 +92,11 @@ def make_environment(
       rewards: names of the entries of a vector reward, or the place of each entry, such as
         {'speed': 'info:reward_forward'}, see `environments.objectives`; for vector classes only names. None means the
         environment's own reward, a number or a vector.
-      device: device of the run, which a Trainer passes; None means a callable's own default.
-      index: index of the worker that makes the environments, which `AsyncUnroller` passes.
-      action_bounds: bound a for entries of Box actions that lack a bound: a positive number, or one for each entry. A
-        missing lower bound becomes -a, and a missing upper bound a. None means that actions keep the bounds of their
-        space.
+      device: device of the run, passed by a Trainer; None means the default of the callable.
+      index: index of the worker that makes the environments, passed by `AsyncUnroller`.
+      action_bounds: bound a for entries of Box actions that lack a bound: a positive number, or a number for each
+        entry. A missing lower bound becomes -a, and a missing upper bound a. None means that actions keep the bounds of
+        their space.
       final_observation: treatment of a truncation without a final observation, for environments of tensors that reset
         in the same step; see `SimulatorEnvironment`.
       spread_first_episodes: whether the first episodes of a simulator begin at random times within an episode, if the
@@ -135,7 +136,7 @@ def make_environment(
         )
     names = _names(rewards) if is_vector or vectorization in ("vector_entry_point", "envpool") else None
     if callable(env_id) and is_vector:
-        seeds = spawn_seeds((seed, 1), num_envs) if evaluation else seeds  # unlike those of training with this seed
+        seeds = spawn_seeds((seed, 1), num_envs) if evaluation else seeds  # different from the seeds of training
         known = {"seed": seeds[0], "device": device, "evaluation": evaluation, "index": index}
         refuse_second(env_id)
         with calling(f"the constructor of {name_of(env_id)}"), named_kwargs(env_id, kwargs):
@@ -179,14 +180,14 @@ def make_environment(
             )
         for wrapper in wrappers:
             env = wrap(env, wrapper)
-        env_spec = getattr(env, "spec", None)  # without the training wrappers, which do not change the task
+        env_spec = getattr(env, "spec", None)  # before training wrappers, which do not change the task
         for wrapper in () if evaluation else training_wrappers:
             env = wrap(env, wrapper)
         refuse_statistics(env)
         env = LeftOut(env, leave_out) if leave_out else env
         if action_bounds is not None:
             env = gymnasium.wrappers.TransformAction(env, _same, bounded(env.action_space, action_bounds))
-        specs.check_learnable(env.observation_space, "observation")  # checked before gymnasium batches observations
+        specs.check_learnable(env.observation_space, "observation")  # before gymnasium batches observations
         specs.check_learnable(env.action_space, "action")
         if rewards is not None or declared(env) is not None:
             env = VectorRewards(env, rewards)
@@ -203,7 +204,7 @@ def make_environment(
             "multiprocessing.Pool, and cannot start processes; use 'sync', or concurrent.futures.ProcessPoolExecutor"
         )
     mode = AutoresetMode.DISABLED if evaluation else AutoresetMode.NEXT_STEP
-    # Settings that require single environments; functional environments are then stepped one by one, in numpy.
+    # These settings require single environments; functional environments are then stepped one by one, in numpy.
     needs_single = bool(wrappers or leave_out or render_mode or isinstance(rewards, Mapping))
     needs_single |= action_bounds is not None
     needs_single |= bool(training_wrappers and not evaluation)
@@ -240,7 +241,7 @@ def spawn_seeds(seed: int | Sequence[int], count: int) -> list[int]:
 
 
 def _asked(make: Callable[..., Any], known: Mapping[str, Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the known values for which a callable has an argument that `kwargs` does not set."""
+    """Returns the known values for the callable's arguments that `kwargs` does not set."""
     free = parameter_names(make) - {*kwargs, *getattr(make, "keywords", ())}
     return {name: value for name, value in known.items() if name in free and value is not None}
 
@@ -255,7 +256,7 @@ def _adapt(
     rewards: Sequence[str] | None = None,
     final_observation: Literal["given", "drop", "before"] = "given",
 ) -> Environment:
-    """Converts a vector environment to an `Environment`; `action_mask` names a mask that its space does not mark."""
+    """Converts a vector environment to an `Environment`; `action_mask` names a mask not marked in its space."""
     refuse_statistics(env)
     returns_tensors = isinstance(getattr(env, "device", None), (torch.device, str))
     environment: Environment
@@ -273,7 +274,7 @@ def _same(action: Any) -> Any:
 
 
 def _stepping(env: VectorEnv) -> str:
-    """Returns how a vector environment steps, as a phrase that follows the number of environments."""
+    """Returns the way of stepping a vector environment, as text after the number of environments."""
     if isinstance(env, SequentialVectorEnv):
         return "" if env.num_envs == 1 else "one by one" if env.joint is None else "in one loop"
     if isinstance(env, gymnasium.vector.AsyncVectorEnv):

@@ -23,11 +23,11 @@ KINDS = ("observation", "info", "method")
 
 
 class MaskedObservation(gymnasium.Wrapper):
-    """Adds the action mask of an environment to its observation, as a leaf of the space `ActionMask`.
+    """Adds the action mask of an environment to its observation, as a leaf with the space `ActionMask`.
 
     A mask from an info or a method becomes the leaf `action_mask`, next to the leaves of a Dict observation; any other
-    observation becomes the leaf `observation`. At the end of an episode, where no action follows, a mask that is
-    missing or allows nothing is replaced by all 1.
+    observation becomes the leaf `observation`. At the end of an episode, a mask that is missing or allows nothing is
+    replaced by all 1, because no action follows.
 
     Args:
       env: the environment.
@@ -83,7 +83,7 @@ class MaskedObservation(gymnasium.Wrapper):
         return self._leaf.put(observation, mask[0])
 
     def _given(self, observation: Any, info: dict[str, Any]) -> Any:
-        """Returns the mask as the environment returns it; None if it is missing."""
+        """Returns the mask in the environment's form; None if it is missing."""
         if self._leaf.kind != "method":
             return self._leaf.given(observation, info)
         with calling(f"{self._name}: {type(self.env.unwrapped).__name__}.{self._leaf.where}()"):
@@ -96,11 +96,11 @@ class MaskLeaf:
     Args:
       source: place of the mask, see `MaskedObservation`.
       observation_space, action_space: spaces of the environment.
-      setting: name of the setting that has the source, for messages.
+      setting: name of the setting in messages.
 
     Attributes:
       observation_space: space of the observation with the mask.
-      layout: layout of the mask.
+      layout: positions of the choices of each action entry in the mask.
       kind, where: the two parts of the source.
 
     Raises:
@@ -120,15 +120,15 @@ class MaskLeaf:
         self.layout = MaskLayout(self._action_spec, at(self.observation_space, self._path).n, self._name)
 
     def given(self, observation: Any, info: dict[str, Any]) -> Any:
-        """Returns the mask in an observation or info as the environment returns it; None if it is missing."""
+        """Returns the mask from an observation or info, in the environment's form; None if it is missing."""
         return at(observation, self._path) if self.kind == "observation" else info.get(self.where)
 
     def fitted(self, given: Any, has_ended: bool, when: str) -> np.ndarray:
         """Returns a copy of a mask in the leaf's form, `[1, n]` int8.
 
         Args:
-          given: mask as the environment returns it; a list has one mask for each entry of the action. None means that
-            it is missing.
+          given: mask in the environment's form; a list has a mask for each entry of the action. None means a missing
+            mask.
           has_ended: whether no action follows in this episode.
           when: place of the mask for messages, such as 'after 3 steps of an episode'.
 
@@ -171,7 +171,7 @@ class MaskLeaf:
             raise UsageError(
                 f"{self._name}, but the observation already has a leaf {LEAF}; refer to it as 'observation:{LEAF}'"
             )
-        size = max(1, specs.num_choices(self._action_spec))  # size 0 is refused elsewhere, with the action's name
+        size = max(1, specs.num_choices(self._action_spec))  # size 0 is refused elsewhere with a clearer message
         return spaces.Dict({**parts, LEAF: ActionMask(size)})
 
 
@@ -187,7 +187,7 @@ def parsed(source: str, setting: str = "make_environment.action_mask") -> tuple[
 
 
 def marked(space: spaces.Space, source: str, setting: str = "make_environment.action_mask") -> spaces.Space:
-    """Returns an observation space in which the leaf that `source` names is an `ActionMask`.
+    """Returns an observation space with the leaf named by `source` marked as an `ActionMask`.
 
     Raises:
       UsageError: the leaf does not exist or is not a space of numbers, or the mask is not a leaf of the observation.

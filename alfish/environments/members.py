@@ -1,6 +1,6 @@
-"""The members of a vector environment, which are its single environments: seeds, generators, methods, processes.
+"""The members (single environments) of a vector environment: seeds, generators, methods, processes.
 
-This module reads and restores the members' states and random generators in the form that checkpoints store.
+Reads and restores states and random generators in the form in which checkpoints store them.
 """
 
 import functools
@@ -62,10 +62,10 @@ class Members:
     Args:
       env: the vector environment.
       seeds: one seed per member, for the first reset.
-      calls: calls that rebuilt members receive, by the method's name, see `Environment.call`.
+      calls: calls to repeat for rebuilt members, by the method's name, see `Environment.call`.
 
     Attributes:
-      progress: progress that rebuilt members receive by `set_progress`; None means that it is not called.
+      progress: argument of `set_progress` for rebuilt members; None means that `set_progress` is not called.
       first_seeds: seeds for the first reset; None after the first reset.
       abandoned: True if a step is running that may never end.
     """
@@ -77,7 +77,7 @@ class Members:
         self.first_seeds: Sequence[int] | None = list(seeds)
         self.abandoned = False
         self._is_pending = False  # whether a call of the members is still running
-        # An extra environment in this process, whose methods `method` returns if members are in other processes.
+        # An extra environment in this process, from which `method` returns methods if members are in other processes.
         self._one_here: gymnasium.Env | None = None
         if isinstance(env, SequentialVectorEnv):
             env.prepare = self.prepare
@@ -90,7 +90,7 @@ class Members:
     def seed_argument(self, seeds: Sequence[int | None] | None) -> Any:
         """Returns the argument `seed` of the vector environment's next reset.
 
-        The argument is a list if each member takes a seed, else one number for the whole vector environment.
+        The argument is a list if each member takes a seed, else one number.
 
         Args:
           seeds: one seed per member; None means `first_seeds`.
@@ -99,7 +99,7 @@ class Members:
         return seeds if seeds is None or self.have_seeds else seeds[0]
 
     def methods(self, name: str) -> list[Callable[..., Any]]:
-        """Returns the method of this name of each member that has one, even if the member is inside wrappers."""
+        """Returns the method `name` of each member that has one, also through wrappers."""
         if singles := single_environments(self._env):
             return [one.get_wrapper_attr(name) for one in singles if one.has_wrapper_attr(name)]
         if isinstance(self._inner, AsyncVectorEnv):
@@ -109,7 +109,7 @@ class Members:
         return [] if method is None else [method]
 
     def prepare(self, env: gymnasium.Env) -> None:
-        """Repeats the calls of curricula in an environment that was built again."""
+        """Repeats `set_progress` and calls of listeners in a rebuilt environment."""
         calls = [] if self.progress is None else [("set_progress", (self.progress,))]
         for name, arguments in [*calls, *((made.name, made.arguments) for made in sorted(self._calls.values()))]:
             if env.has_wrapper_attr(name):
@@ -129,7 +129,7 @@ class Members:
     def generator_states(self) -> list[str]:
         """Returns the state of each random generator as JSON.
 
-        Abandoned members in other processes do not answer, so the states of new generators are returned for them.
+        If members in other processes were abandoned, they do not answer; the states are then those of new generators.
         """
         return [to_json(generator) for generator in self._generators()]
 
@@ -139,7 +139,7 @@ class Members:
         for generator, state in zip(generators, states):
             from_json(generator, state)
         if isinstance(self._inner, AsyncVectorEnv):
-            self._inner.set_attr("np_random", generators)  # sends copies, because members are in other processes
+            self._inner.set_attr("np_random", generators)  # sends copies to other processes
 
     def seeds_of_restart(self) -> list[int] | None:
         """Returns seeds for the reset after a resume; None if restored generators determine the next episodes.
@@ -153,7 +153,7 @@ class Members:
         return self._new_seeds()
 
     def note_failure(self, error: BaseException) -> None:
-        """Notes whether a call may still be running: `error` came from a signal handler, or a process has died."""
+        """Records whether a call may still be running: `error` came from a signal handler, or a process has died."""
         self._is_pending = not isinstance(error, Exception) or isinstance(error, EOFError | OSError)
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ class Members:
         if not isinstance(self._inner, AsyncVectorEnv):
             close(self._env)
         elif self._is_pending:
-            _end_processes(self._inner)  # because gymnasium would wait for the end of the call
+            _end_processes(self._inner)  # gymnasium would wait for the end of the call
         else:
             try:
                 self._env.close()
@@ -191,7 +191,7 @@ class Members:
 
 
 def single_environments(env: VectorEnv) -> list[gymnasium.Env]:
-    """Returns the members of a vector environment that steps members one by one in this process; else []."""
+    """Returns the members of a vector environment if it steps them one by one in this process; else []."""
     inner = env.unwrapped
     return list(inner.envs) if isinstance(inner, SyncVectorEnv | SequentialVectorEnv) else []
 

@@ -1,7 +1,7 @@
 """Vector rewards of environments.
 
-An environment declares a vector reward with `reward_space`, a Box of shape (R,), and returns arrays `[R]` from `step`,
-as environments of mo-gymnasium do. `make_environment.rewards` names the entries, or takes them from other places:
+An environment declares a vector reward by `reward_space`, a Box of shape (R,), and returns arrays `[R]` from `step`, as
+in mo-gymnasium. `make_environment.rewards` names the entries, or takes them from other places:
 - `['treasure', 'time']`: names of the entries of the environment's own vector;
 - `{'speed': 'info:reward_forward', 'energy': 'info:reward_ctrl'}`: numbers in the info of each step;
 - `{'score': 'reward', 'energy': 'info:reward_ctrl'}`: 'reward' is the environment's own number, and 'reward:1' the
@@ -22,7 +22,7 @@ Rewards: TypeAlias = Sequence[str] | Mapping[str, str]
 
 
 class VectorRewards(gymnasium.Wrapper):
-    """Returns a vector reward, `[R]` float32, whose entries have names.
+    """Returns a vector reward with named entries, `[R]` float32.
 
     Args:
       env: the environment.
@@ -52,7 +52,7 @@ class RewardEntries:
     """Computes a vector reward, `[R]` float32, from the reward and the info of a step.
 
     Args:
-      space: space of the reward that the environment declares; None means a number.
+      space: reward space that the environment declares; None means a number.
       rewards: as for `VectorRewards`.
       name: name of the setting or of the environment, for messages.
 
@@ -115,7 +115,8 @@ class RewardEntries:
 def declared(env: Any) -> spaces.Box | None:
     """Returns the `reward_space` of an environment with vector rewards, single or vector; None without vector rewards.
 
-    A wrapper may declare the space. `mo_gymnasium.wrappers.LinearReward`, which adds the entries up, has no such space.
+    A wrapper may declare the space. `mo_gymnasium.wrappers.LinearReward` has no such space, because it adds the entries
+    up.
     """
     while isinstance(env, gymnasium.Wrapper) and not hasattr(env, "reward_space"):
         if type(env).__name__ == "LinearReward":

@@ -10,8 +10,8 @@ from alfish import nest, specs
 from alfish.environments.environment import Environment
 from alfish.nest import Nest
 
-NUM_STEPS = 200  # number of vector steps that are watched
-FEWEST_VALUES = 16  # an entry whose range has fewer float32 values is reported
+NUM_STEPS = 200  # number of vector steps that are checked
+FEWEST_VALUES = 16  # an entry is reported if its range has fewer float32 values
 
 
 def watched(read: Callable[[Any], Nest], environment: Environment) -> Callable[[Any], Nest]:

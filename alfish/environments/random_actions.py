@@ -12,12 +12,12 @@ from alfish.parameters import UnitInterval, checked
 @gin.configurable(module="alfish.environments")
 @checked
 class RandomActions(gymnasium.Wrapper):
-    """Replaces each action, with a given probability, by a random one of the action space.
+    """Replaces each action, with a given probability, by a random action.
 
-    A policy that always takes its mode can repeat itself forever in a deterministic game; evaluations of DQN therefore
-    act at random in 5 % of the steps (Mnih et al., 2015, Methods). The choice of the replaced steps and the random
-    actions depend only on the seed of the episode. Do not use this wrapper with action masks, which may forbid the
-    random action.
+    A policy that always takes its most probable action may repeat itself forever in a deterministic game. Evaluations
+    of DQN therefore act at random in 5 % of the steps (Mnih et al., 2015, Methods). Replaced steps and random actions
+    depend only on the seed of the episode. Do not use this wrapper with action masks, which may forbid the random
+    action.
 
     Args:
       env: the environment.
@@ -28,7 +28,7 @@ class RandomActions(gymnasium.Wrapper):
         super().__init__(env)
         self._fraction = fraction
         self._actions = env.action_space
-        self._random = np.random.default_rng()  # separate, so that the environment's draws do not change
+        self._random = np.random.default_rng()  # separate from the environment's generator
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict[str, Any]]:
         if seed is not None:

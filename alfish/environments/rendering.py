@@ -10,7 +10,7 @@ import numpy as np
 
 from alfish.errors import UsageError, first_line
 
-# MuJoCo's backends that need no display, each with its library, in the order of preference.
+# MuJoCo's backends that need no display, in the order of preference, with their libraries.
 BACKENDS = {"egl": "EGL", "osmesa": "OSMesa"}
 
 Point = Any  # x and y, in units of the drawing
@@ -57,10 +57,10 @@ def failure(env: gymnasium.Env, error: Exception) -> UsageError | None:
 
 
 class Frame:
-    """A picture with a height of 400 pixels, white at first.
+    """A picture with a height of 400 pixels, initially white.
 
     Args:
-      width, height: ranges (least, largest) of x and of y that are shown.
+      width, height: ranges (least, largest) of the shown x and y.
 
     Attributes:
       pixels: the picture, `[H, W, 3]` uint8.

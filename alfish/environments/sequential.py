@@ -19,8 +19,8 @@ from alfish.errors import UsageError, first_line
 from alfish.errors.user_code import in_words
 from alfish.runs.random_state import draw_seeds
 
-# Files whose code calls single environments and reads the results. An error raised in these files, and not in the
-# environment's own code, shows that the environment violates gymnasium's interface.
+# Code that calls single environments and reads the results. An error raised in these files, not in the environment's
+# own code, shows that the environment violates gymnasium's interface.
 _GYMNASIUM, _NUMPY = Path(gymnasium.__file__).parent, Path(np.__file__).parent
 _CALLERS = {_GYMNASIUM / "wrappers", _GYMNASIUM / "core.py", _GYMNASIUM / "vector"}
 _CALLERS |= {_GYMNASIUM / "envs" / "registration.py", Path(__file__)}
@@ -37,21 +37,21 @@ class SequentialVectorEnv(VectorEnv):
 
     Args:
       env_fns: constructors of environments with equal spaces.
-      autoreset_mode: mode of resets, NEXT_STEP or DISABLED. With DISABLED, an environment rests from the end of an
-        episode, or from `break_off`, until its reset: steps return its last observation, reward 0, and False as
+      autoreset_mode: mode of resets, NEXT_STEP or DISABLED. With DISABLED, an environment rests after the end of an
+        episode, or after `break_off`, until its reset: steps return its last observation, reward 0, and False for
         `terminated` and `truncated`.
 
     Attributes:
       envs: the environments.
       gathers_infos: True if steps return infos. Merging infos takes longer than a step of some environments.
-      report: function that receives the index and the error of an environment that raised and is rebuilt; None means
-        that errors are raised.
+      report: function called with the index and the error of an environment that raised and is rebuilt; None means that
+        errors are raised.
       replaced: indices of the environments that were rebuilt in the last step; the step returned their first
         observations.
       prepare: function that receives each rebuilt environment before its reset; None means that nothing is called.
       something_ended: True if an episode ended in the last step.
       reward_space: space of vector rewards, a Box of shape (R,); None means that rewards are numbers.
-      joint: object that steps all environments in one loop, with the same numbers; None means that they step one by
+      joint: object that steps all environments in one loop, with the same results; None means that they step one by
         one.
     """
 
@@ -60,7 +60,7 @@ class SequentialVectorEnv(VectorEnv):
         self._env_fns = list(env_fns)
         self.envs: list[gymnasium.Env] = []
         for make in env_fns:
-            self.envs.append(make())  # one by one, because gymnasium 1.1 closes `envs` even if a constructor raised
+            self.envs.append(make())  # one by one: gymnasium 1.1 closes `envs` even if a constructor raised
         first, self.num_envs = self.envs[0], len(self.envs)
         self.metadata = {**first.metadata, "autoreset_mode": autoreset_mode}
         self.render_mode = first.render_mode
@@ -78,13 +78,13 @@ class SequentialVectorEnv(VectorEnv):
         self.report: Callable[[int, BaseException], None] | None = None
         self.replaced: list[int] = []
         self.prepare: Callable[[gymnasium.Env], None] | None = None
-        self.something_ended = True  # so that the first step is checked like a step after the end of an episode
+        self.something_ended = True  # checks the first step like a step after the end of an episode
         self._observations: list[Any] = [None] * self.num_envs  # last observation of each environment
         example = create_empty_array(self.single_observation_space, 1)
         # Shape and dtype of observations that are one array; None if they are nests.
         self._form = (example.shape[1:], example.dtype) if isinstance(example, np.ndarray) else None
         self._waits = np.zeros(self.num_envs, bool)  # environments that wait for a reset after an episode's end
-        self._no_ends = np.zeros(self.num_envs, bool)  # flags that all steps without an episode's end share
+        self._no_ends = np.zeros(self.num_envs, bool)  # flags shared by all steps without an episode's end
         self._no_ends.flags.writeable = False
         self.joint = joint_steps(self.envs)
 
@@ -102,7 +102,7 @@ class SequentialVectorEnv(VectorEnv):
         rows = np.ones(self.num_envs, bool)
         if options is not None and "reset_mask" in options:
             rows = options.pop("reset_mask")
-        options = options or None  # an environment may look for its own options in any dict that it receives
+        options = options or None  # an environment may search an empty dict for its own options
         infos: list[dict[str, Any]] = [{} for _ in self.envs]
         for i in np.flatnonzero(rows).tolist():
             own_seed = None if seed is None else seed[i]
@@ -127,7 +127,7 @@ class SequentialVectorEnv(VectorEnv):
             batch, infos = self._batch(observations), []
             self._observations = list(batch)
         self.something_ended = any(terminations) or any(truncations)
-        if not was_quiet or self.something_ended:  # otherwise no environment waits for a reset
+        if not was_quiet or self.something_ended:  # only then may an environment wait for a reset
             check_ends(terminations, truncations)
             resting = self._waits if self._rests else False
             self._waits = np.array(terminations, bool) | np.array(truncations, bool) | resting
@@ -145,7 +145,7 @@ class SequentialVectorEnv(VectorEnv):
         rows: list[tuple[Any, ...]] = []
         reward: Any = 0.0
         no_reward = reward if self.reward_space is None else np.zeros(self.reward_space.shape, np.float32)
-        # The array is the last argument, because ending its iterator raises a slow exception, which zip then avoids.
+        # The array is the last argument, so that zip avoids the slow exception at the end of its iterator.
         for env, begins, action in zip(self.envs, all_begins, actions):
             try:
                 if begins:
@@ -185,7 +185,8 @@ class SequentialVectorEnv(VectorEnv):
         """Rebuilds the environments of these rows (`[B]` bool).
 
         Returns:
-          A batch of observations: first observations of the rebuilt environments, and last observations of the others.
+          A batch of observations: the first observation of each rebuilt environment, and the last of each other
+          environment.
         """
         for i in np.flatnonzero(rows):
             self._observations[i], _ = self._rebuild(int(i))
@@ -193,7 +194,7 @@ class SequentialVectorEnv(VectorEnv):
         return self._batch(self._observations)
 
     def break_off(self, rows: np.ndarray) -> None:
-        """Makes the next step reset the environments of a mask `[B]`, or lets them rest with DISABLED."""
+        """Makes the next step reset the environments in a mask `[B]`; with DISABLED, they rest."""
         self._waits = self._waits | rows
 
     def _replace(self, i: int, error: BaseException) -> tuple[Any, dict[str, Any]]:
@@ -203,7 +204,7 @@ class SequentialVectorEnv(VectorEnv):
         return self._rebuild(i)
 
     def _replace_misfits(self, observations: list[Any]) -> list[int]:
-        """Rebuilds environments whose observations do not fit the space, and stores first observations in their place.
+        """Rebuilds environments whose observations do not fit the space, and replaces these by first observations.
 
         Returns:
           The indices of the rebuilt environments.
@@ -218,7 +219,7 @@ class SequentialVectorEnv(VectorEnv):
         return found
 
     def _rebuild(self, i: int) -> tuple[Any, dict[str, Any]]:
-        with contextlib.suppress(Exception):  # closing a broken environment may fail, too
+        with contextlib.suppress(Exception):  # closing a broken environment may fail
             self.envs[i].close()
         (seed,) = draw_seeds(1)  # drawn before the constructor runs, which may seed torch's generator
         env = self._env_fns[i]()
@@ -261,8 +262,8 @@ def gathered(infos: Sequence[dict[str, Any]]) -> dict[str, Any]:
     The value of a key is an array `[B, ...]`, with 0 or None for environments that did not report the key; `_key` is
     the mask `[B]` bool of the environments that did. Numbers of different types are converted to one type by numpy's
     rules, for example int and float to float64. Other values, such as integers beyond 64 bits, and arrays of different
-    shapes are kept as objects. An environment's own key `_key` beside `key` is left out. Nested infos are merged in the
-    same way.
+    shapes are kept as objects. If an environment reports `_key` in addition to `key`, `_key` is left out. Nested infos
+    are merged in the same way.
     """
     result: dict[str, Any] = {}
     for i, info in enumerate(infos):
@@ -277,7 +278,7 @@ def _gather(result: dict[str, Any], info: dict[str, Any], i: int, num_envs: int)
         if isinstance(value, dict) and (column is None or isinstance(column, dict)):
             _gather(result.setdefault(key, {}), value, i, num_envs)
         elif isinstance(column, dict) or is_mask(key, info) or is_mask(key, result):
-            continue  # the key names a dict in other environments, or the mask of another value
+            continue  # the key is a dict in other environments, or the mask of another key
         else:
             if column is None:
                 column = result[key] = _empty_column(value, num_envs)
@@ -285,7 +286,7 @@ def _gather(result: dict[str, Any], info: dict[str, Any], i: int, num_envs: int)
                 column = result[key] = _widened(column, result[f"_{key}"], value)
             column[i] = value
         mask = f"_{key}"
-        # Another environment may have reported a value under the mask's name.
+        # Another environment may have reported a value under the name of the mask.
         if mask not in result or f"_{mask}" in result:
             result.pop(f"_{mask}", None)
             result[mask] = np.zeros(num_envs, bool)
@@ -293,7 +294,7 @@ def _gather(result: dict[str, Any], info: dict[str, Any], i: int, num_envs: int)
 
 
 def is_mask(key: Any, info: dict[str, Any]) -> bool:
-    """Returns whether a key of an info has the name of another key's mask."""
+    """Returns whether a key of an info is the name of another key's mask."""
     return isinstance(key, str) and key[:1] == "_" and key[1:] in info
 
 
@@ -324,7 +325,7 @@ def _fits(value: Any, column: np.ndarray) -> bool:
 
 
 def _widened(column: np.ndarray, present: np.ndarray, value: Any) -> np.ndarray:
-    """Returns a copy of a column that can also hold `value`: with a common type of numbers, or else with objects.
+    """Returns a copy of a column that can also hold `value`, with a common number type or dtype object.
 
     Args:
       column: values `[B, ...]` reported so far.
@@ -342,7 +343,7 @@ def _widened(column: np.ndarray, present: np.ndarray, value: Any) -> np.ndarray:
 
 
 def check_ends(terminations: Sequence[Any], truncations: Sequence[Any]) -> None:
-    """Raises UsageError if a flag is not a bool, because a string would count as True, and None as False."""
+    """Raises UsageError if a flag is not a bool: a string would count as True, and None as False."""
     for name, ends in (("terminated", terminations), ("truncated", truncations)):
         for end in ends:
             if type(end) is not bool and (np.shape(end) != () or end not in (False, True)):
@@ -362,13 +363,14 @@ def refuse_breach(error: BaseException, name: str, method: str) -> None:
     """Raises UsageError if an error comes from a violation of gymnasium's interface.
 
     Args:
-      error: error that `step` or `reset` of a vector environment raised; errors of environments' own code are ignored.
+      error: error that `step` or `reset` of a vector environment raised; errors from an environment's own code are
+        ignored.
       name: name of the environments.
       method: name of the method: 'step', 'reset' or 'construction'.
     """
     places = [(Path(frame.filename), frame.name) for frame in traceback.extract_tb(error.__traceback__)]
     own, function = [place for place in places if _NUMPY not in place[0].parents][-1]
-    is_relayed = function == "_raise_if_errors"  # gymnasium's function that raises errors of other processes
+    is_relayed = function == "_raise_if_errors"  # gymnasium's function that re-raises errors of other processes
     if isinstance(error, UsageError) or is_relayed or not {own, *own.parents} & _CALLERS:
         return
     asked = (

@@ -1,7 +1,8 @@
-"""The interface of vectorised simulators, and their stream of time steps.
+"""The interface of vectorised simulators, and the conversion to the stream of time steps.
 
-A simulator steps B environments as tensors and resets an environment in the step in which its episode ends. An adapter,
-a subclass of `Simulator` for each library, describes what such a step returned; `SimulatorEnvironment` makes the rows.
+A simulator steps B environments as tensors and resets an environment in the step in which its episode ends. For each
+library, a subclass of `Simulator` returns the results of a step as a `SimulatorStep`; `SimulatorEnvironment` converts
+these to rows.
 """
 
 import abc
@@ -30,15 +31,14 @@ from alfish.specs import ActionUnits, ObservationUnits
 class SimulatorStep(NamedTuple):
     """The result of a simulator's step, tensors on its device.
 
-    The simulator may write to these tensors later. Flags may be numbers, and values with one number per environment may
-    have the shape `[B, 1]`.
+    The simulator may modify these tensors later. Flags may be numbers. Rewards and flags may have the shape `[B, 1]`.
     """
 
-    observation: Nest  # [B, ...] observation to act from next; the next episode's first where one ended
+    observation: Nest  # [B, ...] next observation; the first of the next episode where an episode ended
     reward: torch.Tensor  # [B], or [B, R] for vector rewards
     terminated: torch.Tensor  # [B] bool
-    truncated: torch.Tensor  # [B] bool; a row that is also terminated counts as terminated
-    # [B, ...] final observations, read where an episode ended; None means that no episode ended, or that they are lost
+    truncated: torch.Tensor  # [B] bool; ignored where terminated
+    # [B, ...] final observations, read where an episode ended; None if no episode ended, or if they are lost
     final_observation: Nest = None
     log: Mapping[str, Any] | None = None  # scalars of the episodes that ended in this step; None means no scalars
 
@@ -71,10 +71,10 @@ class Simulator(abc.ABC):
 
     @abc.abstractmethod
     def step(self, action: Nest) -> SimulatorStep:
-        """Executes actions `[B, ...]` in the units of `action_space`; the caller does not overwrite them later."""
+        """Executes actions `[B, ...]` in the units of `action_space`; the caller does not modify them later."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns a state from which episodes continue exactly; if there is none, counters only, or {}."""
+        """Returns a state from which episodes continue exactly; if impossible, counters only, or {}."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
@@ -86,7 +86,7 @@ class Simulator(abc.ABC):
         return False
 
     def spread_first_episodes(self) -> None:
-        """Lets the episodes after a reset begin at random times within an episode. Default: does nothing."""
+        """Makes episodes after a reset begin at random times within an episode. Default: does nothing."""
 
     def close(self) -> None:
         """Closes the simulator. Default: does nothing."""
@@ -98,7 +98,7 @@ _OPEN: weakref.WeakSet[Simulator] = weakref.WeakSet()  # open simulators that ar
 class SimulatorEnvironment(Environment):
     """Converts the steps of a `Simulator` to the stream of time steps.
 
-    Tensors that the simulator returns are copied, because it may write to them later. No step waits for the device.
+    Tensors from the simulator are copied, because it may modify them later. No step waits for the device.
 
     Args:
       simulator: simulator to step.
@@ -106,10 +106,10 @@ class SimulatorEnvironment(Environment):
       action_mask: leaf of the observation that is an action mask, 'observation:LEAF'; None means no mask.
       rewards: names of the entries of a vector reward; None means the names in `reward_space`, or else numbers.
       final_observation: treatment of a truncation without a final observation. 'given' raises UsageError. 'drop' does
-        not train on the time step before the truncation, so that returns bootstrap from that step's observation.
-        'before' uses that step's observation as the final one, as rsl_rl does, for comparisons. Terminations need no
-        final observation.
-      spread: whether first episodes, also after a resume, begin at random times (`Simulator.spread_first_episodes`).
+        not train on the time step before the truncation; returns bootstrap from the observation of this step. 'before'
+        uses the observation of this step as the final observation, as rsl_rl does, for comparisons. Terminations need
+        no final observation.
+      spread: whether first episodes begin at random times, also after a resume (`Simulator.spread_first_episodes`).
 
     Attributes:
       simulator, env: the simulator.
@@ -178,8 +178,8 @@ class SimulatorEnvironment(Environment):
 
     def step(self, action: Nest) -> TimeStep:
         if self._restart:
-            # The seeds are drawn from a generator that the run restores, so that a resumed run does not repeat its
-            # first episodes.
+            # Seeds come from a generator that the run restores, so that a resumed run does not repeat its first
+            # episodes.
             return self.reset(random_state.draw_seeds(1))
         executed = self._units.executed(action)
         handed = nest.map(_apart, self._units.stretch(executed), executed)
@@ -191,7 +191,7 @@ class SimulatorEnvironment(Environment):
         if not self._is_checked:
             self._check_step(step)
         self.infos = {} if step.log is None else step.log  # type: ignore[assignment]
-        # The operations read no tensor's value, because reading would wait for the device.
+        # No operation reads a tensor's value, because reading would wait for the device.
         terminated, truncated = (flag.reshape(self.num_envs).to(torch.bool) for flag in step[2:4])
         reward = step.reward.reshape(self._blank.reward.shape).to(torch.float32)
         return self._rows(step._replace(reward=reward, terminated=terminated, truncated=truncated), executed)
@@ -236,7 +236,7 @@ class SimulatorEnvironment(Environment):
         close(self.simulator)
 
     def _rows(self, step: SimulatorStep, executed: Nest) -> TimeStep:
-        """Returns the LAST and MID rows of a step whose flags are bool, and stores the FIRST rows for `take_resets`."""
+        """Returns the LAST and MID rows of a step with bool flags; stores the FIRST rows for `take_resets`."""
         begun = nest.map(_copy, self._observed.from_environment(step.observation))
         done, truncated = step.terminated | step.truncated, step.truncated & ~step.terminated
         self._resets, observation, self.lost = (done, self._blank._replace(observation=begun)), begun, None
@@ -285,7 +285,7 @@ class SimulatorEnvironment(Environment):
         self._is_checked = True
 
     def _check_observation(self, value: Any, space: spaces.Space, name: str, method: str = "reset") -> None:
-        """Raises UsageError if a part of an observation is missing, or does not have the declared device and shape."""
+        """Raises UsageError if a part of an observation is missing, or its device or shape is not the declared one."""
         if isinstance(space, (spaces.Dict, spaces.Tuple)):
             parts = space.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
             for key, child in parts:
@@ -322,7 +322,7 @@ class SimulatorEnvironment(Environment):
 
 
 def refuse_second(make: Callable[..., Any]) -> None:
-    """Raises UsageError if the process already holds a simulator of a class of which it can hold only one."""
+    """Raises UsageError if the process already has a simulator of a class that allows only one."""
     kind: Any = getattr(make, "func", make)  # `func` is the class inside a partial
     if getattr(kind, "only_one", False) and any(isinstance(simulator, kind) for simulator in _OPEN):
         raise UsageError(
@@ -336,5 +336,5 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _apart(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Returns `tensor`, contiguous; a copy if it begins at the same memory address as `other`."""
+    """Returns a contiguous `tensor`; a copy if it begins at the same memory address as `other`."""
     return _copy(tensor) if tensor.data_ptr() == other.data_ptr() else tensor.contiguous()

@@ -1,4 +1,4 @@
-"""A wrapper that splits a vector observation into named leaves, which encoders and transforms can treat separately."""
+"""A wrapper that splits a vector observation into named leaves, for separate encoders and transforms."""
 
 from collections.abc import Mapping
 from typing import Any

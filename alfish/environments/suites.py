@@ -1,4 +1,4 @@
-"""Ids of other packages: the modules that register ids, and corrections of ids that gymnasium does not have."""
+"""Ids of other packages: the modules that register them, and corrections of unknown ids."""
 
 import contextlib
 import difflib
@@ -19,8 +19,7 @@ class Suite(NamedTuple):
       ids: regular expression for the beginning of the suite's ids.
       module: name of the module that registers the environments.
       package: name of the package that pip installs.
-      engine: requirement that keeps pip from installing an engine too new for the package, such as 'mujoco<4'; '' if
-        none is needed.
+      engine: requirement of pip that excludes engines too new for the package, such as 'mujoco<4'; '' if not needed.
     """
 
     ids: str
@@ -77,13 +76,13 @@ SUITES = (
     Suite("Crafter", "crafter", "crafter"),
     Suite(r"\w+-(MinAtar|bsuite)$", "gymnax", "'alfish[gymnax]'"),
 )
-# Packages whose interface is not gymnasium's, and the adapter of each, whose first argument is the name of a task.
+# Adapters of packages whose interface is not gymnasium's; the first argument is the name of a task.
 ADAPTERS = {
     "gymnax": "alfish.simulators.gymnax_environment:GymnaxEnvironment",
     "brax": "alfish.simulators.brax_environment:BraxEnvironment",
     "mujoco_playground": "alfish.simulators.brax_environment:PlaygroundEnvironment",
 }
-# Ids of games in old gym; gymnasium's ids keep only the name of the game.
+# Ids of games in the old gym; gymnasium's ids keep only the name of the game.
 OLD_ATARI = re.compile(
     r"([A-Z]\w+?)(?:NoFrameskip-v[04]|Deterministic-v[04])|"
     r"(Pong|Breakout|SpaceInvaders|Seaquest|Qbert|BeamRider|Enduro|MsPacman|MontezumaRevenge|Freeway)-v[0-5]",
@@ -104,7 +103,7 @@ def check_installed(module: str, written: str) -> None:
 
 
 def cure(env_id: str, registered: Iterable[str]) -> str:
-    """Returns the correction of an id that gymnasium does not have, as the end of a sentence.
+    """Returns the end of a sentence with the correction of an unknown id.
 
     Args:
       env_id: id of the environment, without a module.
@@ -132,7 +131,7 @@ def old_gym(made: Any) -> str:
     Args:
       made: id without a module, after the import of its module, or an environment.
     """
-    gym = sys.modules.get("gym")  # None if gym is not imported; an environment may have gym's interface all the same
+    gym = sys.modules.get("gym")  # None if gym is not imported
     if isinstance(made, str):
         registry = getattr(getattr(gym, "envs", None), "registry", {})
         is_old = made in getattr(registry, "env_specs", registry)
@@ -143,10 +142,10 @@ def old_gym(made: Any) -> str:
 
 
 def conflict(env_id: str | Callable[..., Any]) -> str:
-    """Returns the end of a sentence about an engine that is too new for an id's package, with the remedy; else ''.
+    """Returns the end of a sentence if an engine is too new for an id's package, with the remedy; else ''.
 
     Args:
-      env_id: id with its module, whose environment raised an error.
+      env_id: id, with its module, of an environment that raised an error.
     """
     module, _, name = env_id.rpartition(":") if isinstance(env_id, str) else ("", "", "")
     for suite in SUITES:

@@ -20,10 +20,9 @@ from alfish.nest import Nest
 class TensorEnvironment(SimulatorEnvironment):
     """A `gymnasium.vector.VectorEnv` whose observations, rewards and flags are torch tensors `[B, ...]`.
 
-    In the mode NEXT_STEP, the environment must not write to tensors that it has returned, because these are not copied.
-    In the mode SAME_STEP the environment may write to them, and must return a batch of observations
-    `infos['final_obs']`, whose rows are read where an episode ends; the batch may be missing in a step in which no
-    episode ends.
+    In the mode NEXT_STEP, the environment must not modify returned tensors, because they are not copied. In the mode
+    SAME_STEP, the environment may modify them. It must return a batch of observations `infos['final_obs']` in each step
+    in which an episode ends; rows of ended episodes are read.
 
     Args:
       env: environment with `metadata['autoreset_mode']` and a `device`.
@@ -95,7 +94,7 @@ class _VectorSimulator(Simulator):
 
     def step(self, action: Nest) -> SimulatorStep:
         observation, reward, terminated, truncated, infos = self._env.step(action)
-        final = infos.pop("final_obs", None)  # a key that stays would be stale in the next step
+        final = infos.pop("final_obs", None)  # removed, because it would be stale in the next step
         return SimulatorStep(observation, reward, terminated, truncated, final, infos)
 
     def state_dict(self) -> Any:

@@ -28,7 +28,7 @@ class VectorEnvironment(Environment):
     Args:
       env: vector environment with `metadata['autoreset_mode']`. `env.reward_space`, a Box of shape (R,), declares
         vector rewards.
-      seeds: one seed per environment, for the first reset. An id's own vector class takes only the first seed.
+      seeds: one seed per environment, for the first reset. The vector class of an id takes only the first seed.
       autoreset: whether environments reset themselves. If False and the mode is DISABLED, the caller resets the
         environments (`reset(seeds, rows)`), as evaluation does.
       action_mask: leaf to mark as the action mask, 'observation:LEAF'; None means that the space itself marks any mask.
@@ -63,15 +63,15 @@ class VectorEnvironment(Environment):
         self.follows_progress = bool(self._members.methods("set_progress"))
         self._units = ActionUnits(env.single_action_space)
         self._observed = ObservationUnits(self.observation_space)
-        copies = self._sequential is None  # a sequential environment makes a new batch at each step
+        copies = self._sequential is None  # a sequential environment makes a new batch in each step
         read = ObservationUnits(self.observation_space, copies=copies).from_environment
         self._read_step = precision.watched(read, self) if autoreset else read
         self._reads_executed = False
         self._was_done = np.zeros(self.num_envs, bool)  # in NEXT_STEP, environments that reset in the next step
         self._resets: tuple[np.ndarray, TimeStep] | None = None
-        self._restart = False  # whether the next step resets all environments, because the run was resumed
-        self._nothing_began = True  # whether no entry of `_was_done` is True
-        # Steps in which no episode ends are the common case, and share these step types and discounts.
+        self._restart = False  # whether the next step resets all environments, after a resume
+        self._nothing_began = True  # whether all entries of `_was_done` are False
+        # Step types and discounts shared by all steps in which no episode ends, the common case.
         self._quiet = np.full(self.num_envs, StepType.MID, np.int32), np.ones(self.num_envs, np.float32)
 
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
@@ -79,7 +79,7 @@ class VectorEnvironment(Environment):
         is_first = self._members.first_seeds is not None
         seed = self._members.seed_argument(seeds)
         if rows is not None and not self._members.have_seeds:
-            seed = None  # a seed would set the generator of the other rows too, during their episodes
+            seed = None  # a seed would also set the generators of other rows, during their episodes
         try:
             observation, self.infos = self.env.reset(seed=seed, **options)
         except BaseException as error:  # the environment or a signal handler may raise any exception
@@ -155,7 +155,7 @@ class VectorEnvironment(Environment):
             self.env.gathers_infos = True
 
     def _reported(self, executed: Nest) -> Nest:
-        """Returns the executed actions in the algorithm's units. A reported action replaces the given one."""
+        """Returns the executed actions in the algorithm's units. Reported actions replace actions in `executed`."""
         if "executed_action" not in self.infos:
             return executed
         given = self.infos["executed_action"]
@@ -204,7 +204,7 @@ class VectorEnvironment(Environment):
         self._was_done = self._was_done & ~rows
         self._nothing_began = not self._was_done.any()
         first = self._first(observations)
-        # This does not write in place, because returned rows may share memory with these arrays.
+        # Not in place, because returned rows may share memory with these arrays.
         return nest.map(lambda new, old: np.where(nest.widened(rows, new), new, old), first, time_step)
 
     def break_off(self, time_step: TimeStep, rows: np.ndarray) -> TimeStep:
@@ -229,7 +229,7 @@ class VectorEnvironment(Environment):
         return resets
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the vector environment's `get_state`, else the states of the random generators.
+        """Returns the result of the vector environment's `get_state`, else the states of random generators.
 
         Before the first reset the state is empty, because the generators are not seeded yet.
         """
@@ -265,7 +265,7 @@ class VectorEnvironment(Environment):
             self._members.close()
 
     def _refuse(self, error: BaseException, method: str) -> None:
-        """Records an error of `step` or `reset`, and raises an error for the user instead if the cause is known."""
+        """Records an error of `step` or `reset`; raises a clear error instead if the cause is known."""
         self._members.note_failure(error)
         refuse_breach(error, self.name, method)
         refuse(error, f"{self.name}.{method}")

@@ -1,4 +1,4 @@
-"""Wrappers of single environments: the user's, and those that worker processes and networks need."""
+"""Wrappers of single environments: the user's, and wrappers for worker processes and networks."""
 
 import contextlib
 import copy
@@ -60,7 +60,7 @@ def _paths(space: spaces.Space, prefix: str = "") -> Iterator[str]:
 
 
 def _kept(space: spaces.Space, paths: set[str], prefix: str = "") -> dict[str, Any]:
-    """Returns the names of the parts of a Dict that are kept, as nested dicts; an empty dict for any other space."""
+    """Returns the names of the remaining parts of a Dict, as nested dicts; an empty dict for any other space."""
     kept = {}
     for key, child in space.items() if isinstance(space, spaces.Dict) else ():
         inner = _kept(child, paths, f"{prefix}{key}.")
@@ -79,7 +79,7 @@ def _without(value: Any, kept: dict[str, Any]) -> Any:
     return {key: _without(value[key], inner) for key, inner in kept.items()} if kept else value
 
 
-# A wrapper is a callable, the name of a callable, or a list of either and keyword arguments.
+# A wrapper is a callable, the name of a callable, or a list of one of these and keyword arguments.
 Wrapper = Callable[..., gymnasium.Env] | str | Sequence[Any]
 
 
@@ -106,8 +106,7 @@ def _copied(value: Any) -> Any:
 def refuse_statistics(env: gymnasium.Env | VectorEnv) -> None:
     """Raises UsageError if an environment or one of its wrappers keeps running statistics, like `NormalizeObservation`.
 
-    Each environment would have different statistics, and evaluation, checkpoints and exported policies would lack the
-    statistics of training.
+    Each environment would have different statistics. Evaluation, checkpoints and exported policies would lack them.
     """
     inside: Any = env
     while isinstance(inside, gymnasium.Env | VectorEnv):
@@ -124,7 +123,7 @@ def refuse_statistics(env: gymnasium.Env | VectorEnv) -> None:
 
 
 def wrap(env: gymnasium.Env, wrapper: Wrapper) -> gymnasium.Env:
-    """Returns an environment inside a wrapper, which is an entry of `make_environment.wrappers`."""
+    """Returns an environment inside a wrapper; `wrapper` is an entry of `make_environment.wrappers`."""
     make = own(_wrapper(wrapper))
     try:
         wrapped = make(env)
@@ -166,7 +165,7 @@ def _wrapper(wrapper: Any) -> Callable[[gymnasium.Env], gymnasium.Env]:
     if not callable(found):
         raise UsageError(f"make_environment.wrappers has {name!r}, but {module} has no such class or function")
     if imports.is_restricted() and not (inspect.isclass(found) and issubclass(found, gymnasium.Wrapper)):
-        # Otherwise a name could call any function of modules that are already imported.
+        # Without this check, a name could call any function of modules that are already imported.
         imports.admit_functions(module, "make_environment.wrappers")
     return functools.partial(found, **keywords)
 
@@ -174,7 +173,7 @@ def _wrapper(wrapper: Any) -> Callable[[gymnasium.Env], gymnasium.Env]:
 @gin.configurable(module="alfish.environments")
 @checked
 class StickyAction(gymnasium.wrappers.StickyAction):
-    """Repeats the last action at random instead of executing the next action, which adds exploration in training.
+    """Sometimes repeats the last action instead of executing the next action; adds exploration in training.
 
     Args:
       env: the environment to wrap.
@@ -206,8 +205,8 @@ class InProcess:
 
     def __call__(self) -> gymnasium.Env:
         if os.getpid() != self._home:
-            # If the parent is a server of processes, it is not followed. `follow` also ignores SIGINT, because Ctrl-C
-            # is sent to all processes of a terminal.
+            # A server of processes is not followed. `follow` also ignores SIGINT, because Ctrl-C reaches all processes
+            # of a terminal.
             follow(self._followed if os.getppid() == self._followed else 0)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # gymnasium ends processes by SIGTERM
             random_state.seed_all(self._seed)
@@ -216,7 +215,7 @@ class InProcess:
 
 
 class ScalarReward(gymnasium.Wrapper):
-    """Converts rewards to floats, since arrays of one element break gymnasium's batching.
+    """Converts rewards to floats, because arrays of one element break gymnasium's batching.
 
     A call of sys.exit becomes an error, as for environments in the trainer's process. Violations of gymnasium's
     interface raise an error here, because gymnasium would wait forever for a step whose infos it cannot read.
@@ -227,7 +226,7 @@ class ScalarReward(gymnasium.Wrapper):
 
     @property
     def process_seed(self) -> int:
-        """The last seed of the process's global random generators; assigning a seed seeds the generators."""
+        """The last seed of the process's global random generators. Assigning to it seeds the generators."""
         return random_state.seed_of_torch()
 
     @process_seed.setter

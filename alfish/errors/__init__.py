@@ -1,4 +1,4 @@
-"""Exceptions that the command line prints as one sentence without a traceback, and helpers for their messages."""
+"""Exceptions that the command line prints without a traceback, and helpers for their messages."""
 
 import contextlib
 import importlib
@@ -14,11 +14,11 @@ class UsageError(ValueError):
 
 
 class RepeatedError(UsageError):
-    """A mistake that another learner has reported already, so that the command does not print it again."""
+    """A mistake that another learner has already reported; the command does not print it again."""
 
 
 class RunError(RuntimeError):
-    """A cause outside alfish that prevents a run from continuing; the message says what happened and what to check."""
+    """A run cannot continue for a reason outside alfish; the message says what happened and what to check."""
 
 
 @contextlib.contextmanager
@@ -32,12 +32,12 @@ def phrased_for_command() -> Iterator[None]:
 
 
 def is_command() -> bool:
-    """Returns True if a command is running, so that the user writes flags."""
+    """Returns whether a command is running, so that messages name flags."""
     return _IS_COMMAND.get()
 
 
 def argument(name: str, value: Any = None) -> str:
-    """Returns an argument as the user writes it: `--root_dir=runs/ppo`, or `root_dir='runs/ppo'` in Python."""
+    """Returns the text of an argument for messages: `--root_dir=runs/ppo`, or `root_dir='runs/ppo'` in Python."""
     if is_command():
         return f"--{name}" if value is None else f"--{name}={value}"
     return name if value is None else f"{name}={str(value)!r}"
@@ -90,6 +90,6 @@ def size(num_bytes: int) -> str:
     if num_bytes < 1000:
         return counted(num_bytes, "byte")
     units = ((12, "TB"), (9, "GB"), (6, "MB"), (3, "kB"))
-    # From 999.5 on, a number rounded to three digits is 1 of the next unit.
+    # 999.5 and larger numbers round to 1 of the next unit.
     power, unit = next((power, unit) for power, unit in units if num_bytes >= 0.9995 * 10**power)
     return f"{significant(num_bytes / 10**power, 3)} {unit}"

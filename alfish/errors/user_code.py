@@ -1,7 +1,7 @@
-"""Calls into code outside alfish, such as the user's environments and listeners, with errors as one sentence.
+"""Errors of code outside alfish, such as the user's environments and listeners, reported as one sentence.
 
-Such a call is wrapped in `with calling("MyEnv.render"):`. If the call is made at each step, it is wrapped in a try
-statement whose handler calls `refuse`.
+Calls of such code are wrapped in `with calling("MyEnv.render"):`. Calls at each step use a faster try statement whose
+handler calls `refuse`.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from alfish.errors import RunError, UsageError, first_line
 
 _ALFISH, _STANDARD = (str(directory) + os.sep for directory in (Path(__file__).parents[1], Path(os.__file__).parent))
-_CLOSE = 0.85  # similarity from which on a name counts as misspelt, in [0, 1]; 1 means equal
+_CLOSE = 0.85  # smallest similarity of a misspelt name, in [0, 1]; 1 means equal
 _INSTALLED = ("site-packages", "dist-packages")
 # Libraries that alfish calls itself. An error in such a library is the user's only if the user's code called it.
 _RANK_OF_LIBRARY = {"gin": 0, **dict.fromkeys(("numpy", "torch", "optree", "absl"), 1)}
@@ -25,14 +25,14 @@ _RANK_OF_LIBRARY |= dict.fromkeys(("gymnasium", "pettingzoo", "envpool"), 2)
 
 
 class CodeError(RunError):
-    """An error of code outside alfish, as one sentence with the traceback of the original error."""
+    """An error of code outside alfish: one sentence, and the traceback of the original error."""
 
 
 def package_of(env: Any) -> str:
     """Returns the name of the installed package that defines an environment's class; '' for the user's own class.
 
     Args:
-      env: vector environment or simulator; if it contains single environments, the first of these counts.
+      env: vector environment or simulator; if it contains single environments, their first one is examined.
     """
     inner = getattr(env, "envs", [env])[0]
     inner = getattr(inner, "unwrapped", inner)
@@ -41,18 +41,17 @@ def package_of(env: Any) -> str:
 
 
 class Elsewhere(Exception):
-    """The traceback of an error in another process, as the cause of an error in this process; see `relayed`."""
+    """Cause of an error in this process: the traceback of an error in another process; see `relayed`."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0].rstrip()}"
 
 
 class calling(contextlib.AbstractContextManager):
-    """Turns an error of code outside alfish into `CodeError`.
+    """Converts an error of code outside alfish to `CodeError`.
 
     Args:
-      call: name of the called code: class or id, and method, such as 'MyEnv.render'; '' means the outermost function
-        outside alfish.
+      call: name of the called code, such as 'MyEnv.render'; '' means the outermost function outside alfish.
     """
 
     def __init__(self, call: str = ""):
@@ -64,13 +63,13 @@ class calling(contextlib.AbstractContextManager):
 
 
 def refuse(error: BaseException, call: str) -> None:
-    """Raises CodeError if an error comes from code outside alfish; else the caller raises the error again.
+    """Raises CodeError if an error comes from code outside alfish; otherwise returns, and the caller raises the error.
 
-    Errors that are already sentences, signals, or defects of alfish are not changed. An error is a defect if only
-    alfish's code was running; a failed assertion is a defect if it is in alfish's code.
+    The function ignores errors with messages for the user, signals, and defects of alfish. An error is a defect if only
+    alfish's code was running. A failed assertion is a defect if it is in alfish's code.
 
     Args:
-      error: error that was raised below the caller's own frame.
+      error: error that was raised by a function that the caller called.
       call: name of the called code, see `calling`.
     """
     if not isinstance(error, (Exception, SystemExit)) or isinstance(error, (UsageError, RunError)):
@@ -89,13 +88,13 @@ def refuse(error: BaseException, call: str) -> None:
 def refuse_default_dtype(call: str) -> None:
     """Sets torch's default dtype to float32, and raises UsageError if code outside alfish has changed it.
 
-    Without this check, later tensors of alfish would be float64 while earlier tensors are float32, and the resulting
-    error would name a part that is not at fault.
+    Without this check, alfish would mix float32 and float64 tensors, and the resulting error would blame the wrong
+    part.
 
     Args:
       call: name of the code that ran since the last check, such as 'MyEnv.reset'.
     """
-    import torch  # imported here, because a host of workers imports this module without importing torch
+    import torch  # imported here, so that a host of workers does not import torch
 
     found = torch.get_default_dtype()
     if found is not torch.float32:
@@ -107,10 +106,10 @@ def refuse_default_dtype(call: str) -> None:
 
 
 def in_words(error: BaseException, call: str = "") -> CodeError:
-    """Returns an error of code outside alfish as one sentence.
+    """Returns a CodeError that describes an error of code outside alfish in one sentence.
 
     Args:
-      error: exception, or the SystemExit of a call of sys.exit.
+      error: exception, or SystemExit after a call of sys.exit.
       call: name of the called code, see `calling`.
     """
     place = _place(error)
@@ -126,14 +125,14 @@ def in_words(error: BaseException, call: str = "") -> CodeError:
 
 
 def relayed(sentence: str, trace: str) -> CodeError:
-    """Returns an error of code outside alfish in another process, with the traceback from that process."""
+    """Returns an error of code outside alfish that occurred in another process, with the traceback of that process."""
     error = CodeError(sentence)
     error.__cause__ = Elsewhere(trace)
     return error
 
 
 def check_methods(part: object, base: type) -> None:
-    """Raises UsageError if a method of a part takes other arguments than in the base class, or has a misspelt name.
+    """Raises UsageError if a method of a part has wrong arguments or a misspelt name.
 
     Args:
       part: object of a class that may be the user's.
@@ -175,7 +174,7 @@ class _Place(NamedTuple):
 
 
 def _places(error: BaseException) -> list[_Place]:
-    """Returns the frames below the frame that caught the error; the innermost frame is last."""
+    """Returns the frames from the `try` statement to the error; the innermost frame is last."""
     return [
         _Place(_rank(frame.f_code.co_filename), frame.f_code.co_name, _name(frame), frame.f_code.co_filename, line)
         for frame, line in [*traceback.walk_tb(error.__traceback__)][1:]

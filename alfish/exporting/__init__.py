@@ -1,5 +1,5 @@
-"""Policies that act without alfish: as ONNX, as a file of numpy calls, and as a torch program.
+"""Export of policies that act without alfish: ONNX, numpy, and torch files.
 
-All formats are written from one recorded graph of a policy's step (`graph`), and compared with the policy itself
-(`verification`) before they are kept.
+Each file is written from a recorded graph of a policy's step (`graph`). It is kept only if it acts like the policy
+(`verification`).
 """

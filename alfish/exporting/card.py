@@ -1,4 +1,4 @@
-"""The card of a packed run: a README.md that the Hugging Face hub shows, with the run's results in its head."""
+"""The card of a packed run: a README.md for the Hugging Face hub. Its front matter has the run's results."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ def card(directory: Path, films: Sequence[str], is_whole: bool) -> str:
 
     Args:
       directory: directory of the run.
-      films: names of the run's films in the packed run.
+      films: names of the films in the packed run.
       is_whole: whether the packed run can be continued exactly, see `continuing`.
     """
     run = RunSeriesSource(directory)
@@ -49,7 +49,7 @@ def card(directory: Path, films: Sequence[str], is_whole: bool) -> str:
 
 
 def continuing(is_whole: bool) -> str:
-    """Returns a sentence about the accuracy with which a packed run can be continued.
+    """Returns a sentence that says how exactly a packed run can be continued.
 
     Args:
       is_whole: False if the run has a replay buffer that is not packed.
@@ -63,7 +63,7 @@ def continuing(is_whole: bool) -> str:
 
 
 def _head(title: str, algorithm: str, environment: str, returns: Mapping[int, Sequence[float]]) -> str:
-    """Returns the front matter, in YAML: each value is written as JSON, which YAML reads."""
+    """Returns the front matter in YAML. Values are written as JSON, which is valid YAML."""
     head: dict[str, Any] = {
         "library_name": "alfish",
         "pipeline_tag": TASK,
@@ -90,7 +90,7 @@ def _head(title: str, algorithm: str, environment: str, returns: Mapping[int, Se
 
 
 def _chosen(returns: Mapping[int, Sequence[float]]) -> list[tuple[str, int, Sequence[float]]]:
-    """Returns name, steps and returns of the last evaluation, and of the best evaluation if that is a different one."""
+    """Returns name, steps and returns of the last evaluation, and of the best one if they differ."""
     if not returns:
         return []
     last = max(returns)

@@ -1,4 +1,4 @@
-"""Export of a policy, or of the policy of a run: the file is kept only if it acts like the policy."""
+"""Export of a policy or a run. The file is kept only if it acts like the policy."""
 
 import json
 import tempfile
@@ -16,7 +16,7 @@ from alfish.exporting.verification import Step, from_data, from_environment
 from alfish.runs.packed.fetching import as_directory
 from alfish.training.policy import Policy
 
-LIMIT = 1e-5  # limit of the difference from `Policy.act`: libraries round products and exponentials differently
+LIMIT = 1e-5  # largest allowed difference from `Policy.act`; libraries round differently
 
 
 class Exported(NamedTuple):
@@ -24,9 +24,8 @@ class Exported(NamedTuple):
 
     Attributes:
       files: written files.
-      difference: largest difference of an action or a next state from `Policy.act`, see `verification.difference`.
-      from_program: largest difference between a numpy file and the same program run inside alfish; None for other
-        formats.
+      difference: largest difference of actions and next states from `Policy.act`, see `verification.difference`.
+      from_program: largest difference between a numpy file and the same program inside alfish; None for other formats.
     """
 
     files: list[Path]
@@ -51,14 +50,14 @@ def export(policy: Policy, output: Path, steps: Sequence[Step], sample: bool = F
 
     Args:
       policy: policy on the CPU.
-      output: path of the file; a numpy file has an `.npz` file next to it.
-      steps: steps at which the file and the policy must return equal actions, within `LIMIT`.
-      sample: whether the file samples actions as in training; if not, it takes their mode.
+      output: path of the file; a numpy file needs an `.npz` file, written next to it.
+      steps: steps on which the file and the policy are compared; differences may not exceed `LIMIT`.
+      sample: whether the file samples actions, as training does; otherwise it uses the mode.
       origin: sentence that describes the policy, stored in the file.
 
     Raises:
       NotExportable: the format cannot express the policy; the message names the module.
-      RunError: the file would act differently, so it is not written.
+      RunError: the file would act differently; it is not written.
     """
     form = FORMATS[output.suffix]
     program = PolicyGraph(policy, sample)
@@ -113,13 +112,13 @@ def export_run(
     allow_import: Sequence[str] = (),
     policy: str | None = None,
 ) -> tuple[Exported, str]:
-    """Writes the policy of a run, compared on observations of its environment or of recorded data.
+    """Writes the policy of a run. File and policy are compared on observations of the environment or of recorded data.
 
     Args:
       root_dir: directory of the run, or a packed run.
       output: path of the file; its suffix names the format.
       checkpoint: name of the checkpoint: 'latest', 'best' or steps.
-      sample: whether the file samples actions; if not, it takes their mode.
+      sample: whether the file samples actions; otherwise it uses the mode.
       num_steps: number of observations on which the file is compared with the policy.
       data: source of recorded data; None means the environment of the run.
       seed: seed of the first episode in the environment.

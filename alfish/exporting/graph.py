@@ -1,6 +1,6 @@
 """The graph of a policy's step: operations, weights, inputs, random numbers and outputs.
 
-All formats are written from this graph. The graph's shapes are fixed, for one row.
+All formats are written from this graph. Its shapes are fixed, for one observation.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from alfish.training.policy import Policy
 
 aten = torch.ops.aten
 
-# Operations whose result depends on the shape of their tensors only.
+# Operations whose result depends only on the shapes of their tensors.
 FILLED = {
     aten.full_like.default, aten.zeros_like.default, aten.ones_like.default, aten.new_zeros.default,
     aten.new_ones.default, aten.new_full.default,
@@ -40,8 +40,8 @@ class Noise(NamedTuple):
     Attributes:
       leaf: name and shape of the random numbers.
       distribution: name of their distribution, a key of `numpy_operations.DRAWS`.
-      bounds: bounds of integers: low and high, or high.
-      is_read: whether a result depends on the numbers.
+      bounds: bounds of random integers: low and high, or only high.
+      is_read: whether an action or a next state depends on the numbers.
     """
 
     leaf: ExportedLeaf
@@ -50,7 +50,7 @@ class Noise(NamedTuple):
     is_read: bool
 
     def draw(self) -> torch.Tensor:
-        """Draws the numbers from torch's global generator, as the policy's step does here."""
+        """Draws the numbers from torch's global generator, as the policy does."""
         example = self.leaf.example
         return DRAWS[self.distribution](torch.empty(example.shape, dtype=example.dtype), *self.bounds)
 
@@ -60,16 +60,16 @@ class PolicyGraph:
 
     Args:
       policy: policy on the CPU.
-      sample: whether actions are drawn as in training; if not, the mode is taken.
+      sample: whether actions are sampled, as in training; otherwise the mode is used.
 
     Attributes:
-      graph: graph with placeholders for the constants, then for `inputs`, then for noise that is read; results are the
-        leaves of the action, then the leaves of the next state.
+      graph: the graph. Its placeholders are the constants, `inputs`, and the noise that is read. Its results are the
+        leaves of the action and the leaves of the next state.
       constants: weights, buffers and other constants, by name.
       inputs: leaves that the step reads: observations, `first`, `reward`, and state.
-      noise: random numbers in the order in which torch draws them.
+      noise: random numbers, in torch's order.
       actions: leaves of the action.
-      state: leaves of the state that the step reads, with their initial values.
+      state: initial values of the leaves of the state that the step reads.
       observation_space, action_space: spaces of one environment.
 
     Raises:
@@ -113,12 +113,12 @@ class PolicyGraph:
         return [noise for noise in self.noise if noise.is_read]
 
     def _keep_what_actions_need(self, step: PolicyStep) -> None:
-        """Removes leaves of the state that no action depends on, and inputs that are then unread."""
+        """Removes leaves of the state that do not affect actions, and inputs that are then unused."""
         nodes = self.placeholders
         names = [leaf.name for leaf in step.inputs]
         for node, name in zip(nodes, names):
             node.meta["name"] = name
-        for node in self.graph.nodes:  # random operations read shapes only, which are known
+        for node in self.graph.nodes:  # random operations read only shapes, which are known
             if is_random(node):
                 node.args = tuple(None if isinstance(one, torch.fx.Node) else one for one in node.args)
         actions, after = self.results[: len(self.actions)], self.results[len(self.actions) :]
@@ -141,7 +141,7 @@ class PolicyGraph:
                 self.graph.erase_node(node)
 
     def _take_constants(self, names: dict[int, str]) -> None:
-        """Replaces every tensor that depends on no input by a placeholder."""
+        """Replaces every tensor that does not depend on inputs with a placeholder."""
         self.constants: dict[str, torch.Tensor] = {}
         values: dict[torch.fx.Node, torch.Tensor] = {}
         for node in list(self.graph.nodes):
@@ -185,7 +185,7 @@ class PolicyGraph:
 
 
 def _ancestors(nodes: list[torch.fx.Node]) -> set[torch.fx.Node]:
-    """Returns the nodes, and all nodes that their values depend on."""
+    """Returns the nodes and all nodes on which they depend."""
     found: set[torch.fx.Node] = set()
     waiting = list(nodes)
     while waiting:
@@ -197,7 +197,7 @@ def _ancestors(nodes: list[torch.fx.Node]) -> set[torch.fx.Node]:
 
 
 def _sort_placeholders(graph: torch.fx.Graph, names: list[str]) -> None:
-    """Moves placeholders to the front: first those with the given names, in their order, then the others."""
+    """Moves placeholders to the front: the given names first, in their order, then all others."""
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     order = {name: k for k, name in enumerate(names)}
     placeholders.sort(key=lambda node: order.get(node.meta["name"], len(order)))
@@ -208,7 +208,7 @@ def _sort_placeholders(graph: torch.fx.Graph, names: list[str]) -> None:
 
 
 class _ModuleNames:
-    """Names of the modules of a policy, of their tensors, and of the module that is running.
+    """Names of a policy's modules and tensors; also tracks the running module.
 
     Attributes:
       names: names of parameters and buffers, by id.
@@ -225,7 +225,7 @@ class _ModuleNames:
 
     @contextlib.contextmanager
     def tracking(self) -> Iterator[None]:
-        """Follows calls of modules within the context. After an error, the module that raised it counts as running."""
+        """Tracks calls of modules within the context. After an error, the failed module stays the running module."""
         with contextlib.ExitStack() as stack:
             for root, module in self._modules.items():
                 for name, one in module.named_modules(prefix=root):
@@ -249,7 +249,7 @@ class _ModuleNames:
 
 
 class WithoutChecks(TorchFunctionMode):
-    """Computes some functions with operations that do not read tensor values, so that they can be recorded."""
+    """Replaces operations that read tensor values, because such operations cannot be recorded."""
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         keywords = keywords or {}

@@ -1,4 +1,4 @@
-"""Runs an exported policy over recorded inputs in a separate process, in which torch and alfish cannot be imported.
+"""Runs an exported policy on recorded inputs, in a separate process that cannot import torch or alfish.
 
 python -I numpy_check.py policy.py inputs.npz outputs.npz
 """
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def nested(leaves, policy):
-    """Returns an observation made of the leaves that the policy reads, as dicts; a single leaf stays as it is."""
+    """Returns an observation, as dicts of the leaves that the policy reads; a single leaf stays as it is."""
     observation: dict = {}
     for name, keys, *_ in policy.observations:
         if not keys:
@@ -31,7 +31,7 @@ def flat(action):
 
 def main(policy_file, inputs_file, outputs_file):
     for name in ("torch", "alfish", "gymnasium"):
-        sys.modules[name] = None  # type: ignore[assignment]  # makes its import fail
+        sys.modules[name] = None  # type: ignore[assignment]  # prevents its import
     policy = runpy.run_path(policy_file)["Policy"]()
     results = []
     with np.load(inputs_file, allow_pickle=False) as inputs:

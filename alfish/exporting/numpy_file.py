@@ -1,7 +1,7 @@
 """A policy as a Python file that needs numpy only, and its weights in a file next to it.
 
-The code is the same that `alfish.compiler.numpy_program` runs during training. Weights are in an `.npz` of plain
-arrays, so that the code can be read, and nothing is unpickled.
+The code is that of `alfish.compiler.numpy_program`, which acts during training. Weights are in a separate `.npz` file
+of plain arrays, so the code stays readable, and loading unpickles nothing.
 """
 
 import functools
@@ -45,7 +45,7 @@ def _max_pool(
 
 
 def _windows(x: np.ndarray, kernel: Any, stride: Any, padding: Any, fill: float) -> np.ndarray:
-    """Returns `[N, C, H', W', *kernel]`, a view of images `[N, C, H, W]` after padding."""
+    """Returns the windows `[N, C, H', W', *kernel]` of padded images `[N, C, H, W]`, as a view."""
     if max(padding):
         margins = ((0, 0), (0, 0), (padding[0], padding[0]), (padding[1], padding[1]))
         x = np.pad(x, margins, constant_values=fill)
@@ -92,7 +92,7 @@ def _hardtanh(x: np.ndarray, low: float = -1.0, high: float = 1.0) -> np.ndarray
     return np.clip(x, low, high)
 
 
-# The compiler's table of operations, with functions that need no torch.
+# The compiler's table of operations, with functions that do not need torch.
 PORTABLE: dict[Any, Callable[..., Any]] = {
     **TABLE,
     aten.mm.default: _always("{0}.dot({1})"),
@@ -138,10 +138,10 @@ def write(program: PolicyGraph, path: Path, origin: str, noise_is_input: bool = 
     """Writes `path` and the `.npz` file next to it; returns both paths.
 
     Args:
-      program: recorded step of the policy; writing changes its graph.
+      program: recorded step of the policy; its graph is changed.
       path: path of the Python file.
       origin: sentence that describes the policy, for the file's head.
-      noise_is_input: setting without effect, because the file's `step` draws random numbers only if it is given none.
+      noise_is_input: has no effect here: the file's `step` draws random numbers unless its caller passes them.
 
     Raises:
       NotExportable: an operation has no translation.
@@ -201,7 +201,7 @@ def _method(name: str, lines: list[str]) -> list[str]:
 
 
 def _observations(program: PolicyGraph) -> list[tuple[str, tuple[Any, ...], tuple[int, ...], str]]:
-    """Returns name, keys, shape and dtype of the leaves of the observation that the step reads."""
+    """Returns name, keys, shape and dtype of each observation leaf that the step reads."""
     leaves = specs.map_space(lambda leaf: 0, program.observation_space)
     keys = dict(zip((name for name, _ in nest.named_leaves(leaves, "observation")), nest.keys(leaves)))
     read = [leaf for leaf in program.inputs if leaf.name in keys]
@@ -229,7 +229,7 @@ class _Functions:
     """Source text of the functions that a written program uses.
 
     Attributes:
-      sources: texts of the functions that are not numpy's, each after the functions that it calls.
+      sources: texts of the functions that are not part of numpy; a function follows the functions that it calls.
     """
 
     def __init__(self) -> None:

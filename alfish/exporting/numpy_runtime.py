@@ -15,19 +15,19 @@ class NumpyPolicy:
     """Acts on one observation of the environment at a time, in numpy.
 
         policy = Policy()
-        action = policy.act(observation)                 # the first call after reset() begins an episode
+        action = policy.act(observation)                 # the first call begins an episode
         action = policy.act(observation, reward=reward)  # a policy that does not read rewards ignores them
 
-    The caller may also keep the state, and the object then stores none:
+    The caller may also keep the state; `step` does not change the object's own state:
 
         state = policy.initial_state()
         action, state = policy.step(observation, state, first=True)
 
     Args:
-      seed: seed of the random numbers; only a policy that samples draws any.
+      seed: seed of the random numbers; only sampling policies use it.
 
     Raises:
-      ValueError: the weights file in the same directory was not written together with this file.
+      ValueError: the weights file in the same directory belongs to a different export.
     """
 
     weights_sha256: str
@@ -35,7 +35,7 @@ class NumpyPolicy:
     observations: tuple[tuple[str, tuple[Any, ...], tuple[int, ...], str], ...]  # name, keys, shape, dtype
     reward_shape: tuple[int, ...]
     inputs: tuple[str, ...]  # inputs of `run` after the weights
-    num_actions: int  # number of leaves of the action, which are the first results of `run`
+    num_actions: int  # number of action leaves, the first results of `run`
     states: tuple[str, ...]
     noise: tuple[tuple[str, tuple[int, ...], str, tuple[int, ...]], ...]  # distribution, shape, dtype, bounds
 
@@ -51,16 +51,15 @@ class NumpyPolicy:
         self._state: dict[str, np.ndarray] | None = None
 
     def reset(self) -> None:
-        """Clears the memory; the next `act` begins an episode."""
+        """Clears the policy's memory; the next call of `act` begins an episode."""
         self._state = None
 
     def act(self, observation: Any, first: bool = False, reward: Any = None) -> Any:
         """Returns the action for an observation, both in the environment's units.
 
         Args:
-          observation: observation of the environment. A leaf of a dict that the action does not depend on may be
-            missing.
-          first: whether the observation is the first of an episode, which clears the memory.
+          observation: observation of the environment. Dict leaves that do not affect the action may be missing.
+          first: whether the observation is the first of an episode; if so, the memory is cleared.
           reward: reward of the last action; only some policies read it.
         """
         if self._state is None:
@@ -80,12 +79,12 @@ class NumpyPolicy:
         reward: Any = None,
         noise: list[np.ndarray] | None = None,
     ) -> tuple[Any, dict[str, np.ndarray]]:
-        """Returns the action and the next state; the object does not change, except for the random generator.
+        """Returns the action and the next state. Only the object's random generator changes.
 
         Args:
           observation, first, reward: inputs of the step, see `act`.
           state: state that `initial_state` or the previous step returned.
-          noise: random numbers; None means that the step draws them.
+          noise: random numbers; None means that `step` draws them.
         """
         leaves = {one[0]: _leaf(observation, *one) for one in self.observations}
         leaves["first"] = np.asarray(first, bool)
@@ -98,7 +97,7 @@ class NumpyPolicy:
         drawn = [self._draw(*one) for one in self.noise] if noise is None else noise
         with np.errstate(all="ignore"):
             results = self.run(*self._prepared, *(leaves[name] for name in self.inputs), *drawn)
-        # Copies, because the caller may write to an action, which may be part of the state.
+        # Copies: an action may be part of the state, and the caller may write to it.
         actions = [np.array(leaf)[()] for leaf in results[: self.num_actions]]
         return self.nested(actions), dict(zip(self.states, results[self.num_actions :]))
 

@@ -22,7 +22,7 @@ def write(program: PolicyGraph, path: Path, origin: str, noise_is_input: bool = 
       program: recorded step of the policy.
       path: path of the file.
       origin: sentence that describes the policy, stored in the file.
-      noise_is_input: whether random numbers are inputs, so that the graph is deterministic; if not, it draws them.
+      noise_is_input: whether random numbers are inputs of the graph; otherwise the graph draws them.
 
     Raises:
       NotExportable: an operation has no translation.
@@ -76,7 +76,7 @@ def model(program: PolicyGraph, origin: str, noise_is_input: bool = False) -> An
 
 
 def initial_state(program: PolicyGraph) -> dict[str, Any]:
-    """Returns the state at the start of an episode, in JSON's types."""
+    """Returns the state at the start of an episode, in types of JSON."""
     return {leaf.name: _initial(leaf.example) for leaf in program.state}
 
 

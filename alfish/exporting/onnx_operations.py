@@ -18,7 +18,7 @@ SMALL = {torch.bool, torch.int8, torch.int16, torch.uint8, torch.uint16}
 
 
 class OnnxGraph:
-    """Builder of an ONNX graph, in which each value is represented by its name.
+    """Builder of an ONNX graph; values are represented by their names.
 
     Args:
       onnx: package `onnx`.
@@ -64,7 +64,7 @@ Translate = Callable[[OnnxGraph, Any, Names], Any]
 
 
 def _arguments(node: Any, *defaults: Any) -> list[Any]:
-    """Returns the arguments of a call, completed by defaults; the first default belongs to the second argument."""
+    """Returns the arguments of a call, completed with defaults; `defaults[0]` belongs to the second argument."""
     return [*node.args, *defaults[len(node.args) - 1 :]]
 
 
@@ -77,7 +77,7 @@ def _shape(node: Any) -> list[int]:
 
 
 def _operand(build: OnnxGraph, argument: Any, names: Names, dtype: torch.dtype) -> str:
-    """Returns a tensor or number as a value of a dtype."""
+    """Returns a tensor or number, converted to a dtype."""
     if isinstance(argument, torch.fx.Node):
         return build.cast(names[argument], _dtype(argument), dtype)
     return build.constant(argument, torch.empty(0, dtype=dtype).numpy().dtype)
@@ -90,7 +90,7 @@ def _refuse_keywords(node: Any) -> None:
 
 
 def _same_dtype(operation: str) -> Translate:
-    """Returns the translation of an operation on tensors and numbers that computes in the dtype of its result."""
+    """Returns the translation of an operation that computes in the dtype of its result."""
 
     def translate(build: OnnxGraph, node: Any, names: Names) -> str:
         _refuse_keywords(node)

@@ -1,4 +1,4 @@
-"""Packing of a run: the files that are needed to evaluate, play and continue it, and its card."""
+"""Packs the files that evaluate, play and continue a run need, with a card."""
 
 import errno
 import os
@@ -29,10 +29,10 @@ def pack(root_dir: Path, output: Path, replay: bool = False) -> Manifest:
     Args:
       root_dir: directory of the run.
       output: path of the file.
-      replay: whether to pack the replay buffer too, so that a continued run is bit-identical.
+      replay: whether to pack the replay buffer, too; a continued run is then bit-identical.
 
     Raises:
-      UsageError: the directory is not a run, or the run lacks a checkpoint, or the requested replay buffer.
+      UsageError: the directory is not a run, or the run has no checkpoint or no replay buffer to pack.
     """
     if not os.path.lexists(root_dir / CONFIG_FILE):
         raise UsageError(f"{root_dir} is not a run of `alfish train`: it has no {CONFIG_FILE}")
@@ -65,11 +65,11 @@ def pack(root_dir: Path, output: Path, replay: bool = False) -> Manifest:
 
 
 def _files(root_dir: Path, replay: bool) -> Iterator[Path]:
-    """Yields the files of a run to pack, and of its further learners."""
+    """Yields the files to pack, including files of further learners."""
     yield from (root_dir / name for name in FILES if os.path.lexists(root_dir / name))
     checkpoints, replays = checkpoints_of(root_dir), checkpoints_of(root_dir, "replay")
     rows = _with_rows(root_dir)[-1:] if replay else []
-    # Each checkpoint is read before it is packed, so that a damaged one is detected here, while others may be left.
+    # Checkpoints are read before they are packed, to detect damage while other checkpoints may still exist.
     steps = {checkpoints.load("latest", mmap=True)[0], *(checkpoints.load(step, mmap=True)[0] for step in rows)}
     if checkpoints.best() in checkpoints.steps():
         steps.add(checkpoints.load("best", mmap=True)[0])
@@ -77,7 +77,7 @@ def _files(root_dir: Path, replay: bool) -> Iterator[Path]:
     yield from (checkpoints.path(step) for step in sorted(steps))
     yield from (replays.path(replays.load(step, mmap=True)[0]) for step in rows)
     yield from sorted((root_dir / "eval").glob("*.csv"))
-    contents.check_inside(root_dir, "films")  # so that no other directory is searched
+    contents.check_inside(root_dir, "films")  # so that directories outside the run are not searched
     films = (root_dir / "films").rglob("[!.]*")  # a name that begins with a dot belongs to an unfinished film
     yield from sorted(path for path in films if path.suffix in FILMS and path.is_file())
     for learner in sorted(root_dir.glob("ranks/rank-???")):
@@ -85,11 +85,10 @@ def _files(root_dir: Path, replay: bool) -> Iterator[Path]:
 
 
 def _source(root_dir: Path, name: str) -> Path | bytes:
-    """Returns a large file's path, or a small file's content, because training may write to a small file meanwhile.
+    """Returns a large file's path or a small file's content: training may write to small files at the same time.
 
     Raises:
-      UsageError: the path is a link that leads out of the run, to files that its owner may not want to pack, or is not
-        a regular file.
+      UsageError: the path leads out of the run, or is not a regular file.
     """
     path = root_dir / name
     contents.check_inside(root_dir, name)

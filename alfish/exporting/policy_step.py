@@ -1,4 +1,4 @@
-"""One step of a policy as a function of tensors, without batch dimension: from a raw observation to an action."""
+"""One step of a policy, from a raw observation to an action, as a function of tensors without batch dimension."""
 
 from typing import Any, NamedTuple
 
@@ -28,11 +28,11 @@ class ExportedLeaf(NamedTuple):
 
 
 class PolicyStep:
-    """Function of one observation, in the environment's units, and the policy's state.
+    """Function of one observation, in the environment's units, and of the policy's state.
 
     Args:
       policy: policy on the CPU.
-      sample: whether the action is drawn as in training; if not, the mode is taken.
+      sample: whether the action is sampled, as in training; otherwise the mode is used.
 
     Attributes:
       inputs: leaves of the observation, `first`, `reward`, and the leaves of the state, in the order of `__call__`.

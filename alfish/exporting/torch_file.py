@@ -1,4 +1,4 @@
-"""A policy as a program of torch, which `torch.export.load` reads without alfish."""
+"""A policy as a torch program; `torch.export.load` reads it without alfish."""
 
 import io
 from pathlib import Path
@@ -39,7 +39,7 @@ def write(program: PolicyGraph, path: Path, description: str, noise_is_input: bo
 
 
 def module(program: PolicyGraph, noise_is_input: bool) -> torch.fx.GraphModule:
-    """Returns the program as a module of its inputs, and of its random numbers if random numbers are inputs."""
+    """Returns the program as a module. Its arguments are the inputs and, with `noise_is_input`, the random numbers."""
     graph, root = torch.fx.Graph(), nn.Module()
     names: dict[torch.fx.Node, torch.fx.Node] = {}
     noise = {one.leaf.name: one for one in program.read_noise}
@@ -74,5 +74,5 @@ def _drawn(graph: torch.fx.Graph, noise: Noise) -> torch.fx.Node:
 
 
 def load(path: Path) -> Any:
-    """Returns the module of a file that `write` wrote in this process."""
+    """Loads the module from a file that `write` wrote in this process."""
     return torch.export.load(path).module()

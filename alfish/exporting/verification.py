@@ -1,7 +1,7 @@
-"""Comparison of an exported policy with the policy itself, on recorded observations.
+"""Comparison of an exported file with its policy, on recorded observations.
 
-File and policy take each step from the same state, which is the policy's. A policy that reads its last action would
-otherwise carry rounding errors from step to step, and might enlarge the errors until a comparison is meaningless.
+Before each step, the file receives the policy's own state. Otherwise a policy that reads its last action could
+accumulate rounding errors until the comparison is meaningless.
 """
 
 import contextlib
@@ -27,19 +27,19 @@ from alfish.runs import random_state
 from alfish.training.policy import Policy
 from alfish.training.trainer import Trainer
 
-NUM_EPISODES = 8  # episodes per block; environments that cannot be seeded one by one run them all at once
+NUM_EPISODES = 8  # episodes per block; environments without individual seeds run them all at once
 
 
 class Step(NamedTuple):
     """The input of a policy before it acts."""
 
-    observation: Nest  # in the environment's units and structure
+    observation: Nest  # in the units and structure of the environment
     first: bool  # whether it is the first observation of an episode
-    reward: np.ndarray  # reward of the action before; zeros at the first observation
+    reward: np.ndarray  # reward of the previous action; zeros at the first observation
 
 
 def from_environment(trainer: Trainer, num_steps: int, seed: int, policy: str | None = None) -> list[Step]:
-    """Returns the steps of episodes in which the trainer's policy takes the mode of its actions.
+    """Returns the steps of episodes in which the trainer's policy acts by its mode.
 
     Args:
       trainer: trainer with the policy's weights.
@@ -49,7 +49,7 @@ def from_environment(trainer: Trainer, num_steps: int, seed: int, policy: str | 
     """
     options: dict[str, Any] = {} if policy is None else {"policy": policy}
     with contextlib.closing(trainer.evaluator(NUM_EPISODES, 1, num_steps)) as evaluator:
-        evaluator.log = lambda line: None  # hides the lines about cut episodes, which do not matter here
+        evaluator.log = lambda line: None  # hides lines about cut episodes, which are irrelevant here
         seeds = itertools.count(seed, NUM_EPISODES)
         blocks = (evaluator.test_episodes(NUM_EPISODES, first, **options) for first in seeds)
         return _steps(itertools.chain.from_iterable(blocks), num_steps)
@@ -59,7 +59,7 @@ def from_data(source: str, policy: Policy, num_steps: int) -> list[Step]:
     """Returns the first steps of recorded data.
 
     Args:
-      source: source of recorded data, in the form that `OfflineBuffer.sources` has.
+      source: source of recorded data, as in `OfflineBuffer.sources`.
       policy: policy whose spaces the data must fit.
       num_steps: number of steps.
 
@@ -88,7 +88,7 @@ Results = list[np.ndarray]  # `[N, ...]` each: leaves of the action, then of the
 
 
 def results_of(policy: Policy, program: PolicyGraph, steps: Sequence[Step], sample: bool) -> Results:
-    """Returns the results of `Policy.act`; step t draws from torch's generator after `manual_seed(t)`."""
+    """Returns the results of `Policy.act`. Before step t, torch's generator is seeded with t."""
     policy.reset()
     carried = [leaf.name for leaf in program.state]
     found = []
@@ -97,13 +97,13 @@ def results_of(policy: Policy, program: PolicyGraph, steps: Sequence[Step], samp
             torch.manual_seed(t)
             action = policy.act(step.observation, sample=sample, first=step.first, reward=step.reward)
             after = dict(nest.named_leaves(policy.state, "state"))
-            # Copies, because the policy may overwrite its state in the next step.
+            # Copies: the policy may overwrite its state in the next step.
             found.append([np.array(leaf) for leaf in (*nest.leaves(action), *(after[name][0] for name in carried))])
     return [np.stack(column) for column in zip(*found)]
 
 
 def inputs_of(program: PolicyGraph, steps: Sequence[Step], results: Results) -> list[Inputs]:
-    """Returns the inputs of each step, with the state and the random numbers of `results_of`."""
+    """Returns the inputs of each step, with the states and the random numbers of `results_of`."""
     examples = {leaf.name: leaf.example.numpy() for leaf in program.inputs}
     states = {leaf.name: leaf.example.numpy() for leaf in program.state}
     found = []
@@ -121,14 +121,14 @@ def inputs_of(program: PolicyGraph, steps: Sequence[Step], results: Results) -> 
 
 
 def difference(found: Results, expected: Results) -> float:
-    """Returns the largest absolute difference of two results, divided by the expected size where it exceeds 1."""
+    """Returns the largest difference, relative to the expected value if its absolute value exceeds 1."""
     pairs = [(a.astype(np.float64), b.astype(np.float64)) for a, b in zip(found, expected, strict=True)]
     largest = [(np.abs(a - b) / np.maximum(1, np.abs(b))).max(initial=0) for a, b in pairs]
     return float(np.max(largest))  # nan if an entry is nan, unlike `max`
 
 
 def run_onnx(program: PolicyGraph, path: Path, inputs: Sequence[Inputs]) -> Results:
-    """Returns the results of an ONNX file; onnxruntime computes them."""
+    """Runs an ONNX file with onnxruntime and returns its results."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -179,6 +179,6 @@ def run_numpy_here(program: PolicyGraph, inputs: Sequence[Inputs]) -> Results:
 
 def _stacked(inputs: Sequence[Inputs], act: Callable[[Inputs], Sequence[Any]]) -> Results:
     """Returns the results of all steps; `act` returns the leaves of the action and of the next state."""
-    # Copies, because a program may overwrite its results in the next step.
+    # Copies: a program may overwrite its results in the next step.
     found = [[np.array(leaf) for leaf in act(row)] for row in inputs]
     return [np.stack(column) for column in zip(*found)]

@@ -12,7 +12,7 @@ from alfish.functional.distributions import BOUND
 class Beta(NamedTuple):
     """Independent beta distributions on [-1, 1]; actions are `[..., A]` float32.
 
-    An action is a = 2 x - 1 with x ~ Beta(alpha, beta). With alpha and beta above 1 the density has one maximum, and is
+    An action is a = 2 x - 1 with x ~ Beta(alpha, beta). If alpha and beta exceed 1, the density has one maximum, and is
     0 at the bounds.
 
     Source: Chou, Maturana and Scherer, 2017, http://proceedings.mlr.press/v70/chou17a.html.
@@ -28,7 +28,7 @@ class Beta(NamedTuple):
         return (self.alpha - self.beta) / (self.alpha + self.beta - 2)
 
     def log_prob(self, action: torch.Tensor) -> torch.Tensor:
-        """Returns the log-density `[...]` of an action `[..., A]`, whose entries are clamped to +-(1 - 1e-6)."""
+        """Returns the log-density `[...]` of an action `[..., A]`; entries are clamped to +-(1 - 1e-6)."""
         x = 0.5 * (1 + action.clamp(-BOUND, BOUND))
         log_density = (self.alpha - 1) * x.log() + (self.beta - 1) * (1 - x).log() - self._log_norm()
         return log_density.sum(-1)

@@ -14,7 +14,7 @@ class VTrace(NamedTuple):
     """Targets and advantages `[T-1, B]` or `[T-1, B, R]`, 0 on rows that do not train."""
 
     target: torch.Tensor  # targets v_s of the value
-    advantage: torch.Tensor  # advantages q - V, for a policy loss that includes the ratio
+    advantage: torch.Tensor  # advantages q - V, for a policy loss with the ratio as a factor
 
 
 def vtrace(
@@ -35,14 +35,14 @@ def vtrace(
         vs_t = V_t + A_t
         q_t = r_{t+1} + g_{t+1} (V_{t+1} + lambda A_{t+1})
 
-    The advantage q - V has no factor rho_t, because the policy loss includes the ratio. At ratio 1 the advantage equals
-    `returns.gae`, and vs equals `returns.lambda_return`.
+    The advantage q - V has no factor rho_t, because the policy loss contains the ratio. With ratios of 1, the advantage
+    equals `returns.gae`, and vs equals `returns.lambda_return`.
 
     Args and raises: as for `returns.gae`, and
       ratio: pi / mu of the action at each row, `[T, B]`; read only on rows that train.
-      rho_bar: upper limit rho_bar of the weight of each step's TD error. If it clips ratios, targets lead to the value
-        of a policy between pi and mu, proportional to min(rho_bar mu, pi).
-      c_bar: upper limit of the weight of later TD errors; it affects the speed of convergence only.
+      rho_bar: upper limit rho_bar of the weight of each step's TD error. If it clips ratios, targets estimate the value
+      of a policy between pi and mu, proportional to min(rho_bar mu, pi). c_bar: upper limit of the weight of later TD
+      errors; it affects the speed of convergence only.
 
     Source: Espeholt et al., 2018, section 4.1; lambda as in its remark 2.
     """
@@ -74,8 +74,8 @@ def retrace(
 
     Where row t+1 does not train, the last term is left out.
 
-    With c = min(1, pi / mu), the targets lead to the values of pi for every mu. Any c in [0, pi / mu] is correct; c = 0
-    gives the one-step return. With c = 1 and Q = V the targets equal `returns.lambda_return`.
+    With c = min(1, pi / mu), the targets estimate the values of pi for every mu. Any c in [0, pi / mu] is correct; c =
+    0 gives the one-step return. With c = 1 and Q = V the targets equal `returns.lambda_return`.
 
     Args and raises: as for `returns.lambda_return`, and
       next_q: values Q of the actions taken at rows 1 to T-1, with the shape of `next_value`; read only on rows that

@@ -1,9 +1,9 @@
-"""Distributions over actions, as nests of their own parameters.
+"""Distributions over actions, as nests of their parameters.
 
-Each distribution is a NamedTuple of tensors `[..., A]`. Unrolls, replay and minibatches store a distribution like any
-other record, so training has the exact distribution that drew an action. All have `sample`, `mode`, `log_prob(action)`,
-`entropy` and `kl(other)`; only `SquashedNormal` lacks `entropy`, for which there is no formula. `log_prob`, `entropy`
-and `kl` are sums over the action's entries, and have the shape `[...]`.
+Each distribution is a NamedTuple of tensors `[..., A]`. Unrolls, replay and minibatches store distributions like other
+records, so training can use the exact distribution that drew an action. All have `sample`, `mode`, `log_prob(action)`,
+`entropy` and `kl(other)`, except that `SquashedNormal` has no `entropy`, because there is no closed form. `log_prob`,
+`entropy` and `kl` are sums over the action's entries, and have the shape `[...]`.
 
 Arguments are not validated, because these methods run in every vector step.
 """
@@ -18,13 +18,13 @@ import torch.nn.functional as F
 from alfish import nest
 from alfish.nest import Nest
 
-FORBIDDEN = -1e9  # logit of a forbidden choice, whose probability is then 0; with -inf, p log p would be nan
+FORBIDDEN = -1e9  # logit of a forbidden choice, for probability 0; with -inf, p log p would be nan
 
 
 class Categorical(NamedTuple):
     """A distribution over A choices, made by `Categorical.of`; actions are `[...]` int64.
 
-    Choices that a mask forbids have probability 0, and add nothing to entropy, KL and gradients. Where a mask allows no
+    Forbidden choices have probability 0, and do not contribute to entropy, KL and gradients. Where a mask allows no
     choice, all choices are equally probable.
     """
 
@@ -82,13 +82,13 @@ class DiagonalNormal(NamedTuple):
         return (other.log_std - self.log_std + 0.5 * spread * precision - 0.5).sum(-1)
 
 
-BOUND = 1 - 1e-6  # largest magnitude of an action's entry, to which actions are clamped before computing the density
+BOUND = 1 - 1e-6  # largest magnitude of action entries in densities; larger entries are clamped
 
 
 class SquashedNormal(NamedTuple):
     """The tanh of independent normal variables; actions are `[..., A]` float32 in (-1, 1).
 
-    `log_prob` of an action needs atanh, which is inexact where tanh is flat. `sample_with_log_prob` gives the exact
+    `log_prob` of an action uses atanh, which is inexact where tanh is flat. `sample_with_log_prob` returns the exact
     density of a sample.
     """
 
@@ -120,9 +120,9 @@ class SquashedNormal(NamedTuple):
         return DiagonalNormal(*self).kl(DiagonalNormal(*other))
 
     def log_prob(self, action: torch.Tensor) -> torch.Tensor:
-        """Returns the log-density `[...]` of an action `[..., A]`, whose entries are clamped to +-(1 - 1e-6).
+        """Returns the log-density `[...]` of an action `[..., A]`; entries are clamped to +-(1 - 1e-6).
 
-        The result is meant for ratios of two policies, in which the error of atanh and the slope of tanh cancel out.
+        Use the result in ratios of two policies, in which the error of atanh and the slope of tanh cancel out.
         """
         inside = action.clamp(-BOUND, BOUND)
         right, left = (1 + inside).log(), (1 - inside).log()
@@ -143,8 +143,8 @@ class Bernoulli(NamedTuple):
 
         Args:
           logits: log-odds of 1 against 0.
-          mask: allowed values of each bit, `[..., A, 2]` bool: whether it may be 0, and whether it may be 1; None means
-            that both are allowed.
+          mask: allowed values of each bit, `[..., A, 2]` bool: whether the bit may be 0, and whether it may be 1. None
+            allows both.
         """
         if mask is not None:
             may_be_0, may_be_1 = mask.unbind(-1)
@@ -225,7 +225,7 @@ def is_distribution(value: object) -> bool:
 
 
 def sum_of(terms) -> torch.Tensor:
-    """Returns the sum of tensors without the addition of 0 that Python's `sum` begins with."""
+    """Returns the sum of tensors; unlike Python's `sum`, does not start by adding 0."""
     first, *rest = terms
     for term in rest:
         first = first + term
@@ -236,8 +236,8 @@ def random_subset(each: Sequence[torch.Tensor], size: int | None) -> Sequence[to
     """Returns the same `size` random entries of each tensor's first dimension; all entries if `size` is None.
 
     Args:
-      each: tensors on one device, whose first dimensions have the same length.
-      size: number of entries, at most this length; None means all.
+      each: tensors on one device with equal first dimensions.
+      size: number of entries, at most the first dimension; None means all.
     """
     if size is None:
         return each
@@ -254,8 +254,8 @@ def uniform_kl(policy: Any) -> torch.Tensor:
 
         0.5 (KL(p, u) + KL(u, p)) = 0.5 sum_a (p_a - u_a) log p_a
 
-    The gradient grows as the policy becomes certain. Choices that a mask forbids have probability 0 in u. The result
-    for independent parts of an action is the sum over the parts.
+    The gradient grows as the policy becomes certain. Forbidden choices have probability 0 in u. For independent parts
+    of an action, the result is the sum over the parts.
 
     Args:
       policy: distribution of the policy: Categorical, Bernoulli, MultiCategorical, or Joint of these.

@@ -1,6 +1,6 @@
-"""Losses for each row: pure functions that keep the shape of their arguments. The learner masks and averages losses.
+"""Losses for each row, in the shape of the arguments. The learner masks and averages losses.
 
-The second half has losses that keep policies and values close to the policies and values of the rollout.
+The last functions are losses that keep policies and values close to those of the rollout.
 """
 
 from typing import Any
@@ -56,10 +56,10 @@ def clipped_surrogate(
 def clipped_value_loss(
     value: torch.Tensor, old_value: torch.Tensor, target: torch.Tensor, clip_range: Any
 ) -> torch.Tensor:
-    """Returns half the larger squared error of `value` and of `value` clipped to within `clip_range` of `old_value`.
+    """Returns half the larger of two squared errors: of `value`, and of `value` clipped to `old_value` +- `clip_range`.
 
     Args:
-      value: current value `[...]`, which is trained.
+      value: current value `[...]`, with gradient.
       old_value: value `[...]` at the time when the target was computed.
       target: target `[...]` of the value.
       clip_range: largest change of the value that lowers the loss, a positive float or 0-d tensor, in units of return.

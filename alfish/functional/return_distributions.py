@@ -1,6 +1,6 @@
 """Values that are distributions of the return.
 
-`Bins` holds the probabilities of fixed returns. `Quantiles` holds the returns at fixed probabilities, and
+`Bins` predicts the probabilities of fixed returns. `Quantiles` predicts the returns at fixed probabilities, and
 `ImplicitQuantiles` the returns at random probabilities. All have the interface of `functional.values.Scalar`.
 """
 
@@ -24,14 +24,14 @@ from alfish.parameters.parts import bound
 
 
 class Distribution(nn.Module, Scalar):
-    """Base of values that describe the distribution of a scalar return by K numbers.
+    """Base class of values that describe the distribution of a scalar return by K numbers.
 
     Row 0 of a window trains. The target of row 0 is the sum of discounted rewards up to the end of the episode or the
     last row, plus the discounted distribution at that row.
 
     Args:
       gamma: discount per environment step.
-      num_values: number of values that describe a distribution, K.
+      num_values: number of values per distribution, K.
     """
 
     num_values: int
@@ -45,7 +45,7 @@ class Distribution(nn.Module, Scalar):
         raise NotImplementedError
 
     def shifted(self, values: torch.Tensor, reward: torch.Tensor, discount: torch.Tensor) -> torch.Tensor:
-        """Returns the distributions of reward + discount * Z, `[..., J]`, where `values` `[..., K]` are those of Z."""
+        """Returns the distributions of reward + discount * Z, `[..., J]`, given those of Z, `values` `[..., K]`."""
         raise NotImplementedError
 
     def of_choice(self, q: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
@@ -80,12 +80,13 @@ class Distribution(nn.Module, Scalar):
 @gin.configurable(module="alfish.values", denylist=["gamma"])
 @checked
 class Bins(Distribution):
-    """Values that are logits of K equidistant returns, `[..., K]`; as in C51, REPPO, XQC and FlashSAC.
+    """Values are logits of K equidistant returns, `[..., K]`, as in C51, REPPO, XQC and FlashSAC.
 
-    A bonus of the policy shifts all returns; a value with a bonus has the bonus as one more number, `[..., K + 1]`. A
-    target consists of probabilities of the K returns: each shifted return G is clipped to [low, high], and the
-    probability of G is divided between the two neighbouring bins by distance. With `smoothing`, a normal distribution
-    around G replaces G (HL-Gauss), and bin k gets the probability of the bin's interval, normalized over all intervals:
+    A bonus, such as entropy, shifts all returns; a value with a bonus stores it as an additional number,
+    `[..., K + 1]`. A target consists of probabilities of the K returns: each shifted return G is clipped to [low,
+    high], and the probability of G is divided between the two neighbouring bins by distance. With `smoothing`, a normal
+    distribution around G replaces G (HL-Gauss). Bin k gets the probability of its interval, normalized over all
+    intervals:
 
         p_k = (Phi((z_k + w/2 - G) / s) - Phi((z_k - w/2 - G) / s)) / c,
         c = Phi((high + w/2 - G) / s) - Phi((low - w/2 - G) / s)
@@ -93,7 +94,7 @@ class Bins(Distribution):
     with the distance w between bins and the standard deviation s = smoothing w. The loss is the cross-entropy.
 
     Args:
-      gamma: discount per environment step; the algorithm gives it.
+      gamma: discount per environment step, set by the algorithm.
       num_bins: number of bins, K, 2 or more.
       low, high: returns of the first and the last bin. Returns beyond this range are clipped without a message; the
         summary `outside` shows the target's probability in these two bins.
@@ -134,7 +135,7 @@ class Bins(Distribution):
         return mean if values.shape[-1] == self.num_values else mean + values[..., -1]
 
     def least(self, q: torch.Tensor) -> torch.Tensor:
-        """Returns, for each row, the critics' distribution with the least mean, `[..., K]` from `[E, ..., K]`."""
+        """Returns the distribution with the least mean of all critics, per row: `[..., K]` from `[E, ..., K]`."""
         return of_least_critic(q, self.scalarized(q))
 
     def average(self, q: torch.Tensor) -> torch.Tensor:
@@ -155,10 +156,10 @@ class Bins(Distribution):
         return (probabilities.unsqueeze(-1) * shares).sum(-2)
 
     def certain(self, returns: torch.Tensor) -> torch.Tensor:
-        """Returns the targets `[..., K]` for returns `[...]` that are certain."""
+        """Returns the targets `[..., K]` for deterministic returns `[...]`."""
         inside = returns.clamp(self._low, self._high).unsqueeze(-1)
         if self._smoothing is None:
-            # The share that a return has in a bin falls from 1 at the bin's return to 0 at the neighbouring returns.
+            # The share of a return in a bin falls linearly from 1 at the bin's return to 0 at the neighbouring returns.
             return (1 - (inside - self.returns).abs() / self._width).clamp(min=0)
         deviation = self._smoothing * self._width
         below = 0.5 + 0.5 * torch.erf((self._edges - inside) / (math.sqrt(2) * deviation))  # [..., K + 1]
@@ -182,18 +183,18 @@ class Bins(Distribution):
 @gin.configurable(module="alfish.values", denylist=["gamma"])
 @checked
 class Quantiles(Distribution):
-    """Values that are K quantiles of the return, `[..., K]`, at probabilities (k + 0.5) / K, as in QR-DQN and TQC.
+    """Values are K quantiles of the return, `[..., K]`, at probabilities (k + 0.5) / K, as in QR-DQN and TQC.
 
-    The loss of a quantile is the mean of the asymmetric Huber losses for all returns of the target; the losses of all
-    quantiles are added up:
+    The loss of a quantile is the mean asymmetric Huber loss over all returns of the target; the losses of all quantiles
+    are added up:
 
         sum over k of mean over j of |tau_k - 1(y_j < q_k)| huber(y_j - q_k)
 
     Args:
-      gamma: discount per environment step; the algorithm gives it.
+      gamma: discount per environment step, set by the algorithm.
       num_quantiles: number of quantiles, K.
-      num_dropped: number of quantiles per critic that the target leaves out (TQC): with E critics, it leaves out the E
-        num_dropped largest of all quantiles. 0 means none.
+      num_dropped: number of quantiles per critic that the target leaves out (TQC): with E critics, the E num_dropped
+        largest quantiles of all critics. 0 means none.
       huber_delta: error beyond which the loss is linear, in units of return.
 
     Source: Dabney et al., 2018, eq. 10, https://arxiv.org/abs/1710.10044; Kuznetsov et al., 2020, eq. 12 to 15,
@@ -222,7 +223,7 @@ class Quantiles(Distribution):
         return values.mean(-1)
 
     def least(self, q: torch.Tensor) -> torch.Tensor:
-        """Returns all critics' quantiles without the largest ones, `[..., E (K - dropped)]` from `[E, ..., K]`."""
+        """Returns the quantiles of all critics except the largest, `[..., E (K - dropped)]` from `[E, ..., K]`."""
         together = q.movedim(0, -2).flatten(-2)
         if not self._num_dropped:
             return together
@@ -252,13 +253,12 @@ class Quantiles(Distribution):
 @gin.configurable(module="alfish.values", denylist=["gamma"])
 @checked
 class ImplicitQuantiles(Distribution):
-    """Values that are quantiles at N random probabilities, followed by these probabilities, `[..., 2 N]`, as in IQN.
+    """Values are N quantiles, followed by their N random probabilities, `[..., 2 N]`, as in IQN.
 
-    The network draws the probabilities, and takes them as an input (`ImplicitQNetwork`). In evaluation the
-    probabilities are (k + 0.5) / N.
+    The network draws the probabilities (`ImplicitQNetwork`). In evaluation, the probabilities are (k + 0.5) / N.
 
     Args:
-      gamma: discount per environment step; the algorithm gives it.
+      gamma: discount per environment step, set by the algorithm.
       num_samples: number of probabilities, N, for each value, target and choice of an action.
       huber_delta: error beyond which the loss is linear, in units of return.
 

@@ -1,8 +1,8 @@
 """Returns and advantages: pure functions from `[T, B]` rows to `[T-1, B]`.
 
-Action t leads to reward[t+1], discount[t+1] and the value of row t+1; the reward and discount of row 0 are never read.
+Action t leads to reward[t+1], discount[t+1] and the value of row t+1; the reward and discount of row 0 are not read.
 `discount` is gamma times the environment's discount. On rows that do not train (`data.trainable`), returns are 0 and
-traces stop, so that no value flows between episodes. A truncated episode bootstraps from the value of its LAST row; the
+traces stop, so that values do not cross episodes. A truncated episode bootstraps from the value of its LAST row; the
 discount of a terminated episode's LAST row is 0.
 
 Rewards, values and discounts are `[T, B]`, or `[T, B, R]` for vector rewards.
@@ -19,7 +19,7 @@ from alfish.processes import replicas
 def discounted_return(
     reward: torch.Tensor, discount: torch.Tensor, next_value: torch.Tensor, step_type: torch.Tensor
 ) -> torch.Tensor:
-    """Returns discounted sums of rewards up to the end of the episode or the last row, where returns bootstrap.
+    """Returns discounted sums of rewards, which bootstrap at the end of the episode or at the last row.
 
         G_t = r_{t+1} + g_{t+1} G_{t+1},   with G = v at LAST rows and at row T-1
 
@@ -41,7 +41,7 @@ def discounted_return(
 def lambda_return(
     reward: torch.Tensor, discount: torch.Tensor, next_value: torch.Tensor, step_type: torch.Tensor, lambda_: float
 ) -> torch.Tensor:
-    """Returns lambda-returns: a mean of n-step returns weighted by `lambda_`.
+    """Returns lambda-returns, weighted means of n-step returns.
 
         G_t = r_{t+1} + g_{t+1} ((1 - lambda) v_{t+1} + lambda G_{t+1}),   with G = v at LAST rows and at the last row
 
@@ -74,7 +74,7 @@ def gae(
 
 
 def standardize(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Returns values `[T, B]` scaled to mean 0 and deviation 1 over the rows of a mask `[T, B]` and all learners."""
+    """Returns values `[T, B]` scaled to mean 0 and standard deviation 1, over a mask `[T, B]` and all learners."""
     mean = replicas.mean(masked_mean(values, mask), mask)
     deviation = replicas.mean(masked_mean((values - mean).square(), mask), mask).sqrt()
     return (values - mean) / (deviation + 1e-8)
@@ -88,7 +88,7 @@ def reverse_scan(decay: torch.Tensor, increment: torch.Tensor) -> torch.Tensor:
     decay = decay.expand_as(increment)
     x, reach = increment, 1
     while reach < x.shape[0]:
-        # After each round x_t is the sum of its first `2 * reach` terms, and decay_t the product of as many factors.
+        # After each round, x_t is the sum of its first `2 * reach` terms, and decay_t the product of as many factors.
         x = torch.cat([x[:-reach] + decay[:-reach] * x[reach:], x[-reach:]])
         decay = torch.cat([decay[:-reach] * decay[reach:], torch.zeros_like(decay[-reach:])])
         reach *= 2

@@ -11,15 +11,15 @@ from alfish.functional.returns import lambda_return
 
 
 class NextValues(NamedTuple):
-    """Values of rows 1 to L-1, `[L-1, N]` or `[L-1, N, R]` for vector rewards, or of the bootstrap row only, `[1, N]`.
+    """Values of rows 1 to L-1, `[L-1, N]`, or of the bootstrap row only, `[1, N]`; `[..., R]` for vector rewards.
 
     The bootstrap row is the row at which the return of row 0 ends, see `networks.first_and_bootstrap_rows`.
     """
 
     value: torch.Tensor  # value of the row under the policy in training
-    q: torch.Tensor | None = None  # value of the action taken at the row; None without Retrace
+    q: torch.Tensor | None = None  # value of the taken action; None without Retrace
     trace: torch.Tensor | None = None  # [L-1, N] min(1, pi / mu) of this action; None without Retrace
-    bonus: torch.Tensor | None = None  # [L-1, N] added to the rewards of these rows; None adds nothing
+    bonus: torch.Tensor | None = None  # [L-1, N] bonus added to the rewards of these rows; None means no bonus
 
 
 def td_target(
@@ -35,13 +35,13 @@ def td_target(
       experience: rows `[L, N]`.
       reward: rewards `[L, N]`; for vector rewards `[L, N, R]`, with targets `[L-1, N, R]`.
       discount: discounts with the shape of `reward`, including gamma.
-      following: values of rows 1 to L-1, or of the bootstrap row only, which gives the target of row 0 only.
+      following: values of rows 1 to L-1, or of the bootstrap row only; then only the target of row 0 is valid.
       lambda_: mixing factor of the return, in [0, 1].
     """
     step_type = experience.time_step.step_type
-    # The bootstrap row's value may stand for the values of all rows. At lambda 0, the return of row 0 reads only the
-    # value of row 1, which is the bootstrap row. At lambda 1, the value of a row in between cancels out: the previous
-    # row's error adds the value, and its own row's error subtracts it.
+    # The value of the bootstrap row may replace the values of all rows. With lambda 0, the return of row 0 reads only
+    # the value of row 1, which is the bootstrap row. With lambda 1, the value of a row in between cancels out: the
+    # previous row's error adds the value, and the row's own error subtracts it.
     value = following.value.expand(reward.shape[0] - 1, *following.value.shape[1:])
     if following.bonus is not None:
         reward = torch.cat([reward[:1], reward[1:] + following.bonus])
@@ -53,8 +53,8 @@ def td_target(
 def bounded_below(target: torch.Tensor, return_to_go: torch.Tensor | None) -> torch.Tensor:
     """Returns max(target, return), `[T-1, B]`; where the return is unknown, the target.
 
-    In a deterministic environment an observed return is a lower bound of the optimal value. The bound propagates
-    rewards back over a whole episode in one update. The return of a truncated episode lacks later rewards, so it is a
+    In a deterministic environment, an observed return is a lower bound of the optimal value. The bound propagates
+    rewards through a whole episode in one update. The return of a truncated episode lacks later rewards, so it is a
     lower bound only if rewards are not negative.
 
     Args:
@@ -71,4 +71,4 @@ def bounded_below(target: torch.Tensor, return_to_go: torch.Tensor | None) -> to
             "LowerBounded needs the returns of whole episodes (Experience.return_to_go), but these batches have none; "
             "train from replay with returns, or leave out `values`"
         )
-    return torch.where(return_to_go[:-1] > target, return_to_go[:-1], target)  # nan is never greater
+    return torch.where(return_to_go[:-1] > target, return_to_go[:-1], target)  # nan is not greater

@@ -1,11 +1,11 @@
-"""Kinds of values: the prediction of a critic for an action, and the target and loss of the prediction.
+"""Kinds of values: what a critic predicts for an action, with its target and its loss.
 
 A value is one number (`Scalar`), one number for each entry of a vector reward (`Vector`), or a distribution of the
 return (`functional.return_distributions`). All kinds have the interface of `Scalar`, so algorithms need not know which
 kind they use. `values_of` returns the kind that fits a reward.
 
 Values, targets and advantages have one entry for each entry of the reward. Only the policy uses the weighted sum of
-these, so values need not be learned again when weights change.
+entries, so values stay valid when weights change.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,13 +29,13 @@ class ValueLoss(NamedTuple):
     """Losses `[...]` of values `[..., K]`."""
 
     loss: torch.Tensor
-    error: torch.Tensor  # absolute TD error, which may serve as a priority
+    error: torch.Tensor  # absolute TD error, for priorities
 
 
 class Scalar:
-    """Values of a scalar reward, one number each; also the interface of all kinds of values.
+    """Values of a scalar reward, one number per value; also the interface of all kinds of values.
 
-    In the shapes below, K is the number of numbers per value. A scalar value has no such dimension, so `scalarized` and
+    In the shapes below, K is the number of entries per value. Scalar values have no such dimension: `scalarized` and
     `total` return their argument, and `each` calls the function once.
 
     Args:
@@ -44,14 +44,14 @@ class Scalar:
     """
 
     num_values: int | None = None  # size of the last dimension, K; None means that values have no such dimension
-    return_gamma: float | None = None  # discount of observed returns, if targets read these; None if not
+    return_gamma: float | None = None  # discount of observed returns if targets read them; else None
 
     def __init__(self, gamma: float, huber_delta: float | None = None):
         self.gamma: Any = gamma
         self.huber_delta = huber_delta
 
     def reward_and_discount(self, time_step: TimeStep) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns rewards and discounts in the form that the functions of `returns` take."""
+        """Returns rewards and discounts for the functions in `returns`."""
         return time_step.reward, self.gamma * time_step.discount
 
     def scalarized(self, values: torch.Tensor) -> torch.Tensor:
@@ -67,7 +67,7 @@ class Scalar:
         return errors.abs()
 
     def least(self, q: torch.Tensor) -> torch.Tensor:
-        """Returns the values of the critic with the lowest estimate for each row, `[..., K]` from `[E, ..., K]`."""
+        """Returns the values of the critic with the lowest estimate, per row: `[..., K]` from `[E, ..., K]`."""
         return q.amin(0)
 
     def average(self, q: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ class Scalar:
         return q.gather(-1, choice.unsqueeze(-1)).squeeze(-1)
 
     def with_bonus(self, value: torch.Tensor, bonus: torch.Tensor) -> torch.Tensor:
-        """Returns values `[..., K]` with a bonus of the policy, `[...]`, whose weight is 1."""
+        """Returns values `[..., K]` with an added bonus `[...]` of weight 1."""
         return value + bonus
 
     def target(self, experience: Experience, following: NextValues, lambda_: float) -> torch.Tensor:
@@ -95,7 +95,7 @@ class Scalar:
         return td_target(experience, reward, discount, following, lambda_)
 
     def loss(self, q: torch.Tensor, target: torch.Tensor) -> ValueLoss:
-        """Returns the losses of values `[..., K]` for targets, which are broadcast to the shape of the values."""
+        """Returns the losses of values `[..., K]`; targets are broadcast to the shape of the values."""
         error = target - q
         loss = losses.half_squared(error) if self.huber_delta is None else losses.huber(error, self.huber_delta)
         return ValueLoss(self.total(loss), self.magnitude(error))
@@ -109,7 +109,7 @@ class Scalar:
         return network if self.num_values is None else bound(network, type(self).__name__, num_values=self.num_values)
 
     def check(self, owner: object, lambda_: float, one_critic: bool = False, **uses: bool) -> None:
-        """Raises UsageError if values of this kind do not support the given features.
+        """Raises UsageError if this kind of values does not support the given features.
 
         Args:
           owner: the algorithm, for messages.
@@ -122,13 +122,13 @@ class Scalar:
 @gin.configurable(module="alfish.values", denylist=["gamma"])
 @checked
 class LowerBounded(Scalar):
-    """Scalar values whose targets are at least the observed return from the row to the end of its episode.
+    """Scalar values whose targets are bounded below by the observed return of the rest of the episode.
 
     Such targets are correct only if the environment is deterministic and entropies are not negative. For truncated
     episodes, rewards must not be negative either; see `targets.bounded_below`. Replay stores the returns.
 
     Args:
-      gamma: discount per environment step; the algorithm gives it.
+      gamma: discount per environment step, set by the algorithm.
     """
 
     def __init__(self, gamma: UnitInterval):
@@ -146,11 +146,11 @@ def of_choice(q: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
 
 
 def of_least_critic(q: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
-    """Returns all numbers of the critic with the least mean, for each row: `[..., K]` from `[E, ..., K]`.
+    """Returns the entries of the critic with the least mean, per row: `[..., K]` from `[E, ..., K]`.
 
     Args:
       q: values of E critics.
-      means: numbers `[E, ...]` that the policy maximizes, one for each value.
+      means: means `[E, ...]` of the values, which the policy maximizes.
     """
     critic = means.argmin(0)[None, ..., None]
     return q.gather(0, critic.expand(1, *q.shape[1:])).squeeze(0)
@@ -159,16 +159,16 @@ def of_least_critic(q: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
 class Vector(nn.Module, Scalar):
     """Values with a number for each of the R entries of a vector reward; each entry has a weight and a discount.
 
-    An algorithm may add a bonus to rewards, as SAC adds the entropy. With several entries, the bonus is a further entry
-    with weight 1, so that weights do not scale the bonus. With one entry, the bonus is part of this entry.
+    An algorithm may add a bonus to rewards, such as entropy in SAC. With several entries, the bonus is an additional
+    entry with weight 1, so that weights do not scale it. With one entry, the bonus is part of that entry.
 
     Attributes:
-      weights: weight of each entry, a float32 buffer `[R]` that is saved and published; write into the buffer to change
-        the weights during a run.
+      weights: weight of each entry, a float32 buffer `[R]` that is saved and published. To change weights during a run,
+        write to this buffer.
       scales_bonus: whether the weight of the only entry also scales the bonus.
 
     Args:
-      gamma: discount per environment step of each entry, `[R]`. The discount of a bonus is the largest of these.
+      gamma: discount per environment step of each entry, `[R]`. A bonus has the largest of these discounts.
       weights: initial weight of each entry, `[R]`.
       has_bonus: whether values have an entry for a bonus.
       huber_delta: error beyond which the loss is linear, in units of return, as in `Scalar`.
@@ -204,7 +204,7 @@ class Vector(nn.Module, Scalar):
         self._endless[entry] = 1
 
     def reward_and_discount(self, time_step: TimeStep) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns rewards and discounts, both `[..., R]`, in the form that the functions of `returns` take."""
+        """Returns rewards and discounts, `[..., R]` each, for the functions in `returns`."""
         discount = self.gamma * torch.maximum(time_step.discount.unsqueeze(-1), self._endless)
         return self._extended(time_step.reward, 0.0), discount
 
@@ -221,9 +221,9 @@ class Vector(nn.Module, Scalar):
         return (errors * self._extended(self.weights, 1.0)).abs().sum(-1)
 
     def least(self, q: torch.Tensor) -> torch.Tensor:
-        """Returns, for each row, the values of the critic whose weighted sum is least, `[..., R]` from `[E, ..., R]`.
+        """Returns the values of the critic with the least weighted sum, per row: `[..., R]` from `[E, ..., R]`.
 
-        A minimum for each entry would mix the values of different critics.
+        Separate minima of entries would mix the values of different critics.
         """
         return of_least_critic(q, self.scalarized(q))
 
@@ -235,15 +235,15 @@ class Vector(nn.Module, Scalar):
         return of_choice(q, choice)
 
     def with_bonus(self, value: torch.Tensor, bonus: torch.Tensor) -> torch.Tensor:
-        """Returns `[..., R]` values with a bonus of the policy, `[...]`, added to the last entry."""
+        """Returns `[..., R]` values with a bonus `[...]` added to the last entry."""
         return value + F.pad(bonus.unsqueeze(-1), (self.num_values - 1, 0))
 
     def _extended(self, entries: torch.Tensor, bonus: float) -> torch.Tensor:
-        """Returns `[..., R]` entries, and one more entry for the bonus if the bonus has its own."""
+        """Returns `[..., R]` entries, with an additional entry for the bonus if it has a separate entry."""
         return F.pad(entries, (0, 1), value=bonus) if self._num_bonuses else entries
 
 
-Discount: TypeAlias = UnitInterval | Sequence[UnitInterval]  # discount per environment step; or one for each entry
+Discount: TypeAlias = UnitInterval | Sequence[UnitInterval]  # discount per environment step, or one for each entry
 RewardWeights: TypeAlias = Sequence[FiniteFloat]  # weights of the entries of a vector reward
 
 
@@ -262,7 +262,7 @@ def values_of(
     Args:
       owner: the algorithm, for messages.
       reward_spec: spec of the reward, a Box of shape () or (R,).
-      gamma: discount per environment step, one number for all entries or one for each entry.
+      gamma: discount per environment step, one number for all entries or a number for each entry.
       weights: weight of each entry; None means 1 for all.
       has_bonus: whether the algorithm adds a bonus to its values.
       huber_delta: error beyond which the loss is linear, as in `Scalar`.

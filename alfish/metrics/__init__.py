@@ -1,8 +1,8 @@
 """Metrics: named scalars of raw rewards, episodes and infos, computed from unrolls of raw rows.
 
-A row's reward and info belong to the action before it, so MID and LAST rows are environment steps. FIRST and PAD rows
-are not environment steps, whatever their reward. An episode whose FIRST row is missing does not count, but its steps
-do.
+A row's reward and info belong to the action before the row, so MID and LAST rows count as environment steps. FIRST and
+PAD rows do not count, and their rewards are ignored. An episode whose FIRST row is missing does not count, but its
+steps do.
 """
 
 from alfish.metrics.env_info import EnvInfo

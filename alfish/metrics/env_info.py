@@ -1,8 +1,8 @@
 """Scalars that environments report in their infos.
 
-In gymnasium's format for vector environments an info is a dict of arrays `[B, ...]`. The mask `_key` is True for
-environments that reported `key`; the array is 0 for the other environments. Nested dicts have masks at both levels.
-Masks may be missing.
+In gymnasium's format for vector environments, an info is a dict of arrays `[B, ...]`. The mask `_key` is True for
+environments that reported `key`; other environments have 0 in the array. Nested dicts have masks at both levels. Masks
+may be missing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,14 +25,14 @@ class EnvInfo(Metric):
     """Means of numbers in infos, one scalar per key: `env_info/<key>`, `env_info/<key>.<nested key>`.
 
     Values that are not one number per environment (strings, None, objects, larger arrays) are ignored. The mean of a
-    key is over the environments that reported it, so each mean has a count `/n` of its own.
+    key is taken over the environments that reported it, so each mean has a separate count `/n`.
 
     Args:
       include: globs; a flattened name (`a.b.c`) must match at least one.
       exclude: globs; a flattened name must match none.
-      when: rows to read. `episode_end` reads LAST rows; `step` reads each environment step; `sum` adds up the steps of
-        an episode. FIRST rows are never read. `episode_end` and `sum` are averaged over episodes.
-      window: number of the latest episodes in the mean, or with `step`, of the latest environment steps. None means 100
+      when: rows to read. `episode_end` reads LAST rows, `step` reads each environment step, and `sum` adds up the steps
+        of an episode. FIRST rows are not read. `episode_end` and `sum` are averaged over episodes.
+      window: number of latest episodes in the mean; with `step`, number of latest environment steps. None means 100
         episodes or 10_000 steps.
       name: first part of the results' names; each `EnvInfo` needs a different name.
     """
@@ -100,7 +100,7 @@ class EnvInfo(Metric):
             count, open_count = rows.episode_sums(present.astype(np.float64), open_count)
             self._open[key] = open_sum, open_count
             if count.any():
-                self._window_of(key).extend(total[count > 0])  # a key that was never reported does not have the sum 0
+                self._window_of(key).extend(total[count > 0])  # a key that was not reported has no sum
 
     def _read(self, rows: StepBatch, where: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Returns, by flattened key, the values `[T, B]` (float64, 0 where absent) and their mask `[T, B]` bool.

@@ -1,7 +1,7 @@
-"""Metrics for an unroller that steps its environments in a graph: sums over episodes, computed on tensors.
+"""Metrics for unrollers with compiled environments: sums over episodes, computed with tensors.
 
-Rows stay on the device. After an unroll, the host reads a few numbers for each metric, all in one copy; how many does
-not depend on the number of rows.
+Rows stay on the device. After an unroll, the host reads a few numbers for each metric, all in one copy. Their number
+does not depend on the number of rows.
 """
 
 import math
@@ -22,12 +22,12 @@ class OpenEpisodes(NamedTuple):
 class Finished(NamedTuple):
     """The episodes that ended in a vector step `[B]`, or in the steps of an unroll `[T, B]`."""
 
-    ended: torch.Tensor  # bool, whether an episode ended whose FIRST row is known
+    ended: torch.Tensor  # bool, whether an episode with a known FIRST row ended
     values: tuple[torch.Tensor, ...]  # float64 for each metric, its value where an episode ended
 
 
 class ArrivedRows(NamedTuple):
-    """Rows `[B]` at which all environments arrive in a vector step, with the fields of `StepBatch` that sums read."""
+    """Rows `[B]` after a vector step, with the fields of `StepBatch` that sums read."""
 
     reward: torch.Tensor  # float64
     index: torch.Tensor  # type: ignore[assignment]  # float64, index in the episode, from 0; -1 if FIRST is missing
@@ -37,23 +37,23 @@ class ArrivedRows(NamedTuple):
         """Returns `base` to the power of `index + offset`, see `StepBatch.power`."""
         if base == 0:
             return (self.index + offset == 0).double()
-        # One exponential function serves all offsets of a base, and takes a quarter of the time of a power.
+        # Faster than a power, and shared by all offsets of a base.
         return torch.exp(self.index * math.log(base)) * base**offset
 
 
 class StepSums(NamedTuple):
-    """Sums over the steps of an unroll, which update metrics in place of its rows; `open` stays on the device."""
+    """Sums over the steps of an unroll, which update metrics instead of rows; `open` stays on the device."""
 
     num_steps: int
     num_episodes: int
     rewards: np.ndarray  # float64, the newest rewards, oldest first
     values: tuple[np.ndarray, ...]  # float64 for each metric, values of the newest episodes, oldest first
-    num_nonfinite: tuple[int, ...]  # for each metric, number of values that are not finite and not in `values`
+    num_nonfinite: tuple[int, ...]  # for each metric, number of values left out because they are not finite
     open: OpenEpisodes  # after the unroll
 
 
 class SummedMetric(Protocol):
-    """A metric whose value of an episode is a function of a sum over its steps, see `EpisodeMetric`."""
+    """A metric whose value for an episode is a function of a sum over steps, see `EpisodeMetric`."""
 
     def per_step(self, rows: Any) -> Any: ...
 
@@ -73,12 +73,12 @@ class EpisodeSums:
         self._metrics, self._num_values, self._num_rewards = metrics, num_values, num_rewards
 
     def step(self, episodes: OpenEpisodes, reward: torch.Tensor, ended: torch.Tensor) -> tuple[OpenEpisodes, Finished]:
-        """Adds the rows of a vector step, a function that can be traced into a graph.
+        """Adds the rows of a vector step; can be traced into a graph.
 
         Args:
           episodes: open episodes before the step.
           reward: rewards of the step, `[B]` float32.
-          ended: whether the episode ends with the step, and the next one begins in it, `[B]` bool.
+          ended: whether the episode ends in the step, and the next episode begins, `[B]` bool.
 
         Returns:
           The open episodes after the step, and the episodes that ended.
@@ -93,7 +93,7 @@ class EpisodeSums:
         return after, Finished(ended & is_known, tuple(values))
 
     def numbers(self, finished: Finished, reward: torch.Tensor) -> dict[str, Any]:
-        """Returns tensors that the host reads after an unroll; nothing waits for the device.
+        """Returns tensors for the host to read after an unroll; does not wait for the device.
 
         Args:
           finished: episodes that ended, `[T, B]`.
@@ -105,7 +105,7 @@ class EpisodeSums:
         if ended.device.type == "cpu":
             place = ended.nonzero()[:, 0]
             return {**numbers, "values": [value[place] for value in values]}
-        # On a device, the number of episodes is not known without a wait, so the newest values are selected.
+        # Reading the number of episodes would wait for the device, so a fixed number of newest values is selected.
         order = torch.arange(1, len(ended) + 1, device=ended.device)
         found, nonfinite = [], []
         for value in values:

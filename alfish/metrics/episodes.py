@@ -17,10 +17,10 @@ class EpisodeMetric(Metric, abc.ABC):
     """Sums a value over the steps of each episode, and returns the mean of the last `window` finished episodes.
 
     A subclass defines `name` and `per_step`. Values that are not finite are counted, not averaged. With vector rewards,
-    the result is for the weighted sum, and there is a further result for each entry, `name/entry`.
+    the result is for the weighted sum; each entry has an additional result, `name/entry`.
 
-    With `takes_tensors`, `per_step` and `finish` are also called with the tensors `[B]` of a vector step, see
-    `ArrivedRows`, so that `CompiledUnroller` need not copy its rows to the host.
+    With `takes_tensors`, `per_step` and `finish` are also called with tensors `[B]` of a vector step (`ArrivedRows`),
+    so that `CompiledUnroller` need not copy rows to the host.
     """
 
     takes_tensors = False
@@ -33,7 +33,7 @@ class EpisodeMetric(Metric, abc.ABC):
 
     @abc.abstractmethod
     def per_step(self, rows: StepBatch) -> np.ndarray:
-        """Returns the number that each arrival adds to its episode's total, `[T, B]` float64; others are not read."""
+        """Returns what each step adds to its episode's total, `[T, B]` float64; entries of other rows are not read."""
 
     def finish(self, total: np.ndarray, length: np.ndarray) -> np.ndarray:
         """Returns the values `[E]` of episodes from their totals (`[E]` float64) and lengths (`[E]` int)."""
@@ -142,7 +142,7 @@ class AverageDiscountedReturn(EpisodeMetric):
 
         sum_t G_t / L,   G_t = sum_{k >= t} gamma^(k-t) r_k
 
-    Arrival k is in G_0 ... G_k with the weights gamma^k ... 1, so it adds r_k (1 - gamma^(k+1)) / (1 - gamma).
+    Reward r_k is in G_0 ... G_k with weights gamma^k ... 1, so it adds r_k (1 - gamma^(k+1)) / (1 - gamma).
     Truncated episodes are not bootstrapped.
 
     Args:
@@ -168,7 +168,7 @@ class AverageDiscountedReturn(EpisodeMetric):
 @gin.configurable(module="alfish.metrics")
 @checked
 class StartDiscountedReturn(EpisodeMetric):
-    """Discounted return from the start of the episode, sum_k gamma^k r_k, which a critic predicts at FIRST rows.
+    """Discounted return from the start of the episode, sum_k gamma^k r_k: what a critic predicts at FIRST rows.
 
     Args:
       gamma: discount in [0, 1]. Metrics with different discounts need different names.
@@ -188,7 +188,7 @@ class StartDiscountedReturn(EpisodeMetric):
 @gin.configurable(module="alfish.metrics")
 @checked
 class NumberOfEpisodes(Metric):
-    """Number of episodes that ended since training began, except episodes whose FIRST row is missing."""
+    """Number of episodes that have ended since the start of training, except episodes whose FIRST row is missing."""
 
     num_rewards = 0
 

@@ -18,17 +18,17 @@ from alfish.parameters.kinds import shown
 
 
 class Metric(Protocol):
-    """A function of raw rows with named scalar results. Reading a result changes nothing."""
+    """Interface of metrics: functions of raw rows with named scalar results."""
 
     name: str  # every result is called `name`, or `name/...`
-    # Optional parts of `StepBatch` that the metric reads; parts that no metric reads are not stored.
+    # Optional fields of `StepBatch` that the metric reads; other optional fields are not stored.
     reads_infos: bool = False
     reads_observations: bool = False
     reads_actions: bool = False
 
     @abc.abstractmethod
     def update(self, rows: StepBatch) -> None:
-        """Adds rows that follow the rows of the last call."""
+        """Adds the rows that follow those of the last call."""
 
     @abc.abstractmethod
     def result(self) -> dict[str, float]:
@@ -43,7 +43,7 @@ class Metric(Protocol):
 
 
 def check_scalars(scalars: Any, what: str) -> None:
-    """Raises UsageError, whose message begins with `what`, if results are not a dict of numbers by name."""
+    """Raises UsageError if results are not a dict of numbers by name; the message begins with `what`."""
     asked = "it must be a dict from names to numbers"
     if not isinstance(scalars, Mapping):
         raise UsageError(f"{what} is {shown(scalars)}; {asked}")
@@ -72,7 +72,7 @@ class MovingWindow:
         return self._size
 
     def extend(self, values: np.ndarray, num_nonfinite: int = 0) -> None:
-        """Adds `[N]` float64 values, oldest first, and a number of further values that are not finite."""
+        """Adds `[N]` float64 values, oldest first; also counts `num_nonfinite` values that are not finite."""
         self._num_nonfinite += num_nonfinite
         if len(values) == 0:
             return
@@ -109,17 +109,17 @@ class MovingWindow:
 
 @runtime_checkable
 class Summed(Protocol):
-    """A metric that `StepSums` can update in place of rows."""
+    """A metric that `StepSums` can update instead of rows."""
 
     num_rewards: int  # number of newest rewards that the metric reads
 
     def add(self, sums: StepSums) -> None:
-        """Adds the steps of an unroll that follow the rows of the last call."""
+        """Adds the steps of an unroll that follow those of the last call."""
 
 
 @runtime_checkable
 class SummedByEpisode(SummedMetric, Protocol):
-    """A metric of sums over episodes, which `EpisodeSums` computes if the metric takes tensors."""
+    """A metric of sums over episodes; `EpisodeSums` computes it if it takes tensors."""
 
     takes_tensors: bool
     window: MovingWindow
@@ -128,21 +128,21 @@ class SummedByEpisode(SummedMetric, Protocol):
 
 @runtime_checkable
 class Windowed(Protocol):
-    """Part of a metric whose results are means of moving windows."""
+    """A metric whose results are means of moving windows."""
 
     def windows(self) -> dict[str, MovingWindow]:
-        """Returns the windows by the name of the result, also of results that have no value yet."""
+        """Returns the windows by the name of the result, including results without a value."""
 
 
 class Metrics:
-    """Passes rows to metrics, many at a time, so that short unrolls are cheap too.
+    """Passes rows to metrics, many at a time, so that short unrolls are also cheap.
 
     Args:
       metrics: metrics with distinct names.
       num_envs: number of environments, B.
       flush_rows: number of rows to collect before the metrics receive them. Results do not depend on this number.
       objectives: names of the R entries of vector rewards.
-      reward_weights: weights `[R]` of these entries; read at each update, so the caller may change them in place. None
+      reward_weights: weights `[R]` of these entries, read at each update; the caller may change them in place. None
         means 1 for all.
 
     Attributes:
@@ -196,7 +196,7 @@ class Metrics:
     ) -> None:
         """Adds copies of new rows.
 
-        Each row is added once: unrolls overlap by a row, and the caller passes that row only once.
+        Pass each row only once, although unrolls may overlap by a row.
 
         Args:
           step_type, reward, infos: fields of a `StepBatch`, arrays or tensors.
@@ -226,7 +226,7 @@ class Metrics:
             self._flush()
 
     def episode_sums(self) -> EpisodeSums | None:
-        """Returns the sums that an unroller may compute in place of rows; None if a metric needs rows.
+        """Returns the sums that an unroller may compute instead of rows; None if a metric needs rows.
 
         Rewards must not be vectors.
         """
@@ -273,9 +273,9 @@ class Metrics:
         return found
 
     def windows(self) -> dict[str, MovingWindow]:
-        """Returns the windows over which results are means, by the name of the result.
+        """Returns the windows of results that are means, by the name of the result.
 
-        A metric with such results has a method `windows` that returns the windows of the metric.
+        A metric with such results has a method `windows`, see `Windowed`.
         """
         self._flush()
         found: dict[str, MovingWindow] = {}
@@ -292,9 +292,9 @@ class Metrics:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a state, also in the middle of episodes.
 
-        If environments were reset since, their FIRST rows end the open episodes without counting them. A metric that is
-        not in the state starts empty. Such a metric has missed the beginnings of the open episodes, so no metric counts
-        these episodes.
+        If environments have been reset, their FIRST rows end the open episodes without counting them. A metric that is
+        not in the state starts empty. It has missed the beginnings of the open episodes, so then no metric counts these
+        episodes.
 
         Raises:
           UsageError: the state has a different number of environments.
@@ -324,7 +324,7 @@ class Metrics:
     def _by_episode(self) -> list[SummedByEpisode]:
         """Returns the metrics of sums over episodes that take tensors.
 
-        A class must set `takes_tensors` itself, not inherit it, because it may override a method with one for arrays.
+        A class must set `takes_tensors` itself: a subclass may override a method with one for arrays only.
         """
         metrics = self._metrics.values()
         return [one for one in metrics if isinstance(one, SummedByEpisode) and vars(type(one)).get("takes_tensors")]
@@ -338,7 +338,7 @@ class Metrics:
         return [one for one in metrics if isinstance(one, Summed) and _defines_together(type(one), "update", "add")]
 
     def _settle(self) -> None:
-        """Moves the open episodes to the host, where rows continue them."""
+        """Moves the open episodes to the host, so that rows can continue them."""
         if self._open is None:
             return
         self._open_length, totals = host.read((self._open.length, list(self._open.totals)))
@@ -364,7 +364,7 @@ class Metrics:
 
 
 def _defines_together(kind: type, *methods: str) -> bool:
-    """Returns whether the same class in the hierarchy of `kind` defines the methods that `kind` uses."""
+    """Returns whether all the methods of `kind` come from the same class in its hierarchy."""
     return len({next(each for each in kind.__mro__ if method in vars(each)) for method in methods}) == 1
 
 

@@ -1,4 +1,4 @@
-"""The rows of one update of the metrics, with the place of each row in its episode, computed once for all metrics."""
+"""The rows of one update of the metrics, with the index of each row in its episode, computed once for all metrics."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ InfoRow = tuple[int, dict]  # row t, and its vector info
 
 
 def own_info(info: Mapping[str, Any]) -> dict:
-    """Returns a copy of a vector info without its observations. Environments may write to their own info later.
+    """Returns a copy of a vector info without observations, because environments may modify the info later.
 
     Args:
       info: nested dicts of arrays or tensors `[B, ...]`, or numbers. Tensors keep their device.
@@ -39,11 +39,11 @@ class StepBatch:
       step_type: values of `StepType`, `[T, B]` int, T >= 1.
       reward: reward received on arriving at the row, `[T, B]` or `[T, B, R]`; arbitrary at FIRST and PAD.
       infos: pairs (t, info) of the rows with an info, arrays `[B, ...]` in gymnasium's format for vector environments.
-      open_length: number of actions in each column's open episode before these rows, `[B]` int: `next_open_length` of
-        the rows before; -1 if no episode is open or its FIRST row is missing. None means -1 for all.
-      observation: observations `[T, B, ...]` as environments return them, before transforms, except that float64 is
-        cast to float32 and Discrete values count from 0.
-      action: actions `[T, B, ...]` executed on the way to the row, in the algorithm's units (Box in [-1, 1], see
+      open_length: number of actions in each column's open episode before these rows, `[B]` int, from `next_open_length`
+        of the previous rows; -1 if no episode is open or its FIRST row is missing. None means -1 for all.
+      observation: observations `[T, B, ...]` of the environments, before transforms; float64 is cast to float32, and
+        Discrete values start from 0.
+      action: executed actions `[T, B, ...]` that led to the rows, in the algorithm's units (Box in [-1, 1], see
         `specs`); 0 at FIRST.
       objectives: names of the R entries of vector rewards.
       reward_weights: weights `[T, R]` of these entries when the rows were collected. None means 1 for all.
@@ -83,7 +83,7 @@ class StepBatch:
 
     @property
     def action(self) -> Nest:
-        """Actions executed on the way to the rows, leaves `[T, B, ...]`.
+        """Executed actions that led to the rows, leaves `[T, B, ...]`.
 
         Raises:
           UsageError: no metric declares that it reads actions.
@@ -122,7 +122,7 @@ class StepBatch:
         """The rows for each entry of a vector reward, with that entry as the reward; empty for scalar rewards."""
         found = {}
         for entry, name in enumerate(self._objectives):
-            found[name] = rows = copy.copy(self)  # keeps the places of rows in episodes that are already computed
+            found[name] = rows = copy.copy(self)  # shares the results that are already computed
             rows.__dict__.pop("reward", None)
             rows._reward, rows._objectives = self._reward[..., entry], ()
         return found
@@ -161,15 +161,15 @@ class StepBatch:
         return np.where(row < 0, carried, inside)
 
     def episode_sums(self, per_step: np.ndarray, open_sum: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns sums over episodes, in the order of time, so rounding does not depend on the split into updates.
+        """Returns sums over episodes, added in order of time: their rounding does not depend on the split into updates.
 
         Args:
-          per_step: numbers to add, `[T, B]` float64; only `counted` rows are read.
-          open_sum: sums of the open episodes over the rows before, `[B]` float64; None at the start.
+          per_step: numbers to add, `[T, B]` float64; only `counted` rows count.
+          open_sum: sums of the open episodes over earlier rows, `[B]` float64; None at the start.
 
         Returns:
-          `[E]` sums of the episodes that ended, in the order of their ends, and `[B]` sums of the open episodes (0
-          where there is none).
+          Sums `[E]` of the ended episodes, in the order of their ends, and sums `[B]` of the open episodes, 0 without
+          an open episode.
         """
         if open_sum is None:
             open_sum = np.zeros(self.num_envs)
@@ -181,7 +181,7 @@ class StepBatch:
 
     @cached_property
     def _episode_ids(self) -> tuple[np.ndarray, int]:
-        """`[T, B]` int ids of episodes, below B for episodes that are open at the start; and a bound on the ids."""
+        """Ids of episodes `[T, B]`, below B for episodes open at the start; and an upper bound of the ids."""
         serial = np.cumsum(self.first, axis=0)
         return serial * self.num_envs + np.arange(self.num_envs), (serial[-1].max() + 1) * self.num_envs
 

@@ -31,7 +31,7 @@ class PolicyValue(NamedTuple):
 class ActorCritic(nn.Module):
     """An actor and a critic, with separate torsos or a shared one.
 
-    With memory, the state is the shared torso's, or a dict of both torsos' states, {'actor', 'critic'}.
+    With memory, the state is the state of the shared torso, or a dict of both torsos' states, {'actor', 'critic'}.
 
     Args:
       observation_spec: nest of spaces.
@@ -40,10 +40,11 @@ class ActorCritic(nn.Module):
       actor_torso, critic_torso: classes or factories of the torsos; called with the observation spec. Gin scopes bind
         each one separately (`@actor/Torso`).
       policy_head: class or factory of the head; called with the torso's output size and the action spec. The head's
-        `forward` takes features and, if the observation has an action mask, the mask of each leaf of the action.
+        `forward` is called with features and, if the observation has an action mask, the mask of each leaf of the
+        action.
       shared_torso: whether the critic uses the actor's torso; critic_torso is then not built. None shares the torso if
-        actor_torso and critic_torso are the same and a leaf of the observation is an image, because the image's encoder
-        is most of a torso.
+        actor_torso and critic_torso are equal and a leaf of the observation is an image, because encoding images
+        dominates the cost.
     """
 
     def __init__(
@@ -127,8 +128,8 @@ class DeterministicActor(nn.Module):
       encoder: class or factory of the encoder; called with the observation spec.
       mlp: class or factory of the MLP; called with the encoder's output size.
       gain: gain of the final layer's orthogonal weights. The first steps of Adam change each weight by the learning
-        rate, whatever the gradient. These steps outweigh much smaller initial weights: all observations then get the
-        same action, and tanh saturates before the critic has learned.
+        rate, independently of the size of the gradient. With a much smaller gain, these steps dominate: all
+        observations get the same action, and tanh saturates before the critic has learned.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A memory that attends to the last rows of the episode."""
+"""A memory with attention to the last rows of the episode."""
 
 from typing import Annotated, Any, TypeAlias
 
@@ -13,27 +13,26 @@ from alfish.networks.layers import linear
 from alfish.networks.memory import Memory
 from alfish.parameters import PositiveInt, Range, checked
 
-# The normalized features of the W - 1 previous rows, oldest first, [B, W-1, F], zeros where the episode has no such
-# row; and the number of these rows that the episode has, [B] int32.
+# Normalized features of the W - 1 previous rows, oldest first, [B, W-1, F], zeros where the episode has no such row;
+# and the number of previous rows of the episode in the window, [B] int32.
 State: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 
 
 @gin.configurable(module="alfish.networks")
 @checked
 class AttentionWindow(Memory):
-    """Attention of each row to itself and to the rows before it: the last W rows of its episode.
+    """Attention of each row to the last W rows of its episode, including itself.
 
-    One block of a transformer, with normalization before each part: attention with several heads and a learned bias for
-    each distance and head, which encodes positions; a residual connection; two linear layers with a ReLU and twice as
-    many features between them; a residual connection. `StackedMemory.layers = [@AttentionWindow, @AttentionWindow]`
-    stacks blocks.
+    One pre-norm transformer block: multi-head attention with a learned bias for each distance and head, which encodes
+    positions; a residual connection; two linear layers with a ReLU and 2 H features in between; a residual connection.
+    `StackedMemory.layers = [@AttentionWindow, @AttentionWindow]` stacks blocks.
 
-    The state holds normalized features, not keys and values. Features take half as much memory, do not become outdated
-    when the weights of keys and values change, and let these weights receive a gradient from rows before the unroll. In
-    a single step, the weights of keys multiply the query, and the weights of values the weighted sum, instead of each
-    row.
+    The state holds normalized features instead of keys and values. Features take half as much memory, and stay valid
+    when the weights of keys and values change. These weights also receive gradients from rows before the unroll. A
+    single step multiplies the query by the weights of keys, and the weighted sum of rows by the weights of values,
+    instead of multiplying each row.
 
-    Consecutive rows are computed at once, by T x (W - 1 + T) products for each column and head.
+    Consecutive rows are computed at once, with T x (W - 1 + T) products for each column and head.
 
     Source: Vaswani et al., 2017, https://arxiv.org/abs/1706.03762; biases of distances: Raffel et al., 2020,
     https://arxiv.org/abs/1910.10683; root mean square without learned weights: Zhang & Sennrich, 2019.
@@ -66,7 +65,7 @@ class AttentionWindow(Memory):
         self._length = length
         self._num_heads = num_heads
         self.query: Any = linear(input_size, size, 1.0)
-        # A bias of keys would change nothing, and a bias of values would add up with that of the output.
+        # A bias of keys would have no effect, and a bias of values would only add to the bias of the output.
         self.key: Any = linear(input_size, size, 1.0, bias=False)
         self.value: Any = linear(input_size, size, 1.0, bias=False)
         self.output = linear(size, size, 1.0)
@@ -101,7 +100,7 @@ class AttentionWindow(Memory):
         num_rows, before = len(features), self._length - 1
         normalized = _normalized(features)
         rows = torch.cat([kept.transpose(0, 1), normalized])  # [K, N, F], K = W - 1 + T
-        # The number of FIRST rows up to a row identifies the row's episode; -1 means that there is no row.
+        # The number of FIRST rows up to a row identifies its episode; -1 means no row.
         episode = (step_type == StepType.FIRST).cumsum(0)  # [T, N]
         distance = torch.arange(before, 0, -1, device=features.device).unsqueeze(-1)
         episodes = torch.cat([-(distance > count).to(episode.dtype), episode])  # [K, N]
@@ -117,7 +116,7 @@ class AttentionWindow(Memory):
         return output, (kept, stays.sum(0).to(count.dtype))
 
     def _bias(self, episode: torch.Tensor, episodes: torch.Tensor) -> torch.Tensor:
-        """Returns the bias `[N, heads, T, K]` of scores: that of the distance; -inf outside the episode or the window.
+        """Returns the bias `[N, heads, T, K]` of scores: the bias of the distance, or -inf outside episode or window.
 
         Args:
           episode: episodes of the rows that attend, `[T, N]`.
@@ -139,5 +138,5 @@ class AttentionWindow(Memory):
 
 
 def _normalized(x: torch.Tensor) -> torch.Tensor:
-    """Returns features of mean square 1; zeros stay zeros."""
+    """Scales features to mean square 1; zeros stay zeros."""
     return x / ((x * x).mean(-1, keepdim=True) + 1e-6).sqrt()

@@ -1,6 +1,6 @@
-"""Heads for Box actions besides `NormalHead`: bounded means, state-dependent deviations, and beta distributions.
+"""Further heads for Box actions: bounded means, state-dependent standard deviations, and beta distributions.
 
-`PolicyHead.box = @BetaHead` takes one in place of the normal. A head maps features `[..., input_size]` to a
+`PolicyHead.box = @BetaHead` replaces the default `NormalHead`. A head maps features `[..., input_size]` to a
 distribution of actions `[..., A]`, in the algorithm's units: a Box with bounds is [-1, 1].
 """
 
@@ -26,8 +26,8 @@ LEAST_EXCESS = 1e-3  # least excess of alpha and beta over 1, so that the mode o
 class BoundedMeanHead(NormalHead):
     """A normal whose mean stays in a range: mean = bound tanh(x / bound) for the output x of the linear layer.
 
-    Without a range, a mean may move far beyond the action's bounds, where all samples are clipped to the same action.
-    The other settings are those of `NormalHead`, also in gin (`NormalHead.gain`).
+    Without this limit, a mean may move far beyond the action's bounds, where all samples are clipped to the same
+    action. Other settings are those of `NormalHead`, also in gin (`NormalHead.gain`).
 
     Args:
       input_size: number of input features.
@@ -87,7 +87,7 @@ class StateDependentNormalHead(nn.Module):
 @gin.configurable(module="alfish.networks")
 @checked
 class BetaHead(nn.Module):
-    """A beta distribution, whose actions never leave the bounds: alpha and beta are 1 + softplus of a linear layer.
+    """A beta distribution within the action's bounds: alpha and beta are 1 + softplus of a linear layer.
 
     Args:
       input_size: number of input features.

@@ -39,19 +39,19 @@ class CriticEnsemble(nn.Module):
 
     Args:
       observation_spec: nest of spaces.
-      action_size: number of action entries that are inputs, 0 or more.
+      action_size: number of action entries in the inputs, 0 or more.
       num_outputs: number of outputs: 1, or one for each Discrete action.
       ensemble_size: number of critics, E.
       layers: number of features of each hidden layer.
       activation: name of the activation, one of `ACTIVATIONS`.
-      norm: kind of normalization at each activation: 'layer' (as in RLPD and DroQ) or 'batch', see `MLP`; each critic
-        has separate statistics.
-      norm_after: whether to normalize after each activation, not before.
+      norm: kind of normalization at each activation: 'layer' (as in RLPD and DroQ) or 'batch', see `MLP`; critics have
+        separate statistics.
+      norm_after: whether to normalize after each activation instead of before.
       bias: whether hidden linear layers have a bias.
       unit_rows: whether the weights of each output, also of the last layer, have norm 1, see `UnitRows`.
       body: class or factory of hidden layers (`@Residual`); called with the input size and E. It replaces `layers` and
         the settings of these layers; None means that `layers` are used.
-      dropout: fraction of features dropped after each hidden linear layer (as DroQ does).
+      dropout: fraction of features dropped after each hidden linear layer, as in DroQ.
       encoder: class or factory of the encoder; called with the observation spec.
       memory: class or factory of the memory; called with the encoder's output size. None means no memory. It is set by
         the algorithm: `RecurrentSAC.memory`.
@@ -120,8 +120,8 @@ class CriticEnsemble(nn.Module):
           features: features `[..., feature_size]`.
           action: actions `[..., action_size]`.
           num_members: number of critics to evaluate, from the first; None means all E critics.
-          moments: collector of this batch's statistics, which batch norms use; None means that batch norms use their
-            running statistics.
+          moments: collector of statistics; batch norms then use the statistics of the batch. None means running
+            statistics.
         """
         x = features if action is None else torch.cat([features, action], -1)
         leading, x = x.shape[:-1], x.reshape(-1, x.shape[-1])
@@ -136,14 +136,14 @@ class CriticEnsemble(nn.Module):
 ONE_CRITIC = functools.partial(CriticEnsemble, ensemble_size=1)
 
 
-# Weight of the initial distribution in the logits; large, so that first values are close to its mean.
+# Weight of the initial distribution in the logits, large enough that initial values are close to its mean.
 INITIAL_WEIGHT = 40.0
 
 
 @gin.configurable(module="alfish.networks", denylist=["initial", "predicts"])
 @checked
 class PredictiveCritic(nn.Module):
-    """Maps observations and actions to features, and features to the K logits of a value (see `values.Bins`).
+    """Maps observations and actions to features, and features to the K logits of a value (`values.Bins`).
 
         features   = linear(mlp(observation, action))
         value      = linear(mlp(swish(features))) + 40 initial

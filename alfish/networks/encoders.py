@@ -1,8 +1,9 @@
 """Encoders map an observation nest to one feature vector. A torso maps time steps to features for heads.
 
 The space of a leaf determines its encoder. Discrete and MultiDiscrete leaves become one-hot. Images (`networks.images`)
-get a CNN by their size: `NatureCNN` from 36 x 36, `SmallCNN` from 3 x 3. All other leaves are flattened to float; each
-entry of a bounded integer Box is divided by its largest absolute number, and the pixels of an image by one number.
+get a CNN that depends on their size: `NatureCNN` from 36 x 36 pixels on, `SmallCNN` from 3 x 3. All other leaves are
+flattened to float. Each entry of a bounded integer Box is divided by its largest absolute value; all pixels of an image
+are divided by the same number.
 """
 
 import itertools
@@ -25,7 +26,7 @@ from alfish.parameters import checked
 from alfish.parameters.parts import build_memory, build_network
 from alfish.specs import ActionMask
 
-# From a leaf's space to a module that has `output_size` and maps [*, *shape] to [*, output_size].
+# Function from a leaf's space to a module with `output_size` that maps [*, *shape] to [*, output_size].
 LeafEncoder = Callable[..., Any]
 
 
@@ -39,8 +40,8 @@ class Encoder(nn.Module):
       image: encoder of image leaves; None means a choice by the size of the image.
       vector: encoder of every other Box and MultiBinary leaf.
       discrete: encoder of Discrete and MultiDiscrete leaves.
-      leaves: encoders of single leaves by path (`{'camera.left': @ImpalaCNN}`), which take precedence over `image`,
-        `vector` and `discrete`; None drops a leaf. The path of a Dict or Tuple stands for all leaves in it.
+      leaves: encoders of single leaves by path (`{'camera.left': @ImpalaCNN}`); they take precedence over `image`,
+        `vector` and `discrete`. None drops a leaf. The path of a Dict or Tuple means all its leaves.
       sees_mask: whether an action mask is encoded like other leaves. If not, it is left out.
     """
 
@@ -76,7 +77,7 @@ class Encoder(nn.Module):
         self.encoders = nn.ModuleList(encoders)
         self.output_size: int = sum(encoder.output_size for encoder in encoders)
 
-        # Rollout encodes small batches often, so a bare vector leaf is returned without any call.
+        # A fast path for a single vector leaf, because rollouts encode many small batches.
         self._is_plain = isinstance(observation_spec, spaces.Box) and type(self.encoders[0]).forward is Flat.forward
         self._is_plain = self._is_plain and observation_spec.dtype == np.float32 and len(observation_spec.shape) == 1
 
@@ -89,7 +90,7 @@ class Encoder(nn.Module):
 
 
 def _by_leaf(given: Mapping[str, LeafEncoder | None], paths: Sequence[str]) -> dict[str, LeafEncoder | None]:
-    """Returns the given encoder of each leaf. A name is the path of a leaf or of a Dict; the longest match counts."""
+    """Returns the encoder of each leaf. A name is the path of a leaf or of a Dict; the longest match counts."""
     found: dict[str, LeafEncoder | None] = {}
     for name, make in sorted(given.items()):  # a leaf comes after the Dict that it is in
         named = [path for path in paths if path == name or path.startswith(f"{name}.")]
@@ -123,7 +124,7 @@ class Flat(nn.Module):
 @gin.configurable(module="alfish.networks")
 @checked
 class OneHot(nn.Module):
-    """One-hot code of a Discrete or MultiDiscrete leaf; an entry outside of its range has a code of zeros."""
+    """One-hot code of a Discrete or MultiDiscrete leaf; an entry outside its range has a code of zeros."""
 
     def __init__(self, spec: spaces.Discrete | spaces.MultiDiscrete):
         super().__init__()
@@ -135,7 +136,7 @@ class OneHot(nn.Module):
 
     def forward(self, leaf: torch.Tensor) -> torch.Tensor:
         digits = leaf.reshape(*leaf.shape[: leaf.ndim - self._ndim], -1).long()
-        # F.one_hot reads values to check them, which acting in numpy cannot do.
+        # Not F.one_hot, which reads values to check them: acting in numpy cannot translate that.
         codes = [
             digit == torch.arange(size, device=leaf.device) for digit, size in zip(digits.split(1, -1), self._sizes)
         ]
@@ -145,7 +146,7 @@ class OneHot(nn.Module):
 @gin.configurable(module="alfish.networks")
 @checked
 class Torso(nn.Module):
-    """An encoder, an MLP on its features, and optionally a memory on the MLP's features.
+    """An encoder, followed by an MLP, and optionally by a memory.
 
     Args:
       observation_spec: nest of spaces.

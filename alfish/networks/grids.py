@@ -1,4 +1,4 @@
-"""Encoder of grids of symbols: integers that are names, such as the objects of MiniGrid, not brightnesses."""
+"""Encoder of grids of symbols: integers that stand for categories, such as objects in MiniGrid."""
 
 import itertools
 from collections.abc import Sequence
@@ -20,12 +20,13 @@ from alfish.parameters import PositiveInt, checked
 class OneHotGrid(ImageEncoder):
     """One-hot codes of the integers in each cell of a grid, followed by 3 x 3 convolutions and a linear layer.
 
-    The first convolution has stride 1, the others stride 2. An integer outside of its range has a code of zeros.
+    The first convolution has stride 1, the others stride 2. An integer outside its range has a code of zeros.
 
     Args:
       spec: integer Box `[H, W, C]`, `[C, H, W]` or `[H, W]`, or a stack of grids, as for images.
-      sizes: number of different integers in each channel, counted from the space's lower bound, or from 0 where it has
-        none; the sizes repeat where frames are stacked. None means that the space's two bounds give the sizes.
+      sizes: number of different integers in each channel, counted from the space's lower bound, or from 0 without a
+        lower bound. For stacked frames, the sizes are repeated. None means that the sizes follow from the bounds of the
+        space.
       channels: number of channels of each convolution.
       output_size: number of features.
 

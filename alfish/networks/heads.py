@@ -34,14 +34,14 @@ from alfish.specs import MaskReader, is_bounded, mask_reader, missing_bounds
 class PolicyHead(nn.Module):
     """Maps features to one distribution for each leaf of the action.
 
-    The distributions are Categorical, MultiCategorical, Bernoulli, and for Box leaves DiagonalNormal or that of the
-    head `box`. The standard deviation of a normal does not depend on the observation, as in the paper of PPO.
+    The distributions are Categorical, MultiCategorical or Bernoulli; for Box leaves, DiagonalNormal or the distribution
+    of the head `box`. The standard deviation of a normal does not depend on the observation, as in the PPO paper.
 
     Args:
       input_size: number of input features.
       action_spec: canonical action nest.
-      gain: gain of the final layer's orthogonal weights; a small gain makes the first policy almost uniform, or gives
-        it a mean near 0.
+      gain: gain of the final layer's orthogonal weights; with a small gain, the initial policy is almost uniform, or
+        has a mean near 0.
       initial_log_std: initial log standard deviation of normals, in the algorithm's units (half the width of a bounded
         Box is 1).
       min_log_std: smooth lower bound of the normals' log standard deviation; None means no bound.
@@ -106,7 +106,7 @@ class PolicyHead(nn.Module):
 
 
 def head_masks(head: nn.Module, observation_spec: Nest, action_spec: Nest) -> MaskReader | None:
-    """Returns the reader of a policy head's masks in the observation; None if the observation has no mask.
+    """Returns the reader of masks for a policy head; None if the observation has no mask.
 
     Raises:
       UsageError: the head takes no masks.

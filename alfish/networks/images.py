@@ -1,9 +1,9 @@
 """Encoders of images: convolutions and a linear layer.
 
-`specs.has_channels_last` decides which dimension holds the channels.
+`specs.has_channels_last` determines the dimension of the channels.
 
-An image is [H, W, C] or [C, H, W], a grey image [H, W], or a stack [S, ...] of images with channels, which is one image
-of S * C channels.
+An image is [H, W, C] or [C, H, W], or [H, W] if it is grey. A stack [S, ...] of images with channels counts as one
+image with S * C channels.
 """
 
 import itertools
@@ -21,12 +21,12 @@ from alfish.errors import UsageError
 from alfish.networks.layers import orthogonal
 from alfish.parameters import PositiveInt, checked
 
-# Largest number of pixel values that are encoded at a time without gradient on a CPU, 148 stacks of Atari's frames:
-# larger intermediate tensors leave the processor's caches, and the time per row rises by three quarters.
+# Largest number of pixel values that are encoded at once without gradient on a CPU: 148 stacks of Atari frames. Larger
+# intermediate tensors do not fit into the processor's caches, and the time per row rises by three quarters.
 BLOCK = 1 << 22
 
 
-# Grey images [H, W] have at least this height and width; a smaller Box is a vector or a table.
+# Smallest height and width of grey images [H, W]; a smaller Box is treated as a vector.
 SMALLEST_GREY = 8
 
 
@@ -74,7 +74,7 @@ class ImageEncoder(nn.Module):
         self.image_shape = _image_shape(spec)
 
     def with_linear(self, convolutions: list[nn.Module]) -> nn.Sequential:
-        """Returns the layers, followed by a linear layer of `output_size` features, as the encoder's body."""
+        """Returns the convolutions followed by a linear layer of `output_size` features."""
         layers = nn.Sequential(*convolutions, nn.Flatten())
         with torch.no_grad():
             flat_size = layers(torch.zeros(1, *self.image_shape)).numel()
@@ -99,8 +99,8 @@ class ImageEncoder(nn.Module):
 
     def _encode(self, images: torch.Tensor) -> torch.Tensor:
         images = self.channels_first(images)
-        # Convolutions on a CPU take a third less time where a pixel's channels are neighbours in memory. The layout is
-        # changed first, because bytes move faster than floats.
+        # Convolutions on a CPU take a third less time if the channels of a pixel are adjacent in memory. The layout is
+        # changed before conversion to float, because bytes move faster.
         if images.device.type == "cpu":
             images = images.contiguous(memory_format=torch.channels_last)
         return self.body(images.to(torch.float32) * self._scale)
@@ -111,7 +111,7 @@ class ImageEncoder(nn.Module):
 class NatureCNN(ImageEncoder):
     """Three convolutions and a linear layer. Source: Mnih et al., 2015, Methods.
 
-    For images larger than 99 x 99, 3 x 3 convolutions of stride 2 follow, until 8 x 8 numbers in a channel are left.
+    For images larger than 99 x 99, 3 x 3 convolutions of stride 2 follow until a channel has at most 8 x 8 entries.
     """
 
     def __init__(self, spec: spaces.Box, output_size: PositiveInt = 512):
@@ -137,7 +137,7 @@ class SmallCNN(ImageEncoder):
     """A convolution of the image, followed by 3 x 3 convolutions of stride 2 and a linear layer, for small images.
 
     The first convolution is 3 x 3 of stride 1 for images of up to 14 x 14 pixels. Larger images are cut into patches of
-    4 x 4 pixels, as in Liu et al., 2022 (https://arxiv.org/abs/2201.03545), section 2.3, which takes half the time.
+    4 x 4 pixels, which takes half the time (Liu et al., 2022, section 2.3, https://arxiv.org/abs/2201.03545).
 
     Args:
       spec: space of the image, of any size.
@@ -149,7 +149,7 @@ class SmallCNN(ImageEncoder):
         super().__init__(spec, output_size)
         inputs, height, width = self.image_shape
         if max(height, width) > 14:
-            margins = ((-height % 4 + 1) // 2, (-width % 4 + 1) // 2)  # so that every pixel is in a patch
+            margins = ((-height % 4 + 1) // 2, (-width % 4 + 1) // 2)  # every pixel is in a patch
             first = nn.Conv2d(inputs, channels[0], 4, 4, margins)
         else:
             first = nn.Conv2d(inputs, channels[0], 3, padding=1)
@@ -202,9 +202,9 @@ def _image_shape(spec: spaces.Space) -> tuple[int, ...]:
 
 
 def bound_scale(spec: spaces.Space) -> np.ndarray:
-    """Returns factors of the shape of an integer Box, which scale each entry to [-1, 1], or to [0, 1] if its low is 0.
+    """Returns factors that scale each entry of an integer Box to [-1, 1], or to [0, 1] if its low is 0.
 
-    The factor of an entry without two bounds is 1, and so are all factors of a leaf that is not an integer Box.
+    The factor is 1 for entries without two bounds, and for leaves other than integer Boxes.
     """
     if not isinstance(spec, spaces.Box) or not np.issubdtype(spec.dtype, np.integer):
         return np.ones(spec.shape or ())

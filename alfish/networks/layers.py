@@ -14,7 +14,7 @@ from alfish.parameters.parts import build_network
 
 
 def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float = 2**0.5) -> nn.Module:
-    """Gives a layer orthogonal weights scaled by `gain` and zero biases; returns it. Source: Saxe et al., 2014."""
+    """Initializes a layer with orthogonal weights, scaled by `gain`, and zero biases. Source: Saxe et al., 2014."""
     with torch.no_grad():
         nn.init.orthogonal_(layer.weight, gain)
         if layer.bias is not None:
@@ -25,7 +25,7 @@ def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float = 2**0.5) -> nn.Module:
 def linear(
     input_size: int, output_size: int, gain: float = 2**0.5, noisy: bool = False, bias: bool = True, unit: bool = False
 ) -> nn.Module:
-    """Returns a linear layer with orthogonal weights, or a noisy one, which initializes itself."""
+    """Returns a linear layer with orthogonal weights, or a `NoisyLinear`, which initializes itself."""
     if noisy:
         return noisy_linear(input_size, output_size, bias, unit)
     if not unit:
@@ -47,7 +47,7 @@ class Tanh(nn.Module):
 class RMSNorm(nn.Module):
     """Divides features by the root of their mean square, and scales each feature by a learned weight.
 
-    The operations are written out, because acting in numpy translates each of them. Source: Zhang & Sennrich, 2019.
+    Elementary operations are used, because acting in numpy translates each operation. Source: Zhang & Sennrich, 2019.
     """
 
     def __init__(self, size: int, epsilon: float = 1e-6):
@@ -66,15 +66,15 @@ ACTIVATIONS: dict[Any, Any] = {"tanh": Tanh, "relu": nn.ReLU, "elu": nn.ELU, "si
 @gin.configurable(module="alfish.networks")
 @checked
 class MLP(nn.Sequential):
-    """Linear layers, each followed by its activation.
+    """Linear layers, each followed by an activation.
 
     Args:
       input_size: number of input features.
       layers: number of features of each layer; empty means no layer.
       activation: name of the activation, one of `ACTIVATIONS`, or a module class.
-      norm: kind of normalization at each activation: 'layer' (features get mean 0 and deviation 1), 'rms' (features get
-        mean square 1), 'batch' (see `BatchNorm`; also normalizes the input; only SAC trains it) or None.
-      norm_after: whether to normalize after each activation, not before.
+      norm: kind of normalization at each activation: 'layer' (mean 0 and standard deviation 1), 'rms' (mean square 1),
+        'batch' (see `BatchNorm`; also normalizes the input; only for variants of SAC) or None.
+      norm_after: whether to normalize after each activation instead of before.
       noisy: whether layers are `NoisyLinear`, which explore by noise on their weights; requires `bias`, and excludes
         `unit_rows`.
       bias: whether linear layers have a bias.

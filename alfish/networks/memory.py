@@ -1,12 +1,12 @@
-"""Recurrent networks, whose state is reset at the start of each episode.
+"""Recurrent networks; their state is reset at the start of each episode.
 
-A memory takes features, a state and step types, and returns features and the next state. Features are of one step,
-`[B, F]`, or of consecutive rows, `[T, N, F]`. The caller resets the state before one step. Within consecutive rows, the
+A memory takes features, a state and step types, and returns features and the next state. Features are `[B, F]` for one
+step, or `[T, N, F]` for consecutive rows. For one step, the caller resets the state first. For consecutive rows, the
 memory resets the state to zeros at each FIRST row.
 
-Gated memories (`GRU`, `LSTM`) have two implementations for consecutive rows, equal up to float error: one goes row by
-row in plain operations, and compiled graphs use it too; the other calls torch's fused kernel once for all pieces
-between resets, where that is faster. The other memories have one: `min_gru`, `attention_window`, `stacked_memory`.
+Gated memories (`GRU`, `LSTM`) have two implementations for consecutive rows, equal up to float error. One computes row
+by row with plain operations; compiled graphs use it. The other calls torch's fused kernel once for all pieces between
+resets, if that is faster. Other memories (`min_gru`, `attention_window`, `stacked_memory`) have one implementation.
 """
 
 from typing import Any, ClassVar, NamedTuple
@@ -26,7 +26,7 @@ MOST_ROWS_IN_A_GRAPH = 32
 
 
 class Pieces(NamedTuple):
-    """Pieces of columns of T rows, cut before FIRST rows; each field is an array over the P pieces, in column order."""
+    """Pieces of columns of T rows, cut before FIRST rows; each field is an array `[P]`, in column order."""
 
     column: np.ndarray
     row: np.ndarray  # first row
@@ -117,14 +117,14 @@ class _Gated(Memory):
         return self.row_by_row(features, state, step_type)
 
     def cell(self, projected: torch.Tensor, state: Nest) -> tuple[torch.Tensor, Nest]:
-        """Returns the output and the next state; `projected` `[B, num_gates * H]`: features times input weights."""
+        """Returns the output and the next state; `projected` is features times input weights, `[B, num_gates * H]`."""
         raise NotImplementedError
 
     def pieces_pay(self, pieces: Pieces, num_rows: int) -> bool:
         """Returns True if `in_pieces` is faster than `row_by_row` on a CPU.
 
-        `in_pieces` makes one step for each row of the longest piece. A step of `in_pieces` takes up to twice as long as
-        a row, and even longer for many features. The times were measured for 8 to 128 rows, 8 to 64 columns, 32 to 256
+        `in_pieces` makes one step for each row of the longest piece. Such a step takes up to twice as long as a row of
+        `row_by_row`, or longer for many features. Times were measured for 8 to 128 rows, 8 to 64 columns and 32 to 256
         features.
         """
         return 2 * int(pieces.length.max()) <= num_rows and self.output_size <= 128
@@ -167,7 +167,7 @@ class _Gated(Memory):
             True,  # has biases
             1,  # number of layers
             0.0,  # dropout
-            self.training or torch.is_grad_enabled(),  # without dropout only cuDNN uses it, for gradients
+            self.training or torch.is_grad_enabled(),  # without dropout, only cuDNN uses this flag, for gradients
             False,  # bidirectional
         )
         place = np.empty_like(source)
@@ -216,7 +216,7 @@ class LSTM(_Gated):
     def __init__(self, input_size: PositiveInt, size: PositiveInt = 64):
         super().__init__(input_size, size)
         with torch.no_grad():
-            self.input_bias[size : 2 * size] = 1.0  # makes the cell keep its content at first (Jozefowicz et al., 2015)
+            self.input_bias[size : 2 * size] = 1.0  # the cell initially keeps its content (Jozefowicz et al., 2015)
 
     def cell(self, projected: torch.Tensor, state: Nest) -> tuple[torch.Tensor, Nest]:
         output, cell = state
@@ -228,5 +228,5 @@ class LSTM(_Gated):
         return output, (output, cell)
 
     def pieces_pay(self, pieces: Pieces, num_rows: int) -> bool:
-        """Returns True even without resets: for whole columns, oneDNN then takes a half to a fifth of the time."""
+        """Also returns True without resets: for whole columns, oneDNN takes a half to a fifth of the time."""
         return int(pieces.length.min()) == num_rows or super().pieces_pay(pieces, num_rows)

@@ -1,4 +1,4 @@
-"""A memory whose gates do not read its state, so that consecutive rows are computed by a parallel scan."""
+"""A memory whose gates do not depend on its state, so that a parallel scan computes consecutive rows."""
 
 from typing import Annotated
 
@@ -20,9 +20,10 @@ class MinGRU(Memory):
 
         h_t = (1 - z_t) h_{t-1} + z_t c_t,   z_t = sigmoid(W_z x_t + b_z),   c_t = W_c x_t + b_c
 
-    Consecutive rows are solved by doubling, in log2(T) operations on all rows. 1 - z_t is replaced by 0 at FIRST rows.
-    This is the paper's plain form: the products of doubling are in [0, 1] and nothing is divided, so it needs no
-    logarithms, which would restrict c_t to positive numbers and turn the zeros of resets into infinities.
+    Consecutive rows are computed by doubling, in log2(T) operations on all rows. At FIRST rows, 1 - z_t is replaced by
+    0. This is the paper's plain form, not its logarithmic form. Products in the doubling are in [0, 1], and nothing is
+    divided, so logarithms are not needed. They would restrict c_t to positive numbers, and turn the zeros of resets
+    into infinities.
 
     Source: Feng et al., 2024, https://arxiv.org/abs/2410.01201; `timescale`: Tallec & Ollivier, 2018,
     https://arxiv.org/abs/1804.11188.
@@ -30,8 +31,8 @@ class MinGRU(Memory):
     Args:
       input_size: number of input features, F.
       size: number of output features, H.
-      timescale: number of rows that the slowest unit remembers at first, at least 2: initially, z of each unit is 1 /
-        n, with n evenly spaced from 2 to this number over the units. 2 means that all biases start from 0, as in the
+      timescale: number of rows that the slowest unit initially remembers, at least 2. The initial z of a unit is 1 / n,
+        with n evenly spaced from 2 to this number over the units. 2 means that all biases start from 0, as in the
         paper.
     """
 

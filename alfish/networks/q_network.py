@@ -26,7 +26,7 @@ class QNetwork(nn.Module):
       num_actions: number of actions, A.
       torso: class or factory of the torso; called with the observation spec.
       dueling: whether Q = V + advantage - mean advantage (Wang et al., 2016, equation 9), with separate linear layers.
-      noisy: whether the network's own layers are `NoisyLinear`; see also `MLP.noisy`.
+      noisy: whether the final layers are `NoisyLinear`; see `MLP.noisy` for the torso.
       num_values: number of outputs K that represent one value (see `alfish.functional.values`); None means one output.
         It is set by the algorithm.
     """
@@ -66,11 +66,11 @@ class QNetwork(nn.Module):
 @gin.configurable(module="alfish.networks", denylist=["num_samples"])
 @checked
 class ImplicitQNetwork(nn.Module):
-    """Draws probabilities, and maps time steps to the quantiles of the return at these, `[..., A, 2 N]`.
+    """Maps time steps to quantiles of the return at random probabilities, `[..., A, 2 N]`.
 
-    The last dimension holds N returns, then their probabilities, which are the same for all actions (see
-    `ImplicitQuantiles`). The network embeds the cosines of multiples of each probability, and multiplies the features
-    by the embedding; the product is the input of an MLP.
+    The last dimension holds N returns, then their N probabilities, which are the same for all actions (see
+    `ImplicitQuantiles`). The network embeds the cosines of multiples of each probability. The input of the MLP is the
+    product of the features and the embedding.
 
     Args:
       observation_spec: nest of spaces.

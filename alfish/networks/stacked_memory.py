@@ -17,17 +17,17 @@ from alfish.parameters.parts import build_memory
 @gin.configurable(module="alfish.networks")
 @checked
 class StackedMemory(nn.Module):
-    """Memories in sequence: each takes the features of the previous memory. The state is the tuple of their states.
+    """Memories in sequence; each takes the output of the previous one. The state is the tuple of their states.
 
     Args:
       input_size: number of input features.
-      layers: classes or factories of the memories; each is called with the number of its input features. `@first/GRU`
-        has settings of its own (`first/GRU.size`).
-      residual: whether each layer after the first adds its input to its output, which must have equal sizes. Stacked
-        GRUs and LSTMs usually do without; an `AttentionWindow` has such a connection inside.
+      layers: classes or factories of the memories; each is called with the number of its input features. A scope such
+        as `@first/GRU` allows separate settings (`first/GRU.size`).
+      residual: whether each layer after the first adds its input to its output, which requires equal sizes. Stacked
+        GRUs and LSTMs usually have no residual connections; an `AttentionWindow` already contains one.
 
     Raises:
-      UsageError: there is no layer, or a residual connection would be between unequal sizes.
+      UsageError: there is no layer, or sizes are unequal with residual connections.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from alfish.errors import UsageError
 
 
 def lay_side_by_side(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-    """Moves parameters of one dtype into a vector, of which they become views, and returns the vector."""
+    """Moves parameters of one dtype into one vector, such that they become views of it; returns the vector."""
     vector = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
     for parameter, view in zip(parameters, views(vector, parameters)):
         parameter.data = view
@@ -25,7 +25,7 @@ def views(vector: torch.Tensor, parameters: Sequence[nn.Parameter]) -> list[torc
 
 
 def vector_of(parameters: Sequence[nn.Parameter]) -> torch.Tensor | None:
-    """Returns the vector that the parameters, in their order, are contiguous views of; None if they are not."""
+    """Returns the vector of which the parameters are contiguous views, in order; None if there is none."""
     if not parameters:
         return None
     first, end = parameters[0], parameters[0].storage_offset()
@@ -39,11 +39,11 @@ def vector_of(parameters: Sequence[nn.Parameter]) -> torch.Tensor | None:
 
 
 class TargetNetwork(nn.Module):
-    """A copy of a network that takes no gradient, and that `update` moves towards the network.
+    """A copy of a network without gradient; `update` moves it towards the network.
 
         parameter <- parameter + rate (online parameter - parameter),   at every `period`-th call of `update`
 
-    Buffers are copied. Parameters stay the same objects in both networks; their memory may move.
+    Buffers are copied. In both networks, parameters stay the same objects, but their memory may move.
 
     Args:
       online: network to copy; the copy is `self.network`.
@@ -62,8 +62,8 @@ class TargetNetwork(nn.Module):
         self._rate, self._period = rate, period
         self._num_calls = 0
         self._has_buffers = any(True for _ in online.buffers())
-        # Iterating over modules takes longer than moving their parameters. The parameters' tensors are therefore
-        # cached, and the addresses of the first tensors tell whether the cache is valid.
+        # Iterating over modules takes longer than moving their parameters, so the tensors of parameters are cached. The
+        # cache is valid while the addresses of the first tensors are unchanged.
         self.online: tuple[nn.Module, ...] = (online,)  # in a tuple, so that torch does not register it
         self._firsts: list[nn.Parameter] = []
         self._addresses: list[int] | None = None  # None if nothing is cached
@@ -74,12 +74,12 @@ class TargetNetwork(nn.Module):
         return self.network(*arguments)
 
     def reset(self) -> None:
-        """Copies the network again, as the constructor does, because its values may have been loaded since."""
+        """Copies the network again, for example after its values were loaded."""
         self.network.load_state_dict(self.online[0].state_dict())
 
     def update(self, online: nn.Module) -> None:
-        """Moves the copy towards `online`, in every `period`-th call."""
-        self.__dict__["_num_calls"] += 1  # a module's `__setattr__` takes longer than the rest of most calls
+        """Moves the copy towards `online` in every `period`-th call."""
+        self.__dict__["_num_calls"] += 1  # faster than a module's `__setattr__`
         if self._num_calls % self._period == 0:
             self._move(online)
 

@@ -1,4 +1,4 @@
-"""Calls of networks on windows of rows, from the right state, with gradients for the rows that train."""
+"""Runs networks on windows of rows, from the correct state, with gradients for the rows that train."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -13,12 +13,12 @@ Network: TypeAlias = Callable[[TimeStep, Nest], tuple[Any, Nest]]  # (time step,
 
 
 def burn_in_state(network: Network, burn_in: TimeStep | None, state: Nest) -> Nest:
-    """Returns the state after the burn-in rows, without gradient; `state` itself if there are no such rows.
+    """Returns the state after the burn-in rows, without gradient; `state` itself without burn-in rows.
 
-    The stored state is from older parameters; burn-in brings it up to date. Source: Kapturowski et al., 2019.
+    The stored state was computed with older parameters; burn-in updates it. Source: Kapturowski et al., 2019.
 
     Args:
-      network: the network that the state belongs to.
+      network: network of the state.
       burn_in: burn-in rows `[K, N]`, or None.
       state: state before the first burn-in row, a nest of `[N, ...]`.
     """
@@ -38,14 +38,14 @@ class Features(NamedTuple):
 
 
 class Window:
-    """The rows of a window that train, and rows 1 to L-1, which follow them, as inputs of networks.
+    """Runs networks on the rows of a window that train, and on rows 1 to L-1.
 
     Without memory, row 0 trains, and a network runs over row 0 and over rows 1 to L-1 separately. With memory, all rows
     but the last train, and a network runs over the whole window, from the stored state.
 
     Args:
       experience: rows `[L, N]`.
-      every_row: whether every row but the last trains, as with memory.
+      every_row: whether all rows train except the last, as with memory.
 
     Attributes:
       time_step: all rows, `[L, N]`.
@@ -82,11 +82,11 @@ class Window:
 
 
 def first_and_bootstrap_rows(experience: Experience, lambda_: float) -> Experience:
-    """Reduces windows `[L, N]` to row 0 and the row from which its return bootstraps, `[2, N]`.
+    """Reduces windows `[L, N]` to row 0 and its bootstrap row, `[2, N]`.
 
     With `lambda_` 0, the return bootstraps from row 1. With `lambda_` 1, the return bootstraps from the first row after
-    row 0 that does not train, or from the last row if all rows train. For other `lambda_` the return reads all rows,
-    and windows are returned as they are.
+    row 0 that does not train, or from the last row if all rows train. For other `lambda_`, the return reads all rows,
+    and windows are returned unchanged.
     """
     step_type = experience.time_step.step_type
     length = step_type.shape[0]

@@ -1,4 +1,4 @@
-"""Recorded episodes as a replay ring that is filled once and is read-only afterwards."""
+"""Recorded episodes in a replay ring that is filled once, and then read-only."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ PUSHED_ROWS, PUSHED_BYTES = 4096, 2**27  # limits of one copy: rows per column, 
 
 
 class StoredEpisode(NamedTuple):
-    """Place of an episode: rows `position` to `position + length` of `column`, both included."""
+    """Place of an episode: rows `position` to `position + length`, inclusive, of `column`."""
 
     id: str
     column: int
@@ -34,20 +34,20 @@ class StoredEpisode(NamedTuple):
 
 
 class EpisodeBuffer(RingBuffer):
-    """A read-only ring of episodes. Windows are drawn from it as from a `RingBuffer`.
+    """A read-only ring of episodes; windows are drawn as in `RingBuffer`.
 
-    Episodes are placed from the longest to the shortest, each in the column that is shortest so far. `env_id` is the
-    number of the column, because the rows come from no environment.
+    Episodes are placed from the longest to the shortest, each in the currently shortest column. `env_id` is the number
+    of the column, because the rows come from no environment.
 
     Args:
-      episodes: validated episodes; the list is emptied while the ring is filled, so that memory does not hold them
+      episodes: validated episodes; the list is emptied while the ring is filled, so that episodes are not in memory
         twice.
       spaces: spaces of the episodes.
       num_columns, action_limit, device, directory, keeps_episodes, return_gamma: settings of the ring, as for
         `OfflineBuffer`.
 
     Attributes:
-      episodes: place of each episode, in the given order.
+      episodes: place of each episode, in the order of the argument.
     """
 
     has_newest = False  # rows are ordered by the lengths of episodes, not by time
@@ -85,23 +85,23 @@ class EpisodeBuffer(RingBuffer):
         raise TypeError("an OfflineBuffer is read-only")
 
     def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the range in which windows of two rows may start, whatever `window_length` is.
+        """Returns the range in which windows of two rows may start, for any `window_length`.
 
-        No more rows will come, so a column's last transitions may start windows too; longer windows repeat its LAST
+        No rows are added later, so a column's last transitions may also start windows; longer windows repeat its LAST
         row.
         """
         return super().start_range(2, newest)
 
     def in_place(self, window_length: int) -> RingView | None:
-        """Returns None for windows of more than two rows, because such windows may go past the end of a column."""
+        """Returns None for windows of more than two rows, because they may exceed the end of a column."""
         return super().in_place(window_length) if window_length == 2 else None
 
     def _read(self, column: np.ndarray, position: np.ndarray) -> Experience:
-        """Returns rows; beyond the ends of a column, its first or last row, which does not train there."""
+        """Returns rows; beyond the ends of a column, repeats its first or last row without training it."""
         return super()._read(column, np.clip(position, 0, self._ends[column] - 1))
 
     def _fill(self, episodes: list[Episode], columns: list[list[int]], encoder: EpisodeEncoder) -> None:
-        """Pushes the rows of all columns, with PAD rows after the shorter ones. Empties `episodes`."""
+        """Pushes the rows of all columns, with PAD rows at the end of shorter columns. Empties `episodes`."""
         example = encoder.rows(episodes[0])
         left: list[Episode | None] = list(episodes)
         episodes.clear()  # an episode's memory is freed when its rows are in the ring
@@ -129,28 +129,28 @@ class OfflineBuffer(EpisodeBuffer):
 
     Args:
       sources: sources of the episodes: `scheme:where`, see `alfish.offline.sources`; or `EpisodeSource` objects.
-      length: maximum number of rows in total; an episode of T transitions has T+1. The report lists the episodes that
-        do not fit. None means no limit.
+      length: maximum total number of rows; an episode of T transitions has T+1 rows. The report lists episodes that do
+        not fit. None means no limit.
       policy: treatment of faulty episodes: 'raise', 'drop_episode' or 'warn', see `Validator`.
-      env_id: environment that the data must fit; needed if a source declares no spaces.
+      env_id: environment whose spaces the data must fit; required if a source declares no spaces.
       spaces: spaces that the data must fit, instead of `env_id`.
       top_fraction: fraction of the episodes to keep, in (0, 1]: the episodes with the greatest returns, at least one.
-      holdout_fraction: fraction of the episodes that `holdout` receives, in [0, 1). These episodes are not trained on,
-        and are spread evenly over the sources' order.
+      holdout_fraction: fraction of the episodes in `holdout`, in [0, 1). These episodes do not train; they are evenly
+        spaced in the order of the sources.
       num_columns: maximum number of columns.
-      action_limit: largest magnitude of trained Box actions, in (0, 1]; larger ones are clipped, because a tanh policy
-        has infinite log-probability at +-1. `prev_action` is the executed action, unclipped.
+      action_limit: largest magnitude of trained Box actions, in (0, 1]; larger actions are clipped, because a tanh
+        policy has infinite log-probability at +-1. `prev_action` is the executed action without clipping.
       device: device of the rows and of the windows.
       directory: directory for memory-mapped files of the rows, on the CPU; None means that rows are in memory. In both
         cases the episodes are first read into memory.
-      keeps_episodes: whether the buffer knows where each row's episode begins and ends.
-      return_gamma: discount per environment step of `return_to_go`; None means that rows have no such returns.
+      keeps_episodes: whether the buffer indexes the start and the end of each row's episode.
+      return_gamma: discount per environment step of `return_to_go`; None means no `return_to_go`.
 
     Attributes:
       spaces: spaces of the data.
       report: report of the validator.
       episodes: place of each episode, in the sources' order.
-      holdout: buffer of the episodes that are held out; None if no episode is held out.
+      holdout: buffer of held-out episodes; None if there are none.
 
     Raises:
       UsageError: a source cannot be read, its episodes are faulty (see `policy`), or its spaces are not known.
@@ -206,7 +206,7 @@ class OfflineBuffer(EpisodeBuffer):
         check_rewards(found, num_entries, self.report.name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns a checksum of the data, by which a resumed run recognises the data. The rows are not saved."""
+        """Returns a checksum of the data, with which a resumed run recognises the data. Rows are not saved."""
         if self._fingerprint is None:
             digest = hashlib.sha256()
             for episode in self.episodes:
@@ -233,7 +233,7 @@ class OfflineBuffer(EpisodeBuffer):
 
 
 def _taken(left: list[Episode | None], column: list[int]) -> Iterator[Episode]:
-    """Yields the episodes of a column and removes them from `left`, so that only the caller holds them."""
+    """Yields the episodes of a column, and removes them from `left` to free memory."""
     for i in column:
         episode, left[i] = left[i], None
         assert episode is not None
@@ -241,14 +241,14 @@ def _taken(left: list[Episode | None], column: list[int]) -> Iterator[Episode]:
 
 
 class _RowReader:
-    """Reads the rows of consecutive episodes, a given number at a time."""
+    """Reads a given number of rows at a time from consecutive episodes."""
 
     def __init__(self, episodes: Iterator[Episode]):
         self._episodes = episodes
         self._left: list[np.ndarray] = []  # leaves of the rows that the next call reads first
 
     def read_into(self, target: Nest, encoder: EpisodeEncoder) -> None:
-        """Writes the next rows into leaves `[count, ...]`; leaves entries unchanged where no rows remain."""
+        """Writes the next rows into leaves `[count, ...]`; entries without a row do not change."""
         leaves = nest.leaves(target._replace(time_step=target.time_step._replace(env_id=None)))
         done, count = 0, len(leaves[0])
         while done < count:
@@ -266,7 +266,7 @@ class _RowReader:
 
 
 def packed_columns(sizes: Sequence[int], num_columns: int) -> list[list[int]]:
-    """Distributes items over columns: the largest item first, and each item into the column with the smallest total.
+    """Distributes items over columns, from the largest, each into the column with the smallest total.
 
     Args:
       sizes: sizes of the items; at least one item.

@@ -15,10 +15,10 @@ MAX_WORDS = 600  # maximum number of characters of a finding, because names in a
 
 
 class DataReport:
-    """Collects findings while episodes are read; `str` gives one page.
+    """Collects findings while episodes are read; `str` returns a page of text.
 
     Attributes:
-      num_read: number of episodes in the sources, unreadable episodes included.
+      num_read: number of episodes in the sources, including unreadable episodes.
       num_kept: number of valid episodes; each part of a split episode counts.
       num_transitions, num_terminated, num_truncated: numbers of transitions, terminations and truncations in the valid
         episodes.
@@ -39,9 +39,9 @@ class DataReport:
 
         Args:
           level: level of the message, one of `LEVELS`.
-          what: text that completes "episode 7: ..."; or a sentence, if it is not about a single episode.
+          what: text that completes "episode 7: ...", or a sentence that is not about a single episode.
           episode_id: id of the episode that the text concerns.
-          values: values `[T, ...]`, whose range is shown.
+          values: values `[T, ...]`; the report shows their range.
         """
         assert level in LEVELS
         what = printable(what)
@@ -68,7 +68,7 @@ class DataReport:
             self._ranges[name] = _widened(self._ranges.get(name), low, high)
 
     def found(self, level: str) -> dict[str, list[str]]:
-        """Returns the findings of one level: a dict from a finding's words to the ids of its episodes."""
+        """Returns the findings of one level: a dict from a finding's text to the ids of its episodes."""
         return {what: ids for (at, what), ids in self._found.items() if at == level}
 
     @property
@@ -129,7 +129,7 @@ class DataReport:
         return "\n".join(lines)
 
     def _said(self, level: str, what: str) -> str:
-        """Returns a finding's words, and the range of its values if it has any."""
+        """Returns the text of a finding, with the range of its values if it has values."""
         found_in = self._found_in.get((level, what))
         return what if found_in is None else f"{what}: its values are {_span(*found_in)}"
 
@@ -153,7 +153,7 @@ def _span(low: np.ndarray, high: np.ndarray) -> str:
 
 
 def _few(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the range of each entry if there are few entries, else one range over all of them."""
+    """Returns the range of each entry if there are few entries, else the range over all entries."""
     low, high = np.asarray(low), np.asarray(high)
     return (low, high) if low.size <= 8 else (np.fmin.reduce(low, None), np.fmax.reduce(high, None))
 

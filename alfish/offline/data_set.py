@@ -1,4 +1,4 @@
-"""alfish's own layout of episodes: a directory that holds checkpoints of some thousand transitions each.
+"""alfish's own format of episodes: a directory of checkpoint files with some thousand transitions each.
 
     data_set.json                             spaces, counts, where the data came from, the validator's report
     episodes/checkpoint-000000000000.pt, ...  whole episodes, in the stream's dtypes and the environment's units
@@ -33,7 +33,7 @@ SHARD_BYTES = 32 * 2**20  # bytes of observations and actions that are written t
 
 
 class EpisodeWriter(abc.ABC):
-    """Writer of a data set; as a context manager, it removes all files if the context ends with an error.
+    """Writes a data set. As a context manager, removes all files if the context ends with an error.
 
     Args:
       name: name of the data set, for messages.
@@ -100,7 +100,7 @@ FORMAT_VERSION = 1
 
 
 class DataSetWriter(EpisodeWriter):
-    """Writes a data set in alfish's own layout; its index stores the description that `finish` receives.
+    """Writes a data set in alfish's own format; the index file stores the description from `finish`.
 
     Args:
       directory: path of the directory, which is new or empty.
@@ -119,7 +119,7 @@ class DataSetWriter(EpisodeWriter):
             raise UsageError(
                 f"{directory} is not empty; choose another place for the data set, or move the existing one away"
             )
-        if not self._directory.name:  # because the directory is made beside its final place and then renamed
+        if not self._directory.name:  # the directory is made beside its final place and renamed
             raise UsageError(f"{directory} cannot be replaced by a data set; choose a new directory, such as data/mine")
         super().__init__(str(self._directory), temporary_of(self._directory))
         self._spaces = spaces
@@ -146,7 +146,7 @@ def packed_episodes(episodes: list[Episode]) -> dict[str, Any]:
     """Returns episodes as a nest of concatenated tensors for a checkpoint."""
 
     def joined(*leaves: np.ndarray) -> torch.Tensor:
-        # Rows of transposed arrays would keep their memory order, which readers do not accept.
+        # Contiguous, because readers do not accept the memory order of transposed arrays.
         return torch.from_numpy(np.ascontiguousarray(np.concatenate(leaves)))
 
     return {

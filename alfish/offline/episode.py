@@ -16,7 +16,7 @@ from alfish.offline.recorded_spaces import NO_SPACES, Spaces
 
 
 class Episode(NamedTuple):
-    """T transitions. Episodes of a source may violate the shapes and dtypes below; validated episodes do not."""
+    """T transitions. Validated episodes have the shapes and dtypes below; episodes of a source may violate them."""
 
     id: str  # number or name in the source, for people
     observations: Nest  # [T+1, ...] each leaf; row T is the final observation
@@ -39,12 +39,12 @@ class Unreadable(NamedTuple):
 
 
 class EpisodeSource(abc.ABC):
-    """Episodes of one file, directory or data set, read on request.
+    """Base class of sources, which read the episodes of one file, directory or data set.
 
     Attributes:
       name: name of the source, as the user gave it.
       spaces: spaces that the source declares; either may be None.
-      notes, warnings: sentences about how the data were read, and about possible faults; complete after all episodes
+      notes, warnings: sentences about the reading of the data, and about possible faults; complete after all episodes
         were read.
     """
 
@@ -90,10 +90,10 @@ def without_final_observation(
 ) -> Episode:
     """Returns an episode from arrays `[T, ...]`, which lack the final observation.
 
-    If the episode terminated, nothing needs the value of the final observation, so the last observation is repeated. If
-    the episode did not terminate, the value is needed, so the last transition is dropped, and the observation before it
-    becomes the final one. Goals of `HindsightReplay` and rewards of `ICM` do read the final observation of a terminated
-    episode.
+    If the episode terminated, the last observation is repeated, because the value of the final observation is not
+    needed. Otherwise the value is needed: the last transition is dropped, and its observation becomes the final
+    observation. Note that goals of `HindsightReplay` and rewards of `ICM` read the final observation even of a
+    terminated episode.
     """
     if len(terminated) and terminated[-1]:
         repeated = nest.map(lambda leaf: np.concatenate([leaf, leaf[-1:]]), observations)

@@ -1,7 +1,7 @@
 """Conversion of episodes to rows of the stream, and of rows to episodes.
 
-An episode of T transitions has T+1 rows. Row 0 is FIRST. Row T is LAST and has the final observation, and discount 0
-if the episode terminated, 1 if it was truncated; its action is padding. The reward of step t is in row t+1.
+An episode of T transitions has T+1 rows. Row 0 is FIRST. Row T is LAST and has the final observation; its discount is 0
+if the episode terminated, and 1 if it was truncated; its action is padding. The reward of step t is in row t+1.
 """
 
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ class EpisodeEncoder:
 
     Args:
       spaces: spaces of the environment, both known.
-      action_limit: largest magnitude of a trained Box action, in (0, 1]; larger ones are clipped, because a tanh policy
-        has infinite log-probability at +-1. `prev_action` is the executed action, unclipped.
+      action_limit: largest magnitude of a trained Box action, in (0, 1]; larger actions are clipped, because a tanh
+        policy has infinite log-probability at +-1. `prev_action` is the executed action without clipping.
     """
 
     def __init__(self, spaces: Spaces, action_limit: float):
@@ -35,7 +35,7 @@ class EpisodeEncoder:
         self._limit = action_limit
 
     def rows(self, episode: Episode) -> Experience:
-        """Returns an episode's rows: numpy arrays `[T+1, ...]` without a dimension of environments; `env_id` is 0."""
+        """Returns an episode's rows: numpy arrays `[T+1, ...]` without the dimension B; `env_id` is 0."""
         length = episode.length
         step_type = np.full(length + 1, StepType.MID, np.int32)
         step_type[0], step_type[-1] = StepType.FIRST, StepType.LAST
@@ -43,7 +43,7 @@ class EpisodeEncoder:
         discount[-1] = not episode.terminated[-1]
         taken = self._units.executed(self._units.from_environment(episode.actions))
         taken = nest.map(lambda leaf, spec: np.asarray(leaf, spec.dtype), taken, self._action_spec)
-        fields: tuple[Any, ...] = (  # arrays, which the type checker takes for tensors
+        fields: tuple[Any, ...] = (  # arrays; the declared types are tensors
             step_type,
             _shifted(np.asarray(episode.rewards, np.float32)),
             discount,
@@ -70,8 +70,8 @@ def episodes(
 ) -> Iterator[Episode]:
     """Yields the episodes in consecutive rows of one environment.
 
-    The first episode may have lost its beginning; it then starts with its oldest row. An episode without a LAST row, at
-    the newest row or where an environment was rebuilt, is truncated at its last row.
+    If the beginning of the first episode is lost, the episode starts with its oldest row. An episode without a LAST row
+    is truncated at its last row: at the newest row, or where an environment was rebuilt.
 
     Args:
       name: name of the environment; ids of episodes begin with it.

@@ -1,6 +1,6 @@
 """The format that all episodes of a data set share: structure, shapes and dtypes.
 
-An episode that differs is converted if there is only one correct conversion, and is refused otherwise.
+An episode that differs is converted if only one conversion is correct, and otherwise refused.
 """
 
 import math
@@ -45,7 +45,7 @@ class RecordedMask:
 
     @classmethod
     def of(cls, spaces: Spaces) -> "RecordedMask | None":
-        """Returns the mask in observations with these spaces, both known; None if the spaces have no mask."""
+        """Returns the mask of these spaces, both of which must be known; None if they have no mask."""
         assert spaces.observation is not None and spaces.action is not None
         reader = specs.mask_reader(specs.observation_spec(spaces.observation), specs.action_spec(spaces.action))
         return None if reader is None else cls(reader, specs.ActionUnits(spaces.action))
@@ -56,7 +56,7 @@ class RecordedMask:
     def added(self, observations: Nest, count: int) -> Nest:
         """Returns `count` observations with a mask that allows everything."""
         *parents, key = self._reader.path
-        if not isinstance(observations, dict):  # the environment's own observation, beside which the mask stands
+        if not isinstance(observations, dict):  # the environment's own observation, a leaf next to the mask
             observations = {"observation": observations}
         result = parent = dict(observations)
         for name in parents:
@@ -65,14 +65,14 @@ class RecordedMask:
         return result
 
     def forbids(self, observations: Nest, actions: Nest) -> bool:
-        """Returns whether one of the actions `[T, ...]` is forbidden at its row; observations have at least T rows."""
+        """Returns whether any of the actions `[T, ...]` is forbidden at its row; observations have at least T rows."""
         taken = self._units.from_environment(actions)
         mask = self._reader.mask(observations)[: len(nest.leaves(taken)[0])]
         return bool(self._reader.layout.forbids(mask, taken).any())
 
 
 class EpisodeForm:
-    """Converts episodes to the form that the spaces declare, or else to the form of the first episode.
+    """Converts episodes to the form of the spaces; without spaces, to the form of the first episode.
 
     Args:
       spaces: spaces of the data; either may be None.
@@ -105,7 +105,7 @@ class EpisodeForm:
         return [name for name, _ in nest.named_leaves(self._leaves["action"], "action")]
 
     def fitted(self, episode: Episode) -> Episode:
-        """Returns the episode in this form, with T+1 observations and flags that say how it ends.
+        """Returns the episode in this form, with T+1 observations and flags for its end.
 
         The length of the episode may be 0.
 
@@ -146,7 +146,7 @@ class EpisodeForm:
         return self._completed(mended, num_observations) if length else mended
 
     def _completed(self, episode: Episode, num_observations: int) -> Episode:
-        """Returns the episode with flags for its end, and with a final observation or else without its last step."""
+        """Returns the episode with flags for its end, and a final observation; drops its last step if necessary."""
         mend, id = self._report.add, episode.id
         if (episode.terminated & episode.truncated).any():
             mend("mended", "a step is both terminated and truncated; it counts as terminated", id)
@@ -185,7 +185,7 @@ class EpisodeForm:
             return rewards.astype(np.float32)
 
     def _cast(self, values: Nest, kind: str, id: str) -> Nest:
-        """Returns the values, each leaf in the dtype in which it is stored."""
+        """Returns the values with each leaf in its stored dtype."""
         values = nest.map(np.asarray, values)
         if self._leaves[kind] is None:
             self._leaves[kind] = nest.map(_guessed, values)
@@ -234,7 +234,7 @@ def _leaves(space: spaces.Space | None) -> Nest:
 
 
 def _guessed(values: np.ndarray) -> LeafForm:
-    """Returns the form that a leaf must have in all episodes, given the first episode."""
+    """Returns the form of a leaf in the first episode, which all episodes must have."""
     return LeafForm(values.shape[1:], _kept_dtype(values.dtype), None)
 
 

@@ -57,9 +57,9 @@ def check_memory(num_bytes: int, name: str) -> None:
 
 
 def stored_values(metadata: Any) -> list[tuple[str, int]]:
-    """Returns path and number of values of each column in each part of a parquet file, as its metadata declare them.
+    """Returns path and number of values of each column in each part of a parquet file, from its metadata.
 
-    Values in lists count one by one, because a compressed file may declare any number of them.
+    Each value in a list counts, because a compressed file may declare any number of values.
     """
     groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
     columns = [group.column(k) for group in groups for k in range(group.num_columns)]
@@ -67,7 +67,7 @@ def stored_values(metadata: Any) -> list[tuple[str, int]]:
 
 
 def check_nest(values: Any, name: str) -> None:
-    """Checks that a nest has at most `MAX_PARTS` parts, because shared parts of a file may be expanded without limit.
+    """Checks that a nest has at most `MAX_PARTS` parts; shared parts could otherwise expand without limit.
 
     Args:
       values: nest of dicts, tuples and lists.

@@ -1,6 +1,6 @@
 """Outputs for data sets: a directory in alfish's own layout, or a Minari data set in HDF5.
 
-For both, no files remain after an error, and the data set gets its name when it is complete (`data_set.EpisodeWriter`).
+No files remain after an error, and a data set gets its name when it is complete (`data_set.EpisodeWriter`).
 """
 
 import os
@@ -47,7 +47,7 @@ def open_writer(output: str, spaces: Spaces = NO_SPACES, env_spec: EnvSpec | Non
 
 
 def rebuildable(env_spec: EnvSpec | None) -> EnvSpec | None:
-    """Returns the spec if it can be stored in a file and gymnasium can make the environment from it, else None."""
+    """Returns the spec if a file can store it and gymnasium can make the environment from it, else None."""
     if env_spec is None or any(wrapper.kwargs is None for wrapper in env_spec.additional_wrappers):
         return None
     try:
@@ -76,8 +76,8 @@ def _groups_of_hdf5(space: Any) -> Iterator[str]:
 class MinariWriter(EpisodeWriter):
     """Writes a Minari data set with Minari's own API. Images are not compressed as JPEG.
 
-    The description that `finish` receives is stored in the metadata's entry 'alfish'. The description's 'algorithm' and
-    its 'seeds', one for each episode, are also stored in Minari's own fields.
+    The description from `finish` is stored as the metadata's entry 'alfish'. Its 'algorithm' and its 'seeds', one for
+    each episode, are also stored in Minari's own fields.
 
     Args:
       dataset_id: id of the data set, `namespace/name-v0`, in the directory `MINARI_DATASETS_PATH` or
@@ -127,7 +127,7 @@ class MinariWriter(EpisodeWriter):
             EpisodeBuffer(
                 observations=episode.observations,
                 actions=episode.actions,
-                rewards=episode.rewards,  # type: ignore[arg-type]  # arrays are written as lists are
+                rewards=episode.rewards,  # type: ignore[arg-type]  # arrays are written like lists
                 terminations=episode.terminated,  # type: ignore[arg-type]
                 truncations=episode.truncated,  # type: ignore[arg-type]
             )

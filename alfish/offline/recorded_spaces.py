@@ -20,13 +20,13 @@ class Spaces(NamedTuple):
 
 
 NO_SPACES = Spaces()
-MAX_SIZE = 2**25  # maximum number of numbers in an observation or action, all parts together
+MAX_SIZE = 2**25  # maximum total number of numbers in an observation or action
 
 MAX_WORDS = 500  # maximum number of characters of a space in a message
 
 
 class TrainedSpaces(NamedTuple):
-    """Spaces of the environment that a run was trained in, as the run's checkpoints store them."""
+    """Spaces of the environment in which a run was trained, as stored in its checkpoints."""
 
     observation: spaces.Space
     action: spaces.Space
@@ -40,14 +40,13 @@ class TrainedSpaces(NamedTuple):
 
 
 def spaces_by_policy(state: Mapping[str, Any]) -> dict[str, TrainedSpaces | None]:
-    """Returns the spaces that the policies of a run were trained in, by the policy's name.
+    """Returns the spaces in which the policies of a run were trained, by the policy's name.
 
     Args:
       state: state of a checkpoint of the run, see `Trainer.state_dict`.
 
     Returns:
-      A dict with the name '' for a run of one policy; its spaces are None in older checkpoints, which do not store
-      them.
+      A dict; a run with one policy has the name ''. Spaces are None for older checkpoints, which do not store them.
 
     Raises:
       Exception: the state does not come from `Trainer.state_dict`; `Checkpoints.load` then names the file.
@@ -96,12 +95,12 @@ def check_fit(data: Spaces, environment: Spaces, name: str, whose: str = "the en
     """Checks that data can be used as data of the environment without conversion.
 
     Observations may differ in their bounds and in the precision of floats, because algorithms see neither bounds nor
-    float64. Bounds of actions may not differ, because they define the units. The data may lack the environment's action
+    float64. Bounds of actions must be equal, because they define the units. The data may lack the environment's action
     mask.
 
     Args:
-      data: spaces of the data, which messages call `name`; None fits every space.
-      environment: spaces of the environment, which messages call `whose`; None fits every space.
+      data: spaces of the data, called `name` in messages; None fits every space.
+      environment: spaces of the environment, called `whose` in messages; None fits every space.
 
     Raises:
       UsageError: the data do not fit; the message names both spaces.
@@ -118,7 +117,7 @@ def check_fit(data: Spaces, environment: Spaces, name: str, whose: str = "the en
 
 
 def differences(data: Spaces, environment: Spaces) -> list[str]:
-    """Returns sentences on the differences that `check_fit` allows, each with both spaces."""
+    """Returns sentences about differences that `check_fit` allows, each with both spaces."""
     return [
         f"the {kind} are declared as {_shown(there)}, but the environment's are {_shown(here)}"
         for kind, there, here in zip(("observations", "actions"), data, environment)
@@ -133,7 +132,7 @@ def _shown(space: spaces.Space) -> str:
 
 
 def to_json(space: spaces.Space | None) -> Any:
-    """Returns, in JSON's types and without loss, a space that alfish can learn from; `from_json` is the inverse."""
+    """Returns a space in JSON's types without loss; `from_json` is the inverse."""
     if space is None:
         return None
     if isinstance(space, spaces.Dict):
@@ -190,7 +189,7 @@ def from_json(value: Any) -> spaces.Space | None:
 
 
 def _size(value: Any) -> int:
-    """Returns the number of entries in all Boxes of a space in JSON's types, where one number may give all bounds."""
+    """Returns the total number of entries in all Boxes of a space in JSON's types."""
     if value["type"] == "Box":
         return math.prod(value["shape"])
     parts = value.get("spaces", ())
@@ -198,7 +197,7 @@ def _size(value: Any) -> int:
 
 
 def _integers(value: Any) -> dict[str, Any]:
-    """Returns the argument `dtype` of a space of integers in JSON's types, if the dtype is not int64."""
+    """Returns the argument `dtype` for a space of integers in JSON's types, unless the dtype is int64."""
     dtype = np.dtype(value.get("dtype", "int64"))  # older files have no dtype
     if dtype.kind not in "iu":
         raise ValueError(f"{value['type']} of {dtype} is not a space of integers")
@@ -210,14 +209,14 @@ def _number(dtype: np.dtype) -> Any:
 
 
 def _bound_to_json(bound: np.ndarray) -> Any:
-    """Returns a bound in JSON's types; one number if all are equal, because an image's bounds are large."""
+    """Returns a bound in JSON's types; one number if all entries are equal, because images have many entries."""
     if bound.size and (bound == bound.flat[0]).all():
         bound = bound.flat[0].reshape(())
     return bound.astype(str).tolist() if bound.dtype.kind == "f" else bound.astype(int).tolist()
 
 
 def unmasked(space: spaces.Space) -> list[spaces.Space]:
-    """Returns a space without its action mask, in each form that observations may have; [] if it has no mask."""
+    """Returns the possible spaces of observations without the action mask; [] if there is no mask."""
     if not isinstance(space, spaces.Dict):
         return []
     rest = {key: child for key, child in space.spaces.items() if not isinstance(child, specs.ActionMask)}

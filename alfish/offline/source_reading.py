@@ -1,6 +1,6 @@
 """Reads several sources with one validator, and selects the episodes that a buffer keeps.
 
-A buffer keeps the episodes that fit, the best of them, and held-out episodes.
+Selection depends on the size, the best returns, and the fraction of held-out episodes.
 """
 
 import math
@@ -23,7 +23,7 @@ class SourceReading:
 
     Args:
       sources: sources of the episodes: `scheme:where`, or `EpisodeSource` objects.
-      environment: spaces that the data must fit; they also replace spaces that a source does not declare.
+      environment: spaces that the data must fit; also used for sources that declare no spaces.
       reward: space of the environment's reward, which the data must fit; None means unknown.
       policy: treatment of faulty episodes: 'raise', 'drop_episode' or 'warn', see `Validator`.
 
@@ -66,8 +66,8 @@ class SourceReading:
         """Yields the valid episodes.
 
         Raises:
-          UsageError: a file is so damaged that no episode is readable, or rewards do not fit the environment; after the
-            last episode also as for `Validator.finish`.
+          UsageError: no episode of a file is readable, or rewards do not fit the environment; after the last episode,
+            also as for `Validator.finish`.
         """
         for source in self.sources:
             for item in source.episodes():
@@ -90,10 +90,9 @@ def selected(
 
     Args:
       reading: reading of the sources; it is read to its end.
-      length: number of rows that all episodes may have together; the report names the episodes that do not fit. None
-        means no limit.
+      length: maximum total number of rows; the report lists episodes that do not fit. None means no limit.
       top_fraction: fraction of the fitting episodes to keep, in (0, 1]: the episodes with the greatest returns.
-      holdout_fraction: fraction of the remaining episodes to hold out, in [0, 1), at even distances.
+      holdout_fraction: fraction of the remaining episodes to hold out, in [0, 1), evenly spaced.
 
     Raises:
       UsageError: no episode fits, or no episode is left to train on.
@@ -110,7 +109,7 @@ def selected(
 
 
 def _fitting(reading: SourceReading, length: int | None) -> list[Episode]:
-    """Returns the first episodes that have at most `length` rows together."""
+    """Returns the first episodes whose total number of rows is at most `length`."""
     fitting: list[Episode] = []
     left_out: list[str] = []
     num_rows = 0
@@ -131,7 +130,7 @@ def _fitting(reading: SourceReading, length: int | None) -> list[Episode]:
 
 
 def _best(episodes: list[Episode], fraction: float) -> list[Episode]:
-    """Returns the episodes with the greatest undiscounted returns, in their order."""
+    """Returns the episodes with the greatest undiscounted returns, in the order of the sources."""
     if fraction < 1 and episodes[0].rewards.ndim > 1:
         raise UsageError(
             "OfflineBuffer.top_fraction ranks episodes by their returns, but these rewards are vectors of "
@@ -143,7 +142,7 @@ def _best(episodes: list[Episode], fraction: float) -> list[Episode]:
 
 
 def _split(episodes: list[Episode], fraction: float, name: str) -> tuple[list[Episode], list[Episode]]:
-    """Returns the episodes to train on, and the held-out episodes, which are evenly spaced."""
+    """Returns the episodes to train on, and the evenly spaced held-out episodes."""
     number = math.ceil(fraction * len(episodes))
     if number and number >= len(episodes):
         raise UsageError(

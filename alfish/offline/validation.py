@@ -1,13 +1,13 @@
-"""Checks every episode before training, corrects faults that have a unique correction, and reports all other faults.
+"""Checks every episode before training, corrects faults with a unique correction, and reports all others.
 
 Four kinds of findings:
 1. errors of form: a missing field, lengths that do not fit, a different nest or shape, a dtype that cannot be cast, an
-   episode that cannot be read, a Discrete, MultiDiscrete or MultiBinary value out of its range, an action that its
-   mask forbids. An episode with such an error can never be used.
+  unreadable episode, a Discrete, MultiDiscrete or MultiBinary value out of range, an action that its mask forbids. An
+  episode with such an error can never be used.
 2. errors of content, which the policy 'warn' lets pass: values that are not finite (kept), an end before the last step
    (the episode is split there), Box actions out of bounds (clipped).
-3. corrected faults: float64 and integers in other dtypes than the stream's (cast), both flags at once (terminated), no
-   flag at the end (truncated), T observations instead of T+1 (see `without_final_observation`), Box actions out of
+3. corrected faults: float64 and integers of other dtypes (cast), both flags at once (terminated), no flag at the end
+  (truncated), T observations instead of T+1 (see `without_final_observation`), Box actions out of
    bounds by up to 1e-6 (clipped), empty episodes (left out).
 4. warnings: see `Survey.warn`.
 """
@@ -37,13 +37,13 @@ class Survey:
 
     def __init__(self, form: EpisodeForm, report: DataReport):
         self._form, self._report = form, report
-        self._num_beginnings: dict[bytes, int] = {}  # numbers of episodes by the digest of their first observation
+        self._num_beginnings: dict[bytes, int] = {}  # number of episodes for each digest of a first observation
         self._all_rewards_zero = True
-        # Number of action entries at a bound, and number of action entries that have bounds.
+        # Numbers of action entries at a bound, and with bounds.
         self._num_at_bounds = self._num_bounded = 0
 
     def add(self, episode: Episode) -> None:
-        """Counts an episode of at least one transition."""
+        """Counts an episode with at least one transition."""
         observations, actions = list(self._form.observations(episode)), list(self._form.actions(episode))
         ranges = [(name, np.fmin.reduce(value), np.fmax.reduce(value)) for name, value, _ in observations + actions]
         ranges.append(("reward", np.fmin.reduce(episode.rewards), np.fmax.reduce(episode.rewards)))
@@ -89,24 +89,24 @@ class Survey:
 
 
 POLICIES = ("raise", "drop_episode", "warn")
-MISFIT_FRACTION = 0.9  # if at least this fraction of the episodes has errors, the data fit a different environment
+MISFIT_FRACTION = 0.9  # with at least this fraction of faulty episodes, the environment is probably the wrong one
 NO_ENVIRONMENT = "give the environment of these data with --env_id (OfflineBuffer.env_id), or write the data again"
 OTHER_ENVIRONMENT = (
     "they do not fit the given environment: give the one that they were recorded in, with the same wrappers, or write "
     "the data again"
 )
-CLIPPED_SILENTLY = 1e-6  # about the rounding error of a unit conversion in float32
+CLIPPED_SILENTLY = 1e-6  # about the rounding error of unit conversions in float32
 
 
 class Validator:
     """Checks episodes one by one.
 
     Args:
-      spaces: spaces that the data must fit; if one is None, later episodes must have the form of the first one.
-      policy: treatment of faulty episodes: 'raise' reads everything, and `finish` raises if there was an error;
-        'drop_episode' leaves out episodes with errors; 'warn' leaves out only unusable episodes.
+      spaces: spaces that the data must fit; where a space is None, later episodes must have the form of the first.
+      policy: treatment of faulty episodes: with 'raise', `finish` raises an error after all episodes were read;
+        'drop_episode' leaves out faulty episodes; 'warn' leaves out only unusable episodes.
       report: report to write to.
-      is_named: whether the spaces are those of an environment that the user named.
+      is_named: whether the spaces come from an environment that the user named.
 
     Raises:
       UsageError: the policy does not exist, or a space is not supported.
@@ -129,7 +129,7 @@ class Validator:
         self._num_unreadable = 0
 
     def check(self, item: Episode | Unreadable) -> Iterator[Episode]:
-        """Yields the usable parts of an episode: the whole episode, nothing, or the parts that it is split into."""
+        """Yields the usable parts of an episode: none, the whole episode, or the parts between its ends."""
         self.report.num_read += 1
         if isinstance(item, Unreadable):
             self._num_unreadable += 1
@@ -181,7 +181,7 @@ class Validator:
             raise UsageError(f"{report.name} has no usable episode: {why}")
 
     def _faults(self, episode: Episode) -> Iterator[tuple[str, str, np.ndarray | None]]:
-        """Yields the faults that the policy 'warn' tolerates: the fault, its treatment, the values to show."""
+        """Yields the faults that the policy 'warn' tolerates, with their treatment and the values to show."""
         named = [*self._form.observations(episode), *self._form.actions(episode)]
         for name, value in [*((name, value) for name, value, _ in named), ("reward", episode.rewards)]:
             if value.dtype.kind == "f" and not np.isfinite(value).all():
@@ -207,12 +207,12 @@ class Validator:
 
 
 def _distance(values: np.ndarray, space: Any) -> float:
-    """Returns the largest distance of values from a Box, relative to a bound's size where that is above 1."""
+    """Returns the largest distance of values from a Box, divided by the bound's absolute value if that exceeds 1."""
     if not isinstance(space, spaces.Box):
         return 0.0
     box = specs.without_vast_bounds(space)
     low, high = (bound.astype(np.float64) for bound in (box.low, box.high))
-    with np.errstate(invalid="ignore"):  # no value is outside an infinite bound
+    with np.errstate(invalid="ignore"):  # no value exceeds an infinite bound
         out = np.stack([(low - values) / np.fmax(1, np.abs(low)), (values - high) / np.fmax(1, np.abs(high))])
     return float(np.nan_to_num(out, nan=0).max(initial=0))
 
@@ -220,8 +220,7 @@ def _distance(values: np.ndarray, space: Any) -> float:
 def _split(episode: Episode) -> Iterator[Episode]:
     """Yields the parts of an episode between its ends.
 
-    The observation after an early end may be the first one of the next episode, so only the last part has a final
-    observation.
+    The observation after an early end may belong to the next episode, so only the last part has a final observation.
     """
     early = np.flatnonzero((episode.terminated | episode.truncated)[:-1]) if episode.length else ()
     if not len(early):

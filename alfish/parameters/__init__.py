@@ -1,4 +1,4 @@
-"""Parameters of constructors: their kinds and ranges, parts given by the user, and descriptions as gin text.
+"""Parameters of constructors: their kinds and ranges, the parts that users pass, and descriptions as gin text.
 
 An annotation declares what a parameter takes, and `checked` checks each call.
 """

@@ -6,8 +6,8 @@
         def __init__(self, ..., gamma: UnitInterval = 0.99, num_layers: PositiveInt = 2, mode: Literal["a", "b"] = "a"):
 
 `PPO(..., gamma=1.5)` raises "PPO.gamma is 1.5; it must be a number in [0, 1]", and reading the binding in a gin file
-raises the same error. Defaults are not checked. Values that are not plain are accepted, except for classes instead of
-objects.
+raises the same error. Defaults are not checked. Objects of other classes are accepted; a class in place of an object is
+not.
 """
 
 import collections.abc
@@ -47,7 +47,7 @@ def _checked(function: Any, owner: str) -> Any:
         try:
             bound = signature.bind(*arguments, **keywords)
         except TypeError:
-            return function(*arguments, **keywords)  # which raises Python's own TypeError
+            return function(*arguments, **keywords)  # raises Python's own TypeError
         annotations = hints(function)
         for name, value in bound.arguments.items():
             if name in annotations:

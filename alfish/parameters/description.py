@@ -1,8 +1,8 @@
 """Describes a Trainer that was built in Python as a gin configuration that rebuilds it.
 
-A part is a class or function of a module, or a `functools.partial` of one. The arguments of a partial apply to its part
-only, so each part has a separate scope: `algorithm/alfish.algorithms.PPO.gamma = 0.98`. A part without a name in gin is
-named in a comment, `# part: my_lab.nets:Net`, and registered before the text is parsed.
+A part is a class or function of a module, or a `functools.partial` of one. The arguments of a partial apply only to its
+part, so each part has a separate scope: `algorithm/alfish.algorithms.PPO.gamma = 0.98`. A part that is not registered
+in gin is named in a comment, `# part: my_lab.nets:Net`, and registered before the text is parsed.
 """
 
 import contextlib
@@ -23,19 +23,19 @@ from alfish.errors import UsageError
 from alfish.parameters import gin_internals
 from alfish.parameters.checking import checked
 
-CONFIG_FILE = "config.gin"  # file in a run's directory, with the configuration as the user gave it
-OPERATIVE_FILE = "operative_config.gin"  # file in a run's directory, with every default in force
+CONFIG_FILE = "config.gin"  # file in a run's directory with the configuration as the user wrote it
+OPERATIVE_FILE = "operative_config.gin"  # file in a run's directory with the configuration and all defaults
 PART = re.compile(r"^# part: ([\w.]+):([\w.]+)$", re.MULTILINE)
 HEADER = "# Made from a Trainer that was built in Python.\n"
 
-# Module and qualified name of each part registered here, by its name in gin.
+# Module and qualified name of each part that `register` registered, by its name in gin.
 _REGISTERED: dict[str, tuple[str, str]] = {}
 
 
 def as_gin(arguments: Mapping[str, Any]) -> str:
     """Returns the gin configuration that builds a Trainer again.
 
-    A part that cannot be described becomes a reference to `undescribed`, which raises when the part is needed.
+    A part that cannot be described becomes a reference to `undescribed`, which raises when it is called.
 
     Args:
       arguments: arguments of the Trainer, by name. Arguments that are currently bound by gin are described by their
@@ -53,7 +53,7 @@ def as_gin(arguments: Mapping[str, Any]) -> str:
 
 
 def header(text: str) -> str:
-    """Returns the comment lines for the registered parts in a gin text."""
+    """Returns the comment lines of registered parts in a gin text."""
     return "".join(
         f"# part: {module}:{name}\n"
         for selector, (module, name) in sorted(_REGISTERED.items())
@@ -65,12 +65,12 @@ def register(module: str, name: str) -> None:
     """Registers a class or function in gin, unless it is registered already.
 
     Args:
-      module: module that is imported already.
+      module: name of a module that is already imported.
       name: qualified name inside the module.
 
     Raises:
-      UsageError: the module defines no such class or function. A name that the module only imports is not accepted, so
-        that the configuration of another person cannot reach other modules through this one.
+      UsageError: the module defines no such class or function. A name that the module only imports is refused, so that
+        another person's configuration cannot reach other modules through this module.
     """
     part: Any = sys.modules[module]
     for attribute in name.split("."):
@@ -115,7 +115,7 @@ def undescribed(*args: Any, what: str = gin.REQUIRED, **kwargs: Any) -> Any:
 @gin.configurable(module="alfish")
 @checked
 def absent(*args: Any, reason: str = gin.REQUIRED, **kwargs: Any) -> Any:
-    """Placeholder for a part of a saved configuration that could not be imported, in case the policy does not need it.
+    """Placeholder for a part of a saved configuration that could not be imported, which the policy may not need.
 
     Args:
       reason: sentence of the error.
@@ -163,7 +163,7 @@ class GinWriter:
     def _value(self, value: Any, name: str) -> str:
         if isinstance(value, np.bool_ | np.str_ | np.ndarray):
             value = value.tolist()
-        if isinstance(value, numbers.Real) and type(value) is not bool:  # numpy's numbers too
+        if isinstance(value, numbers.Real) and type(value) is not bool:  # includes numpy's numbers
             value = int(value) if isinstance(value, numbers.Integral) else float(value)
         elif isinstance(value, Path):
             value = str(value)
@@ -225,7 +225,7 @@ class GinWriter:
 
 
 def _is_importable(part: Any, module: str, qualname: str) -> bool:
-    """Returns True if the module has this class or function under its own name."""
+    """Returns True if the module has this class or function under this name."""
     if module == "builtins":
         return False
     found: Any = sys.modules.get(module)
@@ -235,7 +235,7 @@ def _is_importable(part: Any, module: str, qualname: str) -> bool:
 
 
 def _bound_modules() -> set[str]:
-    """Returns the modules of everything that is bound or referred to now."""
+    """Returns the modules of all parts in the current configuration."""
     keys = (*gin_internals.bindings(), *gin_internals.referred())
     modules = {gin_internals.configurable(selector).__module__ for _, selector in keys}
     return {module for module in modules if not module.startswith("gin.")}

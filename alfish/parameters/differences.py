@@ -1,4 +1,4 @@
-"""Comparison of configurations as texts, usually without the budget and `stop_at`, because a run may be extended."""
+"""Comparison of configurations as texts. Budget and `stop_at` are usually left out, because runs may be extended."""
 
 import ast
 import difflib
@@ -37,7 +37,7 @@ QUOTED_OR_MACRO = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|%([\w./]+)"
 
 
 def values(config: str, where: str = "the configuration") -> dict[str, str]:
-    """Returns the value of each binding in a text that gin has written, by names without modules, such as 'PPO.gamma'.
+    """Returns the value of each binding in gin's own output, by names without modules, such as 'PPO.gamma'.
 
     Macros are replaced by their values.
 
@@ -52,19 +52,19 @@ def values(config: str, where: str = "the configuration") -> dict[str, str]:
 
 
 def check_macros(config: str) -> None:
-    """Raises UsageError if the macros of a text that gin has written have values that are too long, as in `values`."""
+    """Raises UsageError if macros in gin's own output have values that are too long; see `values`."""
     _without_macros(_lines(config))
 
 
 def _lines(config: str) -> list[str]:
-    """Returns the lines of a text that gin has written, in which a long value continues on indented lines."""
+    """Returns the lines of gin's own output, with indented continuation lines joined."""
     return re.sub(r"\\?\n[ \t]+", " ", config).splitlines()
 
 
 def _without_macros(lines: Sequence[str]) -> list[str]:
-    """Returns lines with the values of macros instead of macros, and without their definitions.
+    """Returns lines in which macros are replaced by their values, without the definitions of macros.
 
-    A macro that refers to itself stays.
+    A macro that refers to itself is not replaced.
 
     Raises:
       UsageError: the values have more than `MAX_EXPANDED` characters, or macros are nested more than `MAX_MACROS` deep.
@@ -87,7 +87,7 @@ def _without_macros(lines: Sequence[str]) -> list[str]:
                     raise UsageError(f"more than {MAX_MACROS} macros refer to each other, as %{name} does")
                 whole[name] = resolved(macros[name], (*within, name))
             left -= len(whole[name])
-            if left < 0:  # checked before expansion: 40 macros with two references each expand to 2**40 letters
+            if left < 0:  # checked before expansion: 40 macros with two references each would expand to 2**40 letters
                 raise UsageError(f"macros have values of more than {MAX_EXPANDED:,} characters, as %{name} has")
             return whole[name]
 
@@ -97,7 +97,7 @@ def _without_macros(lines: Sequence[str]) -> list[str]:
 
 
 def _canonical(value: str) -> str:
-    """Returns one text for equal values: integral floats as ints, lists as tuples, and dicts with sorted entries."""
+    """Returns a normal form of a value: integral floats as ints, lists as tuples, and dicts with sorted entries."""
     try:
         return pprint.pformat(_plain(literal(value)), width=sys.maxsize)
     except (ValueError, RecursionError):  # the value has a reference, or is nested too deeply
@@ -142,7 +142,7 @@ def name_of(value: str) -> str:
 
 
 def tail(name: str, length: int) -> str:
-    """Returns the last `length` parts of a name with dots, and its scope."""
+    """Returns the last `length` parts of a dotted name, with its scope."""
     scope, slash, rest = name.rpartition("/")
     return scope + slash + ".".join(rest.split(".")[-length:])
 
@@ -150,7 +150,7 @@ def tail(name: str, length: int) -> str:
 def difference(before: str, after: str, with_budget: bool = False) -> str:
     """Returns the lines that differ, as `- old` and `+ new`; '' if the configurations are equal.
 
-    The order of entries in dicts makes no difference, because older runs were saved with sorted entries.
+    The order of entries in dicts is ignored, because older runs were saved with sorted entries.
     """
     old, new = (_settings(_comparable(text), with_budget) for text in (before, after))
     changes = difflib.unified_diff(old, new, lineterm="", n=0)
@@ -163,7 +163,7 @@ def _comparable(config: str) -> str:
 
 
 def digest(config: str) -> str:
-    """Returns a hash of a configuration in gin's normal form, which sorts the entries of dicts."""
+    """Returns a hash of a configuration in gin's normal form, with sorted entries of dicts."""
     return hashlib.sha256("\n".join(_settings(config)).encode()).hexdigest()
 
 

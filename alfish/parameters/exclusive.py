@@ -9,15 +9,15 @@ from alfish.errors import UsageError
 POLL_SECONDS = 0.05
 
 _lock = threading.RLock()
-_is_long = False  # whether a thread holds the lock and will not release it soon
+_is_long = False  # whether the lock is held by a thread that will not release it soon
 
 
 @contextlib.contextmanager
 def held(brief: bool = False) -> Iterator[None]:
-    """Locks the settings for this thread within the context; a thread may nest contexts.
+    """Locks the settings for this thread within the context. Contexts may be nested.
 
     Args:
-      brief: whether the context ends soon, so that other threads wait for it.
+      brief: whether the context ends soon. Other threads then wait, and otherwise raise.
 
     Raises:
       UsageError: another thread holds the settings, in a context that is not brief.
@@ -33,13 +33,13 @@ def held(brief: bool = False) -> Iterator[None]:
 
 
 def check() -> None:
-    """Raises UsageError if another thread holds the settings; waits instead if that thread holds them briefly."""
+    """Raises UsageError if another thread holds the settings; if it holds them briefly, waits instead."""
     _acquire()
     _lock.release()
 
 
 def _acquire() -> None:
-    # Holders set and clear the flag while they have the lock, so a waiting thread has to read the flag repeatedly.
+    # A holder sets the flag while it has the lock, so a waiting thread must read the flag repeatedly.
     while not _lock.acquire(timeout=0 if _is_long else POLL_SECONDS):
         if _is_long:
             raise UsageError(

@@ -1,7 +1,7 @@
-"""Access to internal names of gin-config, which a new version may change. No other module of alfish uses such names.
+"""Access to internal names of gin-config, which new versions may change. Other modules of alfish do not use these.
 
-Each function looks up its names when it is called. So `import alfish` and Trainers built in Python work with a
-gin-config in which a name has moved; only reading a configuration raises `GinChanged`.
+Each function looks up names when it is called. If a name is missing, `import alfish` and Trainers built in Python still
+work; only reading a configuration raises `GinChanged`.
 """
 
 import contextlib
@@ -36,9 +36,9 @@ def _name_of(name: str, module: str = "gin.config") -> Any:
 
 
 def keep_sentences() -> None:
-    """Keeps gin from appending its chain of calls to the messages of alfish's errors.
+    """Prevents gin from appending its chain of calls to the messages of alfish's errors.
 
-    If this gin has no function that does so, gin's lines follow alfish's messages.
+    If this version of gin lacks the function that appends, messages keep gin's lines.
     """
     try:
         append = _name_of("augment_exception_message_and_reraise", "gin.utils")
@@ -54,9 +54,9 @@ def keep_sentences() -> None:
 
 
 def config_text() -> str:
-    """Returns the configuration in gin's normal form, with the entries of dicts in their order.
+    """Returns the configuration in gin's normal form, except that dicts are not sorted.
 
-    gin would sort the entries, but their order may be meaningful, for example for the entries of a reward.
+    The order of a dict's entries may be meaningful, for example for the entries of a reward.
     """
     if not gin.config_str():
         return ""
@@ -83,7 +83,7 @@ def _unsorted_dicts() -> Iterator[None]:
 
 
 def bindings() -> dict[Key, dict[str, Any]]:
-    """Returns the value of each bound parameter, by the key of its configurable. The mapping is not a copy."""
+    """Returns the value of each bound parameter, by the key of its configurable. Do not change the mapping."""
     return _name_of("_CONFIG")
 
 
@@ -99,13 +99,14 @@ def parsed_name(name: str) -> tuple[str, str, str]:
 
 @contextlib.contextmanager
 def rebound(values: Mapping[tuple[str, str, str], Any]) -> Iterator[Callable[[str, str, str], bool]]:
-    """Binds parameters within the context; at the end, restores all bindings and gin's record of what was read.
+    """Binds parameters within the context; on exit, restores all bindings and gin's record of read parameters.
 
     Args:
       values: values by scope, selector and parameter.
 
     Yields:
-      Function of a scope, a selector and a parameter: whether a call in the scope has left the parameter to gin.
+      Function of a scope, a selector and a parameter that returns whether a call in the scope has left the parameter to
+      gin.
     """
     config, operative = _name_of("_CONFIG"), _name_of("_OPERATIVE_CONFIG")
     before = [(part, {key: dict(own) for key, own in part.items()}) for part in (config, operative)]
@@ -134,10 +135,9 @@ def called() -> list[Key]:
 
 @contextlib.contextmanager
 def without_inherited_defaults() -> Iterator[None]:
-    """Within the context, the operative config of a class that inherits its `__init__` has only the bound parameters.
+    """Within the context, the operative config lists only bound parameters of classes that inherit their `__init__`.
 
-    Otherwise gin would note the signature's defaults for such a class, also where the base class's bindings are in
-    force.
+    Otherwise gin would also list the defaults of the signature, even where bindings of the base class apply.
     """
     config = _name_of("_OPERATIVE_CONFIG")
     whole = {key: dict(values) for key, values in config.items()}
@@ -156,7 +156,7 @@ def without_inherited_defaults() -> Iterator[None]:
 
 
 def _inherits_init(part: Any) -> bool:
-    """Returns True for a class whose `__init__` is that of a registered base class."""
+    """Returns True for a class that inherits its `__init__` from a registered base class."""
     if not inspect.isclass(part):
         return False
     owner = inspect.unwrap(part.__init__).__qualname__.rpartition(".")[0]
@@ -174,7 +174,7 @@ def configurable(selector: str) -> Any:
 
 
 def unbindable(selector: str) -> set[str]:
-    """Returns the parameters of a complete selector that cannot be bound: its `denylist`."""
+    """Returns the `denylist` of a complete selector: parameters that cannot be bound."""
     return set(_name_of("_REGISTRY")[selector].denylist or ())
 
 
@@ -195,7 +195,7 @@ def is_reference(value: Any) -> bool:
 
 
 def is_writable(value: Any) -> bool:
-    """Returns True if gin can write a value so that it can be read again; gin leaves other values out."""
+    """Returns True if gin can write a value in a form that it can read again; gin leaves other values out."""
     return _name_of("_is_literally_representable")(value)
 
 
@@ -243,14 +243,14 @@ def parsing(
     note: Callable[[Key, str, Any], None],
     instead: Callable[[str], str | None] = lambda name: None,
 ) -> Iterator[None]:
-    """Reports, within the context, the included files and the bindings that gin parses.
+    """Within the context, reports included files and the bindings that gin parses.
 
     Args:
-      find_include: context manager that takes the name of an included file and yields its path; the file is parsed
-        within it.
-      note: function that is called with each binding: key, parameter, value.
-      instead: function from the name of an unknown reference to the name that replaces it; None means that unknown
-        references are errors.
+      find_include: context manager that is called with the name of an included file, and yields its path; the file is
+        parsed within the context.
+      note: function called with (key, parameter, value) of each binding.
+      instead: function from the name of an unknown reference to its replacement; if it returns None, the reference is
+        an error.
     """
     config = importlib.import_module("gin.config")
     parse_file, bind, key_of = (_name_of(name) for name in ("parse_config_file", "bind_parameter", "ParsedBindingKey"))
@@ -286,7 +286,7 @@ def parsing(
 
 @contextlib.contextmanager
 def preferring(package: str) -> Iterator[None]:
-    """Within the context, a name that several configurables have means the configurable of `package`."""
+    """Within the context, an ambiguous name means the configurable of `package`."""
     registry = _name_of("_REGISTRY")
     get_match = registry.get_match
 
@@ -303,7 +303,7 @@ def preferring(package: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserved() -> Iterator[None]:
-    """Restores the configuration at the end, with values that a text cannot express, and with the lock."""
+    """Restores the configuration on exit, including values that a text cannot express and the lock."""
     kept = [_name_of(name) for name in ("_CONFIG", "_OPERATIVE_CONFIG", "_SINGLETONS", "_IMPORTS")]
     before, was_locked = [part.copy() for part in kept], gin.config_is_locked()
     try:

@@ -1,4 +1,4 @@
-"""Imports of modules that a configuration names, and the import policy for configurations of other people."""
+"""Imports of modules that a configuration names, and the import policy for other people's configurations."""
 
 import contextlib
 import importlib
@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from alfish.errors import UsageError, first_line, is_command
 
-# Packages whose classes and functions a run's configuration may name even without a decorator of gin. The packages hold
-# parts of Trainers, and nothing that writes files, imports modules or starts programs.
+# Packages whose classes and functions a run's configuration may name even if they are not registered in gin. They
+# contain parts of Trainers, and nothing that writes files, imports modules or starts programs.
 PART_PACKAGES = (
     "alfish.algorithms",
     "alfish.environments",
@@ -35,18 +35,18 @@ PART_PACKAGES = (
     "torch.optim",
 )
 
-# Environment variable with names of modules, separated by commas, that saved configurations may import.
+# Environment variable with the comma-separated names of modules that saved configurations may import.
 VARIABLE = "ALFISH_ALLOW_IMPORT"
 
 
 class ImportPolicy(NamedTuple):
-    """Policy on the modules that the saved configuration in force may import in addition to alfish's modules.
+    """Policy on modules outside alfish that the current saved configuration may import.
 
     Attributes:
       allowed: names of modules that the user allows.
-      own: names of modules that the run may import because this user has trained it; None for a run
-        that this user has not trained.
-      remark: reason why trained configurations are not recorded; '' if they are recorded.
+      own: names of modules that the run may import because this user has trained it; None if this user has not trained
+        it.
+      remark: reason why configurations trained by this user are not recorded; '' if they are recorded.
     """
 
     allowed: tuple[str, ...]
@@ -54,7 +54,7 @@ class ImportPolicy(NamedTuple):
     remark: str
 
     def admits(self, module: str, others: Sequence[str]) -> bool:
-        """Returns True if a module is in an allowed package, in a package of the configuration, or in `others`."""
+        """Returns True if a module is in a package of `allowed`, `own` or `others`."""
         return _is_in(module, (*others, *self.allowed, *(self.own or ())))
 
 
@@ -64,12 +64,12 @@ _POLICY: ContextVar[ImportPolicy | None] = ContextVar("policy", default=None)
 
 @contextlib.contextmanager
 def restricted(allowed: Sequence[str], own: Sequence[str] | None = None, remark: str = "") -> Iterator[None]:
-    """Restricts imports by configurations to alfish, modules imported already, and allowed modules.
+    """Within the context, configurations may import only alfish, modules already imported, and allowed modules.
 
-    Modules that the environment variable ALFISH_ALLOW_IMPORT names are allowed too.
+    The environment variable ALFISH_ALLOW_IMPORT names further allowed modules.
 
     Args:
-      allowed: names of modules or packages, or one name. A package allows its submodules.
+      allowed: names of modules or packages, or one name. Submodules of an allowed package are allowed.
       own: names of modules that the run may import, see `ImportPolicy`.
       remark: reason why trained configurations are not recorded, see `ImportPolicy`.
     """
@@ -83,40 +83,40 @@ def restricted(allowed: Sequence[str], own: Sequence[str] | None = None, remark:
 
 
 def is_restricted() -> bool:
-    """Returns True if a saved configuration is in force, which another person may have written."""
+    """Returns True if the current configuration was saved, perhaps by another person."""
     return _POLICY.get() is not None
 
 
 def is_own() -> bool:
-    """Returns True if this user wrote the configuration in force, or has trained it on this machine."""
+    """Returns True if this user wrote the current configuration, or trained it on this machine."""
     policy = _POLICY.get()
     return policy is None or policy.own is not None
 
 
 def allowed() -> tuple[str, ...] | None:
-    """Returns the modules that the user allows; None if the configuration in force is the user's own."""
+    """Returns the modules that the user allows; None if the current configuration is the user's own."""
     policy = _POLICY.get()
     return None if policy is None or policy.own is not None else policy.allowed
 
 
 def admit(module: str, where: str) -> None:
-    """Checks that a configuration may import `module`, and makes a module in the working directory importable.
+    """Checks that a configuration may import `module`; makes modules in the working directory importable.
 
     Args:
       module: dotted name of the module.
       where: file or parameter that names the module.
 
     Raises:
-      UsageError: the policy in force forbids the import. The message names `where`, and either names the flag that
-        allows the import, or says that the module does not exist here.
+      UsageError: the current policy forbids the import. The message contains `where`. It names the flag that allows the
+        import, or says that the module does not exist here.
     """
     policy = _POLICY.get()
     if policy is not None and module not in sys.modules and not policy.admits(module, ["alfish"]):
         if not _is_found(module):
             raise _absent(module, where)
         raise _refusal(module, where, "imports")
-    # The working directory is appended to sys.path, so that none of its files replaces an installed module, and only if
-    # the configuration names a module there.
+    # The working directory is added only if the configuration names a module there. It is added at the end of sys.path,
+    # so that its files do not replace installed modules.
     if _lies_here(module) and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 
@@ -124,10 +124,10 @@ def admit(module: str, where: str) -> None:
 def admit_functions(module: str, where: str) -> None:
     """Checks that a configuration may call any function of `module`.
 
-    Functions of alfish's environments, and of modules that the user allows, may be called.
+    Functions of alfish's environments and of allowed modules may be called.
 
     Raises:
-      UsageError: the policy in force allows the module only because it is imported already.
+      UsageError: the current policy allows the module only because it is already imported.
     """
     policy = _POLICY.get()
     if policy is not None and not policy.admits(module, ["alfish.environments"]):
@@ -135,7 +135,7 @@ def admit_functions(module: str, where: str) -> None:
 
 
 def import_named(module: str, where: str) -> ModuleType:
-    """Imports a module that a configuration names at `where`.
+    """Imports a module that a configuration names; `where` is the place, for messages.
 
     Raises:
       UsageError: the import is forbidden, the module does not exist, or it raises an exception.
@@ -154,13 +154,13 @@ def import_named(module: str, where: str) -> ModuleType:
 
 
 def import_part(module: str, name: str, where: str) -> None:
-    """Imports the module of a class or function that a configuration names, and that alfish has not registered.
+    """Imports the module of a class or function that a configuration names without registration in gin.
 
-    For configurations of other people, classes and functions of Python's library, of installed packages and of alfish's
-    other modules are refused even if they are imported already, because some of them run any program or write any file.
+    In other people's configurations, parts from Python's library, installed packages and other modules of alfish are
+    refused even if they are already imported: some of them can run any program or write any file.
 
     Raises:
-      UsageError: `import_named` raised it, or the policy in force forbids the name.
+      UsageError: the module cannot be imported, or the current policy forbids the name.
     """
     policy = _POLICY.get()
     is_known = module in sys.modules or _is_in(module, ["alfish"])

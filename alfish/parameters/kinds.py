@@ -1,4 +1,4 @@
-"""Kinds of values that annotations declare, and sentences for values that do not have the declared kind."""
+"""Kinds of values that annotations declare, and sentences about values of the wrong kind."""
 
 import collections.abc
 import inspect
@@ -22,8 +22,7 @@ class Range(NamedTuple):
     """Range of numbers from `low` to `high`.
 
     Attributes:
-      low, high: bounds. The bounds belong to the range unless `above` or `below` is True. Infinity never belongs to the
-        range.
+      low, high: bounds, included unless `above` or `below` is True. Infinity is never included.
       above: whether `low` is excluded.
       below: whether `high` is excluded.
     """
@@ -63,7 +62,7 @@ UnitInterval = Annotated[float, Range(0, 1)]
 OpenUnitInterval = Annotated[float, Range(0, 1, above=True, below=True)]
 Rate = Annotated[float, Range(0, 1, above=True)]
 PositiveInt = Annotated[int, Range(1)]
-LayerSize = Annotated[int, Range(1, 10**6)]  # features of a layer; a larger layer would not fit into memory
+LayerSize = Annotated[int, Range(1, 10**6)]  # number of a layer's features; a larger layer would not fit into memory
 NonNegativeInt = Annotated[int, Range(0)]
 
 
@@ -79,13 +78,13 @@ WORDS = {
     collections.abc.Mapping: "a dict",
     NoneType: "None",
 }
-# Function of a value and a kind: returns whether a reference has this kind, and None if the value is not a reference.
+# Function of a value and a kind that returns whether a reference has this kind; None if the value is not a reference.
 # `configuration.wrong_kinds` has such a function for gin's references.
 Refers = Callable[[Any, Any], "bool | None"]
 
 
 def mistake(value: Any, annotation: Any, refers: Refers = lambda value, kind: None) -> str | None:
-    """Returns a sentence about the values that a parameter takes; None if it takes, or may take, this value."""
+    """Returns a sentence about the values that a parameter takes; None if it takes, or may take, `value`."""
     kinds = members(annotation)
     if takes_schedule(kinds) and inspect.isclass(value):
         return f"it requires an object: write {value.__name__}(...)"
@@ -104,7 +103,7 @@ def takes_schedule(kinds: list[Any]) -> bool:
 
 
 def _schedule_mistake(schedule: Callable[..., Any], kinds: list[Any]) -> str | None:
-    """Returns a sentence if a schedule, at one of 11 points, is outside the parameter's range, else None."""
+    """Returns a sentence if a schedule is outside the parameter's range at one of 11 points; else None."""
     for kind in kinds:
         for one in ranges_of(kind):
             for progress in (0.0, 1.0, *(tenths / 10 for tenths in range(1, 10))):
@@ -112,14 +111,14 @@ def _schedule_mistake(schedule: Callable[..., Any], kinds: list[Any]) -> str | N
                     value = schedule(progress)
                 except TypeError:
                     return f"it must be {_plain_words(kind)}, or a function of progress (a number from 0 to 1)"
-                # A schedule may reach the excluded end of a range: a clip range may shrink to 0.
+                # A schedule may reach an excluded bound: a clip range may shrink to 0.
                 if not is_number(value) or value not in one._replace(above=False, below=False):
                     return f"at progress {progress:g} it is {shown(value)}, but it must be {_plain_words(kind)}"
     return None
 
 
 def wanted(value: Any, kinds: list[Any], refers: Refers) -> str:
-    """Returns a sentence that says which values fit these kinds, for a `value` that does not fit."""
+    """Returns a sentence about the values that fit these kinds; `value` does not fit."""
     sequence = next((kind for kind in kinds if typing.get_origin(bare(kind)) in SEQUENCES), None)
     single = [kind for kind in kinds if kind is not sequence and bare(kind) is not NoneType]
     if sequence is None or (single and not isinstance(value, (list, tuple))):
@@ -172,7 +171,7 @@ def is_fixed(sequence: Any) -> bool:
 
 
 def bare(kind: Any) -> Any:
-    """Returns the kind without its range."""
+    """Returns a kind without its range."""
     return typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
 
 
@@ -228,7 +227,7 @@ def _fits_sequence(value: Any, kind: Any, refers: Refers) -> bool:
     parts = elements(kind)
     if isinstance(value, str):
         return str in map(bare, parts)
-    if hasattr(value, "tolist"):  # an array or a tensor; an array without dimensions becomes a number
+    if hasattr(value, "tolist"):  # an array or a tensor; a 0-d array becomes a number
         return isinstance(entries := value.tolist(), list) and _fits_sequence(entries, kind, refers)
     if not isinstance(value, (list, tuple)):
         is_sequence = hasattr(value, "__iter__") or hasattr(value, "__getitem__")
@@ -245,7 +244,7 @@ def _fits_mapping(value: Any, kind: Any, refers: Refers) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Returns True for a real number, or for one in an array or tensor without dimensions."""
+    """Returns True for a real number, also in a 0-d array or tensor."""
     if isinstance(value, numbers.Number):
         return isinstance(value, numbers.Real)
     return hasattr(value, "__float__") and not getattr(value, "shape", ())
@@ -254,7 +253,7 @@ def is_number(value: Any) -> bool:
 def _is_in(value: Any, ranges: Iterable[Range], kind: type) -> bool:
     try:
         return all(value in one for one in ranges) and (kind is float or float(value).is_integer())
-    except OverflowError:  # raised for an int that is too large for a float
+    except OverflowError:  # an int that is too large for a float
         return False
 
 
@@ -284,7 +283,7 @@ def _plain_words(kind: Any) -> str | None:
 
 
 def device_named(name: str, parameter: str = "Trainer.device") -> "torch.device":
-    """Returns a device; 'auto' is a GPU if there is one.
+    """Returns a device; 'auto' means a GPU if available.
 
     Args:
       name: name of the device: 'auto', 'cpu', 'cuda' or 'cuda:N'.
@@ -293,7 +292,7 @@ def device_named(name: str, parameter: str = "Trainer.device") -> "torch.device"
     Raises:
       UsageError: the device does not exist.
     """
-    import torch  # imported here, because programs without torch use other functions of this module
+    import torch  # imported here, because other functions of this module must work without torch
 
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

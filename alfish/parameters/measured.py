@@ -1,8 +1,8 @@
-"""Schedules that follow numbers which a run has measured, in place of progress.
+"""Schedules that depend on measured numbers of the run instead of progress.
 
-The value of such a schedule is a buffer of the algorithm or part whose setting it is. So checkpoints, workers and
-compiled updates have the value, as they have other buffers. The trainer finds the schedules of an algorithm and of
-`Learner.learning_rate`, and shows them each report (`alfish.training.measured_schedules`).
+The value of such a schedule is a buffer of the algorithm or part that has the setting. Checkpoints, workers and
+compiled updates therefore contain the value. The trainer finds the schedules of an algorithm and of
+`Learner.learning_rate`, and passes each report to them (`alfish.training.measured_schedules`).
 """
 
 import abc
@@ -19,7 +19,7 @@ from alfish.parameters.schedules import Schedule, as_schedule
 
 
 class MeasuredSchedule(nn.Module, abc.ABC):
-    """A value that changes when a number is measured, whatever the progress.
+    """A value that changes with each measurement of a number, independently of progress.
 
     Args:
       scalar: name of the number in metrics.csv, such as 'evaluation/mean_return' or 'train/entropy'.
@@ -27,7 +27,7 @@ class MeasuredSchedule(nn.Module, abc.ABC):
 
     Attributes:
       scalar: the argument.
-      value: present value, 0-d float64.
+      value: current value, 0-d float64.
     """
 
     value: torch.Tensor
@@ -42,7 +42,7 @@ class MeasuredSchedule(nn.Module, abc.ABC):
 
     @torch.no_grad()
     def observe(self, measured: float) -> None:
-        """Changes the value after a measurement."""
+        """Updates the value after a measurement."""
         self.value.fill_(self.next_value(float(self.value), measured))
 
     @abc.abstractmethod
@@ -51,22 +51,22 @@ class MeasuredSchedule(nn.Module, abc.ABC):
 
         Args:
           value: value before the measurement.
-          measured: the number, finite.
+          measured: measured number, finite.
         """
 
 
 @gin.configurable(module="alfish")
 @checked
 class MeasuredLinear(MeasuredSchedule):
-    """Changes linearly from `start` to `end` while a measured number goes from `begin` to `finish`.
+    """Changes linearly from `start` to `end` as a measured number goes from `begin` to `finish`.
 
-    Outside of this range of the number, the value is constant. If the number goes back, so does the value.
+    The value is constant outside this range of the number. If the number goes back, the value goes back too.
 
     Args:
       scalar: name of the number in metrics.csv, such as 'evaluation/mean_return'.
-      start: value before the first measurement, and while the number has not passed `begin`.
-      end: value once the number has reached `finish`.
-      begin, finish: numbers between which the value changes; `finish` may be the smaller one.
+      start: value at `begin`, and before the first measurement.
+      end: value at `finish`.
+      begin, finish: numbers between which the value changes; `finish` may be smaller than `begin`.
     """
 
     def __init__(
@@ -90,16 +90,16 @@ class MeasuredLinear(MeasuredSchedule):
 @gin.configurable(module="alfish")
 @checked
 class Feedback(MeasuredSchedule):
-    """Changes by a factor with each measurement, as long as a number differs from its target.
+    """Is multiplied by a factor at each measurement, depending on a number's difference from its target.
 
         value <- value exp(rate (number - target)), between min_value and max_value
 
     Args:
       scalar: name of the number in metrics.csv, such as 'train/entropy'.
-      target: number at which the value stays.
+      target: target of the number, at which the value does not change.
       initial: value before the first measurement.
-      rate: step size of the value's logarithm, in 1 / units of the number; positive where the value must rise while the
-        number is above the target, negative where it must rise while the number is below.
+      rate: step size of the value's logarithm, in 1 / units of the number. If positive, the value rises while the
+        number is above the target; if negative, while the number is below the target.
       min_value, max_value: limits of the value.
     """
 
@@ -123,7 +123,7 @@ class Feedback(MeasuredSchedule):
 
 
 def schedule_of_progress(value: "float | Schedule", name: str) -> Schedule:
-    """Returns a schedule, as `as_schedule` does, where nothing tells what was measured.
+    """Returns a schedule like `as_schedule`, for settings that cannot follow measured numbers.
 
     Args:
       value: number or schedule.

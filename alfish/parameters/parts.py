@@ -1,4 +1,4 @@
-"""Building of a run's parts from the classes and factories that the user passed."""
+"""Builds the parts of a run from the classes and factories that the user passed."""
 
 import functools
 import inspect
@@ -13,10 +13,9 @@ from alfish.errors.user_code import calling, refuse
 from alfish.parameters import checking
 
 T = TypeVar("T")
-MAX_DEPTH = 50  # maximum depth of networks that build each other
+MAX_DEPTH = 50  # maximum depth of nested networks
 
-# Files through which a call of a factory passes. A TypeError raised in these files is about the call, not about the
-# factory's code.
+# Files that call factories. A TypeError raised in these files is about the call, not about the factory's code.
 _CALLERS = (__file__, checking.__file__, os.path.join("gin", "config.py"))
 
 
@@ -25,7 +24,7 @@ def build(factory: Callable[..., T], kind: type | tuple[type, ...], name: str, *
 
     Args:
       factory: class or function that the user has passed.
-      kind: type of the factory's result, or several types, of which messages name the first.
+      kind: type of the factory's result, or several types; messages name the first.
       name: name of the parameter in messages, such as 'Trainer.algorithm'.
       arguments, keywords: arguments of the call.
 
@@ -53,7 +52,7 @@ def build_network(
     takes: int | None = 1,
     **keywords: Any,
 ) -> Any:
-    """Builds a network that the user may replace, and checks that it has what its caller reads.
+    """Builds a network that the user may replace, and checks the attributes and methods that its caller needs.
 
     Args:
       factory: class or function that makes the network.
@@ -76,7 +75,7 @@ def build_network(
     finally:
         _depth -= 1
     has = has if takes is None else ("forward", *has)
-    # Each module has a `forward`; the base class's `forward` raises an error.
+    # Each module inherits a `forward` that raises an error.
     lacks_forward = getattr(getattr(network, "forward", None), "__func__", None) is nn.Module.forward
     missing = [one for one in has if not hasattr(network, one) or (one == "forward" and lacks_forward)]
     if missing:
@@ -92,8 +91,7 @@ def build_network(
 def _check_features(network: Any, name: str, size: int) -> None:
     """Raises UsageError if a network does not return `output_size` features.
 
-    Lazy layers get their sizes in this call. During the call modules are in eval mode; afterwards random generators are
-    restored.
+    Calls the network in eval mode, and restores random generators afterwards. Lazy layers get their sizes in this call.
     """
     import torch
 
@@ -133,7 +131,7 @@ def check_forward(network: Any, name: str, takes: int, *keywords: str) -> None:
         raise UsageError(f"{name} made {_article(type(network))}, {words}") from None
 
 
-# A network with a memory takes the memory's state, and returns the next state as its last output.
+# A network with memory also takes the state, and returns the next state as its last output.
 build_policy_value = functools.partial(build_network, has=("policy", "value", "initial_state"), takes=2)
 build_torso = functools.partial(build_network, has=("output_size", "initial_state"), takes=2)
 build_memory = functools.partial(build_network, has=("output_size", "initial_state"), takes=3)
@@ -142,8 +140,8 @@ build_memory = functools.partial(build_network, has=("output_size", "initial_sta
 def parameter_names(factory: Callable[..., Any]) -> set[str]:
     """Returns the parameter names of a function or class, including an `__init__` that gin's metaclass hides.
 
-    The result is empty without a signature: for a builtin type, or a partial with arguments that its function does not
-    take.
+    The result is empty if there is no signature, as for a builtin type, or for a partial whose function does not accept
+    its arguments.
     """
     made = getattr(factory, "func", factory)  # function inside a partial
     try:
@@ -159,7 +157,7 @@ def bound(network: Callable[..., Any], values: str, **size: int) -> Callable[...
     Args:
       network: class or function of the network.
       values: name of the kind of values, for the message.
-      size: size of the values, by the name of the parameter that takes it.
+      size: size of the values, by the name of the network's parameter.
 
     Raises:
       UsageError: the network is a class without this parameter.
@@ -173,7 +171,7 @@ def bound(network: Callable[..., Any], values: str, **size: int) -> Callable[...
 
 
 def _call(factory: Callable[..., Any], name: str, how: str, *arguments: Any, **keywords: Any) -> Any:
-    """Calls a factory. A TypeError about the call becomes a UsageError that says `how` the parameter is called."""
+    """Calls a factory. A TypeError about the call becomes a UsageError; `how` describes the correct call."""
     refusal = f"{name} cannot be called {how}"
     if hasattr(factory, "forward") and not inspect.isclass(factory):
         raise UsageError(
@@ -184,7 +182,7 @@ def _call(factory: Callable[..., Any], name: str, how: str, *arguments: Any, **k
     except TypeError as error:
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         given = {*getattr(factory, "keywords", ()), *keywords}  # also inside a partial
-        is_bound = unexpected is not None and unexpected[1] not in given  # gin bound it, see `sentences.complete`
+        is_bound = unexpected is not None and unexpected[1] not in given  # see `sentences.complete`
         if is_bound:
             raise
         if not traceback.extract_tb(error.__traceback__)[-1].filename.endswith(_CALLERS):
@@ -209,5 +207,5 @@ def _described(made: Any) -> str:
 
 def _article(kind: type | tuple[type, ...]) -> str:
     name = (kind if isinstance(kind, type) else kind[0]).__name__
-    is_spelled = name[:2].isupper()  # an abbreviation that is spelled: RLAlgorithm, MLP
+    is_spelled = name[:2].isupper()  # an abbreviation read letter by letter: RLAlgorithm, MLP
     return f"{'an' if name[0].upper() in ('AEFHILMNORSX' if is_spelled else 'AEIOU') else 'a'} {name}"

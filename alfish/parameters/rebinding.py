@@ -1,4 +1,4 @@
-"""Changes parameters of a configuration during a run, as a population of policies does."""
+"""Changes parameters of a configuration during a run, for populations of policies."""
 
 import ast
 import contextlib
@@ -18,7 +18,7 @@ ENTRY = re.compile(r"([\w./]+)\[([\w.'\"-]+)\]")  # form of `NAME[KEY]`
 
 
 class Setting(NamedTuple):
-    """A parameter in a gin scope, or an entry of the list or dict that is its value.
+    """A parameter in a gin scope, or an entry of a parameter whose value is a list or dict.
 
     Attributes:
       name: name as the user wrote it, such as 'PPO.reward_weights[1]'.
@@ -38,7 +38,7 @@ class Setting(NamedTuple):
 
         Args:
           name: name of a parameter as in a gin file, or `NAME[KEY]`.
-          scope: scope in which the parameter is bound, if its name has none.
+          scope: scope in which the parameter is bound, if `name` has no scope.
 
         Raises:
           UsageError: there is no such parameter.
@@ -54,23 +54,23 @@ class Setting(NamedTuple):
 
     @property
     def place(self) -> tuple[str, str, str]:
-        """Scope, selector and parameter, as `gin_internals.rebound` takes them."""
+        """Scope, selector and parameter, for `gin_internals.rebound`."""
         return self.scope, self.selector, self.parameter
 
     def bound(self) -> Any:
-        """Returns the value that is bound in the scope itself, not in an outer scope; None if none is bound."""
+        """Returns the value bound in exactly this scope; None if there is none."""
         return self._entry(gin_internals.bindings().get((self.scope, self.selector), {}).get(self.parameter))
 
     def configured(self) -> Any:
-        """Returns the value in force in the scope: the bound value, or else the default."""
+        """Returns the value that applies in the scope: the bound value, or the default."""
         return self._entry(self._whole())
 
     def replaced(self, number: float, whole: Any = None) -> Any:
-        """Returns the value of the parameter after a number replaces this setting.
+        """Returns the value of the parameter with this setting replaced by a number.
 
         Args:
           number: new value of the setting.
-          whole: value of the parameter in which the entry is replaced; None means the configured value.
+          whole: value of the parameter whose entry is replaced; None means the configured value.
 
         Raises:
           UsageError: the value has no such entry.
@@ -85,7 +85,7 @@ class Setting(NamedTuple):
         raise UsageError(f"{self.name} has no such entry: the value is {shown(whole)}; bind a list or dict that has it")
 
     def check(self, number: float) -> None:
-        """Raises UsageError if the parameter belongs to alfish and does not take `number` for this setting."""
+        """Raises UsageError if the parameter belongs to alfish and does not accept `number`."""
         if not self.selector.startswith("alfish."):
             return  # annotations outside alfish may differ from the accepted values
         wrapped = gin_internals.configurable(self.selector)
@@ -113,16 +113,16 @@ class Setting(NamedTuple):
 
 @contextlib.contextmanager
 def rebound(bindings: Mapping[str, str], scope: str, complete: bool = True) -> Iterator[None]:
-    """Binds parameters within the context; at the end, restores all bindings.
+    """Binds parameters within the context; restores all bindings on exit.
 
     Args:
       bindings: gin texts of numbers, by name, see `Setting.parse`.
-      scope: scope of each parameter whose name has none.
-      complete: whether the parts that are built in the context must read all parameters; if not, parameters that do
-        not exist are left out.
+      scope: scope of parameters whose name has no scope.
+      complete: whether parts built within the context must read all parameters; if not, parameters that do not exist
+        are ignored.
 
     Raises:
-      UsageError: a parameter does not exist, or nothing has read it.
+      UsageError: a parameter does not exist, or was not read.
     """
     if not bindings:
         yield
@@ -142,10 +142,10 @@ def rebound(bindings: Mapping[str, str], scope: str, complete: bool = True) -> I
 
 
 def whole_binding(binding: str) -> str:
-    """Returns the binding of an entry, `NAME[KEY] = NUMBER`, as one of the whole list or dict; keeps other bindings.
+    """Returns a binding of the whole list or dict for `NAME[KEY] = NUMBER`; returns other bindings unchanged.
 
     Raises:
-      UsageError: the value in force has no such entry.
+      UsageError: the current value has no such entry.
     """
     name, _, text = (part.strip() for part in binding.partition("="))
     if not ENTRY.fullmatch(name) or not re.fullmatch(NUMBER, text):

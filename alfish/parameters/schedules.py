@@ -1,6 +1,6 @@
-"""Values that change with training progress, which is 0 at the start and 1 when the budget is spent.
+"""Values that change with training progress. Progress is 0 at the start and 1 when the budget is spent.
 
-A parameter that takes a schedule also takes a number, which `as_schedule` converts to a constant schedule. Progress may
+A parameter that takes a schedule also takes a number; `as_schedule` converts it to a constant schedule. Progress may
 be a float or a 0-d tensor, so that a schedule works on the host, in a worker, and in a compiled update.
 """
 
@@ -18,7 +18,7 @@ Schedule: TypeAlias = Callable[[Any], Any]  # progress in [0, 1] -> value
 
 
 def as_schedule(value: "float | Schedule") -> Schedule:
-    """Returns a schedule; a number becomes a constant one."""
+    """Returns a schedule; a number becomes a constant schedule."""
     return value if callable(value) else Constant(value)
 
 
@@ -40,7 +40,7 @@ class Constant:
 @gin.configurable(module="alfish")
 @checked
 class Linear:
-    """Changes linearly from `start` to `end` while progress goes from `begin` to `finish`.
+    """Changes linearly from `start` to `end` as progress goes from `begin` to `finish`.
 
     The value is constant before `begin` and after `finish`.
     """
@@ -93,7 +93,7 @@ class Cosine:
 @gin.configurable(module="alfish")
 @checked
 class Steps:
-    """Returns `values[i]` from progress `boundaries[i-1]` on.
+    """Is piecewise constant: returns `values[i]` from progress `boundaries[i-1]` on.
 
     `values` has one entry more than `boundaries`, which ascend within (0, 1).
     """

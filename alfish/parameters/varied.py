@@ -1,6 +1,6 @@
-"""The parameters in which runs, or policies of a run, differ, and the values that each parameter may take.
+"""Parameters that differ between runs, or between policies of a run, and the values that they may take.
 
-A value is kept as gin text, so that a table, a file and a command show the same text.
+Values are kept as gin text, so that tables, files and commands show the same text.
 """
 
 import math
@@ -16,13 +16,13 @@ LISTS = ("grid", "choice")
 RANGES = ("uniform", "log", "int")
 INTEGER = r"[-+]?\d[\d_]*"
 NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-NAME = r"[\w./]+(?:\[[\w.'\"-]+\])?"  # a parameter, or an entry of its value: NAME[KEY]
-DIGITS = 6  # significant digits of a drawn number, so that people can copy it
+NAME = r"[\w./]+(?:\[[\w.'\"-]+\])?"  # a parameter, or an entry of its value, NAME[KEY]
+DIGITS = 6  # significant digits of a drawn number, few enough to copy by hand
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter in which runs differ.
+    """A parameter that differs between runs.
 
     Attributes:
       name: name in a gin file, such as `Learner.learning_rate`.
@@ -49,14 +49,14 @@ class Parameter:
 
     @property
     def examples(self) -> tuple[str, ...]:
-        """All values of a list; or the ends of a range, with a fraction between them unless it is of integers."""
+        """All values of a list; or the ends of a range, and a fraction between them if the range is not of integers."""
         if self.kind not in ("uniform", "log"):
             return self.items
         low, high = self.ends
         return *self.items, self.text(low + (high - low) / 81)
 
     def has(self, text: str) -> bool:
-        """Returns whether a text is one of the parameter's values."""
+        """Returns whether a text is a value of the parameter."""
         if not self.is_range:
             return text in self.items
         low, high = self.ends
@@ -72,7 +72,7 @@ class Parameter:
         return self.text(draw_log(low, high, generator) if self.kind == "log" else generator.uniform(low, high))
 
     def text(self, value: float) -> str:
-        """Returns the gin text of a number of the range, rounded to an integer or to `DIGITS` digits."""
+        """Returns the gin text of a number in the range, rounded to an integer or to `DIGITS` digits."""
         low, high = self.ends
         if self.kind == "int":
             return str(min(max(round(value), int(low)), int(high)))
@@ -95,7 +95,7 @@ class Parameter:
 
 
 def draw_log(low: float, high: float, generator: np.random.Generator) -> float:
-    """Returns a random number between two positive numbers, with a uniform logarithm."""
+    """Returns a log-uniform random number between two positive numbers."""
     return math.exp(generator.uniform(math.log(low), math.log(high)))
 
 
@@ -105,7 +105,7 @@ def check_range(low: float, high: float, said: str, turned: str) -> None:
     Args:
       low, high: ends of the range.
       said: the argument as the user wrote it.
-      turned: text of the range from `high` to `low`.
+      turned: text of the range with its ends swapped.
     """
     if not (math.isfinite(low) and math.isfinite(high)):
         raise UsageError(f"{said}: bounds must be finite numbers")

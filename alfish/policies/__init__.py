@@ -1,4 +1,4 @@
-"""The networks of a policy, and several policies in one run: who plays whom, their acting in games, and their parts."""
+"""The networks of a policy; and several policies in one run: their parts, their agents, and acting in games."""
 
 from alfish.policies.lineup import Lineup
 from alfish.policies.member import PolicySettings

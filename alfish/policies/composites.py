@@ -1,8 +1,8 @@
-"""Networks, batches, learners and metrics of several policies, with the interface of a single policy.
+"""Networks, batches, learners and metrics of several policies, with the same interfaces as for a single policy.
 
-The training loop uses a composite in the same way as the corresponding part of a single policy. Each policy acts and
-trains with its own random numbers, so a policy whose columns no other policy affects gives results that are equal, bit
-for bit, to those of a separate run.
+The training loop uses a composite like the corresponding part of a single policy. Each policy acts and trains with its
+own random numbers. A policy whose columns no other policy affects therefore has bitwise the same results as in a
+separate run.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ from alfish.unrollers.unroller import StepRecords
 
 
 class Named(Protocol):
-    """A policy's name and networks."""
+    """Interface with the name and the networks of a policy."""
 
     name: str
     algorithm: RLAlgorithm
@@ -32,7 +32,7 @@ class Named(Protocol):
 
 
 class GamesByPolicy:
-    """Games as the environment of several policies, with a space for each policy.
+    """Games in the form of an environment for several policies, with spaces for each policy.
 
     Args:
       games: games.
@@ -41,12 +41,12 @@ class GamesByPolicy:
     Attributes:
       games: the argument.
       observation_space, action_space: Dicts of the spaces of an agent, by policy.
-      reward_spec: spec of a reward with an entry for each policy, which evaluations report.
-      name, num_envs, stepping, remark, env_spec: attributes as of `Environment`.
+      reward_spec: spec of a reward with an entry for each policy, as in evaluations.
+      name, num_envs, stepping, remark, env_spec: attributes as in `Environment`.
     """
 
     lacks_limit = False
-    calls: Mapping[str, EnvironmentCall] = {}  # games take no calls
+    calls: Mapping[str, EnvironmentCall] = {}  # listeners cannot call games
 
     def __init__(self, games: Games, groups: Mapping[str, Any]):
         self.games = games
@@ -61,7 +61,7 @@ class GamesByPolicy:
         self.reward_spec = specs.reward_spec(list(groups))
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Raises UsageError: games take no calls of listeners."""
+        """Raises UsageError, because listeners cannot call games."""
         raise UsageError(
             f"{self.name} is a game, which takes no call of {name!r} by a listener; for a curriculum, define "
             "set_progress(progress) in the game"
@@ -69,7 +69,7 @@ class GamesByPolicy:
 
     @property
     def observation_spec(self) -> Any:
-        """Refuses unrollers for a single policy, which read this.
+        """Refuses unrollers for a single policy, which read this property.
 
         Raises:
           UsageError: always.
@@ -86,7 +86,7 @@ class GamesByPolicy:
 
 
 class Policies(nn.Module):
-    """The algorithms of all policies, as submodules by the policies' names.
+    """The algorithms of all policies, as submodules named after the policies.
 
     Args:
       members: policies, each with a `name` and an `algorithm`.
@@ -116,7 +116,7 @@ class Policies(nn.Module):
 
 
 class JointTransforms(nn.Module):
-    """The transforms of all policies, as submodules by the policies' names.
+    """The transforms of all policies, as submodules named after the policies.
 
     Args:
       members: policies, each with a `name` and `transforms`.
@@ -164,7 +164,7 @@ class JointBatches:
         return max(one.batches.warmup_env_steps for one in self._trained())
 
     def start(self, environment: GamesByPolicy) -> None:
-        """Starts the batch sources of the policies that train, which may read recorded data."""
+        """Starts the batch sources of the policies that train; these may read recorded data."""
         for member in self._trained():
             member.start()
 
@@ -182,14 +182,14 @@ class JointBatches:
 
     def add(self, experience: Mapping[str, Experience]) -> None:
         for member in self._trained():
-            # Replay gets every row, so that it has no gaps. On-policy, an unroll of a member that is not training is
-            # dropped.
+            # Replay stores every row, so that it has no gaps. On-policy, an unroll of a policy that does not train now
+            # is dropped.
             if member.is_training or not member.algorithm.on_policy:
                 with member.stream:
                     member.batches.add(experience[member.name])
 
     def chunks(self, steps: int, for_graph: bool = False) -> Iterator[tuple[Member, Iterator[Any]]]:
-        """Yields each policy that trains now, with the chunks of its minibatches."""
+        """Yields each policy that trains now, with its minibatches."""
         for member in [one for one in self._trained() if one.is_training]:
             yield member, member.batches.chunks(member.num_steps, not member.learner.is_plain)
 
@@ -255,7 +255,7 @@ class JointLearner:
                     member.learner.switch(waiting)
 
     def train(self, chunks: Any, summarize: bool = True) -> dict[str, float]:
-        """Makes the updates of each policy; returns their scalars as `NAME/loss` and so on."""
+        """Makes the updates of each policy; returns scalars with names such as `NAME/loss`."""
         scalars: dict[str, float] = {}
         for member, own in chunks:
             with member.stream:
@@ -284,7 +284,7 @@ class JointLearner:
 
 
 class JointModes:
-    """Switches the algorithms of all policies between acting and training, as `ModeSwitch` does with one."""
+    """Switches the algorithms of all policies between acting and training, like `ModeSwitch`."""
 
     def __init__(self, members: Sequence[Member]):
         self._members = members
@@ -295,7 +295,7 @@ class JointModes:
 
 
 class JointMetrics:
-    """The metrics of all policies; results are called `NAME/average_return` and so on."""
+    """The metrics of all policies; results have names such as `NAME/average_return`."""
 
     reads: tuple[str, ...] = ()
 

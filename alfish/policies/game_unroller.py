@@ -1,4 +1,4 @@
-"""The acting of several policies in games, in this process."""
+"""Acts with several policies in games, in this process."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ from alfish.unrollers.unroller import ENVIRONMENT, StepRecords, Unroller
 
 
 class Player(Protocol):
-    """A policy that acts: its name, and its seat."""
+    """Interface of a policy that acts: its name and its seat."""
 
     name: str
     seat: Seat
@@ -27,8 +27,8 @@ class Player(Protocol):
 class GameUnroller(Unroller):
     """Steps games with several policies.
 
-    In each step every policy acts in its columns, then all games step. An unroll of T steps has T rows of every column,
-    fewer where an agent has no row; a policy's rows do not depend on those of other policies, unless the games do.
+    In each step, every policy acts in its columns, then all games step. An unroll of T steps has T rows of every
+    column, or fewer where an agent has no row. The rows of a policy depend on other policies only through the games.
 
     Args:
       environment: games as the environment of all policies.
@@ -39,7 +39,7 @@ class GameUnroller(Unroller):
     Attributes:
       games, lineup: games of `environment`, and the argument.
       records: records of the last unroll by policy, for its metrics.
-      num_workers, num_segments, envs_per_worker: counts as of an `AsyncUnroller`: 1, 1, and the number of games.
+      num_workers, num_segments, envs_per_worker: counts as in `AsyncUnroller`: 1, 1, and the number of games.
     """
 
     num_workers = num_segments = 1
@@ -57,7 +57,7 @@ class GameUnroller(Unroller):
         }
 
     def start(self) -> None:
-        """Resets the games before the first unroll, and after episodes were dropped."""
+        """Resets the games, before the first unroll and after episodes were dropped."""
         if self._has_begun:
             return
         self._tell_progress()
@@ -76,8 +76,8 @@ class GameUnroller(Unroller):
           at_random: names of the policies that act with the algorithm's `random_action`.
 
         Returns:
-          Experience by policy, arrays `[length, C, ...]`, on-policy `[length+1, C, ...]`, of the C columns that the
-          policy may play; PAD rows come last.
+          Experience of each policy in the C columns that it may play: arrays `[length, C, ...]`, on-policy
+          `[length+1, C, ...]`; PAD rows come last.
 
         Raises:
           RunError: a game returned a reward or an observation that is not finite.
@@ -120,7 +120,7 @@ class GameUnroller(Unroller):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.policy_version = state["policy_version"]
-        if "seats" not in state:  # the state of an `AsyncUnroller`, after which new games begin
+        if "seats" not in state:  # the state of an `AsyncUnroller`; new games begin
             return
         continues = self.games.load_state_dict(state["environment"])
         for key, numbers in state["playing"].items():
@@ -151,13 +151,13 @@ class GameUnroller(Unroller):
             self.games.set_progress(self._algorithm.progress_number())
 
     def _is_played(self, player: Player) -> np.ndarray | None:
-        """Returns the columns of its group that a policy plays now, `[columns]` bool; None if these are fixed."""
+        """Returns a mask `[columns]` of the columns that a policy plays now, in its group; None if they are fixed."""
         if self.lineup.is_fixed:
             return None
         return self.lineup.playing[self.lineup.group[player.name]] == self.lineup.names.index(player.name)
 
     def _actions(self, key: str) -> Nest:
-        """Returns the actions of a group, arrays `[columns, ...]`, each chosen by the policy that plays the column."""
+        """Returns a group's actions, arrays `[columns, ...]`; the policy that plays a column chooses its action."""
         actions: Nest = None
         for player in self._by_group[key]:
             seat = player.seat
@@ -176,7 +176,7 @@ class GameUnroller(Unroller):
 
 
 def _own_info(info: dict[str, Any], columns: Any, is_played: np.ndarray | None) -> dict[str, Any]:
-    """Returns the info of some columns; entries of columns that are not played are marked as missing."""
+    """Returns the info of some columns; marks entries of columns that are not played as missing."""
     if not info or (type(columns) is slice and is_played is None):
         return info
     found: dict[str, Any] = {}

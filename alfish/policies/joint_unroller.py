@@ -1,4 +1,4 @@
-"""The unroller of several policies: what acts with them, and what they have collected."""
+"""The unroller of several policies: collects their rows, and counts their steps."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -22,12 +22,12 @@ class JointUnroller(Unroller):
       algorithm, transforms: networks of all policies.
       lineup: lineup of the policies.
       members: policies, in the lineup's order.
-      collector: what acts: its `unroll` and `records` are dicts by the policy's name.
+      collector: unroller that acts; its `unroll` returns, and its `records` are, dicts by the policy's name.
 
     Attributes:
-      games: games of `environment`; with workers an example, which is closed when they start.
+      games: games of `environment`; with workers an example, which is closed when the workers start.
       lineup, members, collector: the arguments.
-      records: records of the last unroll, for the metrics of each policy, in their order.
+      records: records of the last unroll for the metrics of each policy, in the order of the policies.
     """
 
     records: tuple[StepRecords, ...] | None  # type: ignore[assignment]
@@ -120,12 +120,12 @@ class JointUnroller(Unroller):
         return self.collector.stats()
 
     def rebuild(self, member: Member, bindings: Mapping[str, str], parent: Member | None = None) -> None:
-        """Builds a policy again, see `Member.rebuild` and `Member.continue_from`. Workers begin new games with it.
+        """Builds a policy again, see `Member.rebuild` and `Member.continue_from`. Workers begin new games.
 
         Args:
           member: policy to build.
           bindings: gin texts of the parameters that a population has changed, by name.
-          parent: policy whose networks it continues with; None means that its state is loaded afterwards.
+          parent: policy whose networks `member` takes; None means that the state of `member` is loaded afterwards.
         """
         if parent is None:
             member.rebuild(bindings)

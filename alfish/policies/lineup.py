@@ -1,4 +1,4 @@
-"""Assigns policies to agents: the same in all games, or drawn for each game."""
+"""Assigns policies to agents, either the same in all games or drawn for each game."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from alfish.parameters import NonNegativeFloat, NonNegativeInt, checked
 
 # Type of `Trainer.policies`, see `patterns_of`.
 PolicyPatterns = Mapping[str, Any] | Literal["each"]
-_PURPOSE = 7  # entry of the seeds of draws, so that they differ from other seeds of the run
+_PURPOSE = 7  # makes the seeds of draws differ from other seeds of the run
 
 
 @gin.configurable(module="alfish.policies")
@@ -22,27 +22,27 @@ _PURPOSE = 7  # entry of the seeds of draws, so that they differ from other seed
 class Lineup:
     """Determines the policy of each agent in each game.
 
-    An agent that only one policy may play is always played by that policy. If several policies may play an agent, one
-    of them is drawn whenever a game begins. A draw depends only on the seed, the game's number and the number of its
-    resets, so draws need not be saved and are the same in every process. The games of a worker process that has
-    replaced another one count their resets from 0 again, so the number of earlier processes is part of their draws.
+    If several policies may play an agent, one of them is drawn whenever a game begins. A draw depends only on the seed,
+    the game's number and the number of its resets. Draws are therefore the same in every process, and are not saved. If
+    a worker process is replaced, its games count resets from 0 again; the number of earlier processes is then part of
+    their draws.
 
     Args:
-      patterns: patterns of the names of agents that each policy may play, by the policy's name; see `patterns_of`.
+      patterns: patterns of the names of the agents that a policy may play, by the policy's name; see `patterns_of`.
       games: games to play.
       seed: seed of the draws.
-      weights: relative frequency of each policy among those that may play an agent, by name; 1 for others. A name
-        without its number, `past`, means each of past0, past1, ...
-      mixed: whether the agents of a game are drawn independently; if not, all agents of a group that the same policies
-        may play have the same policy in a game.
-      requires: name of a policy that plays in each game: if no agent of a game has drawn it, one of the agents that it
-        may play, each with the same probability, is given to it. None means no such policy.
+      weights: relative frequency of a policy among the policies that may play an agent, by name; 1 for policies that
+        are not named. The name `past` means each of past0, past1, ...
+      mixed: whether policies are drawn independently for each agent. If not, agents of a group that the same policies
+        may play have one common policy in each game.
+      requires: name of a policy that plays in each game. If it was not drawn for any agent of a game, it gets one of
+        the agents that it may play, chosen uniformly. None means no such policy.
 
     Attributes:
       names: names of the policies.
-      group: name of the group whose agents a policy plays, by the policy's name.
-      columns: columns of the group that a policy may play, indices in ascending order, by the policy's name.
-      is_fixed: whether every agent has one policy.
+      group: name of the group of a policy's agents, by the policy's name.
+      columns: ascending indices of the group's columns that a policy may play, by the policy's name.
+      is_fixed: whether only one policy may play each agent.
       playing: number of the policy that plays each column now, `[columns]` int, by the group's name.
 
     Raises:
@@ -69,7 +69,7 @@ class Lineup:
         self._required = self._read_required(requires)
 
     def of_worker(self, games: Games, first_game: int, generation: int) -> "Lineup":
-        """Returns the lineup of a worker's games, which draws as this lineup does for games of the same numbers.
+        """Returns the lineup of a worker's games; games of equal numbers have equal draws in both lineups.
 
         Args:
           games: games of the worker.
@@ -82,7 +82,7 @@ class Lineup:
         return own
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leaves out the games, which a worker builds itself; see `of_worker`."""
+        """Leaves out the games, because a worker builds its own; see `of_worker`."""
         return {name: value for name, value in vars(self).items() if name not in ("_games", "playing")}
 
     def _assign(self, games: Games) -> None:
@@ -106,7 +106,7 @@ class Lineup:
         }
 
     def draw(self) -> None:
-        """Draws the policies of the games that have just begun."""
+        """Draws the policies of games that have just begun."""
         if self.is_fixed:
             return
         for game in np.flatnonzero(self._games.starts).tolist():
@@ -115,10 +115,10 @@ class Lineup:
                 self.playing[key][game * len(numbers) : (game + 1) * len(numbers)] = numbers
 
     def of_game(self, *seed: int) -> dict[str, list[int]]:
-        """Returns, for each group, the number of the policy that plays each agent of a game.
+        """Returns the number of the policy of each agent in one game, by group.
 
         Args:
-          seed: numbers of at least 0 that determine the draw.
+          seed: numbers that determine the draw, each at least 0.
         """
         generator = np.random.default_rng([*seed, _PURPOSE])
         drawn = {key: self._drawn(able, generator) for key, able in self._able.items()}
@@ -135,13 +135,13 @@ class Lineup:
         return [agent for agent, able in zip(agents, self._able[key]) if number in able]
 
     def share(self, name: str) -> float:
-        """Returns the expected number of columns that a policy plays at a time."""
+        """Returns the expected number of columns that a policy plays at the same time."""
         number, key = self.names.index(name), self.group[name]
         shares = [self._share(number, key, agent) for agent, able in enumerate(self._able[key]) if number in able]
         return float(sum(shares)) * self._games.groups[key].num_games
 
     def _share(self, number: int, key: str, agent: int) -> float:
-        """Returns the probability that a policy plays an agent of a group that it may play."""
+        """Returns the probability that a policy plays an agent; the policy may play this agent."""
         able = self._able[key][agent]
         drawn = float(self._probabilities(able)[able.index(number)])
         required = self._required
@@ -150,14 +150,14 @@ class Lineup:
         units = self._units(required)
         others = [self._able[key][unit[0]] for unit in units]
         absent = [1.0 - float(self._probabilities(one)[one.index(required)]) for one in others]
-        given = float(np.prod(absent)) / len(units)  # probability that the agent is given to the required policy
+        given = float(np.prod(absent)) / len(units)  # probability of the agent for the required policy
         if number == required:
             return drawn + given
         own = 1.0 - float(self._probabilities(able)[able.index(required)])
         return drawn * (1.0 - given / own) if own else 0.0
 
     def _units(self, number: int) -> list[list[int]]:
-        """Returns the agents that a policy may play, as indices in their group; each list has agents drawn together.
+        """Returns the agents that a policy may play, as indices in their group; agents in one list are drawn together.
 
         Args:
           number: number of the policy.
@@ -170,7 +170,7 @@ class Lineup:
         return list(units.values())
 
     def _add(self, number: int, name: str, patterns: Sequence[str]) -> None:
-        """Adds a policy to those that may play the agents that its patterns match."""
+        """Adds a policy to the candidates for the agents that its patterns match."""
         fitting = {
             key: [i for i, agent in enumerate(group.agents) if any(fnmatchcase(agent, one) for one in patterns)]
             for key, group in self._games.groups.items()
@@ -217,7 +217,7 @@ class Lineup:
 
     def _drawn(self, able: Sequence[Sequence[int]], generator: np.random.Generator) -> list[int]:
         """Returns the policy of each agent of a game's group, drawn among those in `able`."""
-        # Policy drawn for each set of candidates. Agents with equal candidates share it, unless policies are mixed.
+        # Policy drawn for each set of candidates. Agents with equal candidates share the draw, unless `mixed`.
         drawn: dict[tuple[int, ...], int] = {}
         result = []
         for candidates in map(tuple, able):
@@ -228,7 +228,7 @@ class Lineup:
 
 
 def family_of(name: str) -> str:
-    """Returns the name of a policy without the number at its end, as 'past' of 'past3'; see `patterns_of`."""
+    """Returns the name of a policy without its final number: 'past' for 'past3'; see `patterns_of`."""
     return name.rstrip("0123456789")
 
 
@@ -236,13 +236,13 @@ def patterns_of(policies: PolicyPatterns | None, games: Games) -> dict[str, tupl
     """Returns the patterns of each policy's agents.
 
     Args:
-      policies: agents by policy: a pattern ('agent_*'), several patterns, or a pattern with a number of policies that
-        may all play them, such as `{'p': ('*', 4)}` for policies p0 to p3. 'each' means one policy for each agent,
-        called like it. None means one policy for all agents, called 'shared'.
-      games: games whose agents are played.
+      policies: agents of each policy: a pattern ('agent_*'), several patterns, or a pattern and a number of policies,
+        such as `{'p': ('*', 4)}` for policies p0 to p3 that may all play these agents. 'each' means one policy for each
+        agent, with the agent's name. None means one policy for all agents, called 'shared'.
+      games: games of the agents.
 
     Raises:
-      UsageError: an entry has another form, or the agents have different spaces and None is given.
+      UsageError: an entry has the wrong form, or the agents have different spaces and `policies` is None.
     """
     agents = [agent for group in games.groups.values() for agent in group.agents]
     if policies is None:
@@ -283,7 +283,7 @@ def _check_name(name: str) -> None:
         )
 
 
-# Names that have another meaning where policies are named: scopes of networks, attributes of modules, and opponents.
+# Reserved names: scopes of networks, attributes of modules, and opponents.
 _RESERVED = {"actor", "critic", "progress", "random", "training"}
 
 

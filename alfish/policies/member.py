@@ -28,7 +28,7 @@ from alfish.runs.timer import Timer
 from alfish.specs import reward_names
 from alfish.transforms import Transforms
 
-_PURPOSE = 11  # entry in the SeedSequence of streams, which makes their seeds differ from other seeds of the run
+_PURPOSE = 11  # makes the seeds of streams differ from other seeds of the run
 
 
 @gin.configurable(module="alfish.policies")
@@ -36,16 +36,16 @@ _PURPOSE = 11  # entry in the SeedSequence of streams, which makes their seeds d
 class PolicySettings:
     """Settings of one of several policies.
 
-    A policy's settings and parts are built in the gin scope of its name: `runner/Learner.learning_rate = 1e-3` is of
-    the policy `runner`, and `Learner.learning_rate` of all policies without a value of their own.
+    A policy's settings and parts are built in the gin scope of its name: `runner/Learner.learning_rate = 1e-3` applies
+    to the policy `runner`, and `Learner.learning_rate` to all policies without such a value.
 
     Args:
-      algorithm, transforms, batches, learner: arguments as of `Trainer`; None means Trainer's.
+      algorithm, transforms, batches, learner: arguments as in `Trainer`; None means the value of `Trainer`.
       trains: whether the policy learns; if not, it only acts.
-      snapshot_of: name of a policy whose networks this one has, and whose weights it receives from time to time, see
-        `Snapshots`; it only acts, and is built in the scope of the other policy. None means networks of its own.
-      seed: seed of its parameters and its random numbers; None means a seed that follows from the run's seed and from
-        the place of the policy among all.
+      snapshot_of: name of the policy of which this policy is a snapshot. A snapshot only acts, is built in the scope of
+        the other policy, and periodically receives its weights (`Snapshots`). None means not a snapshot.
+      seed: seed of the policy's parameters and random numbers; None means a seed derived from the run's seed and the
+        number of the policy.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class PolicySettings:
 
 
 def settings_of(name: str) -> PolicySettings:
-    """Returns the settings of a policy; those of `past` hold for past0, past1, ... without a value of their own."""
+    """Returns the settings of a policy; for past0, settings that are not bound in its scope come from `past`."""
     with gin.config_scope(name):
         own = build(PolicySettings, PolicySettings, f"{name}/PolicySettings")
     family = family_of(name)
@@ -98,34 +98,34 @@ def built_as(name: str) -> tuple[str, PolicySettings]:
 
 
 class Member:
-    """One of several policies, with the parts of a run that belong to it.
+    """One of several policies, with its parts of the run.
 
     Args:
       name: name of the policy.
-      number: place of the policy among all, from 0.
+      number: index of the policy among all policies, from 0.
       lineup: lineup of all policies.
       games: games to play.
-      defaults: Trainer's values of the settings that a policy may have of its own.
+      defaults: values of `Trainer` for settings that a policy may override.
       metrics: factories of metrics; None means `DEFAULT_METRICS`.
       seed: seed of the run.
       device: device of the networks.
-      progress: progress of the run, which all policies share, float64 0-d.
+      progress: progress of the run, shared by all policies, float64 0-d.
       bindings: gin texts of parameters that a population has changed, by name; see `parameters.rebinding`.
 
     Attributes:
       bindings: the argument.
       group: group of the policy's agents.
       trains: whether the policy learns.
-      is_training: whether the policy learns now; `AlternateTraining` writes it. While False, the steps of the policy
-        are not counted.
-      snapshot_of: name of the policy whose weights this one receives; None means its own.
+      is_training: whether the policy learns now; set by `AlternateTraining`. While False, the steps of the policy are
+        not counted.
+      snapshot_of: name of the policy whose snapshot this policy is; None means not a snapshot.
       algorithm, transforms, batches, seat, learner, metrics: parts of the policy.
       modes: switch between acting and training.
-      stream: random numbers of the policy, in which it is built, acts and trains. In workers, it acts with others that
-        follow from the seed of these.
+      stream: random numbers with which the policy is built, acts and trains. In workers, it acts with random numbers
+        derived from the same seed.
       num_steps: number of environment steps of the policy so far.
       num_columns: number of columns of the policy's experience; set by `spread`.
-      steps_per_step: expected number of environment steps of the policy in a step of all games of an unroll; set by
+      steps_per_step: expected number of environment steps of the policy when all games of an unroll step once; set by
         `spread`.
 
     Raises:
@@ -148,7 +148,7 @@ class Member:
         self.name, self.num_steps = name, 0
         self.bindings = dict(bindings or {})
         self._given = number, lineup, games, defaults, metrics, seed, device, progress
-        self._repeated: dict[str, Callable[[Member], None]] = {}  # calls that a rebuilt policy receives again, by name
+        self._repeated: dict[str, Callable[[Member], None]] = {}  # calls to repeat for a rebuilt policy, by name
         self.group: Group = games.groups[lineup.group[name]]
         has_gaps = games.has_gaps or not lineup.is_fixed
         settings = settings_of(name)
@@ -172,12 +172,12 @@ class Member:
         self.modes = ModeSwitch(self.algorithm, self.learner.frozen.modules)
 
     def spread(self, scale: float, num_workers: int, num_segments: int) -> None:
-        """Receives the number of processes in which the policy acts, and makes its metrics.
+        """Sets the number of processes in which the policy acts, and makes its metrics.
 
         Args:
-          scale: number of games in each process, divided by the number of games that the policy was built for.
+          scale: ratio of the number of games in each process to the number of games that the policy was built for.
           num_workers: number of processes.
-          num_segments: expected number of segments, each from one process, in an unroll of the run.
+          num_segments: expected number of segments in an unroll of the run, each from one process.
         """
         self._repeated["spread"] = lambda new: new.spread(scale, num_workers, num_segments)
         _, lineup, games, _, metrics, *_ = self._given
@@ -198,7 +198,7 @@ class Member:
           UsageError: the policy trains and has no parameters.
         """
         self._repeated["plan"] = lambda new: new.plan(unroll_length, num_unrolls)
-        if not self.trains:  # a replay that is never used would take memory
+        if not self.trains:  # an unused replay would take memory
             return
         if not any(parameter.requires_grad for parameter in self.algorithm.parameters()):
             raise UsageError(
@@ -214,7 +214,7 @@ class Member:
             self.learner.plan(num_unrolls * self.batches.updates_per_iteration, self.batches.rows_per_update)
 
     def start(self) -> None:
-        """Lets the source of batches read what it needs."""
+        """Starts the source of batches, which may read recorded data."""
         self._repeated["start"] = Member.start
         self.batches.start(self.seat.environment)
 
@@ -224,26 +224,26 @@ class Member:
         self.seat.time(timer)
 
     def rebuild(self, bindings: Mapping[str, str]) -> None:
-        """Builds the parts again, in their initial states, with other values of some parameters.
+        """Builds the parts again, in their initial states, with new values of some parameters.
 
         Args:
-          bindings: gin texts of the parameters, by name; all others have the values of the configuration.
+          bindings: gin texts of the new values, by parameter; others keep their configured values.
         """
         self._become(self._rebuilt(bindings))
 
     def continue_from(self, parent: "Member", bindings: Mapping[str, str]) -> None:
-        """Continues with the networks of a policy, which may be this one, and with other values of some parameters.
+        """Continues from the networks of `parent`, which may be this policy, with new values of some parameters.
 
-        The parts are built again, as in a resumed run. Networks, transforms and optimizers then have the state of the
-        parent. Rows, metrics, counts and random numbers stay this policy's own, and so do the weights of a vector
-        reward, which are a setting. If building or loading raises, nothing has changed.
+        The parts are built again, as in a resumed run. Networks, transforms and optimizers get the state of the parent.
+        The policy keeps its own rows, metrics, counters, random numbers and reward weights. If building or loading
+        raises, nothing has changed.
 
         Args:
           parent: policy with networks of the same shapes.
-          bindings: gin texts of the parameters, by name; all others have the values of the configuration.
+          bindings: gin texts of the new values, by parameter; others keep their configured values.
 
         Raises:
-          UsageError: the new parts have tensors of other shapes than those of the parent.
+          UsageError: shapes of tensors differ between the new parts and the parent.
         """
         new = self._rebuilt(bindings)
         if difference := new.difference(parent):
@@ -268,7 +268,7 @@ class Member:
         self._become(new)
 
     def difference(self, other: "Member") -> str:
-        """Returns words about the first tensor that this policy cannot take from another one; '' if there is none."""
+        """Returns a description of the first tensor that this policy cannot take from `other`; '' if there is none."""
         here, there = _forms(self), _forms(other)
         for name in here | there:
             if here.get(name) != there.get(name):
@@ -286,16 +286,16 @@ class Member:
         return new
 
     def _become(self, new: "Member") -> None:
-        """Takes the parts of another object, because all others hold this one."""
+        """Takes the parts of `new`; other objects keep their references to this object."""
         vars(self).update(vars(new))
 
     def observe(self, experience: Experience) -> None:
-        """Lets the transforms observe the rows of an unroll."""
+        """Calls the transforms' `observe` with the rows of an unroll."""
         with self.stream:
             observe(self.algorithm, self.transforms, experience)
 
     def after_iteration(self, experience: Experience, observes: bool) -> None:
-        """Shows the rows of an unroll to the algorithm, and to the transforms if these observe all unrolls."""
+        """Passes the rows of an unroll to the algorithm, and to the transforms if they observe all unrolls."""
         with self.stream:
             after_iteration(self.algorithm, self.transforms, experience, observes)
 
@@ -304,7 +304,7 @@ class Member:
         return TrainedSpaces(self.group.observation_space, self.group.action_space, self.group.reward_spec)
 
     def _source(self, name: str | None, lineup: Lineup) -> str | None:
-        """Returns the name of the policy of which this one is a snapshot, after checking that there is one."""
+        """Checks and returns the name of the policy of which this policy is a snapshot."""
         if name is not None and lineup.group.get(name) != lineup.group[self.name]:
             others = [one for one in lineup.names if lineup.group[one] == lineup.group[self.name] and one != self.name]
             raise UsageError(
@@ -314,7 +314,7 @@ class Member:
         return name
 
     def _make_metrics(self, metrics: Sequence[Callable[[], Any]], num_columns: int) -> Metrics:
-        """Returns the metrics of the policy's columns in all processes, and tells its seat what they read."""
+        """Returns the metrics of the policy's columns in all processes; tells the seat which data they read."""
         names, weights = reward_names(self.group.reward_spec), self.algorithm.reward_weights
         made = Metrics([metric() for metric in metrics], num_columns, objectives=names, reward_weights=weights)
         self.seat.shown = made.reads
@@ -340,7 +340,7 @@ class Member:
 
 
 def _forms(member: Member) -> dict[str, str]:
-    """Returns the shape and dtype of each tensor that another policy may take, and the name of each optimizer."""
+    """Returns shape and dtype of each tensor that another policy may take, and the class of each optimizer."""
     transforms = {f"transforms.{name}": value for name, value in member.transforms.state_dict().items()}
     forms = {
         name: f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"

@@ -1,4 +1,4 @@
-"""The networks of a policy, an algorithm and the transforms before it: built, loaded, and shown the rows of unrolls."""
+"""Builds and loads the networks of a policy: an algorithm and its transforms; passes the rows of unrolls to them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,16 +28,16 @@ def make_networks(
     reward_spec: spaces.Box,
     device: torch.device | str,
 ) -> tuple[RLAlgorithm, Transforms]:
-    """Builds an algorithm and the transforms before it, with initial parameters.
+    """Builds an algorithm and its transforms, with initial parameters.
 
     Args:
-      algorithm: class or factory, which takes (observation_spec, action_spec, reward_spec).
-      transforms: transform classes, the first one applied first.
+      algorithm: class or factory of the algorithm; called with (observation_spec, action_spec, reward_spec).
+      transforms: classes or factories of transforms, in the order in which they are applied.
       observation_spec, action_spec, reward_spec: specs of the environment.
-      device: device of algorithm and transforms.
+      device: device of the algorithm and the transforms.
 
     Raises:
-      UsageError: a factory makes an object of another class, or one that breaks its contract.
+      UsageError: a factory makes an object of the wrong class, or an object that breaks its contract.
     """
     chain = Transforms(transforms, observation_spec, reward_spec, action_spec).to(device)
     specs = chain.observation_spec, action_spec, chain.reward_spec
@@ -54,7 +54,7 @@ def load_networks(
     """Loads the weights and statistics of a checkpoint.
 
     Args:
-      algorithm, transforms: modules, whose weights and statistics are overwritten.
+      algorithm, transforms: modules whose weights and statistics are overwritten.
       state: state in the checkpoint, see `Trainer.state_dict`.
       root_dir: directory of the run, for the message.
 
@@ -76,7 +76,7 @@ def load_networks(
 
 
 def chosen_policy(names: Sequence[str], name: str | None, root_dir: str | Path) -> str:
-    """Returns the name of the policy that a caller means, among the policies of a run.
+    """Returns the name of the policy that a caller asks for.
 
     Args:
       names: names of the policies; only '' in a run of one policy.
@@ -84,7 +84,7 @@ def chosen_policy(names: Sequence[str], name: str | None, root_dir: str | Path) 
       root_dir: directory of the run, for messages.
 
     Raises:
-      UsageError: there is no such policy, or there are several and no name.
+      UsageError: there is no such policy, or `name` is None and there are several policies.
     """
     if name is None and len(names) == 1:
         return names[0]
@@ -97,7 +97,7 @@ def chosen_policy(names: Sequence[str], name: str | None, root_dir: str | Path) 
 
 
 def state_of_policy(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Returns the part of a checkpoint's state that `load_networks` loads into a policy; '' names the only policy."""
+    """Returns the part of a checkpoint's state for `load_networks` of a policy; '' is the only policy."""
     if not name:
         return state
     prefix = f"{name}."
@@ -110,12 +110,12 @@ def state_of_policy(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def observe(algorithm: RLAlgorithm, transforms: Transforms, experience: Experience) -> None:
-    """Lets transforms observe the rows of an unroll."""
+    """Calls `observe` of the transforms with the rows of an unroll."""
     _observe(algorithm, transforms, _in_line(experience))
 
 
 def after_iteration(algorithm: RLAlgorithm, transforms: Transforms, experience: Experience, observes: bool) -> None:
-    """Shows the rows of an unroll to an algorithm, and to its transforms if these observe all unrolls.
+    """Passes the rows of an unroll to an algorithm, and to its transforms if they observe all unrolls.
 
     Args:
       algorithm, transforms: networks that trained on the rows.
@@ -137,6 +137,6 @@ def _in_line(experience: Experience) -> Experience:
 
 
 def _observe(algorithm: RLAlgorithm, transforms: Transforms, experience: Experience) -> None:
-    # On-policy, row 0 was the extra row of the previous unroll; statistics count each row once.
+    # On-policy, row 0 was the last row of the previous unroll; statistics count each row once.
     num_seen = 1 if algorithm.on_policy else 0
     transforms.observe(experience.time_step, experience.transform_state, num_seen)

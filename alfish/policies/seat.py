@@ -1,4 +1,4 @@
-"""Acts for one policy in its columns of games, and makes the rows on which it trains."""
+"""Acts for one policy in its columns of games, and collects the rows on which it trains."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from alfish.unrollers.sync import SyncUnroller, UnrollStart
 
 
 class Columns(Environment):
-    """Columns of a group of agents, as environments that another object steps.
+    """Columns of a group of agents, in the form of environments that are stepped elsewhere.
 
     Args:
       games: games of the group.
@@ -52,12 +52,12 @@ class Columns(Environment):
 class Seat(SyncUnroller):
     """Acts for one policy in the columns that it may play.
 
-    A `JointUnroller` calls `begin`, then `choose` and `arrive` for each step, then `finish`, each with the random
-    numbers of `stream`. Where another policy plays a column, or an agent has no row, the row is PAD. Rows of a column
-    are closed up at the end of an unroll, so PAD rows come last, as the stream has them.
+    The unroller calls `begin`, then `choose` and `arrive` for each step, then `finish`, each with the random numbers of
+    `stream`. Where another policy plays a column, or an agent has no row, the row is PAD. At the end of an unroll, PAD
+    rows are moved to the ends of columns.
 
-    A row whose action was executed trains in one unroll only, on-policy too: if the row after it comes in a later
-    unroll, because other agents have their turns, then the later unroll begins with the row.
+    A row whose action was executed trains in exactly one unroll, also on-policy. If the next row comes in a later
+    unroll, because other agents have their turns, the later unroll begins with the waiting row.
 
     Args:
       games: games to play.
@@ -65,7 +65,7 @@ class Seat(SyncUnroller):
       columns: indices of the policy's columns in the group.
       algorithm, transforms: networks of the policy.
       stream: random numbers of the policy.
-      has_gaps: whether a column may have no row for the policy in some step.
+      has_gaps: whether the policy may have no row in some columns and steps.
       first_env_id: `env_id` of the first column.
       acting: other settings of `SyncUnroller`.
 
@@ -94,14 +94,15 @@ class Seat(SyncUnroller):
         self._start = UnrollStart(False, None, None)
         self._rows: list[tuple[TimeStep, Nest, Nest]] = []
         self._infos: list[tuple[int, dict[str, Any]]] = []
-        # On-policy with gaps: which columns wait for the row after their last action `[C]`; the leaves of those rows
-        # `[C, ...]`, time step, action and info; and the leaves of the states there. None if no column waits.
+        # On-policy with gaps: a mask `[C]` of columns that wait for the row after their last action; the leaves
+        # `[C, ...]` of the waiting rows (time step, action, info); and the leaves of the states at these rows. None if
+        # no column waits.
         self._waiting: tuple[np.ndarray, list[Any], list[torch.Tensor]] | None = None
-        # Leaves of the states of policy and transforms at the last row of each column.
+        # Leaves of the states of the policy and the transforms at the last row of each column.
         self._states_at_row: list[torch.Tensor] | None = None
 
     def place(self, time_step: TimeStep, is_played: np.ndarray | None) -> TimeStep:
-        """Selects this policy's rows from the rows of its group; their step type is PAD where another policy plays."""
+        """Returns this policy's rows out of its group's rows; the step type is PAD where another policy plays."""
         rows = time_step if type(self.columns) is slice else nest.at(time_step, self.columns)
         if is_played is not None:
             step_type = np.where(is_played[self.columns], rows.step_type, np.int32(StepType.PAD))
@@ -131,7 +132,7 @@ class Seat(SyncUnroller):
             before = nest.tensors(before, self._device)
             kept = self._states_at_row or nest.leaves(before)
             self._states_at_row = [_where(is_absent, *pair) for pair in zip(kept, nest.leaves(before))]
-            # An agent without a row keeps its memory.
+            # The memory of an agent without a row does not change.
             after = nest.tensors((step.state, transform_state), self._device)
             self._state, self._transform_state = nest.where(is_absent, before, after)
         return nest.arrays(step.output)
@@ -142,8 +143,8 @@ class Seat(SyncUnroller):
         Args:
           rows: rows of the policy.
           info: gymnasium's info of the step.
-          broken: columns of the group whose game has failed and was built again, bool: the episodes of these columns
-            end with the rows that were acted from. None means no columns.
+          broken: mask of the group's columns whose game has failed and was built again. The episodes of these columns
+            end with the rows before this step. None means no columns.
         """
         if broken is not None:
             seen, *others = self._rows[-1]
@@ -157,7 +158,7 @@ class Seat(SyncUnroller):
         """Returns the rows of the unroll, and sets `records`."""
         newest: TimeStep | None = self.time_step
         if self._algorithm.on_policy:
-            step, _ = self.act()  # the next unroll acts from this row again
+            step, _ = self.act()  # the next unroll acts again from this row
             self._rows.append((self.time_step, step.output, step.info))
             newest = None
         time_step, *others = rollouts.stacked(self._rows)
@@ -169,7 +170,7 @@ class Seat(SyncUnroller):
     def _closed_up(self, time_step: TimeStep, others: Nest) -> tuple[TimeStep, Nest]:
         """Moves PAD rows to the ends of columns.
 
-        On-policy, rows whose next row is still missing are kept for the next unroll.
+        On-policy, rows without a next row are kept for the next unroll.
         """
         leaves, structure = nest.flatten((time_step, *others))
         state, transform_state = self._start.state, self._start.transform_state
@@ -192,7 +193,7 @@ class Seat(SyncUnroller):
         return rows[0], list(rows[1:])
 
     def _keep_waiting(self, rows: Nest, is_absent: np.ndarray) -> None:
-        """Keeps the last row of the columns that have no newest row, if an action was executed there."""
+        """Keeps the last row of columns without a newest row, if an action was executed there."""
         step_type = rows[0].step_type
         number = (step_type != StepType.PAD).sum(0)
         last = nest.at(rows, (np.maximum(number - 1, 0), np.arange(len(number))))
@@ -213,7 +214,7 @@ class Seat(SyncUnroller):
 
         Args:
           state: state that `state_dict` returned.
-          continues: whether the games continue; if not, the episodes under way are truncated.
+          continues: whether the games continue; if not, the current episodes are truncated.
         """
         self._handed.continues = continues
         super().load_state_dict(state)
@@ -225,12 +226,12 @@ class Seat(SyncUnroller):
 
 
 def _with_row(leaf: np.ndarray, row: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Returns rows `[T, C, ...]` with another row 0 in some columns."""
+    """Returns rows `[T, C, ...]` with row 0 replaced in some columns."""
     leaf = leaf.copy()
     leaf[0, columns] = row[columns]
     return leaf
 
 
 def _where(rows: torch.Tensor, chosen: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Returns `chosen` in some rows `[C]` bool, and elsewhere `others`, `[C, ...]` each."""
+    """Returns `chosen` where `rows` (`[C]` bool) is True, else `others`, `[C, ...]` each."""
     return torch.where(nest.widened(rows, others), chosen, others)

@@ -1,4 +1,4 @@
-"""Several policies that act in workers: as the trainer sees them, as a worker receives them, and their unroller."""
+"""Several policies that act in workers: in the trainer, as sent to a worker, and their unroller in the worker."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,15 +25,15 @@ from alfish.unrollers.workers.worker_process import EnvironmentFailure, StepWatc
 
 
 class SentMember(NamedTuple):
-    """A policy as a worker receives it.
+    """A policy in the form in which a worker receives it.
 
     Attributes:
       name, trains: attributes of the `Member`.
-      seed: seed of its random numbers.
-      changes: whether its networks change during a run.
+      seed: seed of the policy's random numbers.
+      changes: whether the policy's networks change during a run.
       algorithm, transforms: networks of the policy.
-      shown, stores_states: settings of its seat, see `Unroller`.
-      keeps_infos: whether its records have infos.
+      shown, stores_states: settings of the policy's seat, see `Unroller`.
+      keeps_infos: whether the policy's records have infos.
     """
 
     name: str
@@ -48,7 +48,7 @@ class SentMember(NamedTuple):
 
 
 class SeveralPolicies(Acting):
-    """The policies of a run of several.
+    """The policies of a run with several policies.
 
     Args:
       lineup: lineup of the policies.
@@ -118,7 +118,7 @@ class SentSeveral(SentPolicies):
         return [(member.algorithm, member.transforms) for member in self._members]
 
     def changing(self) -> Sequence[tuple[RLAlgorithm, Transforms]]:
-        """Returns the networks of policies that train, and of their snapshots."""
+        """Returns the networks of the policies that train, and of their snapshots."""
         return [(member.algorithm, member.transforms) for member in self._members if member.changes]
 
     def make_unroller(self, environment: Games, setup: Setup, watch: StepWatch) -> "JointWorkerUnroller":
@@ -136,14 +136,14 @@ class WorkerPlayer:
     """A policy that acts in a worker.
 
     Args:
-      member: policy, as it was sent.
+      member: policy that the worker received.
       games: games of the worker.
       lineup: lineup of the games.
       setup: settings of the worker.
 
     Attributes:
       name, trains, algorithm, transforms: attributes of `member`.
-      seat: seat of the policy, whose random numbers follow from the seed of the policy and from the process.
+      seat: seat of the policy; its random numbers are derived from the seed of the policy and the process.
     """
 
     def __init__(self, member: SentMember, games: Games, lineup: Lineup, setup: Setup):
@@ -162,7 +162,7 @@ class WorkerPlayer:
 
 
 class JointWorkerUnroller(GameUnroller):
-    """GameUnroller that reports its activity and has games that fail built again.
+    """`GameUnroller` that reports its activity, and builds failed games again.
 
     Args:
       arguments: arguments of `GameUnroller`; players are `WorkerPlayer`s.
@@ -180,13 +180,13 @@ class JointWorkerUnroller(GameUnroller):
         """Returns the records of each policy, and the rows if the policy trains; see `SentPolicies.make_unroller`."""
         try:
             found = self.unroll(length, at_random or ())
-        except RunError as error:  # a row that is not finite, of games that cannot be built again
+        except RunError as error:  # games with a row that is not finite cannot be built again
             raise EnvironmentFailure from error
         assert self.records is not None
         return [(found[one.name] if one.trains else None, self.records[one.name]) for one in self._players]  # type: ignore[attr-defined]
 
     def make_calls(self, calls: Sequence[EnvironmentCall]) -> None:
-        """Does nothing, because games take no calls; see `GamesByPolicy.call`."""
+        """Does nothing, because listeners cannot call games; see `GamesByPolicy.call`."""
 
     def _report(self, game: int, error: BaseException) -> None:
         self._watch.report(self._first_game + game, error, self.games.name)

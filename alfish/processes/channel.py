@@ -1,4 +1,4 @@
-"""Messages between two processes of a run, pickled, over a socket."""
+"""Pickled messages between two processes of a run, over a socket."""
 
 import contextlib
 import io
@@ -20,7 +20,7 @@ NOT_IMPORTABLE = (
 
 
 def to_bytes(thing: Any, name: str) -> bytes:
-    """Pickles an object for another process. Tensors are copied to the CPU, each without the rest of its storage.
+    """Pickles an object for another process. Tensors are copied to the CPU, without unused parts of their storage.
 
     Raises:
       UsageError: another process could not import a part of the object; the message names the part.
@@ -39,7 +39,7 @@ def to_bytes(thing: Any, name: str) -> bytes:
 
 
 def from_bytes(data: bytes) -> Any:
-    """Inverse of `to_bytes`. Use it for bytes of this run's processes only: unpickling can execute any code."""
+    """Inverse of `to_bytes`. Use it only for bytes from processes of this run: unpickling can execute any code."""
     return pickle.loads(data)
 
 
@@ -81,16 +81,15 @@ def _tensor(
     return torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_(requires_grad)
 
 
-LENGTH = struct.Struct("<q")  # number of bytes of the message that follows
+LENGTH = struct.Struct("<q")  # number of bytes of the next message
 
 
 class Channel:
     """Whole messages in both directions between the trainer and one worker.
 
-    Only these two processes hold the ends of the channel. So the death of the peer closes it, and no third process can
-    leave it locked. `multiprocessing.connection.Connection` has the same framing, but its `recv` blocks on a message
-    of which only the first part has arrived: a worker that was stopped in the middle of a message would block the
-    trainer. `drain` never blocks.
+    Only these two processes have ends of the channel. The death of one process therefore closes it, and no third
+    process can lock it. `multiprocessing.connection.Connection` has the same framing, but its `recv` blocks on an
+    incomplete message: a worker that is suspended while it sends would block the trainer. `drain` does not block.
 
     Args:
       end: connected stream socket.

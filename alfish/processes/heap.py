@@ -1,9 +1,8 @@
 """Makes the C library keep freed memory instead of returning it to the system after each update.
 
-By default, glibc returns freed memory to the system at once if it is at the end of the heap, or belongs to an array
-above a size limit, which glibc itself raises over time. Each update allocates and frees the same arrays. The system
-then takes a page fault for each 4 KiB of these arrays, and fills the page with zeros, which can take longer than the
-update.
+By default, glibc returns freed memory to the system if it is at the end of the heap, or belongs to an array above a
+size limit. Each update allocates and frees the same arrays. The system then handles a page fault for each 4 KiB of
+these arrays, and fills the page with zeros, which can take longer than the update.
 """
 
 import ctypes
@@ -13,8 +12,8 @@ import sys
 
 # Parameters of mallopt in glibc's malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-KEPT_BYTES = 1 << 28  # bytes of free memory at the end of the heap: more than an update of wide networks frees
-MAPPED_BYTES = 1 << 25  # size from which freed arrays are returned to the system, in bytes; glibc's own largest limit
+KEPT_BYTES = 1 << 28  # largest free memory at the end of the heap in bytes, more than an update of wide networks frees
+MAPPED_BYTES = 1 << 25  # size from which freed arrays are returned to the system; the largest limit of glibc
 VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 

@@ -1,4 +1,4 @@
-"""Activity of a worker and the time since it began, in shared memory, so that the trainer can read them at any time."""
+"""Activity of a worker and its start time, in shared memory, so that the trainer can read them at any time."""
 
 import signal
 import time
@@ -31,7 +31,7 @@ class Heartbeat:
         self._words = memory.words(HEARTBEAT_BYTES // 8 * index, 3)
 
     def set(self, activity: int) -> None:
-        """Notes that the worker begins an activity."""
+        """Records that the worker begins an activity."""
         self._words[1] = time.monotonic_ns()
         self._words[0] = activity
 

@@ -1,7 +1,7 @@
 """The host: a Ray actor that runs workers on one machine.
 
-The actor has one event loop, in which all its methods run. The actor runs no code of the user. Environments and
-policies run in worker processes, which the actor's server forks as on the trainer's machine.
+All methods of the actor run in one event loop. The actor runs no code of the user. Environments and policies run in
+worker processes that the actor's server forks, as on the trainer's machine.
 
 The actor does not import torch. The server, which imports torch, therefore starts as soon as the actor has a process.
 """
@@ -26,7 +26,7 @@ from alfish.processes.shared_memory import Publications, SharedMemory
 
 
 class Greeting(NamedTuple):
-    """First answer of a host, once its process runs."""
+    """First answer of a host, after its process has started."""
 
     machine: str  # name of the host's machine
     pid: int
@@ -34,7 +34,7 @@ class Greeting(NamedTuple):
 
 
 class Publication(NamedTuple):
-    """Number and version of one publication of the weights; the weights, `[weight_words]` int64, are sent beside it."""
+    """Number and version of a publication of weights; the weights, `[weight_words]` int64, are sent separately."""
 
     number: int  # number of the publication, the same on all machines; see `Grant.publication`
     version: int  # `policy_version` of the weights
@@ -46,7 +46,7 @@ class HostPlan(NamedTuple):
     num_workers: int  # number of workers on each host
     limits: Limits
     plan: Plan  # plan of the run
-    weight_words: int  # length of the weights in words of 8 bytes
+    weight_words: int  # size of the weights in words of 8 bytes
     patience: float  # seconds without a call from the trainer after which a host ends itself
 
 
@@ -54,7 +54,7 @@ class Order(NamedTuple):
     """A grant to one process of a host."""
 
     worker_index: int  # index of the worker on its host
-    generation: int  # generation of the process; a process that has replaced it does not receive the grant
+    generation: int  # generation of the process; a later process does not receive the grant
     grant: Grant  # grant of one of the host's slots
 
 
@@ -75,10 +75,10 @@ class Reply(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The host ends, because one of its workers has failed in a way that a restart cannot repair."""
+    """Sent when the host ends because a worker has failed in a way that a restart cannot repair."""
 
     text: str
-    by_user: bool  # whether the user has to correct a mistake
+    by_user: bool  # whether the user made a mistake
     missing: str = ""  # name of the module that could not be imported
     trace: str = ""  # traceback of an error of code outside alfish
 
@@ -114,7 +114,7 @@ class Host:
         self._news = asyncio.Event()  # set if there is something to report
 
     async def greet(self, program: str) -> Greeting:
-        """Returns machine and versions, and starts the server, so that later workers need not wait for imports.
+        """Returns machine and versions; starts the server, so that workers need not wait for imports later.
 
         The trainer calls this method first.
 
@@ -146,7 +146,7 @@ class Host:
         self._pool = Pool(plan.num_workers, plan.limits)
         self._pool.log = self._log
         self._pool.launch(part, {"slots": self._memory.fd, "weights_header": header, "weights": weights})
-        self._called_at = self._now  # the start took seconds, in which no call was received
+        self._called_at = self._now  # no calls were received during the start, which took seconds
         asyncio.get_running_loop().add_reader(self._pool.fileno(), self._awake.set)
         self._attending = asyncio.create_task(self._attend())
         return await self.poll()
@@ -162,7 +162,7 @@ class Host:
         self._awake.set()
 
     async def poll(self) -> Reply | Refusal:
-        """Returns what happened since the previous reply: at once if something happened, else after `REPLY_SECONDS`."""
+        """Returns the events since the previous reply, immediately or, without events, after `REPLY_SECONDS`."""
         self._called_at = self._now
         news = asyncio.create_task(self._news.wait())
         await asyncio.wait({news, self._attending}, timeout=REPLY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -175,11 +175,11 @@ class Host:
         return Reply(events, lines, self._weights.newest)
 
     async def keep(self) -> None:
-        """Tells the host that the trainer lives, even while the trainer does not call `poll`."""
+        """Tells the host that the trainer is alive, even if it does not call `poll`."""
         self._called_at = self._now
 
     async def activities(self) -> str:
-        """Returns a clause that says what each worker is doing."""
+        """Returns a clause about what each worker is doing."""
         return self._pool.activities()
 
     async def close(self) -> None:
@@ -197,7 +197,7 @@ class Host:
         self._news.set()
 
     async def _attend(self) -> Refusal:
-        """Carries messages between trainer and workers until a worker fails for good; returns the reason."""
+        """Carries messages between trainer and workers until a worker fails permanently; returns the reason."""
         try:
             while True:
                 self._awake.clear()
@@ -217,7 +217,7 @@ class Host:
     def _publish(self) -> None:
         published, self._published = self._published, []
         for (number, version), words in published:
-            if number > self._weights.held(number % 2):  # otherwise newer weights have arrived before these
+            if number > self._weights.held(number % 2):  # newer weights may have arrived first
                 self._weights.publish(words, number, version)
 
     def _grant(self) -> None:
@@ -230,7 +230,7 @@ class Host:
             worker, number = self._pool.all[order.worker_index], order.grant.publication
             if number is not None and number > self._weights.held(number % 2):
                 self._orders.append(order)
-            elif worker.generation == order.generation:  # otherwise the trainer receives `Died`, and sends a new grant
+            elif worker.generation == order.generation:  # else the trainer receives `Died`, and sends a new grant
                 self._pool.grant(worker, order.grant)
 
     def _receive(self) -> None:
@@ -240,6 +240,6 @@ class Host:
             self._news.set()
 
     def _end(self) -> None:
-        """Ends the host, because the trainer has ended or has replaced this host by another."""
+        """Ends the host if the trainer has ended or replaced this host."""
         self._pool.close()
         os._exit(0)

@@ -1,6 +1,6 @@
 """Environment variables and first calls of processes that alfish starts.
 
-The module imports little, because a process calls `follow` before its other imports, which take seconds.
+This module imports little, because a process calls `follow` before other imports, which take seconds.
 """
 
 import contextlib
@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterator
 
 # First statement of a program for `python -c`. Python puts the working directory first in sys.path, but the process
-# must import only from its PYTHONPATH, which holds `import_path()`.
+# must import only from its PYTHONPATH, which is `import_path()`.
 WITHOUT_WORKING_DIRECTORY = "import sys; sys.path[:] = filter(None, sys.path); "
 
-# Each of these sets the size of a thread pool; a process that alfish starts has one core to itself.
+# Variables that set the sizes of thread pools; a process that alfish starts uses one core.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 PR_SET_PDEATHSIG = 1  # constant of <sys/prctl.h>; the kernel sends the signal when the starting thread ends
@@ -23,12 +23,12 @@ PR_SET_PDEATHSIG = 1  # constant of <sys/prctl.h>; the kernel sends the signal w
 def follow(parent: int) -> None:
     """Makes this process ignore SIGINT, and makes the kernel kill it when its parent dies (Linux).
 
-    A thread of this process could not watch the parent: such a thread does not run during an import, nor while an
-    environment holds the interpreter's lock in C code.
+    A thread could not watch the parent, because it would not run during an import, or while C code of an environment
+    holds the interpreter's lock.
 
     Args:
-      parent: id of the parent process, whose main thread started this process; 0 means that another thread started it,
-        so the parent is not watched.
+      parent: id of the parent process, if its main thread started this process; 0 means that another thread did, and
+        that the parent is not watched.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if parent and sys.platform == "linux":

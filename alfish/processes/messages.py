@@ -26,17 +26,17 @@ class Stepping(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Settings that all workers of a run share. The plan can be pickled, and does not depend on where a worker runs."""
+    """Settings that all workers of a run share. The plan can be pickled, and does not depend on the machine."""
 
     num_workers: int  # number of workers of the run
     envs_per_worker: int
-    num_slots: int  # number of slots of all workers of the pool together
+    num_slots: int  # total number of slots of the pool's workers
     stepping: Stepping
     program: str  # name of the module whose `main` runs in each worker process
     make_environment: bytes  # pickled `EnvironmentMaker`
     length: int  # rows of a segment
     seed: int  # seed of the run
-    first_generation: int  # first generation of workers in this process; earlier generations precede a resume
+    first_generation: int  # first generation of workers since the last resume
     policies: bytes  # pickled `SentPolicies`, and shape and dtype of each leaf of a slot
     slot_words: int  # length of a slot in words of 8 bytes
     calls: tuple[EnvironmentCall, ...] = ()  # calls that workers make before the first reset
@@ -48,8 +48,7 @@ class Plan(NamedTuple):
         Args:
           first: index of the pool's first worker among all workers of the run.
           count: number of workers in the pool.
-          generation: number of processes that each of these workers had before the pool. Episodes are
-            staggered only if it is 0.
+          generation: number of earlier processes of each of these workers. Episodes are staggered only if it is 0.
         """
         return self._replace(
             num_slots=self.num_slots // self.num_workers * count,
@@ -64,7 +63,7 @@ class Plan(NamedTuple):
         Args:
           worker_index: index of the worker in its pool.
           generation: number of earlier processes of this worker.
-          cpu: processor core to pin the worker to; None means no core.
+          cpu: processor core to which the worker is pinned; None means no core.
         """
         index = self.first_worker + worker_index
         first = index * self.envs_per_worker
@@ -83,7 +82,7 @@ class Plan(NamedTuple):
 
 
 def seed_of(seed: int, worker: int, generation: int) -> int:
-    """Returns the seed of a worker process, which differs from the seeds of the trainer and of all other processes.
+    """Returns the seed of a worker process; it differs from the seeds of the trainer and all other processes.
 
     Args:
       seed: seed of the run, or of one of several policies.
@@ -101,7 +100,7 @@ class Setup(NamedTuple):
     seed: int
     process: tuple[int, int]  # index of the worker among all workers of the run, and number of its earlier processes
     first_env_id: int
-    starts: list[int]  # vector step after which the first episode of each environment is truncated; 0 means never
+    starts: list[int]  # vector steps until each first episode is truncated; 0 means no truncation
     cpu: int | None
 
 
@@ -112,18 +111,17 @@ class Grant(NamedTuple):
     """Permission to fill a slot. The worker owns the slot until it sends the `Segment`."""
 
     slot: int
-    # Whether actions come from the algorithm's `random_action`; with several policies, the names of those for which
-    # they do.
+    # Whether to act with the algorithm's `random_action`; with several policies, the names of the policies that do.
     at_random: Any
     publication: int | None  # number of the publication of weights to act with; None means the newest
-    calls: tuple[EnvironmentCall, ...] = ()  # the last call of each method; the worker makes those that are new
+    calls: tuple[EnvironmentCall, ...] = ()  # the last call of each method; the worker makes new calls
 
 
 # From a worker to the trainer.
 
 
 class Started(NamedTuple):
-    """The environments are built and reset."""
+    """Sent when the environments are built and reset."""
 
     num_envs: int
 
@@ -138,11 +136,11 @@ class Seconds(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A slot is filled, and the trainer owns the slot again."""
+    """Sent when a slot is filled; the trainer then owns the slot."""
 
     worker_index: int  # index of the worker in its pool
     slot: int  # index of the slot among the pool's slots
-    sequence: int  # number of segments that the process filled before
+    sequence: int  # number of segments that the process filled earlier
     version: int  # `policy_version` of the weights
     num_records: Sequence[int]  # S of the `StepRecords` of each policy
     infos: Sequence[list[tuple[int, dict[str, Any]]]]  # infos of the `StepRecords` of each policy
@@ -150,7 +148,7 @@ class Segment(NamedTuple):
 
 
 class EnvironmentReplaced(NamedTuple):
-    """An environment failed and was replaced by a new one; the worker continues."""
+    """Sent when an environment failed and was replaced; the worker continues."""
 
     env_id: int
     sentence: str  # the error in one sentence
@@ -158,22 +156,22 @@ class EnvironmentReplaced(NamedTuple):
 
 
 class EnvironmentFailed(NamedTuple):
-    """An environment failed and cannot be replaced; the worker ends. A restart may help."""
+    """Sent when an environment failed and cannot be replaced. The worker ends; a restart may help."""
 
     sentence: str
     traceback: str
 
 
 class Failed(NamedTuple):
-    """The worker ends because of an error that would recur after a restart."""
+    """Sent when the worker ends because of an error that would recur after a restart."""
 
-    sentence: str  # the error in one sentence; empty if its traceback is to be shown
+    sentence: str  # the error in one sentence; '' if the traceback is shown instead
     traceback: str
-    missing: str = ""  # name of the module that could not be imported, if that is the error
+    missing: str = ""  # name of the module that could not be imported; '' for other errors
 
 
 class Refused(NamedTuple):
-    """The worker ends because of a mistake that the user has to correct."""
+    """Sent when the worker ends because of a mistake of the user."""
 
     sentence: str
 
@@ -182,7 +180,7 @@ class Refused(NamedTuple):
 
 
 class Died(NamedTuple):
-    """The process of a worker has ended; no further message of this process follows."""
+    """Yielded when the process of a worker has ended, as its last message."""
 
 
 FromWorker: TypeAlias = Started | Segment | EnvironmentReplaced | EnvironmentFailed | Failed | Refused | Died

@@ -31,7 +31,7 @@ MAX_DELAY = 10.0  # maximum seconds before a restart
 
 
 class Limits(NamedTuple):
-    """Limits of a pool of workers, and the cores to pin the workers to; see the arguments of `Workers`."""
+    """Limits of a pool of workers, and processor cores for pinning; see the arguments of `Workers`."""
 
     start_timeout: float
     step_timeout: float
@@ -67,7 +67,8 @@ class Pool:
       all: all workers, by index.
       num_left: number of workers that run or will be restarted.
       num_restarts: number of restarts.
-      shrinks: setting that lets the pool continue with fewer workers, as text; '' if the pool needs all workers.
+      shrinks: text of the setting that allows the pool to continue with fewer workers; '' if the pool needs all
+        workers.
       log: function that receives lines for the user.
     """
 
@@ -116,12 +117,12 @@ class Pool:
             return False
         try:
             worker.grant(grant)
-        except OSError:  # the worker has died; `wait` will report that
+        except OSError:  # the worker has died; `wait` reports it
             return False
         return True
 
     def fileno(self) -> int:
-        """Returns a descriptor that is readable while workers have sent messages that `wait` has not yielded."""
+        """Returns a descriptor that is readable if there are messages for `wait`."""
         return self._selector.fileno()  # type: ignore[attr-defined]
 
     def wait(self, timeout: float) -> Iterator[tuple[Worker, FromWorker]]:
@@ -139,7 +140,7 @@ class Pool:
                     yield from self._check(worker)
 
     def activities(self) -> str:
-        """Returns a clause that says what each worker is doing."""
+        """Returns a clause about what each worker is doing."""
         parts = []
         for worker in self.all:
             activity, seconds = worker.activity()
@@ -181,7 +182,7 @@ class Pool:
         self._selector.register(worker.channel, selectors.EVENT_READ, worker)
 
     def _receive(self, worker: Worker) -> Iterator[tuple[Worker, FromWorker]]:
-        ended = worker.process.poll() is not None  # a process that an environment started may hold the socket open
+        ended = worker.process.poll() is not None  # a process of an environment may keep the socket open
         messages, gone = worker.channel.drain()
         for message in messages:
             if isinstance(message, Refused):
@@ -205,11 +206,10 @@ class Pool:
             yield from self._on_death(worker)
 
     def _check(self, worker: Worker) -> Iterator[tuple[Worker, FromWorker]]:
-        """Notices that a worker has ended, and kills a worker that hangs.
+        """Handles the end of a worker; kills a worker that hangs.
 
-        A worker hangs if two checks in a row find the same activity over its limit. After the first check the worker
-        may still report progress: the trainer may have been stopped together with the worker, or may not have read all
-        messages yet.
+        A worker hangs if two consecutive checks find the same activity over its limit. After the first check, the
+        worker may still report progress, for example if the trainer and the worker were suspended together.
         """
         if worker.process.poll() is not None:
             yield from self._receive(worker)

@@ -1,10 +1,10 @@
-"""Several learners of one run, which are the ranks of torchrun: their sums, and the values on which they must agree.
+"""Several learners of one run, the ranks of torchrun: sums over learners, and values on which they agree.
 
-Rank r of W does what one learner does, with 1/W of the environments and of the rows of each update. Sums over the rows
-of one learner become sums over all ranks. All ranks make the same calls in the same order; a call waits for all ranks.
+Each of W ranks works like a single learner, with 1/W of the environments and of the rows of each update. Sums over rows
+become sums over all ranks. All ranks make the same calls in the same order; a call waits for all ranks.
 
-A program that torchrun did not start is one learner. Sums then return their arguments, and nothing more is imported.
-Only this package uses torch.distributed.
+A program that torchrun did not start is a single learner. Sums then return their arguments, and torch.distributed is
+not imported. Only this package uses torch.distributed.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from alfish.errors import RepeatedError, RunError, UsageError, first_line
 if TYPE_CHECKING:
     import torch
 
-# Environment variables that torchrun sets for each process. A process that lacks one of them is the only learner, even
-# if a scheduler has set the others.
+# Environment variables that torchrun sets for each process. If one is missing, the process is the only learner, even if
+# a scheduler has set the others.
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-# The timeout is long, because learners wait while the first one evaluates and saves. The death of a learner is noticed
-# at once, by its broken connection.
+# A long timeout, because learners wait while the first learner evaluates and saves. The death of a learner is detected
+# immediately by its broken connection.
 TIMEOUT = datetime.timedelta(hours=2)
-# Seconds for which a learner waits for the others to make the same mistake, before the mistake is reported.
+# Seconds to wait for other learners with the same error before the error is reported.
 MISTAKE_TIMEOUT = datetime.timedelta(seconds=5)
 
 _group: "_Group | None" = None
@@ -34,10 +34,10 @@ _is_apart = False
 
 
 class _Group:
-    """The process group of all learners; `sum` is a functional collective, which a graph may contain.
+    """The process group of all learners; `sum` is a functional collective, which compiled graphs may contain.
 
     Raises:
-      UsageError: this torch lacks the functional collectives of the tested versions.
+      UsageError: this version of torch lacks the functional collectives of tested versions.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class _Group:
         import torch.distributed as distributed
 
         try:
-            # This import gives the operations their shapes in a graph.
+            # This import defines the shapes of the operations in a graph.
             from torch.distributed import _functional_collectives  # noqa: F401
 
             self._operations: Any = torch.ops._c10d_functional
@@ -70,9 +70,9 @@ class _Group:
             return self._operations.wait_tensor(summed)
 
     def reported(self, mistake: UsageError) -> UsageError:
-        """Returns the error with which this learner ends; a mistake that all learners report is printed once.
+        """Returns the error with which this learner ends; an error that all learners have is printed only once.
 
-        The first learner tells the others what it reports, and waits for them, because torch's store is in its process.
+        The first learner tells the others what it reports. It waits for them, because torch's store is in its process.
         """
         text, told = "alfish/mistake", [f"alfish/told-{rank}" for rank in range(1, self.size)]
         if self.rank == 0:
@@ -90,7 +90,7 @@ class _Group:
 
     @contextlib.contextmanager
     def reaching(self) -> Iterator[None]:
-        """Raises RunError where torch cannot reach another learner."""
+        """Within the context, raises RunError if torch cannot reach another learner."""
         try:
             yield
         except RuntimeError as error:
@@ -102,7 +102,7 @@ class _Group:
 
 
 class Counter:
-    """A number that each learner increases and reads at any time, without waiting for the others.
+    """A shared number that each learner can increase and read at any time, without waiting for other learners.
 
     If there are several counters, all learners must make them in the same order.
     """
@@ -113,14 +113,14 @@ class Counter:
         _group.num_counters += 1
 
     def add(self, amount: int) -> int:
-        """Adds an amount to the number and returns the new number; the amount 0 only reads it."""
+        """Adds an amount to the number, and returns the new number; 0 only reads it."""
         with self._group.reaching():
             return self._group.store.add(self._key, amount)
 
 
 @contextlib.contextmanager
 def joined() -> Iterator[None]:
-    """Joins the learners that torchrun started, for the duration of the context. Without torchrun it does nothing.
+    """Within the context, connects the learners that torchrun started. Does nothing without torchrun.
 
     A UsageError in the context becomes a `RepeatedError` if the first learner has the same error.
 
@@ -135,7 +135,7 @@ def joined() -> Iterator[None]:
     _group = _Group()
     try:
         yield
-        _group.leave()  # after an error the others may wait in a sum, and leaving would wait for them
+        _group.leave()  # after an error, other learners may wait in a sum, and leaving would wait for them
     except UsageError as mistake:
         raise _group.reported(mistake) from mistake
     finally:
@@ -144,7 +144,7 @@ def joined() -> Iterator[None]:
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Context in which sums are over this learner only: for work of one learner, or equal work of all learners."""
+    """Context in which sums cover this learner only, for work of one learner or equal work of all learners."""
     global _is_apart
     before, _is_apart = _is_apart, True
     try:
@@ -174,12 +174,12 @@ def local_rank() -> int:
 
 
 def own_directory(path: str | Path) -> Path:
-    """Returns the path below `path` for this learner's own files: `path` itself for rank 0."""
+    """Returns the directory inside `path` for this learner's files; `path` itself for rank 0."""
     return Path(path) / "ranks" / f"rank-{rank():03}" if rank() else Path(path)
 
 
 def total(values: "torch.Tensor") -> "torch.Tensor":
-    """Returns the elementwise sum over all learners, bit-identical in each; `values` without torchrun or in `apart`."""
+    """Returns the elementwise sum over learners, bitwise equal in each; `values` without torchrun or in `apart`."""
     return values if _group is None or _is_apart else _group.sum(values)
 
 
@@ -188,7 +188,7 @@ def mean(own: "torch.Tensor", mask: "torch.Tensor") -> "torch.Tensor":
 
     Args:
       own: 0-d mean over the rows of this learner.
-      mask: bool tensor, True at each row that belongs to the mean.
+      mask: bool tensor, True at each row of the mean.
     """
     if not is_joined():
         return own
@@ -218,10 +218,10 @@ def of_first(text: str) -> str:
 
 
 def fraction(count: int, what: str) -> int:
-    """Returns this learner's share of a count, `count / size()`.
+    """Returns the share of each learner in a count, `count / size()`.
 
     Args:
-      count: count for all learners together, such as a number of environments.
+      count: total of all learners, such as a number of environments.
       what: name of the setting, for the message.
 
     Raises:
@@ -235,7 +235,7 @@ def fraction(count: int, what: str) -> int:
 
 
 def seed_of(seed: int) -> int:
-    """Returns the seed of this learner's environments and noise, from the run's seed; rank 0 has the run's seed."""
+    """Returns the seed of this learner's environments and noise; for rank 0, the run's seed."""
     if rank() == 0:
         return seed
     import numpy as np
@@ -244,7 +244,7 @@ def seed_of(seed: int) -> int:
 
 
 def check_equal(tensors: "Mapping[str, torch.Tensor]") -> None:
-    """Checks that tensors are bit-identical in all learners.
+    """Checks that tensors are bitwise equal in all learners.
 
     Args:
       tensors: tensors by name.
@@ -275,11 +275,11 @@ def _checksum(tensor: "torch.Tensor") -> int:
 def _refuse_shared_store() -> None:
     """Raises UsageError if restarted learners could find the address of a dead learner.
 
-    torchrun shares its own store with the learners where TORCHELASTIC_USE_AGENT_STORE is true (pytorch#135712).
+    torchrun shares its store with the learners if TORCHELASTIC_USE_AGENT_STORE is true (pytorch#135712).
     """
     restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
     if restarts and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() in ("true", "1"):
-        mistake = UsageError if os.environ["RANK"] == "0" else RepeatedError  # all learners find the mistake
+        mistake = UsageError if os.environ["RANK"] == "0" else RepeatedError  # the first learner reports it
         raise mistake(
             f"torchrun has --max-restarts={restarts} and shares its store with the learners "
             "(TORCHELASTIC_USE_AGENT_STORE), in which a restarted learner may find the address of a dead one; set "

@@ -1,11 +1,11 @@
-"""The server: a process that imports once what workers need, which takes seconds, and forks every worker.
+"""The server: a process that imports the modules of workers once, which takes seconds, and forks every worker.
 
 The trainer starts the server with its first worker. The server imports no module of the user, reads no configuration
 and has one thread. The server ends with the trainer, and workers end with the server.
 
-A worker behaves like a new program: its environment variables, module path, working directory, standard streams and
-processor cores are those of the trainer at the moment of the request. Variables that a program reads while it starts,
-such as LD_LIBRARY_PATH, are an exception: they have the values of the first request.
+A worker behaves like a new program: it has the environment variables, module path, working directory, standard streams
+and processor cores that the trainer has at the time of the request. An exception are variables that a program reads
+while it starts, such as LD_LIBRARY_PATH: they have their values at the first request.
 """
 
 import atexit
@@ -32,7 +32,7 @@ PROGRAM = (
     f"{WITHOUT_WORKING_DIRECTORY}from alfish.processes.inheritance import follow; follow(int(sys.argv[1])); "
     "from alfish.processes.server import main; main(int(sys.argv[2]), sys.argv[3])"
 )
-NUMBER = struct.Struct("<q")  # the two answers to a request: first the process id (or -errno), later the exit code
+NUMBER = struct.Struct("<q")  # the two answers to a request: the process id (or -errno), and later the exit code
 MAX_FDS = 64  # maximum number of file descriptors of one request
 
 
@@ -51,7 +51,7 @@ class WorkerProcess:
 
     Attributes:
       pid: process id, which is also the id of the worker's process group.
-      returncode: exit code, or -n if signal n killed the process; None until the end of the process is noticed.
+      returncode: exit code, or -n if signal n killed the process; None until the end of the process is detected.
       lost_server: process id of the server, if the process has ended together with the server; None otherwise.
     """
 
@@ -106,7 +106,7 @@ class Server:
         return None if self._process is None or self._process.poll() is not None else self._process.pid
 
     def start(self, program: str) -> None:
-        """Starts the server if it does not run. Returns at once; the first worker then need not wait for imports.
+        """Starts the server if it is not running, without waiting. The first worker then waits less for imports.
 
         Args:
           program: module that the server imports; its `main` runs in each worker. All workers have the same module.
@@ -116,7 +116,7 @@ class Server:
                 self._start(program, _environment())
 
     def launch(self, program: str, setup: bytes, fds: dict[str, int]) -> WorkerProcess:
-        """Starts a worker. Starts the server first if it does not run.
+        """Starts a worker; starts the server first if it is not running.
 
         Args:
           program: module, as for `start`.
@@ -152,7 +152,7 @@ class Server:
                 raise RunError(
                     f"the process that forks workers ended with exit code {code}; its output above shows the reason"
                 ) from error
-            except BaseException:  # a signal asks to stop; the worker will find its channel closed
+            except BaseException:  # a signal requests a stop; the worker finds its channel closed
                 status.close()
                 raise
         if pid < 0:
@@ -163,7 +163,7 @@ class Server:
     def _start(self, program: str, environment: dict[str, str]) -> None:
         self.close()
         self._socket, theirs = socket.socketpair()
-        # The death signal follows the starting thread, and only the main thread lives as long as the trainer.
+        # The death signal is sent when the starting thread ends; only the main thread lives as long as the trainer.
         trainer = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         with theirs:
             self._process = subprocess.Popen(
@@ -171,7 +171,7 @@ class Server:
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # keeps Ctrl-C from the server; the trainer handles it
+                start_new_session=True,  # Ctrl-C does not reach the server; the trainer handles it
             )
 
     def close(self) -> int | None:
@@ -187,7 +187,7 @@ class Server:
             return process.wait()
 
     def forget(self) -> None:
-        """Closes a forked child's copy of the socket, so that the socket ends when the trainer does."""
+        """Closes a forked child's copy of the socket, so that the socket closes when the trainer ends."""
         self._lock = threading.Lock()
         if self._process is not None:
             self._socket.close()
@@ -207,10 +207,10 @@ def main(trainer_fd: int, program: str) -> None:
     """Runs the server until the trainer ends. In each forked process, runs the `main` of a module."""
     worker = importlib.import_module(program)
     gc.collect()
-    gc.freeze()  # keeps garbage collection in workers from copying the shared pages
+    gc.freeze()  # garbage collection in workers does not copy shared pages
     fds = _serve(socket.socket(fileno=trainer_fd))
     if not fds:
-        os._exit(0)  # without the interpreter's clean-up, which would delay the end of the workers
+        os._exit(0)  # skips the interpreter's clean-up, which would delay the end of the workers
     memory, directory, *streams = fds[:4]
     launch: Launch = from_bytes(SharedMemory(os.fstat(memory).st_size, memory).read())
     os.fchdir(directory)
@@ -239,7 +239,7 @@ def _serve(trainer: socket.socket) -> list[int]:
     for fd in (ended, end):
         os.set_blocking(fd, False)
     signal.set_wakeup_fd(end, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # only handled signals write to the descriptor
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)  # only signals with a handler write to the descriptor
     with selectors.DefaultSelector() as selector:
         selector.register(trainer, selectors.EVENT_READ)
         selector.register(ended, selectors.EVENT_READ)
@@ -266,13 +266,13 @@ def _serve(trainer: socket.socket) -> list[int]:
                     os.close(fd)
                 if pid > 0:
                     os.setpgid(pid, pid)
-                with contextlib.suppress(OSError):  # the trainer has given up the request
+                with contextlib.suppress(OSError):  # the trainer has abandoned the request
                     status.sendall(NUMBER.pack(pid))
                 if pid > 0:
                     statuses[pid] = status
                 else:
                     status.close()
-    # The worker undoes the server's own settings.
+    # The worker reverts the settings of the server.
     os.setpgid(0, 0)
     follow(server)
     signal.set_wakeup_fd(-1)

@@ -1,7 +1,8 @@
 """Memory that the trainer and its workers share: bytes, and publications of the weights.
 
-The memory has no name in any file system, so the system frees it when the last process that maps it has ended, even by
-SIGKILL. No lock is shared: messages decide who may write a segment, and readers of weights check what they have read.
+The memory has no name in a file system, so the system frees it when the last process that maps it ends, even by
+SIGKILL. There are no locks: messages determine who may write a segment, and readers of weights verify what they have
+read.
 """
 
 import mmap
@@ -11,7 +12,7 @@ import weakref
 
 import numpy as np
 
-TRAILER_WORDS = 8  # words after each copy of the weights: one cache line, of which the last three words are used
+TRAILER_WORDS = 8  # words after each copy of the weights: one cache line; the last three words are used
 
 
 class SharedMemory:
@@ -27,7 +28,7 @@ class SharedMemory:
         if fd is None:
             fd = _anonymous_file()
             os.ftruncate(fd, self.size)
-        os.set_inheritable(fd, False)  # programs that environments start must not inherit it
+        os.set_inheritable(fd, False)  # not inherited by programs that environments start
         self.fd = fd
         self.close = weakref.finalize(self, os.close, fd)  # the bytes are freed with the last view of them
         self._map = mmap.mmap(fd, self.size)
@@ -48,18 +49,18 @@ class SharedMemory:
 class Publications:
     """Weights that the trainer publishes and workers read, without a lock.
 
-    The weights have two copies. The trainer writes the older copy, and then the number of the publication into a
-    header. Another processor may see these writes in any order (ARM reorders them), and the trainer may overwrite a
-    copy while it is read; Python has no memory fence to prevent this. Each copy therefore ends with its number, its
-    version and a checksum, a word that makes the sum of all words 0. A reader first copies everything into private
-    memory, and repeats the copy until number and checksum are right.
+    There are two copies of the weights. The trainer overwrites the older copy, and then writes the number of the
+    publication to a header. Other processors may see these writes in any order (ARM reorders them), and the trainer may
+    overwrite a copy while it is read; Python has no memory fence to prevent this. Each copy therefore ends with its
+    number, its version and a checksum, a word that makes the sum of all words 0. A reader copies everything to private
+    memory, and repeats this until number and checksum are correct.
 
     Args:
       num_words: length of the weights in words of 8 bytes.
       header, fd: descriptors of the trainer's memories, in a worker; None makes new memories.
 
     Attributes:
-      copies: two views `[num_words]` int64; a writer fills the older one.
+      copies: two views `[num_words]` int64; a writer fills the older copy.
       own: weights that were read last, `[num_words]` int64.
     """
 
@@ -91,8 +92,8 @@ class Publications:
         """Publishes the weights that were written into `copies[number % 2]`.
 
         Args:
-          number: number of the publication, above the number of the copy that it replaces. The number may be
-            `newest - 1` if two publications are written in reverse order.
+          number: number of the publication, higher than that of the copy that it replaces; may be `newest - 1` if two
+            publications are written in reverse order.
           version: `policy_version` of the weights.
         """
         whole = self._whole[number % 2]
@@ -108,7 +109,7 @@ class Publications:
         """Copies a publication into `own` and returns its version.
 
         Args:
-          number: number of the publication; a message must have announced it. None means the newest.
+          number: number of a publication that a message has announced; None means the newest.
 
         Raises:
           LookupError: the publication has been overwritten.
@@ -120,7 +121,7 @@ class Publications:
             is_whole = int(self._taken.sum()) == 0
             if is_whole and (found == wanted or (number is None and found > wanted)):
                 return version
-            if number is not None:  # the publication was complete before its message was sent
+            if number is not None:  # it was complete before the message was sent
                 raise LookupError(f"publication {number} has been overwritten")
 
     def _take(self, k: int) -> None:

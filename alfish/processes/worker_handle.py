@@ -1,4 +1,4 @@
-"""The trainer's handle of a worker process, and the count of worker deaths that a run tolerates."""
+"""The trainer's handle of a worker process, and the count of worker deaths."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ class Deaths:
     """Counts the deaths of workers within the last `seconds` seconds.
 
     Args:
-      most: number of deaths that are tolerated.
+      most: number of tolerated deaths.
       seconds: length of the window.
     """
 
@@ -28,10 +28,10 @@ class Deaths:
         self._newest: int | None = None  # newest cause that is not None
 
     def add(self, cause: int | None = None) -> int:
-        """Adds a death now, and returns the number of deaths within the window.
+        """Adds a death at the current time; returns the number of deaths within the window.
 
         Args:
-          cause: process id of the server, if the worker died with it; all workers that die with one server count as one
+          cause: process id of the server if the worker died with it; all workers that die with one server count as one
             death. None means any other cause.
         """
         now = time.monotonic()
@@ -51,12 +51,12 @@ STACK_BYTES = 1 << 16
 
 
 class Worker:
-    """One worker: its present process, and the state that survives the process.
+    """A worker: its current process, and the state that outlives the process.
 
     Attributes:
       index: index of the worker in the pool.
-      generation: number of processes before the present one.
-      alive: whether the process runs, or its end has not been noticed yet.
+      generation: number of earlier processes.
+      alive: whether the process is running, or its end has not been detected.
       started: whether the process has built and reset its environments.
     """
 
@@ -65,14 +65,14 @@ class Worker:
         self.generation = -1
         self.alive = False
         self.started = False
-        self.failure: EnvironmentFailed | None = None  # failure of the present process
+        self.failure: EnvironmentFailed | None = None  # failure of the current process
         self.failures_in_row = 0  # deaths since the last segment
         self.retry_at = 0.0  # monotonic time of the restart; 0 if no restart is due
-        self.overdue: int | None = None  # `Heartbeat.began` of an activity that the last check found too long
+        self.overdue: int | None = None  # `Heartbeat.began` of an activity that exceeded its limit at the last check
         self.granted: deque[float] = deque()  # monotonic times of grants that are not filled yet
 
     def spawn(self, setup: Setup, fds: dict[str, int]) -> None:
-        """Starts a process, which receives copies of the file descriptors `fds`, by name."""
+        """Starts a process; it receives copies of the file descriptors `fds` by name."""
         self.heartbeat.clear()
         self.granted.clear()
         ours, theirs = socket.socketpair()
@@ -103,7 +103,7 @@ class Worker:
     def activity(self) -> tuple[int, float]:
         """Returns the activity, a constant of `Heartbeat`, and its duration in seconds.
 
-        A worker that is idle although it has a grant counts as TAKING it, from the moment of the grant.
+        An idle worker with a grant counts as TAKING, from the time of the grant.
         """
         activity, seconds = self.heartbeat.get()
         if activity == Heartbeat.IDLE and self.granted:

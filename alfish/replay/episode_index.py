@@ -1,4 +1,4 @@
-"""An index of the episodes in a ring: the first and last row of each row's episode, and returns to go.
+"""An index of the episodes in a ring: the first and last row of each row's episode, and its return to go.
 
 The end of an episode is written to all of its stored rows when the episode ends. A row ends its episode if it is LAST,
 or if a FIRST row follows it, because the episode broke off.
@@ -12,22 +12,21 @@ from alfish.errors import UsageError
 from alfish.functional.returns import reverse_scan
 from alfish.replay.row_store import RowStore
 
-NONE = -1  # in place of a position: an open episode has no end yet, or a column has no open episode
+NONE = -1  # no position: an open episode has no end, or a column has no open episode
 
 
 class EpisodeIndex:
-    """Stores the episode of each row, by position.
+    """Stores the start, the end and the return to go of each row's episode.
 
     The return to go of a row is
 
         G_t = r_{t+1} + gamma d_{t+1} G_{t+1},   with G = 0 at the episode's last row
 
-    where d is the environment's discount. The return of a truncated episode, and of one that broke off, contains only
-    the rewards that were received: nothing is bootstrapped.
+    where d is the environment's discount. Returns do not bootstrap: the return of a truncated or broken-off episode
+    contains only received rewards.
 
-    The index of each row is written once when the row is appended, and once when its episode ends. So the work for a
-    row does not grow with the length of its episode, except for returns, which `reverse_scan` solves in log2(rows)
-    passes.
+    The entry of a row is written when the row is appended, and again when its episode ends. The work per row therefore
+    does not grow with the length of the episode, except for returns: `reverse_scan` computes them in log2(rows) passes.
 
     Args:
       store: rows to index.
@@ -39,7 +38,7 @@ class EpisodeIndex:
             raise UsageError(f"the return_gamma of a replay is {gamma}; it must be a discount in [0, 1]")
         self._store, self._gamma = store, gamma
         self._length, self._columns = store.length, np.arange(store.num_envs)
-        # Untouched pages take no memory.
+        # Untouched memory pages take no memory.
         self._start = np.empty((store.length, store.num_envs), np.int64)
         self._end = np.empty((store.length, store.num_envs), np.int64)
         self._return_to_go = np.empty((0 if gamma is None else store.length, store.num_envs), np.float32)
@@ -81,7 +80,7 @@ class EpisodeIndex:
         self._start[slot, columns], self._end[slot, columns] = start, NONE
         if self._gamma is not None:
             self._return_to_go[slot, columns] = np.nan
-        # Row t - 1 ends an episode if row t begins one; row 0 of `ends` belongs to the row before the new rows.
+        # Row t - 1 ends an episode if row t begins one. Row 0 of `ends` is for the row before the new rows.
         ends = np.concatenate([begins, is_last[-1:]])  # [T + 1, C]
         ends[0] &= open_since != NONE
         oldest = position + num_rows - self._length
@@ -108,7 +107,7 @@ class EpisodeIndex:
         return np.maximum(self._start[position % self._length, column], self._store.oldest()[column])
 
     def end(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:
-        """Returns the last position of each row's episode, or the column's newest position if the episode is open."""
+        """Returns the last position of each row's episode; the column's newest position if the episode is open."""
         end = self._end[position % self._length, column]
         return np.where(end == NONE, self._store.end[column] - 1, end)
 
@@ -123,7 +122,7 @@ class EpisodeIndex:
         return self._return_to_go[position % self._length, column]
 
     def check_valid(self) -> None:
-        """Raises AssertionError if the index differs from an index that is computed from the rows one by one."""
+        """Raises AssertionError if the index differs from an index computed row by row."""
         for column, (oldest, step_type) in enumerate(self._store.step_types()):
             self._check_column(column, oldest, step_type)
 
@@ -156,7 +155,7 @@ class EpisodeIndex:
                 assert np.isclose(kept, return_to_go, 1e-4, 1e-4, equal_nan=True), "a return does not match the rows"
 
     def _close(self, column: int, first: int, ends: np.ndarray) -> None:
-        """Writes the ends of episodes, and their returns, to the rows from position `first` to the last end.
+        """Writes the ends and the returns of episodes to the rows from position `first` to the last end.
 
         Args:
           column: column of the episodes.

@@ -1,8 +1,8 @@
 """Hindsight: relabels windows of replay with goals that were achieved later.
 
-Andrychowicz et al., 2017, https://arxiv.org/abs/1707.01495. The dynamics of the environment do not depend on the goal,
-so a row is valid under any goal, once its reward is computed for that goal. Windows are relabelled when they are drawn
-and stored rows do not change, so a row is trained under many goals.
+Andrychowicz et al., 2017, https://arxiv.org/abs/1707.01495. The dynamics of the environment do not depend on the goal.
+A row is therefore valid under any goal if its reward is computed for that goal. Windows are relabelled when they are
+drawn, and stored rows do not change, so each row can train under many goals.
 """
 
 from collections.abc import Callable
@@ -22,14 +22,14 @@ from alfish.nest import Nest
 from alfish.parameters import PositiveInt, UnitInterval, checked
 from alfish.replay.ring_buffer import RingBuffer
 
-TOLERANCE = 1e-5  # absolute and relative tolerance of a stored reward compared with that of reward_fn
+TOLERANCE = 1e-5  # absolute and relative tolerance between stored rewards and reward_fn
 
 # Takes achieved goals and desired goals, `[M, ...]` each, in their space's dtype; returns `[M]`.
 GoalFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class GoalEnvironment(Protocol):
-    """The part of an environment that hindsight uses."""
+    """Interface of an environment for hindsight."""
 
     observation_space: Any
 
@@ -42,38 +42,39 @@ class GoalEnvironment(Protocol):
 class HindsightReplay:
     """Relabels some windows with a goal that was achieved in the same episode.
 
-    The new goal of a window is the achieved goal of one row. With t the position of the window's row 0 and T the
-    position of the last row of its episode, or of the newest stored row of an open episode, the row is drawn
+    The new goal of a window is the achieved goal of a row in the same episode. t is the position of the window's row 0.
+    T is the position of the last row of the episode, or of the newest stored row if the episode is open. The row is
+    drawn
 
         'future'   uniformly from t+1 .. T
         'final'    as T
         'episode'  uniformly from all stored rows of the episode, t included
 
     All rows of the window in row 0's episode get the new goal, including the final observation at LAST. Rows of the
-    next episode do not change. The reward of each later row is computed from the achieved goal of the same row, which
-    is the one AFTER the action that led to the row.
+    next episode do not change. The reward of each later row is computed from the achieved goal of the same row, AFTER
+    the action that led to the row.
 
-    If the environment terminates when the goal is reached, `terminated_fn` says so: the first row that reaches the new
-    goal becomes LAST with discount 0, and later rows of the episode do not train. A row that terminated because it
-    reached the old goal, and does not reach the new one, stays LAST and gets discount 1, because the episode would have
-    continued. Other terminations do not change. If row 0 itself is at the new goal, the episode does not end there.
+    `terminated_fn` is for environments that terminate when the goal is reached. The first row that reaches the new goal
+    becomes LAST with discount 0, and later rows of the episode do not train. A row that terminated at the old goal, but
+    does not reach the new goal, stays LAST and gets discount 1, because the episode would have continued. Other
+    terminations do not change. The episode does not end at row 0, even if row 0 is at the new goal.
 
-    Differs from the paper: a goal is drawn for each window at each draw, instead of k goals at storage, so `fraction`
-    corresponds to the paper's k / (k + 1): 0.8 for k = 4. All rows of a longer window have one goal.
+    Differences from the paper: a goal is drawn for each window whenever it is drawn, instead of k goals when rows are
+    stored; `fraction` corresponds to the paper's k / (k + 1), 0.8 for k = 4. All rows of a window have the same goal.
 
     Args:
-      reward_fn: function of (achieved goals, desired goals) `[M, *goal]` that returns the environment's rewards `[M]`;
-        or the name of a method of the environment with the arguments (achieved_goal, desired_goal, info), as in
-        gymnasium-robotics: arrays `[M, *goal]` in the environment's units, and M empty dicts, because replay stores no
-        infos.
+      reward_fn: function of (achieved goals, desired goals), `[M, *goal]` each, that returns the environment's rewards
+        `[M]`. Or the name of a method of the environment with the arguments (achieved_goal, desired_goal, info), as in
+        gymnasium-robotics. The method receives arrays `[M, *goal]` in the environment's units, and M empty dicts,
+        because replay stores no infos.
       goal_key: key of the desired goal in the observation's dict.
-      achieved_key: key of the achieved goal in the observation's dict, which has the same shape and dtype.
+      achieved_key: key of the achieved goal in the observation's dict; both goals have the same shape and dtype.
       fraction: probability that a window is relabelled, in [0, 1].
-      strategy: choice of the new goal: 'future', 'final' or 'episode'.
-      terminated_fn: function of the same arguments that returns `[M]` bool, True where the environment terminates; or
-        the name of such a method. None means that a reached goal does not end an episode.
-      check_period: number of calls of `relabel` after which `reward_fn` is compared with the stored rewards again; the
-        first call compares, too. A difference is logged once.
+      strategy: rule by which the new goal is chosen: 'future', 'final' or 'episode'.
+      terminated_fn: function with the arguments of `reward_fn`, or the name of such a method; returns `[M]` bool, True
+        where the environment terminates. None means that a reached goal does not end an episode.
+      check_period: number of calls of `relabel` between two comparisons of `reward_fn` with stored rewards; the first
+        call compares too. A difference is logged once.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class HindsightReplay:
         self._buffer = buffer
 
     def start(self, environment: GoalEnvironment) -> None:
-        """Looks up the functions that were given by name.
+        """Looks up functions that are given by name.
 
         Raises:
           UsageError: the environment has no such method.
@@ -138,7 +139,7 @@ class HindsightReplay:
                 setattr(self, f"_{setting}", self._named(setting, function, method, space))
 
     def _named(self, setting: str, name: str, method: Callable[..., Any] | None, space: Any) -> GoalFunction:
-        """Returns a method of the environment as a function of tensors in the stream's units."""
+        """Returns a method of the environment as a function of tensors in alfish's units."""
         if not callable(method):
             raise UsageError(
                 f"HindsightReplay.{setting} is {name!r}, but the environment has no such method; add "
@@ -179,7 +180,7 @@ class HindsightReplay:
 
         Returns:
           The batch with new goals and rewards; with `terminated_fn` also new step types, discounts and mask.
-          `return_to_go` is nan in relabelled rows, because it is unknown under another goal.
+          `return_to_go` is nan in relabelled rows, because it is unknown for the new goal.
         """
         step, num_windows = batch.experience.time_step, len(position)
         if self._num_calls % self._check_period == 0 and not self._has_warned:
@@ -213,7 +214,7 @@ class HindsightReplay:
         return batch._replace(experience=experience, mask=mask)
 
     def _goal_position(self, column: torch.Tensor, position: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
-        """Returns the position of the row that gives the new goal, `[N]`; arbitrary if no row follows row 0."""
+        """Returns the position of the row with the new goal, `[N]`; arbitrary if no row follows row 0."""
         if self._strategy == "final":
             return end
         first = position + 1 if self._strategy == "future" else self._buffer.episode_start(column, position)
@@ -225,19 +226,19 @@ class HindsightReplay:
     def _with_terminations(
         self, step: TimeStep, arrived: torch.Tensor, achieved: torch.Tensor, before: torch.Tensor
     ) -> TimeStep:
-        """Ends relabelled episodes where the new goal is reached, and continues them where only the old goal was.
+        """Ends relabelled episodes where the new goal is reached, and undoes terminations at the old goal.
 
         Args:
           step: rows `[L, N]` with the new goals.
-          arrived: arrival rows that are relabelled, `[L-1, N]` bool.
-          achieved: achieved goals at arrival, `[L-1, N, *goal]`.
-          before: old desired goals, `[L-1, N, *goal]`.
+          arrived: mask of rows 1 to L-1 that are relabelled, `[L-1, N]` bool.
+          achieved: achieved goals at rows 1 to L-1, `[L-1, N, *goal]`.
+          before: old desired goals at rows 1 to L-1, `[L-1, N, *goal]`.
         """
         reaches = arrived & self._terminates(achieved, step.observation[self._goal_key][1:])
         reached = arrived & self._terminates(achieved, before)
         discount = torch.where(reached & (step.discount[1:] == 0), 1.0, step.discount[1:])
         discount = torch.where(reaches, 0.0, discount)
-        # All later rows of the episode are LAST, so that they do not train and returns end at the first of them.
+        # All later rows of the episode become LAST: they do not train, and returns end at the first LAST row.
         over = arrived & (reaches.cumsum(0) > 0)
         step_type = torch.where(over, StepType.LAST, step.step_type[1:])
         return step._replace(
@@ -245,7 +246,7 @@ class HindsightReplay:
         )
 
     def _check_rewards(self, batch: Batch) -> None:
-        """Logs a warning if reward_fn differs from the stored rewards of rows that are not relabelled."""
+        """Logs a warning if reward_fn differs from stored rewards in rows that are not relabelled."""
         step = batch.experience.time_step
         stored, observation = step.reward[1:], step.observation
         computed = self._rewards(observation[self._achieved_key][1:], observation[self._goal_key][1:], stored)
@@ -263,7 +264,7 @@ class HindsightReplay:
         )
 
     def _rewards(self, achieved: torch.Tensor, goal: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
-        """Returns rewards in the shape and dtype of stored rewards, `[L-1, N]` or `[L-1, N, R]`."""
+        """Returns rewards with the shape and dtype of stored rewards, `[L-1, N]` or `[L-1, N, R]`."""
         return _called("reward_fn", self._reward_fn, achieved, goal, stored.shape).to(stored.dtype)
 
     def _terminates(self, achieved: torch.Tensor, goal: torch.Tensor) -> torch.Tensor:

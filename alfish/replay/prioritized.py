@@ -25,18 +25,18 @@ class Prioritized(Sampler):
 
         P(i) = p_i^alpha / sum_k p_k^alpha        w_i = (n P(i))^-beta
 
-    p_i is the priority that row i was last given, plus `epsilon`. n is the number of rows that may start a window. A
-    new row has the largest p seen so far, at least 1.
+    p_i is the last priority of row i, plus `epsilon`. n is the number of rows that may start a window. A new row gets
+    the largest p so far, at least 1.
 
     With several learners, each uses the sum and the number n of its own replay; this is exact if all replays are
-    equally long. Draws are independent of each other. The paper draws one window from each of N equal parts of the sum;
-    that stratification would be lost when the windows are split into minibatches.
+    equally long. Draws are independent of each other. The paper instead draws one window from each of N equal parts of
+    the sum. Splitting windows into minibatches would lose this stratification.
 
     Args:
-      alpha: exponent of priorities, in [0, 1]; 0 is uniform. A number or a schedule of progress; a schedule takes
-        effect in steps of 0.01 or more, because all p^alpha are then computed again.
-      beta: exponent of the correction, in [0, 1]; 1 removes all bias. A number or a schedule of progress.
-      normalize: whether a minibatch's weights are divided by the largest of them, so that weights only reduce a step.
+      alpha: exponent of priorities, in [0, 1]; 0 is uniform. A number or a schedule of progress. A schedule takes
+        effect in steps of at least 0.01, because each step recomputes all p^alpha.
+      beta: exponent of the importance weights, in [0, 1]; 1 removes all bias. A number or a schedule of progress.
+      normalize: whether the weights of a minibatch are divided by their maximum, so that weights only reduce updates.
       epsilon: number added to every priority, so that each row can be drawn again; positive.
 
     Source: Schaul et al., 2016, Prioritized Experience Replay, section 3.
@@ -60,7 +60,7 @@ class Prioritized(Sampler):
     def bind(self, buffer: RingBuffer, window_length: int) -> None:
         super().bind(buffer, window_length)
         num_leaves = buffer.num_envs * buffer.length
-        # The leaf of a row is column * length + position % length; the priority is 0 if the row may not be drawn.
+        # The leaf of a row is column * length + position % length. Its priority is 0 if the row may not be drawn.
         self._priority = np.zeros(num_leaves, np.float32)  # p
         self._tree = SumTree(num_leaves)  # p^alpha
         self._alpha = self._exponent("alpha", self._alpha_schedule, 0.0)
@@ -93,15 +93,15 @@ class Prioritized(Sampler):
     def update(self, window: SequenceIndex, priority: torch.Tensor) -> None:
         """Sets the priorities of windows.
 
-        Rows that have been overwritten, and rows that may not start a window, are skipped. If a window is repeated, its
-        last priority counts.
+        Skips rows that were overwritten, and rows that may not start a window. If a window is repeated, its last
+        priority counts.
 
         Args:
           window: windows `[N]`, on any device.
           priority: priorities `[N]`, finite and at least 0, on any device; e.g. |TD error|.
 
         Raises:
-          UsageError: a priority is negative or not finite; in this case no priority is set.
+          UsageError: a priority is negative or not finite. No priority is then set.
         """
         column, position = window.column.cpu().numpy(), window.position.cpu().numpy()
         given = priority.detach().to("cpu", torch.float32).numpy()
@@ -119,7 +119,7 @@ class Prioritized(Sampler):
         p = given + np.float32(self._epsilon)
         self._largest = max(self._largest, p.max(initial=0))
         leaf = self._leaf(column, position)
-        # Rows newer than the last draw are not excluded: the next draw sets their priorities again.
+        # Rows newer than the last draw are skipped or overwritten: the next draw sets their priorities.
         kept = (position >= self._low[column]) & (position < self._high[column]) & (self._priority[leaf] > 0)
         if not kept.all():
             leaf, p = leaf[kept], p[kept]
@@ -173,7 +173,7 @@ class Prioritized(Sampler):
         assert np.array_equal(self._priority[self._leaf(column, position)] > 0, may_start)
 
     def _agreed(self, maxima: np.ndarray) -> np.ndarray:
-        """Returns each minibatch's largest weight over all learners, `[K]`; also shares the largest priority."""
+        """Returns each minibatch's largest weight over all learners, `[K]`; also exchanges the largest priority."""
         if not replicas.is_joined():
             return maxima
         *maxima, largest = np.array(replicas.gather(*maxima, self._largest)).max(0)
@@ -181,7 +181,7 @@ class Prioritized(Sampler):
         return np.array(maxima)
 
     def _catch_up(self) -> None:
-        """Sets the priorities of overwritten rows to 0, and the priorities of new rows to the largest."""
+        """Sets the priorities of overwritten rows to 0, and of new rows to the largest priority."""
         low, count = self.buffer.start_range(self.window_length)
         high = low + count
         if np.array_equal(low, self._low) and np.array_equal(high, self._high):
@@ -189,13 +189,13 @@ class Prioritized(Sampler):
         gone = self._leaf(*rows_between(self._low, np.minimum(self._high, low)))
         self._count -= np.count_nonzero(self._priority[gone])
         self._priority[gone] = 0
-        # While a range is empty, no row of its column is indexed.
+        # If a range is empty, no row of its column is indexed.
         seen = np.where(self._low < self._high, self._high, 0)
         column, position = rows_between(np.maximum(seen, low), high)
         new, may_start = self._leaf(column, position), self.buffer.may_start(column, position)
         self._priority[new] = np.where(may_start, self._largest, 0)
         self._count += np.count_nonzero(may_start)
-        self._weigh(np.concatenate([gone, new]))  # a new row may be at the place of an overwritten one
+        self._weigh(np.concatenate([gone, new]))  # a new row may be at the place of an overwritten row
         self._low, self._high = low, high
 
     def _leaf(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:

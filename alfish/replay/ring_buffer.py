@@ -1,11 +1,11 @@
 """A ring of rows for each environment, from which windows are sampled.
 
-Each column is one environment. The position of a row counts all rows of its column and never decreases, so a window of
-consecutive positions holds consecutive steps of one environment. A window may start at a row that trains
-(`data.trainable`), and may end at any row of the column. A window never contains both the newest and the oldest rows.
+Each column is one environment. The position of a row is the number of earlier rows of its column, including overwritten
+rows, so a window of consecutive positions holds consecutive steps of one environment. A window may start at any row
+that trains (`data.trainable`), and may end at any row of the column. It never wraps from the newest to the oldest row.
 
-For policies with memory, the ring also stores the state at row 0 of a push, once in `state_period` positions of a
-column. Windows then start at rows whose state is stored; such a row need not train.
+For policies with memory, the ring also stores the state at row 0 of a push, at most once in `state_period` positions of
+a column. Windows then start at rows with a stored state, even if such a row does not train.
 """
 
 from collections.abc import Callable
@@ -34,20 +34,20 @@ class RingBuffer:
       device: device of the rows and of the windows.
       directory: directory for memory-mapped files that hold the rows of this ring only, on the CPU; None keeps the rows
         in memory.
-      num_ignored: number of oldest rows in a column at which no window may start, once rows before them are
-        overwritten or if the column began within an episode, such as the look-back of a frame stack.
-      state_period: length of a stretch, in positions. One state is stored per stretch: that of the first push that
-        begins in it. Windows start at rows with a state. None stores no states.
-      keeps_episodes: whether the ring indexes where each row's episode begins and ends.
-      return_gamma: discount per environment step of `return_to_go`, in [0, 1]. If it is set, episodes are indexed, and
-        rewards must be scalar. None stores no returns.
+      num_ignored: number of oldest rows of a column at which no window may start, such as the look-back of a frame
+        stack. It applies if earlier rows were overwritten, or if the column began within an episode.
+      state_period: number of positions for which one state is stored, the state at the first push that begins in them.
+        Windows start at rows with a state. None stores no states.
+      keeps_episodes: whether the ring indexes the start and the end of each row's episode.
+      return_gamma: discount per environment step of `return_to_go`, in [0, 1]; requires scalar rewards, and also
+        indexes episodes. None stores no returns.
 
     Attributes:
-      length: number of rows that a column can store.
+      length: maximum number of rows of a column.
       num_envs, device: the arguments.
     """
 
-    has_newest = True  # rows are stored in the order of their collection
+    has_newest = True  # rows are stored in the order of collection
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class RingBuffer:
 
     @property
     def state_period(self) -> int | None:
-        """Number of positions for which one state is stored; None if no states are stored."""
+        """Number of positions for which one state is stored; None without states."""
         return None if self._states is None else self._states.period
 
     @property
@@ -92,15 +92,15 @@ class RingBuffer:
 
     @property
     def num_pushed(self) -> int:
-        """Number of rows that were ever pushed."""
+        """Number of rows pushed so far."""
         return int(self._store.end.sum())
 
     def push(self, experience: Experience) -> None:
         """Appends rows to every column, without the PAD rows at the end of shorter columns.
 
         Args:
-          experience: rows `[T, B, ...]`, arrays or tensors; `policy_version` is not stored, and `state` is stored once
-            in `state_period` positions.
+          experience: rows `[T, B, ...]`, arrays or tensors; `policy_version` is not stored; `state` is stored at most
+            once in `state_period` positions.
 
         Raises:
           UsageError: the rows do not fit, see `RowStore.accept`; or returns are stored and rewards are vectors.
@@ -110,7 +110,7 @@ class RingBuffer:
         if self._episodes is not None:
             self._episodes.check_rewards(rows.reward.shape[2:])
         kinds = self._starts.after_newest(step_type)
-        is_quiet = bool((kinds == StepType.MID).all())  # no episode begins or ends: the common case
+        is_quiet = bool((kinds == StepType.MID).all())  # the common case: no episode begins or ends
         if not is_quiet:
             rows = store.end_broken_episodes(rows, kinds)
         if self._states is not None:
@@ -151,24 +151,24 @@ class RingBuffer:
         Args:
           num_windows: number of windows, N.
           window_length: number of rows of a window, L.
-          newest: number of newest rows of each column to draw from, at least L; all rows are drawn from if none of
-            these may start a window. None means all rows.
+          newest: number of newest rows of each column to draw from, at least L. If none of them may start a window, all
+            rows are drawn from. None means all rows.
 
         Returns:
-          First rows of the windows, `[N]` each, on the host, where `windows` needs them.
+          First rows of the windows, `[N]` each, on the host, as `windows` requires.
         """
         return SequenceIndex(*map(torch.from_numpy, self._draw(num_windows, window_length, newest)))
 
     def windows(self, start: SequenceIndex, window_length: int) -> Batch:
-        """Returns rows `[L, N]` of windows from `start` on (preferably on the host), with the weights of `start`."""
+        """Returns the rows `[L, N]` of windows from `start` on, with its weights; `start` should be on the host."""
         batch = self._windows(start.column.cpu().numpy(), start.position.cpu().numpy(), window_length)
         weight = start.weight
         return batch if weight is None else batch._replace(weight=nest.to(weight, self.device))
 
     def in_place(self, window_length: int) -> RingView | None:
-        """Returns a view of the stored rows, from which a graph gathers windows of this length by itself.
+        """Returns a view of the stored rows from which a compiled graph gathers windows of this length.
 
-        Returns None before the first push, on a GPU, and if windows have states or returns, which are not in the rows.
+        Returns None before the first push, on a GPU, and if windows have states or returns, because the view has none.
         """
         rows, keeps_returns = self._store.rows, self._episodes is not None and self._episodes.keeps_returns
         if rows is None or self.device.type != "cpu" or self._states is not None or keeps_returns:
@@ -176,7 +176,7 @@ class RingBuffer:
         return RingView(rows, torch.from_numpy(self._store.env_id), torch.arange(window_length).unsqueeze(1))
 
     def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the range of positions in which windows may start; `may_start` excludes rows within it.
+        """Returns the range of positions in which windows may start; not all rows in it may start one, see `may_start`.
 
         Args:
           window_length: number of rows of a window, L.
@@ -184,7 +184,7 @@ class RingBuffer:
 
         Returns:
           The first position of each column's range and the number of positions in it, `[B]` int64 each. Once a column
-          has rows, neither end of its range decreases, not even after `clear`.
+          has rows, the ends of its range never decrease, not even after `clear`.
         """
         return self._starts.start_range(window_length, newest)
 
@@ -244,11 +244,11 @@ class RingBuffer:
             part.clear()
 
     def close(self) -> None:
-        """Unlocks the directory for other rings; nothing may be pushed afterwards."""
+        """Unlocks the directory for other rings; afterwards, `push` must not be called."""
         self._store.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns all state, rows included. The rows share the ring's memory: save them before the next push."""
+        """Returns all state, including rows. The rows share the ring's memory: save them before the next push."""
         states = {} if self._states is None else self._states.state_dict()
         return {**self._store.state_dict(), **self._starts.state_dict(), "state_period": self.state_period, **states}
 
@@ -282,7 +282,7 @@ class RingBuffer:
         return self._starts.has_any(*self.start_range(window_length))
 
     def _draw(self, num_windows: int, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Draws columns and positions, `[N]` int64 each; from all rows if no newest row may start a window."""
+        """Draws columns and positions, `[N]` int64 each; from all rows if none of the newest may start a window."""
         low, count = self.start_range(window_length, newest)
         drawn = self._starts.draw(num_windows, low, count)
         if drawn is not None:
@@ -323,10 +323,10 @@ class RingBuffer:
         return self._episodes
 
     def _ask(self, function: Callable[..., np.ndarray], column: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-        """Calls a function of arrays with tensors; if they are on a GPU, waits for it."""
+        """Calls a function of arrays with tensors; waits for the GPU if they are on a GPU."""
         return self._store.tensor(function(*host.read((column, position))))
 
 
 def no_window(window_length: int) -> UsageError:
-    """Returns the error to raise if no window can be drawn yet."""
+    """Returns the error for a replay from which no window can be drawn yet."""
     return UsageError(f"the replay has no window of {window_length} rows yet; collect more before training")

@@ -15,7 +15,7 @@ from alfish.runs import files
 
 
 class StoredRow(NamedTuple):
-    """The stored part of a row."""
+    """The fields of a row that replay stores."""
 
     step_type: Any
     reward: Any
@@ -48,11 +48,11 @@ class StoredRow(NamedTuple):
 class RowStore:
     """Stores the newest rows of B columns.
 
-    The row at a position is stored at `position % length`. The first rows determine the nest that all rows have.
+    The row at a position is stored at `position % length`. The first rows determine the structure of all rows.
     `env_id` is stored once per column.
 
     Args:
-      length: number of rows that a column can store.
+      length: maximum number of rows of a column.
       num_envs: number of environments, B.
       device: device of the rows.
       directory: directory for memory-mapped files that hold the rows of this store only, on the CPU; None keeps the
@@ -76,8 +76,8 @@ class RowStore:
         self._has_env_id, self._has_all_env_ids = np.zeros(num_envs, bool), False
         self.rows: StoredRow | None = None
         self._structure: Any = None  # structure of `rows`
-        self._knows_structure = False  # whether NamedTuples within rows are known, which checkpoints do not store
-        self._stores: list[Any] = []  # the leaves of `rows`; on a CPU numpy views, which are faster for small reads
+        self._knows_structure = False  # whether NamedTuples within rows are known; checkpoints do not store them
+        self._stores: list[Any] = []  # leaves of `rows`; on a CPU as numpy views, which are faster for small reads
         self._grids: list[Any] = []  # the same leaves as [length, B, ...]
         self._unlock: Callable[[], Any] = lambda: None
 
@@ -127,7 +127,7 @@ class RowStore:
             self._set_rows(own)
             self._knows_structure = True
         if not self._has_all_env_ids:
-            # A column without new rows has PAD in row 0.
+            # Row 0 of a column without new rows is PAD.
             new = (step_type[0] != StepType.PAD) & ~self._has_env_id
             self.env_id[new] = nest.as_array(experience.time_step.env_id[0])[new]
             self._has_env_id |= new
@@ -135,7 +135,7 @@ class RowStore:
         return rows, step_type
 
     def append(self, rows: StoredRow) -> int:
-        """Appends rows to all columns, which have the same positions, as one block, or as two if the ring wraps.
+        """Appends rows to all columns at the same positions, in one block, or in two blocks if the ring wraps.
 
         Args:
           rows: rows `[T, B, ...]`, T at most `length`.
@@ -155,7 +155,7 @@ class RowStore:
         return begin
 
     def append_some(self, rows: StoredRow, chosen: np.ndarray) -> None:
-        """Appends some of the rows to their columns, whose positions may differ.
+        """Appends some of the rows to their columns; positions may differ between columns.
 
         Args:
           rows: rows `[T, B, ...]`, T at most `length`.
@@ -173,7 +173,7 @@ class RowStore:
         self.end += chosen.sum(0)
 
     def end_broken_episodes(self, rows: StoredRow, step_type: np.ndarray) -> StoredRow:
-        """Makes a MID row LAST if a FIRST row follows, because the episode broke off; the discount does not change.
+        """Makes a MID row LAST if a FIRST row follows: its episode broke off. The discount does not change.
 
         Args:
           rows: new rows `[T, B]`, before they are appended.
@@ -211,7 +211,7 @@ class RowStore:
         return self.rows.step_type[(position % self.length) * self.num_envs + column]
 
     def observation(self, column: torch.Tensor, position: torch.Tensor, key: str | None) -> Nest:
-        """Returns the observations of these rows, leaves `[K, N, ...]`; with `key`, only that part of a dict."""
+        """Returns observations, leaves `[K, N, ...]`; with `key`, only that entry of a dict. Rows as in `step_type`."""
         assert self.rows is not None
         observation = self.rows.observation
         return nest.at(
@@ -238,7 +238,7 @@ class RowStore:
         self.start = self.end.copy()
 
     def close(self) -> None:
-        """Unlocks the directory for other stores; nothing may be appended afterwards."""
+        """Unlocks the directory for other stores; afterwards, rows must not be appended."""
         self._unlock()
 
     def state_dict(self) -> dict[str, Any]:
@@ -274,7 +274,7 @@ class RowStore:
             )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a `state` that passes `check_fits`; from a longer store, only the newest rows are restored."""
+        """Restores a `state` that passes `check_fits`; only the newest rows if they do not all fit."""
         self.end, self.start = state["pos"].numpy().copy(), state["start"].numpy().copy()
         if state["length"] < self.length:
             self.start = np.maximum(self.start, self.end - state["length"])  # the saved store overwrote earlier rows
@@ -300,7 +300,7 @@ class RowStore:
             assert len(leaf) == self.length * self.num_envs and leaf.data_ptr() == _address(grid)
 
     def _allocate(self, row: StoredRow) -> None:
-        """Allocates memory for rows like this one, leaves `[B, ...]`."""
+        """Allocates memory for rows like `row`, leaves `[B, ...]`."""
         count = self.length * self.num_envs
         if self._directory is not None:
             files.make_directory(self._directory)
@@ -315,7 +315,7 @@ class RowStore:
 
         def allocate(leaf: torch.Tensor) -> torch.Tensor:
             if self._directory is None:
-                # Untouched pages take no memory: a large replay grows as it fills.
+                # Untouched memory pages take no memory, so a large replay grows as it fills.
                 try:
                     return torch.empty(count, *leaf.shape[1:], dtype=leaf.dtype, device=self.device)
                 except RuntimeError as error:  # torch raises RuntimeError if memory is short
@@ -334,7 +334,7 @@ class RowStore:
         self._grids = [store.reshape(self.length, self.num_envs, *store.shape[1:]) for store in self._stores]
 
     def _write(self, first: int, leaves: list[Any]) -> None:
-        """Writes leaves `[T, B, ...]` to the places from `first` on in all columns."""
+        """Writes leaves `[T, B, ...]` to all columns, from index `first` on."""
         target = slice(first, first + len(leaves[0]))
         for grid, leaf in zip(self._grids, leaves):
             if type(leaf) is not np.ndarray and type(grid) is np.ndarray:
@@ -358,14 +358,14 @@ def _check_like(own: StoredRow, rows: StoredRow) -> None:
 
 
 def copy_entries(source: torch.Tensor, target: torch.Tensor, low: np.ndarray, high: np.ndarray) -> None:
-    """Copies entries of each column between grids of different lengths.
+    """Copies the entries of each column between rings of different lengths.
 
     Entry k of a column is at row `k % S` of `source`, and at row `k % L` of `target`.
 
     Args:
       source: entries `[S, B, ...]` to copy.
       target: entries `[L, B, ...]` that are changed in place; on any device.
-      low, high: bounds `[B]` of the entries to copy, [low, high): at most S and at most L in each column.
+      low, high: bounds `[B]` of the entries [low, high) to copy: at most S and at most L in each column.
     """
     is_level = bool((low == low[0]).all() and (high == high[0]).all())
     columns: list[Any] = [slice(None)] if is_level else list(range(len(low)))
@@ -378,7 +378,7 @@ def copy_entries(source: torch.Tensor, target: torch.Tensor, low: np.ndarray, hi
 
 
 def _head(leaf: torch.Tensor, count: int) -> torch.Tensor:
-    """Returns the first `count` rows as a tensor whose storage has no other rows; copies only on a GPU."""
+    """Returns the first `count` rows as a tensor without other rows in its storage; copies only on a GPU."""
     if count == len(leaf):
         return leaf
     return torch.from_numpy(leaf.numpy()[:count]) if leaf.device.type == "cpu" else leaf[:count].clone()

@@ -1,7 +1,7 @@
-"""Samplers of a ring's windows: uniform, or in passes that draw each window once; `prioritized` has a third sampler.
+"""Samplers of windows: uniform, or in passes that draw each window once. `prioritized` has a third sampler.
 
-The ring does not call its samplers. A sampler compares the ring's positions with the positions at its last draw, and so
-finds new and overwritten rows.
+The ring does not call its samplers. A sampler finds new and overwritten rows by comparing the ring's positions with the
+positions at its last draw.
 """
 
 import abc
@@ -21,7 +21,7 @@ from alfish.replay.start_index import SequenceIndex, rows_between
 class Sampler(abc.ABC):
     """Draws windows from one ring, after one call of `bind`.
 
-    The state belongs to the ring's rows: save both or neither, and load the rows first.
+    The sampler's state refers to the ring's rows: save both or neither, and load the rows first.
 
     Attributes:
       uses_priorities: whether `update` must be called with the priorities of trained windows.
@@ -52,13 +52,13 @@ class Sampler(abc.ABC):
         """Draws windows.
 
         Args:
-          num_windows: number of windows of all minibatches together, N.
+          num_windows: total number of windows of all minibatches, N.
           progress: progress of the run, in [0, 1].
-          num_batches: number of minibatches that the windows are split into, in their order.
+          num_batches: number of minibatches into which the windows are split, in order.
 
         Returns:
-          First rows of the windows, `[N]` each, on the host. Each contiguous part of the windows, such as a minibatch,
-          has the distribution of the whole draw.
+          First rows of the windows, `[N]` each, on the host. Each minibatch has the same distribution as the whole
+          draw.
 
         Raises:
           UsageError: no row may start a window yet.
@@ -84,18 +84,18 @@ class Sampler(abc.ABC):
         """Restores `state`; the ring's rows must be loaded first. Default: nothing to restore."""
 
     def check_valid(self) -> None:
-        """Raises AssertionError if the state is inconsistent, or does not agree with the ring. Default: no checks."""
+        """Raises AssertionError if the state is inconsistent or does not agree with the ring. Default: no check."""
 
 
 @gin.configurable(module="alfish.replay")
 @checked
 class Uniform(Sampler):
-    """Draws all windows with the same probability, with replacement; optionally some from the newest rows only.
+    """Draws windows uniformly with replacement; optionally, a fraction from the newest rows only.
 
     Args:
       recent_fraction: fraction of the windows, in [0, 1], that start among the newest rows. Over any part of a run, the
-        number of such windows is exact to within one. All rows are drawn from if none of the newest rows may start a
-        window, or in an `OfflineBuffer`, which has no newest rows.
+        number of such windows is exact to within one. They are drawn from all rows if none of the newest rows may start
+        a window, and in an `OfflineBuffer`, which has no newest rows.
       recent_rows: total number of rows that count as the newest; each environment has an equal part.
     """
 
@@ -116,7 +116,7 @@ class Uniform(Sampler):
         assert self._recent_rows is not None
         num_envs = buffer.num_envs * replicas.size()
         self._newest = self._recent_rows // num_envs
-        # Consecutive stored states may be almost two state periods apart.
+        # Two consecutive states may be almost two state periods apart.
         needed = window_length + 2 * (buffer.state_period or 0)
         if self._newest < needed:
             raise UsageError(
@@ -127,7 +127,7 @@ class Uniform(Sampler):
     def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> SequenceIndex:
         if self._recent_fraction == 0:
             return self.buffer.draw(num_windows, self.window_length)
-        # Window k of the run is recent if floor(fraction * (k + 1)) is more than floor(fraction * k).
+        # Window k of the run is recent if floor(fraction * (k + 1)) > floor(fraction * k).
         due = np.floor(self._recent_fraction * np.arange(self._num_drawn, self._num_drawn + num_windows + 1) + 1e-9)
         recent = torch.from_numpy(np.diff(due) > 0)
         column, position = (torch.empty(num_windows, dtype=torch.int64) for _ in range(2))
@@ -148,16 +148,16 @@ class Uniform(Sampler):
 @gin.configurable(module="alfish.replay")
 @checked
 class Epochs(Sampler):
-    """Draws every window once, in random order, before any is repeated: e.g. for imitation.
+    """Draws every window once per pass, in random order, for example for imitation.
 
-    A pass consists of the rows that may start a window when it begins. The pass skips rows that are overwritten
-    meanwhile; rows that are added during the pass wait for the next one. A draw that reaches the end of a pass
+    A pass consists of the rows that may start a window when the pass begins. It skips rows that are overwritten before
+    they are drawn. Rows that are added during the pass belong to the next pass. A draw that reaches the end of a pass
     continues in the next pass.
     """
 
     def bind(self, buffer: RingBuffer, window_length: int) -> None:
         super().bind(buffer, window_length)
-        self._column = self._position = np.zeros(0, np.int64)  # windows left in the pass
+        self._column = self._position = np.zeros(0, np.int64)  # remaining windows of the pass
 
     def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> SequenceIndex:
         low, count = self.buffer.start_range(self.window_length)

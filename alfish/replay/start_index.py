@@ -1,4 +1,4 @@
-"""Index of the rows that may start a window, and uniform draws from it."""
+"""Index of the rows that may start a window, and uniform draws of such rows."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,35 +18,35 @@ MAX_ROUNDS = 1000  # maximum number of rounds of rejection sampling in one draw
 class StartIndex:
     """Stores which rows may start a window.
 
-    Windows start at rows that train (`data.trainable`) or, if states are stored, the rows with a state.
+    Windows start at rows that train (`data.trainable`); if states are stored, at rows with a state.
 
     Args:
       store: rows to index.
       states: states of these rows; None if no states are stored.
-      num_ignored: number of oldest rows in a column at which no window may start, if rows before them are missing.
+      num_ignored: number of oldest rows of a column at which no window may start, if earlier rows are missing.
     """
 
     def __init__(self, store: RowStore, states: StateStore | None = None, num_ignored: int = 0):
         self._store, self._states, self._num_ignored = store, states, num_ignored
         self._length, self._num_envs = store.length, store.num_envs
-        # The index is on the host, because windows are drawn there. The newest row of a column has no successor, so it
-        # is False.
+        # The index is on the host, because windows are drawn there. The newest row of a column is False, because it has
+        # no successor.
         self._trains = np.zeros((store.length, store.num_envs), bool)
         self._newest = np.full(store.num_envs, StepType.PAD, np.int32)  # step type of the newest rows; PAD if none
         self._tickets = torch.empty(0, dtype=torch.int64)
         self._tickets_view = self._tickets.numpy()
 
     def after_newest(self, step_type: np.ndarray) -> np.ndarray:
-        """Returns `[T + 1, B]`: the step type of each column's newest row, then `step_type` `[T, B]` of new rows."""
+        """Returns step types `[T + 1, B]`: of each column's newest row, then of the new rows, `step_type` `[T, B]`."""
         return np.concatenate([self._newest[None], step_type])
 
     def push(self, columns: slice, position: int, step_type: np.ndarray, is_quiet: bool = False) -> None:
-        """Indexes new rows, and the row before them, which now has a successor.
+        """Indexes new rows, and the row before these, which now has a successor.
 
         Args:
           columns: indices of the columns, C of them.
           position: position of the first new row, the same in these columns.
-          step_type: step types `[T + 1, C]` of the row before and of T new rows.
+          step_type: step types `[T + 1, C]` of the previous row and of T new rows.
           is_quiet: whether all step types are MID.
         """
         first, num_rows = (position - 1) % self._length, len(step_type) - 1
@@ -58,7 +58,7 @@ class StartIndex:
         self._newest[columns] = step_type[-1]
 
     def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the range of positions in which windows may start; `may_start` excludes rows within it.
+        """Returns the range of positions in which windows may start; not all rows in it may start one, see `may_start`.
 
         Args:
           window_length: number of rows of a window, L.
@@ -70,8 +70,8 @@ class StartIndex:
         end, rows = self._store.end, self._store.rows
         low = oldest = self._store.oldest()
         if self._num_ignored and rows is not None:
-            misses = oldest > 0  # whether rows before the oldest one are missing
-            # The first row of a resumed run without its rows may be within an episode.
+            misses = oldest > 0  # whether rows before the oldest stored row are missing
+            # If a resumed run has lost its rows, its first new row may be within an episode.
             misses = misses | (rows.step_type[: self._num_envs] != StepType.FIRST).cpu().numpy()
             low = oldest + np.where(misses, self._num_ignored, 0)
         if newest is not None:
@@ -92,8 +92,8 @@ class StartIndex:
     def draw(self, num_windows: int, low: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Draws rows that may start a window uniformly, with replacement.
 
-        Rejection sampling: draws from all rows of the ranges, or, if states are stored, from all stretches
-        (`state_period` positions, see `RingBuffer`), and draws again instead of rows that may not start a window.
+        Uses rejection sampling: draws rows of the ranges, and draws again for each row that may not start a window. If
+        states are stored, draws stretches of `state_period` positions instead of rows.
 
         Args:
           num_windows: number of windows, N.
@@ -145,7 +145,7 @@ class StartIndex:
         return np.concatenate(columns), np.concatenate(positions)
 
     def has_any(self, low: np.ndarray, count: np.ndarray) -> bool:
-        """Returns whether a row of these ranges may start a window; arguments as in `draw`."""
+        """Returns whether any row of the ranges may start a window; arguments as in `draw`."""
         return bool(self.may_start(*rows_between(low, low + count)).any())
 
     def clear(self) -> None:
@@ -178,7 +178,7 @@ class StartIndex:
     def _draw_tickets(self, count: int, total: int) -> np.ndarray:
         """Returns `count` random integers in [0, total) from torch's global generator.
 
-        The trainer seeds and saves that generator. The next call overwrites the returned array.
+        The trainer seeds and saves this generator. The next call overwrites the returned array.
         """
         if len(self._tickets_view) != count:
             self._tickets = torch.empty(count, dtype=torch.int64)  # allocating takes longer than drawing
@@ -188,7 +188,7 @@ class StartIndex:
 
 
 def rows_between(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns columns and positions, `[N]` int64 each, of all rows in `[low, high)` (`[B]` each), column by column."""
+    """Returns columns and positions, `[N]` int64 each, of all rows in `[low, high)`, column by column."""
     count = np.maximum(high - low, 0)
     column = np.repeat(np.arange(len(low)), count)
     return column, np.arange(len(column)) + np.repeat(low - (np.cumsum(count) - count), count)
@@ -203,15 +203,15 @@ class SequenceIndex(NamedTuple):
 
 
 class RingView(NamedTuple):
-    """View of a ring's stored rows, for a graph that gathers windows by itself. The rows change with the ring."""
+    """View of a ring's stored rows, from which a compiled graph gathers windows. The rows change with the ring."""
 
     rows: StoredRow  # leaves [length * B, ...], row (position % length) * B + column
     env_id: torch.Tensor  # [B]
-    offset: torch.Tensor  # [L, 1] int64, 0 to L - 1: a window's rows relative to its first row
-    transforms: Callable[[TimeStep], TimeStep] | None = None  # function of windows `[L, N]`; None leaves rows raw
+    offset: torch.Tensor  # [L, 1] int64, 0 to L - 1: positions relative to a window's first row
+    transforms: Callable[[TimeStep], TimeStep] | None = None  # function of windows `[L, N]`; None means no transforms
 
     def windows(self, start: SequenceIndex) -> Batch:
-        """Returns the windows that begin at `start`, as `RingBuffer.windows` does, transformed."""
+        """Returns the transformed windows that begin at `start`, see `RingBuffer.windows`."""
         num_envs = len(self.env_id)
         length = len(self.rows.step_type) // num_envs
         index = (start.position + self.offset) % length * num_envs + start.column

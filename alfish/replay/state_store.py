@@ -1,4 +1,4 @@
-"""Storage for states of a policy's memory: one state for each stretch, a block of consecutive positions of a ring."""
+"""Storage for states of a policy's memory, one state per stretch. A stretch is a block of consecutive positions."""
 
 from typing import Any
 
@@ -11,30 +11,30 @@ from alfish.replay.row_store import RowStore, copy_entries
 
 
 class StateStore:
-    """Stores the state of one row in each stretch, a block of `period` consecutive positions of a column.
+    """Stores the state of one row in each stretch of `period` consecutive positions of a column.
 
-    Slot k % num_slots holds the state of stretch k. There are as many slots as stretches that the stored rows of a
-    column can span.
+    Slot k % num_slots holds the state of stretch k. num_slots is the largest number of stretches that the stored rows
+    of a column can span.
 
     Args:
-      store: rows that the states belong to; states are stored on the same device.
+      store: rows of the states; states are stored on the same device.
       period: number of positions in a stretch.
     """
 
     def __init__(self, store: RowStore, period: int):
         self._store, self.period = store, period
         self._num_slots = -(-(store.length - 1) // period) + 1
-        self._position = np.full((self._num_slots, store.num_envs), -1)  # position of each state's row; -1 if no state
+        self._position = np.full((self._num_slots, store.num_envs), -1)  # -1 without a state
         self._columns = np.arange(store.num_envs)
         self._states: Nest = None  # leaves [slots * B, ...], state slot * B + column
-        self._knows_structure = False  # whether NamedTuples within states are known, which checkpoints do not store
+        self._knows_structure = False  # whether NamedTuples within states are known; checkpoints do not store them
 
     def push(self, state: Nest, has_row: np.ndarray) -> None:
-        """Stores the state of each column's next row, if its stretch has no state yet. Call it before the append.
+        """Stores the state of each column's next row if its stretch has no state. Call this before appending the row.
 
         Args:
           state: states `[B, ...]`, arrays or tensors.
-          has_row: columns to which a row is appended, `[B]` bool.
+          has_row: mask of columns to which a row is appended, `[B]` bool.
         """
         position, device = self._store.end, self._store.device
         state = nest.tensors(state, device)
@@ -50,8 +50,7 @@ class StateStore:
     def position(self, column: np.ndarray, stretch: np.ndarray) -> np.ndarray:
         """Returns the position of the row whose state is in the slot of `stretch` (`[N]`) of `column` (`[N]`).
 
-        The result is -1 if the slot is empty. Otherwise the row may belong to an older stretch, whose rows are
-        overwritten.
+        The result is -1 if the slot is empty. The row may belong to an older stretch whose rows are overwritten.
         """
         return self._position[stretch % self._num_slots, column]
 
@@ -99,7 +98,7 @@ class StateStore:
             assert all(len(leaf) == self._num_slots * self._store.num_envs for leaf in nest.leaves(self._states))
 
     def _prepare(self, state: Nest) -> None:
-        """Allocates memory for states like this one, leaves `[B, ...]`; after a load, restores their NamedTuples."""
+        """Allocates memory for states like `state`, leaves `[B, ...]`; after a load, restores NamedTuples in states."""
         if self._knows_structure:
             return
         if self._states is None:

@@ -1,22 +1,22 @@
-"""Draws of indices with probabilities in proportion to changing weights."""
+"""Draws indices with probabilities proportional to weights that change."""
 
 import itertools
 
 import numpy as np
 import torch
 
-FAN_OUT = 16  # number of children of a sum, in two cache lines
-MAX_TOP_SIZE = 4096  # largest level that is searched as a whole; a larger level gets a level of sums above it
+FAN_OUT = 16  # number of children of a node: two cache lines
+MAX_TOP_SIZE = 4096  # largest number of nodes in the top level, which is searched as a whole
 
 
 class SumTree:
     """Tree of sums over weights: each node is the sum of 16 nodes of the level below.
 
-    A sum is always computed from its children and never changed by a difference. So it does not drift, and does not
-    depend on earlier weights. A wide tree has few levels, and each takes a few operations on whole arrays.
+    A sum is always computed from its children, not updated by a difference, so it does not drift or depend on earlier
+    weights. A wide tree has few levels; each level takes a few operations on whole arrays.
 
     Args:
-      size: number of weights; all are 0 at first.
+      size: number of weights, which are initially 0.
     """
 
     def __init__(self, size: int):
@@ -51,28 +51,29 @@ class SumTree:
                 sums[: len(families)] = families.sum(axis=1)
 
     def find(self, fraction: np.ndarray) -> np.ndarray:
-        """Returns the indices at which the running sum of weights first exceeds fractions of the total.
+        """Returns, for each fraction of the total, the first index at which the running sum of weights exceeds it.
 
-        With uniform fractions, the probability of an index is its weight over the total. An index of weight 0 is never
-        found.
+        With uniform fractions, the probability of an index is its weight divided by the total. An index of weight 0 is
+        never returned.
 
         Args:
           fraction: fractions `[N]` of the total weight, float64 in [0, 1).
 
         Returns:
-          `[N]` int64; the total must be positive.
+          Indices `[N]`, int64. The total must be positive.
         """
         reached = _running_sum(self._levels[-1])
-        point = fraction * reached[-1]  # less than the total, however the product is rounded
+        point = fraction * reached[-1]  # less than the total, even after rounding
         index = np.searchsorted(reached, point, side="right")
         rest = point - reached[index] + self._levels[-1][index]
         for families in reversed(self._families[:-1]):
             family = families.take(index, axis=0)
             reached = _running_sum(family)  # [N, FAN_OUT]
-            # The parent's sum was computed in a different order, so rounding may move a point out of its family: clip
+            # The parent's sum was computed in a different order, so rounding may move a point out of its family. Clip
             # it to the family's range.
             point = np.minimum(np.maximum(rest, 0), np.nextafter(reached[:, -1], 0))
-            # The first child whose running sum exceeds the point; the sum increases there, so its weight is positive.
+            # The first child whose running sum exceeds the point has a positive weight, because the sum increases
+            # there.
             child = (reached > point[:, None]).argmax(axis=1)
             at = np.arange(0, family.size, FAN_OUT) + child
             rest = point - reached.take(at) + family.take(at)

@@ -1,6 +1,6 @@
-"""Format of a checkpoint file, and its writing and reading. Reading executes no code from the file.
+"""Format, writing and reading of checkpoint files. Reading executes no code from the file.
 
-A file holds the state as `torch.save` writes it, then two lines that `torch.load` skips:
+A file contains the output of `torch.save`, then two lines that `torch.load` skips:
 
     alfish checkpoint {"alfish": "0.2.0", "schema": 1, "run": "5f2c...", "config": "9a01...", "steps": 12345}
     alfish sha256 ...
@@ -27,7 +27,7 @@ from alfish.errors import UsageError, first_line
 from alfish.nest import Nest
 from alfish.runs.files import open_atomically, open_regular
 
-# Version of the state's structure; increased whenever older versions of alfish cannot read the new files.
+# Version of the state's structure, increased when older versions of alfish cannot read new files.
 SCHEMA = 1
 
 _CONTAINERS = (dict, OrderedDict, list, tuple)
@@ -49,7 +49,7 @@ class Header(NamedTuple):
       alfish: version of alfish that wrote the file; '' before schema 1.
       schema: version of the state's structure.
       run, config: id of the run and hash of its configuration, see `Origin`.
-      steps: number of steps on the run's clock when the file was saved, see `training.clock`.
+      steps: clock steps at which the file was saved, see `training.clock`.
     """
 
     alfish: str
@@ -67,12 +67,12 @@ def write_file(path: Path, header: Header, state: Nest) -> None:
       UsageError: a directory has the name of the file.
     """
     with open_atomically(path) as file:
-        # The state is written straight into the file, because the replay buffer may fill half of the machine's memory.
+        # The state is written directly to the file, because a replay buffer may fill half of the memory.
         hashing = _HashingWriter(file)
         try:
             torch.save(state, hashing)  # type: ignore[arg-type]  # torch.save uses only `write` and `flush`
         except RuntimeError as error:
-            if isinstance(error.__context__, OSError):  # torch hides the error of the disk when it closes its archive
+            if isinstance(error.__context__, OSError):  # torch hides a disk error when it closes its archive
                 raise error.__context__ from None
             raise
         hashing.write(_HEADER_START + json.dumps(header._asdict()).encode())
@@ -95,8 +95,8 @@ def read_header(path: Path, step: int) -> Header:
 def read_file(path: Path, step: int, mmap: bool) -> tuple[Header, Nest]:
     """Returns the header and the state of one file.
 
-    The checksum detects damage, not forgery. A forged file executes no code, because of `weights_only`, and cannot fill
-    the memory, because the tensor sizes that it declares are compared with the size of the file.
+    The checksum detects damage, not forgery. A forged file cannot execute code, because of `weights_only`. It cannot
+    fill the memory, because declared tensor sizes are compared with the size of the file.
     """
     try:
         with open_regular(path) as file:
@@ -144,7 +144,7 @@ def _trailer(sha256: Any) -> bytes:
 
 
 def _header(path: Path, step: int, file: BinaryIO) -> Header:
-    """Reads the header, which precedes the checksum."""
+    """Reads the header, the line before the checksum."""
     end = max(0, os.fstat(file.fileno()).st_size - _TRAILER_SIZE)
     file.seek(max(0, end - _HEADER_SIZE))
     tail = file.read(min(end, _HEADER_SIZE))
@@ -219,8 +219,8 @@ def _check_trailer(path: Path, file: BinaryIO) -> None:
 def check_loadable(state: Nest, path: str = "") -> None:
     """Raises UsageError at the first leaf that `torch.load(weights_only=True)` would refuse.
 
-    Types must match exactly: an instance of a subclass (a NamedTuple, an IntEnum, a numpy float64) is pickled with its
-    own class, which `weights_only` refuses.
+    Types must match exactly. An instance of a subclass (a NamedTuple, an IntEnum, a numpy float64) is pickled with its
+    class, which `weights_only` refuses.
     """
     if type(state) in _CONTAINERS:
         if isinstance(state, dict):

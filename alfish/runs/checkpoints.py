@@ -1,7 +1,7 @@
-"""Checkpoints that survive a killed process, a full disk and a flipped bit; loading them never executes code.
+"""Checkpoints that survive killed processes, full disks and flipped bits; loading executes no code.
 
-A file appears under its final name only when it is whole and on the disk. A directory has one writer at a time and any
-number of readers, which change nothing. Steps are counted by the run's clock, see `training.clock`.
+A file gets its final name only when it is complete and on disk. A directory has one writer at a time and any number of
+readers, which change nothing. Steps are clock steps, see `training.clock`.
 """
 
 import json
@@ -35,7 +35,7 @@ from alfish.runs.files import make_directory, write_atomically, writing
 
 RUN_FILE = "run_id"
 SUPERSEDED = ".superseded"
-# Number of superseded files that a rewound run keeps; the files with the most steps are kept.
+# Number of superseded files to keep, those with the most steps.
 NUM_SUPERSEDED = 2
 MAX_NOTE_SIZE = 4096  # maximum bytes of the small files beside checkpoints
 
@@ -58,20 +58,20 @@ UNKNOWN = Origin()
 
 
 class Checkpoints:
-    """Directory of checkpoints, which are named by their steps.
+    """Directory of checkpoints; files are named by their clock steps.
 
-    The directory keeps the newest `keep_last` checkpoints, the best one, and milestones: the first checkpoint at or
-    past each positive multiple of `keep_period`. Of superseded checkpoints (see `save`), the two with the most steps
-    are kept.
+    The directory keeps the newest `keep_last` checkpoints, the best checkpoint, and milestones: the first checkpoint at
+    or after each positive multiple of `keep_period`. It also keeps the two superseded checkpoints with the most steps
+    (see `save`).
 
-    The checksum is a trailer of the file and not a second file: two files cannot be renamed at once, and a copied
-    checkpoint keeps its checksum. The zip format permits the trailer, so `torch.load` reads these files too.
+    The checksum is at the end of the file instead of in a second file: two files cannot be renamed atomically, and a
+    copied checkpoint keeps its checksum. The zip format permits this, so `torch.load` can read the files.
 
     Args:
       directory: directory of the checkpoints, created by the first `save`.
       keep_last: number of newest checkpoints to keep, at least 1.
       keep_period: number of clock steps between milestones; 0 means no milestones.
-      origin: run and configuration that are written into each file; a file of another run is refused.
+      origin: run and configuration to write into each file; files of other runs are refused.
 
     Attributes:
       directory, origin: values of the arguments.
@@ -91,7 +91,7 @@ class Checkpoints:
         self.keep(keep_last, keep_period)
 
     def keep(self, keep_last: int, keep_period: int = 0) -> None:
-        """Changes which checkpoints are kept; see the class.
+        """Changes the rules for keeping checkpoints; see the class.
 
         Raises:
           UsageError: if an argument is out of range.
@@ -101,9 +101,9 @@ class Checkpoints:
         self._keep_last, self._keep_period = keep_last, keep_period
 
     def save(self, step: int, state: Nest, best: bool = False, keep: Iterable[int] = ()) -> Path:
-        """Writes a checkpoint and removes checkpoints that are not to be kept; returns the file.
+        """Writes a checkpoint, and removes checkpoints that need not be kept; returns the file.
 
-        Checkpoints past `step` exist if a run was continued from an earlier checkpoint. They are renamed to
+        If the run was continued from an earlier checkpoint, checkpoints after `step` may exist. They are renamed to
         `*.superseded`, so that the next resume continues from `step`.
 
         Args:
@@ -134,7 +134,7 @@ class Checkpoints:
         return path
 
     def mark_best(self, step: int) -> None:
-        """Marks the checkpoint at `step` as the best one, which is kept until another checkpoint is marked."""
+        """Marks the checkpoint at `step` as the best; it is kept until another checkpoint is marked."""
         self._check_exists(step)
         write_atomically(self._best_path, json.dumps({"steps": int(step)}) + "\n")
 
@@ -156,14 +156,15 @@ class Checkpoints:
         """Returns the steps and the state of one checkpoint, on the CPU.
 
         Args:
-          which: name of the checkpoint: 'latest' (the newest readable one; each unreadable one is skipped with a
-            warning), 'best', or a number of steps. 'best' and a number never fall back to another checkpoint.
-          into: function that is called with the state. If the function raises any error other than UsageError or
-            RunError, the content of the file is treated as invalid.
+          which: name of the checkpoint: 'latest', 'best', or a number of steps. 'latest' is the newest readable
+            checkpoint; unreadable checkpoints are skipped with a warning. 'best' and a number do not fall back to other
+            checkpoints.
+          into: function called with the state. If it raises an error other than UsageError or RunError, the content of
+            the file is treated as invalid.
           config: hash of the configuration that the checkpoint must have; None means any.
-          mmap: whether to map the file into memory and read each tensor when it is used; suits states that are copied
-            leaf by leaf.
-          first: steps of checkpoints that 'latest' tries before all others.
+          mmap: whether to map the file into memory, so that each tensor is read when it is used; useful if leaves are
+            copied one by one.
+          first: steps of checkpoints that 'latest' tries first.
 
         Raises:
           UsageError: if the checkpoint does not exist, cannot be read, or belongs to another run or configuration.
@@ -254,7 +255,7 @@ class Checkpoints:
         steps = self.steps()
         kept = {*steps[-self._keep_last :], self.best(), *keep}
         if self._keep_period:
-            # The first checkpoint of a period is never pruned, so it remains the first one of its period.
+            # The first checkpoint of a period is never removed, so it stays the first of its period.
             first_of_period: dict[int, int] = {}
             for step in steps:
                 first_of_period.setdefault(step // self._keep_period, step)
@@ -271,7 +272,7 @@ class Checkpoints:
             path.unlink(missing_ok=True)
 
     def best(self) -> int | None:
-        """Returns the steps of the checkpoint that is marked as the best one; None if no checkpoint is marked."""
+        """Returns the steps of the checkpoint that is marked as the best; None if no checkpoint is marked."""
         try:
             content = contents.content_of(self._best_path, MAX_NOTE_SIZE)
             found = contents.parsed(self._best_path, content)
@@ -298,7 +299,7 @@ class Checkpoints:
 
 
 def run_id(root_dir: str | os.PathLike) -> str | None:
-    """Returns the id of the run in a directory; None if the run has no id yet, or was begun before runs had ids.
+    """Returns the id of the run in a directory; None if the run has no id.
 
     Raises:
       UsageError: the file of the id cannot be read.
@@ -313,7 +314,7 @@ def run_id(root_dir: str | os.PathLike) -> str | None:
 
 
 def checkpoints_of(root_dir: str | os.PathLike, name: str = "checkpoints") -> Checkpoints:
-    """Returns the checkpoints of a run, or its saved replay data if `name` is 'replay'; refuses files of other runs.
+    """Returns the checkpoints of a run, or of its replay if `name` is 'replay'; refuses files of other runs.
 
     Raises:
       UsageError: the file of the run's id cannot be read.

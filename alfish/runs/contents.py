@@ -1,8 +1,8 @@
 """Reads a run's files as untrusted input, because the directory may be damaged or come from another person.
 
-Each function accepts only a regular file of limited size with content of the expected form. Functions that take a
-directory and a name also refuse a link that leads out of the directory. A refused file raises a UsageError of one
-sentence, which names the file; a file that does not exist gives None.
+Each function accepts only a regular file of limited size with the expected kind of content. Functions with a directory
+and a name also refuse links that lead out of the directory. A refused file raises a UsageError that names the file; if
+a file does not exist, the result is None.
 """
 
 import csv
@@ -24,7 +24,7 @@ MAX_TABLE = 2**31  # maximum bytes of a CSV
 MAX_DEPTH = 32  # maximum depth of lists and objects in a JSON value
 LARGEST_CLOCK = 2**63  # largest number of steps or seconds
 
-# For each Python type: a predicate that is True for JSON values of this type, and the type's description in messages.
+# For each Python type: a predicate for JSON values of this type, and a description for messages.
 _KINDS = {
     int: (lambda value: type(value) is int and abs(value) < LARGEST_CLOCK, "an integer"),
     float: (lambda value: type(value) in (int, float) and _is_finite(value), "a number"),
@@ -54,7 +54,7 @@ def content(directory: Path, name: str, max_size: int = MAX_TEXT) -> bytes | Non
 
 
 def check_inside(directory: Path, name: str) -> None:
-    """Raises UsageError if a path of a run is a broken link, or leads out of the run's directory through links."""
+    """Raises UsageError if a path is a broken link, or leads out of the run's directory through links."""
     try:
         target, root = os.path.realpath(directory / name), os.path.realpath(directory)
     except ValueError as error:  # raised for a NUL in the name
@@ -90,7 +90,7 @@ def content_of(path: Path, max_size: int = MAX_TABLE) -> bytes:
 
 
 def text(directory: Path, name: str) -> str | None:
-    """Returns a file of a run as text; None if it does not exist. Raises UsageError as `content` and `decoded` do."""
+    """Returns a file of a run as text; None if it does not exist. Raises as `content` and `decoded`."""
     found = content(directory, name)
     return None if found is None else decoded(directory / name, found)
 
@@ -112,7 +112,7 @@ def decoded(path: Path, found: bytes) -> str:
 
 
 def last_text(directory: Path, name: str, max_size: int = 2**24) -> str:
-    """Returns the end of a text file, which may be large and have invalid UTF-8; '' if the file does not exist.
+    """Returns the end of a text file, which may be large and contain invalid UTF-8; '' if it does not exist.
 
     Args:
       directory, name: directory of the run and path of the file in it, as for `content`.
@@ -143,7 +143,7 @@ def json_value(directory: Path, name: str) -> Any:
 
 
 def parsed(path: Path, found: bytes) -> Any:
-    """Returns the JSON value in the content of a file; raises UsageError as `json_value` does."""
+    """Returns the JSON value in the content of a file; raises as `json_value`."""
     try:
         value = json.loads(found)
         json.dumps(value, ensure_ascii=False).encode()  # raises for half of a surrogate pair
@@ -164,18 +164,18 @@ def record(directory: Path, name: str, kinds: Mapping[str, type], may_lack: Sequ
 
     Args:
       directory, name: directory of the run and path of the file in it, as for `content`.
-      kinds: type of each entry, among int, float, bool, str, list and dict. Other entries are left as they are.
+      kinds: type of each entry: int, float, bool, str, list or dict. Other entries are not checked.
       may_lack: names of entries that may be missing.
 
     Raises:
-      UsageError: as for `json_value`, or an entry is missing or has a type other than in `kinds`.
+      UsageError: as for `json_value`, or an entry is missing or has the wrong type.
     """
     found, path = content(directory, name), directory / name
     return None if found is None else checked_entries(path, parsed(path, found), kinds, may_lack)
 
 
 def checked_entries(path: Path, value: Any, kinds: Mapping[str, type], may_lack: Sequence[str] = ()) -> dict:
-    """Returns a JSON value after checking it as `record` does; `path` is the path of the value's file."""
+    """Returns a JSON value after the checks of `record`; `path` is the file of the value."""
     if not isinstance(value, dict):
         raise UsageError(f"{path} is not what alfish writes there: it is not a JSON object; move it away")
     for entry, kind in kinds.items():
@@ -190,7 +190,7 @@ def checked_entries(path: Path, value: Any, kinds: Mapping[str, type], may_lack:
 
 
 def table(directory: Path, name: str) -> tuple[list[str], list[list[str]]] | None:
-    """Returns header and rows of a run's CSV file; None if it does not exist. Raises as `content` and `rows_of` do."""
+    """Returns header and rows of a run's CSV file; None if it does not exist. Raises as `content` and `rows_of`."""
     found = content(directory, name, MAX_TABLE)
     return None if found is None else rows_of(directory / name, found)
 
@@ -245,7 +245,7 @@ def clocks(cells: Sequence[str], path: Path) -> np.ndarray:
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # raised for an int that is too large for a float
+    except OverflowError:  # an int that is too large for a float
         return False
 
 

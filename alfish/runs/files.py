@@ -1,4 +1,4 @@
-"""Atomic files: a file appears under its name only when it is complete and on the disk."""
+"""Atomic files: a file gets its name only when it is complete and on disk."""
 
 import contextlib
 import errno
@@ -18,7 +18,7 @@ from absl import logging
 
 from alfish.errors import RunError, UsageError
 
-MAX_NAME = 200  # maximum bytes of a file's name within its temporary name; file systems allow 255 in all
+MAX_NAME = 200  # maximum bytes of a file's name within its temporary name; file systems allow 255
 
 
 class DiskError(RunError):
@@ -26,7 +26,7 @@ class DiskError(RunError):
 
 
 def absolute(path: str | Path) -> Path:
-    """Returns an absolute path, which a change of the working directory does not affect; `~` is the home directory."""
+    """Returns an absolute path; `~` is the home directory."""
     try:
         return Path(path).expanduser().absolute()
     except RuntimeError:  # there is no such user, so `~` is part of a name
@@ -34,13 +34,13 @@ def absolute(path: str | Path) -> Path:
 
 
 def nearest(path: Path) -> Path:
-    """Returns a path for messages: relative to the working directory if the path lies there."""
+    """Returns a path for messages, relative to the working directory if it is inside."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike) -> Iterator[None]:
-    """Converts an OSError raised while the context writes `path` into an error of one sentence.
+    """Converts an OSError while the context writes `path` into a one-sentence error.
 
     Raises:
       UsageError: a file is where a directory is needed, a directory is where a file is needed, or `path` is a link.
@@ -61,7 +61,7 @@ def writing(path: str | os.PathLike) -> Iterator[None]:
 
 
 def check_places(directory: str | os.PathLike, files: Iterable[str], directories: Iterable[str]) -> None:
-    """Checks that the paths of files and directories to be written do not exist, or have the right kind.
+    """Checks that files and directories to be written do not exist, or have the right kind.
 
     Raises:
       UsageError: a path has the wrong kind, or is a link; the message names the first such path.
@@ -78,7 +78,7 @@ def check_places(directory: str | os.PathLike, files: Iterable[str], directories
 
 
 def reserve(path: str | os.PathLike, size: int) -> None:
-    """Creates a file of `size` bytes, and reserves its disk space at once instead of when the bytes are written.
+    """Creates a file of `size` bytes, and reserves its disk space immediately.
 
     Raises:
       OSError: the file cannot be created, for example because the disk is full.
@@ -97,9 +97,9 @@ def make_directory(path: str | os.PathLike) -> None:
 
 
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
-    """Writes a complete file, or leaves the earlier one if the process is killed or the disk is full.
+    """Writes a complete file; the old file remains if the process is killed or the disk is full.
 
-    When it returns, the content is on the disk.
+    After the call, the content is on disk.
 
     Raises: as for `writing`.
     """
@@ -109,7 +109,7 @@ def write_atomically(path: str | os.PathLike, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def open_atomically(path: str | os.PathLike) -> Iterator[BinaryIO]:
-    """Yields a file to write, which is renamed to `path` when the block ends without an error.
+    """Yields a file to write, and renames it to `path` if the context ends without an error.
 
     The temporary file is in the same directory, because a rename is atomic only within one file system.
     """
@@ -128,13 +128,13 @@ def open_atomically(path: str | os.PathLike) -> Iterator[BinaryIO]:
             raise
         directory = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(directory)  # writes the rename itself to the disk
+            os.fsync(directory)  # writes the rename to disk
         finally:
             os.close(directory)
 
 
 def open_own(path: str | os.PathLike, mode: Literal["ab", "wb"]) -> BinaryIO:
-    """Opens a file to write, but never through a link, which may lead to another file of the user.
+    """Opens a file to write, but not through a link, which may lead to another file of the user.
 
     Raises:
       OSError: the file is a link, or cannot be opened.
@@ -144,10 +144,9 @@ def open_own(path: str | os.PathLike, mode: Literal["ab", "wb"]) -> BinaryIO:
 
 
 def temporary_of(path: Path) -> Path:
-    """Returns the path of the temporary file, next to `path`, that is written first: `.NAME.PID-MACHINE.tmp`.
+    """Returns the path of the temporary file for `path`, in the same directory: `.NAME.PID-MACHINE.tmp`.
 
-    The caller may append a suffix to the returned path. The function also removes temporary files for `path` that
-    killed processes of this machine have left.
+    The caller may append a suffix. Also removes temporary files for `path` of killed processes on this machine.
     """
     name = path.name if len(os.fsencode(path.name)) <= MAX_NAME else hashlib.sha256(os.fsencode(path.name)).hexdigest()
     pattern = re.compile(rf"{re.escape(f'.{name}.')}(\d+)-{_machine()}\.tmp.*")
@@ -159,7 +158,7 @@ def temporary_of(path: Path) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, or a directory with its contents; what cannot be removed stays, without an error."""
+    """Removes a file, or a directory with its contents; ignores errors."""
     with contextlib.suppress(OSError):
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink()
 
@@ -203,7 +202,7 @@ def sha256(path: str | os.PathLike) -> str:
 
 
 def lock(directory: str | os.PathLike, holder: object) -> Callable[[], Any] | None:
-    """Locks a directory, until the returned function is called, or the holder or the process ends.
+    """Locks a directory until the returned function is called, `holder` is deleted, or the process ends.
 
     The lock is advisory: a program that does not call `lock` reads and writes as usual.
 

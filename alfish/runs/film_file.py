@@ -1,4 +1,4 @@
-"""Film files: frames are encoded while they arrive, so that a long film takes no more memory than a short one."""
+"""Film files. Frames are encoded at once, so memory does not depend on the length of a film."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ def check_extra(setting: str) -> None:
 
 
 class FilmFile:
-    """A film file that is being written; it gets its final name when it is complete.
+    """A film file; it gets its final name when it is complete.
 
     Args:
       directory: directory of the film, which exists.
@@ -53,14 +53,14 @@ class FilmFile:
             self._writer = imageio.v2.get_writer(self._unfinished, **options)
 
     def append(self, frame: np.ndarray) -> None:
-        """Adds a frame, `[H, W, 3]` uint8, always of the same size; an odd last row or column is left out."""
+        """Adds a frame `[H, W, 3]` uint8, always of the same size; drops the last row or column of an odd size."""
         height, width = (size // 2 * 2 for size in frame.shape[:2])  # video codecs require even sizes
         with self._named_errors():
             self._writer.append_data(frame[:height, :width])
         self.num_frames += 1
 
     def finish(self, path: Path) -> None:
-        """Completes the film, which replaces `path`."""
+        """Completes the film, and replaces `path` by it."""
         with self._named_errors():
             self._writer.close()
             self._check_whole()
@@ -68,7 +68,7 @@ class FilmFile:
 
     def abandon(self) -> None:
         """Deletes the unfinished film."""
-        with contextlib.suppress(OSError):  # another exception, which ended the film, is being raised
+        with contextlib.suppress(OSError):  # the exception that ended the film is being raised
             self._writer.close()
         self._unfinished.unlink(missing_ok=True)
 
@@ -80,7 +80,7 @@ class FilmFile:
 
         try:
             found, _ = imageio_ffmpeg.count_frames_and_secs(str(self._unfinished))
-        except RuntimeError:  # the film's index, which is written last, is missing
+        except RuntimeError:  # the film's index is missing, which is written last
             found = 0
         if found < self.num_frames:
             raise OSError(f"its file has {found} of {self.num_frames} frames; is the disk full?")

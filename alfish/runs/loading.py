@@ -10,12 +10,12 @@ from torch import nn
 
 from alfish.errors import UsageError
 
-# Types that may replace each other.
+# Types that count as equal.
 _ALIKE = ((int, float), (list, tuple), (dict, OrderedDict), (torch.Tensor, nn.Parameter))
 
 
 def check_like(state: Any, example: Any, path: str = "") -> None:
-    """Checks the types of plain values and containers, which loading does not check.
+    """Checks the types of plain values and containers, because loading does not.
 
     Args:
       state: state that was loaded.
@@ -51,7 +51,7 @@ def load_model(module: nn.Module, state_dict: dict[str, Any], name: str) -> None
         the message names the first such entries.
     """
     here = module.state_dict()
-    # Older versions kept counters in some modules that have no extra state now.
+    # Older versions stored extra state in some modules that have none now.
     state_dict = {key: value for key, value in state_dict.items() if key in here or not key.endswith("_extra_state")}
     wrong = [f"missing {key}" for key in here if key not in state_dict]
     wrong += [f"unexpected {key}" for key in state_dict if key not in here]
@@ -80,7 +80,7 @@ def _form(value: Any) -> str:
 
 
 def nonfinite(module: nn.Module, state_dict: Mapping[str, Any]) -> list[str]:
-    """Returns the names of a state's parameters that are not finite, and of its buffers that contain nan."""
+    """Returns the names of parameters in a state that are not finite, and of buffers that contain nan."""
     parameters = {name for name, _ in module.named_parameters()}
     tensors = {name: value for name, value in state_dict.items() if isinstance(value, torch.Tensor)}
     is_whole = {True: lambda value: torch.isfinite(value).all(), False: lambda value: not torch.isnan(value).any()}

@@ -51,7 +51,7 @@ def with_entry(directory: Path, entry: dict[str, Any]) -> str:
 def git_revision(directory: Path) -> dict[str, Any] | None:
     """Returns revision and dirty flag of the git checkout around `directory`; None without a checkout.
 
-    Git is asked only once, because a process continues with the code that it has imported.
+    Git is called only once, because a process keeps the code that it has imported.
     """
     try:
         revision, status = (

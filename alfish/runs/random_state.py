@@ -1,8 +1,8 @@
-"""The global random generators: seeded, saved, restored, preserved, and kept apart from code that seeds them.
+"""The global random generators: seeding, saving, restoring, and protection from code that seeds them.
 
 alfish draws from torch's generators only; numpy's and Python's generators are left to the environments. An environment
-that seeds torch's generators, perhaps at each reset, must not make the random numbers of warm-up, noise and minibatches
-repeat (`apart`).
+may seed torch's generators, perhaps at each reset; random numbers of warm-up, noise and minibatches must not repeat
+then (`apart`).
 """
 
 import contextlib
@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from absl import logging
 
-# Highest bits of the seeds that alfish itself sets, which mark them. A CPU's generator uses only the lowest 32 bits.
+# Highest bits of seeds that alfish sets, to recognise them. A CPU's generator uses only the lowest 32 bits.
 _OWN = 0x5A << 56
 
-seed_of_torch: Callable[[], int] = torch.default_generator.initial_seed  # returns the seed that the generator was given
+seed_of_torch: Callable[[], int] = torch.default_generator.initial_seed  # returns the seed of the generator
 
 
 def seed_all(seed: int) -> None:
@@ -42,7 +42,7 @@ def seed_torch(seed: int, count: int = 0) -> None:
 
 @contextlib.contextmanager
 def apart() -> Iterator[None]:
-    """Context for code outside alfish: at its end, seeds torch's generators again if that code has seeded them."""
+    """Context for code outside alfish: on exit, seeds torch's generators again if that code has seeded them."""
     before = seed_of_torch()
     try:
         yield
@@ -51,7 +51,7 @@ def apart() -> Iterator[None]:
 
 
 def called_apart(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function whose calls run as within `apart`, with less overhead, for calls that take microseconds."""
+    """Returns a function whose calls run as within `apart`, but with less overhead."""
 
     def call(*arguments: Any) -> Any:
         before = seed_of_torch()
@@ -68,7 +68,7 @@ def recover(before: int) -> None:
 
     Args:
       before: value of `seed_of_torch()` before the other code ran. The new seed is derived from this value, so that a
-        run stays reproducible, and counts the seedings, so that it differs from all earlier seeds.
+        run stays reproducible. It contains the number of seedings, so that it differs from all earlier seeds.
     """
     now = seed_of_torch()
     if now != before and not _is_own(now):
@@ -87,7 +87,7 @@ def _is_own(seed: int) -> bool:
 
 @contextlib.contextmanager
 def preserved() -> Iterator[None]:
-    """Restores the state of the generators at the end of the context."""
+    """Restores the state of the generators on exit."""
     state = rng_state()
     try:
         yield
@@ -98,7 +98,7 @@ def preserved() -> Iterator[None]:
 def rng_state() -> dict[str, Any]:
     """Returns the state of all global generators: of `random`, of numpy, and of torch on the CPU and each GPU.
 
-    This does not initialize CUDA, because a process that has not used a GPU has not drawn numbers there.
+    CUDA is not initialized: a process that has not used a GPU has not drawn numbers there.
     """
     return {
         "python": json.dumps(random.getstate()),
@@ -137,11 +137,11 @@ def set_torch_state(device: torch.device, states: list[torch.Tensor]) -> None:
 
 
 class RandomStream:
-    """Separate states of torch's random generators for one part of a run, in force within `with stream: ...`.
+    """Separate states of torch's random generators for one part of a run, active within `with stream: ...`.
 
     Args:
       seed: seed of the stream, at least 0.
-      device: device whose generator belongs to the stream, beside the CPU's.
+      device: device whose generator belongs to the stream, in addition to the CPU's.
 
     Attributes:
       seed: the argument.
@@ -165,6 +165,6 @@ class RandomStream:
         return {"generators": self._state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues the stream. If the state was saved without a GPU, the GPU's generator keeps its present state."""
+        """Continues the stream. If the state was saved without a GPU, the GPU's generator does not change."""
         own = [generator.cpu() for generator in state["generators"]]
         self._state = own + self._state[len(own) :]

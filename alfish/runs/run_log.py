@@ -1,4 +1,4 @@
-"""A run's `log.txt`: lines of the trainer, and warnings that go to stderr while the run is open."""
+"""A run's `log.txt`: lines of the trainer, and warnings printed to stderr while the run is open."""
 
 import contextlib
 import logging
@@ -14,7 +14,7 @@ WARNING = "warning: "  # prefix of absl's warnings; Python's begin with a catego
 
 
 class RunLog(logging.Handler):
-    """Appends lines, each after the time. Lines before `open` are kept in memory; after `close` only `write` appends.
+    """Appends lines with the time. Lines before `open` are kept in memory; after `close`, only `write` appends.
 
     Args:
       path: path of the file; its directory must exist when `open` is called.
@@ -68,7 +68,7 @@ class RunLog(logging.Handler):
             return
         self._is_open = False
         logging.getLogger("absl").removeHandler(self)
-        if warnings.showwarning is self._show:  # otherwise a wrapper that was set later still calls `_show`
+        if warnings.showwarning is self._show:  # a wrapper set later would still call `_show`
             warnings.showwarning = self._show_before
 
     def _append(self, lines: list[str]) -> None:
@@ -78,6 +78,6 @@ class RunLog(logging.Handler):
 
 
 def warnings_in(log: str) -> list[str]:
-    """Returns the warnings in the text of a `log.txt`, each once, without their times."""
+    """Returns the distinct warnings in the text of a `log.txt`, without their times."""
     lines = (line[len("YYYY-MM-DD HH:MM:SS ") :] for line in log.splitlines())
     return list(dict.fromkeys(line for line in lines if line.startswith(WARNING) or "Warning: " in line))

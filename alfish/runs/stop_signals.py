@@ -1,9 +1,9 @@
-"""SIGTERM, SIGUSR1 and Ctrl-C as requests to stop, with a bound on how long any wait delays them.
+"""SIGTERM, SIGUSR1 and Ctrl-C as requests to stop, which no wait delays for long.
 
-A signal sets `StopSignals.number`. alfish's own loops read it, or call `check`. Code outside alfish may wait forever,
-in Python or in C. `breakable` is therefore set while such code runs: `GRACE_SECONDS` after a signal, `Interrupted` is
-raised inside the code. While `breakable` is not set, nothing is raised, so updates and the writing of checkpoints
-always complete. C code that keeps the interpreter's lock cannot be interrupted.
+A signal sets `StopSignals.number`. Loops of alfish read this attribute, or call `check`. Code outside alfish may wait
+forever, in Python or in C; `breakable` is set while such code runs. `GRACE_SECONDS` after a signal, `Interrupted` is
+then raised inside the code. While `breakable` is not set, nothing is raised, so updates and checkpoints always
+complete. C code that keeps the interpreter's lock cannot be interrupted.
 """
 
 import contextlib
@@ -17,22 +17,22 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-GRACE_SECONDS = 1.5  # seconds from a signal, or from the beginning of a later wait, until the wait is interrupted
-STUCK_SECONDS = 1.0  # further seconds until another thread takes over from a main thread that runs no Python
+GRACE_SECONDS = 1.5  # seconds from a signal, or from the start of a later wait, until the wait is interrupted
+STUCK_SECONDS = 1.0  # further seconds until another thread takes over if the main thread runs no Python code
 LOOK_SECONDS = 0.05
 
 
 def exit_status(number: int) -> int:
     """Returns the exit status of a process that a signal has stopped.
 
-    Schedulers send SIGUSR1 before they take a machine away. For SIGUSR1 the status is EX_TEMPFAIL, 75, which means that
-    the same command should run again; for any other signal it is 128 + the signal's number.
+    Schedulers send SIGUSR1 before they withdraw a machine. The status for SIGUSR1 is EX_TEMPFAIL, 75, which means that
+    the same command should run again. For any other signal, the status is 128 + the signal's number.
     """
     return os.EX_TEMPFAIL if number == signal.SIGUSR1 else 128 + number
 
 
 class Interrupted(BaseException):
-    """Raised in a wait after a signal. It is not an Exception, so environments do not handle it as an error."""
+    """Raised in a wait after a signal. Not an Exception, so that environments do not handle it as an error."""
 
 
 class StopSignals:
@@ -41,15 +41,15 @@ class StopSignals:
     Outside the main thread the context does nothing.
 
     Args:
-      rescue: function that saves the last complete state. It is called in another thread if the main thread is in C
-        code that does not return; the process then exits with `exit_status`.
+      rescue: function that saves the last complete state. If the main thread is in C code that does not return, another
+        thread calls this function and ends the process with `exit_status`.
 
     Attributes:
       received: number of the first signal received; None before a signal.
-      number: number of the signal that ends the run; None if no signal does. It equals `received` unless `is_shared`.
-      is_shared: whether other processes must agree that the run ends; `number` is set once they agree.
-      breakable: whether the main thread may be interrupted at any point. A loop in which calls of `breaking` would be
-        too slow sets the attribute itself.
+      number: number of the signal that ends the run; None if no signal does. Equal to `received` unless `is_shared`.
+      is_shared: whether other processes must agree to end the run; `number` is set when they agree.
+      breakable: whether the main thread may be interrupted at any point. A loop sets this attribute directly if calls
+        of `breaking` would be too slow.
     """
 
     def __init__(self, rescue: Callable[[], None]):
@@ -88,8 +88,8 @@ class StopSignals:
         self.received = self.number = self._began = None
         self._main = threading.get_ident()
         self._ended = threading.Event()
-        # Python's C code writes to this pipe when a signal arrives, even while the main thread is in C code and cannot
-        # run `_handle`.
+        # Python's signal handler in C writes to this pipe, even while the main thread is in C code and cannot run
+        # `_handle`.
         self._arrivals, self._arrive = os.pipe()
         os.set_blocking(self._arrive, False)
         self._descriptor_before = signal.set_wakeup_fd(self._arrive, warn_on_full_buffer=False)
@@ -119,7 +119,7 @@ class StopSignals:
 
     def _handle(self, number: int, frame: Any) -> None:
         raises, self._raises = self._raises, False
-        while self._rescues:  # waits, because the watching thread ends the process
+        while self._rescues:  # the watching thread ends the process
             time.sleep(LOOK_SECONDS)
         if raises:
             if self.breakable:
@@ -150,7 +150,7 @@ class StopSignals:
                 signal.pthread_kill(self._main, number)
 
     def _take_over(self, number: int) -> None:
-        """Calls `rescue` and ends the process, unless the main thread has returned to Python meanwhile."""
+        """Calls `rescue` and ends the process, unless the main thread has returned to Python."""
         self._rescues = True
         if not self._raises:
             self._rescues = False

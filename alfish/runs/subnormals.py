@@ -1,7 +1,7 @@
-"""Subnormal numbers, below 1.2e-38 in float32: processors compute many times slower with them than with other numbers.
+"""Subnormal numbers, below 1.2e-38 in float32, with which processors compute many times more slowly.
 
-Where a gradient is 0, as for ReLU units that are never active, Adam's moments shrink with each update until they are
-subnormal. They stay there, because 0.9 times the smallest number is rounded to that number again.
+If a gradient is 0, as for a ReLU unit that is never active, Adam's moments shrink with each update until they are
+subnormal. They stay subnormal, because 0.9 times the smallest number is rounded to the same number.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import torch
 def flush_subnormals() -> None:
     """Makes this thread, and threads that it starts later, treat subnormal numbers as 0."""
     for kind in (np.float16, np.float32, np.float64):
-        np.finfo(kind)  # makes numpy cache the smallest number; older releases warn if it is 0 at the first query
+        np.finfo(kind)  # numpy caches the smallest number; older releases warn if it is 0 at the first query
     torch.set_flush_denormal(True)
 
 
@@ -25,7 +25,7 @@ def are_flushed() -> bool:
 
 @contextlib.contextmanager
 def preserved() -> Iterator[None]:
-    """Restores this thread's treatment of subnormal numbers at the end of the context."""
+    """Restores this thread's treatment of subnormal numbers on exit."""
     before = are_flushed()
     try:
         yield

@@ -15,7 +15,7 @@ class Timer:
     """Measures the time of each part of a run. The time of a part excludes the time of the parts inside it.
 
     Attributes:
-      seconds: seconds spent in each part since the call of `start`; before that call nothing is measured.
+      seconds: seconds spent in each part since `start`; nothing is measured before.
       calls: number of times that each part began.
     """
 
@@ -30,7 +30,7 @@ class Timer:
         self._is_on, self._began = True, time.perf_counter()
 
     def begin(self, part: str) -> float:
-        """Ends the current part and begins `part`; returns the present time in seconds."""
+        """Ends the current part and begins `part`; returns the current time in seconds."""
         now = time.perf_counter()
         if self._is_on:
             self.calls[part] += 1
@@ -38,7 +38,7 @@ class Timer:
         return now
 
     def around(self, part: str, function: Callable[P, T]) -> Callable[P, T]:
-        """Returns a function that calls `function` and measures its time as `part`, inside the calling part."""
+        """Returns a function that calls `function`, and measures its time as `part` within the calling part."""
 
         def timed(*arguments: P.args, **keywords: P.kwargs) -> T:
             outer = self._part
@@ -52,7 +52,7 @@ class Timer:
         return timed
 
     def each(self, part: str, items: Iterable[T]) -> Iterator[T]:
-        """Returns an iterator over the items; the time to make each item is measured as the part `part`."""
+        """Returns an iterator over the items; measures the time to make each item as `part`."""
         return self._each(part, items) if self._is_on else iter(items)
 
     def _each(self, part: str, items: Iterable[T]) -> Iterator[T]:

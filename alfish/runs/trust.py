@@ -1,9 +1,9 @@
-"""Records the configurations that this user has trained on this machine; they may import the modules that they name.
+"""Records configurations that this user has trained on this machine; they may import the modules they name.
 
-An entry is a small file in the user's state directory. The file's name is a digest of the exact text of a saved
-configuration and of the paths of the modules that the text names. So a configuration that came from elsewhere or was
-changed has no entry, and a configuration has no entry if its modules are now found elsewhere, for example in a
-directory that somebody else prepared.
+An entry is a small file in the user's state directory. Its name is a digest of the exact text of a saved configuration
+and of the paths of the modules in the text. A configuration from elsewhere, or one that was changed, therefore has no
+entry. A configuration also has no entry if its modules are now found in a different place, for example in a directory
+that somebody else prepared.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ NAMED_IN_TEXT = re.compile(r"""['"]([A-Za-z_][\w.]*:|[A-Za-z_]\w*(?:\.\w+)+['"])
 def record(text: str) -> None:
     """Records a configuration that this process trains, unless another person may have written it.
 
-    A configuration without modules of the user needs no entry. Where the state directory cannot be written, nothing is
+    A configuration without modules of the user needs no entry. If the state directory cannot be written, nothing is
     recorded, and opening the run requires the flag --allow_import.
     """
     modules = _modules(text)
@@ -42,7 +42,7 @@ def record(text: str) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = temporary_of(path)
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:
-            file.write("".join(f"{module}\n" for module in modules))  # readable for a person
+            file.write("".join(f"{module}\n" for module in modules))  # for human readers
         os.replace(temporary, path)
 
 
@@ -56,7 +56,7 @@ def restricted(config: Path, allow_import: Sequence[str]) -> Iterator[None]:
     """
     try:
         text = config.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):  # the code that reads the configuration reports it
+    except (OSError, UnicodeDecodeError):  # reading the configuration reports the error
         text = ""
     modules = _modules(text)
     with imports.restricted(
@@ -75,7 +75,7 @@ def _modules(text: str) -> list[str]:
         tokenize.TokenError,
         RecursionError,
         gin_internals.GinChanged,
-    ):  # the code that reads the configuration reports it
+    ):  # reading the configuration reports the error
         return []
     named = {one.module for one in statements if gin_internals.is_import(one) and not one.module.startswith("__gin__")}
     named |= {module for module, _ in PART.findall(text)} | {found[:-1] for found in NAMED_IN_TEXT.findall(text)}
@@ -92,7 +92,7 @@ def _is_recorded(text: str, modules: Sequence[str]) -> bool:
 
 
 def _entry(text: str, modules: Sequence[str]) -> Path:
-    """Returns the path of the entry for a configuration whose modules are at their present places."""
+    """Returns the path of the entry for a configuration and the current paths of its modules."""
     places = [f"{module} {_place(module.partition('.')[0])}\n" for module in modules]
     digest = hashlib.sha256("\0".join([text, *places]).encode("utf-8", "surrogateescape")).hexdigest()
     return _directory() / digest
@@ -102,7 +102,7 @@ def _place(package: str) -> str:
     """Returns the file or directory from which a package would be imported; '' if the package is not found."""
     try:
         spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):  # ValueError: the program made the module, which has no spec
+    except (ImportError, ValueError):  # ValueError: a module made by the program has no spec
         spec = None
     # The working directory is searched last, see `imports.admit`.
     spec = spec or importlib.machinery.PathFinder.find_spec(package, [os.getcwd()])
@@ -117,7 +117,7 @@ def _directory() -> Path:
 
 
 def _remark() -> str:
-    """Returns why runs cannot be recorded here; '' if they can."""
+    """Returns the reason why runs cannot be recorded here; '' if they can."""
     try:
         directory = _directory()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)

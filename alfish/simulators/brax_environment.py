@@ -15,9 +15,9 @@ from alfish.simulators.libraries import check_task
 
 
 class BraxInterface(JaxEnvironment):
-    """B environments in brax's interface: `reset(key)` and `step(state, action)` return a state with all results.
+    """B environments with brax's interface: `reset(key)` and `step(state, action)` return a state with all results.
 
-    Each episode begins with a new reset, whereas the packages' own wrappers return to the state of the first reset.
+    Each episode begins with a new reset. The packages' own wrappers would return to the state of the first reset.
 
     Args:
       env: environment without wrappers, whose actions are in [-1, 1].

@@ -15,21 +15,21 @@ from alfish.simulators.libraries import check_task, library, set_up
 from alfish.simulators.manager_based import ManagerBased
 
 COMMAND = "pip install 'isaaclab[isaacsim]' --extra-index-url https://pypi.nvidia.com"
-_LAUNCHED: list[Any] = []  # launcher of Isaac Sim, kept because the process ends when it is closed or garbage-collected
+_LAUNCHED: list[Any] = []  # Isaac Sim's launcher, kept because the process ends when it is garbage-collected
 
 
 @gin.configurable(module="alfish.simulators")
 class IsaacLab(ManagerBased):
     """B environments of a task of Isaac Lab.
 
-    Version 3.0 returns final observations (`cfg.compute_final_obs`, which is set). Final observations of terms with a
-    history or a delay lack the newest sample; a warning reports this. Version 2.3 loses final observations, see
-    `make_environment.final_observation`.
+    With version 3.0, this class sets `cfg.compute_final_obs`, so that Isaac Lab returns final observations. For terms
+    with a history or a delay, they lack the newest sample; a warning reports this. Version 2.3 does not return final
+    observations, see `make_environment.final_observation`.
 
     Args:
       task: id of the task, such as 'Isaac-Velocity-Flat-G1-v0'; 3.0 has ids without '-v0'.
       num_envs: number of environments, B.
-      seed: seed of the configuration, which events at the start use.
+      seed: seed of the task's configuration; events at the start use it.
       device: device of the simulation; None means the device in the task's configuration.
       cfg: changes of the task's configuration by path, such as {'episode_length_s': 20.0}.
       groups: names of the groups of observations to keep, such as ['policy', 'critic']; None means all.
@@ -77,7 +77,7 @@ class IsaacLab(ManagerBased):
 
     def step(self, action: Nest) -> SimulatorStep:
         observation, reward, terminated, truncated, extras = self.env.step(action)
-        # Isaac Lab leaves both keys in its dict until it writes them again.
+        # Isaac Lab does not remove these keys from its dict.
         final, log = (extras.pop(key, None) for key in ("final_obs", "log"))
         return self._stepped(observation, reward, terminated, truncated, final, log)
 
@@ -92,7 +92,7 @@ def launch_for_tasks(options: Mapping[str, Any] | None = None) -> Any:
       UsageError: Isaac Lab is not installed.
     """
     app = library("isaaclab.app", COMMAND)
-    # Isaac Lab 3.0, which has `launch_simulation`, starts Isaac Sim when a task is made.
+    # Isaac Lab 3.0 has `launch_simulation` and starts Isaac Sim when a task is made.
     if not hasattr(app, "launch_simulation") and not _LAUNCHED:
         _LAUNCHED.append(app.AppLauncher({"headless": True, **(options or {})}))
     library("isaaclab_tasks", COMMAND)
@@ -101,7 +101,7 @@ def launch_for_tasks(options: Mapping[str, Any] | None = None) -> Any:
 
 def _late_terms(config: Any) -> list[str]:
     """Returns the names of the groups and terms of observations that have a history or a delay."""
-    # A task in the direct workflow has no groups.
+    # Tasks in the direct workflow have no groups.
     groups = getattr(getattr(config, "observations", None), "__dict__", {})
     terms = {f"{name}.{key}": term for name, group in groups.items() for key, term in vars(group).items()}
     late = "history_length", "delay_max_lag"

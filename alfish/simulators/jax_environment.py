@@ -1,7 +1,8 @@
 """Environments whose resets and steps are pure functions of JAX.
 
-B environments step and reset in one compiled function, which also gives the final observation of each episode. Tensors
-go to JAX and come back by dlpack, without a copy. JAX and the packages are imported when an environment is made.
+B environments step and reset in one compiled function. This function also returns the final observation of each
+episode. Tensors are exchanged with JAX by dlpack, without copies. JAX and the packages are imported when an environment
+is made.
 """
 
 import abc
@@ -25,7 +26,7 @@ class Transition(NamedTuple):
     """One step of one environment, in arrays of JAX without a batch dimension."""
 
     state: Any  # pytree
-    observation: Any  # observation after the step, also where the step ends the episode
+    observation: Any  # observation after the step, before any reset
     reward: Any
     terminated: Any
     truncated: Any = False  # truncation by the environment itself; `JaxEnvironment` adds its time limit
@@ -34,8 +35,8 @@ class Transition(NamedTuple):
 class JaxEnvironment(Simulator):
     """B environments of a subclass, whose methods `begin` and `advance` are pure functions of JAX for one environment.
 
-    Each environment draws from a random key of its own, so its episodes do not depend on the number of environments.
-    A checkpoint has the whole state, from which episodes continue bit for bit.
+    Each environment has its own random key, so its episodes do not depend on the number of environments. Checkpoints
+    contain the whole state, so restored episodes continue bit for bit.
 
     Args:
       num_envs: number of environments, B.
@@ -83,7 +84,7 @@ class JaxEnvironment(Simulator):
 
     @abc.abstractmethod
     def advance(self, key: Any, state: Any, action: Any) -> Transition:
-        """Returns one step, without a reset; the state has the structure of the state from `begin`.
+        """Returns one step, without a reset; its state has the structure of the state that `begin` returns.
 
         Args:
           key: random key of JAX.
@@ -100,7 +101,7 @@ class JaxEnvironment(Simulator):
         return self._jax.tree.map(torch.from_dlpack, step)
 
     def spread_first_episodes(self) -> None:
-        """Shortens the current episodes by random numbers of steps below the time limit."""
+        """Shortens each current episode by a random number of steps below the time limit."""
         if self.time_limit is not None:
             keys, clock, state = self._episodes
             draw = self._jax.vmap(lambda key: self._jax.random.randint(key, (), 0, self.time_limit, clock.dtype))
@@ -114,7 +115,7 @@ class JaxEnvironment(Simulator):
         """Restores keys, numbers of steps and states.
 
         Raises:
-          UsageError: the state is that of a different class or number of environments.
+          UsageError: the state belongs to a different class or number of environments.
         """
         own = self._leaves()
         if {path: tuple(leaf.shape) for path, leaf in state.items()} != {path: leaf.shape for path, leaf in own}:
@@ -137,17 +138,17 @@ class JaxEnvironment(Simulator):
         return jax.device_put(keys, self._place)
 
     def _to_jax(self, tensor: torch.Tensor) -> Any:
-        """Returns an array in a tensor's memory; integers of 64 bits, which JAX does not have, become int32."""
+        """Returns a JAX array that shares a tensor's memory; JAX has no 64-bit integers, so they become int32."""
         return self._jax.dlpack.from_dlpack(tensor.int() if tensor.dtype == torch.int64 else tensor)
 
     def _begin_all(self, keys: Any) -> tuple[Any, Any]:
         """Returns the first episodes and their observations `[B, ...]`."""
         jax = self._jax
-        action = jax.tree.map(jax.numpy.asarray, self.action_space.sample())  # only its shapes and dtypes are used
+        action = jax.tree.map(jax.numpy.asarray, self.action_space.sample())  # only shapes and dtypes are used
 
         def begin(key: Any) -> tuple[Any, Any]:
             state, observation = self.begin(key)
-            # Cast to the dtypes of later states: if the dtypes differed, JAX would compile the step twice.
+            # Casts to the dtypes of later states, because JAX would compile the step again for other dtypes.
             return self._cast(state, jax.eval_shape(self.advance, key, state, action).state), observation
 
         keys, beginning = jax.vmap(jax.random.split, out_axes=1)(keys)
@@ -165,7 +166,7 @@ class JaxEnvironment(Simulator):
         truncated = (moved.truncated.astype(bool) | is_late) & ~terminated
         ended = terminated | truncated
         after = self._cast(moved.state, state), moved.observation
-        # A reset may cost as much as a step, so it is computed only in steps in which an episode ends.
+        # A reset may cost as much as a step, so it is computed only if an episode has ended.
         begun = jax.lax.cond(ended.any(), lambda: self._cast(jax.vmap(self.begin)(beginning), after), lambda: after)
 
         def chosen(new: Any, old: Any) -> Any:
@@ -182,7 +183,7 @@ class JaxEnvironment(Simulator):
 
 
 def imported(module: str, command: str) -> Any:
-    """Imports JAX, or a module of a package of environments in JAX; arguments as for `libraries.library`."""
+    """Imports JAX or a library of JAX environments; arguments as for `libraries.library`."""
     # By default JAX reserves three quarters of a GPU's memory, and torch needs memory too.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     return library(module, command)

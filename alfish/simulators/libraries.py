@@ -1,4 +1,4 @@
-"""Libraries of simulators, which are imported when they are needed; their spaces and their configurations."""
+"""Helpers for simulators' libraries: imports on demand, spaces and configurations."""
 
 import difflib
 import importlib
@@ -39,7 +39,7 @@ def check_task(task: str, known: Iterable[str], package: str) -> None:
 
 
 def set_up(config: Any, settings: Mapping[str, Any] | None, name: str) -> None:
-    """Sets parts of a configuration.
+    """Sets attributes of a configuration by path.
 
     Args:
       config: object with attributes and mappings.
@@ -65,7 +65,7 @@ def set_up(config: Any, settings: Mapping[str, Any] | None, name: str) -> None:
 
 
 def _parts(place: Any) -> dict[str, Any]:
-    """Returns the parts of a configuration by name, including those that only its class declares."""
+    """Returns the parts of a configuration by name, including attributes that only its class declares."""
     if isinstance(place, Mapping):
         return dict(place)
     names = [name for name in dir(place) if not name.startswith("_")]

@@ -16,7 +16,7 @@ class ManagerBased(Simulator):
     """Environments of Isaac Lab or mjlab.
 
     Args:
-      env: environment, perhaps in wrappers of gymnasium.
+      env: environment, with or without gymnasium's wrappers.
       groups: names of the groups of observations to keep; None means all.
 
     Attributes:
@@ -27,7 +27,7 @@ class ManagerBased(Simulator):
     """
 
     def __init__(self, env: Any, groups: Sequence[str] | None):
-        self.env, self._unwrapped = env, env.unwrapped  # wrappers forward no attributes
+        self.env, self._unwrapped = env, env.unwrapped  # wrappers do not forward attributes
         self.num_envs, self.device = self._unwrapped.num_envs, torch.device(self._unwrapped.device)
         self.observation_space = as_space(self._unwrapped.single_observation_space)
         self.action_space = as_space(self._unwrapped.single_action_space)
@@ -42,7 +42,7 @@ class ManagerBased(Simulator):
 
     def reset(self, seed: int | None) -> Nest:
         observation, extras = self.env.reset(seed=seed)
-        extras.pop("log", None)  # the reset's log, which the next step might not overwrite
+        extras.pop("log", None)  # removes the reset's log, because the next step might not overwrite it
         return observation
 
     def spread_first_episodes(self) -> None:
@@ -50,7 +50,7 @@ class ManagerBased(Simulator):
         self._unwrapped.episode_length_buf = torch.randint_like(length, high=int(self._unwrapped.max_episode_length))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the counter that the curriculum follows; physics and generators are not saved."""
+        """Returns the counter of the curriculum; physics and random generators are not saved."""
         return {"common_step_counter": int(self._unwrapped.common_step_counter)}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
@@ -69,7 +69,7 @@ class ManagerBased(Simulator):
         final: Nest,
         log: Mapping[str, Any] | None,
     ) -> SimulatorStep:
-        """Returns the result of a step; where the task has a finite horizon, its time limit is a termination."""
+        """Returns the result of a step; for a task with a finite horizon, the time limit is a termination."""
         if getattr(self._unwrapped.cfg, "is_finite_horizon", False):
             terminated = terminated | truncated
         return SimulatorStep(observation, reward, terminated, truncated, final, log or None)

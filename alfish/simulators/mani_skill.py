@@ -1,4 +1,4 @@
-"""ManiSkill, whose GPU simulation steps in torch."""
+"""Environments of ManiSkill, whose GPU simulation uses torch tensors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,13 +17,13 @@ COMMAND = "pip install mani_skill"
 
 @gin.configurable(module="alfish.simulators")
 class ManiSkill(Simulator):
-    """B environments of a task of ManiSkill. The log has the means of success and return over the ended episodes.
+    """B environments of a task of ManiSkill. The log has means over the ended episodes, such as success and return.
 
     Args:
       task: id of the task, such as 'PushCube-v1'.
       num_envs: number of environments, B.
       options: arguments of `gymnasium.make`, such as {'obs_mode': 'state', 'sim_backend': 'physx_cuda'}.
-      ignore_terminations: whether episodes end at the time limit only, and success does not end them.
+      ignore_terminations: whether only the time limit ends episodes, not success.
 
     Raises:
       UsageError: ManiSkill is not installed, or has no such task.
@@ -51,7 +51,7 @@ class ManiSkill(Simulator):
 
     def step(self, action: Nest) -> SimulatorStep:
         observation, reward, terminated, truncated, infos = self._env.step(action)
-        # ManiSkill uses the keys of gymnasium before 1.0, and only in steps in which an episode ends.
+        # ManiSkill uses the keys of gymnasium before 1.0. The keys exist only if an episode has ended.
         final, info = (infos.pop(key, None) for key in ("final_observation", "final_info"))
         log = None if info is None else _means(info.get("episode") or {}, terminated | truncated)
         return SimulatorStep(observation, reward, terminated, truncated, final, log)

@@ -1,4 +1,4 @@
-"""mjlab, which simulates by MuJoCo Warp."""
+"""Environments of mjlab, which simulates with MuJoCo Warp."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,9 +22,9 @@ COMMAND = "pip install 'mjlab>=1.6'"
 class Mjlab(ManagerBased):
     """B environments of a task of mjlab, with their true final observations.
 
-    With its setting `auto_reset` False, mjlab does not reset by itself, so a step returns the observations with which
-    episodes ended. The adapter then resets these environments. mjlab takes the indices of these environments, so the
-    host waits for the device once in each step.
+    With `auto_reset` False, mjlab does not reset by itself, so a step returns final observations. This class then
+    resets the environments whose episodes ended. mjlab needs their indices, so the host waits for the device once per
+    step.
 
     Args:
       task: name of the task, such as 'Mjlab-Velocity-Flat-Unitree-G1'.
@@ -65,10 +65,10 @@ class Mjlab(ManagerBased):
         indices = ended.nonzero().squeeze(-1)
         if not len(indices):
             return self._stepped(observation, reward, terminated, truncated, None, extras.pop("log", None))
-        # The reset writes to the tensors that the step has returned.
+        # The reset overwrites the tensors that the step returned.
         results = nest.map(torch.clone, (observation, reward, terminated, truncated))
         final, reward, terminated, truncated = results
         begun, extras = self.env.reset(env_ids=indices)
-        # The reset also computes observations of the other environments, with new noise; these are not used.
+        # The reset also returns observations of the other environments, with new noise; they are not used.
         after = nest.where(ended, begun, final)
         return self._stepped(after, reward, terminated, truncated, final, extras.pop("log", None))

@@ -1,4 +1,4 @@
-"""Environments of PufferLib in C, which write to numpy buffers in place."""
+"""PufferLib's environments in C, which write to numpy buffers in place."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,13 +16,13 @@ from alfish.simulators.libraries import as_space
 
 @gin.configurable(module="alfish.simulators")
 class Puffer(Simulator):
-    """The agents of a `PufferEnv`, each as an environment, on the CPU.
+    """A `PufferEnv` on the CPU; each of its agents is one environment.
 
-    PufferLib loses final observations (`make_environment.final_observation`), and many of its environments report a
-    termination when a time limit ends an episode.
+    PufferLib does not return final observations, see `make_environment.final_observation`. Many of its environments
+    report a termination at their time limit.
 
     Args:
-      env: class of the environment, or a function that makes it, called with `num_envs`.
+      env: class of the environment, or function that makes it; called with `num_envs`.
       num_envs: number of PufferLib's environments; B is the number of their agents.
     """
 

@@ -1,7 +1,8 @@
-"""A runner configuration of rsl_rl as a gin file: each field with its setting, or with the reason why it has none.
+"""Translates a runner configuration of rsl_rl to a gin file.
 
-Fields are those of rsl_rl 3 (`policy`, 'init_noise_std') and of rsl_rl 4 and 5 (`actor` and `critic`), as Isaac Lab and
-mjlab write them to `params/agent.yaml` of a run.
+The file has a setting for each field, or a comment with the reason why there is none. Both forms of fields are read:
+rsl_rl 3 has `policy` and 'init_noise_std', rsl_rl 4 and 5 have `actor` and `critic`. Isaac Lab and mjlab write them to
+`params/agent.yaml` of a run.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ from alfish.simulators import isaac_lab, mjlab
 from alfish.simulators.libraries import check_task, library
 
 ACTIVATIONS = {"elu": "elu", "relu": "relu", "tanh": "tanh", "silu": "silu", "swish": "silu", "gelu": "gelu"}
-# Fields that do not affect training, with what alfish has instead.
+# Fields that do not affect training, and what alfish has instead.
 OF_A_RUN = {
     "experiment_name": "the directory is alfish train --root_dir",
     "run_name": "the directory is alfish train --root_dir",
@@ -34,7 +35,7 @@ OF_A_RUN = {
     "upload_model": "",
     "empirical_normalization": "",
 }
-# Fields that alfish has no setting for: the value that alfish matches, and what alfish does instead.
+# Fields without a setting in alfish: the value that alfish corresponds to, and what alfish does.
 WITHOUT_SETTING = {
     "share_cnn_encoders": (False, "ActorCritic.shared_torso shares the whole torso"),
     "use_mixed_precision": (False, "products on a GPU keep float32"),
@@ -71,7 +72,7 @@ def read(path: str) -> dict[str, Any]:
 
 
 def of_task(task: str, environment: str) -> dict[str, Any]:
-    """Returns the runner configuration that Isaac Lab or mjlab has for a task; Isaac Lab 2.3 starts Isaac Sim for it.
+    """Returns the runner configuration of a task of Isaac Lab or mjlab; Isaac Lab 2.3 starts Isaac Sim first.
 
     Raises:
       UsageError: the library is not installed, or has no such task or no configuration of rsl_rl for it.
@@ -98,18 +99,18 @@ def gin_file(
 
     Args:
       runner: rsl_rl's runner configuration, such as `agent.yaml` of a run.
-      num_envs: number of environments, which is a setting of the task in the simulators.
+      num_envs: number of environments; the simulators have it in the task.
       task: name of the task; None leaves a line to fill in.
       environment: adapter of the simulator, 'IsaacLab', 'Mjlab' or 'RslRl'.
 
     Raises:
-      UsageError: the configuration is not that of a PPO runner, or its minibatches do not divide an unroll.
+      UsageError: the configuration does not belong to a PPO runner, or its minibatches do not divide an unroll.
     """
     return _Translation(runner, num_envs, task, environment).text()
 
 
 class _Translation:
-    """Translates one configuration. Each translated field is removed from a copy; comments name the fields left."""
+    """Translates one configuration. Translated fields are removed from a copy; comments list the remaining fields."""
 
     def __init__(self, runner: Mapping[str, Any], num_envs: int, task: str | None, environment: str):
         self._runner = {name: value for name, value in runner.items() if not _is_missing(value)}
@@ -269,7 +270,7 @@ class _Translation:
             self._left(f"{name}.", own)
 
     def _networks(self) -> dict[str, dict[str, Any]]:
-        """Returns the fields of actor and critic by rsl_rl 5's names, without those of other versions."""
+        """Returns the fields of actor and critic by their names in rsl_rl 5."""
         runner = self._runner
         normalizes = bool(runner.pop("empirical_normalization", False))
         if isinstance(runner.get("actor"), Mapping) and isinstance(runner.get("critic"), Mapping):
@@ -335,7 +336,7 @@ class _Translation:
         self._left("actor.distribution_cfg.", distribution)
 
     def _groups(self, networks: dict[str, dict[str, Any]]) -> None:
-        """Translates the groups of observations that actor and critic read, and their normalization."""
+        """Translates the observation groups of actor and critic, and their normalization."""
         sets = {("actor" if name == "policy" else name): list(groups)
                 for name, groups in (self._runner.pop("obs_groups", None) or {}).items()}  # fmt: skip
         normalized = {name: own.pop("obs_normalization") for name, own in networks.items()}
@@ -377,7 +378,7 @@ _MODULES = {"IsaacLab": "isaac_lab", "Mjlab": "mjlab", "RslRl": "rsl_rl"}
 
 
 def _is_missing(value: Any) -> bool:
-    """Returns True if a value of a dump means that no value was set."""
+    """Returns whether a dumped value means that no value was set."""
     return value is None or value == {} or (isinstance(value, str) and "MISSING" in value)
 
 
@@ -388,7 +389,7 @@ def _yaml(text: str, path: str) -> Any:
         raise UsageError(f"reading {path} requires yaml: pip install pyyaml, or give a .json file") from error
 
     class Loader(yaml.SafeLoader):
-        """Reads tuples of Python as lists, and other objects as their text; executes nothing."""
+        """Reads Python tuples as lists and other objects as text; executes nothing."""
 
     def plain(loader: Any, suffix: str, node: Any) -> Any:
         if isinstance(node, yaml.SequenceNode):

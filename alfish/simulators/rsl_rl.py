@@ -1,4 +1,4 @@
-"""Environments with the interface `VecEnv` of rsl_rl, which many simulators of robots have."""
+"""Environments with rsl_rl's interface `VecEnv`, which many robot simulators have."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,10 +15,9 @@ from alfish.simulators.libraries import unbounded
 
 @gin.configurable(module="alfish.simulators")
 class RslRl(Simulator):
-    """B environments of rsl_rl's `VecEnv`, which loses final observations (`make_environment.final_observation`).
+    """B environments of rsl_rl's `VecEnv`, without final observations (see `make_environment.final_observation`).
 
-    `extras['time_outs']` marks truncations; all other ends are terminations. Without this key, every end is a
-    termination.
+    `extras['time_outs']` marks truncations; all other ends of episodes are terminations.
 
     Args:
       env: function that makes the environment, called with `num_envs`.
@@ -32,7 +31,7 @@ class RslRl(Simulator):
     def __init__(self, env: Callable[..., Any] = gin.REQUIRED, num_envs: PositiveInt = 1):
         self._env = env(num_envs=num_envs)
         self.num_envs, self.device = self._env.num_envs, torch.device(self._env.device)
-        # Some environments reset themselves in `get_observations`, so it is called before episodes begin only.
+        # `get_observations` resets some environments, so it is called only before the first episodes.
         self.observation_space = _space_of(_plain(self._env.get_observations()))
         self.action_space = unbounded((self._env.num_actions,))
 
@@ -44,7 +43,7 @@ class RslRl(Simulator):
     def step(self, action: Nest) -> SimulatorStep:
         observation, reward, dones, extras = self._env.step(action)
         ended = dones.to(torch.bool)
-        time_outs = extras.pop("time_outs", None)  # may be absent, and a flag that stays would be stale
+        time_outs = extras.pop("time_outs", None)  # removed, because an old flag would be wrong in the next step
         truncated = torch.zeros_like(ended) if time_outs is None else ended & time_outs.to(torch.bool)
         log = extras.pop("log", None) or extras.pop("episode", None)
         return SimulatorStep(_plain(observation), reward, ended & ~truncated, truncated, None, log)

@@ -1,4 +1,4 @@
-"""UniLab, which steps MuJoCo and other engines on the CPU in torch."""
+"""Environments of UniLab, which simulates on the CPU with MuJoCo and other engines."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -58,7 +58,7 @@ class UniLab(Simulator):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the counter of steps; physics and generators are not saved."""
+        """Returns the counter of steps; physics and random generators are not saved."""
         return dict(self._env.export_training_state())
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:

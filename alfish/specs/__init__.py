@@ -1,15 +1,15 @@
 """Specs: nests (dict, tuple) whose leaves are gymnasium's Box, Discrete, MultiDiscrete and MultiBinary spaces.
 
-A spec describes the observations or actions of an algorithm, for one environment and without batch dimension. Specs
-differ from an environment's spaces in the same way as stored rows differ from the environment's values:
+A spec describes the observations or actions of an algorithm, for one environment, without batch dimension. Specs differ
+from an environment's spaces as follows, and stored rows differ from the environment's values in the same way:
 
 - Observations: float64 becomes float32; Discrete and MultiDiscrete start at 0.
 - Actions: a bounded Box becomes one-dimensional float32 in [-1, 1]; any other Box keeps the environment's units.
   Discrete and MultiDiscrete start at 0 and are int64. MultiBinary is flat.
 
-Only `ObservationUnits` and `ActionUnits` convert between the two.
+Only `ObservationUnits` and `ActionUnits` convert between these units.
 
-An observation may have an action mask (`alfish.specs.masks`), a leaf of the space `ActionMask`.
+An observation may have an action mask (`alfish.specs.masks`), a leaf with the space `ActionMask`.
 """
 
 from alfish.specs.checks import (

@@ -18,7 +18,7 @@ from alfish.specs.spaces import (
     without_vast_bounds,
 )
 
-ROUNDING = 1e-6  # fraction of a bound, or of 1 for smaller bounds, by which sums and products of floats may exceed it
+ROUNDING = 1e-6  # relative tolerance for bounds, for rounding errors; absolute for bounds below 1
 
 
 def check_learnable(space: Any, name: str) -> None:
@@ -65,7 +65,7 @@ def check_scalar_reward(name: str, reward_spec: spaces.Box) -> None:
 
 
 def check_finite_choice(name: str, action_spec: Nest) -> None:
-    """Raises UsageError if an action has a Box leaf, over which there is no uniform distribution.
+    """Raises UsageError if an action has a Box leaf.
 
     Args:
       name: name of the parameter that requires a finite number of choices.
@@ -91,7 +91,7 @@ def check_bounded(reason: str, path: str, leaf: spaces.Space, instead: str) -> N
     """Raises UsageError for a Box in which an entry lacks a bound.
 
     Args:
-      reason: beginning of the message, which says why bounds are needed.
+      reason: beginning of the message: the reason why bounds are needed.
       path: path of the leaf in the action.
       leaf: leaf of a canonical action nest.
       instead: name of an algorithm that needs no bounds.
@@ -104,7 +104,7 @@ def check_bounded(reason: str, path: str, leaf: spaces.Space, instead: str) -> N
 
 
 def check_hybrid_action(name: str, action_spec: Nest) -> None:
-    """Raises UsageError unless an action has only bounded Box leaves and at most one Discrete leaf of several choices.
+    """Raises UsageError unless all leaves are bounded Boxes except at most one Discrete with several choices.
 
     Args:
       name: name of the algorithm.
@@ -125,14 +125,14 @@ def check_hybrid_action(name: str, action_spec: Nest) -> None:
 
 
 def outside(value: Any, space: spaces.Space, name: str) -> str | None:
-    """Returns a sentence that names the first part of a value outside its space; None if the value is in the space.
+    """Returns a sentence about the first part of a value outside its space; None if the value is in the space.
 
     Floats may exceed their bounds by `ROUNDING`.
 
     Args:
       value: element to check.
       space: space of the element, which may be nested.
-      name: name of the value; the names of its parts begin with it.
+      name: name of the value, the prefix of the names of its parts.
     """
     if isinstance(space, spaces.Dict):
         parts = [(value[key], child, f"{name}.{key}") for key, child in space.items()]

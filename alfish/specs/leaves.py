@@ -1,4 +1,4 @@
-"""The specs of an environment's spaces, rewards included, and values of a spec."""
+"""The specs of an environment's spaces and rewards, and values of a spec."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from alfish.specs.checks import check_learnable
 from alfish.specs.masks import uniform_action
 from alfish.specs.spaces import as_float32, map_space, shape_of, torch_dtype, without_vast_bounds
 
-# Words at the ends of names of metrics and evaluation results; no entry may have one as its name.
+# Suffixes of names of metrics and evaluation results, which are not allowed as names of entries.
 TAKEN = ("n", "nonfinite")
 
 
@@ -46,14 +46,14 @@ class VectorReward(spaces.Box):
 
 
 def reward_spec(entries: int | Sequence[str] | None = None) -> spaces.Box:
-    """Returns the spec of a reward: a scalar for None, or a vector whose entries have this number or these names."""
+    """Returns the spec of a reward: a scalar for None, else a vector with a number of entries or their names."""
     if entries is None:
         return spaces.Box(-np.inf, np.inf, (), np.float32)
     return VectorReward([str(entry) for entry in range(entries)] if isinstance(entries, int) else entries)
 
 
 def reward_names(reward_spec: spaces.Box) -> tuple[str, ...]:
-    """Returns the names of a reward's entries, or their indices if the entries have no names; empty for a scalar."""
+    """Returns the names of a reward's entries, or indices if there are no names; empty for a scalar."""
     return getattr(reward_spec, "names", tuple(map(str, range(sum(reward_spec.shape)))))
 
 
@@ -85,8 +85,7 @@ def zeros(spec: Nest, leading: tuple[int, ...], device: torch.device | str = "cp
 def sample(spec: Nest, batch_size: int, masks: Sequence[torch.Tensor | None] | None = None) -> Nest:
     """Returns uniform random actions `[B, ...]` of a canonical action spec.
 
-    An entry of a Box that lacks a bound is drawn from an interval of length 2: [-1, 1], or the nearest such interval
-    within the bound that the entry has.
+    If an entry of a Box lacks a bound, it is drawn from [-1, 1], shifted if necessary to respect the other bound.
 
     Args:
       spec: canonical action nest.
@@ -102,7 +101,7 @@ def sample(spec: Nest, batch_size: int, masks: Sequence[torch.Tensor | None] | N
             is_bounded = box.bounded_below & box.bounded_above
             start = np.where(box.bounded_below, np.maximum(low, -1), np.minimum(high, 1) - 2)
             low, high = np.where(is_bounded, low, start), np.where(is_bounded, high, start + 2)
-            # Drawn in float64, so that rounding does not leave the bounds.
+            # Drawn in float64, so that rounding does not exceed the bounds.
             return (torch.from_numpy(low) + torch.rand(shape) * torch.from_numpy(high - low)).to(torch.float32)
         if isinstance(leaf, spaces.MultiBinary):
             return torch.randint(2, shape, dtype=torch_dtype(leaf))
@@ -142,7 +141,7 @@ def _action_leaf(space: spaces.Space) -> spaces.Space:
         size = int(np.prod(space.shape))
         if space.is_bounded("both"):
             return spaces.Box(-1.0, 1.0, (size,), np.float32)
-        # A Box of integers has the limits of its dtype where it has no bound.
+        # For integers, the limit of the dtype means no bound.
         low = np.where(space.bounded_below, as_float32(space.low), -np.inf)
         high = np.where(space.bounded_above, as_float32(space.high), np.inf)
         return spaces.Box(as_float32(low.reshape(size)), as_float32(high.reshape(size)))

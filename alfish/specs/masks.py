@@ -1,10 +1,10 @@
-"""Action masks: a leaf of the observation that tells which choices of the action the environment accepts.
+"""Action masks: a leaf of the observation with the choices that the environment allows.
 
 The mask of row t belongs to the action at row t. Its space is an `ActionMask`: an entry is 1 if the choice is allowed,
 and 0 if it is forbidden. The entries follow the leaves of the action: n for Discrete, n_1 + n_2 + ... for
 MultiDiscrete, and two for each bit of MultiBinary ("may be 0", "may be 1"), or one ("may be 1"). A Box has none.
 
-A mask cannot express constraints between the entries of an action, nor constraints that depend on a Box entry.
+A mask cannot express constraints between the entries of an action, or constraints that depend on a Box entry.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from alfish.specs.spaces import shape_of, torch_dtype
 
 
 class ActionMask(spaces.MultiBinary):
-    """The space of an action mask, `[n]` int8. It marks this leaf in observation spaces and specs."""
+    """The space of an action mask, `[n]` int8. It marks the leaf of the mask in spaces and specs."""
 
     def __init__(self, n: int):
         super().__init__(n)
@@ -31,7 +31,7 @@ class ActionMask(spaces.MultiBinary):
 
 
 def check_entries(mask: Any, name: str) -> None:
-    """Raises UsageError unless all entries of a mask, as an environment returns it, are 0 and 1 or bools."""
+    """Raises UsageError unless all entries of an environment's mask are 0, 1 or bools."""
     entries = nest.as_array(mask)
     if entries.dtype.kind not in "biuf" or not ((entries == 0) | (entries == 1)).all():
         shown = np.array2string(entries, threshold=20).replace("\n", "")
@@ -43,11 +43,11 @@ class MaskLayout:
 
     Args:
       action_spec: canonical action nest.
-      size: number of entries of the mask; also an attribute.
+      size: number of entries of the mask; stored as an attribute.
       name: name of the mask, for messages.
 
     Raises:
-      UsageError: the action has no choices, or `size` is not the number of its mask's entries.
+      UsageError: the action has no choices, or `size` is not the number of choices.
     """
 
     def __init__(self, action_spec: Nest, size: int, name: str):
@@ -68,7 +68,7 @@ class MaskLayout:
         self._is_short = size < total  # one mask entry for each bit
         self._num_bits = num_bits if self._is_short else [0] * len(leaves)
         self._sizes = [sum(each) - bits for each, bits in zip(choices, self._num_bits)]  # size of the part of each leaf
-        self._starts = np.cumsum([0, *counts[:-1]])  # start of each entry's choices, with two for each bit
+        self._starts = np.cumsum([0, *counts[:-1]])  # start of each entry's choices; each bit has two choices
 
     def split(self, mask: torch.Tensor) -> list[torch.Tensor | None]:
         """Returns the mask of each leaf, `[..., choices]` bool from `[..., size]`, with two choices for each bit.
@@ -111,7 +111,7 @@ class MaskReader:
 
     Args:
       path: keys of the mask in the observation.
-      layout: layout of the mask.
+      layout: positions of the choices in the mask.
     """
 
     def __init__(self, path: tuple[Any, ...], layout: MaskLayout):
@@ -158,11 +158,11 @@ def mask_reader(observation_spec: Nest, action_spec: Nest) -> MaskReader | None:
 
 
 def uniform_choice(mask: torch.Tensor) -> torch.Tensor:
-    """Returns one of the allowed choices, drawn uniformly: `[...]` int64 from `[..., n]` bool.
+    """Returns a uniformly random allowed choice, `[...]` int64 from `[..., n]` bool.
 
     If no choice is allowed, any choice may be drawn.
     """
-    return (torch.rand(mask.shape, device=mask.device) + mask).argmax(-1)  # at least 1 for allowed choices only
+    return (torch.rand(mask.shape, device=mask.device) + mask).argmax(-1)  # allowed choices have values >= 1
 
 
 def uniform_action(leaf: spaces.Space, mask: torch.Tensor) -> torch.Tensor:

@@ -10,11 +10,11 @@ from gymnasium import spaces
 from alfish.nest import Nest
 
 LEAF_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-LARGEST_BOUND = 1e30  # a bound of at least this size means no bound; some libraries declare the largest float
+LARGEST_BOUND = 1e30  # bounds of at least this size mean no bound; some libraries declare the largest float
 
 
 def map_space(function: Callable[..., Any], space: spaces.Space, *values: Any) -> Nest:
-    """Returns the nest, of dicts and tuples, of `function(leaf, *values)` with the values at each leaf of a space."""
+    """Returns the nest of `function(leaf, *values)` over the leaves of a space and the values at the same places."""
     if isinstance(space, spaces.Dict):
         return {key: map_space(function, child, *(value[key] for value in values)) for key, child in space.items()}
     if isinstance(space, spaces.Tuple):
@@ -33,12 +33,12 @@ def torch_dtype(spec: spaces.Space) -> torch.dtype:
 
 
 def is_bounded(spec: spaces.Space) -> bool:
-    """Returns whether every entry of a leaf has two bounds, see `without_vast_bounds`; only a Box may lack bounds."""
+    """Returns whether every entry of a leaf has two bounds, see `without_vast_bounds`; True if it is no Box."""
     return not isinstance(spec, spaces.Box) or without_vast_bounds(spec).is_bounded("both")
 
 
 def missing_bounds(spec: spaces.Box) -> str:
-    """Describes the bounds that a Box lacks, such as 'no upper bound'."""
+    """Returns a description of missing bounds, such as 'no upper bound'."""
     box = without_vast_bounds(spec)
     below, above = box.bounded_below.reshape(-1), box.bounded_above.reshape(-1)
     if below.any() or above.any():
@@ -52,10 +52,10 @@ def missing_bounds(spec: spaces.Box) -> str:
 
 
 def without_vast_bounds(space: spaces.Box) -> spaces.Box:
-    """Returns a Box in which values that represent a missing bound are replaced with infinity.
+    """Returns a Box with infinity in place of values that represent a missing bound.
 
-    Such values are floats of magnitude `LARGEST_BOUND` or more, the largest number of the dtype, and the smallest
-    positive number as a lower bound if there is no upper bound.
+    Such values are floats of magnitude `LARGEST_BOUND` or more, the largest number of the dtype, and, as a lower bound
+    without an upper bound, the smallest positive number.
     """
     if not is_float(space):
         return space
@@ -82,10 +82,10 @@ def shape_of(space: spaces.Space) -> tuple[int, ...]:
 
 
 def has_channels_last(shape: Sequence[int]) -> bool:
-    """Returns whether the last dimension of an image is its channels; otherwise the first one is.
+    """Returns whether the channels of an image are the last dimension; otherwise they are the first.
 
-    If exactly two neighbouring dimensions are equal, the image is square, and the third dimension is the channels.
-    Otherwise the smaller of the first and the last dimension is the channels.
+    If exactly two neighbouring dimensions are equal, they are height and width, and the other dimension is the
+    channels. Otherwise the smaller of the first and the last dimension is the channels.
     """
     first, middle, last = shape
     if (first == middle) != (middle == last):

@@ -26,8 +26,8 @@ class ObservationUnits:
     Args:
       space: observation space of one environment.
       device: device of torch tensors; None for numpy arrays.
-      copies: whether arrays of the stream are copies, as is necessary if rows are kept and the environment overwrites
-        its observations in place. Tensors are copied only where the dtype changes.
+      copies: whether results are copies of arrays. This is necessary if rows are kept and the environment overwrites
+        its observations in place. Tensors are copied only if the dtype changes.
 
     Attributes:
       from_environment: function from a batch of observations (leaves `[B, ...]`) to the stream's nest.
@@ -43,17 +43,17 @@ class ObservationUnits:
         self.from_environment: Callable[[Any], Nest] = _reader(self._space, starts, self._device, self._copies)
 
     def tensors(self) -> list[torch.Tensor]:
-        """Returns the tensors with which leaves are converted; a graph takes them as arguments, see `with_tensors`."""
+        """Returns the tensors used in conversion; a compiled graph takes them as arguments, see `with_tensors`."""
         return nest.leaves(self._starts)
 
     def with_tensors(self, tensors: list[torch.Tensor]) -> "ObservationUnits":
-        """Returns a copy that converts with the given tensors, which have the structure of `tensors`."""
+        """Returns a copy that converts with the given tensors; they have the structure of `tensors`."""
         other = copy.copy(self)
         other._use(nest.like(self._starts, tensors))
         return other
 
     def check_kinds(self, observation: Any, name: str) -> None:
-        """Raises UsageError if floats are given for integers or bools of the space, or tensors for arrays.
+        """Raises UsageError for floats in place of integers or bools, or for tensors in place of arrays.
 
         Args:
           observation: observations, as for `from_environment`.
@@ -88,7 +88,7 @@ class ObservationUnits:
         map_space(check, self._space, observation)
 
     def to_environment(self, observation: Nest) -> Nest:
-        """Returns observations in the environment's units; float64 values have only the precision of float32."""
+        """Returns observations in the environment's units; float64 values have float32 precision."""
 
         def shift(leaf: spaces.Space, start: Any, value: Any) -> Any:
             return value if start is None else value + start
@@ -97,7 +97,7 @@ class ObservationUnits:
 
 
 def _reader(space: spaces.Space, start: Nest, device: torch.device | None, copies: bool) -> Callable[[Any], Nest]:
-    """Returns a function that converts observations; made once, because each step of an environment calls it."""
+    """Returns a function that converts observations; it is called in each step of an environment."""
     if isinstance(space, spaces.Dict):
         readers = {key: _reader(child, start[key], device, copies) for key, child in space.items()}
         return lambda observation: {key: read(observation[key]) for key, read in readers.items()}
@@ -124,16 +124,16 @@ def _start(space: spaces.Space, device: torch.device | None) -> Any:
 class ActionUnits:
     """Converts batches of actions between an algorithm's units and an environment's.
 
-    An action for a bounded Box is clipped to [-1, 1] and stretched to the bounds; for any other Box it is clipped to
-    the bounds that exist. For a Box of integers it is also rounded, and each integer has an equal part of [-1, 1]; for
-    a Box of bools the result is 0 or 1. The result of `stretch` is within the bounds, in their dtype.
+    An action for a bounded Box is clipped to [-1, 1], and stretched to the bounds. For any other Box, it is clipped to
+    existing bounds. For a Box of integers, it is also rounded, and each integer has an equal part of [-1, 1]. For a Box
+    of bools, the result is 0 or 1. The result of `stretch` is within the bounds, in their dtype.
 
     Args:
       space: action space of one environment.
       device: device of torch tensors; None for numpy arrays.
 
     Attributes:
-      executed: function from a sampled action to the action that is executed, in the algorithm's units.
+      executed: function from a sampled action to the executed action, in the algorithm's units.
       stretch: function that converts a result of `executed` to the environment's units; may return the same array.
     """
 
@@ -149,15 +149,15 @@ class ActionUnits:
             self.executed, self.stretch = units.executed, units.stretch
 
     def tensors(self) -> list[dict[str, torch.Tensor]]:
-        """Returns the tensors with which each leaf is converted.
+        """Returns the tensors used in the conversion of each leaf.
 
-        A graph takes them as arguments, see `with_tensors`.
+        A compiled graph takes them as arguments, see `with_tensors`.
         """
         leaves = nest.leaves(self._units)
         return [{name: each for name, each in vars(leaf).items() if isinstance(each, torch.Tensor)} for leaf in leaves]
 
     def with_tensors(self, tensors: list[dict[str, torch.Tensor]]) -> "ActionUnits":
-        """Returns a copy that converts with the given tensors, which have the structure of `tensors`."""
+        """Returns a copy that converts with the given tensors; they have the structure of `tensors`."""
         leaves, structure = nest.flatten(self._units)
         copies = [copy.copy(leaf) for leaf in leaves]
         for leaf, own in zip(copies, tensors, strict=True):
@@ -180,8 +180,8 @@ class _LeafUnits:
 
         environment = clip(round(clip(algorithm) * scale + offset), low, high), reshaped
 
-    Operations that change nothing are left out. Only integers are rounded. For integers, [-1, 1] is stretched to half
-    an integer beyond the bounds, so that each integer, the first and the last included, has an equal part of [-1, 1].
+    Operations without effect are skipped. Only integers are rounded. For integers, [-1, 1] is stretched to half an
+    integer beyond the bounds, so that each integer, including the first and the last, has an equal part of [-1, 1].
     """
 
     def __init__(self, space: spaces.Space, device: torch.device | None):
@@ -193,7 +193,7 @@ class _LeafUnits:
             return array if device is None else torch.from_numpy(array).to(device)
 
         self._shape = shape_of(space)
-        self._is_vector = not isinstance(space, spaces.Discrete)  # in the algorithm's units; a 0-d Box is a vector too
+        self._is_vector = not isinstance(space, spaces.Discrete)  # in the algorithm's units; a 0-d Box is also a vector
         self._reshapes = self._is_vector and len(self._shape) != 1
         self._dtype: Any = space.dtype if device is None else torch_dtype(space)
         is_whole = space.dtype == np.bool_ or np.issubdtype(space.dtype, np.integer)
@@ -202,7 +202,7 @@ class _LeafUnits:
         self._high: Any = None
         self._scale: Any = None
         self._offset: Any = None
-        self._least: Any = None  # bounds of the environment's action; None if rounding cannot exceed them
+        self._least: Any = None  # bounds of the environment's action; None if results cannot exceed them
         self._most: Any = None
         if not isinstance(space, spaces.Box):
             start = _start(space, device)
@@ -251,18 +251,18 @@ class _LeafUnits:
         if self._low is None:
             return action
         if isinstance(action, np.ndarray):
-            return np.minimum(np.maximum(action, self._low), self._high)  # these calls take half the time of `clip`
+            return np.minimum(np.maximum(action, self._low), self._high)  # twice as fast as `clip`
         return action.clip(self._low, self._high)
 
 
 def _limits(declared: spaces.Box, space: spaces.Box, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the bounds that no action exceeds: the declared bounds, except lower bounds that mean no bound."""
+    """Returns the bounds of actions: the declared bounds, except lower bounds that mean no bound."""
     low = np.where(declared.low > 0, space.low, declared.low)
     return _as_float(low, dtype, np.inf), _as_float(declared.high, dtype, -np.inf)
 
 
 def _as_float(bound: np.ndarray, dtype: Any, towards: float) -> np.ndarray:
-    """Returns a bound as floats. An integer that `dtype` cannot represent is rounded in the direction of `towards`."""
+    """Returns a bound as floats; an integer that `dtype` cannot represent is rounded towards `towards`."""
     result = bound.astype(dtype)
     if not np.issubdtype(bound.dtype, np.integer):
         return result

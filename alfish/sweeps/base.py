@@ -1,6 +1,6 @@
 """The configuration that the runs of a group share, and the copy of it in the group's directory.
 
-Runs are trained from the copy, so that a gin file may be edited while runs are under way.
+Runs are trained from the copy, so that gin files may be edited in the meantime.
 """
 
 import math
@@ -22,15 +22,15 @@ from alfish.runs.files import make_directory, write_atomically
 from alfish.training.clock import Budget
 from alfish.training.listeners import Evaluate
 
-BASE = "base"  # file in the directory of a group of runs with their common configuration
+BASE = "base"  # directory in a group's directory with the common configuration
 
 
 class Base(NamedTuple):
-    """A configuration of runs, and facts about the first run that is built from it.
+    """A configuration of runs, and properties of the first run.
 
     Attributes:
       text: configuration in gin's normal form.
-      operative_text: configuration with the values of all parameters in use, defaults included.
+      operative_text: configuration with the values of all used parameters, including defaults.
       seed: value of `Trainer.seed`.
       budget: budget of each run.
       iteration_steps: number of clock steps of one iteration.
@@ -60,10 +60,10 @@ class Base(NamedTuple):
             for variant in variants:
                 reading.read(gin_files, [*bindings, *variant])
                 _check_environment()
-            # Built on the CPU, because this process would keep a share of a GPU's memory as long as it runs.
+            # Built on the CPU, because this process would otherwise occupy GPU memory permanently.
             built = [*bindings, *variants[0], "Trainer.device='cpu'"]
             with (
-                tempfile.TemporaryDirectory(prefix="alfish-") as nowhere,  # a new directory, which has no saved run
+                tempfile.TemporaryDirectory(prefix="alfish-") as nowhere,  # a new directory without a run
                 configured_run(Path(nowhere) / BASE, gin_files, built, makes_directory=False) as trainer,
             ):
                 trainer.close()
@@ -80,7 +80,7 @@ class Base(NamedTuple):
 
     @classmethod
     def read_copy(cls, directory: Path, variants: Iterable[Sequence[str]], allow_import: Sequence[str]) -> "Base":
-        """Reads the copy in the directory of a group, which may come from another person.
+        """Reads the copy in a group's directory, which may come from another person.
 
         Raises:
           UsageError: as for `read`; or the copy imports modules that are neither alfish's nor in `allow_import`.
@@ -97,7 +97,7 @@ class Base(NamedTuple):
         trust.record(self.text)
 
     def difference(self, directory: Path) -> str:
-        """Returns the lines in which the copy in a directory differs from this text, including budgets; '' if equal."""
+        """Returns the lines that differ between the copy in a directory and this text, with budgets; '' if equal."""
         return differences.difference(contents.text(directory / BASE, CONFIG_FILE) or "", self.text, with_budget=True)
 
 

@@ -1,11 +1,11 @@
-"""Directories of the generations of a population; `alfish.training.generations` decides who is in a generation.
+"""Directories of the generations of a population; `alfish.training.generations` selects the members.
 
     g000/m0, g000/m1, ...    run directories of `alfish train`, which stop at `steps`
     g001/m0, ...             each continues from the last checkpoint of a member of g000, and stops at 2 x `steps`
 
-A run directory is written by one run, and never changes afterwards. It belongs to the population once it has
-`member.json`, which is written last when the directory is created. The members of a generation follow from the
-directories of the previous generation and from the specification, so computing them again gives the same members.
+A run directory is written by one run, and does not change afterwards. It belongs to the population if it has
+`member.json`, the last file written when the directory is created. The members of a generation depend only on the
+directories of the previous generation and the specification, so computing them again gives the same members.
 """
 
 import json
@@ -26,14 +26,14 @@ from alfish.sweeps.run_state import RunState, mean_of_means
 from alfish.training.generations import Member, MemberResult
 
 MEMBER = "member.json"
-PLAIN = re.compile(rf"{NUMBER}|g\d+/m\d+")  # form of the texts in the file of a member: a number, or a parent
+PLAIN = re.compile(rf"{NUMBER}|g\d+/m\d+")  # format of texts in a member's file: a number, or a parent
 
 
 def write(member: Member, root: Path) -> Member:
-    """Creates the run directory of a member, unless it exists; returns the member that is stored there.
+    """Creates the run directory of a member if it does not exist; returns the member stored there.
 
     Args:
-      member: member of a generation.
+      member: member to store.
       root: directory of the population, in which the run directory has the member's name.
 
     Raises:
@@ -44,7 +44,7 @@ def write(member: Member, root: Path) -> Member:
         return _read(member, path)
     make_directory(path.parent)
     if member.parent is not None:
-        for kind in ("replay", "checkpoints"):  # the newest rows of replay belong to the newest checkpoint
+        for kind in ("replay", "checkpoints"):  # the newest replay rows belong to the newest checkpoint
             saved = Checkpoints(root / member.parent / kind)
             for newest in saved.steps()[-1:]:
                 make_directory(path.parent / kind)
@@ -58,9 +58,9 @@ def result_of(member: Member, state: RunState, last: int) -> MemberResult:
     """Returns the result of a member.
 
     Args:
-      member: member whose result is wanted.
+      member: member.
       state: state of the member's run.
-      last: number of evaluations at the end of the generation that count.
+      last: number of final evaluations of the generation that count.
     """
     counting = list(state.evaluations.values())[-last:]
     value = mean_of_means(counting)
@@ -71,7 +71,7 @@ def result_of(member: Member, state: RunState, last: int) -> MemberResult:
 
 
 def _read(member: Member, path: Path) -> Member:
-    """Returns the member that a file describes; its texts become arguments of a command, so they are checked."""
+    """Returns the member in a file, after checking its texts, which become arguments of a command."""
     content = contents.record(path.parent, path.name, {"bindings": dict})
     if content is None or content.keys() != {"parent", "bindings"}:
         raise UsageError(f"{path} does not describe a member; choose another --root_dir")
@@ -84,9 +84,9 @@ def _read(member: Member, path: Path) -> Member:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Makes `target` a hard link to a file that is never written again, or a copy if hard links are impossible."""
+    """Makes `target` a hard link to a file that does not change, or a copy if hard links are impossible."""
     with writing(target):
-        if target.exists():  # left by a command that was killed
+        if target.exists():  # left by a killed command
             return
         try:
             os.link(source, target)

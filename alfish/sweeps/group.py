@@ -1,6 +1,6 @@
 """The common part of sweeps and populations: settings, a file in a group's directory, and the training of runs.
 
-All state is in directories, so that each process can be killed at any moment.
+All state is in directories, so that each process can be killed at any time.
 """
 
 import abc
@@ -37,17 +37,17 @@ Kind = TypeVar("Kind", bound="Specification")
 
 @dataclass(frozen=True)
 class Specification(abc.ABC):
-    """Settings of a group of runs, kept in a file in the group's directory. Each field is a flag of the command.
+    """Settings of a group of runs, stored in a file in the group's directory. Each field is a flag of the command.
 
     Attributes:
-      group: noun for the group in messages, and stem of the file's name.
-      varied: name of the field with the parameters that differ between runs; the field has values by parameter, written
-        as in the flag.
+      group: noun for the group in messages, and beginning of the file's name.
+      varied: name of the field with the parameters that differ between runs; it maps parameters to values, written as
+        in the flag.
       example: example of an argument of that flag.
       extendable: name of the only field that may change when the group is continued.
       factors: names of the fields whose product is the number of runs.
       seed: value of `Trainer.seed` in the first run.
-      last: number of evaluations at the end of a run, over which the run's value is the mean.
+      last: number of final evaluations of a run; their mean is the run's value.
     """
 
     group: ClassVar[str]
@@ -79,7 +79,7 @@ class Specification(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def completed(cls: type[Kind], known: Mapping[str, Any], base: Base) -> Kind:
-        """Returns the specification with the known values, and with defaults for the other fields.
+        """Returns the specification with known values, and defaults for all other fields.
 
         Args:
           known: values by field, with at least `varied` and `seed`.
@@ -96,7 +96,7 @@ class Specification(abc.ABC):
 
     @classmethod
     def file(cls, directory: Path) -> Path:
-        """Returns the path of the file, whose presence marks the directory of a group."""
+        """Returns the path of the file, which marks the directory of a group."""
         return directory / f"{cls.group}.json"
 
     @classmethod
@@ -135,7 +135,7 @@ class Specification(abc.ABC):
         """Returns the specification of a new group, or the specification of the group in a directory.
 
         A new specification is checked, and written with the configuration. For an existing group, given values must
-        equal the stored ones, except for the `extendable` field; values that are not given keep their stored value.
+        equal stored values, except for the `extendable` field. Fields that are not given keep their stored values.
 
         Args:
           directory: directory of the group.
@@ -158,7 +158,7 @@ class Specification(abc.ABC):
         if bindings and not gin_files:
             raise UsageError(f"--gin_param needs --gin_file; without both, the {cls.group} keeps its configuration")
         if stored is not None and known[cls.varied] == getattr(stored, cls.varied):
-            known[cls.varied] = getattr(stored, cls.varied)  # keeps the stored order, which numbers and tables follow
+            known[cls.varied] = getattr(stored, cls.varied)  # keeps the stored order: numbers and tables depend on it
         if cls.varied not in known:
             raise UsageError(
                 f"--{cls.varied} is missing: give a parameter and its values, as in --{cls.varied}={cls.example}"
@@ -177,7 +177,7 @@ class Specification(abc.ABC):
             )
         if gin_files:
             make_directory(directory)
-            base.write(directory)  # written even if equal, because the user trusts the new text
+            base.write(directory)  # written even if equal, to mark the text as trusted
         if specification != stored:
             specification.write(directory)
         return specification
@@ -206,7 +206,7 @@ class Specification(abc.ABC):
         return {parameter.name: str(parameter) for parameter in parameters}
 
     def difference(self, other: "Specification") -> str:
-        """Returns the lines in which `other` differs from this one, without the `extendable` field; '' if equal."""
+        """Returns the lines that differ in `other`, without the `extendable` field; '' if equal."""
         pairs = zip(dataclasses.asdict(self).items(), dataclasses.asdict(other).values())
         changes = [(name, old, new) for (name, old), new in pairs if old != new and name != self.extendable]
         return "".join(f"-{name} = {old}\n+{name} = {new}\n" for name, old, new in changes)
@@ -217,7 +217,7 @@ class Due(NamedTuple):
 
     Attributes:
       directory: directory of the run.
-      settings: bindings that only this run has, as values by parameter.
+      settings: bindings of this run only, as values by parameter.
       arguments: further arguments of `alfish train`.
     """
 
@@ -233,8 +233,8 @@ class RunGroup(abc.ABC, Generic[Kind]):
     Attributes:
       directory: directory of the group, with its specification and its configuration.
       specification: specification of the group.
-      jobs: jobs in which the processes of the runs are started.
-      signals: signals of this process; after the first one, `run` returns.
+      jobs: jobs that start the processes of runs.
+      signals: signals of this process; after the first signal, `run` returns.
       log: function that receives a line for each event.
     """
 
@@ -249,16 +249,16 @@ class RunGroup(abc.ABC, Generic[Kind]):
 
     @abc.abstractmethod
     def run(self) -> None:
-        """Trains all runs to their ends, or until a signal is received. The caller closes the jobs."""
+        """Trains all runs until they have ended, or until a signal is received. The caller closes the jobs."""
 
     def _train(self, due: Callable[[], Iterator["Due"]], is_over: Callable[[Path], bool], unfinished: str) -> None:
         """Trains runs until none is due, or a signal is received.
 
         Args:
-          due: function that returns the runs to train, runs under way included. It is called at least once a second; a
-            run is taken from the iterator only when there is a free job for it.
+          due: function that returns the runs to train, including running ones. It is called at least once a second; a
+            run is taken from the iterator only if a job is free.
           is_over: function that returns whether the run in a directory needs no further training.
-          unfinished: reason to give for the failure of a run that ended without an error although it is not over.
+          unfinished: reason of failure for a run that ended without an error, but is not over.
         """
         while self.signals.number is None:
             runs = filter(lambda run: run.directory not in self.jobs.running, due())
@@ -272,13 +272,13 @@ class RunGroup(abc.ABC, Generic[Kind]):
                 self._settle(ended, is_over(ended.directory), unfinished)
 
     def _start(self, run: "Due") -> None:
-        # Trained from the copy, because a gin file may be edited while runs are under way.
+        # Trained from the copy, because gin files may be edited in the meantime.
         copy = f"--gin_file={self.directory / BASE / CONFIG_FILE}"
         bindings = [f"--gin_param={name}={value}" for name, value in run.settings.items()]
         self.jobs.start(run.directory, [copy, *bindings, *run.arguments])
 
     def _settle(self, ended: JobEnded, is_over: bool, unfinished: str) -> None:
-        """Marks a run as failed if the end of its process shows that the run cannot continue."""
+        """Marks a run as failed if it cannot continue after the end of its process."""
         name, reason = ended.directory.relative_to(self.directory), self._endings.failure(ended)
         if ended.status == 0 and not is_over:
             reason = unfinished
@@ -297,20 +297,20 @@ def locked(directory: Path) -> Iterator[None]:
       UsageError: another command uses the directory.
     """
     make_directory(directory)
-    holder = threading.Event()  # any object that can be weakly referenced
+    holder = threading.Event()  # any weakly referenceable object
     unlock = files.lock(directory, holder)
     if unlock is None:
         raise UsageError(f"another command is running in {directory}; wait until it ends, or choose another --root_dir")
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # raised if the directory is not empty
+        with contextlib.suppress(OSError):  # the directory may not be empty
             directory.rmdir()
         unlock()
 
 
 def bindings_text(bindings: Mapping[str, str]) -> str:
-    """Returns bindings in one line for people."""
+    """Returns bindings as one line of text."""
     return ", ".join(f"{name} = {value}" for name, value in bindings.items())
 
 

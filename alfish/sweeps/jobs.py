@@ -14,7 +14,7 @@ from alfish.processes.inheritance import THREAD_VARIABLES, WITHOUT_WORKING_DIREC
 from alfish.runs.files import open_own, writing
 
 OUTPUT = "output.txt"  # file in a run's directory with the output of its newest process
-PROGRAM = WITHOUT_WORKING_DIRECTORY + (  # as in the command, which searches the working directory last
+PROGRAM = WITHOUT_WORKING_DIRECTORY + (  # like the command, which searches the working directory last
     "import runpy; from alfish.sweeps.member import follow; follow(int(sys.argv.pop(1)), sys.argv.pop(1)); "
     "runpy.run_module('alfish', run_name='__main__', alter_sys=True)"
 )
@@ -38,7 +38,7 @@ class Jobs(Protocol):
 
     Attributes:
       size: largest number of processes that run at the same time.
-      running: directories of runs whose processes are not known to have ended.
+      running: directories of runs whose processes have not been reported as ended.
     """
 
     size: int
@@ -50,21 +50,21 @@ class Jobs(Protocol):
         """Starts `alfish train --root_dir=DIRECTORY ARGUMENTS`; the directory must exist."""
 
     def stop(self, directory: Path) -> None:
-        """Asks a run to save a checkpoint and end; `wait` reports its end. Does nothing after that report."""
+        """Asks a run to save a checkpoint and end; `wait` then reports its end. Does nothing if the run has ended."""
 
     def wait(self, timeout: float) -> list[JobEnded]:
-        """Returns the runs whose processes have ended. Waits for the first one for at most `timeout` seconds."""
+        """Returns the runs whose processes have ended; waits at most `timeout` seconds for the first."""
 
     def close(self) -> None:
-        """Asks all runs to save and end, and waits for their ends. KeyboardInterrupt kills the processes."""
+        """Asks all runs to save and end, and waits for them. KeyboardInterrupt kills the processes."""
 
 
 class LocalJobs:
     """`Jobs` on this machine.
 
-    Each process has its own process group, so that Ctrl-C in the terminal does not reach it, and uses one thread. When
-    this process ends for any reason, all processes save a checkpoint and end, because they read a pipe that closes with
-    this process.
+    Each process uses one thread, and has its own process group, so that Ctrl-C in the terminal does not reach it. When
+    this process ends for any reason, all processes save a checkpoint and end, because they read from a pipe that closes
+    with this process.
 
     Args:
       size: largest number of processes that run at the same time.
@@ -94,8 +94,7 @@ class LocalJobs:
             )
 
     def stop(self, directory: Path) -> None:
-        # Only the trainer gets the signal: processes of environments would die of it before the last rows are
-        # collected.
+        # Only the trainer gets the signal: processes of environments would end before the last rows are collected.
         if directory in self._processes:
             self._processes[directory].terminate()
 
@@ -105,7 +104,7 @@ class LocalJobs:
             status = {directory: process.poll() for directory, process in self._processes.items()}
             ended = [JobEnded(directory, code) for directory, code in status.items() if code is not None]
             for one in ended:
-                _kill_group(self._processes.pop(one.directory).pid)  # processes that a killed trainer has left
+                _kill_group(self._processes.pop(one.directory).pid)  # processes that a killed trainer left behind
             if ended or time.monotonic() >= until:
                 return ended
             time.sleep(POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""First steps of a process that trains one of many runs: it ends with its starter, and waits for its directory."""
+"""Start of a process that trains one of many runs: it ends with its starter, and waits for its directory."""
 
 import os
 import signal
@@ -8,20 +8,20 @@ from pathlib import Path
 
 from alfish.runs import files
 
-KILL_SECONDS = 600.0  # seconds from SIGTERM to the kill of an abandoned run: time to save a large replay buffer
+KILL_SECONDS = 600.0  # seconds from SIGTERM to SIGKILL of an abandoned run, enough to save a large replay buffer
 LOOK_SECONDS = 0.2
 
 
 def follow(lifeline: int, directory: str) -> None:
-    """Makes this process save and end when its starter ends; returns once the run's directory is unlocked.
+    """Makes this process save and end when its starter ends; waits until the run's directory is unlocked.
 
     Args:
-      lifeline: read end of a pipe, to which nobody writes; the starter holds the other end.
-      directory: directory of the run, in which the process of a killed starter may still be saving a checkpoint.
+      lifeline: read end of a pipe without data; the starter holds the other end.
+      directory: directory of the run, to which a process of a killed starter may still be saving a checkpoint.
     """
     os.set_inheritable(lifeline, False)
     threading.Thread(target=_end_with, args=(lifeline,), name="lifeline", daemon=True).start()
-    holder = threading.Event()  # any object that can be weakly referenced
+    holder = threading.Event()  # any weakly referenceable object
     while (unlock := files.lock(Path(directory), holder)) is None:
         time.sleep(LOOK_SECONDS)
     unlock()

@@ -1,4 +1,4 @@
-"""Populations: generations of runs, each of which begins with the best checkpoints of the previous generation."""
+"""Populations: generations of runs that begin with the best checkpoints of the previous generation."""
 
 import functools
 import math
@@ -126,12 +126,12 @@ class Population(RunGroup[PopulationSpecification]):
         self._train(due, is_over, f"ended without an evaluation at {end:,} steps")
 
     def _due(self, members: Sequence[Member], end: int) -> Iterator[Due]:
-        """Yields the members that are to be trained."""
+        """Yields the members to train."""
         for member in members:
             directory = self.directory / member.name
             if not _is_over(directory, end):
                 own = {"Trainer.seed": self.specification.seed + member.number, "Trainer.stop_at": end}
-                # Perturbed settings differ from the configuration in the parent's checkpoint.
+                # Perturbed settings differ from the configuration of the parent's checkpoint.
                 yield Due(directory, {**member.bindings, **own}, ["--on_config_change=new"])
 
     def _link_best(self, results: Sequence[MemberResult]) -> None:
@@ -168,7 +168,7 @@ class Population(RunGroup[PopulationSpecification]):
 
 
 def _is_over(directory: Path, end: int) -> bool:
-    """Returns True if a member has been evaluated and saved at the end of its generation, is done, or has failed."""
+    """Returns True if a member was evaluated and saved at the end of its generation, is done, or has failed."""
     state = RunState.read(directory)
     if state.failure is not None or state.is_done:
         return True

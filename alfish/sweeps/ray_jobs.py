@@ -1,6 +1,6 @@
-"""Runs on the machines of a Ray cluster, on all of which the directories of runs have the same path.
+"""Runs on the machines of a Ray cluster. The directories of runs must have the same path on all machines.
 
-Ray is imported in methods only, so that sweeps work without it.
+Ray is imported only in methods, so that sweeps work without Ray.
 """
 
 import math
@@ -25,12 +25,12 @@ class RayJobs:
     """`Jobs` on a Ray cluster: each process is a task.
 
     Ray repeats a task whose machine has died, as often as necessary. The same command continues the run, so at most the
-    steps since its last checkpoint are lost. The file `STOP` in the directory of a run stops its task; Ray's own
-    cancelling interrupts Python at any point, and so might interrupt the saving of a checkpoint.
+    steps since its last checkpoint are lost. The file `STOP` in the directory of a run stops its task. Ray's own
+    cancellation could interrupt the saving of a checkpoint.
 
     Args:
-      size: number of runs at the same time; None means as many as fit into the cluster now.
-      cpus, gpus: numbers of processor cores and GPUs that are reserved for each run.
+      size: number of runs at the same time; None means as many as currently fit into the cluster.
+      cpus, gpus: numbers of processor cores and GPUs for each run.
 
     Raises:
       UsageError: Ray is not installed, or there is no cluster, or no machine has enough cores.
@@ -58,7 +58,7 @@ class RayJobs:
         return list(self._tasks.values())
 
     def start(self, directory: Path, arguments: Sequence[str]) -> None:
-        (directory / STOP).unlink(missing_ok=True)  # left by a command that was killed
+        (directory / STOP).unlink(missing_ok=True)  # left by a killed command
         task = self._train.remote(str(directory.resolve()), [_absolute(argument) for argument in arguments])
         self._tasks[task] = directory
 
@@ -103,7 +103,7 @@ class RayJobs:
         except (ray.exceptions.TaskCancelledError, ray.exceptions.WorkerCrashedError, KeyboardInterrupt):
             return STOPPED if was_stopped else -signal.SIGKILL
         except ray.exceptions.RayTaskError as error:
-            # If Ray was started with SIGINT ignored, as by `&` in a script, a task fails when it is cancelled.
+            # If Ray was started with SIGINT ignored, as with `&` in a script, a cancelled task fails.
             if was_stopped:
                 return STOPPED
             raise RunError(f"the run in {directory} could not be started: {first_line(error.cause)}") from error
@@ -115,7 +115,7 @@ def train(directory: str, arguments: Sequence[str]) -> int:
     if not path.is_dir():
         raise UsageError(f"{platform.node()} does not see it; choose a --root_dir that all machines share")
     jobs, is_asked = LocalJobs(1), False
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # signal with which Ray cancels a task
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ray cancels a task by this signal
     try:
         if (path / STOP).exists():
             return STOPPED
@@ -131,6 +131,6 @@ def train(directory: str, arguments: Sequence[str]) -> int:
 
 
 def _absolute(argument: str) -> str:
-    """Returns an argument whose gin file has an absolute path, because the working directory of tasks differs."""
+    """Returns an argument with an absolute path of its gin file, because tasks have another working directory."""
     flag, _, file = argument.partition("=")
     return f"{flag}={os.path.abspath(file)}" if flag == "--gin_file" else argument

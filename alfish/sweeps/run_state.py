@@ -1,4 +1,4 @@
-"""State of a run, as other processes read it from the run's directory."""
+"""State of a run, read from its directory by other processes."""
 
 import json
 import signal
@@ -15,10 +15,10 @@ from alfish.runs.stop_signals import SIGNALS, exit_status
 from alfish.sweeps.jobs import OUTPUT, JobEnded
 from alfish.training.evaluations.evaluation import mean
 
-DONE = "done"  # file in a run's directory which says that the budget is spent, or that a listener has stopped the run
-FAILED = "failed"  # file in a run's directory which says why the run cannot continue; without it, the run continues
-INTERRUPTED = tuple(map(exit_status, SIGNALS))  # exit statuses of runs that the same command continues
-# Number of consecutive processes of a run that may be killed without saving a new checkpoint.
+DONE = "done"  # file in a run's directory: the budget is spent, or a listener has stopped the run
+FAILED = "failed"  # file in a run's directory with the reason why the run cannot continue
+INTERRUPTED = tuple(map(exit_status, SIGNALS))  # exit statuses of runs that can be continued
+# Number of consecutive processes of a run that may be killed without saving a checkpoint.
 MAX_DEATHS = 5
 
 
@@ -30,7 +30,7 @@ class RunState(NamedTuple):
       is_done: whether the directory has the file `done`.
       failure: reason why the run failed; None if the run did not fail.
       checkpoint: clock of the newest checkpoint; None if there is no checkpoint.
-      evaluations: returns of each evaluation's episodes, by clock, ascending.
+      evaluations: returns of each evaluation's episodes, by ascending clock.
     """
 
     directory: Path
@@ -42,7 +42,7 @@ class RunState(NamedTuple):
     @classmethod
     def read(cls, directory: Path) -> "RunState":
         """Reads the directory of a run, which need not exist."""
-        is_done = (directory / DONE).is_file()  # read first, because a run that is done writes nothing more
+        is_done = (directory / DONE).is_file()  # read first: a finished run writes nothing more
         failed = contents.record(directory, FAILED, {"reason": str}) or {}
         checkpoints = Checkpoints(directory / "checkpoints").steps()
         return cls(
@@ -65,18 +65,18 @@ def mean_of_means(evaluations: Collection[Collection[float]]) -> float | None:
 
 
 def mark_failed(directory: Path, reason: str) -> None:
-    """Writes why a run cannot continue; while the file is there, the run is not continued."""
+    """Writes the reason why a run cannot continue; while this file exists, the run is not continued."""
     write_atomically(directory / FAILED, json.dumps({"reason": reason}) + "\n")
 
 
 class Endings:
-    """Decides, when the process of a run has ended, whether the run has failed or is to be continued."""
+    """Decides whether a run has failed or can be continued, after its process has ended."""
 
     def __init__(self) -> None:
-        self._deaths: dict[Path, tuple[int | None, int]] = {}  # newest checkpoint and number of deaths since, by run
+        self._deaths: dict[Path, tuple[int | None, int]] = {}  # newest checkpoint and number of later deaths, by run
 
     def failure(self, ended: JobEnded) -> str | None:
-        """Returns why a run has failed; None if the run is done, or the same command continues it."""
+        """Returns the reason why a run has failed; None if the run is done or can be continued."""
         directory, status = ended
         if status == 0 or status in INTERRUPTED:
             return None
@@ -92,7 +92,7 @@ class Endings:
 
 
 def _last_words(directory: Path, status: int) -> str:
-    """Returns the sentence with which `alfish train` ended, with the last line of a cause or of a traceback."""
+    """Returns the last sentence of `alfish train`, or the last line of a traceback."""
     lines = [line for line in contents.last_text(directory, OUTPUT).splitlines() if line.strip()]
     said = [line.removeprefix("alfish train: ") for line in lines if line.startswith("alfish train: ")]
     words = (said or lines or [f"exit status {status}"])[-1].strip()

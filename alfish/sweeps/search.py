@@ -1,6 +1,6 @@
-"""The parameters in which the runs of a sweep differ, as they are written:
+"""The format of the parameters that differ between the runs of a sweep:
 
-    NAME=grid(...)         each of these values; with a sampler other than the grid, any of them
+    NAME=grid(...)         each of these values; with other samplers than the grid, any of them
     NAME=choice(...)       any of these values
     NAME=uniform(a, b)     a number between a and b
     NAME=log(a, b)         a positive number whose logarithm is uniform
@@ -22,7 +22,7 @@ FORMS = "grid(...), choice(...), uniform(a, b), log(a, b) or int(a, b)"
 
 
 def corners(parameters: Sequence[Parameter]) -> list[list[str]]:
-    """Returns bindings of several runs, in which each example of each parameter occurs at least once."""
+    """Returns bindings of several runs that contain each example of each parameter at least once."""
     first = [parameter.items[0] for parameter in parameters]
     points = [first]
     for k, parameter in enumerate(parameters):
@@ -59,7 +59,7 @@ def parse(argument: str) -> Parameter:
 
 
 def _split(text: str, said: str) -> tuple[str, ...]:
-    """Returns the parts of a text between the commas outside of brackets and quotes."""
+    """Returns the parts of a text between commas that are outside of brackets and quotes."""
     parts, depth, start = [], 0, 0
     try:
         for token in tokenize.generate_tokens(io.StringIO(text.replace("\n", " ")).readline):

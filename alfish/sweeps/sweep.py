@@ -15,7 +15,7 @@ from alfish.sweeps.table import write_csv
 from alfish.sweeps.trial_samplers import MedianPruner, default_sampler, make_sampler
 from alfish.sweeps.trials import Trial, TrialRun, Trials, is_over, mark_pruned
 
-NUM_TRIALS = 20  # default number of trials for samplers that have no end
+NUM_TRIALS = 20  # default number of trials for samplers without a limit
 
 
 @checked
@@ -28,7 +28,7 @@ class SweepSpecification(Specification):
       sampler: method of choosing trials: 'grid', 'random' or 'tpe'.
       sampler_seed: seed of the sampler.
       seeds: number of runs of each trial; run k trains with `Trainer.seed` = seed + k.
-      prune: whether trials that are worse than others are stopped.
+      prune: whether bad trials are stopped early.
       trials: number of trials.
     """
 
@@ -54,8 +54,8 @@ class SweepSpecification(Specification):
         defaults = {"sampler_seed": 0, "seeds": 1, "last": 1, "prune": False}
         parameters = [cls.parse(f"{name}={values}") for name, values in known["search"].items()]
         name = known.get("sampler") or default_sampler(parameters)
-        # The sampler is made before anything is written, because make_sampler raises for a grid with a range, and if
-        # Optuna is not installed.
+        # The sampler is made before anything is written, because make_sampler raises if a grid has a range, or if
+        # Optuna is missing.
         sampler = make_sampler(name, parameters, known.get("sampler_seed", 0))
         if known.get("prune"):
             MedianPruner()
@@ -105,16 +105,16 @@ class Sweep(RunGroup[SweepSpecification]):
                 yield from (_due(trial, run) for run in trial.runs)
 
     def _look(self) -> list[Trial]:
-        """Prunes trials that are worse than others, and returns all trials."""
+        """Prunes bad trials; returns all trials."""
         trials = self._trials.read()
         pruned = [self._prune(trial, trials, self._pruner) for trial in trials] if self._pruner is not None else []
         return self._trials.read() if any(pruned) else trials
 
     def _prune(self, trial: Trial, trials: Sequence[Trial], pruner: MedianPruner) -> bool:
-        """Stops a trial if it must be pruned; returns whether it was stopped.
+        """Stops a trial if the pruner requires it; returns whether the trial was stopped.
 
-        A trial that has completed since the last call is checked, too, because one of its evaluations since then may
-        require pruning.
+        A trial that has completed since the last call is also checked, because one of its new evaluations may require
+        pruning.
         """
         if trial.state not in ("running", "complete") or trial.number in self._reported:
             return False
@@ -128,7 +128,7 @@ class Sweep(RunGroup[SweepSpecification]):
         return False
 
     def _is_over(self, directory: Path) -> bool:
-        """Returns whether a run is done or was pruned, or its trial was ended by another run of the trial."""
+        """Returns whether a run is done or was pruned, or another run has ended its trial."""
         trials = [trial for trial in self._trials.read() if trial.state != "running"]
         return is_over(directory) or any(run.state.directory == directory for trial in trials for run in trial.runs)
 

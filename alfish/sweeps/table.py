@@ -1,4 +1,4 @@
-"""Results of a sweep: `trials.csv`, a table of the best trials, and a picture of all."""
+"""Results of a sweep: `trials.csv`, a table of the best trials, and a picture of all trials."""
 
 import math
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def write_csv(directory: Path, names: Sequence[str], trials: Sequence[Trial]) ->
 def interval(trial: Trial) -> tuple[float, float] | tuple[None, None]:
     """Returns a 95 % interval of a trial's value, by Student's t over the trial's seeds.
 
-    With one seed, the interval is a bootstrap over the seed's episodes, which says nothing about other seeds.
+    With one seed, the interval is a bootstrap over its episodes, which does not include variation between seeds.
     """
     if trial.value is None:
         return None, None
@@ -58,7 +58,7 @@ def interval(trial: Trial) -> tuple[float, float] | tuple[None, None]:
 def table(names: Sequence[str], trials: Sequence[Trial]) -> str:
     """Returns a table of complete, pruned, running and failed trials, the best of each state first.
 
-    At most `NUM_SHOWN` trials of each state are listed; a last line has the numbers of the others.
+    At most `NUM_SHOWN` trials of each state are listed; the last line counts the others.
     """
     rows = [["trial", *names, "state", "steps", "mean", "95 % interval"]]
     left_out, reasons = [], []
@@ -85,8 +85,8 @@ def _cells(trial: Trial, names: Sequence[str]) -> list[str]:
 def _quantile(freedom: int) -> float:
     """Returns the 97.5 % quantile of Student's t distribution.
 
-    For more degrees of freedom than `QUANTILES` has, the quantile is computed by the first terms of its expansion
-    around the normal quantile (Abramowitz & Stegun, 26.7.5), with an error below 0.01.
+    Beyond the degrees of freedom in `QUANTILES`, computes the first terms of the expansion around the normal quantile
+    (Abramowitz & Stegun, 26.7.5), with an error below 0.01.
     """
     if freedom <= len(QUANTILES):
         return QUANTILES[freedom - 1]
@@ -132,7 +132,7 @@ def _draw_parameter(axis: Any, parameter: Parameter, trials: Sequence[Trial], be
         low, high = parameter.ends
         axis.set_xscale("log")
         axis.set_xlim(low / 1.2, high * 1.2)
-        axis.tick_params("x", which="minor", labelbottom=high < 10 * low)  # over a wider range, labels would overlap
+        axis.tick_params("x", which="minor", labelbottom=high < 10 * low)  # labels of a wider range would overlap
     if numbers is not float:
         axis.set_xticks(range(len(parameter.items)), parameter.items, rotation=20)
         axis.set_xlim(-0.5, len(parameter.items) - 0.5)
@@ -141,8 +141,7 @@ def _draw_parameter(axis: Any, parameter: Parameter, trials: Sequence[Trial], be
 
 
 def _numbers(parameter: Parameter) -> Any:
-    """Returns a function from gin texts to positions on the axis: numbers as they are, list indices for other
-    values."""
+    """Returns a function from gin texts to positions on the axis: numbers, or list indices of other values."""
     try:
         [float(item) for item in parameter.items]
     except ValueError:
@@ -151,7 +150,7 @@ def _numbers(parameter: Parameter) -> Any:
 
 
 def _draw_curves(axis: Any, trials: Sequence[Trial], best: Trial | None) -> None:
-    """Draws the mean return of each trial over the steps; a pruned trial's curve ends where it was pruned."""
+    """Draws the mean return of each trial over the steps; the curve of a pruned trial ends early."""
     for trial in trials:
         curve = _curve(trial)
         color = BEST if trial is best else COLORS.get(trial.state, "tab:gray")
@@ -168,7 +167,7 @@ def _draw_curves(axis: Any, trials: Sequence[Trial], best: Trial | None) -> None
 
 
 def _curve(trial: Trial) -> list[tuple[int, float]]:
-    """Returns the steps at which all runs of a trial were evaluated, with the mean of the runs' returns."""
+    """Returns the steps at which all runs of a trial were evaluated, with the mean return over the runs."""
     runs = [run for run in trial.runs if run.state.evaluations]
     clocks = set.intersection(*(set(run.state.evaluations) for run in runs)) if runs else set()
     stop = min((run.pruned_at for run in runs if run.pruned_at is not None), default=math.inf)

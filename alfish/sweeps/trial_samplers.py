@@ -1,7 +1,7 @@
-"""Samplers, which propose the values of the next trial, and the pruner, which stops trials that do worse than others.
+"""Samplers propose the values of the next trial; the pruner stops bad trials early.
 
 Their results depend only on the directories: Optuna's studies are rebuilt for each call, with generators seeded by the
-seed of the sweep and the number of the trial. There is no database that a killed process could corrupt.
+seed of the sweep and the number of the trial. There is no database, which a killed process could corrupt.
 """
 
 import math
@@ -19,7 +19,7 @@ class TrialSampler(Protocol):
     """Proposes trials.
 
     Attributes:
-      size: number of different trials; None means no limit.
+      size: number of possible trials; None means no limit.
     """
 
     size: int | None
@@ -34,7 +34,7 @@ class TrialSampler(Protocol):
 
 
 class Grid:
-    """All combinations of the values; the last parameter's value changes fastest from trial to trial."""
+    """All combinations of the values; the value of the last parameter changes fastest."""
 
     def __init__(self, parameters: Sequence[Parameter]):
         ranges = [f"{one.name}={one}" for one in parameters if one.is_range]
@@ -86,7 +86,7 @@ class TPE:
         return {one.name: one.text(drawn[one.name]) if one.is_range else drawn[one.name] for one in self._parameters}
 
     def _told(self, trial: Trial, distributions: Mapping[str, Any]) -> Any:
-        """Returns a trial in Optuna's form; an unfinished trial is treated as bad (`constant_liar`)."""
+        """Returns a trial for Optuna; an unfinished trial counts as bad (`constant_liar`)."""
         state = {"running": "RUNNING", "complete": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}[trial.state]
         return self._optuna.trial.create_trial(
             state=self._optuna.trial.TrialState[state],
@@ -98,11 +98,11 @@ class TPE:
 
 
 class MedianPruner:
-    """Optuna's median pruner: stops a run whose best evaluation so far is below other runs' median at that step.
+    """Optuna's median pruner: stops a run whose best evaluation so far is below the median of other runs.
 
-    A run is compared with the runs of the same seed in the trials that were complete when its trial was proposed, so
-    the result does not depend on when the pruner is called. The pruner needs five such runs, and never stops a run at
-    the step of their last evaluation.
+    A run is compared at the same step with the runs of the same seed in the trials that were complete when its trial
+    was proposed. The result therefore does not depend on the time of the call. The pruner needs five such runs, and
+    does not stop a run at the step of their last evaluation.
     """
 
     def __init__(self) -> None:
@@ -113,9 +113,9 @@ class MedianPruner:
         """Returns the clock of the first evaluation after which a run must stop; None if the run continues.
 
         Args:
-          trial: trial that the run belongs to.
+          trial: trial of the run.
           place: index of the run in `trial.runs`.
-          trials: trials of the sweep, which include all trials in `trial.seen`.
+          trials: trials of the sweep, including all trials in `trial.seen`.
         """
         others = [other.runs[place].state.means for other in trials if other.number in trial.seen]
         others = [means for means in others if means]

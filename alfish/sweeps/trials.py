@@ -1,11 +1,12 @@
 """Trials of a sweep, as read from the directories of their runs.
 
 A trial is one setting of the searched parameters, trained by one run or, with several seeds, by one run for each seed.
-Each run is trained by `alfish train` in a run directory like any other. The sweep also writes into that directory:
+Each run is trained by `alfish train` in an ordinary run directory. The sweep also writes the following files into that
+directory:
 
-    trial.json   before the run starts: number, bindings and seed, and which trials were complete when it was proposed
+    trial.json   before the run starts: number, bindings, seed, and the trials that were complete when it was proposed
     pruned       the evaluation after which the run was stopped
-    failed       why the run cannot continue; without this file the run is tried again
+    failed       reason why the run cannot continue; without this file, the run is started again
 """
 
 import json
@@ -38,10 +39,10 @@ class TrialRun:
     """A run of a trial.
 
     Attributes:
-      state: state of the run, read from the files that `alfish train` has written so far.
+      state: state of the run, read from the files of `alfish train`.
       seed: value of `Trainer.seed`.
       pruned_at: clock of the evaluation after which the run was stopped; None if it was not pruned.
-      last: number of evaluations at the end of a run, over which the run's value is the mean.
+      last: number of final evaluations of a run; their mean is the run's value.
     """
 
     state: RunState
@@ -61,7 +62,7 @@ class TrialRun:
 
     @property
     def counting(self) -> dict[int, tuple[float, ...]]:
-        """Evaluations whose mean is the run's value: the last ones, or the one after which the run was pruned."""
+        """Evaluations whose mean is the run's value: the final ones, or the evaluation at which the run was pruned."""
         evaluations = self.state.evaluations
         clocks = list(evaluations)[-self.last :] if self.pruned_at is None else [self.pruned_at]
         return {clock: evaluations[clock] for clock in clocks}
@@ -75,7 +76,7 @@ class TrialRun:
     def failure(self) -> str | None:
         """Reason why the run has no value; None if the run has a value, or is not over.
 
-        A failed run may be done nevertheless, because `alfish train` may have continued it later.
+        A run with a failure may be done, because `alfish train` may have continued it later.
         """
         if not self.state.is_done:
             return self.state.failure
@@ -102,7 +103,7 @@ class Trial:
 
     @cached_property
     def state(self) -> State:
-        """'running' until a run has failed or was pruned, or all are done; the first failed or pruned run decides."""
+        """State of the trial: that of the first failed or pruned run; otherwise 'running' until all runs are done."""
         for run in self.runs:
             if run.failure is not None:
                 return "failed"
@@ -134,7 +135,7 @@ class Trial:
 
     @property
     def steps(self) -> int | None:
-        """Clock of the evaluation that `value` ends with; None without a value."""
+        """Clock of the last evaluation in `value`; None without a value."""
         return max((max(run.counting) for run in self.counting), default=None)
 
 
@@ -145,7 +146,7 @@ class Trials:
       directory: directory of the sweep.
       parameters: parameters that the trials bind.
       seeds: value of `Trainer.seed` in each run of a trial.
-      last: number of final evaluations of a run whose mean is the value of the run, as in `TrialRun`.
+      last: number of final evaluations of a run, as in `TrialRun`.
     """
 
     def __init__(self, directory: Path, parameters: Sequence[Parameter], seeds: Sequence[int], last: int):
@@ -153,11 +154,11 @@ class Trials:
         self._parameters = parameters
         self._seeds = seeds
         self._last = last
-        self._over: dict[int, Trial] = {}  # trials that have ended, which are read only once
+        self._over: dict[int, Trial] = {}  # trials that have ended and are not read again
 
     def read(self) -> list[Trial]:
         """Returns the trials, by number."""
-        # Other directories, such as a copy named 001_old, are the user's own.
+        # Other directories, such as a copy named 001_old, belong to the user.
         paths = (path for path in self._directory.glob("[0-9]*") if os.path.lexists(path / TRIAL))
         places = (PLACE.fullmatch(path.name) for path in paths)
         numbers = {int(place[1]) for place in places if place}
@@ -170,7 +171,7 @@ class Trials:
         self._over.pop(number, None)
 
     def write(self, number: int, bindings: Mapping[str, str], seen: Sequence[int]) -> Trial:
-        """Writes a new trial, or completes one whose writer was killed; returns the trial."""
+        """Writes a new trial, or completes a trial whose writer was killed; returns the trial."""
         for directory, seed in self._places(number):
             content = {"trial": number, "bindings": dict(bindings), "seed": seed, "seen": list(seen)}
             make_directory(directory)
@@ -217,5 +218,5 @@ def is_over(directory: Path) -> bool:
 
 
 def mark_pruned(run: TrialRun, clock: int) -> None:
-    """Writes that a run was pruned after its evaluation at `clock`."""
+    """Records that a run was pruned after its evaluation at `clock`."""
     write_atomically(run.state.directory / PRUNED, json.dumps({"clock": clock}) + "\n")

@@ -1,4 +1,4 @@
-"""Agreement of all learners of a run on steps, seconds, and the end of the run.
+"""Makes the learners of a run agree on steps, seconds, and the end of the run.
 
 Each learner counts the steps of its own environments, and receives its own signals. The first learner measures the
 time, and its listeners may stop the run. Once in an iteration, between collecting and training, all learners exchange
@@ -16,14 +16,14 @@ from alfish.training.clock import Clock
 
 
 class RunEnded(Exception):
-    """Raised if the first learner makes no further iteration, because the run was stopped after the previous one."""
+    """Raised in other learners if the first learner has stopped the run after the previous iteration."""
 
 
 class Agreement:
-    """Agreement of a single learner, which exchanges nothing, and the interface of other agreements.
+    """Agreement of a single learner, which exchanges nothing; also the interface of other agreements.
 
     Args:
-      clock: clock of the run, which receives the seconds of iterations.
+      clock: clock of the run, to which the seconds of iterations are added.
       signals: signals that end the run.
 
     Attributes:
@@ -54,11 +54,11 @@ class Agreement:
         return own
 
     def end(self) -> None:
-        """Replaces an iteration after the run was stopped."""
+        """Tells other learners, in place of an iteration, that the run was stopped."""
 
 
 class SharedAgreement(Agreement):
-    """Agreement of several learners. An error in one learner ends all learners, and their states then differ."""
+    """Agreement of several learners. An error in one learner ends all learners; their states then differ."""
 
     saves_after_errors = False
 
@@ -77,7 +77,7 @@ class SharedAgreement(Agreement):
             yield
         except BaseException:
             if self._signals.received is not None and self._signals.breakable:
-                self._signals.breakable = False  # from here on the learner waits for others, which is not a hang
+                self._signals.breakable = False  # waiting for other learners is not a hang
                 self._exchange(breaks_off=True)
             raise
 
@@ -99,9 +99,9 @@ class SharedAgreement(Agreement):
         self._exchange(ends=True)
 
     def _exchange(self, steps: int = 0, breaks_off: bool = False, ends: bool = False) -> tuple[int, bool, bool]:
-        """Makes seconds, signal and stop equal in all learners.
+        """Makes the seconds, the signal and the stop of the run equal in all learners.
 
-        Returns the sum of steps, and which learners were interrupted or end.
+        Returns the sum of steps, whether a learner was interrupted, and whether a learner ends.
         """
         self.pause(time.perf_counter())
         clock, signals = self._clock, self._signals

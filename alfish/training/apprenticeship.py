@@ -1,4 +1,4 @@
-"""The rounds of apprenticeship learning: measures policies, changes the reward, and chooses the policy to return."""
+"""The rounds of apprenticeship learning: measures the policy, updates the reward, and chooses the resulting policy."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,24 +20,24 @@ from alfish.training.listener import Listener, Report, Run
 @gin.configurable(module="alfish")
 @checked
 class ApprenticeshipRounds(Listener):
-    """Closes the rounds of `ApprenticeshipLearning`: measures the policy, and changes the reward.
+    """Ends the rounds of `ApprenticeshipLearning`: measures the policy, and updates the reward.
 
-    A policy is measured by whole episodes in separate environments, acting as in an evaluation (`predict_step`), so no
-    episode is cut by an unroll or by the end of a round. Their steps are not counted as environment steps of the run,
-    and their rewards are not read. The first policy is measured before training.
+    A policy is measured as in an evaluation: by whole episodes in separate environments, with `predict_step`. The steps
+    of these episodes do not count as environment steps of the run, and their rewards are not read. The first policy is
+    measured before training.
 
-    When the run finishes, the policy whose expectation of features is nearest to the expert's replaces the trained
-    policy, before the last evaluation and the last checkpoint. A run that continues after a raised budget continues
-    from the trained policy. The mixture of the policies of all rounds, which the paper also allows, is not built.
+    When the run finishes, the policy whose expected features are nearest to the expert's replaces the trained policy,
+    before the last evaluation and the last checkpoint. If the budget is raised later, the run continues from the
+    trained policy. The paper also allows a mixture of the policies of all rounds; it is not built.
 
     Scalars: `appl/distance` of the policy and `appl/mixture_distance` of the mixture from the expert, `appl/round`.
 
     Args:
       period: number of clock steps of a round.
       num_episodes: number of episodes that measure a policy; each policy has the same initial states.
-      num_envs: number of environments at a time; the result does not depend on it.
-      seed: seed of the first of these episodes; episode k has seed + k.
-      epsilon: distance of the mixture from the expert below which the run stops; 0 means that it never stops early.
+      num_envs: number of environments that step together; the result does not depend on it.
+      seed: seed of the first episode; episode k has seed + k.
+      epsilon: distance of the mixture from the expert at which the run stops early; 0 means never.
     """
 
     changes_algorithm = True
@@ -76,7 +76,7 @@ class ApprenticeshipRounds(Listener):
         return run.clock.value >= self._next
 
     def after_iteration(self, run: Run, report: Report) -> None:
-        # After an interruption, a due round follows the resume.
+        # A round that is due during an interruption is made after the resume.
         if not self.is_behind(run) or (run.signals.number is not None and not run.clock.finished):
             return
         part = _part(run)
@@ -94,7 +94,7 @@ class ApprenticeshipRounds(Listener):
             )
 
     def _close_round(self, run: Run, part: ApprenticeshipLearning) -> dict[str, float]:
-        """Measures the policy and changes the reward; returns scalars of the report."""
+        """Measures the policy and updates the reward; returns scalars for the report."""
         assert self._evaluator is not None
         episodes = self._evaluator.generate_test_episodes(self._num_episodes, self._seed)
         environment = self._evaluator.environment
@@ -140,7 +140,7 @@ def _part(run: Run) -> ApprenticeshipLearning:
 
 
 def _tensors(algorithm: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the parameters and buffers of the policy: of the wrapped algorithm, and of a representation."""
+    """Yields the parameters and buffers of the wrapped algorithm and of the representation."""
     for name, tensor in (*algorithm.named_parameters(), *algorithm.named_buffers()):
         if not name.startswith("rewards.") and not name.endswith("progress"):
             yield name, tensor.detach()

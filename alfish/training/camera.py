@@ -17,7 +17,7 @@ class Camera:
     """Renders environments built with the render mode 'rgb_array'. In MuJoCo the tracking camera is used.
 
     Args:
-      environment: environment or games of an evaluation.
+      environment: environments or games of an evaluation.
       setting: name of the film in messages, such as `--video`.
 
     Attributes:

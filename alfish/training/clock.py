@@ -1,4 +1,4 @@
-"""The clock and the budget of a run, and its calibration, in which transforms only observe rows."""
+"""The clock and the budget of a run, and the calibration of its transforms."""
 
 import math
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from alfish.errors import UsageError
 
-# Each budget, with the counter of the clock that the budget limits.
+# For each budget of `Trainer`, the counter of the clock that it limits.
 BUDGETS = {
     "num_env_steps": "env_steps",
     "num_iterations": "iterations",
@@ -16,12 +16,12 @@ BUDGETS = {
 
 
 class Budget(NamedTuple):
-    """Condition that finishes a run.
+    """The number of steps, iterations, updates or seconds after which a run is finished.
 
     Attributes:
       name: name of a counter, one of `BUDGETS`.
       size: value of that counter at which the run is finished.
-      wall_limit: seconds of training after which the run is finished in any case.
+      wall_limit: seconds of training after which the run is finished even if the budget is not spent.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Clock:
       env_steps: number of environment steps of all environments together.
       iterations, updates: numbers of finished iterations and updates.
       wall_seconds: seconds of iterations, without the seconds of listeners.
-      idle: number of clock steps during which no environment was stepped, part of `value`.
+      idle: number of clock steps without a step of an environment; included in `value`.
       stop_reason: argument of `stop`; None if `stop` was not called.
     """
 
@@ -79,10 +79,10 @@ class Clock:
 
     @property
     def value(self) -> int:
-        """Clock steps: the unit of periods, file names and axes.
+        """Clock steps, the unit of periods, file names and axes.
 
-        They are the sum of three counts: environment steps, steps for which training continued after acting ended, and
-        updates on recorded data without acting.
+        The sum of environment steps and `idle`: steps for which training continued after acting ended, or updates of a
+        run that never acts.
         """
         return self.env_steps + self.idle
 
@@ -128,19 +128,19 @@ class Clock:
         self.wall_seconds, self.idle = state["wall_seconds"], state["idle_steps"]
 
 
-MOST_CALIBRATION, UNPLANNED_CALIBRATION = 10_000, 1000  # environment steps; the second if the budget has no steps
+MOST_CALIBRATION, UNPLANNED_CALIBRATION = 10_000, 1000  # environment steps; the second for budgets in other units
 
 
 class Calibration:
     """Determines when transforms observe rows, and when updates may begin.
 
     Args:
-      fraction: fraction of the budget in which transforms observe rows, in [0, 1], at most 10,000 steps; None means
+      fraction: fraction of the budget in which transforms observe rows, in [0, 1]; limited to 10,000 steps. None means
         that transforms observe all rows of the run.
       num_env_steps: number of environment steps in which rows are collected; inf if unknown.
 
     Attributes:
-      is_set: whether there is a calibration; if not, transforms observe each unroll after the updates on it.
+      is_set: whether there is a calibration. If not, transforms observe each unroll after the updates on this unroll.
     """
 
     def __init__(self, fraction: float | None, num_env_steps: float):
@@ -148,7 +148,7 @@ class Calibration:
         planned: float = UNPLANNED_CALIBRATION
         if fraction and math.isfinite(num_env_steps):
             planned = min(fraction * num_env_steps, MOST_CALIBRATION)
-        # Calibration has at least one unroll, so it is under way before the first step.
+        # Calibration takes at least one unroll, so its end is at least 1.
         self._end = max(1.0, planned if fraction else 0.0) if self.is_set else 0.0
 
     def lasts(self, env_steps: int) -> bool:
@@ -159,19 +159,19 @@ class Calibration:
         return {"is_set": self.is_set, "end": self._end}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores the end of calibration from the run's start, because another budget must not restart calibration."""
+        """Restores the end of calibration, because a different budget must not restart calibration."""
         if self.is_set and state["is_set"]:
             self._end = state["end"]
 
 
 def next_due(clock: int, period: int, planned: float = math.inf) -> int:
-    """Returns the first multiple of a period after a clock, or the planned time if that is earlier.
+    """Returns the first multiple of `period` after `clock`, or `planned` if that is earlier.
 
-    A resumed run plans again in this way, because its period may be shorter than that of the earlier process.
+    A resumed run calls this function, because its period may be shorter than before.
 
     Args:
-      clock: present clock of the run.
+      clock: current clock of the run.
       period: number of clock steps, positive.
-      planned: clock at which the earlier process would have acted next.
+      planned: clock at which the earlier process planned to act next.
     """
     return int(min(planned, (clock // period + 1) * period))

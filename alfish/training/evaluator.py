@@ -1,4 +1,4 @@
-"""Evaluation: unbiased, seeded, and independent of the number of environments."""
+"""Seeded evaluation on whole episodes; results do not depend on the number of environments."""
 
 import contextlib
 import sys
@@ -48,7 +48,7 @@ def make_evaluator(
 ) -> "Evaluator":
     """Returns an evaluator with at most `num_envs` separate environments.
 
-    A vector environment that cannot reset and seed single rows has one row for each episode.
+    If rows of a vector environment cannot be reset and seeded separately, there is one row for each episode.
 
     Raises:
       UsageError: as for `Evaluator`; or another thread trains.
@@ -60,7 +60,7 @@ def make_evaluator(
         refuse_default_dtype(f"the constructor of {made.name}")
         return made
 
-    exclusive.check()  # otherwise the configuration of a run in another thread would apply to these environments
+    exclusive.check()  # the configuration of a run in another thread would apply to these environments
     environment = made(min(num_envs, num_episodes))
     if not environment.seeds_rows and environment.num_envs != num_episodes:
         environment.close()
@@ -73,22 +73,23 @@ def make_evaluator(
 
 
 class Evaluator:
-    """Runs complete episodes with `predict_step` and frozen transforms; random states outside do not change.
+    """Runs complete episodes with `predict_step` and frozen transforms; global random states do not change.
 
-    Episodes are counted when they start, and each runs to its end. Counting the first episodes that finish would favour
+    The result covers the first episodes that start, each to its end. Taking the first episodes that end would favour
     short episodes.
 
     Args:
-      environment: environment built for evaluation, never the training environment. Its observation may lack leaves
-        that the action does not depend on.
+      environment: environment built for evaluation, not the training environment. Observations may lack leaves that do
+        not affect the action.
       algorithm, transforms: algorithm and transforms, which are only read.
-      max_length: number of actions after which an episode is truncated, at least 1, because an episode without a time
-        limit may never end.
+      max_length: number of actions after which an episode is truncated, at least 1; without a limit, an episode may
+        never end.
 
     Attributes:
-      log: function that receives a line from time to time during a long evaluation; the default prints to standard
+      log: function that receives a line every `PROGRESS_SECONDS` of a long evaluation; the default prints to standard
         error.
-      num_cut: number of episodes of the last evaluation that were truncated at `max_length`; the first one is logged.
+      num_cut: number of episodes of the last evaluation that were truncated at `max_length`; only the first such
+        episode is logged.
 
     Raises:
       UsageError: the environment's spaces differ from the policy's, or `max_length` is below 1.
@@ -133,11 +134,11 @@ class Evaluator:
             `predict_step`.
           env_steps: number of environment steps of the policy's training, copied into the result.
           on_row: function that is called after every reset and step (for films).
-          values: whether rows have values, which takes one more call of the networks for each row.
+          values: whether rows have values, which requires an additional call of the networks for each row.
 
         Raises:
-          UsageError: `num_episodes` is below 1, or above the number of environments if these cannot be seeded one by
-            one.
+          UsageError: `num_episodes` is below 1, or exceeds the number of environments and these cannot be seeded
+            separately.
           RunError: a return is not finite.
         """
         self._check_number(num_episodes)
@@ -150,7 +151,7 @@ class Evaluator:
                 if on_row:
                     on_row(self._row(episode, time_step, reward, values))
                 if stepped:
-                    lanes = episode >= 0  # environments that run an episode, each a different one
+                    lanes = episode >= 0  # environments that are running an episode
                     totals[episode[lanes]] += reward[lanes]
                     lengths[episode[lanes]] += 1
         if not np.isfinite(totals).all():
@@ -176,10 +177,10 @@ class Evaluator:
 
     @checked
     def test_episodes(self, num_episodes: int, seed: NonNegativeInt = 0, sample: bool = False) -> Iterator[Episode]:
-        """Yields the episodes of `evaluate` in order, each as soon as it and all earlier ones are complete.
+        """Yields the episodes of `evaluate` in order, each as soon as it and all earlier episodes are complete.
 
-        Episode k is the same, bit for bit, for any number of environments. Environments that cannot be seeded one by
-        one (`Environment.seeds_rows`) are seeded together by `seed`.
+        Episode k is bitwise the same for any number of environments. Environments that cannot be seeded separately
+        (`Environment.seeds_rows`) are seeded together by `seed`.
 
         Args:
           num_episodes: number of whole episodes, at least 1.
@@ -188,12 +189,12 @@ class Evaluator:
             `predict_step`.
 
         Yields:
-          Episode with the id `str(k)`, in numpy and the environment's own units: raw observations (float64 as float32),
-          the true final observation included; executed actions in the action space's dtypes; raw float32 rewards.
+          Episode with the id `str(k)`, as numpy arrays in the environment's own units: raw observations, including the
+          true final observation (float64 as float32); executed actions in the action space's dtypes; raw float32
+          rewards.
 
         Raises:
-          UsageError: as for `evaluate`; or the evaluator was used for other episodes before all these episodes had been
-            read.
+          UsageError: as for `evaluate`; or the evaluator began other episodes before all these episodes were read.
         """
         self._check_number(num_episodes)
         self._under_way = rows = self._rows(num_episodes, seed, sample)
@@ -207,7 +208,7 @@ class Evaluator:
                     "the evaluator began other episodes before all episodes of test_episodes had been read; read them "
                     "first, or use another evaluator"
                 )
-            # Between two episodes the caller has its own random state and grad mode.
+            # Between two episodes, the caller's random state and grad mode are restored.
             with self._acting(seed, sample):
                 if generators is not None:
                     random_state.set_rng_state(generators)
@@ -224,7 +225,7 @@ class Evaluator:
         self.environment.close()
 
     def _row(self, episode: np.ndarray, time_step: TimeStep, reward: np.ndarray, with_value: bool) -> FilmRow:
-        """Returns the argument of `on_row`; `reward` is `[B, R]`. Without some leaves there are no values."""
+        """Returns the argument of `on_row`; `reward` is `[B, R]`. Values are None if observations lack leaves."""
         value = self._policy.value(time_step) if with_value and self._policy and not self._trained_spec else None
         ended = time_step.step_type.cpu().numpy() == StepType.LAST
         units = ActionUnits(self.environment.action_space)
@@ -243,9 +244,9 @@ class Evaluator:
 
     @contextlib.contextmanager
     def _acting(self, seed: int, sample: bool) -> Iterator[None]:
-        """Acts without gradient, in eval mode, with all generators seeded by `seed`; restores generators and modes.
+        """Within the context, acts without gradient in eval mode, with all generators seeded by `seed`.
 
-        With `sample`, modules explore as in rollouts.
+        Generators and modes are restored on exit. With `sample`, modules explore as in rollouts.
         """
         with torch.no_grad(), in_eval_mode(self._algorithm, sample), random_state.preserved():
             random_state.seed_all(seed)
@@ -255,8 +256,8 @@ class Evaluator:
         """Runs the episodes and yields their rows. Call it within `_acting`.
 
         Yields:
-          After every reset and step: the index of each environment's episode, or -1 (an episode that has just finished
-          still has its index); the new rows `[B]`; whether these rows come from a step.
+          After every reset and step: the index of each environment's episode, or -1; the new rows `[B]`; whether the
+          rows come from a step. An episode that has just finished still has its index.
         """
         environment, num_envs = self.environment, self.environment.num_envs
         episode = np.where(np.arange(num_envs) < num_episodes, np.arange(num_envs), -1)
@@ -264,7 +265,7 @@ class Evaluator:
         self.num_cut = 0
         length = np.zeros(num_envs, np.int64)  # lengths so far of the episodes under way
         pace = _Pace(self.log, num_episodes)
-        # If an environment walks through a test set, each reset skips a part of that set.
+        # Avoids needless resets: if an environment walks through a test set, each reset skips a part of the set.
         rows = (episode >= 0,) if environment.can_rest else ()
         with calling(f"{environment.name}.reset"):
             time_step = nest.tensors(environment.reset(_seeds(episode, seed), *rows))
@@ -315,7 +316,7 @@ class Evaluator:
         self.num_cut += count
 
     def _after_end(self, time_step: TimeStep, finished: np.ndarray, episode: np.ndarray, seed: int) -> TimeStep:
-        """Returns the rows to act from after some episodes have ended; environments without an episode pause."""
+        """Returns the next rows after some episodes have ended; environments without a further episode pause."""
         if self.environment.can_rest:
             self.environment.rest(episode < 0)
             finished = finished & (episode >= 0)
@@ -373,7 +374,7 @@ def _is_part(spec: Nest, whole: Nest) -> bool:
 
 
 def _truncated(time_step: TimeStep, rows: np.ndarray) -> TimeStep:
-    """Returns the time step with step type LAST in some rows, whose discount stays 1."""
+    """Returns the time step with step type LAST in some rows; their discount stays 1."""
     mask = torch.from_numpy(rows).to(time_step.step_type.device)
     return time_step._replace(step_type=time_step.step_type.masked_fill(mask, StepType.LAST))
 
@@ -388,7 +389,7 @@ def episode_of(k: int, rows: TimeStep, observation_space: Space, action_space: S
     """Returns episode k of rows `[T+1, 1, ...]`, FIRST to LAST, in the units of gymnasium's spaces."""
     rows = nest.map(lambda leaf: leaf[:, 0].numpy(), rows)
     terminated = rows.discount[-1] == 0
-    # An executed action is stored in the row after it.
+    # `prev_action` of a row is the action executed before the row.
     executed = nest.map(lambda leaf: leaf[1:], rows.prev_action)
     return Episode(
         str(k),

@@ -21,8 +21,8 @@ SHADE = 0.35  # factor by which the picture behind the text is darkened
 
 
 def captioned(frame: np.ndarray, lines: Sequence[str]) -> np.ndarray:
-    """Returns a frame `[H, W, 3]` uint8 with lines of white text in its upper left corner, on a darker background."""
-    from PIL import Image, ImageDraw, ImageFont  # imported here, because imageio installs it
+    """Returns a frame `[H, W, 3]` uint8 with white text on a darker background in its upper left corner."""
+    from PIL import Image, ImageDraw, ImageFont  # imported here, because it comes with imageio, an extra
 
     size = max(10, min(frame.shape[:2]) // 24)
     font, text = ImageFont.load_default(size), "\n".join(lines)
@@ -42,12 +42,12 @@ class FilmRow(NamedTuple):
     """The rows of an evaluation after a reset or a step of its environments.
 
     Attributes:
-      episode: number of the episode in each environment, or -1, `[B]` int. An episode that has just finished still has
-        its number.
+      episode: number of each environment's episode, or -1, `[B]` int. An episode that has just finished still has its
+        number.
       reward: reward received on arriving at the row, `[B]` float64; 0 after a reset.
-      action: action that led to the row, `[B, ...]`, as it was executed; undefined after a reset. None in games.
-      value: policy's estimate of the return from this row on, `[B]`; None if no estimate was requested, or the policy
-        has none.
+      action: executed action that led to the row, `[B, ...]`; undefined after a reset, None in games.
+      value: policy's estimate of the return after this row, `[B]`; None if it was not requested, or the policy has no
+        estimate.
       ended: whether the episode of each environment ends with this row, `[B]` bool.
     """
 
@@ -61,15 +61,16 @@ class FilmRow(NamedTuple):
 class Recorder(contextlib.AbstractContextManager):
     """Films the first episodes of an evaluation, from their first frame to their true final frame.
 
-    A film shows `num_tiles` episodes at once, as a grid; an episode that has ended keeps its last frame. The episodes
-    of a film must begin at the same time: they are the first episodes, or there is one environment and one tile. The
-    end of the context removes an incomplete film.
+    A film shows `num_tiles` episodes as a grid; an episode that has ended keeps its last frame. The episodes of a film
+    must begin at the same time. Therefore they are the first episodes, or there is one environment and one tile.
+    Leaving the context removes an incomplete film.
 
     Args:
       camera: camera of the evaluation's environments.
       num_episodes: number of episodes to film, a multiple of `num_tiles`.
       num_tiles: number of episodes in one film.
-      path: function from the number of a film's first episode and the mean return of its episodes to the film's path.
+      path: function that returns a film's path, from the number of its first episode and the mean return of its
+        episodes.
       setting: name of the films in messages.
       captions: whether frames show reward, return, value and action.
 
@@ -91,7 +92,7 @@ class Recorder(contextlib.AbstractContextManager):
         self._num_tiles = num_tiles
         self._path = path
         self._setting, self.captions = setting, captions
-        self._first = -1  # first episode of the film under way
+        self._first = -1  # first episode of the current film
         self._file: FilmFile | None = None
         self._tiles: list[np.ndarray] = []
         self._returns, self._lengths, self._ended = (np.zeros(num_tiles) for _ in range(3))
@@ -101,12 +102,12 @@ class Recorder(contextlib.AbstractContextManager):
     def into_run(
         cls, camera: Camera, root_dir: Path, stem: str, num_episodes: int, setting: str, captions: bool
     ) -> "Recorder":
-        """Returns a recorder of one film in a run's `films`, whose name contains its episodes and their mean return.
+        """Returns a recorder of one film in a run's `films`; its name contains the episodes and their mean return.
 
         Args:
           root_dir: directory of the run.
-          stem: beginning of the file's name, which says what was evaluated.
-          num_episodes: number of episodes, which are shown side by side.
+          stem: beginning of the file's name, which tells what was evaluated.
+          num_episodes: number of episodes to show side by side.
           camera, setting, captions: arguments of the class.
         """
         episodes = "episode-0" if num_episodes == 1 else f"episodes-0-{num_episodes - 1}"
@@ -117,7 +118,7 @@ class Recorder(contextlib.AbstractContextManager):
         return cls(camera, num_episodes, num_episodes, path, setting, captions)
 
     def __call__(self, row: FilmRow) -> None:
-        """Adds a frame of the film under way; rows of other episodes are ignored."""
+        """Adds a frame to the current film; ignores rows of other episodes."""
         shown = {int(k): lane for lane, k in enumerate(row.episode) if 0 <= k < self._num_episodes}
         if not shown:
             return
@@ -167,7 +168,7 @@ class Recorder(contextlib.AbstractContextManager):
 
 
 def grid(tiles: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns pictures `[H, W, 3]` as one picture, row by row in a nearly square grid; empty places are black."""
+    """Returns a nearly square grid of pictures `[H, W, 3]`, filled row by row; empty places are black."""
     num_columns = math.ceil(math.sqrt(len(tiles)))
     num_rows = math.ceil(len(tiles) / num_columns)
     height, width, _ = tiles[0].shape
@@ -181,7 +182,7 @@ SETTING = "Evaluate.video_period"
 
 
 class FilmSchedule:
-    """Schedule of the films of a run: one evaluation in each period, and the last one of a run that spends its budget.
+    """Schedule of a run's films: one evaluation per period, and the last evaluation if the budget is spent.
 
     Args:
       period: number of clock steps between evaluations that are filmed, positive.
@@ -189,7 +190,7 @@ class FilmSchedule:
       captions: whether films show return, reward, value and action.
 
     Attributes:
-      next: clock steps from which on an evaluation is filmed; part of a run's state.
+      next: clock steps from which the next evaluation is filmed; part of a run's state.
       num_episodes, captions: the arguments.
 
     Raises:
@@ -206,7 +207,7 @@ class FilmSchedule:
         self._camera: Camera | None = None
 
     def start(self, environment: Environment, clock: int) -> None:
-        """Receives the environments of the evaluation and the present clock.
+        """Prepares filming of an evaluation's environments, from the current clock on.
 
         Raises:
           UsageError: the environments cannot be filmed.

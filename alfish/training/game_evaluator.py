@@ -27,11 +27,11 @@ from alfish.training.padded_policy import PaddedPolicy
 from alfish.transforms import Transforms
 from alfish.unrollers.episode_runner import EpisodeAccumulator
 
-RANDOM = "random"  # name of an opponent that acts uniformly at random
+RANDOM = "random"  # name of an opponent with uniformly random actions
 
 
 class Player(Protocol):
-    """The name and the networks of a policy, for an evaluator."""
+    """Interface of the policies that an evaluator takes: a name and networks."""
 
     @property
     def name(self) -> str: ...
@@ -44,25 +44,25 @@ class Player(Protocol):
 
 
 class GameEvaluator:
-    """Plays whole games; policies act with `predict_step`, with frozen transforms. Random states outside do not change.
+    """Plays whole games with `predict_step` and frozen transforms; global random states do not change.
 
-    Game k is reset with `seed + k`. Its result does not depend on the number of games at a time.
+    Game k is reset with `seed + k`. Its result does not depend on the number of games that are played together.
 
     Args:
       games: games built for evaluation.
       members: policies.
       lineup: lineup of the run.
-      opponents: policy of each agent, by patterns of the agents' names: the name of a policy, or 'random'. Other agents
-        are played by the policies of `lineup`.
-      max_length: number of steps after which a game is cut.
+      opponents: policies by patterns of agents' names; each is the name of a policy, or 'random'. Agents that match no
+        pattern are played by the policies of `lineup`.
+      max_length: number of steps after which a game is truncated.
 
     Attributes:
       environment, max_length: the games, and the argument.
-      log: function that receives a line about games that were cut.
-      num_cut: number of games of the last evaluation that were cut.
+      log: function that receives a line about truncated games.
+      num_cut: number of truncated games of the last evaluation.
 
     Raises:
-      UsageError: a pattern matches no agent, or there is no such policy for its agents.
+      UsageError: a pattern matches no agent, or no policy of that name can play the agents.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class GameEvaluator:
           values: flag without effect, because rows of games have no values.
 
         Returns:
-          Evaluation whose `by_objective` are the mean returns of each policy's agents in each game, and whose `returns`
-          are the means over the policies of a game.
+          Evaluation. `by_objective` has the mean return of each policy's agents in each game; `returns` has the mean
+          over the policies of each game.
 
         Raises:
           UsageError: `num_episodes` is below 1.
@@ -134,7 +134,7 @@ class GameEvaluator:
         return Evaluation(env_steps, seed, tuple(whole.tolist()), tuple(lengths.tolist()), self.num_cut, objectives)
 
     def test_episodes(self, num_games: int, seed: int = 0, policy: str = "") -> Iterator[Episode]:
-        """Yields the episodes of a policy's agents, in the order of their ends, as `Evaluator.test_episodes` does.
+        """Yields the episodes of a policy's agents, in the order in which they end; see `Evaluator.test_episodes`.
 
         Args:
           num_games: number of games.
@@ -164,7 +164,7 @@ class GameEvaluator:
 
     @contextlib.contextmanager
     def _acting(self, sample: bool) -> Iterator[None]:
-        """Acts without gradient, in eval mode, and restores generators and modes."""
+        """Acts without gradient in eval mode within the context; restores generators and modes on exit."""
         with torch.no_grad(), contextlib.ExitStack() as stack, random_state.preserved():
             for member in self._members:
                 stack.enter_context(in_eval_mode(member.algorithm, sample))
@@ -183,15 +183,15 @@ class GameEvaluator:
 
         Args:
           first: number of the round's first game.
-          seed: seed of this game; each further game has the next one.
-          count: number of games that count; the others of the round are not filmed.
+          seed: seed of that game; each further game has the next seed.
+          count: number of games that count; further games of the round are not filmed.
           sample, on_row: arguments of `evaluate`.
-          keep: function that receives the rows of each group after the reset and each step, and the games that count
-            them, `[G]` bool; None keeps no rows.
+          keep: function that receives the rows of each group after the reset and each step, and a mask `[G]` bool of
+            the games to which they count; None keeps no rows.
 
         Returns:
-          The mean return of each policy's agents in each game, and at last of agents that act at random, `[G, P+1]`,
-          nan where there are none; and the lengths of the games, `[G]`.
+          The mean return of each policy's agents in each game, `[G, P+1]`, and the lengths of the games, `[G]`. The
+          last entry is for agents with random actions; nan means no such agents.
         """
         games = self.environment
         num_games = games.num_games
@@ -232,7 +232,7 @@ class GameEvaluator:
         return self._means(seats.values()), length
 
     def _means(self, seats: Iterable["_Seats"]) -> np.ndarray:
-        """Returns the mean return so far of each policy's agents, and of agents that act at random, `[G, P+1]`."""
+        """Returns the mean return so far of each policy's agents, and of agents with random actions, `[G, P+1]`."""
         found = np.full((self.environment.num_games, len(self._members) + 1), np.nan)
         for own in seats:
             own.add_means(found)
@@ -247,7 +247,7 @@ class GameEvaluator:
         return np.array(rows).reshape(-1)
 
     def _fixed_numbers(self, opponents: Mapping[str, str]) -> dict[str, list[int | None]]:
-        """Returns, for each group, the numbers of the policies that `opponents` name; None for other agents."""
+        """Returns the numbers of the policies in `opponents` for each group; None for other agents."""
         fixed: dict[str, list[int | None]] = {
             key: [None] * len(group.agents) for key, group in self.environment.groups.items()
         }
@@ -273,7 +273,7 @@ class GameEvaluator:
 
 
 class _Seats:
-    """The policies of a group's columns in a round of games, and the returns of its agents.
+    """The policies of one group of agents in a round of games, and the returns of these agents.
 
     Args:
       group: group of agents.
@@ -294,7 +294,7 @@ class _Seats:
             member = members[number]
             policy = PaddedPolicy(member.algorithm, member.transforms, len(playing), sample, has_gaps=True)
             for column in range(len(playing)):
-                # The noise of an agent depends on its game and its place only.
+                # The noise of an agent depends only on its game and its place.
                 game, agent = divmod(column, len(group.agents))
                 policy.begin(column, int(np.random.SeedSequence([seed + game, agent]).generate_state(1)[0]))
             self._policies[number] = policy

@@ -1,8 +1,8 @@
-"""Selection between two generations of a population: which members continue, and which copies replace the others.
+"""Selection between two generations of a population: decides which members continue and which are replaced.
 
 `alfish population` selects among separate runs, and `JointPopulation` among policies of one run.
 
-Source: Jaderberg et al., 2017, Population based training of neural networks; truncation selection, with generations.
+Source: Jaderberg et al., 2017, Population based training of neural networks; truncation selection, in generations.
 """
 
 import math
@@ -18,7 +18,7 @@ from alfish.training.clock import BUDGETS
 
 FACTORS = (0.8, 1.25)
 MAX_DRAWS = 20  # attempts to perturb a copy that would equal another member
-OWN = ("seed", "stop_at", *BUDGETS)  # parameters of Trainer that the population sets or relies on
+OWN = ("seed", "stop_at", *BUDGETS)  # parameters of Trainer that must not be perturbed
 
 
 class Perturbed(Parameter):
@@ -26,7 +26,7 @@ class Perturbed(Parameter):
 
     @classmethod
     def parse(cls, argument: str) -> "Perturbed":
-        """Returns the parameter of `NAME=LOW..HIGH`. With two whole numbers as bounds, values are whole.
+        """Returns the parameter in `NAME=LOW..HIGH`. If both bounds are whole numbers, values are whole numbers.
 
         Raises:
           UsageError: the argument has another form, or no value lies between the bounds.
@@ -53,7 +53,7 @@ class Perturbed(Parameter):
         Args:
           name: name of the parameter, as in a gin file.
           bounds: text of the bounds.
-          said: setting as the user wrote it, for messages.
+          said: text of the setting in messages, as the user wrote it.
 
         Raises:
           UsageError: the bounds have another form, or no value lies between them.
@@ -72,7 +72,7 @@ class Perturbed(Parameter):
         return "..".join(self.items)
 
     def draw(self, generator: np.random.Generator) -> str:
-        """Returns a random value, with a uniform logarithm unless the lower bound is 0."""
+        """Returns a random value: log-uniform, or uniform if the lower bound is 0."""
         low, high = self.ends
         return self.text(draw_log(low, high, generator) if low else generator.uniform(low, high))
 
@@ -90,7 +90,7 @@ class Member(NamedTuple):
 
     Attributes:
       generation, number: numbers of the generation and of the member in it, from 0.
-      parent: name of the member that this one continues from; None if it begins with new parameters.
+      parent: name of the member from which this member continues; None if it begins with new parameters.
       bindings: gin texts of the perturbed parameters.
     """
 
@@ -123,7 +123,7 @@ class MemberResult(NamedTuple):
         return self.value == -math.inf
 
     def beats(self, other: "MemberResult", gap: float) -> bool:
-        """Returns whether this value is higher by more than `gap` standard errors of the difference."""
+        """Returns whether this value exceeds the other by more than `gap` standard errors of the difference."""
         margin = gap * math.sqrt(self.variance + other.variance) if gap else 0.0
         return other.has_failed or self.value - other.value > margin
 
@@ -145,11 +145,11 @@ def next_generation(
     perturbs_others: bool = False,
     kept: Collection[int] = (),
 ) -> list[Member]:
-    """Returns the members that follow a complete generation.
+    """Returns the members of the next generation.
 
-    Each of the worst `num_replaced` members, and each failed member, continues from one of the best `num_replaced`
-    members, with that member's settings perturbed. All other members continue with their own settings. A failed member
-    that is not replaced ends.
+    Each failed member, and each of the worst `num_replaced` members, is replaced: it continues from one of the best
+    `num_replaced` members, with perturbed settings of that member. All other members continue with their own settings.
+    A failed member that is not replaced ends.
 
     Args:
       results: results of a generation, ordered by the members' numbers.
@@ -157,16 +157,16 @@ def next_generation(
       seed: seed of the population.
       num_replaced: number of members that are replaced, at most half of them.
       gap: number of standard errors by which a member must be worse than the member that replaces it.
-      mutation_rate: probability that a copy has another value of a parameter than its parent, in (0, 1].
-      perturbs_others: whether members that are neither replaced nor among the best have their own settings perturbed.
-      kept: numbers of members that are never replaced, and keep their settings.
+      mutation_rate: probability that a copy's parameter is perturbed, in (0, 1].
+      perturbs_others: whether the settings of members that are neither replaced nor among the best are also perturbed.
+      kept: numbers of members that are never replaced and keep their settings.
     """
     ranked = sorted(results, key=lambda result: -result.value)
     best = [result for result in ranked[:num_replaced] if not result.has_failed]
     others = [result for result in ranked if result not in best and result.member.number not in kept]
     worst = others[::-1][:num_replaced]
     followers = [_follower(result, result) for result in results if not result.has_failed]
-    settings = [(one.parent, one.bindings) for one in followers]  # copies must differ from these
+    settings = [(one.parent, one.bindings) for one in followers]  # settings from which copies must differ
     members = {one.number: one for one in followers}
     for result in results:
         is_lost = result in worst or result.has_failed
@@ -197,12 +197,12 @@ def _perturbed(
 
 
 def _follower(result: MemberResult, parent: MemberResult) -> Member:
-    """Returns the member that takes the place of `result`, and continues from `parent` with its settings."""
+    """Returns the next member in the place of `result`; it continues from `parent` with the settings of `parent`."""
     generation, number = result.member.generation + 1, result.member.number
     return Member(generation, number, parent.member.name, parent.member.bindings)
 
 
 def _bounds_in(text: str) -> tuple[str, ...]:
-    """Returns the two bounds of `LOW..HIGH`, as texts; empty if the text has another form."""
+    """Returns the two bounds of `LOW..HIGH` as texts; empty if the text has a different form."""
     match = re.fullmatch(rf"\s*({NUMBER})\s*\.\.\s*({NUMBER})\s*", text)
     return match.groups() if match else ()

@@ -1,9 +1,9 @@
-"""Parts of other runs, which a new run starts with.
+"""Parts of other runs from which a new run starts.
 
 A part is a submodule of an algorithm or of the transforms, named by the prefix of its names in a checkpoint:
 `actor_encoder`, `network.actor_torso`, `critic.encoder.encoders.0`. Names of transforms begin with `transforms.`.
-Values are read from a checkpoint of the other run with `weights_only`; the other run's configuration is not read, and
-none of its code is executed.
+Values are read from a checkpoint of the other run with `weights_only`. The configuration of the other run is not read,
+and its code is not executed.
 """
 
 import re
@@ -21,7 +21,7 @@ from alfish.runs.files import sha256
 from alfish.runs.loading import names_below
 from alfish.transforms import Transforms
 
-MAX_LINES = 30  # maximum number of tensors of a part in the log
+MAX_LINES = 30  # largest number of a part's tensors that the log lists
 _SOURCE = re.compile(r"(?:(?P<part>[\w.]*)@)?(?P<run>.+?)(?::(?P<checkpoint>latest|best|\d+))?")
 
 
@@ -42,7 +42,7 @@ class PartSource(NamedTuple):
 
     @classmethod
     def parsed(cls, text: str, name: str) -> "PartSource":
-        """Returns the source that a text names: `[PART@]DIRECTORY[:CHECKPOINT]`.
+        """Returns the source in a text `[PART@]DIRECTORY[:CHECKPOINT]`.
 
         Raises:
           UsageError: the text does not name a source.
@@ -57,12 +57,12 @@ class PartSource(NamedTuple):
 
 
 class InitialParts:
-    """The parts of a new run's networks that come from other runs, encoders of transforms included.
+    """Parts of a new run's networks, including encoders of transforms, that come from other runs.
 
     Args:
-      sources: mapping from a place in the new run to the text of its source: `{'network.actor_torso': 'runs/x',
-        'critic.encoder': 'actor_encoder@runs/y:best'}`; the place '' means everything. A later entry overwrites an
-        earlier one.
+      sources: mapping from a place in the new run to its source:
+        `{'network.actor_torso': 'runs/x', 'critic.encoder': 'actor_encoder@runs/y:best'}`. The place '' means
+        everything. Later entries overwrite earlier entries.
       algorithm, transforms: algorithm and transforms of the new run.
 
     Raises:
@@ -81,14 +81,13 @@ class InitialParts:
 
     @torch.no_grad()
     def load(self, log: Callable[[str], Any]) -> None:
-        """Copies the values of all parts. Target networks begin as copies of the loaded networks.
+        """Copies the values of all parts. Target networks become copies of the loaded networks.
 
         Args:
           log: function that receives the origin of each part, and the names and shapes of its tensors.
 
         Raises:
-          UsageError: a directory is not a run, a run has no such part, or shapes differ; in each case nothing has
-            changed.
+          UsageError: a directory is not a run, a run has no such part, or shapes differ. No tensor has changed.
         """
         tensors = self._tensors() if self._sources else {}
         parts = [_Part.read(place, source, tensors) for place, source in self._sources.items()]
@@ -107,7 +106,7 @@ class InitialParts:
         return {"initial_parts": self._origins} if self._origins else {}
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the networks' tensors by name; a learner moves them when it is built."""
+        """Returns the networks' tensors by name; read anew, because a learner moves them to its device."""
         return _tensors(self._algorithm.state_dict(), self._transforms.state_dict())
 
 
@@ -169,7 +168,7 @@ class _Part(NamedTuple):
         return cls({own: state[other] for own, other in names.items()}, names, origin)
 
     def lines(self) -> list[str]:
-        """Returns lines for people: the origin, then a line for each tensor."""
+        """Returns lines for the log: the origin, then a line for each tensor."""
         origin, count = self.origin, len(self.names)
         head = (
             f"{origin['place'] or 'All networks'} from {origin['run']} at {origin['steps']:,} steps: "
@@ -193,7 +192,7 @@ def _form(tensor: torch.Tensor) -> str:
 
 
 def _tensors(algorithm: Mapping[str, Any], transforms: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Returns the tensors of two states by name, without the run's progress, which `Composed` saves twice."""
+    """Returns the tensors of two states by name, without the progress of the run."""
     named = {**algorithm, **{f"transforms.{name}": value for name, value in transforms.items()}}
     return {
         name: value

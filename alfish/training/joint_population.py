@@ -25,15 +25,15 @@ from alfish.training.listeners import Evaluate
 
 CSV = "members.csv"  # file in the run's directory
 METRICS, MEAN_RETURN = "metrics/", "/mean_return"
-_PURPOSE = 13  # entry of the seeds of populations, so that they differ from other seeds of the run
+_PURPOSE = 13  # makes the seeds of populations differ from other seeds of the run
 
 
 class Group(NamedTuple):
-    """Policies that may take each other's place.
+    """Policies that may replace each other.
 
     Attributes:
       policies: policies with networks of equal shapes.
-      seed: seed of the decisions.
+      seed: seed of the selection and the perturbations.
       num_replaced: number of policies that are replaced after a generation.
     """
 
@@ -45,32 +45,32 @@ class Group(NamedTuple):
 @gin.configurable(module="alfish")
 @checked
 class JointPopulation(Listener):
-    """Replaces the worst policies of a run by copies of the best ones with other settings, again and again.
+    """Periodically replaces the worst policies of a run by copies of the best policies with perturbed settings.
 
-    A policy begins with the values that are bound in its scope (`p1/Learner.learning_rate = 1e-3`), and else with
-    random values within the bounds, whose logarithm is uniform. At the end of a generation, each of the worst policies
-    takes the networks, transforms and optimizers of one of the best policies, and that policy's values times 0.8 or
-    1.25. It keeps its own rows, metrics, counts and random numbers. The decision depends on the results and the run's
-    seed only, and is made as in `alfish population`. A policy without a result, such as one that has not finished an
-    episode, goes on as it is.
+    A policy begins with the values that are bound in its scope (`p1/Learner.learning_rate = 1e-3`). Parameters without
+    such a value begin with a log-uniform random value within the bounds. At the end of a generation, each of the worst
+    policies is replaced: it takes the networks, transforms and optimizers of one of the best policies, and that
+    policy's values times 0.8 or 1.25. It keeps its own rows, metrics, counters and random numbers. The selection is the
+    same as in `alfish population`, and depends only on the results and the run's seed. A policy without a result, for
+    example without a finished episode, continues unchanged.
 
     `members.csv` in the run's directory has the parent, the values and the result of each policy in each generation.
 
     Args:
       perturb: bounds of each parameter that differs between policies, such as {'Learner.learning_rate': '1e-5..1e-2'}.
-        An entry of a list or dict is `NAME[KEY]`, as 'PPO.reward_weights[1]'. With two whole numbers as bounds, values
-        are whole.
-      objective: value by which policies are compared: 'metrics/NAME', the mean of a metric's window, such as
-        'metrics/average_return/win' for an entry of a vector reward; or 'evaluation/mean_return', where 'evaluation' is
-        the name of the first `Evaluate` listener.
+        An entry of a list or dict is `NAME[KEY]`, such as 'PPO.reward_weights[1]'. If both bounds are whole numbers,
+        values are whole numbers.
+      objective: value by which policies are compared. 'metrics/NAME' is the mean of a metric's window, such as
+        'metrics/average_return/win' for an entry of a vector reward. 'evaluation/mean_return' is the mean return of the
+        first `Evaluate` listener, here named 'evaluation'.
       period: number of clock steps of a generation.
       first: clock steps at the end of the first generation; None means `period`.
       share: fraction of the policies that are replaced after a generation, in (0, 0.5].
-      gap: number of standard errors by which a policy must be worse than the one that replaces it.
-      mutation_rate: probability that a copy has another value of a parameter than its parent, in (0, 1].
-      perturbs_others: whether policies that are neither replaced nor among the best have their own values perturbed.
-      among: names of the policies that take part; None means all that train. Those that may play the same agents take
-        each other's place.
+      gap: number of standard errors by which a policy must be worse than the policy that replaces it.
+      mutation_rate: probability that a copy's parameter is perturbed, in (0, 1].
+      perturbs_others: whether the values of policies that are neither replaced nor among the best are also perturbed.
+      among: names of the policies in the population; None means all policies that train. Policies that may play the
+        same agents can replace each other.
       keeps: name of a policy that is never replaced and keeps the values of the configuration, but may be copied.
     """
 
@@ -104,9 +104,9 @@ class JointPopulation(Listener):
         self._next = period if first is None else first
         self._groups: list[Group] = []
         self._members: dict[str, Member] = {}  # by the policy's name
-        self._rows: list[list[Any]] = []  # of `members.csv`, for all complete generations
+        self._rows: list[list[Any]] = []  # rows of `members.csv`, for all complete generations
         self._evaluated: dict[str, tuple[float, float]] = {}  # mean return and its variance, by the policy's name
-        self._report: Report | None = None  # newest report, to which `Evaluate` adds after this listener
+        self._report: Report | None = None  # newest report; `Evaluate` adds to it after this listener
 
     def start(self, run: Run) -> None:
         policies = run.unroller.members if isinstance(run.unroller, JointUnroller) else ()
@@ -148,7 +148,7 @@ class JointPopulation(Listener):
         }
 
     def _taking_part(self, policies: Sequence[Policy]) -> list[Policy]:
-        """Returns the policies that take part."""
+        """Returns the policies of the population."""
         by_name = {policy.name: policy for policy in policies}
         for setting, names in (("among", self._among or ()), ("keeps", [self._keeps] if self._keeps else ())):
             for name in names:
@@ -162,7 +162,7 @@ class JointPopulation(Listener):
         return [policy for policy in policies if policy.trains and (self._among is None or policy.name in self._among)]
 
     def _grouped(self, run: Run, policies: Sequence[Policy]) -> Iterator[Group]:
-        """Yields the groups of two or more policies that may take each other's place."""
+        """Yields the groups of two or more policies that may replace each other."""
         lineup = run.unroller.lineup  # type: ignore[attr-defined]
         found: dict[tuple[str, ...], list[Policy]] = {}
         for policy in policies:
@@ -186,7 +186,7 @@ class JointPopulation(Listener):
             yield Group(tuple(each), seed, num_replaced)
 
     def _check_objective(self, run: Run, policy: Policy) -> None:
-        """Raises UsageError if there is no value by which to compare the policies."""
+        """Raises UsageError if policies have no value `objective`."""
         evaluations = [one.name for one in run.listeners if isinstance(one, Evaluate)][:1]
         entries = [f"/{entry}" for entry in reward_names(policy.group.reward_spec)]
         metrics = [name + entry for name in policy.metrics.windows() for entry in ("", *entries)]
@@ -198,7 +198,7 @@ class JointPopulation(Listener):
             )
 
     def _begin(self, run: Run, policy: Policy, drawn: Member) -> None:
-        """Gives a policy its first values, or after a resume those that it had.
+        """Gives a policy its first values; after a resume, its values from before.
 
         Args:
           run: run of the policy.
@@ -254,7 +254,7 @@ class JointPopulation(Listener):
             self._members[policy.name] = after._replace(parent=parent.name)
 
     def _results(self, group: Group) -> list[MemberResult]:
-        """Returns the results of the policies that have one, in their order."""
+        """Returns the results of all policies that have a result, in the order of the policies."""
         results = []
         for policy in group.policies:
             if self._objective.startswith(METRICS):
@@ -299,7 +299,7 @@ class JointPopulation(Listener):
 
 
 def _check_alike(one: Policy, other: Policy) -> None:
-    """Raises UsageError if a policy cannot continue with the networks of another one."""
+    """Raises UsageError if one policy cannot continue with the networks of another."""
     kinds = [type(policy.algorithm).__name__ for policy in (one, other)]
     found = f"{kinds[1]} is not {kinds[0]}" if kinds[0] != kinds[1] else other.difference(one)
     if found:

@@ -1,6 +1,6 @@
-"""Leagues: past selves as opponents, and policies that train in turn.
+"""Leagues: snapshots of policies as opponents, and policies that train in turn.
 
-Both listeners act on all policies of a run, before other listeners, so that a checkpoint has what they changed.
+Both listeners are called before other listeners, so that checkpoints contain their changes.
 """
 
 import copy
@@ -35,7 +35,7 @@ class _PeriodicListener(Listener):
             self.change(run, self._num_done)
 
     def change(self, run: Run, number: int) -> None:
-        """Makes the change with this number, from 1."""
+        """Makes change `number`; the first change is number 1."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
@@ -48,11 +48,11 @@ class _PeriodicListener(Listener):
 @gin.configurable(module="alfish")
 @checked
 class Snapshots(_PeriodicListener):
-    """Copies policies into their snapshots, the oldest snapshot first (`PolicySettings.snapshot_of`).
+    """Copies policies into their snapshots (`PolicySettings.snapshot_of`), replacing the oldest snapshot first.
 
-    A snapshot has the weights, the buffers and the statistics of transforms that the policy had at the clock of the
-    copy. When a run begins, all snapshots are copies of the new policy. A game that is under way goes on with the new
-    weights. Snapshots are in the checkpoint, so a resumed run plays against the same ones.
+    A snapshot has the weights, buffers and transform statistics of the policy at the time of the copy. When a run
+    begins, all snapshots are copies of the new policy. A running game continues with the new weights. Checkpoints
+    contain snapshots, so a resumed run plays against the same snapshots.
 
     Args:
       period: number of clock steps between two copies of a policy.
@@ -83,7 +83,7 @@ class Snapshots(_PeriodicListener):
             run.log(f"{slot.name} is now {source.name} of {run.clock.value:,} steps")
 
     def _slots(self, run: Run) -> list[tuple[Member, list[Member]]]:
-        """Returns each policy that has snapshots, with its snapshots."""
+        """Returns pairs of a policy and its snapshots."""
         members = _members(run, "Snapshots")
         of = [(one, [slot for slot in members if slot.snapshot_of == one.name]) for one in members]
         return [(source, own) for source, own in of if own]
@@ -99,13 +99,13 @@ class Snapshots(_PeriodicListener):
 @gin.configurable(module="alfish")
 @checked
 class AlternateTraining(_PeriodicListener):
-    """Trains one policy at a time, in turn; the others act with the weights and the statistics that they have.
+    """Trains one policy at a time, in turn; the others act with unchanged weights and statistics.
 
-    The clock counts the steps of the policy that trains. A policy's warm-up, and the number of its updates, count the
-    steps that it made while it was trained; its replay stores all of them.
+    The clock counts the steps of the policy that trains. The warm-up of a policy and its number of updates depend on
+    its steps while it trains; its replay stores all its steps.
 
     Args:
-      period: number of clock steps for which a policy trains.
+      period: number of clock steps of a policy's turn.
     """
 
     def __init__(self, period: PositiveInt = gin.REQUIRED):

@@ -1,4 +1,4 @@
-"""The interface of listeners: the report of an iteration, the run, and the run's calls to its listeners."""
+"""Listeners: their interface, the report and the run that they receive, and the calls to them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,27 +29,26 @@ LISTENERS = "evaluation, checkpoints, summaries"  # name of the part of a run, s
 
 @dataclass
 class Report:
-    """Result of one iteration. Listeners receive the report in their order, and may add entries for later listeners.
+    """Result of one iteration. A listener may add entries for later listeners.
 
-    `Trainer.extra_listeners` come after `Summaries`, which has then already written `scalars`. To show numbers of your
-    own, use a metric or `Summaries.custom_summary`.
+    `Trainer.extra_listeners` are called after `Summaries`, so scalars that they add are not shown. To show numbers of
+    your own, use a metric or `Summaries.custom_summary`.
 
     Attributes:
       clock: clock steps, see `Clock.value`.
       env_steps, iterations, updates, wall_seconds: other counters of `Clock`.
       progress: spent fraction of the budget, in [0, 1].
-      finished: whether this is the last report: the run is finished, has paused (`Trainer.stop_at`), or was
-        interrupted.
+      finished: whether this is the last report, because the run is finished, paused (`Trainer.stop_at`) or interrupted.
       is_summary: whether a summary was due.
-      is_missed: whether a resumed run repeats the last report before a signal.
-      scalars: numbers by name; training scalars are present only if `is_summary`, or at the first update after a due
-        summary.
-      nominal_clock: clock steps at which values are shown instead of `clock`, by the first segment of their names. An
+      is_missed: whether this report repeats the last report of an interrupted process, after a resume.
+      scalars: numbers by name. Training scalars are present only if `is_summary`, or at the first update after a
+        summary was due.
+      nominal_clock: clock steps that are shown instead of `clock`, by the first segment of a value's name. An
         evaluation is shown at the multiple of its period at which it was due, so that evaluations of several seeds have
         equal clocks.
       films: mp4 files in the run's directory, by the name under which writers show the film (`evaluation/film`).
-      evaluation: returns and lengths of an evaluation's episodes; None if there was no evaluation. The means are in
-        `scalars`, for example `scalars["evaluation/mean_return"]`.
+      evaluation: returns and lengths of an evaluation's episodes; None without an evaluation. Means are in `scalars`,
+        for example `scalars["evaluation/mean_return"]`.
     """
 
     clock: int
@@ -83,8 +82,8 @@ class Run(Protocol):
       clock: counters, budget and progress.
       directory: files of the run.
       listeners: all listeners, in the order in which they receive reports.
-      signals: signals SIGTERM, SIGUSR1 and SIGINT. A listener that waits for other code uses
-        `with run.signals.breaking()`.
+      signals: signals SIGTERM, SIGUSR1 and SIGINT. A listener uses `with run.signals.breaking()` around code that may
+        block.
       timer: timer of the parts of an iteration.
       environment, algorithm, transforms, unroller, learner, metrics, device, seed: the trainer's attributes of these
         names.
@@ -118,7 +117,7 @@ class Run(Protocol):
         """Returns an evaluator of the policy in training, with separate environments."""
 
     def by_policy(self) -> dict[str, Any]:
-        """Returns a `Run` for each policy, with the parts of that policy only; the only policy is called ''."""
+        """Returns a `Run` for each policy by name, with the parts of that policy; a single policy is called ''."""
 
     def save(self, best: bool = False, rows: bool = True) -> Path:
         """Writes a checkpoint."""
@@ -131,10 +130,10 @@ class Run(Protocol):
 
 
 class PolicyRun:
-    """A run of several policies as a `Run` of one of them.
+    """A `Run` of one policy of a run with several policies.
 
     Args:
-      run: run of all policies, which provides all attributes that do not belong to one policy.
+      run: run of all policies; provides the attributes that do not belong to a policy.
       member: policy.
     """
 
@@ -142,7 +141,7 @@ class PolicyRun:
         self._run, self._member = run, member
 
     def __getattr__(self, name: str) -> Any:
-        # A population may replace the parts of a policy, so they are looked up at each access.
+        # Parts are looked up at each access, because a population may replace them.
         if name in ("algorithm", "transforms", "learner", "metrics"):
             return getattr(self._member, name)
         if name == "unroller":
@@ -154,9 +153,9 @@ class Listener:
     """Receives the reports of a run. A subclass may leave out any method.
 
     Attributes:
-      changes_algorithm: whether the listener writes buffers of the algorithm. Every learner calls such a listener, and
-        before other listeners, so that a checkpoint has the written buffers.
-      on_every_learner: whether every learner calls the listener, at its usual place; if not, only the first one does.
+      changes_algorithm: whether the listener writes buffers of the algorithm. Every learner calls such a listener
+        before other listeners, so that checkpoints contain the new values.
+      on_every_learner: whether every learner calls the listener; if not, only the first learner does.
     """
 
     changes_algorithm = False
@@ -166,10 +165,10 @@ class Listener:
         """Prepares the listener, before the first iteration and after a resume."""
 
     def after_iteration(self, run: Run, report: Report) -> None:
-        """Receives the report of each iteration, the last one included (`report.finished`)."""
+        """Receives the report of each iteration, including the last (`report.finished`)."""
 
     def is_behind(self, run: Run) -> bool:
-        """Returns whether a signal has prevented work due at this clock, which `after_iteration` will then do."""
+        """Returns whether a signal has prevented work that was due; `after_iteration` then does the work."""
         return False
 
     def show(self, line: str) -> bool:
@@ -177,7 +176,7 @@ class Listener:
         return False
 
     def close(self) -> None:
-        """Frees resources of `start`, also after an error. It is not called if `start` raised."""
+        """Frees resources of `start`, also after an error; not called if `start` raised."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -189,7 +188,7 @@ class Notifier:
     """Calls the listeners of a run in their order.
 
     Args:
-      listeners: listeners of the run; listeners may be appended until `start`.
+      listeners: listeners of the run; more may be appended until `start`.
     """
 
     def __init__(self, listeners: Sequence[Listener]):
@@ -204,7 +203,7 @@ class Notifier:
             self._started.append(listener)
 
     def is_behind(self, run: Run) -> bool:
-        """Returns whether a signal has prevented the work of a listener."""
+        """Returns whether a signal has prevented work of a listener."""
         for listener in self._listeners:
             with _calling(listener, "is_behind"):
                 if listener.is_behind(run):
@@ -214,20 +213,20 @@ class Notifier:
     def missed_report(self, run: Run) -> Iterator[Report]:
         """Yields a report before the first iteration of a resumed run, if a signal prevented a listener's work.
 
-        In a run that begins paused, the loop's own report takes its place.
+        If the run begins paused, the report of the loop replaces it.
         """
         if self.is_behind(run) and not run.clock.paused and run.signals.number is None:
             yield replace(Report.of(run.clock, run.clock.finished), is_missed=True)
 
     def after_iteration(self, run: Run, report: Report) -> None:
         """Passes the report of an iteration to each listener; a signal may interrupt a listener."""
-        run.directory.restore()  # checked before anything is written
+        run.directory.restore()  # before anything is written
         for listener in self._listeners:
             try:
                 with random_state.apart(), _calling(listener, "after_iteration"):
                     listener.after_iteration(run, report)
                 check_scalars(report.scalars, f"Report.scalars after {type(listener).__name__}.after_iteration")
-            except Interrupted:  # not raised further, because the next report has `finished` set
+            except Interrupted:  # not raised again, because the next report has `finished` set
                 run.log(f"{type(listener).__name__} was interrupted by {run.signals.name}")
 
     def show(self, line: str) -> bool:
@@ -253,7 +252,7 @@ class Notifier:
                     listener.load_state_dict(saved)
 
     def _named(self) -> Iterator[tuple[str, Listener]]:
-        """Yields each listener with the name of its class; the second one of a class is named as in `Evaluate 2`."""
+        """Yields each listener with the name of its class; a second listener of a class is named `Evaluate 2`."""
         counts: dict[str, int] = {}
         for listener in self._listeners:
             name = type(listener).__name__

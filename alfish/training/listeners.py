@@ -24,36 +24,36 @@ from alfish.training.films import FilmSchedule
 from alfish.training.listener import Listener, Report, Run
 from alfish.training.summaries import Summaries
 
-# Prefixes of the trainer's own scalars.
+# Prefixes of the scalars that the trainer reports.
 TRAINER_SCALARS = ("train", "holdout", "metrics", "unroller", "time")
 
 
 @gin.configurable(module="alfish.training.listeners")
 @checked
 class Evaluate(Listener):
-    """Evaluates the policy on the same episodes each time, in separate environments, and writes results to `eval/`.
+    """Evaluates the policy in separate environments, always on the same episodes, and writes results to `eval/`.
 
-    File names, summaries and the log have the nominal clock of an evaluation: the multiple of the period, or the budget
+    File names, summaries and the log show the nominal clock of an evaluation: the multiple of the period, or the budget
     of environment steps, at which the evaluation was due. The iteration itself ends a little later, at a clock that
-    depends on the seed. If an iteration ends at twice the budget or more, the clock of the iteration is used.
+    depends on the seed. If it ends at twice the budget or later, its own clock is shown.
 
     Args:
       period: number of clock steps between evaluations; 0 evaluates only at the end.
       num_episodes: number of complete episodes in one evaluation.
-      num_envs: number of environments at a time; the result does not depend on it.
+      num_envs: number of environments that step together; the result does not depend on it.
       seed: seed of the first episode; episode k has seed + k.
       name: name of the files and scalars, which must differ between several Evaluate listeners.
       video_period: number of clock steps between evaluations that are filmed; 0 means no films. The last evaluation of
         a run that spends its budget is also filmed. Films are in the directory `films` of the run, and need the extra
         'video'.
-      video_episodes: number of an evaluation's first episodes that a film shows side by side.
+      video_episodes: number of episodes, the first of an evaluation, that a film shows side by side.
       video_captions: whether films show return, reward, value and action.
-      lineup: policy of some agents in games, by patterns of the agents' names: {'agent_*': 'random'} or the name of a
-        policy. None means the run's own lineup.
+      lineup: policies of some agents in games, by patterns of agents' names, such as {'agent_*': 'random'}; each is
+        'random' or the name of a policy. None means the lineup of the run.
 
     Attributes:
       period, name: arguments.
-      samples: whether actions are sampled; if not, the policy takes its mode.
+      samples: whether actions are sampled; if not, the policy takes its most probable action.
     """
 
     samples = False
@@ -107,12 +107,12 @@ class Evaluate(Listener):
             self._films.start(self._evaluator.environment, run.clock.value)
 
     def is_behind(self, run: Run) -> bool:
-        if run.clock.finished:  # a listener may have stopped the run after the last evaluation
+        if run.clock.finished:  # a listener may have stopped the run just after an evaluation
             return (run.clock.value, run.clock.updates) != self._last
         return self.period > 0 and run.clock.value >= self._next
 
     def after_iteration(self, run: Run, report: Report) -> None:
-        # After an interruption, a due evaluation follows the resume.
+        # An evaluation that is due during an interruption is made after the resume.
         if not self.is_behind(run) or (run.signals.number is not None and not run.clock.finished):
             return
         assert self._evaluator is not None
@@ -149,11 +149,11 @@ class Evaluate(Listener):
 
     def _nominal_clock(self, run: Run, report: Report) -> int:
         name, budget, _ = run.clock.budget
-        is_first = self._last is None or self._last[0] < budget  # the budget may have been lowered since
-        # If one iteration is very long, a run has several times the steps of its budget.
+        is_first = self._last is None or self._last[0] < budget  # the budget may have been lowered
+        # A very long iteration may take several times the budget.
         if name == "num_env_steps" and budget <= report.env_steps < 2 * budget and is_first:
             return int(budget)
-        # The period may have changed in mid-run; this evaluation was due at `_next`.
+        # The period may have changed during the run; this evaluation was due at `_next`.
         return report.clock if run.clock.finished else max(report.clock // self.period * self.period, self._next)
 
     def close(self) -> None:
@@ -175,9 +175,9 @@ class Evaluate(Listener):
 @gin.configurable(module="alfish.training.listeners")
 @checked
 class EvaluateSampled(Evaluate):
-    """Evaluates sampled actions, as `alfish evaluate --sample` does, beside an `Evaluate` of the policy's mode.
+    """Evaluates sampled actions, as `alfish evaluate --sample` does; `Evaluate` evaluates the most probable actions.
 
-    The settings of `Evaluate`, such as its period and its episodes, apply to both.
+    The settings of `Evaluate`, such as period and episodes, also apply to this listener.
 
     Args:
       name: name of the files and scalars.
@@ -192,25 +192,25 @@ class EvaluateSampled(Evaluate):
 @gin.configurable(module="alfish.training.listeners")
 @checked
 class CheckpointSaver(Listener):
-    """Saves checkpoints: periodically, at the end, and of the policy with the best evaluation so far.
+    """Saves checkpoints periodically, at the end, and when a policy has the best evaluation so far.
 
-    A checkpoint is due when the period or `period_minutes` has passed; its name has the clock of the run. Between two
-    due checkpoints, a checkpoint of the best policy is saved without the replay rows, which may be large. Such a
-    checkpoint can be evaluated and played (`--checkpoint=best`). A killed run continues from the newest checkpoint that
-    has its replay rows, or from the newest checkpoint if the run saves no rows.
+    A checkpoint is due when `period` or `period_minutes` has passed; its name contains the clock. A checkpoint of the
+    best policy that is saved in between has no replay rows, because these may be large. It can be evaluated and played
+    (`--checkpoint=best`). A killed run continues from the newest checkpoint with replay rows, or from the newest
+    checkpoint if the run saves no rows.
 
     Args:
-      period: number of clock steps between checkpoints; 0 saves only the best policy, and at the end or an
-        interruption, whatever `period_minutes` is.
-      period_minutes: minutes of training after which a checkpoint is also due, so that a run in a slow environment
-        loses at most these minutes; evaluations and saving do not count. None means that only steps count.
+      period: number of clock steps between checkpoints. 0 saves only the best policy, and at the end or an
+        interruption; it also disables `period_minutes`.
+      period_minutes: minutes of training after which a checkpoint is also due, so that a killed run in a slow
+        environment loses at most these minutes. Evaluations and saving do not count. None means no such limit.
       keep_last: number of newest checkpoints to keep.
       keep_period: number of clock steps between checkpoints that are kept permanently; 0 keeps none permanently.
       keep_best: whether to keep the checkpoint with the best mean evaluation return; of equal returns, the newest
-        counts. With several `Evaluate` listeners, the first one decides which policy is best.
-      best_of: name of the policy, in a run of several, or of the entry of a vector reward whose mean return decides
-        which checkpoint is best. None means the return. In a run of several policies None keeps no best checkpoint,
-        because a mean over players is no measure of progress.
+        counts. With several `Evaluate` listeners, the first decides.
+      best_of: name of the policy (in a run of several policies) or of the reward entry (of a vector reward) whose mean
+        return decides which checkpoint is best. None means the return. In a run of several policies, None keeps no best
+        checkpoint, because a mean over players does not measure progress.
     """
 
     on_every_learner = True
@@ -250,14 +250,14 @@ class CheckpointSaver(Listener):
         self._saved_seconds = run.clock.wall_seconds
         if self._best is None or self._best_clock == checkpoints.best():
             return
-        # The run continues from an earlier checkpoint, or was killed before it marked the best checkpoint.
+        # The run may continue from an earlier checkpoint, or was killed before it marked the best checkpoint.
         if self._best_clock in checkpoints.steps():
             checkpoints.mark_best(self._best_clock)
         else:
             self._best = self._best_clock = None
 
     def after_iteration(self, run: Run, report: Report) -> None:
-        # Several learners have equal times, and save together.
+        # The seconds are equal in all learners, so they save together.
         waited = report.wall_seconds - self._saved_seconds
         due = report.finished or (self._period > 0 and (report.clock >= self._next or waited >= self._period_seconds))
         is_best = False
@@ -273,8 +273,8 @@ class CheckpointSaver(Listener):
             self._saved_seconds = report.wall_seconds
         if due and self._period:
             self._next = next_due(report.clock, self._period)
-        # A missed checkpoint is saved at once, so that a later process does not repeat the work. It needs no rows,
-        # because replay has not changed meanwhile.
+        # A missed checkpoint is saved at once, so that a later process does not repeat the work. Its rows are not
+        # saved, because replay has not changed.
         run.save(best=is_best, rows=due and not report.is_missed)
 
     def _value(self, evaluation: Evaluation) -> float:
@@ -292,7 +292,7 @@ class CheckpointSaver(Listener):
 @gin.configurable(module="alfish.training.listeners")
 @checked
 class Progress(Listener):
-    """Shows a progress bar on a terminal; elsewhere prints a line every `period_seconds`."""
+    """Shows a progress bar on a terminal; otherwise prints a line every `period_seconds`."""
 
     def __init__(self, period_seconds: NonNegativeFloat = 5.0):
         self._period_seconds = period_seconds
@@ -346,8 +346,8 @@ class StopAt(_Watcher):
 
     Args:
       return_: value at which the run stops.
-      scalar: name in metrics.csv, of an `Evaluate` or of the trainer (`metrics/...`, `train/...`); scalars of
-        diagnostics and of other listeners cannot be watched.
+      scalar: name in metrics.csv of a scalar of `Evaluate` or of the trainer (`metrics/...`, `train/...`). Scalars of
+        diagnostics and other listeners cannot be watched.
     """
 
     def __init__(self, return_: FiniteFloat = gin.REQUIRED, scalar: str = "evaluation/mean_return"):
@@ -367,7 +367,7 @@ class StopWithoutProgress(_Watcher):
 
     Args:
       num_evaluations: number of consecutive values without an increase that stop the run, at least 1.
-      min_increase: smallest increase over the best value that counts as progress, at least 0; it must be exceeded.
+      min_increase: increase over the best value that a new value must exceed to count as progress, at least 0.
       scalar: name in metrics.csv, as in `StopAt`.
     """
 
@@ -421,9 +421,9 @@ def checked_listeners(
     """Returns the listeners of a run in the order of their calls.
 
     Listeners that change the algorithm come first, then evaluations, then all others. Listeners that save checkpoints
-    are the last, so that checkpoints have the state of all listeners after the iteration.
+    come last, so that checkpoints contain the state of all listeners after the iteration.
 
-    Of several learners, all but the first save only their own state.
+    With several learners, the first learner calls all listeners; the others save only their own state.
 
     Args:
       listeners: listeners of the run; None means evaluation, checkpoints, summaries and the progress bar.

@@ -36,7 +36,7 @@ class Loop:
 
     Args:
       parts: parts of the run.
-      clock: clock that counts what is done.
+      clock: clock that counts steps, iterations and updates.
       timer: timer of the parts of an iteration.
       signals: signals that may interrupt collecting.
       log: function that receives lines for the user.
@@ -44,10 +44,10 @@ class Loop:
       summary_period: number of clock steps between two summaries.
 
     Raises:
-      UsageError: acting is to end, but the budget or the batches require further acting.
+      UsageError: `interaction_env_steps` is set, but the budget or the batches require further acting.
     """
 
-    _is_of_others = False  # whether the loaded state was saved by another number of learners
+    _is_of_others = False  # whether the loaded state was saved by a different number of learners
 
     def __init__(
         self,
@@ -74,11 +74,11 @@ class Loop:
         self._modes = parts.modes()
         self._observes = parts.observes
         self._interaction_env_steps = math.inf if interaction_env_steps is None else interaction_env_steps
-        self._owed_steps = 0.0  # fraction of a vector step not yet made, if unroll_length is not whole
+        self._owed_steps = 0.0  # fraction of a vector step that is still due, if unroll_length is not whole
         self._summary_period = self._next_summary = summary_period
         self._owes_summary = False  # whether a summary was due in an iteration without updates
         self._collect_seconds = 0.0  # seconds of collecting in this process
-        self._at_summary = self._totals()  # totals at the last summary, or at the beginning of this process
+        self._at_summary = self._totals()  # totals at the last summary, or at the start of this process
 
     @property
     def may_save(self) -> bool:
@@ -86,7 +86,7 @@ class Loop:
         return self._agreement.saves_after_errors and not self._is_updating
 
     def iteration(self) -> Report:
-        """Makes one iteration: collects rows, makes the updates that are due, and advances the counters."""
+        """Makes one iteration: collects rows, makes due updates, and advances the counters."""
         clock, timer = self._clock, self._timer
         if self._parts.learner.is_switching:
             self._parts.learner.switch(self._signals.breaking())
@@ -116,7 +116,7 @@ class Loop:
         return report
 
     def report(self) -> Report:
-        """Returns a report of the present clock, without scalars."""
+        """Returns a report at the current clock, without scalars."""
         clock = self._clock
         return Report.of(clock, clock.finished or clock.paused or self._signals.number is not None)
 
@@ -124,8 +124,8 @@ class Loop:
         """Yields a report for each iteration; the last one has `finished` set."""
         finished = self._clock.finished
         while not finished:
-            # After `stop` no iteration follows: the policy of the last report is the final policy. In a run that begins
-            # paused, listeners then do the work that a signal prevented.
+            # No iteration follows `stop`, because the policy of the last report is the final policy. If the run begins
+            # paused, listeners do the work that a signal prevented.
             ends = self._clock.stop_reason is not None or self._clock.paused or self._signals.number is not None
             try:
                 report = self._end() if ends else self.iteration()
@@ -135,11 +135,12 @@ class Loop:
             except Interrupted:
                 report = self._broken_off("broke off")
             except Exception as error:
-                # A signal to all processes may have ended an environment's process before this one received it.
+                # A signal to all processes may end an environment's process before this process receives the signal.
                 if self._signals.number is None or not self._signals.breakable:
                     raise
                 report = self._broken_off(f"an error ({first_line(error)}) ended")
-            # A signal during the work of listeners counts in the next report, so only one report has `finished` set.
+            # A signal during the work of listeners takes effect in the next report, so only one report has `finished`
+            # set.
             finished = report.finished
             yield report
 
@@ -176,7 +177,7 @@ class Loop:
             loss = directory.load_rows(found, batches.load_stored)
         if loss is not None and isinstance(batches, ReplayBatches):
             num_steps = batches.resume_without_rows(clock.value)
-            # If acting has ended, it must begin again, because without rows nothing can train.
+            # If acting has ended, it must begin again, because training needs rows.
             self._interaction_env_steps = max(self._interaction_env_steps, clock.env_steps + num_steps)
             self._log(f"Its replay {loss}: rows are collected before training continues on")
         return True
@@ -223,7 +224,7 @@ class Loop:
             parts.metrics.load_state_dict(state["metrics"])
         elif unroller is not None:
             unroller = {name: unroller[name] for name in ("policy_version", "generation", "calls") if name in unroller}
-        if unroller is not None:  # None in a state that older versions saved after an error
+        if unroller is not None:  # None if an older version saved the state after an error
             parts.unroller.load_state_dict(unroller)
         self._clock.load_state_dict(counters)
         self._clock.updates = parts.learner.updates
@@ -236,19 +237,19 @@ class Loop:
             set_rng_state(state["rng"])
 
     def _end(self) -> Report:
-        """Returns the last report of a run that was stopped after its last iteration."""
+        """Returns the last report if the run was stopped after its last iteration."""
         self._agreement.end()
         return self.report()
 
     def _broken_off(self, what: str) -> Report:
-        """Discards the rows of an unroll that a signal interrupted; returns the last report."""
+        """Discards the rows of an interrupted unroll; returns the last report."""
         self._signals.breakable = False
         self._parts.unroller.break_off()
         self._log(f"{self._signals.name}: {what} the iteration; rows that it collected are lost")
         return self.report()
 
     def _calibrates(self) -> bool:
-        """Returns whether the run still only collects rows, for the statistics of transforms."""
+        """Returns whether the run only collects rows for the statistics of transforms."""
         steps, parts = self._clock.env_steps, self._parts
         return parts.calibration.lasts(steps) and steps < self._interaction_env_steps and not parts.batches.rest()
 
@@ -272,7 +273,7 @@ class Loop:
         return experience
 
     def _collect(self, length: int) -> tuple[Experience, int]:
-        """Makes an unroll and stores its rows; returns the unroll, and its number of steps over all learners."""
+        """Makes an unroll and stores its rows; returns the unroll, and the number of steps of all learners."""
         batches, unroller = self._parts.batches, self._parts.unroller
         self._modes.switch(training=False)
         with self._agreement.collecting():
@@ -292,12 +293,12 @@ class Loop:
         return experience, steps
 
     def _update(self, summary_is_due: bool, waits: bool) -> dict[str, float]:
-        """Makes the updates that are due, or none if the run `waits`; returns their scalars if a summary is due."""
+        """Makes due updates, or none if `waits`; returns their scalars if a summary is due."""
         batches, learner = self._parts.batches, self._parts.learner
         self._owes_summary = self._owes_summary or summary_is_due
         self._modes.switch(training=True)
         self._is_updating = True
-        # After a fallback, updates stay plain, that is, not compiled.
+        # After a failed compilation, updates stay plain.
         chunks = () if waits else batches.chunks(self._clock.value, not learner.is_plain)
         learned = learner.train(self._timer.each(SAMPLE, chunks), self._owes_summary)
         self._clock.updates = learner.updates
@@ -309,7 +310,7 @@ class Loop:
         batches, learner, clock = self._parts.batches, self._parts.learner, self._clock
         self._next_summary = (clock.value // self._summary_period + 1) * self._summary_period
         self._parts.check_equal()
-        last = learner.unreported() if clock.finished else {}  # a short run may have had no summary yet
+        last = learner.unreported() if clock.finished else {}  # a short run may not have had a summary
         scalars = {f"train/{name}": value for name, value in last.items()}
         if (held := batches.holdout()) is not None:
             scalars |= {f"holdout/{name}": value for name, value in learner.evaluate(held).items()}
@@ -324,14 +325,14 @@ class Loop:
         return scalars
 
     def _totals(self) -> tuple[float, ...]:
-        """Returns the counters and seconds from which rates are computed."""
+        """Returns the counters and seconds for computing rates."""
         return self._clock.env_steps, self._clock.iterations, self._clock.wall_seconds, self._collect_seconds
 
 
 def _tell_progress(algorithm: RLAlgorithm, view: Any, progress: float) -> None:
     """Writes the progress of a run to the algorithm's buffer through its `host_view`.
 
-    On a device, also keeps the number on the host.
+    If the buffer is on a device, also keeps the number on the host.
     """
     view[...] = progress
     if isinstance(view, torch.Tensor):

@@ -1,4 +1,4 @@
-"""The listener that shows the numbers of reports to the schedules that follow them (`parameters.measured`)."""
+"""The listener that passes reported numbers to measured schedules (`parameters.measured`)."""
 
 import math
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from alfish.training.run_parts import JointParts, Parts
 
 
 class MeasuredSchedules(Listener):
-    """Shows each report to the measured schedules of all policies, and reports their values as `schedule/NAME`.
+    """Passes each report to the measured schedules of all policies, and reports their values as `schedule/NAME`.
 
     The trainer adds the listener to runs that have such schedules. It is called after evaluations and before summaries,
-    on every learner. A number that several learners have measured is their mean, so that the values stay equal.
+    on every learner. Numbers are averaged over the learners that have them, so that all learners have equal schedules.
 
     Args:
       parts: parts of the run.
@@ -45,7 +45,7 @@ class MeasuredSchedules(Listener):
             report.scalars |= {f"schedule/{name}": float(schedule.value) for name, schedule in schedules.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the values of learning rates; those of algorithms are buffers of the algorithms."""
+        """Returns the values of learning rates; other schedules are buffers of the algorithms."""
         return {name: float(schedule.value) for name, schedule in _of_learners(self._parts).items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -60,12 +60,12 @@ def measuring(parts: Parts) -> list[Listener]:
 
 
 def _policies(parts: Parts) -> dict[str, Any]:
-    """Returns the policies of a run, which have an algorithm and a learner, by the beginning of their names here."""
+    """Returns the policies of a run by the prefix of their schedules' names."""
     return {f"{one.name}/": one for one in parts.members} if isinstance(parts, JointParts) else {"": parts}
 
 
 def _of_algorithms(parts: Parts) -> dict[str, MeasuredSchedule]:
-    """Returns the schedules of all algorithms and their parts, by the attributes that have them ('entropy_coef')."""
+    """Returns the schedules of all algorithms and their parts, by the name of the attribute ('entropy_coef')."""
     found = {}
     for policy, owner in _policies(parts).items():
         for path, module in owner.algorithm.named_modules():
@@ -75,7 +75,7 @@ def _of_algorithms(parts: Parts) -> dict[str, MeasuredSchedule]:
 
 
 def _of_learners(parts: Parts) -> dict[str, MeasuredSchedule]:
-    """Returns the schedules of all learning rates, each once."""
+    """Returns the schedules of all learning rates, without duplicates."""
     found: dict[str, MeasuredSchedule] = {}
     for policy, owner in _policies(parts).items():
         for name, rate in owner.learner.learning_rates.items():
@@ -85,7 +85,7 @@ def _of_learners(parts: Parts) -> dict[str, MeasuredSchedule]:
 
 
 def _means(own: Sequence[float]) -> list[float]:
-    """Returns the means over the learners that have measured a number; nan for a number that none has."""
+    """Returns the mean of each number over the learners that have it; nan if no learner has it."""
     numbers = torch.tensor(own, dtype=torch.float64)
     is_known = numbers.isfinite()
     total, count = replicas.total(torch.stack([torch.where(is_known, numbers, 0.0), is_known.double()]))

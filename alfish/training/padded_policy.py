@@ -16,12 +16,12 @@ from alfish.nest import Nest
 from alfish.runs import random_state
 from alfish.transforms import Transforms
 
-# Float results depend on the batch size, so the policy is always called with this number of rows, some of them padding.
+# Float results depend on the batch size, so the policy is always called with this number of rows, including padding.
 POLICY_BATCH_SIZE = 8
 
 
-# Number of outputs of a linear layer below which rounding depends on a row's place in the batch: with 2 or 3 outputs,
-# MKL sums in another order for the first and last rows than for the rest.
+# Number of outputs of a linear layer from which rounding does not depend on a row's place in the batch. With 2 or 3
+# outputs, MKL sums the first and last rows in a different order.
 NUM_OUTPUTS = 8
 
 
@@ -38,7 +38,7 @@ class _EqualPlaces(TorchFunctionMode):
 
 
 class PaddedPolicy:
-    """Acts in any number of environments, from the initial state on, in calls with `POLICY_BATCH_SIZE` rows each.
+    """Acts in any number of environments, by calls with `POLICY_BATCH_SIZE` rows each.
 
     Args:
       algorithm, transforms: modules that act; they are only read.
@@ -85,7 +85,7 @@ class PaddedPolicy:
         return action if self._num_rows == self._num_envs else nest.map(lambda leaf: leaf[: self._num_envs], action)
 
     def value(self, time_step: TimeStep) -> np.ndarray | None:
-        """Returns values `[num_envs]` of rows that `act` has not received yet; None if the algorithm has none."""
+        """Returns values `[num_envs]` of rows; call it before `act`. None if the algorithm has no values."""
         algorithm = self._actor.algorithm
         if not algorithm.overrides("state_value"):
             return None
@@ -96,7 +96,7 @@ class PaddedPolicy:
         return torch.cat(values)[: self._num_envs].cpu().numpy().astype(np.float64)
 
     def _blocks(self, time_step: TimeStep) -> Iterator[tuple[slice, TimeStep, Nest]]:
-        """Yields blocks of padded rows: the places of a block's rows, the rows, and the states before these rows."""
+        """Yields blocks of padded rows: a slice of places, the rows, and the states before the rows."""
         if self._num_envs == POLICY_BATCH_SIZE:  # one block without padding
             yield slice(None), nest.to(time_step, self._device), (*self._state, self._initial_state)
             return
@@ -108,7 +108,7 @@ class PaddedPolicy:
             yield block, *nest.map(lambda leaf, block=block: leaf[block], rows)
 
     def _see(self, time_step: TimeStep, before: Nest) -> tuple[TimeStep, Nest, Nest]:
-        """Returns what `Actor.see` returns for `POLICY_BATCH_SIZE` raw rows."""
+        """Returns the result of `Actor.see` for `POLICY_BATCH_SIZE` raw rows."""
         stored = self._actor.transforms.encode(time_step.observation)
         return self._actor.see(time_step._replace(observation=stored), *before)
 
@@ -122,7 +122,7 @@ class PaddedPolicy:
                 self._has_looked = True
                 self._actor.check(step, before[-1], POLICY_BATCH_SIZE)
             return step.output, (transform_state, step.state)
-        # One call for each episode, so that the episode's noise depends on its own generator only.
+        # One call for each episode, so that its noise depends only on its own generator.
         own: list[Any] = []
         for lane, k in enumerate(episodes):
             if k >= 0:

@@ -19,13 +19,13 @@ from alfish.specs import ActionMask, ActionUnits, ObservationUnits
 from alfish.transforms import Transforms
 from alfish.unrollers.policy_runner import PolicyRunner
 
-# Number of calls through torch before a policy acts through numpy after a change of the number of rows. Translation
-# takes as long as some tens of calls, and a caller may change the number of rows in each call.
+# Number of calls with torch after a change of the number of rows, before the policy acts with numpy. Translation takes
+# as long as some tens of calls, and a caller may change the number of rows in each call.
 NUM_TORCH_CALLS = 8
 
 
 class Policy:
-    """Trained policy; acts on observations of the environment, in the environment's units.
+    """A trained policy that maps observations to actions, in the environment's units.
 
     Args:
       algorithm, transforms: trained modules, which are only read.
@@ -69,7 +69,7 @@ class Policy:
 
     @property
     def state(self) -> Nest:
-        """State that `act` keeps for its next call, arrays and tensors `[B, ...]`; each part is None after `reset`."""
+        """State for the next call of `act`, arrays and tensors `[B, ...]`; each part is None after `reset`."""
         return {"prev_action": self._prev_action, "transforms": self._transform_state, "memory": self._state}
 
     def act(
@@ -79,19 +79,19 @@ class Policy:
 
         A leaf of a Dict or Tuple observation may be missing, or None, if the action does not depend on it.
 
-        A policy on a CPU acts with numpy if it can be translated (`PolicyRunner`), which takes some milliseconds in the
-        first call.
+        On a CPU, the policy acts with numpy if it can be translated (`PolicyRunner`); translation takes some
+        milliseconds.
 
         Args:
           observation: observation of one environment; with `batched`, observations `[B, ...]` of several.
           batched: whether observation and action have a leading batch dimension `[B, ...]`.
           sample: whether to sample the action as in training; if not, the action is the mode.
           first: whether each observation is the first of an episode, `[B]` bool, or one bool for all rows. True clears
-            the memory of the row; True in all rows also allows another number of rows. None means False; in the first
-            call after `reset`, all rows count as True.
-          reward: reward of the last action, `[B]`, or a number for all rows; for vector rewards `[B, R]`, or `[R]`. The
-            reward is not read where an episode begins. None means a missing reward, which raises if the action depends
-            on it (as with `PreviousStep`).
+            the memory of the row. If all rows are True, their number may change. None means False; in the first call
+            after `reset`, it means True.
+          reward: reward of the last action, `[B]`, or a number for all rows; for vector rewards `[B, R]`, or `[R]`. It
+            is not read where an episode begins. With None, `act` raises if the action depends on the reward (as with
+            `PreviousStep`).
 
         Returns:
           The action as numpy arrays (an int for Discrete), in the action space's structure.
@@ -99,7 +99,7 @@ class Policy:
         Raises:
           UsageError: the action depends on a missing leaf or reward, a leaf does not have the shape of its space, or a
             value of a Discrete or MultiDiscrete leaf is outside its space.
-          ValueError: the number of rows changed without a `reset`, or `first` or `reward` has another shape.
+          ValueError: the number of rows changed without a `reset`, or `first` or `reward` has the wrong shape.
         """
         time_step = self._time_step(self._read(observation, batched), first, reward)
         if self.transforms.encoders:
@@ -182,7 +182,7 @@ class Policy:
             for sample, actor in self._actors.items():
                 self._runners[sample] = PolicyRunner(actor, self._state, num_torch_calls)
             reward_spec = self.transforms.raw_reward_spec
-            # Rows at an episode's start and after its start. A call replaces the fields that it is given.
+            # Rows at the start of an episode and later rows. `act` replaces the fields that its arguments give.
             self._first_row = TimeStep(
                 step_type=np.full(size, StepType.FIRST, np.int32),
                 reward=nest.arrays(specs.zeros(reward_spec, (size,))),
@@ -245,7 +245,7 @@ def _check_held(name: str, rows: np.ndarray, spec: spaces.Space) -> None:
 def _check_range(name: str, rows: np.ndarray, spec: spaces.Space) -> None:
     """Raises UsageError if a float is not finite, or a (Multi)Discrete value, counted from 0, is outside its space."""
     if rows.dtype.kind == "f":
-        # A single call looks at all entries.
+        # One call checks all entries.
         if not -math.inf < np.add.reduce(rows, axis=None, dtype=np.float64) < math.inf:
             raise UsageError(f"{name} has a value that is not finite; the action would be meaningless")
         return
@@ -269,13 +269,13 @@ def _leaf_at(observation: Any, keys: Sequence[Any]) -> Any:
 
 
 class _MissingLeaf(torch.Tensor):
-    """Zeros instead of a missing leaf.
+    """Zeros in place of a missing leaf.
 
     Results of computations with a missing leaf have this type too, so hooks and transforms run as usual. Reading the
     values of such a result raises, for example when an action becomes an array.
 
     Attributes:
-      missing: names of the missing leaves on which the tensor depends (`names` is an attribute of all tensors).
+      missing: names of the missing leaves on which the tensor depends. The name `names` is taken: all tensors have it.
     """
 
     missing: frozenset[str]
@@ -291,7 +291,7 @@ class _MissingLeaf(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         inputs = [one for one in nest.leaves((args, kwargs)) if isinstance(one, cls)]
         name = getattr(func, "__name__", "")
-        # A write into a plain tensor raises, because the plain tensor cannot record the dependence.
+        # Writing into a plain tensor raises, because a plain tensor cannot record the dependence.
         writes = _WRITES.fullmatch(name) and not isinstance(args[0], cls)
         if name in _LOOKS_AT_VALUES or writes:
             missing = sorted(frozenset().union(*(one.missing for one in inputs)))
@@ -334,7 +334,7 @@ def _as_missing(zeros: torch.Tensor, missing: frozenset[str]) -> torch.Tensor:
 def completed(time_step: TimeStep, observation_spec: Nest) -> TimeStep:
     """Returns rows with every leaf of `observation_spec`.
 
-    A leaf that the given rows lack becomes a placeholder, which raises if an action depends on that leaf.
+    A missing leaf becomes a placeholder, which raises if an action depends on it.
 
     Args:
       time_step: rows `[B]`.

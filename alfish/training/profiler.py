@@ -1,4 +1,4 @@
-"""Profile of a run: the time spent in each part, and advice."""
+"""Profile of a run: the time of each part, and advice."""
 
 import time
 from collections.abc import Iterator
@@ -23,11 +23,11 @@ SHARES = {
     "worker_policy_fraction": "policy",
     "worker_copy_fraction": "copying",
 }
-LONG_UPDATE = 1000  # microseconds of a compiled update from which on more threads are faster
+LONG_UPDATE = 1000  # microseconds of a compiled update above which more threads are faster
 
 
 class Measured(NamedTuple):
-    """Work that a run has done, and the time that the work took.
+    """Work of a run, and the time that it took.
 
     Attributes:
       seconds: seconds of all parts together.
@@ -55,14 +55,14 @@ class Measured(NamedTuple):
         return self.by_part.get(part, 0.0) / self.seconds
 
     def per_call(self, part: str) -> float:
-        """Returns the microseconds of one call of a part."""
+        """Returns the microseconds per call of a part."""
         return 1e6 * self.by_part.get(part, 0.0) / max(1, self.calls.get(part, 0))
 
 
 @gin.configurable(module="alfish")
 @checked
 class Profile(Listener):
-    """Measures each part of the loop, and prints a table at the end of the run or at an interruption.
+    """Measures the time of each part of the loop; prints a table at the end or at an interruption.
 
     The time of a part excludes the parts inside it. Measuring begins after `warmup_updates`, so it excludes start-up,
     compilation and the warm-up of replay. The profile also writes `trace.json`, a trace of torch operations for
@@ -70,8 +70,8 @@ class Profile(Listener):
 
     Args:
       warmup_updates: number of gradient steps before measuring begins.
-      trace_seconds: minimum seconds of the trace. It contains complete iterations, which the table excludes. 0 means no
-        trace.
+      trace_seconds: minimum seconds of the trace, which covers complete iterations; the table excludes these. 0 means
+        no trace.
     """
 
     def __init__(self, warmup_updates: NonNegativeInt = 16, trace_seconds: NonNegativeFloat = 0.5):
@@ -79,8 +79,8 @@ class Profile(Listener):
         self._trace: Any = None
         self._trace_began = 0.0
         self._traced = trace_seconds == 0
-        self._before: Measured | None = None  # measurement at which counting began
-        self._measured: Measured | None = None  # measurement since then
+        self._before: Measured | None = None  # measurement at the beginning
+        self._measured: Measured | None = None  # measurement since the beginning
         self._worker_shares: dict[str, float] = {}  # fractions of workers' time, by scalar
 
     def start(self, run: Run) -> None:
@@ -150,7 +150,7 @@ def advice(measured: Measured, run: Run, worker_idle: float | None = None) -> It
     Args:
       measured: measurements of the run.
       run: run whose settings are considered.
-      worker_idle: fraction of time that workers wait, in [0, 1]; None if there are no workers.
+      worker_idle: fraction of time that workers wait, in [0, 1]; None without workers.
     """
     num_envs = run.environment.num_envs
     env_step = measured.per_call(ENVIRONMENT) / num_envs
@@ -184,7 +184,7 @@ def throughput_limits(trainer: Trainer, seconds: float = 3.0) -> str:
     """Measures two upper limits of a run's speed: environments alone, and collecting without training.
 
     Args:
-      trainer: new trainer, which cannot train afterwards.
+      trainer: new trainer; it cannot train afterwards.
       seconds: length of each measurement.
     """
     environment = trainer.new_environment()
@@ -199,7 +199,7 @@ def throughput_limits(trainer: Trainer, seconds: float = 3.0) -> str:
     alone_rate = alone * count / (time.perf_counter() - began)
     environment.close()
     length = max(1, int(trainer.unroller.unroll_length))
-    trainer.unroller.unroll(length)  # not measured, because workers start and the policy is compiled
+    trainer.unroller.unroll(length)  # not measured: workers start, and the policy is compiled
     collected, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         trainer.unroller.unroll(length)

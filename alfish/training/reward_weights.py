@@ -1,7 +1,7 @@
 """Listeners that change the weights of a vector reward during a run (`RLAlgorithm.reward_weights`).
 
-Rows are stored with all entries of the reward, and values are learned for each entry, so new weights apply from the
-next update on, to rows of any age. The policy and its values need time to follow, so watch how far weights have moved.
+Replay stores all entries of the reward, and values are learned for each entry. New weights therefore apply from the
+next update on, to rows of any age. The policy and its values need time to follow, so do not change weights too fast.
 """
 
 import abc
@@ -26,7 +26,7 @@ MEAN = "average_reward"  # name of the metric that `LagrangianWeights` reads
 class WeightListener(Listener, abc.ABC):
     """Changes the weights of a vector reward, and reports the weights in summaries as `reward_weights/NAME`.
 
-    Every learner calls the listener, and before other listeners, so that checkpoints have the new weights.
+    Every learner calls the listener, before other listeners, so that checkpoints contain the new weights.
     """
 
     changes_algorithm = True
@@ -53,7 +53,7 @@ class WeightListener(Listener, abc.ABC):
 
     @abc.abstractmethod
     def check(self, names: Sequence[str], weights: torch.Tensor) -> None:
-        """Raises UsageError if the settings do not fit the entries `names` of the reward and their weights `[R]`."""
+        """Raises UsageError if the settings do not fit the reward's entries `names` and their weights `[R]`."""
 
     @abc.abstractmethod
     def change(self, weights: torch.Tensor, names: Sequence[str], report: Report) -> None:
@@ -94,19 +94,18 @@ class ScheduledWeights(WeightListener):
 @gin.configurable(module="alfish")
 @checked
 class LagrangianWeights(WeightListener):
-    """Weights that rise while the mean of an entry is below a threshold, and fall while the mean is above.
+    """Increases the weight of a reward entry while its mean is below a threshold, and decreases it while above.
 
         w <- w exp(rate (threshold - mean)), between min_weight and max_weight,   at each summary
 
-    The logarithm of a weight is the multiplier of the constraint mean >= threshold, in gradient ascent on the dual
-    problem; so the weight is positive. A cost is a negative entry. Entries without a threshold keep their weights.
+    This is gradient ascent on the dual problem: the logarithm of a weight is the multiplier of the constraint mean >=
+    threshold, so weights are positive. A cost is a negative entry. Entries without a threshold keep their weights.
 
     Args:
       thresholds: thresholds of the mean raw reward per step, by the entry's name.
       rate: step size of a weight's logarithm, in 1 / units of reward.
-      max_weight: upper limit of a weight, which matters for constraints that no policy satisfies.
-      min_weight: lower limit of a weight, so that the weight can soon rise again after a constraint was satisfied for
-        long.
+      max_weight: upper limit of a weight, for constraints that no policy satisfies.
+      min_weight: lower limit of a weight, from which it can rise soon when a constraint is violated again.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ from alfish.runs.provenance import with_entry
 from alfish.runs.run_log import RunLog
 from alfish.training.clock import Clock
 
-# Files that a run writes into its directory, beside its configuration.
+# Files that a run writes into its directory, in addition to its configuration.
 FILES = ("metrics.csv", "log.txt", "provenance.json", RUN_FILE, "done")
 DIRECTORIES = ("checkpoints", "replay", "eval", "tensorboard")
 
@@ -34,17 +34,17 @@ class RunDirectory:
     """The files of one run.
 
     Args:
-      path: path of the directory, which `open` creates.
-      arguments: arguments of the trainer, by name, which are the configuration of a trainer that was built in Python.
+      path: path of the directory; `open` creates it.
+      arguments: arguments of the trainer by name; they are the configuration of a trainer that was built in Python.
 
     Attributes:
       path: the argument.
-      is_open: whether `open` was called, so that this process writes in the directory.
-      is_whole: whether the directory is in place; False once the directory was deleted or moved while open.
+      is_open: whether this process writes in the directory, after `open`.
+      is_whole: whether the directory is in place; False after it was deleted or moved while open.
       checkpoints: checkpoints of the state of the run, without the rows of replay.
       replay_checkpoints: checkpoints of the rows of replay.
-      config: texts to save with the run, by file name; the command line stores the gin configuration in this attribute.
-      config_hash: hash of the configuration without its budget; None means unknown. A checkpoint of another
+      config: texts to save with the run, by file name; the command line puts the gin configuration here.
+      config_hash: hash of the configuration without its budget; None means unknown. A checkpoint with a different
         configuration is refused, unless `accepts_config_change` is set.
     """
 
@@ -72,7 +72,7 @@ class RunDirectory:
         """Creates and locks the directory, and starts its log.
 
         Raises:
-          UsageError: another run writes in the directory, or a path of the run has a file of another kind.
+          UsageError: another run writes in the directory, or a different kind of file is in its place.
         """
         self._is_own = not self.path.exists()
         self._lock()
@@ -110,10 +110,10 @@ class RunDirectory:
         self._unlock, self._identity = unlock, _identity(self.path)
 
     def restore(self) -> None:
-        """Rewrites texts of the run that were deleted or moved while the directory is open, and reports that.
+        """Rewrites and reports texts of the run that were deleted or moved while the directory is open.
 
         Raises:
-          UsageError: another run now writes in a directory at this path.
+          UsageError: another run now uses a directory at this path.
         """
         if not self.is_open:
             return
@@ -152,7 +152,7 @@ class RunDirectory:
         """Writes a line to `log.txt`, once the directory is open.
 
         Returns:
-          The line to print, with the error if writing failed; None if nothing must be printed.
+          The line to print, with the error if writing failed; None if there is nothing to print.
         """
         try:
             self._log.write(text)
@@ -161,10 +161,10 @@ class RunDirectory:
         return text
 
     def log_error(self, error: BaseException, is_first: bool) -> None:
-        """Writes an error that ends the run to `log.txt`, as the sentence that is shown, or with its traceback.
+        """Writes an error that ends the run to `log.txt`, as the sentence shown to the user or with its traceback.
 
         Args:
-          error: error to log. If it is a UsageError, and the run is new, `close` removes what the run has written.
+          error: error to log. After a UsageError in a new run, `close` removes the files of the run.
           is_first: whether the error came before the end of the first iteration.
         """
         self._is_refused = is_first and isinstance(error, UsageError)
@@ -172,13 +172,13 @@ class RunDirectory:
         self._log.copy(f"{error}" if is_sentence else "".join(traceback.format_exception(error)).rstrip())
 
     def saved_config(self) -> dict[str, str]:
-        """Returns `config`, or for a trainer that was built in Python, a configuration that builds it again."""
+        """Returns `config`; for a trainer that was built in Python, a configuration that builds it again."""
         if not self.config and self._described is None:
             self._described = {CONFIG_FILE: as_gin(self._arguments)}
         return self.config or self._described or {}
 
     def write_config(self, provenance: Mapping[str, Any]) -> None:
-        """Adds an entry to `provenance.json`, writes the configuration, and records that as trusted (`runs.trust`)."""
+        """Adds an entry to `provenance.json`, writes the configuration, and records it as trusted (`runs.trust`)."""
         self._write("provenance.json", with_entry(self.path, dict(provenance)))
         for name, text in self.saved_config().items():
             self._write(name, text)
@@ -188,18 +188,19 @@ class RunDirectory:
         """Writes a checkpoint; returns its file.
 
         Args:
-          clock: clock of the run; names the file.
+          clock: clock of the run, the name of the file.
           state: state of the run without the replay rows.
           rows: state of the replay rows; None means that no rows are saved.
-          best: whether the checkpoint is of the best policy so far.
+          best: whether the checkpoint has the best policy so far.
         """
         if self._is_taken:
             raise DiskError(f"another run now writes to {self.path}")
         if rows is not None:
-            # Rows first. The newest checkpoint that has rows keeps its rows until the new checkpoint is complete.
+            # Rows are written first. The newest checkpoint with rows keeps its rows until the new checkpoint is
+            # complete.
             self.replay_checkpoints.save(clock, rows, keep=self.with_rows()[-1:])
         path = self.checkpoints.save(clock, state, best, keep=self.with_rows())
-        # Files of learners that the run no longer has are needed until this checkpoint replaces them.
+        # Files of former learners are needed until this checkpoint replaces them.
         for directory in sorted(self.path.glob("ranks/rank-???"))[replicas.size() - 1 :]:
             superseded = directory.with_name(directory.name + SUPERSEDED)
             shutil.rmtree(superseded, ignore_errors=True)
@@ -207,7 +208,7 @@ class RunDirectory:
         return path
 
     def with_rows(self) -> list[int]:
-        """Returns the checkpoints whose rows of replay were saved, ascending."""
+        """Returns the checkpoints that have replay rows, in ascending order."""
         rows = self.replay_checkpoints.steps()
         return [clock for clock in self.checkpoints.steps() if clock in rows]
 
@@ -216,7 +217,7 @@ class RunDirectory:
 
         Args:
           load: function that is called with the state.
-          needs_rows: whether checkpoints without their replay rows are tried after all others.
+          needs_rows: whether checkpoints without replay rows are tried last.
 
         Raises:
           UsageError: the run is done but has no checkpoint; or as for `Checkpoints.load`.
@@ -275,7 +276,7 @@ class RunDirectory:
         """Returns the content of the file `done`; empty without such a file."""
         try:
             return contents.record(self.path, "done", {"reason": str}, ["reason"]) or {}
-        except UsageError as error:  # a file that alfish did not write does not mark a run as finished
+        except UsageError as error:  # a file from elsewhere does not mark a run as finished
             logging.warning("%s", error)
             return {}
 
@@ -284,7 +285,7 @@ class RunDirectory:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Returns an identifier of a directory, which changes if the directory is replaced.
+    """Returns an identifier of a directory that changes if the directory is replaced.
 
     None if there is no directory.
     """

@@ -1,4 +1,4 @@
-"""Construction of the parts of a run from the arguments of the trainer, and checks that they fit together."""
+"""Builds the parts of a run from the arguments of the trainer, and checks that they fit together."""
 
 import contextlib
 import math
@@ -49,14 +49,14 @@ from alfish.training.initial_parts import InitialParts
 from alfish.transforms import Transforms
 from alfish.unrollers import AsyncUnroller, SyncUnroller, Unroller
 
-# Maximum number of threads; torch ends a process that asks for very many threads.
+# Maximum number of threads; torch ends a process that requests very many threads.
 MAX_THREADS = 1024
-# Number of seconds of a budget from which on compilation saves time.
+# Seconds of a budget above which compilation saves time.
 LONG_RUN_SECONDS = 300
 
 
 class RunSettings(NamedTuple):
-    """Arguments of a `Trainer` from which the parts of a run are built, with its budget and its device."""
+    """Arguments of a `Trainer` for building the parts of a run, with its budget and its device."""
 
     budget: Budget
     device: torch.device
@@ -91,11 +91,11 @@ class Parts(NamedTuple):
         return self.algorithm.overrides("after_iteration") or bool(self.transforms)
 
     def observe(self, experience: Experience) -> None:
-        """Lets the transforms observe the rows of an unroll."""
+        """Calls the transforms' `observe` with the rows of an unroll."""
         observe(self.algorithm, self.transforms, experience)
 
     def after_iteration(self, experience: Experience) -> None:
-        """Shows the rows of an unroll to the algorithm, and to transforms that observe all unrolls."""
+        """Passes the rows of an unroll to the algorithm, and to transforms that observe all unrolls."""
         after_iteration(self.algorithm, self.transforms, experience, not self.calibration.is_set)
 
     def modes(self) -> Any:
@@ -103,18 +103,18 @@ class Parts(NamedTuple):
         return ModeSwitch(self.algorithm, self.learner.frozen.modules)
 
     def settings(self) -> dict[str, Any]:
-        """Returns the settings that the run itself has changed, for a checkpoint; {} if it changes none."""
+        """Returns settings that changed during the run, for a checkpoint; {} if none changed."""
         return {}
 
     def rebuild(self, state: Mapping[str, Any]) -> None:
-        """Builds parts again with the `settings` of a state, before the state is loaded."""
+        """Builds parts again with the saved `settings`, before a state is loaded."""
 
     def players(self) -> str:
-        """Returns what acts, in words for the log."""
+        """Returns a description of the acting algorithms for the log."""
         return type(self.algorithm).__name__
 
     def networks(self) -> dict[str, Any]:
-        """Returns algorithm, transforms, and spaces of observations and actions by policy; the only policy is ''."""
+        """Returns algorithm, transforms, observation and action spaces by policy; a single policy is called ''."""
         spaces = self.environment.observation_space, self.environment.action_space
         return {"": (self.algorithm, self.transforms, *spaces)}
 
@@ -127,7 +127,7 @@ class Parts(NamedTuple):
         """Checks that networks and transforms are the same in all learners.
 
         Raises:
-          RunError: names the difference.
+          RunError: they differ; the message names the difference.
         """
         if replicas.is_joined():
             modules = {"": self.algorithm, "transforms.": self.transforms}
@@ -139,7 +139,7 @@ class Environments:
     """Builds the environments of a run.
 
     Args:
-      make: factory of environments, which takes the keywords `seed`, `num_envs`, `evaluation`, `render_mode`.
+      make: factory of environments, called with the keywords `seed`, `num_envs`, `evaluation`, `render_mode`.
       make_for_evaluation: factory of environments for evaluation with the same spaces; None means `make`.
       seed: seed of the run.
       max_evaluation_length: number of actions after which an episode of an evaluation is truncated.
@@ -160,7 +160,7 @@ class Environments:
 
     @random_state.apart()
     def new(self) -> Environment:
-        """Returns a training environment. If the policy only acts, it has a single environment, for its spaces."""
+        """Returns a training environment; a single one, for its spaces, if the policy only acts."""
         return self._make(num_envs=1) if is_opened_to_act() else self._make()
 
     def _make(self, **arguments: int) -> Environment:
@@ -186,11 +186,11 @@ class Environments:
 
     @random_state.apart()
     def part_of(self, environment: Environment) -> Environment:
-        """Returns this learner's part of the run's environments, and closes the given environment, which has them all.
+        """Returns this learner's part of the environments, and closes `environment`, which contains all of them.
 
         Raises:
-          UsageError: the number of environments is not divisible by the number of learners, or the factory makes
-            another number than requested.
+          UsageError: the number of environments is not divisible by the number of learners, or the factory makes a
+            different number than requested.
         """
         if replicas.size() == 1:
             return environment
@@ -211,8 +211,8 @@ class Environments:
         """Returns an evaluator; see `Trainer.evaluator`.
 
         Raises:
-          UsageError: the environments for evaluation have other spaces than the training environments. Their
-            observations may lack leaves.
+          UsageError: the spaces of the environments for evaluation differ from those of the training environments,
+            except for missing leaves of the observation.
         """
         factory = self._make_for_evaluation or self.make
         limit = self.max_evaluation_length if max_length is None else max_length
@@ -233,7 +233,7 @@ class Environments:
         lineup: Mapping[str, str] | None = None,
         **arguments: Any,
     ) -> Any:
-        """Returns an evaluator of several policies; `lineup` has the policies of some agents, see `GameEvaluator`."""
+        """Returns an evaluator of several policies; `lineup` is `opponents` of `GameEvaluator`."""
         name = "the factory of the games for evaluation"
         games = build(factory, Games, name, num_envs=num_games, evaluation=True, **arguments)
         unroller = parts.unroller
@@ -246,7 +246,7 @@ class Environments:
 
 
 class JointParts(Parts):
-    """Parts of a run of several policies, each of which has the parts of all policies."""
+    """Parts of a run of several policies. Each part combines the parts of all policies."""
 
     @property
     def members(self) -> Sequence[Member]:
@@ -305,7 +305,7 @@ class JointParts(Parts):
 
 
 def make_parts(environments: Environments, policies: PolicyPatterns | None, settings: RunSettings) -> Parts:
-    """Builds the parts of a run of one policy, or in games of several; if parts do not fit one another, closes them.
+    """Builds the parts of a run with one policy, or with several in games; closes the environments after an error.
 
     Args:
       environments: environments of the run.
@@ -335,7 +335,7 @@ def _make_parts(environments: Environments, environment: Environment, settings: 
     networks = make_networks(settings.algorithm, settings.transforms, *specs, settings.device)
     source = _make_batches(settings.batches, networks[0])
     collector = build(settings.unroller, Unroller, "Trainer.unroller", environment, *networks)
-    if not collector.drains and replicas.size() > 1:  # worker processes are divided instead
+    if not collector.drains and replicas.size() > 1:  # with workers, the worker processes are divided instead
         environment = environments.part_of(environment)
         collector = build(settings.unroller, Unroller, "Trainer.unroller", environment, *networks)
     if not source.acts:
@@ -344,7 +344,7 @@ def _make_parts(environments: Environments, environment: Environment, settings: 
     if not collector.unroll_length:
         raise UsageError("Trainer.unroll_length is 0, which only AsyncUnroller supports; it must be positive")
     num_env_steps = _planned_env_steps(settings.budget, collector)
-    trains = not is_opened_to_act()  # otherwise batches for a single environment would take memory
+    trains = not is_opened_to_act()  # a policy that only acts needs no memory for batches
     if trains:
         source.plan(num_env_steps)
         source.bind(*networks, collector.unroll_length, collector.num_columns)
@@ -368,7 +368,7 @@ def _make_parts(environments: Environments, environment: Environment, settings: 
     if trains:
         iterations = _iterations(settings.budget, collector, source.updates_per_iteration)
         trained.plan(iterations * source.updates_per_iteration, source.rows_per_update)
-    if replicas.rank():  # learners draw different numbers from here on, after making equal parameters
+    if replicas.rank():  # parameters are equal in all learners; later draws must differ
         random_state.seed_all(replicas.seed_of(environments.seed))
     loaded = InitialParts(settings.initial_parts or {}, *networks)
     calibrated = Calibration(settings.calibration if networks[1].keep_statistics else None, num_env_steps)
@@ -428,7 +428,7 @@ def _make_collector(
     lineup: Lineup,
     members: Sequence[Member],
 ) -> GameUnroller | AsyncUnroller:
-    """Returns what acts with several policies: in this process, or in the workers of an `AsyncUnroller`."""
+    """Returns the unroller of several policies: in this process, or an `AsyncUnroller` with workers."""
     if unroller is SyncUnroller:
         return GameUnroller(environment, *networks, lineup, members)
     made: Any = build(unroller, Unroller, "Trainer.unroller", environment, *networks)
@@ -442,7 +442,7 @@ def _make_collector(
 
 
 def start_external(parts: Parts) -> None:
-    """Starts the parts of algorithms whose content is outside of the run; raises as `External.start` does."""
+    """Starts the `External` parts of algorithms; raises as `External.start` does."""
     for algorithm, _, observed, acted in parts.networks().values():
         for part in algorithm.modules():
             if isinstance(part, External):
@@ -450,7 +450,7 @@ def start_external(parts: Parts) -> None:
 
 
 def use_device(name: str, num_threads: int | Literal["auto"]) -> torch.device:
-    """Sets up this process: heap, subnormal numbers and number of threads; returns the device of `Trainer.device`.
+    """Sets the heap, subnormal numbers and threads of this process; returns the device of `Trainer.device`.
 
     Raises:
       UsageError: the device does not exist, or another thread trains.

@@ -1,8 +1,8 @@
-"""Run directories of several learners: each learner saves its own state, and all continue from the same checkpoint.
+"""Run directories of several learners. Each learner saves its own state; all continue from the same checkpoint.
 
 The first learner writes the run's directory as if it were the only learner. Learner r saves its environments, random
-state, log and replay rows in `ranks/rank-00r`, in files of the same form, together with extra states of the algorithm's
-modules, such as returns by environment. Networks and optimizers are only in the first learner's checkpoint.
+state, log and replay rows in `ranks/rank-00r`, in files of the same form. Its files also contain extra states of the
+algorithm's modules, such as returns by environment. Networks and optimizers are only in the first learner's checkpoint.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +24,7 @@ COMMON = ("algorithm", "learner", "config")
 
 
 def own_directory(path: str | Path, arguments: Mapping[str, Any]) -> RunDirectory:
-    """Returns the directory in which this process keeps a run; see `RunDirectory` for the arguments."""
+    """Returns the run directory of this process; see `RunDirectory` for the arguments."""
     return SharedRunDirectory(path, arguments) if replicas.is_joined() else RunDirectory(path, arguments)
 
 
@@ -51,10 +51,10 @@ class SharedRunDirectory(RunDirectory):
         return super().save(clock, state, rows, best)
 
     def with_rows(self) -> list[int]:
-        """Returns the checkpoints for which this learner has all of its files, ascending.
+        """Returns the checkpoints for which this learner has all its files, in ascending order.
 
-        The first learner keeps each checkpoint for which the other learners have saved their files, because all
-        learners continue from the same checkpoint.
+        All learners continue from the same checkpoint, so the first learner keeps each checkpoint that all others have
+        saved.
         """
         if replicas.rank():
             return self.checkpoints.steps()[-1:]  # the other learners may not have saved the next checkpoint yet
@@ -110,7 +110,7 @@ class SharedRunDirectory(RunDirectory):
         return replicas.of_first(super().stop_reason() or "") or None
 
     def _candidates(self) -> Iterator[int]:
-        """Yields the checkpoints in the order in which they are tried; only the first learner's order counts."""
+        """Yields the checkpoints in the order in which they are tried, which the first learner determines."""
         first = self.with_rows()
         return iter(sorted(self._first.steps(), key=lambda clock: (clock in first, clock), reverse=True))
 
@@ -123,7 +123,7 @@ class SharedRunDirectory(RunDirectory):
                 if clock not in self.checkpoints.steps():
                     raise BrokenCheckpoint(f"{self.checkpoints.directory} has no checkpoint at {clock:,} steps")
                 own = self.checkpoints.load(clock, None, config)[1]
-                extra = own.pop("extra", {})  # absent in older versions
+                extra = own.pop("extra", {})  # older versions have none
                 state = state | own | {"algorithm": state["algorithm"] | extra}
             load(state)
 

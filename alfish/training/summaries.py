@@ -41,10 +41,10 @@ class Summaries(Listener):
     Args:
       diagnostics: instances of diagnostics; None means `ModuleNorms`, `DormantUnits`, `ExplainedVariance`, `Histograms`
         and `PhaseTimes`.
-      diagnostics_period: number of clock steps between two measurements of the diagnostics; the first is at the first
-        summary with an update.
-      custom_summary: function of the `Run`, called at each summary; returns a dict from names to numbers, arrays (as
-        histograms) or images (`[H, W, 3]` uint8), which are shown as `custom/NAME`. None means no function.
+      diagnostics_period: number of clock steps between two measurements of the diagnostics. The first measurement is at
+        the first summary with an update.
+      custom_summary: function called with the `Run` at each summary; returns a dict from names to numbers, arrays
+        (shown as histograms) or images (`[H, W, 3]` uint8). They are shown as `custom/NAME`. None means no function.
       writers: instances of writers in addition to the writers of TensorBoard and metrics.csv: `WandbWriter`,
         `MlflowWriter`, `TrackioWriter`, or your own.
     """
@@ -72,13 +72,13 @@ class Summaries(Listener):
         self._writer, self._is_described = Writer(), False
         self._started = contextlib.ExitStack()  # closes diagnostics and writers that were started
         self._next = 0  # clock of the next measurement of the diagnostics
-        self._updates: dict[str, LastUpdate] = {}  # update of each policy in this iteration, if diagnostics are due
+        self._updates: dict[str, LastUpdate] = {}  # last update of each policy, if diagnostics are due
 
     def start(self, run: Run) -> None:
-        resumed = run.clock.value  # 0 too: a run killed before its first checkpoint has left rows in metrics.csv
+        resumed = run.clock.value  # also if 0: a run killed before its first checkpoint left rows in metrics.csv
         directory = run.directory.path
         origin = RunOrigin(directory, run.directory.checkpoints.origin.run or "", run.log)
-        with contextlib.ExitStack() as stack:  # closes started diagnostics and writers, if one cannot start
+        with contextlib.ExitStack() as stack:  # closes those already started if another cannot start
             for diagnostic in self._diagnostics:
                 diagnostic.start(run)
                 stack.callback(diagnostic.close)
@@ -97,7 +97,7 @@ class Summaries(Listener):
             own.learner.before_update = self._before_update(own, name) if self._diagnostics else None
 
     def _before_update(self, run: Run, name: str) -> Callable[[Minibatches, Nest], Callable[[], None] | None]:
-        """Returns the function that keeps an update of a policy for the diagnostics, see `Learner.before_update`."""
+        """Returns the function that records an update of a policy for diagnostics, see `Learner.before_update`."""
 
         def before_update(chunk: Minibatches, index: Nest) -> Callable[[], None] | None:
             if run.clock.value < self._next:
@@ -116,9 +116,9 @@ class Summaries(Listener):
             self._describe(run, report)
         measured: dict[str, Shown] = {}
         try:
-            with run.signals.breaking():  # for code of environments, and functions of the user
+            with run.signals.breaking():  # environments and functions of the user may block
                 measured = self._measured(run, report)
-        finally:  # so that values are written even if diagnostics are interrupted
+        finally:  # values are written even if diagnostics are interrupted
             self._write(report, measured)
 
     def _write(self, report: Report, measured: Mapping[str, Shown]) -> None:
@@ -138,7 +138,7 @@ class Summaries(Listener):
         self._started.close()
 
     def _describe(self, run: Run, report: Report) -> None:
-        """Writes the configuration and the provenance, which are complete after the first iteration."""
+        """Writes the configuration and the provenance; called when both are complete, after the first iteration."""
         self._is_described = True
         for name, text in run.directory.config.items():
             self._writer.text(name, f"```\n{text}\n```", report.clock)
@@ -158,7 +158,7 @@ class Summaries(Listener):
         return measured
 
     def _diagnosed(self, run: Run) -> dict[str, Shown]:
-        """Returns the values of diagnostics; the name of a policy follows the first part of its values' names."""
+        """Returns the values of diagnostics. With several policies, a name has the policy as its second part."""
         measured: dict[str, Shown] = {}
         for diagnostic in self._diagnostics:
             if not diagnostic.is_of_policy:
@@ -187,7 +187,7 @@ def _custom(function: Callable[[Run], Mapping[str, Any]], run: Run) -> dict[str,
 
     Raises:
       CodeError: the function raised an error.
-      UsageError: the function returned something that cannot be shown.
+      UsageError: the function returned a value that cannot be shown.
     """
     name = getattr(function, "__name__", type(function).__name__)
     with calling(f"Summaries.custom_summary {name}"), reading(run.algorithm):

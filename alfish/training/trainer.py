@@ -1,4 +1,4 @@
-"""The trainer, which composes the parts of a run and reports its iterations to listeners."""
+"""The trainer composes the parts of a run, and reports iterations to listeners."""
 
 import contextlib
 import copy
@@ -47,7 +47,7 @@ from alfish.training.run_parts import (
 from alfish.training.shared_directory import own_directory
 from alfish.unrollers import SyncUnroller, Unroller
 
-# Entries of a trainer's state that have the same types in every checkpoint.
+# Entries of a trainer's state whose types are the same in every checkpoint.
 PLAIN_STATE = ("learner", "batches", "metrics", "listeners", "counters", "num_threads", "config")
 
 
@@ -60,43 +60,47 @@ class Trainer:
 
     Args:
       root_dir: directory of the run, created if needed; an existing run is continued.
-      algorithm: class or factory, which takes (observation_spec, action_spec, reward_spec).
-      environment: factory like `make_environment`, with the keywords `seed`, `num_envs`, `evaluation`, `render_mode`.
-      evaluation_environment: factory of environments for evaluation, with the same spaces; their observations may lack
-        leaves that the action does not depend on. None means `environment`.
+      algorithm: class or factory of the algorithm; called with (observation_spec, action_spec, reward_spec).
+      environment: factory like `make_environment`; called with the keywords `seed`, `num_envs`, `evaluation`,
+        `render_mode`.
+      evaluation_environment: factory of environments for evaluation, with the same spaces. Observations may lack leaves
+        that do not affect the action. None means `environment`.
       batches: class or factory of the source of batches; None means `EpochBatches` on-policy, else `ReplayBatches`.
-      unroller: class or factory, which takes (environment, algorithm, transforms): `SyncUnroller` or `AsyncUnroller`.
-      learner: class or factory of the learner, which takes the algorithm.
-      transforms: transform classes, the first one applied first.
+      unroller: class or factory of the unroller, `SyncUnroller` or `AsyncUnroller`; called with (environment,
+        algorithm, transforms).
+      learner: class or factory of the learner; called with the algorithm.
+      transforms: classes or factories of transforms, in the order in which they are applied.
       calibration: fraction of the budget, in [0, 1], in which transforms observe rows and nothing is trained; at most
         10,000 environment steps, or 1000 if the budget is not in steps. The last unroll of the calibration is the first
-        to train on; statistics stay fixed afterwards. 0 means one unroll. None means that transforms observe every
-        unroll.
-      initial_parts: parts of other runs that a new run starts with, by place in the new run's networks:
-        `{'actor_encoder': 'runs/x', 'critic.encoder': 'actor_encoder@runs/x:best'}`; see `transfer`.
-      policies: policies that train together in games (`make_games`), by name: the agents that each may play, as
-        patterns; see docs/several_policies.md. 'each' means one policy for each agent; None means one policy for all.
+        that trains; statistics then stay fixed. 0 means one unroll. None means that transforms observe every unroll.
+      initial_parts: parts of other runs from which a new run starts, by place in its networks:
+        `{'actor_encoder': 'runs/x', 'critic.encoder': 'actor_encoder@runs/x:best'}`; see `InitialParts`.
+      policies: policies that train together in games (`make_games`): a dict from the name of a policy to patterns of
+        the agents that it may play; see docs/several_policies.md. 'each' means one policy for each agent; None means
+        one policy for all.
       metrics: instances of metrics; None means `alfish.metrics.DEFAULT_METRICS`.
       listeners: instances of listeners; None means evaluation, checkpoints, summaries and progress.
       extra_metrics: instances of metrics in addition to `metrics`.
       extra_listeners: instances of listeners in addition to `listeners`, called last among listeners of their kind.
-      unroll_length: number of vector steps in an iteration. Off-policy it may be a fraction: 0.25 means one step in
+      unroll_length: number of vector steps in an iteration. Off-policy, it may be a fraction: 0.25 means one step in
         four iterations. 0 means all rows that an asynchronous unroller has ready.
       num_env_steps: budget in environment steps of all environments together.
       num_iterations: budget in iterations.
       num_updates: budget in gradient steps.
-      wall_seconds: budget in seconds of training, over all resumes. With another budget it is a time limit: the run
-        ends when either is spent, and progress, which schedules follow, is the spent fraction of the other one.
-      max_evaluation_length: number of actions after which an episode of an evaluation, of `alfish play` or of
-        `alfish record` is truncated.
+      wall_seconds: budget in seconds of training, over all resumes. In addition to another budget, it is a time limit:
+        the run ends when either is spent. Progress, which schedules read, is then the spent fraction of the other
+        budget.
+      max_evaluation_length: number of actions after which an episode is truncated in an evaluation, `alfish play` or
+        `alfish record`.
       stop_at: clock steps at which this process saves a checkpoint and ends. The run is then unfinished, and its
-        schedules are those of the budget, so the same run with a later stop_at continues. None means no pause.
-      interaction_env_steps: number of environment steps after which acting ends, off-policy. Training continues on the
-        rows in replay, at the same rate, until the budget is spent. None means that acting never ends.
+        schedules still follow the budget. To continue, run it again with a later stop_at. None means no pause.
+      interaction_env_steps: number of environment steps after which acting ends, off-policy only. Training continues on
+        the rows in replay, at the same rate, until the budget is spent. None means that acting never ends.
       seed: seed of all random generators; environments get independent seeds derived from it.
-      device: device of the algorithm: 'cpu', 'cuda', 'cuda:1', or 'auto', which means cuda if there is one.
-      num_threads: number of torch's threads. More than one is faster on an idle machine, and much slower on a busy one.
-        'auto' means one thread; large products of compiled updates then also use idle cores, with the same results.
+      device: device of the algorithm: 'cpu', 'cuda', 'cuda:1' or 'auto'; 'auto' means CUDA if available.
+      num_threads: number of torch's threads. More than one thread is faster on an idle machine, and much slower on a
+        busy machine. 'auto' means one thread; large matrix products of compiled updates then also use idle cores, with
+        the same results.
       summary_period: number of clock steps between summaries; losses, times and rates are averages over this period.
 
     Attributes:
@@ -178,14 +182,14 @@ class Trainer:
 
     @property
     def is_saved(self) -> bool:
-        """True if there was no iteration since the newest checkpoint, or without a checkpoint no iteration at all."""
+        """True if there was no iteration since the newest checkpoint, or since the start if there is no checkpoint."""
         return self._saved_iterations == self.clock.iterations
 
     def start(self) -> None:
-        """Continues the run in `root_dir`, if there is one, and starts the listeners; `train` calls this method.
+        """Continues an existing run in `root_dir`, and starts the listeners; `train` calls this method.
 
         Raises:
-          UsageError: the run is being trained already, cannot be continued, or ends before its first update.
+          UsageError: the run is already being trained, cannot be continued, or ends before its first update.
         """
         if self.directory.is_open:
             return
@@ -204,13 +208,13 @@ class Trainer:
         _announce(self)
 
     def stop(self, reason: str) -> None:
-        """Finishes the run with the iteration under way, as if the budget were spent. Only the first call counts.
+        """Finishes the run after the current iteration, as if the budget were spent. Only the first call counts.
 
         Any listener, program or thread may call this method. Listeners then receive one more report, with `finished`
         set. `train` writes the reason to `done`; a later `train` does nothing until the file is removed.
 
         Args:
-          reason: line for people, such as 'solved'.
+          reason: reason in words, such as 'solved'.
 
         Raises:
           UsageError: the reason is empty.
@@ -220,15 +224,16 @@ class Trainer:
     def train(self) -> Report | None:
         """Trains until the run is finished, or until a signal is received (SIGTERM, SIGUSR1, SIGINT).
 
-        After a signal the current iteration is completed, if that does not take long. If an environment does not
-        return, the iteration's rows are discarded, and listeners receive one more report, at the clock of the last
+        After a signal, the current iteration is completed if that does not take long. If an environment does not
+        return, the iteration's rows are discarded, and listeners receive one more report at the clock of the last
         iteration. A second SIGINT exits at once.
 
         Returns:
-          The last report; None if the run was finished already, or if a signal came before the first iteration.
+          The last report; None if the run was already finished, or if a signal came before the first iteration.
 
         Raises:
-          RunError: the run cannot continue, code of the run called sys.exit, or the run ends untrained or with nan.
+          RunError: the run cannot continue, code of the run called sys.exit, or the run ended without an update or with
+            nan.
         """
         with exclusive.held(), self.signals:
             try:
@@ -259,13 +264,13 @@ class Trainer:
                 self.log(f"Paused at {self.clock.value:,} steps (Trainer.stop_at = {self.clock.stop_at:,})")
             if _is_done(self, self._notifier):
                 untrained.finish(self)
-        except Interrupted:  # during the start there is nothing to save
+        except Interrupted:  # during `start`, there is nothing to save
             pass
         except (Exception, SystemExit) as error:
             self.signals.breakable = False
             ending = in_words(error) if isinstance(error, SystemExit) else error
             self.directory.log_error(ending, not self.clock.iterations)
-            if report is not None:  # without an iteration, there is nothing new to save
+            if report is not None:  # without an iteration, there is nothing to save
                 self._save_what_is_whole()
             if ending is not error:
                 raise ending from error
@@ -273,7 +278,7 @@ class Trainer:
         return report
 
     def close(self) -> None:
-        """Closes listeners, environments and files, even if closing one of them raises; `train` calls this method."""
+        """Closes listeners, environments and files, even if closing one of these raises; `train` calls this method."""
         with contextlib.ExitStack() as stack:  # runs in reverse order
             stack.callback(self.directory.close)
             stack.callback(self.learner.close)
@@ -297,7 +302,7 @@ class Trainer:
           options: options of the environment's factory, such as render_mode.
         """
         evaluator = self._environments.evaluator(self._parts, num_episodes, num_envs, max_length, **options)
-        if self.directory.is_open:  # otherwise this process does not write in the run's directory
+        if self.directory.is_open:  # only then this process may write to the log
             evaluator.log = self.log
         return evaluator
 
@@ -315,17 +320,17 @@ class Trainer:
         """Returns the policy in training, which shares the trainer's parameters.
 
         Args:
-          name: name of the policy in a run of several; None means the only one.
+          name: name of the policy in a run of several policies; None means the only policy.
 
         Raises:
-          UsageError: there is no such policy, or there are several and no name.
+          UsageError: there is no such policy, or `name` is None and there are several policies.
         """
         networks = self._parts.networks()
         algorithm, transforms, observed, acted = networks[chosen_policy(list(networks), name, self.directory.path)]
         return Policy(algorithm, transforms, observed, acted, self.clock.env_steps)
 
     def load_policy(self, checkpoint: str | int = "latest") -> int:
-        """Loads only the weights, transforms and counters of a checkpoint; returns its environment steps."""
+        """Loads weights, transforms and counters of a checkpoint, nothing else; returns its environment steps."""
 
         def load(state: dict[str, Any]) -> None:
             self._parts.rebuild(state)
@@ -337,12 +342,12 @@ class Trainer:
         return self.clock.env_steps
 
     def save(self, best: bool = False, rows: bool = True) -> Path:
-        """Writes a checkpoint of everything that `load_state_dict` continues from; returns its file.
+        """Writes a checkpoint of the complete state; returns its file.
 
         Args:
           best: whether to mark the checkpoint as the best one so far.
           rows: whether to also write the replay rows, which may take long. A run continues from the newest checkpoint
-            that has its rows, if there is one.
+            that has rows, if there is one.
         """
         stored = self.batches.stored() if rows else None
         path = self.directory.save(self.clock.value, self.state_dict(), stored, best)
@@ -373,7 +378,7 @@ class Trainer:
             print_to_stderr(line)
 
     def _rescue(self) -> None:
-        """Saves the last iteration from another thread, because the main thread does not return."""
+        """Saves the last iteration; called from another thread if the main thread does not return."""
         self.log(f"{self.signals.name}: the main thread is blocked in a call; the process is ended")
         if not self.is_saved and self._loop.may_save:
             self.unroller.break_off()
@@ -381,13 +386,13 @@ class Trainer:
             self.log(f"Saved a checkpoint at {self.clock.value:,} steps")
 
     def _save_what_is_whole(self) -> None:
-        """Saves the last iteration after an error outside of updates; rows of the unfinished unroll are lost."""
+        """Saves the last iteration after an error, if the state is complete; rows of the unfinished unroll are lost."""
         if not self._loop.may_save:
             return
         self.unroller.break_off()
         try:
             self.save()
-        except DiskError as error:  # the error that is being raised must stay visible
+        except DiskError as error:  # the original error must stay visible
             self.log(f"No checkpoint was saved at {self.clock.value:,} steps: {error}")
         else:
             self.log(f"Saved a checkpoint at {self.clock.value:,} steps after an error")
@@ -402,7 +407,7 @@ def _checked(trainer: Trainer) -> Iterator[Report]:
       RunError: a transform or a network cannot load its own state.
     """
     is_checked = not any(isinstance(listener, CheckpointSaver) for listener in trainer.listeners)
-    with calling():  # marks calls of hooks of the algorithm, networks and transforms
+    with calling():  # marks calls of code that users may have written
         for report in trainer.iterate():
             if report.is_summary:  # a check in each iteration would cost time
                 refuse_default_dtype(f"{trainer.environment.name}.step or another part")
@@ -416,11 +421,11 @@ def _check_state(trainer: Trainer) -> None:
     """Checks that a checkpoint can hold the state of a run, and that transforms and networks can load theirs."""
     state = trainer.state_dict()
     check_loadable(state)
-    if trainer.clock.iterations == 1:  # only at first, because replay grows and loaded states have been checked
+    if trainer.clock.iterations == 1:  # only once, because replay grows, and loaded states have been checked
         check_loadable(trainer.batches.stored(), "replay")
     for name, part in (("transforms", trainer.transforms), ("algorithm", trainer.algorithm)):
         with calling(f"load_state_dict of the {name}"):
-            part.load_state_dict(copy.deepcopy(state[name]))  # a copy, which the part may keep like a state from a file
+            part.load_state_dict(copy.deepcopy(state[name]))  # a copy, because the part may keep the state
 
 
 def _close(part: Listener | Batches | Unroller, trainer: Trainer) -> None:

@@ -1,4 +1,4 @@
-"""Refuses or reports runs that end without an update or without finite parameters."""
+"""Errors for runs that end without an update or with parameters that are not finite."""
 
 import math
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ def check_budget(trainer: "Trainer") -> None:
 
 
 def check_trained(trainer: "Trainer") -> None:
-    """Raises RunError if a finished run has made no update, or if its directory is not in place."""
+    """Raises RunError if a finished run has made no update, or if its directory was deleted or moved."""
     clock = trainer.clock
     if not trainer.directory.is_whole:
         raise RunError(
@@ -61,7 +61,7 @@ def finish(trainer: "Trainer") -> None:
 
 
 def end_of(trainer: "Trainer") -> str:
-    """Returns a sentence about a run that was finished before: why it is finished, and how to continue it."""
+    """Returns a sentence about a finished run: why it is finished, and how to continue it."""
     name, budget, _ = trainer.clock.budget
     if trainer.clock.stop_reason is not None:
         why = f"{trainer.clock.stop_reason}; remove {nearest(trainer.directory.path) / 'done'} to continue"
@@ -73,7 +73,7 @@ def end_of(trainer: "Trainer") -> str:
 
 
 def _remedy(trainer: "Trainer") -> str:
-    """Returns the end of a sentence, with the conditions of the first update other than enough rows."""
+    """Returns the end of a sentence about the settings on which the first update depends."""
     if not (warmup := trainer.batches.warmup_env_steps):
         return ""
     return (

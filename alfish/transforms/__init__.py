@@ -1,4 +1,4 @@
-"""Transforms of raw rows into inputs of networks. Unrolls and replay hold raw rows, transformed at each use."""
+"""Transforms of raw rows to inputs of networks. Unrolls and replay store raw rows; each use transforms them."""
 
 from alfish.transforms.frame_stack import FrameStack
 from alfish.transforms.frozen_encoder import FrozenEncoder

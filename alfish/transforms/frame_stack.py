@@ -1,4 +1,4 @@
-"""Frame stacks, built when rows are used, so that each frame is stored once."""
+"""Frame stacks, built when rows are used; each frame is stored only once."""
 
 from typing import Annotated
 
@@ -60,8 +60,8 @@ class FrameStack(Transform):
         num_rows, num_columns = time_step.step_type.shape
         device = time_step.step_type.device
         row = torch.arange(num_rows, device=device).unsqueeze(1)
-        # Index of the row at which each row's episode starts, if that row is among these rows. The start row replaces
-        # older frames of the stack.
+        # Index of the first row of each row's episode, if it is among these rows. It replaces older frames of the
+        # stack.
         start = torch.where(time_step.step_type == StepType.FIRST, row, -self.look_back).cummax(0).values  # [T, N]
         age = torch.arange(self.look_back, -1, -1, device=device)  # oldest first
         source = torch.maximum(row.unsqueeze(-1) - age, start.unsqueeze(-1)) + self.look_back  # [T, N, num_frames]
@@ -105,7 +105,7 @@ class FrameStack(Transform):
 
         spec = spaces.Box(stacked(leaf.low), stacked(leaf.high), dtype=leaf.dtype)
         is_last = len(leaf.shape) == 3 and specs.has_channels_last(leaf.shape)
-        if is_image(spec) and specs.has_channels_last(spec.shape) != is_last:  # encoders see only the shape
+        if is_image(spec) and specs.has_channels_last(spec.shape) != is_last:  # encoders know only the shape
             raise UsageError(
                 f"FrameStack makes {spec.shape} of the {name} {leaf.shape}, which encoders would interpret as an image "
                 "with channels in another dimension; set another FrameStack.num_frames, or make the image square"

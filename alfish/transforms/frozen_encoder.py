@@ -1,4 +1,4 @@
-"""An encoder that never trains, and whose features are stored instead of its input."""
+"""An encoder that does not train; its features are stored instead of its input."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,10 +23,10 @@ class FrozenEncoder(Transform):
     """Encodes one leaf of each observation once, when its row arrives. The leaf becomes a vector of features.
 
     Unrolls and replay store the features instead of the leaf, an exception to the rule that stored rows are raw.
-    Environments, recorded data and saved policies have the leaf itself. Because the leaf cannot change after its row is
-    stored, this transform must be the first, and recorded rows are refused.
+    Environments, recorded data and saved policies contain the leaf itself. Later transforms cannot change the leaf, so
+    this transform must be the first. Recorded rows are refused.
 
-    The encoder's parameters are saved in checkpoints. They never train, and the encoder is in evaluation mode.
+    Checkpoints contain the encoder's parameters. They do not train, and the encoder is in evaluation mode.
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
@@ -75,7 +75,7 @@ class FrozenEncoder(Transform):
         return nest.unflatten(structure, leaves)
 
     def train(self, mode: bool = True) -> "FrozenEncoder":
-        """Keeps the encoder in evaluation mode, whatever mode is set."""
+        """Sets the mode, but keeps the encoder in evaluation mode."""
         return super().train(False)
 
     @torch.no_grad()

@@ -24,7 +24,7 @@ RESOLUTION = 1e-6  # float32's precision, with a margin; smaller relative deviat
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of each entry over all rows that all learners have observed, in float64.
+    """Mean and variance of each entry over all observed rows of all learners, in float64.
 
     Source: Chan et al., 1979, eq. 2.1.
     """
@@ -40,7 +40,7 @@ class RunningMoments(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("squares", torch.zeros(shape, dtype=torch.float64))  # sum of squared deviations
-        # The transform reads these float32 buffers, which change nothing until rows are observed.
+        # The transform reads these float32 buffers, which have no effect before rows are observed.
         self.register_buffer("shift", torch.zeros(shape))
         self.register_buffer("scale", torch.ones(shape))
 
@@ -54,7 +54,7 @@ class RunningMoments(nn.Module):
         squares = replicas.total(torch.where(mask, rows - mean, 0).square().sum(0))
         total = self.count + number
         delta = mean - self.mean
-        # In-place methods, because `+=` assigns a module's attribute, which takes longer than the sum itself.
+        # In-place methods, because the assignment of `+=` to a module's attribute takes longer than the sum.
         self.squares.add_(squares + delta.square() * self.count * number / total.clamp(min=1))
         self.mean.add_(delta * number / total.clamp(min=1))
         self.count.copy_(total)
@@ -69,8 +69,8 @@ class ObservationNormalizer(Transform):
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
-      leaves: globs for the paths of leaves to normalize, or one glob. Leaves that are not float never change. With the
-        default, an observation without float leaves is not an error.
+      leaves: glob, or list of globs, for the paths of leaves to normalize. Only float leaves change. With the default,
+        an observation without float leaves is allowed.
       clip: largest absolute output; None means that outputs are not clipped.
       epsilon: number added to the variance.
     """
@@ -102,7 +102,7 @@ class ObservationNormalizer(Transform):
             chosen = path in floats and any(fnmatch(path, glob) for glob in globs)
             return RunningMoments(spec.shape or ()) if chosen else None
 
-        # None stands for leaves that do not change.
+        # None for leaves that do not change.
         self._moments: Any = nn.ModuleList(moments(path, spec) for path, spec in zip(paths, leaf_specs))  # type: ignore[misc]
         remaining = iter(self._moments)
         self.observation_spec = nest.map(
@@ -136,16 +136,16 @@ class ObservationNormalizer(Transform):
 @gin.configurable(module="alfish.transforms")
 @checked
 class ObservationRescaler(ObservationNormalizer):
-    """Shifts and scales entries of unusual size to mean 0 and standard deviation 1, and leaves other entries unchanged.
+    """Shifts and scales entries of unusual size to mean 0 and standard deviation 1; other entries do not change.
 
     The size of an entry is its root mean square over all observed rows. Networks learn well from entries of usual size.
-    Unchanged entries keep their resolution even if a few observed rows have extreme values. An entry of unusual size
-    that is the same in all observed rows is shifted but not scaled.
+    Unchanged entries keep their resolution even if a few rows have extreme values. An entry of unusual size that is
+    constant in all observed rows is shifted, but not scaled.
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
       leaves: globs for the paths of leaves to rescale, as for `ObservationNormalizer`.
-      smallest, largest: range of usual sizes; entries in the range are not rescaled.
+      smallest, largest: range of usual sizes; entries with sizes in this range do not change.
       epsilon: number added to the variance.
     """
 
@@ -168,7 +168,7 @@ class ObservationRescaler(ObservationNormalizer):
             size = (moments.mean.square() + variance).sqrt()
             is_usual = (size >= self._smallest) & (size <= self._largest)
             moments.shift.masked_fill_(is_usual, 0.0)
-            # The scale of an entry that has not changed yet is unknown: a flag must not become 1 / sqrt(epsilon).
+            # The scale of an entry that was constant so far is unknown: a flag must not become 1 / sqrt(epsilon).
             is_constant = variance <= (RESOLUTION * moments.mean).square()
             moments.scale.masked_fill_(is_usual | is_constant, 1.0)
 
@@ -176,11 +176,11 @@ class ObservationRescaler(ObservationNormalizer):
 @gin.configurable(module="alfish.transforms")
 @checked
 class RewardNormalizer(Transform):
-    """Divides rewards by the standard deviation of discounted returns-so-far, and clips the result.
+    """Divides rewards by the standard deviation of discounted running returns, and clips the result.
 
-    The return-so-far of an environment is updated as R <- gamma R + r, from 0 at each episode's start. It is stored by
-    `env_id`, so an environment may change columns between unrolls. The mean is not subtracted. Each entry of a vector
-    reward has its own standard deviation.
+    The running return of an environment is updated as R <- gamma R + r, from 0 at each episode's start. It is stored by
+    `env_id`, so an environment may change columns between unrolls. The mean is not subtracted. Entries of a vector
+    reward have separate standard deviations.
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
@@ -188,7 +188,7 @@ class RewardNormalizer(Transform):
       clip: largest absolute output; None means that rewards are not clipped.
       epsilon: number added to the variance.
       largest_return: bound of returns after division, for values with a fixed range (`Bins`). The divisor is at least
-        the largest absolute return-so-far / `largest_return`, so that returns-so-far, and most returns, stay within
+        the largest absolute running return / `largest_return`, so that running returns, and most returns, stay within
         +-`largest_return`. None means no such bound.
 
     Source: Engstrom et al., 2020, section 3 (reward scaling); for the bound Lee et al., 2025, section 4.3,
@@ -215,7 +215,7 @@ class RewardNormalizer(Transform):
         self._moments = RunningMoments(reward_spec.shape)
         if largest_return is not None:
             self.register_buffer("largest", torch.zeros(reward_spec.shape, dtype=torch.float64))
-        # Returns-so-far by `env_id`. The tensor grows with new environments, so it is not a buffer.
+        # Running returns by `env_id`. Not a buffer, because the tensor grows with new environments.
         self._return: torch.Tensor | None = None
         self._num_columns = 0  # number of columns of the last rows on a device
 
@@ -243,8 +243,7 @@ class RewardNormalizer(Transform):
         self._return = returns
         rows, mask = nest.to((so_far.flatten(0, 1), arrives.reshape(-1)), self._moments.mean.device)
         self._moments.update(rows, mask, self._epsilon)
-        # If all rewards were 0, the scale would be 1 / sqrt(epsilon), and the first other reward would become very
-        # large.
+        # If all rewards so far are 0, the scale would be 1 / sqrt(epsilon), and the first other reward very large.
         self._moments.scale.masked_fill_(self._moments.squares == 0, 1.0)
         if self._largest_return is not None:
             _raise_to_largest(self.largest, torch.where(nest.widened(arrives, so_far), so_far.abs(), 0))
@@ -260,8 +259,8 @@ class RewardNormalizer(Transform):
     def _num_known(self, env_id: torch.Tensor) -> int:
         """Returns a number that is larger than all environment ids `[B]`.
 
-        Ids on a device are not read, because reading would wait for the device; they belong to one environment or ring,
-        and do not change.
+        Ids on a device are not read, because reading would wait for the device. They belong to a single environment or
+        ring, and do not change.
         """
         if env_id.device.type == "cpu" or self._return is None or len(env_id) != self._num_columns:
             self._num_columns = len(env_id)
@@ -269,7 +268,7 @@ class RewardNormalizer(Transform):
         return len(self._return)
 
     def _returns(self, num_envs: int, like: torch.Tensor) -> torch.Tensor:
-        """Returns a copy of the returns-so-far of at least `num_envs` environments; new environments have 0."""
+        """Returns a copy of the running returns of at least `num_envs` environments; new environments have 0."""
         new = like.new_zeros(num_envs, *like.shape[2:])
         return new if self._return is None else torch.cat([self._return.to(like.device), new[len(self._return) :]])
 
@@ -277,13 +276,13 @@ class RewardNormalizer(Transform):
 @gin.configurable(module="alfish.transforms")
 @checked
 class RewardRescaler(Transform):
-    """Divides rewards of unusual size by their largest absolute value so far, and leaves other rewards unchanged.
+    """Divides rewards of unusual size by their largest absolute value so far; other rewards do not change.
 
-    Vector rewards are divided per entry.
+    Entries of vector rewards are treated separately.
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
-      smallest, largest: usual range of the largest absolute reward; rewards in the range are not rescaled.
+      smallest, largest: usual range of the largest absolute reward, in which rewards do not change.
     """
 
     changes_rewards = in_graphs = observes_rewards = True
@@ -314,7 +313,7 @@ class RewardRescaler(Transform):
 
 
 def _raise_to_largest(sizes: torch.Tensor, found: torch.Tensor) -> None:
-    """Raises `sizes` (`[]` or `[R]`) to the largest values in all learners' rows (`[T, B]` or `[T, B, R]`)."""
+    """Raises `sizes` (`[]` or `[R]`) to the largest values in the rows of all learners (`[T, B]` or `[T, B, R]`)."""
     largest = found.amax((0, 1)).float()
     if replicas.is_joined():
         largest = torch.tensor(replicas.gather(*largest.reshape(-1).tolist())).amax(0).reshape(largest.shape)
@@ -322,14 +321,14 @@ def _raise_to_largest(sizes: torch.Tensor, found: torch.Tensor) -> None:
 
 
 def _turns(env_id: torch.Tensor, is_real: torch.Tensor) -> list[Any]:
-    """Returns groups of columns with distinct environments, to be processed one group after another.
+    """Returns groups of columns to process one after another; the columns of a group have distinct environments.
 
-    An asynchronous unroll may have several columns of an environment, each of which continues the previous column. Rows
-    on a device come from an environment of tensors or a ring, in which each column is a different environment.
+    An asynchronous unroll may have several columns of an environment, where each continues the previous column. For
+    rows on a device, which come from an environment of tensors or a ring, each column is a different environment.
 
     Args:
       env_id: global ids of the environments, `[B]` int64.
-      is_real: columns to be grouped, `[B]` bool. Columns with only PAD rows have a meaningless id.
+      is_real: columns to group, `[B]` bool. The ids of columns with only PAD rows are meaningless.
     """
     if env_id.device.type != "cpu":
         return [slice(None)]

@@ -24,16 +24,16 @@ class PreviousStep(Transform):
 
     An observation that is not a dict becomes the leaf `observation` of a dict. `prev_action` `[A']` is the executed
     action in the algorithm's units, with all its leaves side by side and one-hot codes of Discrete and MultiDiscrete
-    entries. `prev_reward` `[1]` or `[R]` has the unit of rewards at this place in the chain of transforms: after a
-    `RewardNormalizer` it is normalized.
+    entries. `prev_reward` `[1]` or `[R]` is the reward at this place in the chain of transforms; after a
+    `RewardNormalizer`, it is normalized.
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
       action_spec: canonical action nest.
-      action, reward: whether to add `prev_action`, and whether to add `prev_reward`.
+      action, reward: whether to add `prev_action` and `prev_reward`.
 
     Raises:
-      UsageError: the observation already has a leaf of one of these names, or neither leaf is to be added.
+      UsageError: the observation already has a leaf of this name, or `action` and `reward` are both False.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The base class of transforms, and chains of them.
 
-Given its statistics, a transform is a pure function. Statistics are buffers: they are saved and published with the
+With fixed statistics, a transform is a pure function. Statistics are buffers: they are saved and published with the
 weights, and change once per iteration, in `observe`, after the updates. Rollout and training therefore transform a row
-to the same numbers, and PPO's first ratio is exactly 1. With `Trainer.calibration`, statistics change only before the
+to the same values, and PPO's first ratio is exactly 1. With `Trainer.calibration`, statistics change only before the
 first update.
 """
 
@@ -22,7 +22,7 @@ from alfish.parameters.parts import build, parameter_names
 
 
 class RowReader(Protocol):
-    """Stored rows that a transform may look up, as in replay. `column` is `[N]`, `position` `[K, N]`, int64."""
+    """Interface of stored rows that a transform may read. `column` is `[N]` and `position` `[K, N]`, int64."""
 
     def step_type(self, column: torch.Tensor, position: torch.Tensor) -> torch.Tensor: ...
 
@@ -32,22 +32,22 @@ class RowReader(Protocol):
 
 
 class Transform(nn.Module):
-    """A function of rows. As a module, it can be saved with its statistics and moved to devices.
+    """Base class of transforms: a function of rows, in a module with its statistics.
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
 
     Attributes:
       observation_spec, reward_spec: specs of the output rows; a subclass replaces the specs that it changes. The first
-        rows are checked against these specs.
-      look_back: number of earlier rows on which the output for a row depends.
+        output is checked against these specs.
+      look_back: number of earlier rows on which the output of a row depends.
       changes_rewards: whether the transform changes rewards.
       shows_rewards: whether output observations contain the reward of arriving at their row.
-      in_graphs: whether a compiled update can compute the transform: each output row depends only on its input row and
-        the transform's buffers, by operations of torch.
-      observes_rewards: whether `observe` reads only step types, rewards and environment ids, which may then be on the
-        host while the statistics are on a GPU.
-      encodes: whether the transform defines only `encode`: observations change once, when their row arrives.
+      in_graphs: whether a compiled update can contain the transform. Each output row must then depend only on its input
+        row and the transform's buffers, through operations of torch.
+      observes_rewards: whether `observe` reads only step types, rewards and environment ids. These may then be on the
+        host even if the statistics are on a GPU.
+      encodes: whether the transform defines only `encode`, which changes observations once, before their row is stored.
       source: part of another run from which a new run reads the transform's `encoder`; None if no part is read.
     """
 
@@ -64,11 +64,11 @@ class Transform(nn.Module):
         self.observation_spec, self.reward_spec = observation_spec, reward_spec
 
     def initial_state(self, batch_size: int) -> Nest:
-        """Returns the state that acting carries from row to row, `[B, ...]`; None without state."""
+        """Returns the state at the start of acting, `[B, ...]`; None without state."""
         return None
 
     def forward(self, time_step: TimeStep, state: Nest) -> tuple[TimeStep, Nest]:
-        """Transforms one row `[B]` while acting, and returns the result with the next state. Never writes in place.
+        """Transforms one row `[B]` while acting; returns the result and the next state. Does not write in place.
 
         Default: `transform`.
         """
@@ -88,33 +88,33 @@ class Transform(nn.Module):
         return None
 
     def encode(self, observation: Nest) -> Nest:
-        """Returns the stored form of raw observations `[B, ...]`, which depends on neither statistics nor state."""
+        """Returns the stored form of raw observations `[B, ...]`; must not depend on statistics or state."""
         raise NotImplementedError(f"{type(self).__name__} must define encode")
 
     def observe(self, time_step: TimeStep) -> None:
-        """Updates the statistics with new rows `[T, B]`, which the previous transforms have transformed.
+        """Updates the statistics with new rows `[T, B]`, as transformed by the previous transforms.
 
         PAD rows do not count. Default: does nothing.
         """
 
 
 class Transforms(nn.Module):
-    """A chain of transforms, the first one applied first.
+    """A chain of transforms, applied in order.
 
-    Transforms at the head of the chain that encode observations are applied once, by `encode`, when a row arrives. All
-    other transforms are applied to stored rows whenever rows are used.
+    The first transforms of the chain may be encoders, which `encode` applies once, before rows are stored. All other
+    transforms are applied to stored rows whenever rows are used.
 
     Args:
-      factories: transform classes or partials of classes, called with (observation_spec, reward_spec) and, if they have
-        a parameter of that name, `action_spec`.
+      factories: classes or factories of transforms; called with (observation_spec, reward_spec) and, if they have such
+        a parameter, `action_spec`.
       observation_spec, reward_spec: specs of raw rows.
       action_spec: canonical action nest; None if no transform takes it.
 
     Attributes:
       raw_observation_spec, raw_reward_spec: specs of the environment's rows.
-      stored_observation_spec: spec of stored observations, which are raw unless a transform at the head encodes them.
+      stored_observation_spec: spec of stored observations, which are raw unless an encoder changes them.
       observation_spec, reward_spec: specs of the output rows.
-      encoders, others: transforms that encode observations before these are stored, and transforms of stored rows.
+      encoders, others: transforms that encode observations before rows are stored, and transforms of stored rows.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Transforms(nn.Module):
         self._chain: Any = nn.ModuleList()
         self.encoders: list[Transform] = []
         self.others: list[Transform] = []
-        self._fit: set[Transform] = set()  # transforms whose first rows were checked against their spec
+        self._fit: set[Transform] = set()  # transforms whose output was checked against their spec
         for factory in factories:
             given = self.observation_spec, self.reward_spec
             keywords = {"action_spec": action_spec} if "action_spec" in parameter_names(factory) else {}
@@ -156,7 +156,7 @@ class Transforms(nn.Module):
                 self.stored_observation_spec = self.observation_spec
 
     def __len__(self) -> int:
-        """Number of transforms of stored rows; without any, networks receive the stored rows."""
+        """Number of transforms of stored rows."""
         return len(self.others)
 
     @torch.no_grad()
@@ -167,7 +167,7 @@ class Transforms(nn.Module):
         return observation
 
     def sources(self) -> dict[str, str]:
-        """Returns a dict from the name of each encoder in the state to the part of another run that it is read from."""
+        """Returns the part of another run from which each encoder is read, by the encoder's name in the state."""
         chain = enumerate(self._chain)
         return {f"_chain.{k}.encoder": transform.source for k, transform in chain if transform.source is not None}
 
@@ -210,22 +210,22 @@ class Transforms(nn.Module):
 
     @torch.no_grad()
     def observe(self, time_step: TimeStep, state: Nest, num_seen: int) -> None:
-        """Updates all statistics with raw rows `[T, B]` on any device, except the first `num_seen`, seen before."""
+        """Updates all statistics with raw rows `[T, B]` on any device, except the first `num_seen` rows."""
         device = next(self.buffers(), time_step.step_type).device
         raw: TimeStep | None = time_step  # None after a transform that changes rewards
         for transform, before in zip(self.others, state or (), strict=True):
             if transform.observes_rewards and raw is not None:
-                seen = raw  # on the host, because reading a number from a GPU waits for the updates
+                seen = raw  # on the host, because reading from a GPU would wait for the updates
             else:
                 seen = time_step = nest.to(time_step, device)
             if transform is not self.others[-1]:
-                # The next transform observes rows that this one makes with its statistics before the update.
+                # The next transform observes rows transformed with the statistics from before the update.
                 time_step = transform.transform(*nest.to((time_step, before), device))
                 raw = None if transform.changes_rewards else raw
             transform.observe(nest.at(seen, slice(num_seen, None)))
 
     def _checked(self, found: Any, transform: Transform) -> TimeStep:
-        """Returns a transform's result; raises UsageError if it is not a time step, or does not fit the spec."""
+        """Returns a transform's result; raises UsageError if it is not a time step or does not fit the spec."""
         if not isinstance(found, TimeStep):
             kind = "None" if found is None else f"a {type(found).__name__}"
             raise UsageError(
@@ -267,7 +267,7 @@ def _check_fits(time_step: TimeStep, transform: Transform) -> None:
 
 
 class TransformsInGraph:
-    """Transforms as a nest whose leaves are their statistics.
+    """Transforms in the form of a nest with their statistics as leaves.
 
     Args:
       transforms: transforms that are `in_graphs`.

@@ -1,4 +1,4 @@
-"""Unrollers, which let a policy act in environments and collect rows of experience."""
+"""Unrollers: act with a policy in environments, and collect rows of experience."""
 
 from alfish.unrollers.chunks import CompiledUnroller
 from alfish.unrollers.sync import SyncUnroller

@@ -1,4 +1,4 @@
-"""Whole episodes from the rows of environments that step together."""
+"""Collects whole episodes from environments that step together."""
 
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ class EpisodeAccumulator:
     """
 
     def __init__(self, num_envs: int):
-        self._rows: list[list[list[Any]]] = [[] for _ in range(num_envs)]  # leaves of each row of each column
+        self._rows: list[list[list[Any]]] = [[] for _ in range(num_envs)]  # leaves of each row, by column
 
     def add(self, rows: Nest, columns: Iterable[int]) -> None:
         """Stores copies of the rows of some environments.
@@ -32,7 +32,7 @@ class EpisodeAccumulator:
         """
         leaves, self._structure = nest.flatten(rows)
         for column in columns:
-            # A view would keep the rows of all environments in memory.
+            # Copied, because a view would keep the rows of all environments in memory.
             self._rows[column].append([_copied(leaf[column : column + 1]) for leaf in leaves])
 
     def take(self, column: int) -> Nest:
@@ -43,18 +43,18 @@ class EpisodeAccumulator:
 
 
 class StartedEpisodes:
-    """The first episodes that start in environments that step together.
+    """Stores the first episodes that start in environments that step together.
 
-    The first episodes to end would mostly be short ones: if lengths 10 and 500 are equally likely, the first 10
-    episodes to end in 8 environments have a mean length of 138, not 255.
+    The first episodes that end would mostly be short. If lengths 10 and 500 are equally likely, the first 10 episodes
+    that end in 8 environments have a mean length of 138 instead of 255.
 
     Args:
       num_envs: number of environments, B; each begins with a FIRST row.
       num_episodes: number of episodes to store.
 
     Attributes:
-      whole: finished episodes, by number in the order of their starts: pairs of `start`, leaves `[1, ...]`, and rows,
-        `[T+1, 1, ...]`.
+      whole: finished episodes by number, in the order of their starts: pairs of `start`, with leaves `[1, ...]`, and
+        rows, `[T+1, 1, ...]`.
     """
 
     def __init__(self, num_envs: int, num_episodes: int):
@@ -75,7 +75,7 @@ class StartedEpisodes:
         Args:
           step_type: step types `[B]`; PAD where there is no row.
           rows: rows `[B, ...]`.
-          start: states before the rows, leaves `[B, ...]`, stored for FIRST rows.
+          start: states before the rows, leaves `[B, ...]`; stored for FIRST rows only.
         """
         there = (self._episode >= 0) & (step_type != StepType.PAD)
         self._rows.add(rows, np.flatnonzero(there).tolist())
@@ -98,7 +98,7 @@ class Stepper(Protocol):
     Attributes:
       environment: the environments.
       time_step: row to act from, `[B]`.
-      start_state: policy's state at an episode's start, and the transforms' state before the row to act from.
+      start_state: initial state of the policy, and the transforms' state before `time_step`.
     """
 
     environment: Environment
@@ -111,7 +111,7 @@ class Stepper(Protocol):
         """Returns the policy's step from `time_step` and the transforms' next state."""
 
     def advance(self, step: AlgStep, transform_state: Nest) -> None:
-        """Executes an action; the row that arrives becomes `time_step`."""
+        """Executes an action; the next row becomes `time_step`."""
 
 
 def run_episodes(stepper: Stepper, num_episodes: int) -> list[tuple[Nest, Nest]]:
@@ -122,8 +122,8 @@ def run_episodes(stepper: Stepper, num_episodes: int) -> list[tuple[Nest, Nest]]
       num_episodes: number of episodes, at least 1.
 
     Returns:
-      One pair per episode, in the order of their starts: `start_state` at the FIRST row, leaves `[1, ...]`, and the
-      rows (time step, action, info), leaves `[T+1, 1, ...]`.
+      A pair for each episode, in the order of their starts: `start_state` at the FIRST row, with leaves `[1, ...]`, and
+      the rows (time step, action, info), with leaves `[T+1, 1, ...]`.
 
     Raises:
       RunError: an environment was rebuilt.

@@ -1,7 +1,7 @@
-"""Checks of the rows of an unroll or of one step: values must be finite, and choices must be inside their spaces.
+"""Checks of rows: values must be finite, and discrete values must be inside their spaces.
 
-If a sum is finite, so are all its values, since any nan or infinity remains in the sum. A sum of finite values may
-overflow, so if the sum is not finite, the values themselves are tested.
+If a sum is finite, all its values are finite, because nan and infinity remain in a sum. A sum of finite values may
+overflow; therefore, if a sum is not finite, the values themselves are tested.
 """
 
 import math
@@ -62,11 +62,11 @@ def _name_nonfinite(time_step: TimeStep) -> None:
 class RowCheck:
     """Tests that an unroll's values are finite, and that values of Discrete and Multi* leaves are inside their spaces.
 
-    A call makes the test. On a device a call waits; code that also reads other values from the device uses the two
-    parts of the test, `sign` and `judge`, and reads the sign together with these values.
+    A call makes the test, and waits for the device of the rows. Code that reads other values from the device can avoid
+    a separate wait: it calls `sign`, reads the sign together with these values, and calls `judge`.
 
     Args:
-      observation_spec: spec of the observations; leaves that it lacks are tested for finite values only.
+      observation_spec: spec of the observations; leaves without a spec are tested for finite values only.
     """
 
     def __init__(self, observation_spec: Nest):
@@ -84,14 +84,14 @@ class RowCheck:
         self.judge(time_step, self.sign(time_step))
 
     def sign(self, time_step: TimeStep) -> Any:
-        """Returns one number, which is finite if all values are right; of tensors, a 0-d tensor on their device."""
+        """Returns a number that is finite if all values are right; for tensors, a 0-d tensor on their device."""
         total = _total(_numbers(time_step))
         for _, _, wrong in self._choices(time_step):
             total = torch.where(wrong.any(), torch.nan, total if isinstance(total, torch.Tensor) else float(total))
         return total
 
     def judge(self, time_step: TimeStep, sign: float) -> None:
-        """Raises RunError as a call does.
+        """Raises RunError if a value is wrong.
 
         Args:
           time_step: rows `[T, B, ...]`.
@@ -112,7 +112,7 @@ class RowCheck:
     def _choices(
         self, time_step: TimeStep
     ) -> Iterator[tuple[tuple[int, str, spaces.Space], torch.Tensor, torch.Tensor]]:
-        """Yields the place, name and spec of each leaf of choices, its values, and which of these are outside."""
+        """Yields place, name and spec of each discrete leaf, its values, and the mask of values outside its space."""
         leaves = nest.leaves(time_step.observation) if self._leaves else []
         for k, place in enumerate(self._leaves):
             leaf = as_tensor(leaves[place[0]])
@@ -122,7 +122,7 @@ class RowCheck:
 
 
 def _sizes(spec: spaces.Space) -> torch.Tensor:
-    """Returns the number of values of each entry of a leaf."""
+    """Returns the number of possible values of each entry of a leaf."""
     if isinstance(spec, spaces.MultiBinary):
         return torch.tensor(2)
     return torch.as_tensor(spec.n if isinstance(spec, spaces.Discrete) else spec.nvec)  # type: ignore[attr-defined]
@@ -147,7 +147,7 @@ def _numbers(time_step: TimeStep) -> list[Any]:
 
 
 def _total(leaves: list[Any]) -> Any:
-    """Returns the sum of all floats in the leaves, arrays or tensors; of tensors, a 0-d tensor."""
+    """Returns the sum of all floats in the leaves; a 0-d tensor if the leaves are tensors."""
     total: Any = 0
     for leaf in leaves:
         if type(leaf) is not np.ndarray:

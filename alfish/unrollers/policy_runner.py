@@ -1,4 +1,4 @@
-"""Acts from stored rows, with a numpy program in place of the actor if possible."""
+"""Acts on stored rows, with a numpy program in place of the actor if possible."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from alfish.runs import random_state
 
 
 class PolicyRunner:
-    """Acts from stored rows, with one call for each vector step.
+    """Acts on stored rows, with one call for each vector step.
 
     Args:
       actor: actor that computes the actions.
@@ -27,10 +27,10 @@ class PolicyRunner:
       numpy_policy: number of calls after which acting uses numpy; None means never.
 
     Attributes:
-      initial_state: the argument; another state of equal shapes may be assigned.
+      initial_state: the argument; a new state of the same shapes may be assigned.
       num_calls: number of calls so far.
       gave_up: whether acting uses torch permanently. `num_calls` and `gave_up` are saved with the run, so that a
-        resumed run has equal bits.
+        resumed run is bitwise the same.
     """
 
     def __init__(self, actor: Actor, initial_state: Nest, numpy_policy: int | None):
@@ -46,19 +46,19 @@ class PolicyRunner:
         self.gave_up = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_program": None, "_sources": [], "_arrays": []}  # a copy translates the policy again
+        return self.__dict__ | {"_program": None, "_sources": [], "_arrays": []}  # copies translate the policy again
 
     def __call__(self, time_step: TimeStep, transform_state: Nest, state: Nest) -> tuple[AlgStep, Nest]:
         """Returns actions for B rows and the transforms' next state, without gradient.
 
-        Leaves are arrays or tensors. The result has arrays if acting uses numpy. A call acts with torch if a leaf that
-        the program reads is of a subclass of tensors, such as the placeholder of a missing leaf.
+        Leaves are arrays or tensors. The result has arrays if acting uses numpy. A call acts with torch if the program
+        reads a leaf of a tensor subclass, such as the placeholder of a missing leaf.
         """
         row = time_step, transform_state, state, self.initial_state
         if self._numpy_policy is not None and not self.gave_up and self.num_calls >= self._numpy_policy:
             if self._program is None:
                 self._translate(row)
-            # If a hook is not pure, its result may depend on a value that tracing took for a constant.
+            # If a hook is not pure, tracing may have made a constant of a value that changes.
             elif is_checked(self.num_calls - self._numpy_policy):
                 self._compare(row)
         self.num_calls += 1
@@ -76,7 +76,7 @@ class PolicyRunner:
         return nest.to(action, self._device)
 
     def refresh(self) -> None:
-        """Reads parameters and buffers that may have changed. Call it before acting with changed values."""
+        """Reads parameters and buffers again. Call it after they have changed."""
         if self._program is None:
             return
         if [tensor.data_ptr() for tensor in self._sources] != self._addresses:
@@ -84,13 +84,14 @@ class PolicyRunner:
         self._program.prepare(self._arrays)
 
     def _share_memory(self) -> None:
-        """Makes arrays that share memory with parameters and buffers. A learner moves parameters when it is built."""
+        """Makes arrays that share memory with parameters and buffers; called again after a learner moves these."""
         self._addresses = [tensor.data_ptr() for tensor in self._sources]
         self._arrays = [tensor.detach().numpy() for tensor in self._sources]
 
     def _run(self, row: tuple) -> tuple[AlgStep, Nest]:
         assert self._program is not None
-        # Most policies read one or two leaves; flattening the row takes longer than some matrix products.
+        # Reads single leaves: most policies read one or two, and flattening a row takes longer than some matrix
+        # products.
         leaves = []
         for path in self._used:
             leaf: Any = row
@@ -110,7 +111,7 @@ class PolicyRunner:
         return self._actor.act(*given) if self._has_looked else self._look(*given)
 
     def _look(self, *row: Any) -> tuple[AlgStep, Nest]:
-        """Acts, and checks the result of the hook, and that nothing is written to the arguments."""
+        """Acts; checks the result of the hook, and that the hook does not write to its arguments."""
         given = nest.leaves(row)
         before = [leaf._version for leaf in given]
         step, transform_state = self._actor.act(*row)
@@ -156,13 +157,13 @@ class PolicyRunner:
         self._compare(row)
 
     def _compare(self, row: tuple) -> None:
-        """Compares the program with the policy; if their results differ, acting uses torch from then on."""
+        """Compares the program with the policy; if their results differ, later calls use torch."""
         with random_state.preserved():
             expected = nest.leaves(self._act(*row))
         with random_state.preserved():
             found = [as_tensor(leaf) for leaf in nest.leaves(self._run(row))]
         if not all(type(leaf) is torch.Tensor for leaf in expected):
-            return  # a result depends on a missing leaf, whose values cannot be compared
+            return  # results that depend on a missing leaf cannot be compared
         if len(expected) != len(found) or not all(
             a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
             for a, b in zip(expected, found)
@@ -177,6 +178,6 @@ class PolicyRunner:
 
 
 def _plain(leaf: Any) -> torch.Tensor:
-    """Returns a leaf as a tensor; zeros of its shape and dtype for a tensor of a subclass."""
+    """Returns a leaf as a tensor; for a tensor subclass, zeros of the same shape and dtype."""
     tensor = as_tensor(leaf)
     return tensor if type(tensor) is torch.Tensor else torch.zeros(tuple(tensor.shape), dtype=tensor.dtype)

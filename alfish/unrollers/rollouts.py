@@ -1,4 +1,4 @@
-"""The rows and the records of an unroll, made from the rows of its steps; and unrolls that are cut."""
+"""Makes the rows and the records of an unroll from the rows of its steps; cuts unrolls of slow learners."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ def ends_of(ends: Sequence[tuple[Array, TimeStep]]) -> Ends:
 
 def time_steps_of(rows: Sequence[TimeStep]) -> TimeStep:
     """Returns rows `[B]` as `[T, B]`."""
-    # Stacked field by field: most fields are bare leaves, and walking through whole rows takes longer than stacking.
+    # Fields are stacked one by one: most are bare leaves, and traversing whole rows takes longer than stacking.
     return TimeStep(*map(_stacked, zip(*rows)))
 
 
@@ -43,16 +43,16 @@ def records(
     shown: Sequence[str] = (),
     signs: Sequence[Any] = (),
 ) -> tuple[StepRecords, Sequence[Any]]:
-    """Returns the records of an unroll, which are the rows that arrived, in their order; reads a device once.
+    """Returns the records of an unroll: its new rows in order of time. Reads from a device only once.
 
     Args:
       rows: time step of the unroll, `[T, B]`.
       newest: newest row, `[B]`; None if it is the last row of `rows`.
-      ends: LAST rows that are stored separately; None if each step made one row in every column.
+      ends: LAST rows that are stored separately; None if each step made exactly one row in every column.
       unseen: whether row 0 is new.
       infos: pairs of a step's index, from 0, and its info.
       shown: optional fields of the records.
-      signs: 0-d tensors or numbers to read, too.
+      signs: 0-d tensors or numbers to read in the same copy.
 
     Returns:
       The records and the signs as numbers.
@@ -69,7 +69,7 @@ def records(
     if ends is None:
         arrived = {name: nest.at(followed(name), slice(1 - unseen, None)) for name in fields}
         return StepRecords(infos=[(t + unseen, info) for t, info in infos], **arrived), signs
-    # The rows of a step, and after them the FIRST rows of the resets in that step, with PAD in the other columns.
+    # The rows of a step, then the FIRST rows of resets in the same step, with PAD in other columns.
     begins = (followed("step_type")[1:] == StepType.FIRST) & (found["step_type"][2] != StepType.FIRST)
     is_kept = np.concatenate([[unseen], np.stack([np.ones(len(begins), bool), begins.any(1)], 1).reshape(-1)])
 
@@ -87,17 +87,17 @@ def records(
 
 
 def ended(time_step: TimeStep, broken: np.ndarray) -> TimeStep:
-    """Returns the row that was acted from, with LAST where an environment (`[B]` bool) then broke: its episode ends."""
+    """Returns the row before a step with LAST where `broken` (`[B]` bool) is True: these episodes end."""
     step_type = as_array(time_step.step_type).copy()
     step_type[broken & (step_type == StepType.MID)] = StepType.LAST
     return time_step._replace(step_type=step_type)
 
 
 def filled_up(rows: TimeStep, others: Nest, ends: Ends | None, length: int) -> tuple[TimeStep, Nest, Ends | None]:
-    """Returns the rows of an unroll of fewer steps, with PAD rows appended.
+    """Returns the rows of a cut unroll with PAD rows appended.
 
     Args:
-      rows: time step, `[T, B]`, whose last row no step follows.
+      rows: time step, `[T, B]`; no step follows the last row.
       others: leaves `[T, B, ...]`.
       ends: LAST rows that are stored separately.
       length: number of steps of a whole unroll.
@@ -117,7 +117,7 @@ def filled_up(rows: TimeStep, others: Nest, ends: Ends | None, length: int) -> t
 
 
 def _stacked(nests: tuple[Nest, ...]) -> Nest:
-    """Stacks nests leaf by leaf: arrays into an array, which takes a fraction of torch's time, all else into a tensor.
+    """Stacks nests leaf by leaf: arrays into an array, which is faster than torch, and all else into a tensor.
 
     If acting switches to or from numpy within an unroll, the first or the last leaf is a tensor.
     """
@@ -130,16 +130,16 @@ def _stacked(nests: tuple[Nest, ...]) -> Nest:
     return nest.map(lambda *leaves: _stacked(leaves), *nests)
 
 
-# Fraction of an unroll that every learner completes, because many unrolls of a few rows each would give poor gradients.
+# Fraction of an unroll that every learner completes, because very short unrolls give poor gradients.
 LEAST_FRACTION = 0.25
 
 
 class StragglerCut:
-    """Yields the steps of an unroll until it is cut, because enough other learners have finished theirs.
+    """Yields the steps of an unroll, and ends it early if enough other learners have finished their unrolls.
 
     Args:
-      fraction: fraction of the learners, in (0, 1]; once this fraction has finished an unroll, the others end their
-        unrolls.
+      fraction: fraction of the learners, in (0, 1]. When this fraction has finished an unroll, the others end theirs
+        early.
       algorithm: algorithm that acts in the unrolls.
 
     Raises:
@@ -154,10 +154,10 @@ class StragglerCut:
             )
         self._fraction = fraction
         self._finished: replicas.Counter | None = None  # counter of finished unrolls, shared by all learners
-        self._num_before = 0  # number of unrolls that all learners have finished before this one
+        self._num_before = 0  # number of unrolls that all learners together finished before this unroll
 
     def check(self) -> None:
-        """Checks that there are several learners, whose unrolls can be cut.
+        """Checks that there are enough learners to cut unrolls.
 
         Raises:
           UsageError: there is only one learner, or there are too few learners for the fraction.
@@ -175,7 +175,7 @@ class StragglerCut:
             )
 
     def steps(self, length: int) -> Iterator[int]:
-        """Yields 0, 1, ... for each vector step of an unroll of `length` rows, until enough learners have finished."""
+        """Yields 0, 1, ... for the vector steps of an unroll of `length` rows, until enough learners have finished."""
         if self._finished is None:
             self.check()
             self._finished = replicas.Counter()
@@ -193,4 +193,4 @@ class StragglerCut:
         self._num_before += replicas.size()
 
     def _num_enough(self) -> int:
-        return math.ceil(self._fraction * replicas.size() - 1e-9)  # 0.7 * 10 is above 7
+        return math.ceil(self._fraction * replicas.size() - 1e-9)  # 0.7 * 10 is above 7 in floats

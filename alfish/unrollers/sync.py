@@ -1,4 +1,4 @@
-"""The unroller that steps environments in this process: the bit-reproducible reference for all others."""
+"""The unroller that steps environments in this process; it is bitwise reproducible, and the reference for others."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from alfish.unrollers.unroller import ENVIRONMENT, POLICY, Unroller
 
 
 class UnrollStart(NamedTuple):
-    """The beginning of an unroll: whether row 0 is new, and the states of the policy and the transforms at row 0."""
+    """The start of an unroll: whether row 0 is new, and the states of the policy and the transforms at row 0."""
 
     unseen: bool
     state: Nest
@@ -44,15 +44,16 @@ class SyncUnroller(Unroller):
 
     Args:
       environment, algorithm, transforms: parts of the run, see `Unroller`.
-      numpy_policy: number of vector steps after which a policy on a CPU acts through numpy, if it can be translated
-        (`compiler.numpy_program`). Results equal torch's up to rounding; small networks act faster. None means never.
-      overwrite_policy_output: whether the info `executed_action` is stored as the action, for environments in which a
-        human, an expert or another controller acts. Off-policy only.
-      sync_fraction: fraction of several learners, on-policy. Once this fraction has finished an unroll, the others end
-        their unrolls at their next vector step (`StragglerCut`). None means that all learners finish unrolls.
+      numpy_policy: number of vector steps after which a policy on a CPU acts with numpy, if it can be translated
+        (`compiler.numpy_program`). Small networks then act faster; results equal torch's up to rounding. None means
+        never.
+      overwrite_policy_output: whether the info `executed_action` replaces the stored action, for environments in which
+        a human or another controller may act. Off-policy only.
+      sync_fraction: fraction of the learners that must finish an unroll, in (0, 1], on-policy only. The others then end
+        their unrolls at their next vector step (`StragglerCut`). None means that all learners finish.
 
     Attributes:
-      time_step: row to act from, which is row 0 of the next unroll; None before `start`.
+      time_step: row from which the policy acts next, row 0 of the next unroll; None before `start`.
     """
 
     def __init__(
@@ -75,19 +76,19 @@ class SyncUnroller(Unroller):
         self._ones = np.ones(environment.num_envs, np.int64)
         row_check = RowCheck(() if transforms.encoders else environment.observation_spec)
         self._sign, self._judge = quiet(row_check.sign), row_check.judge
-        self._signs: list[tuple[TimeStep, Any]] = []  # rows of the unroll, and what `RowCheck.sign` says of them
+        self._signs: list[tuple[TimeStep, Any]] = []  # rows of the unroll, with their `RowCheck.sign`
         self.time_step: Any = None  # a TimeStep `[B]`; None before the first reset
         actor = Actor(algorithm, transforms)
         self._transform_state, self._initial_state = actor.first_state(environment.num_envs)
         self._reads_infos = True
-        self._unseen = False  # whether no unroll has begun with this time step yet
+        self._unseen = False  # whether `time_step` is not yet row 0 of an unroll
         self._state = self._initial_state
         self._actor = PolicyRunner(actor, self._initial_state, numpy_policy)
         self._policy, self._step = self._actor.__call__, called_apart(_step_of(self))  # see `time`
 
     @property
     def start_state(self) -> tuple[Nest, Nest]:
-        """State of the policy at an episode's start, and state of the transforms before the row to act from."""
+        """Initial state of the policy, and the state of the transforms before `time_step`."""
         return self._initial_state, self._transform_state
 
     def check_learners(self) -> None:
@@ -108,16 +109,17 @@ class SyncUnroller(Unroller):
     def unroll(self, length: int, at_random: bool = False) -> Experience:
         """Collects the rows of `length` vector steps.
 
-        On-policy an extra row follows for its value, and is also row 0 of the next unroll. Where environments make two
-        rows at an episode's end (`Environment.uneven`), LAST rows are stored separately (`Experience.ends`).
+        On-policy, one more row follows, because its value is needed; it is also row 0 of the next unroll. If
+        environments make two rows at the end of an episode (`Environment.uneven`), LAST rows are stored separately
+        (`Experience.ends`).
 
         Args:
           length: number of vector steps.
           at_random: whether to execute the algorithm's `random_action` instead of the policy's action.
 
         Returns:
-          Experience with leaves `[length, B, ...]`, on-policy `[length+1, B, ...]`. The extra row's action is never
-          executed. Leaves are of the environment's kind: arrays on the host, or tensors.
+          Experience with leaves `[length, B, ...]`, on-policy `[length+1, B, ...]`. The action of the additional row is
+          never executed. Leaves are arrays on the host or tensors, like the environment's.
 
         Raises:
           RunError: an environment returned a reward or an observation that is not finite.
@@ -127,18 +129,18 @@ class SyncUnroller(Unroller):
         return self._finish(start, *self._steps_of(length, start.unseen))
 
     def generate_batch(self, num_steps: int) -> Experience:
-        """Collects the rows of the next vector steps, for a program without a trainer.
+        """Collects the rows of the next vector steps; for programs without a trainer.
 
         Acts with `rollout_step` and the algorithm's current parameters, in eval mode except for modules that explore.
-        Each call continues where the last call ended.
+        Each call continues where the previous call ended.
 
         Args:
           num_steps: number of vector steps, at least 1.
 
         Returns:
-          The result of `unroll` in tensors `[num_steps, B, ...]`, on-policy `[num_steps+1, B, ...]`. In environments
-          that are `uneven`, LAST rows are in their places (`data.in_line`), so there are more rows. The last action
-          arrives in row 0 of the next call. `data.trainable` tells which rows train.
+          The result of `unroll` as tensors `[num_steps, B, ...]`, on-policy `[num_steps+1, B, ...]`. If environments
+          are `uneven`, LAST rows are inserted (`data.in_line`), so there are more rows. The last action leads to row 0
+          of the next call. `data.trainable` returns the mask of rows that train.
 
         Raises:
           UsageError: fewer than 1 step.
@@ -150,18 +152,18 @@ class SyncUnroller(Unroller):
             return in_line(nest.tensors(self.unroll(num_steps))).experience
 
     def generate_episodes(self, num_episodes: int) -> list[Experience]:
-        """Collects whole episodes with `rollout_step`, as in `generate_batch`, with the algorithm's current parameters.
+        """Collects whole episodes with `rollout_step` and the algorithm's current parameters; see `generate_batch`.
 
-        All environments are reset first, which drops the current episodes of `generate_batch`. Episodes are counted
-        when they start, and each runs to its end, so short episodes are not over-represented.
+        All environments are reset first, which drops the current episodes of `generate_batch`. The result contains the
+        first episodes that start, each to its end, so short episodes are not over-represented.
 
         Args:
           num_episodes: number of episodes, at least 1.
 
         Returns:
-          The episodes in the order of their starts; one of T actions has tensors `[T+1, 1, ...]`, FIRST to LAST. The
-          LAST row has the true final observation, discount 0 for termination and 1 for truncation, and meaningless
-          action and info.
+          The episodes in the order of their starts. An episode of T actions has tensors `[T+1, 1, ...]`, FIRST to LAST.
+          The LAST row has the true final observation, discount 0 for a termination and 1 for a truncation; its action
+          and info are meaningless.
 
         Raises:
           UsageError: fewer than 1 episode.
@@ -175,7 +177,7 @@ class SyncUnroller(Unroller):
         self._actor.refresh()
         with in_eval_mode(self._algorithm, explores=True):
             found = run_episodes(self, num_episodes)
-        self._restart_episodes()  # episodes under way have lost their beginnings
+        self._restart_episodes()  # current episodes have lost their beginnings
         return [self._as_experience(*nest.tensors(episode)) for episode in found]
 
     def time(self, timer: Timer) -> None:
@@ -197,7 +199,7 @@ class SyncUnroller(Unroller):
         """Restores a state. Episodes that the environment cannot continue are truncated."""
         self.policy_version = state["policy_version"]
         self.repeat_calls(state)
-        if "time_step" not in state:  # the state of an `AsyncUnroller`, after which new episodes begin
+        if "time_step" not in state:  # the state of an `AsyncUnroller`; new episodes begin
             return
         self._state = nest.to(nest.like(self._state, state["state"]), self._device)
         transform_state = nest.like(self._transform_state, state["transform_state"])
@@ -251,7 +253,7 @@ class SyncUnroller(Unroller):
         """Checks the rows of an unroll, and returns its experience.
 
         Args:
-          start: beginning of the unroll.
+          start: start of the unroll.
           time_step, rows, ends: rows of the unroll, as `_steps_of` returns them.
         """
         if self._cut is not None:
@@ -264,7 +266,7 @@ class SyncUnroller(Unroller):
         return Experience(time_step, *map(self.environment.convert, others))._replace(ends=ends)
 
     def _steps_of(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Ends | None]:
-        """Makes the steps of an unroll; returns time steps, actions with infos, and ends. Sets `records`."""
+        """Makes the steps of an unroll, and sets `records`; returns time steps, actions with infos, and ends."""
         rows, ends, infos = [], [], []
         for t in self._steps(length):
             seen = self.time_step
@@ -291,7 +293,7 @@ class SyncUnroller(Unroller):
         return time_step, others, beside
 
     def _take_end(self) -> tuple[Array, TimeStep]:
-        """Returns a mask `[B]` bool of LAST rows that a reset follows, and the step's rows.
+        """Returns a mask `[B]` bool of LAST rows with a reset in the same step, and the step's rows.
 
         FIRST rows become `time_step`.
         """
@@ -302,7 +304,7 @@ class SyncUnroller(Unroller):
         self.time_step = nest.where(ended, first, last)
         if self.environment.lost is not None:
             ended = ended & ~self.environment.lost
-        # An agent that left a game before its end has no row when the game ends.
+        # An agent that left a game early has no row when the game ends.
         return (ended & (last.step_type != StepType.PAD) if self.environment.has_gaps else ended), last
 
     def _restart_episodes(self) -> None:
@@ -322,7 +324,7 @@ class SyncUnroller(Unroller):
         return Experience(time_step, action, info, state, version, transform_state)
 
     def _info(self) -> dict[str, Any]:
-        """Returns the infos of the last step; empty if nobody reads them."""
+        """Returns the infos of the last step; empty if they are not needed."""
         return own_info(self.environment.infos) if self._reads_infos else {}
 
     def _tell_progress(self) -> None:
@@ -333,7 +335,7 @@ class SyncUnroller(Unroller):
         return called_apart(_first_rows)(self.environment)
 
     def _record(self, rows: TimeStep, newest: TimeStep | None, ends: Ends | None, unseen: bool, infos: Any) -> None:
-        """Sets `records` and the signs of the rows, which are read together; see `rollouts.records`."""
+        """Sets `records`, and reads the signs of the rows in the same copy; see `rollouts.records`."""
         checked = [rows] if ends is None else [rows, ends.time_step]
         signs = list(map(self._sign, checked))
         if self.environment.sign is not None:
@@ -347,7 +349,7 @@ class SyncUnroller(Unroller):
         self._judge(time_step, sign)
 
     def _executed(self, action: Nest) -> Nest:
-        """Returns the executed actions, or the policy's actions where the step was a reset."""
+        """Returns the executed actions; where the step was a reset, the policy's actions."""
         acted = as_array(self.time_step.step_type) != StepType.FIRST
 
         def executed(own: Any, other: Any) -> np.ndarray:
@@ -377,7 +379,7 @@ def _step_of(unroller: SyncUnroller) -> Callable[[Nest], TimeStep]:
 
 
 def refuse_on_policy(algorithm: RLAlgorithm) -> None:
-    """Raises UsageError if an algorithm is on-policy, so that it learns only from its own actions."""
+    """Raises UsageError if an algorithm is on-policy, and thus learns only from its own actions."""
     if algorithm.on_policy:
         raise UsageError(
             f"overwrite_policy_output stores actions that {type(algorithm).__name__} did not choose, but an on-policy "

@@ -1,4 +1,4 @@
-"""The interface of unrollers to the trainer."""
+"""The interface of unrollers."""
 
 import abc
 from collections.abc import Callable
@@ -26,14 +26,14 @@ SHOWN_FIELDS = {"observation": "observation", "action": "prev_action"}
 
 
 class StepRecords(NamedTuple):
-    """New rows of an unroll, for metrics, in the order in which the rows arrived."""
+    """New rows of an unroll for metrics, in order of time."""
 
     step_type: np.ndarray  # [S, B]
     reward: np.ndarray  # [S, B] or [S, B, R], raw
     infos: list[tuple[int, dict[str, Any]]]  # pairs of an index into S and gymnasium's info of that step
     # The following fields, arrays `[S, B, ...]`, are set only if metrics read them, see `Unroller.shown`.
     observation: Nest = None  # raw observations
-    action: Nest = None  # actions executed on the way to the row, in the algorithm's units
+    action: Nest = None  # executed actions that led to the rows, in the algorithm's units
 
     @property
     def num_steps(self) -> int:
@@ -57,18 +57,19 @@ class Unroller(abc.ABC):
     Attributes:
       num_envs: number of environments.
       num_columns: number of columns of the experience that `unroll` returns, B.
-      stepping: way of stepping environments, in words that follow the number of environments; '' if there is nothing to
-        report.
-      records: records of the last unroll, for metrics, with `num_envs` columns; `StepSums` if the unroller has summed
+      stepping: way of stepping environments, as text after the number of environments in the log; '' if there is
+        nothing to report.
+      records: records of the last unroll for metrics, with `num_envs` columns; `StepSums` if the unroller has summed
         the rows.
       log: function that receives lines for the user.
-      check_signals: function that is called during waits for other processes, and raises if a signal asks to stop.
-      drains: whether `unroll` returns the rows that other processes have collected, however many, and ignores `length`.
-      metrics: metrics whose `episode_sums` the unroller may compute in place of records; None if a metric needs rows.
-      shown: names of the optional fields (`SHOWN_FIELDS`) that records have; set before the first unroll.
+      check_signals: function called while waiting for other processes; raises if a signal asks to stop.
+      drains: whether `unroll` ignores `length`, and returns all rows that other processes have collected.
+      metrics: metrics for which the unroller may compute `episode_sums` instead of records; None if a metric needs
+        rows.
+      shown: names of the optional fields (`SHOWN_FIELDS`) in records; set before the first unroll.
       stores_states: whether the info of unrolls is a `StatefulInfo`, with a state for each row; set before the first
         unroll.
-      policy_version: number of times that weights were published.
+      policy_version: number of publications of weights.
     """
 
     drains = False
@@ -104,17 +105,17 @@ class Unroller(abc.ABC):
         return self.records.num_steps
 
     def bind(self, make_environment: Callable[..., Environment], unroll_length: float, seed: int) -> None:
-        """Receives the arguments by which other processes build environments. Called once, before all other methods.
+        """Sets what other processes need to build environments. Called once, before all other methods.
 
         Args:
-          make_environment: factory of environments, which takes the keywords `seed` and `num_envs`.
+          make_environment: factory of environments, called with the keywords `seed` and `num_envs`.
           unroll_length: average number of vector steps of an unroll.
           seed: seed of the run.
         """
         self.unroll_length = unroll_length
 
     def check_learners(self) -> None:
-        """Checks that the settings suit the number of learners; called before a run, and not before an evaluation.
+        """Checks that the settings suit the number of learners; called before training, not before an evaluation.
 
         Default: accepts all.
 
@@ -124,13 +125,13 @@ class Unroller(abc.ABC):
 
     @abc.abstractmethod
     def unroll(self, length: int, at_random: bool = False) -> Experience:
-        """Collects rows. On-policy one more row follows, because its value is needed.
+        """Collects rows. On-policy, one more row follows, because its value is needed.
 
         Leaves are arrays on the host, or tensors if the environment returns tensors.
         """
 
     def generate_batch(self, num_steps: int) -> Experience:
-        """Returns the next rows to a program without a trainer; see `SyncUnroller`.
+        """Returns the next rows, for programs without a trainer; see `SyncUnroller`.
 
         Raises:
           UsageError: this unroller collects only for a trainer.
@@ -138,7 +139,7 @@ class Unroller(abc.ABC):
         raise self._refusal("generate_batch")
 
     def generate_episodes(self, num_episodes: int) -> list[Experience]:
-        """Returns whole episodes to a program without a trainer; see `SyncUnroller`.
+        """Returns whole episodes, for programs without a trainer; see `SyncUnroller`.
 
         Raises:
           UsageError: this unroller collects only for a trainer.
@@ -146,18 +147,18 @@ class Unroller(abc.ABC):
         raise self._refusal("generate_episodes")
 
     def publish(self) -> None:
-        """Counts new weights: an iteration has changed parameters and buffers."""
+        """Publishes weights after an iteration has changed them. Default: counts the publication."""
         self.policy_version += 1
 
     def ignore_infos(self) -> None:
-        """Allows infos to be dropped, since no metric reads infos. Default: the environment stops gathering them."""
+        """Allows infos to be dropped if no metric reads them. Default: the environment stops collecting infos."""
         self.environment.ignore_infos()
 
     def time(self, timer: Timer) -> None:
-        """Measures `ENVIRONMENT` and `POLICY` as separate parts from now on. Default: does nothing."""
+        """Starts to measure `ENVIRONMENT` and `POLICY` as separate parts. Default: does nothing."""
 
     def stats(self) -> dict[str, float]:
-        """Returns scalars for summaries, which cover the time since the last call. Default: no scalars."""
+        """Returns scalars of the time since the last call, for summaries. Default: no scalars."""
         return {}
 
     @abc.abstractmethod
@@ -169,11 +170,11 @@ class Unroller(abc.ABC):
         """Restores a state. Episodes that cannot continue are truncated."""
 
     def calls(self) -> tuple[EnvironmentCall, ...]:
-        """Returns the last call of each method of the environments, in the order of the calls."""
+        """Returns the last call of each of the environments' methods, in the order of the calls."""
         return tuple(sorted(self.environment.calls.values()))
 
     def calls_state(self) -> dict[str, Any]:
-        """Returns the entry of `state_dict` with the calls of the environments; empty if there were none."""
+        """Returns the calls of the environments as an entry of `state_dict`; empty without calls."""
         made = [[one.name, list(one.arguments)] for one in self.calls()]
         return {"calls": made} if made else {}
 
@@ -183,7 +184,7 @@ class Unroller(abc.ABC):
             self.environment.call(name, *arguments)
 
     def break_off(self) -> None:
-        """Drops the current episodes, because their last step may never have ended. Default: does nothing."""
+        """Drops the current episodes, whose last step may be incomplete. Default: does nothing."""
 
     @abc.abstractmethod
     def close(self) -> None:

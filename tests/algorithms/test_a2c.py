@@ -71,7 +71,7 @@ def test_the_default_return_reaches_to_the_end_of_the_unroll():
 
 
 @pytest.mark.parametrize("num_rewards", [1, 2, 3])  # 3 is also the number of environments
-def test_advantages_of_vector_rewards_add_up_and_their_targets_do_not(num_rewards):
+def test_vector_rewards_have_summed_advantages_and_separate_targets(num_rewards):
     a2c = _a2c(num_rewards, lambda_=0.7)
     experience = _unroll(a2c, _column(FIRST, MID, LAST, FIRST, MID, num_envs=3))
     step = experience.time_step

@@ -24,7 +24,7 @@ def test_without_memory_there_is_nothing_to_reset():
     assert reset_state(None, None, torch.zeros(2, dtype=torch.int32)) is None
 
 
-def test_a_state_without_an_initial_one_is_taken_as_it_is():
+def test_a_state_without_an_initial_state_is_used_unchanged():
     state = torch.ones(2)
     assert reset_state(state, None, torch.full((2,), StepType.FIRST, dtype=torch.int32)) is state
 
@@ -60,7 +60,7 @@ class Shifted(Transform):
         return time_step._replace(observation=time_step.observation + state, step_type=step_type), state + 1
 
 
-def test_an_actor_transforms_rows_resets_the_state_where_they_are_first_and_calls_the_hook():
+def test_an_actor_transforms_rows_resets_states_and_calls_the_hook():
     observation, action = spaces.Box(-1, 1, ()), spaces.Box(-1, 1, (1,))
     algorithm = Counting(observation, action, specs.reward_spec())
     transforms = Transforms([Shifted], observation, specs.reward_spec())

@@ -213,7 +213,7 @@ class Table(nn.Module):
 
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize(("length", "lambda_"), [(2, 1.0), (3, 1.0), (4, 1.0), (4, 0.6)])
-def test_dqns_targets_are_those_of_the_allowed_actions_of_the_row_where_a_return_stops(double, length, lambda_):
+def test_dqn_targets_use_the_action_mask_of_the_bootstrap_row(double, length, lambda_):
     """Three states of three actions, in each of which the forbidden action has the largest value by far."""
     gamma, observation_spec, action_spec = 0.5, *spec_of(spaces.Discrete(3))
     dqn = DQN(

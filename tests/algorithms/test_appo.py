@@ -119,7 +119,7 @@ class TestWithoutLag:
         for name, value in stepped[0].items():
             torch.testing.assert_close(stepped[1][name] - before[name], value - before[name], atol=1e-6, rtol=1e-4)
 
-    def test_the_first_gradient_of_impala_is_that_of_an_actor_critic(self):
+    def test_first_impala_gradient_equals_actor_critic(self):
         stepped = []
         for algorithm in (_make(A2C), _make(loss="impala", lambda_=1.0, entropy_coef=0.01, normalize_advantage=False)):
             experience = _unroll(_make())  # A2C keeps no distribution
@@ -128,7 +128,7 @@ class TestWithoutLag:
 
     @pytest.mark.parametrize("action", ACTIONS)
     @pytest.mark.parametrize("loss", ["clipped", "impala"])
-    def test_nothing_is_clipped_in_the_first_update_and_something_in_the_second(self, loss, action):
+    def test_clipping_starts_with_the_second_update(self, loss, action):
         """Of a policy with an opinion, whose probabilities differ a little between one row and many."""
         appo = _make(action=action, loss=loss)
         _lagged(appo)
@@ -192,7 +192,7 @@ class TestWithLag:
         torch.testing.assert_close(loss_info.loss, expected)
         assert loss_info.stop is None
 
-    def test_impalas_gradient_is_the_score_and_not_that_of_the_weight(self):
+    def test_impala_has_no_gradient_through_importance_weights(self):
         appo = _make(loss="impala", value_coef=0.0)
         batch = _batch(appo, _lagged(appo))
         rollout = batch.experience.info
@@ -318,16 +318,16 @@ class TestValuesOfOldRows:
             value = algorithm.network.value(self._both_states(), None)
         return value, self._value(algorithm), self._value(old)
 
-    def test_are_those_of_the_present_policy(self):
+    def test_targets_use_the_present_policy(self):
         value, expected, old = self._fitted(APPO, rho_bar=10.0, c_bar=10.0)
         assert (expected - old > 4).all(), "the policy has hardly moved"
         torch.testing.assert_close(value, expected, atol=0.3, rtol=0)
 
-    def test_values_with_clipped_ratios_lie_between_those_of_the_old_and_the_present_policy(self):
+    def test_clipped_values_lie_between_old_and_current_policy_values(self):
         value, expected, old = self._fitted(APPO)
         assert ((old + 1 < value) & (value < expected - 0.5)).all()
 
-    def test_are_those_of_the_older_policy_without_correction(self):
+    def test_uncorrected_targets_use_the_older_policy(self):
         value, expected, old = self._fitted(PPO)
         assert (expected - old > 4).all()
         torch.testing.assert_close(value, old, atol=0.3, rtol=0)

@@ -109,7 +109,7 @@ def test_values_and_the_critics_loss_depend_on_it(name):
 
 
 @algorithms
-def test_a_policy_acts_without_the_leaf_and_takes_the_same_actions(name):
+def test_actions_do_not_change_without_the_dropped_leaf(name):
     made = make(name)
     transforms = Transforms([ObservationNormalizer], specs.observation_spec(OBSERVATION), specs.reward_spec())
     policy = Policy(made, transforms, OBSERVATION, ACTION)
@@ -126,7 +126,7 @@ def test_a_policy_acts_without_the_leaf_and_takes_the_same_actions(name):
         policy.act({"kind": 1})
 
 
-def test_an_actor_that_stands_on_the_critics_features_has_no_encoder_to_drop_leaves_in():
+def test_an_actor_on_critic_features_cannot_drop_leaves():
     recurrent = functools.partial(RecurrentSAC, memory=MEMORY, actor_mlp=SMALL, critic=CRITIC)
     arguments = specs.observation_spec(OBSERVATION), specs.action_spec(ACTION), specs.reward_spec()
     with pytest.raises(UsageError, match=r"RecurrentSAC.actor_encoder is set, but the actor has no encoder"):
@@ -162,7 +162,7 @@ CONFS = {
 
 
 @pytest.mark.parametrize("name", CONFS)
-def test_a_scope_in_gin_drops_a_leaf_for_the_actor_which_acts_and_is_evaluated_without_it(name, tmp_path):
+def test_a_gin_scope_drops_a_leaf_for_the_actor_only(name, tmp_path):
     conf = tmp_path / "run.gin"
     conf.write_text(
         "\n".join(line.strip() for line in CONFS[name].splitlines())

@@ -83,7 +83,7 @@ def shares(values, state, num_choices):
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_it_learns_how_often_each_action_is_taken_in_each_state(name):
+def test_policy_learns_the_action_frequencies_of_each_state(name):
     experience, action = data(ACTIONS[name]), ACTIONS[name]
     algorithm = make(action)
     learn(algorithm, experience, 150)
@@ -123,7 +123,7 @@ def test_it_samples_while_acting_and_evaluates_by_the_mode():
     assert (best == 1).all()
 
 
-def test_the_loss_is_the_negative_log_likelihood_of_row_0_and_reads_no_reward():
+def test_loss_is_the_negative_log_likelihood_of_row_0():
     algorithm, experience = make(BOX), data(BOX, 5)
     rows = algorithm.calc_loss(experience, algorithm.train_step(experience, None).info)
     state = experience.time_step.observation[0].argmax(-1)
@@ -138,7 +138,7 @@ def test_the_loss_is_the_negative_log_likelihood_of_row_0_and_reads_no_reward():
     assert "squared_error" not in discrete.calc_loss(experience, discrete.train_step(experience, None).info).extra
 
 
-def test_a_policy_that_knows_no_chance_is_learned_at_a_finite_likelihood():
+def test_deterministic_policies_are_learned_with_finite_likelihood():
     experience = data(BOX, 600)
     state = experience.time_step.observation[0].argmax(-1)
     certain = torch.tensor([[1.0, -1.0], [0.3, 0.2], [-1.0, 1.0]])  # at the bounds, where data often lie

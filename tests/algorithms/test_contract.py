@@ -302,7 +302,7 @@ def test_a_whole_update_changes_the_parameters_and_stays_finite(name, kind, num_
 
 @from_replay
 @pytest.mark.parametrize("length", [2, 3, 5])
-def test_windows_give_a_loss_for_each_row_that_the_mask_speaks_of(name, kind, length):
+def test_windows_give_a_loss_for_each_row_of_the_mask(name, kind, length):
     algorithm = _make(name, kind)
     experience = _window(algorithm, max(length, 3))
     rows = nest.map(lambda leaf: leaf[:length], experience._replace(state=None))
@@ -335,7 +335,7 @@ def test_updates_from_replay_change_the_parameters_and_stay_finite(name, kind):
 
 @from_replay
 @pytest.mark.parametrize("garbage", [1e6, float("nan")])
-def test_what_belongs_to_no_transition_of_a_window_is_never_read(name, kind, garbage):
+def test_values_outside_transitions_are_never_read(name, kind, garbage):
     """Row 0's reward and discount, those of FIRST rows, and the last row's action."""
     losses = []
     for is_dirty in (False, True):
@@ -356,7 +356,7 @@ def test_what_belongs_to_no_transition_of_a_window_is_never_read(name, kind, gar
 
 
 @from_replay
-def test_hooks_that_see_windows_write_no_attribute_and_edit_no_experience(name, kind):
+def test_hooks_on_windows_change_no_attribute_or_experience(name, kind):
     algorithm = _make(name, kind)
     experience = _window(algorithm)
     rows, before = nest.map(torch.clone, experience), _attributes(algorithm)
@@ -567,7 +567,7 @@ def test_every_parameter_belongs_to_one_group(name):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_it_owns_parameters_and_nothing_of_the_run(name):
+def test_algorithms_own_parameters_but_no_run_state(name):
     """Progress is its only counter, and travels with the weights."""
     algorithm = _make(name)
     assert algorithm.progress.dtype == torch.float64

@@ -127,7 +127,7 @@ def test_an_update_that_is_skipped_does_not_change_running_statistics():
         assert torch.equal(buffer, before[name]), name
 
 
-def test_a_loss_on_a_batch_without_training_writes_nothing():
+def test_evaluating_a_loss_changes_no_state():
     sac = make(**NORMED, target_rate=None)
     before = copy.deepcopy(sac.state_dict())
     (minibatches,) = chunk(rows(BOX))
@@ -158,7 +158,7 @@ def test_weights_of_unit_norm_keep_it_over_100_updates_and_biases_are_free():
 
 
 @pytest.mark.parametrize("resumes", [False, True])
-def test_an_actor_of_period_three_trains_at_every_third_update_also_after_a_resume(resumes):
+def test_an_actor_with_period_3_keeps_its_phase_after_a_resume(resumes):
     trained = []
     sac = make(**NORMED, target_rate=None, actor_period=3)
     learner = learner_of(sac)

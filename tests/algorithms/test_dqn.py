@@ -78,7 +78,7 @@ TARGET = [[0.0, 0.0, 0.0], [7.0, 4.0, 6.0], [2.0, 8.0, 0.0], [1.0, 1.0, 3.0]]
 JUNK = 1e6
 
 
-def test_double_chooses_with_the_online_network_and_values_with_the_target():
+def test_double_dqn_selects_online_and_evaluates_with_the_target():
     rows = window([0, 1], [FIRST, MID], [JUNK, 10.0])
     assert one_step_target(make(ONLINE, TARGET), rows) == 10 + 0.5 * 4
     assert one_step_target(make(ONLINE, TARGET, double=False), rows) == 10 + 0.5 * 7
@@ -104,14 +104,14 @@ def test_n_step_returns_end_where_an_episode_terminated():
     assert one_step_target(make(ONLINE, TARGET), rows) == 8 + 0.5 * 4
 
 
-def test_at_the_last_row_of_a_window_an_end_is_an_end_too():
+def test_an_end_in_the_last_row_of_a_window_counts():
     rows = window([0, 1, 2], [MID, MID, LAST], [JUNK, 8.0, 4.0], [1.0, 1.0, 0.0])
     assert one_step_target(make(ONLINE, TARGET), rows) == 8 + 0.5 * 4
     rows = window([0, 1, 2], [MID, MID, LAST], [JUNK, 8.0, 4.0])
     assert one_step_target(make(ONLINE, TARGET), rows) == 8 + 0.5 * 4 + 0.25 * 2
 
 
-def test_a_window_of_n_steps_equals_its_columns_computed_apart():
+def test_a_window_equals_its_columns_computed_separately():
     torch.manual_seed(0)
     ends = [[FIRST, MID, MID, MID], [MID, LAST, FIRST, MID], [FIRST, MID, LAST, FIRST], [MID, MID, MID, LAST]]
     columns = [window([0, 1, 2, 3], kind, torch.randn(4).tolist(), [1.0, 1.0, 1.0, 0.0]) for kind in ends]
@@ -172,7 +172,7 @@ def test_what_retrace_asks_of_later_rows_carries_no_gradient():
 
 
 @pytest.mark.parametrize(("known", "expected"), [(50.0, 50.0), (10.0, 12.0), (float("nan"), 12.0), (-50.0, 12.0)])
-def test_a_target_is_at_least_the_observed_return_where_that_is_known(known, expected):
+def test_a_target_is_at_least_the_observed_return(known, expected):
     rows = window([0, 1], [FIRST, MID], [JUNK, 10.0])._replace(return_to_go=torch.tensor([[known], [JUNK]]))
     dqn = make(ONLINE, TARGET, values=LowerBounded)
     assert dqn.replay_needs.return_gamma == 0.5
@@ -189,7 +189,7 @@ def test_a_lower_bound_without_returns_is_refused():
 # Loss and gradient.
 
 
-def test_only_row_0_trains_and_only_the_action_that_was_taken():
+def test_only_the_taken_action_of_row_0_trains():
     dqn = make(ONLINE, TARGET, huber_delta=None)
     rows = window([1, 2, 3], [FIRST, MID, MID], [JUNK, 1.0, 1.0], action=2)
     info = learn(dqn, rows)
@@ -306,12 +306,12 @@ def test_epsilon_runs_on_progress_and_not_on_calls():
     spaces.Box(-1, 1, (2,)), spaces.MultiDiscrete([3, 3]), spaces.MultiBinary(2),
     {"a": spaces.Discrete(3), "b": spaces.Discrete(3)},
 ])  # fmt: skip
-def test_only_a_discrete_action_is_taken(action):
+def test_only_discrete_actions_are_accepted(action):
     with pytest.raises(UsageError, match="DQN requires one Discrete action leaf, not"):
         DQN(OBSERVATION, action, REWARD)
 
 
-def test_a_nest_with_one_discrete_leaf_is_taken():
+def test_a_nest_with_one_discrete_leaf_is_accepted():
     bare, nested = (make_random(action) for action in (spaces.Discrete(3), {"a": (spaces.Discrete(3),)}))
     row = TimeStep(None, None, None, torch.randn(5, NUM_STATES), None, None)
     for hook in ("rollout_step", "predict_step"):

@@ -49,7 +49,7 @@ def test_the_temperature_stays_in_its_range(target, expected):
     assert algorithm.log_temperature.exp().item() == pytest.approx(expected)
 
 
-def test_the_default_target_is_half_of_what_choices_may_have_and_less_for_each_box_entry():
+def test_default_target_entropy_of_choices_and_box_entries():
     space = spaces.Dict(
         a=spaces.Discrete(4), b=spaces.MultiDiscrete([2, 3]), c=spaces.MultiBinary(3),
         d=spaces.Box(-1, 1, (5,), np.float32),

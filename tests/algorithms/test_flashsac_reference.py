@@ -149,7 +149,7 @@ class Reference:
 
 
 @pytest.mark.parametrize("linear_in", ["alpha", "log_alpha"])
-def test_six_updates_are_those_of_the_paper(linear_in, monkeypatch):
+def test_six_updates_match_the_paper(linear_in, monkeypatch):
     sac = shipped(linear_in)
     reference, learner = Reference(sac), learner_of(sac, learning_rate=LEARNING_RATE)
     monkeypatch.setattr(torch, "randn_like", lambda like: torch.full_like(like, NOISE))

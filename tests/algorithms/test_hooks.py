@@ -123,7 +123,7 @@ def test_the_error_names_the_hook_and_its_wrong_result(tmp_path, name):
         train(tmp_path, returns(hook, value))
 
 
-def test_a_class_says_whether_it_is_on_policy(tmp_path):
+def test_classes_declare_whether_they_are_on_policy(tmp_path):
     class Silent(RLAlgorithm):
         rollout_step, train_step, calc_loss = Right.rollout_step, Right.train_step, Right.calc_loss
 
@@ -226,7 +226,7 @@ def test_nothing_is_written_into_rows_that_are_stored(tmp_path, algorithm, trans
         train(tmp_path, algorithm, transforms)
 
 
-def test_actions_in_nests_of_every_kind_are_looked_at_leaf_by_leaf():
+def test_nested_actions_are_compared_leaf_by_leaf():
     spec = {"box": spaces.Box(-1, 1, (2,)), "gears": spaces.MultiDiscrete([2, 3]), "flags": spaces.MultiBinary(2)}
     action = {"box": torch.ones(B, 2), "gears": torch.ones(B, 2).long(), "flags": torch.ones(B, 2).to(torch.int8)}
     check_step(AlgStep(action), None, "rollout_step", spec, B, None)

@@ -96,7 +96,7 @@ def _factory(expert):
     return (lambda: expert) if isinstance(expert, (Expert, OfflineBuffer)) else expert
 
 
-def test_an_expert_with_noisy_layers_gives_its_mode_in_rollouts_too():
+def test_a_noisy_expert_acts_by_its_mode_in_rollouts():
     noisy = functools.partial(DQN, q_network=functools.partial(QNetwork, noisy=True))
     expert = expert_of(trained(noisy, action=spaces.Discrete(5)), spaces.Discrete(5))
     made = make(DAgger, expert, spaces.Discrete(5))
@@ -117,7 +117,7 @@ class Opposite(Expert):
 
 
 @pytest.mark.parametrize("transforms", [(), (ObservationNormalizer, RewardNormalizer), (FrameStack,)])
-def test_a_label_is_the_action_that_the_saved_policy_takes_with_its_memory_and_its_transforms(transforms):
+def test_labels_come_from_the_saved_policy_with_memory_and_transforms(transforms):
     image = spaces.Box(0, 255, (6, 6), np.uint8)
     observation = image if FrameStack in transforms else VECTOR
     torch.manual_seed(3)
@@ -138,7 +138,7 @@ def test_a_label_is_the_action_that_the_saved_policy_takes_with_its_memory_and_i
     np.testing.assert_allclose(found.clamp(-1, 1), np.stack(expected), atol=1e-6)
 
 
-def test_an_expert_is_frozen_and_a_checkpoint_has_its_checksum_only():
+def test_checkpoints_have_only_the_checksum_of_the_frozen_expert():
     networks = trained(transforms=(ObservationNormalizer, RewardNormalizer))
     student = make(DAgger, expert_of(networks))
     before = {name: buffer.clone() for name, buffer in student.expert.named_buffers()}
@@ -312,7 +312,7 @@ def loss_of(algorithm, experience):
 
 
 @pytest.mark.parametrize("torso", [TORSO, MEMORY])
-def test_the_label_is_cloned_and_not_the_action_that_was_executed(torso):
+def test_the_label_is_cloned_instead_of_the_executed_action(torso):
     student = make(DAgger, expert_of(trained()), torso=torso)
     experience = windows(student, 6).source.experience
     loss = loss_of(student, experience)
@@ -370,7 +370,7 @@ def chunks(algorithm, experience, size=None):
     return list(source.chunks(0))
 
 
-def test_the_loss_is_the_mean_squared_error_of_boxes_and_the_cross_entropy_of_others():
+def test_loss_is_squared_error_for_boxes_and_cross_entropy_for_others():
     networks = trained(action=NESTED)
     student = make(Distillation, expert_of(networks, NESTED), NESTED)
     experience = unroll(student)
@@ -396,7 +396,7 @@ def test_hubers_loss_is_linear_from_delta_on():
     torch.testing.assert_close(loss_of(student, batch), expected)
 
 
-def test_gradients_go_through_the_rows_of_an_unroll_and_not_into_the_state_before_it():
+def test_gradients_stop_at_the_initial_state_of_an_unroll():
     student = make(Distillation, expert_of(trained()), torso=MEMORY)
     experience = unroll(student)
     before = nest.map(lambda leaf: leaf.requires_grad_(), experience.state[0])
@@ -448,7 +448,7 @@ def test_a_student_learns_what_its_expert_does(cls, torso):
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("cls", [DAgger, Distillation])
 @pytest.mark.parametrize("torso", [TORSO, MEMORY])
-def test_compiled_updates_are_the_plain_ones(interpreted, cls, torso):
+def test_compiled_updates_equal_plain_updates(interpreted, cls, torso):
     found = []
     for is_compiled in (False, True):
         student = make(cls, expert_of(trained()), torso=torso)

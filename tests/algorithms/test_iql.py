@@ -144,7 +144,7 @@ def test_a_groups_loss_moves_its_parameters_and_no_others(name, group):
             assert torch.equal(parameter, before[key]) != key.startswith(GROUPS[group]), key
 
 
-def test_targets_take_no_gradient_and_each_loss_is_a_constant_to_the_other_groups():
+def test_targets_have_no_gradient_and_losses_train_only_their_group():
     algorithm = make()
     found = losses_of(algorithm, rows(BOX))
     groups = {name: list(parameters) for name, parameters in algorithm.parameter_groups().items()}
@@ -230,7 +230,7 @@ def chain(num_windows=1000, seed=0):
 
 
 @pytest.mark.parametrize(("expectile", "best"), [(0.95, 0), (0.5, 1)])
-def test_an_upper_expectile_puts_the_best_of_the_data_together_and_the_mean_does_not(expectile, best):
+def test_an_upper_expectile_stitches_trajectories_unlike_the_mean(expectile, best):
     """Of state 1, the data's mean is 0.2, less than 0.5; its best is 1."""
     settings = {"gamma": 0.9, "expectile": expectile, "beta": 20.0, "target_rate": 0.05}
     algorithm = trained(make(spaces.Discrete(2), **settings), chain(), 500, 5e-3)
@@ -243,7 +243,7 @@ def test_an_upper_expectile_puts_the_best_of_the_data_together_and_the_mean_does
 # Acting.
 
 
-def test_what_acts_lies_within_bounds_and_is_a_sample_or_the_mode():
+def test_executed_actions_are_bounded_samples_or_modes():
     algorithm = make(ACTIONS["nested"], policy_head=functools.partial(PolicyHead, gain=30.0, initial_log_std=1.0))
     row = TimeStep(None, None, None, torch.randn(50, 3), None, None)
     with torch.no_grad():
@@ -274,7 +274,7 @@ def test_unbounded_actions_and_vector_rewards_are_refused():
     ({"beta": -1.0}, "IQL.beta is -1.0"),
     ({"max_weight": 0.0}, "IQL.max_weight is 0.0"),
 ])  # fmt: skip
-def test_settings_that_mean_nothing_are_refused(settings, message):
+def test_meaningless_settings_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
         make(**settings)
 

@@ -132,7 +132,7 @@ def test_ppo_solves_the_nested_bandit(tmp_path, nested_action, seed):
 
 
 @seeds("name", "ppo", slow=["a2c", "appo"])
-def test_a_truncated_stream_of_ones_is_worth_one_over_one_minus_gamma(tmp_path, name, seed):
+def test_truncated_unit_rewards_are_worth_1_over_1_minus_gamma(tmp_path, name, seed):
     of_name = {"ppo": (PPO_SETTINGS, 50), "a2c": (A2C_SETTINGS, 150), "appo": (APPO_SETTINGS, 50)}
     settings, num_iterations = of_name[name]
     cls = settings["algorithm"].func

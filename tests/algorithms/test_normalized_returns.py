@@ -33,7 +33,7 @@ def observed(head, *returns):
         head.observe(torch.tensor(each)[:, None], torch.ones(len(each), dtype=torch.bool))
 
 
-def test_the_gradient_is_that_of_the_loss_in_normalized_units():
+def test_gradient_equals_that_of_the_normalized_loss():
     torch.manual_seed(0)
     head, features = NormalizedValueHead(nn.Linear(3, 1)), torch.randn(5, 3)
     observed(head, [10.0, 30.0])  # mean 20, std 10
@@ -57,7 +57,7 @@ def test_values_stay_when_the_statistics_move():
     torch.testing.assert_close(head(features), before)
 
 
-def test_returns_that_are_all_the_same_have_a_positive_std_and_zeros_have_none():
+def test_equal_returns_have_a_positive_std_unless_zero():
     head = NormalizedValueHead(nn.Linear(3, 1))
     observed(head, [0.0, 0.0])
     assert head.std == 0 and not head(torch.randn(5, 3)).any()
@@ -123,7 +123,7 @@ def test_networks_without_a_linear_value_head_are_refused():
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_compiled_updates_are_those_of_plain_ones():
+def test_compiled_updates_equal_plain_updates():
     plain, compiled = normalizing(), normalizing()
     unrolls = [_unroll(plain, seed=seed) for seed in range(2)]
     for algorithm, compiles in ((plain, False), (compiled, True)):

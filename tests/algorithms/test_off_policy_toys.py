@@ -99,7 +99,7 @@ def test_td3_follows_two_observations_without_saturating(tmp_path, seed):
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=LONG), pytest.param(2, marks=LONG)])
-def test_q_of_the_one_state_goes_to_1_over_1_less_gamma(tmp_path, seed):
+def test_q_of_a_single_state_converges_to_1_over_1_minus_gamma(tmp_path, seed):
     """Reward 1 for ever, cut into episodes of 7 by truncation: its value is 10, not that of 7 steps, 5.2."""
     trainer = train(tmp_path, ALGORITHMS["dqn"], OneState, {"length": 7}, seed, 2400, learning_rate=Linear(2e-2))
     time_step = TimeStep(None, None, None, torch.ones(1, 1), None, None)

@@ -89,7 +89,7 @@ class TestRatio:
 
     @pytest.mark.parametrize("action", ACTIONS)
     @pytest.mark.parametrize("trained", [False, True])
-    def test_of_the_first_minibatch_is_one_and_of_the_second_is_not(self, action, trained):
+    def test_ratios_are_1_only_in_the_first_minibatch(self, action, trained):
         ppo = _ppo(action)
         learner = Learner(ppo, learning_rate=1e-2)
         if trained:  # a policy with an opinion
@@ -100,7 +100,7 @@ class TestRatio:
         learner.train([chunk._replace(index=chunk.index[:1])])
         assert (_ratio(ppo, second) - 1).abs().max() > 1e-3
 
-    def test_is_of_the_sample_itself_and_not_of_what_was_executed(self):
+    def test_log_prob_belongs_to_the_sample_not_to_the_executed_action(self):
         ppo = _ppo("box")
         experience = _unroll(ppo)
         assert (experience.action.abs() > 1).any(), "nothing would be clipped here"
@@ -293,7 +293,7 @@ def test_the_policy_moves_towards_what_did_well():
     assert ppo.network.policy(experience.time_step, None)[0].log_p[..., 2].mean().item() > before + 0.1
 
 
-def test_training_depends_on_nothing_but_its_seed():
+def test_training_depends_only_on_its_seed():
     weights = []
     for _ in range(2):
         ppo = _ppo()
@@ -323,7 +323,7 @@ def test_one_gradient_step_is_the_formula():
 
 class TestExploration:
     @pytest.mark.parametrize("algorithm", [PPO, APPO])
-    def test_the_symmetric_kl_from_uniform_is_added_with_its_weight_of_the_time(self, algorithm):
+    def test_the_symmetric_kl_is_added_with_its_scheduled_weight(self, algorithm):
         def made(**settings):
             torch.manual_seed(0)
             head = partial(PolicyHead, gain=2.0)  # far from uniform
@@ -358,7 +358,7 @@ class TestExploration:
             (True, 1.2, 2.0, -2.4, False),
         ],
     )
-    def test_the_lower_end_of_the_ratio_may_be_the_inverse_of_the_upper_one(
+    def test_lower_ratio_bound_may_be_the_inverse_of_the_upper_bound(
         self, reciprocal, ratio, advantage, loss, is_clipped
     ):
         ppo = _ppo(clip_range=0.25, reciprocal_clip=reciprocal)

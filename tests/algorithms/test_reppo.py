@@ -117,7 +117,7 @@ def test_the_temperature_falls_where_the_entropy_is_above_its_target_and_rises_b
 
 
 @pytest.mark.parametrize("kl, sign", [([0.0, 0.1], 1), ([0.1, 0.4], -1)])
-def test_the_weight_of_the_divergence_rises_where_it_is_above_its_target_and_falls_below(kl, sign):
+def test_divergence_weight_rises_above_the_target_and_falls_below(kl, sign):
     reppo = make(target_kl=0.1, prediction_coef=0.0, initial_beta=0.5)
     info, _ = loss_of(reppo, kl)
     info.loss["actor"].mean().backward()
@@ -135,7 +135,7 @@ def test_the_losses_of_the_weights_do_not_train_the_policy():
     assert trained == {"log_alpha", "log_beta"}
 
 
-def test_the_old_policy_is_that_of_the_unroll_until_the_next_iteration():
+def test_the_old_policy_is_the_unroll_policy_for_one_iteration():
     reppo = make()
     source, divergences, olds = EpochBatches(4, 8), [], []
     source.bind(reppo, Transforms([], OBSERVATION, specs.reward_spec()), 8, 1)
@@ -155,7 +155,7 @@ def test_the_old_policy_is_that_of_the_unroll_until_the_next_iteration():
     assert not torch.equal(olds[0], olds[4])
 
 
-def test_first_values_are_close_to_0_and_the_critic_learns_the_mean_of_its_targets():
+def test_initial_values_are_near_0_and_the_critic_learns_mean_targets():
     reppo = make(values=partial(Bins, num_bins=51, low=-5.0, high=5.0, smoothing=0.75))
     observation, action = torch.randn(64, 3), torch.rand(64, 2)
     assert reppo.values.scalarized(reppo.critic(observation, action)).abs().max() < 0.01
@@ -168,7 +168,7 @@ def test_first_values_are_close_to_0_and_the_critic_learns_the_mean_of_its_targe
     assert (reppo.values.scalarized(reppo.critic(observation, action)) - 2.5).abs().max() < 0.1
 
 
-def test_the_critic_predicts_the_features_of_the_next_row_and_of_the_unrolls_critic():
+def test_critic_predicts_features_of_the_next_row():
     reppo = make(prediction_coef=2.0)
     with_it = prepared(reppo)
     step = with_it.time_step

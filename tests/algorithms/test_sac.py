@@ -79,7 +79,7 @@ def targets(sac, experience):
 
 
 @pytest.mark.parametrize("kind", ACTIONS)
-def test_the_value_of_a_state_is_the_least_critics_of_the_most_likely_action(kind):
+def test_state_value_is_the_smallest_critic_of_the_likeliest_action(kind):
     sac = make(ACTIONS[kind], ensemble_size=3)
     step = nest.at(rows(ACTIONS[kind], num_windows=20).time_step, 0)
     action = sac.action_space.split(sac.predict_step(step, None).output)
@@ -140,7 +140,7 @@ def test_the_density_is_what_samples_fall_with():
     assert abs(float((-log_prob.double()).exp().mean()) - 2) < 0.05
 
 
-def test_the_log_prob_is_taken_before_tanh_and_so_stays_exact_where_tanh_is_flat():
+def test_log_prob_is_exact_where_tanh_saturates():
     mean, log_std = torch.tensor([[12.0], [-30.0]]), torch.full((2, 1), -3.0)
     action, log_prob = SquashedNormal(mean, log_std).sample_with_log_prob()
     assert action.tolist() == [[1.0], [-1.0]]  # an atanh of these is infinite
@@ -215,7 +215,7 @@ def test_the_discrete_actors_loss_is_an_exact_expectation():
         assert torch.equal(loss, loss_info.loss[name])
 
 
-def test_box_and_discrete_together_value_each_choice_at_the_sampled_box():
+def test_mixed_actions_value_each_choice_at_the_sampled_box():
     sac, experience = make(NESTED, initial_alpha=0.4), rows(NESTED)
     with torch.no_grad():
         sac.temperatures.log_alpha["discrete"].fill_(math.log(0.9))
@@ -259,7 +259,7 @@ def test_a_groups_loss_moves_its_parameters_and_no_others(name, group):
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_each_groups_gradient_is_that_of_its_own_loss(name):
+def test_each_groups_gradient_comes_from_its_own_loss(name):
     """Every group together moves as it would with all other losses away."""
     moved = []
     for groups in (list(GROUPS), *([group] for group in GROUPS)):
@@ -279,7 +279,7 @@ def test_each_groups_gradient_is_that_of_its_own_loss(name):
 
 @pytest.mark.parametrize("linear_in, slope", [("log_alpha", 1.0), ("alpha", 0.2)])
 @pytest.mark.parametrize("name", ACTIONS)
-def test_the_temperatures_loss_is_detached_from_the_policy_and_pulls_to_the_target_entropy(name, linear_in, slope):
+def test_temperature_loss_is_detached_and_pulls_to_the_target_entropy(name, linear_in, slope):
     gin.bind_parameter("Temperatures.linear_in", linear_in)
     sac, experience = make(ACTIONS[name], initial_alpha=0.2), rows(ACTIONS[name])
     info, loss_info = learn(sac, experience)
@@ -411,7 +411,7 @@ def test_retraces_targets_are_those_of_the_policys_ratio_and_the_target_critics(
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_retrace_ends_where_the_probability_of_an_action_is_not_known(name):
+def test_retrace_ends_at_unknown_action_probabilities(name):
     sac = make(ACTIONS[name], kind=RetraceSAC)
     experience = acted(sac, ACTIONS[name])
     before = learn(sac, experience)[0].following.trace
@@ -427,7 +427,7 @@ def test_retrace_ends_where_the_probability_of_an_action_is_not_known(name):
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_a_policy_that_retraces_says_how_likely_its_action_was_and_acts_as_any_other(name):
+def test_retrace_policies_return_action_probabilities(name):
     step = TimeStep(None, None, None, torch.randn(50, 3), None, None)
     results = []
     for kind in (SAC, RetraceSAC):
@@ -444,7 +444,7 @@ def test_a_policy_that_retraces_says_how_likely_its_action_was_and_acts_as_any_o
 
 
 @pytest.mark.parametrize("action", ["box", "discrete"])
-def test_replay_keeps_what_retrace_asks_and_knows_nothing_of_random_actions(action):
+def test_replay_keeps_action_probabilities_for_retrace(action):
     environment = make_environment(Bandit, 3, env_kwargs={"action": action, "length": 5})
     kinds = environment.observation_spec, environment.action_spec, environment.reward_spec
     torch.manual_seed(0)
@@ -473,7 +473,7 @@ def test_retrace_of_recorded_data_is_refused():
         learn(make(kind=RetraceSAC), rows(BOX))
 
 
-def test_a_target_is_at_least_the_observed_return_where_that_is_known():
+def test_a_target_is_at_least_the_observed_return():
     sac, experience = make(values=LowerBounded), rows(BOX)
     assert sac.replay_needs.return_gamma == 0.5 and make().replay_needs.return_gamma is None
     expected = targets(make(), experience)
@@ -487,7 +487,7 @@ def test_a_target_is_at_least_the_observed_return_where_that_is_known():
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_actions_have_the_specs_structure_and_the_mode_is_not_sampled(name):
+def test_actions_match_the_spec_and_the_mode_is_deterministic(name):
     sac = make(ACTIONS[name])
     step = TimeStep(None, None, None, torch.randn(5, 3), None, None)
     for output in (sac.rollout_step(step, None).output, sac.predict_step(step, None).output):

@@ -63,7 +63,7 @@ def test_a_conf_makes_the_critics_of_its_paper(name):
 
 
 @pytest.mark.parametrize("name", ["droq", "redq"])
-def test_an_environment_step_has_twenty_updates_of_the_critics_and_the_last_one_trains_the_actor(name):
+def test_twenty_critic_updates_per_step_and_one_actor_update(name):
     sac = configured(name)
     assert gin.query_parameter("ReplayBatches.updates_per_env_step") == 20
     turns = []
@@ -125,7 +125,7 @@ def test_droq_drops_features_in_critics_and_targets_and_draws_each_pass_again(dr
     assert not torch.equal(dropouts[0][0], dropouts[0][1]), "each critic has masks of its own"
 
 
-def test_droq_drops_nothing_where_it_acts_and_evaluates(dropouts):
+def test_droq_has_no_dropout_in_acting_and_evaluation(dropouts):
     sac = configured("droq", "SAC.actor_period = 1", "CriticEnsemble.dropout = 0.5")
     experience = rows(BOX)
     step = experience.time_step._replace(observation=experience.time_step.observation[0])

@@ -54,7 +54,7 @@ class TestMirror:
 
 
 class TestLoss:
-    def test_it_is_the_mean_of_the_losses_of_the_rows_and_of_their_images(self):
+    def test_loss_is_the_mean_over_rows_and_their_mirror_images(self):
         algorithm = symmetric()
         batch = _batch(algorithm, _unroll(algorithm))
         rows = batch.experience
@@ -110,7 +110,7 @@ class TestLoss:
         buffers = dict(algorithm.named_buffers())
         assert {"_mirror_observation._indices", "_mirror_action._signs"} < buffers.keys()
 
-    def test_compiled_updates_are_those_of_the_plain_learner(self, interpreted):
+    def test_compiled_updates_equal_the_plain_learner(self, interpreted):
         found = []
         for compile in (False, True):
             algorithm = symmetric(mirror_loss_coef=0.5)
@@ -170,7 +170,7 @@ class OneSide(gymnasium.Env):
 
 
 @pytest.mark.parametrize("settings", [{}, {"augments": False, "mirror_loss_coef": 10.0}, None])
-def test_what_is_learned_of_one_side_holds_for_the_other(tmp_path, settings):
+def test_one_side_learns_from_its_mirror_image(tmp_path, settings):
     make = {"network": _network(), "gamma": 0.0, "lambda_": 0.0}
     algorithm = PPO_SETTINGS["algorithm"].func if settings is None else SymmetricPPO
     if settings is not None:

@@ -88,7 +88,7 @@ def constant_actor(algorithm, value):
 
 
 @pytest.mark.parametrize(("settings", "period"), [({}, 2), ({"actor_period": 3}, 3), ({"actor_period": 1}, 1)])
-def test_actor_and_targets_move_at_every_second_update_and_stay_bit_equal_at_others(settings, period):
+def test_actor_and_targets_change_only_at_every_second_update(settings, period):
     states = list(updates(make(**settings), 7))
     for update, (before, after) in enumerate(zip(states, states[1:]), 1):
         assert moved(before, after, "critic.")
@@ -140,7 +140,7 @@ def test_targets_follow_by_their_rate():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_actors_first_step_leaves_actions_of_different_observations_apart(seed):
+def test_first_actor_step_keeps_actions_of_observations_distinct(seed):
     """A critic that knows nothing pushes all actions one way; Adam's first step is as long as the learning rate."""
     torch.manual_seed(seed)
     space = spaces.Box(-np.inf, np.inf, (17,), np.float32)
@@ -243,7 +243,7 @@ def test_noisy_actions_stay_within_bounds_and_noise_runs_on_progress():
     assert act(algorithm, 100).output.eq(0).all()
 
 
-def test_noise_is_correlated_within_an_episode_and_starts_again_with_each():
+def test_noise_is_correlated_only_within_an_episode():
     torch.manual_seed(0)
     rho, num_envs, length = 0.9, 400, 8
     environment = make_environment(Bandit, num_envs, env_kwargs={"action": "box", "length": length})
@@ -300,7 +300,7 @@ def test_the_actors_turn_is_saved_with_the_learner():
 
 
 @pytest.mark.parametrize("algorithm", [TD3, DDPG])
-def test_the_value_of_a_state_is_the_least_critics_of_the_actors_action_without_noise(algorithm):
+def test_state_value_is_the_smallest_critic_of_the_noiseless_action(algorithm):
     made, step = make(algorithm, noise_correlation=0.5), nest.at(rows(num_windows=20).time_step, 0)
     q = made.critic(step.observation, made.actor(step.observation))
     torch.testing.assert_close(made.state_value(step, torch.ones(20, 2)), q.min(0).values)

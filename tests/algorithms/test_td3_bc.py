@@ -63,7 +63,7 @@ def test_the_actors_loss_by_hand(alpha, length):
         assert found.any()
 
 
-def test_rewards_in_other_units_leave_the_balance_as_it_is():
+def test_reward_units_do_not_change_the_balance():
     algorithm, experience = make(actor_period=1), rows()
     actor = list(algorithm.actor.parameters())
     gradients = []
@@ -111,7 +111,7 @@ def test_a_nested_action_is_compared_in_one_vector():
     torch.testing.assert_close(losses_of(algorithm, experience).loss["actor"], expected[None])
 
 
-def test_a_critic_that_says_nothing_leaves_a_finite_loss():
+def test_a_constant_critic_gives_a_finite_loss():
     algorithm = make(actor_period=1)
     with torch.no_grad():
         for parameter in algorithm.critic.parameters():
@@ -146,7 +146,7 @@ def trained(algorithm, experience, num_updates, learning_rate):
 
 
 @pytest.mark.slow
-def test_it_prefers_the_better_actions_and_stays_among_the_data_where_td3_does_not():
+def test_prefers_better_actions_and_stays_near_data_unlike_td3():
     action, experience = spaces.Box(-1, 1, (1,), np.float32), bandit()
     clone = BC(OBSERVATION, action, REWARD, torso=functools.partial(Torso, mlp=SMALL))
     assert abs(trained(clone, experience, 200, 1e-2) + 0.25) < 0.05  # the mean of the two, which nobody does

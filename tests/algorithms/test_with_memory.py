@@ -499,7 +499,7 @@ def test_every_trainable_row_of_a_window_trains_td3_to_its_one_step_target(burn_
         torch.testing.assert_close(info.loss[name][trains], loss[trains], msg=name)
 
 
-def test_the_critics_loss_trains_the_memory_of_td3_and_the_actor_acts_by_it():
+def test_only_the_td3_critic_loss_trains_the_shared_memory():
     td3 = recurrent_td3(noise_std=0.0)
     assert td3.replay_needs.recurrent_state and td3.has_state
     groups = {name: {id(p) for p in group} for name, group in td3.parameter_groups().items()}
@@ -568,7 +568,7 @@ def test_a_stored_state_and_another_goal_do_not_go_together():
     )
 
 
-def test_there_is_nothing_to_warm_up_without_memory():
+def test_without_memory_there_is_no_burn_in():
     _, dqn, transforms = make(DQN)
     with pytest.raises(UsageError, match="burn_in is 2, but DQN has no memory"):
         ReplayBatches(burn_in=2).bind(dqn, transforms, 4, B)

@@ -20,18 +20,18 @@ def rows(series):
     return {name: list(clock) for name, clock in series.clocks.items()}, list(series.values)
 
 
-def test_an_evaluation_stands_at_the_clock_at_which_it_was_due(make_run):
+def test_evaluations_have_the_clock_at_which_they_were_due(make_run):
     clocks, values = rows(RunSeriesSource(make_run("run", seed=3)).series("evaluation/mean_return"))
     assert values == [1, 2, 3] and clocks["env_steps"] == [1000, 2000, 3000] and clocks["updates"] == [100, 200, 300]
     np.testing.assert_allclose(clocks["wall_seconds"], [0.8, 1.3, 1.8])
 
 
-def test_a_metric_of_training_stands_at_the_clock_of_its_iteration(make_run):
+def test_training_metrics_have_the_clock_of_their_iteration(make_run):
     clocks, values = rows(RunSeriesSource(make_run("run", seed=3)).series("train/loss"))
     assert values == [13, 8, 10 / 3 + 3] and clocks["env_steps"] == [1030, 2030, 3030]
 
 
-def test_a_column_of_the_evaluations_is_the_mean_over_their_episodes(make_run):
+def test_an_evaluation_column_is_the_mean_over_episodes(make_run):
     source = RunSeriesSource(make_run("run", seed=3))
     for metric, values in {"evaluation/return": [1, 2, 3], "evaluation/length": [7, 7, 7]}.items():
         series = source.series(metric)
@@ -48,7 +48,7 @@ def test_a_column_that_later_evaluations_have_begins_with_them(make_run):
     assert list(values) == [5] * len(later) and len(later) == 2
 
 
-def test_a_row_of_training_at_the_clock_of_an_evaluation_is_not_one(make_run):
+def test_training_rows_at_an_evaluation_clock_are_not_evaluations(make_run):
     assert list(RunSeriesSource(make_run("run", seed=0)).series("evaluation/return").values) == [1, 2, 3]
 
 
@@ -57,7 +57,7 @@ def test_a_run_on_recorded_data_has_updates_and_no_env_steps(make_run):
     assert set(clocks) == {"updates", "wall_seconds"} and clocks["updates"] == [1000, 2000, 3000]
 
 
-def test_a_run_says_its_environment_algorithm_and_seed(make_run):
+def test_a_run_logs_its_environment_algorithm_and_seed(make_run):
     source = RunSeriesSource(make_run("run", seed=3, env_id="ALE/Pong-v5"))
     assert source.environment == "ALE/Pong-v5" and source.seed == "3"
     assert source.bindings["Trainer.algorithm"] == "@PPO"
@@ -122,7 +122,7 @@ def test_an_incomplete_last_row_is_left_out_and_noted(make_run):
     assert source.notes == [f"{path} ends within a row, which is left out"]
 
 
-def test_monitors_of_one_run_are_joined_in_the_order_of_time(make_monitor, tmp_path):
+def test_monitor_files_of_a_run_are_joined_by_time(make_monitor, tmp_path):
     make_monitor("sb3/0.monitor.csv", [(1.0, 10, 1.0), (3.0, 10, 3.0)])
     make_monitor("sb3/1.monitor.csv", [(2.0, 5, 1.0), (4.0, 5, 3.0)], t_start=101.0)
     source = one(tmp_path / "sb3")
@@ -210,7 +210,7 @@ def test_a_damaged_table_of_metrics_is_named(tmp_path, content, words):
         RunSeriesSource(tmp_path).series("x")
 
 
-def test_a_metric_that_is_not_there_is_named_with_close_ones(make_run):
+def test_a_missing_metric_is_named_with_close_names(make_run):
     source = RunSeriesSource(make_run("run"))
     with pytest.raises(UsageError, match="no metric 'train/los'.*close ones are train/loss"):
         source.series("train/los")
@@ -218,7 +218,7 @@ def test_a_metric_that_is_not_there_is_named_with_close_ones(make_run):
         RunSeriesSource(make_run("young", returns=())).series("evaluation/mean_return")
 
 
-def test_evaluations_without_rows_and_of_another_name_are_named(make_run):
+def test_missing_and_empty_evaluations_are_named(make_run):
     directory = make_run("run")
     metrics = directory / "metrics.csv"
     text = metrics.read_text()

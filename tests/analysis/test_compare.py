@@ -47,7 +47,7 @@ def test_a_score_is_the_mean_of_the_last_values_of_a_run(two_groups, compared):
     assert compared(two_groups, last=2).rows[0].scores.tolist() == [[150], [155], [160]]
 
 
-def test_the_way_to_a_threshold_is_the_median_over_the_runs(two_groups, compared):
+def test_time_to_a_threshold_is_the_median_over_runs(two_groups, compared):
     good, poor = compared(two_groups, thresholds=["100"]).rows
     assert good.way == (2000, pytest.approx(1.1), 3)  # seconds 1.0, 1.1 and 1.2
     assert poor.way == (3000, pytest.approx(1.6), 2)
@@ -67,7 +67,7 @@ def test_two_groups_have_the_probability_of_improvement(two_groups, compared, ma
     assert all(row.improvement is None for row in compared(two_groups).rows)
 
 
-def test_environments_are_put_together_where_each_has_a_range_of_scores(make_run, compared, tmp_path):
+def test_environments_are_combined_if_each_has_a_score_range(make_run, compared, tmp_path):
     for env_id, scale in (("CartPole-v1", 1), ("Acrobot-v1", 100)):
         for seed in range(2):
             for gamma in (0.9, 0.98):
@@ -92,7 +92,7 @@ def test_runs_that_end_at_different_steps_are_noted(make_run, compared, tmp_path
     assert compared.notes == [f"{tmp_path / 'a'} has its last value at 2,000 of 3,000 env steps; this value is used"]
 
 
-def test_a_run_that_ended_early_is_noted_also_if_it_is_alone_in_its_group(make_run, compared, tmp_path):
+def test_an_early_end_is_noted_even_for_the_only_run_of_a_group(make_run, compared, tmp_path):
     make_run("a", (1.0,) * 3), make_run("b", (1.0,) * 3, seed=1), make_run("c", (1.0,) * 6, gamma=0.9)
     make_run("d", (1.0,), env_id="Acrobot-v1")
     compared(tmp_path)
@@ -103,7 +103,7 @@ def test_a_run_that_ended_early_is_noted_also_if_it_is_alone_in_its_group(make_r
     ]
 
 
-def test_a_run_whose_score_is_nan_is_not_the_best_run_and_is_noted(make_run, compared, tmp_path, capsys):
+def test_a_run_with_nan_score_is_noted_and_never_best(make_run, compared, tmp_path, capsys):
     for seed, value in enumerate((100.0, 200.0, 300.0, float("nan"))):
         make_run(f"a-{seed}", (1.0, value), seed=seed), make_run(f"b-{seed}", (1.0, 5.0), seed=seed, gamma=0.9)
     with_nan, whole = compared(tmp_path, thresholds=["50"]).rows
@@ -122,7 +122,7 @@ def test_a_run_whose_score_is_nan_is_not_the_best_run_and_is_noted(make_run, com
         assert f"note: {words[0]}\n" in said.err and "nan" in said.out and "250" not in said.out
 
 
-def test_a_run_that_was_started_and_has_no_value_is_noted(make_run, compared, tmp_path):
+def test_a_started_run_without_values_is_noted(make_run, compared, tmp_path):
     make_run("a")
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "config.gin").write_text("")
@@ -208,7 +208,7 @@ def test_tables_for_people_programs_and_pages_have_the_same_numbers(two_groups, 
     assert float(rows[0]["improvement"]) == pytest.approx(8 / 9)
 
 
-def test_columns_of_which_nothing_is_known_are_left_out(tmp_path, capsys):
+def test_unknown_columns_are_left_out(tmp_path, capsys):
     (tmp_path / "peer.csv").write_text("step,value\n1,2.5\n")
     assert main(["compare", str(tmp_path / "peer.csv")]) == 0
     assert capsys.readouterr().out.splitlines()[:2] == [

@@ -31,7 +31,7 @@ def test_the_legend_is_the_bindings_in_which_runs_differ_without_the_seed(make_r
     assert labels([tmp_path / "a0", tmp_path / "a1"]) == {("CartPole-v1", "PPO"): 2}
 
 
-def test_runs_of_several_algorithms_are_named_by_them_and_by_what_differs_within_one(make_run, tmp_path):
+def test_run_labels_have_the_algorithm_and_its_differing_settings(make_run, tmp_path):
     make_run("a")
     make_run("b", gamma=0.9)
     make_run("c", algorithm="A2C", gamma=0.5)
@@ -45,7 +45,7 @@ def bind(run, *bindings):
     path.write_text("\n".join([path.read_text(), *bindings, ""]))
 
 
-def test_settings_that_cannot_change_a_return_make_no_groups_and_are_in_no_label(make_run, tmp_path):
+def test_settings_that_cannot_change_returns_do_not_form_groups(make_run, tmp_path):
     for seed, gamma in enumerate((0.9, 0.9, 0.98)):
         run = make_run(f"r{seed}", gamma=gamma, seed=seed)
         bind(run, f"Trainer.num_threads = {seed + 1}", f"Trainer.device = 'cuda:{seed}'", "Evaluate.period = 1")
@@ -62,7 +62,7 @@ def test_a_listener_that_may_change_a_return_makes_a_group(make_run, tmp_path):
     assert labels([tmp_path]) == names
 
 
-def test_environments_are_apart_and_share_their_labels(make_run, tmp_path):
+def test_environments_are_separate_and_share_labels(make_run, tmp_path):
     for env_id in ("CartPole-v1", "Acrobot-v1"):
         for gamma in (0.9, 0.98):
             make_run(f"{env_id}-{gamma}", gamma=gamma, env_id=env_id)
@@ -78,7 +78,7 @@ def test_a_label_of_the_user_and_tables_stand_beside_configurations(make_run, ma
     assert found == {("CartPole-v1", name): 1 for name in ("ours", "stable-baselines3", "peer")}
 
 
-def test_a_table_of_no_environment_beside_runs_of_several_is_refused(make_run, tmp_path):
+def test_a_table_without_environment_among_several_is_refused(make_run, tmp_path):
     make_run("a")
     make_run("b", env_id="Acrobot-v1")
     (tmp_path / "peer.csv").write_text("step,value\n1,2\n")
@@ -86,7 +86,7 @@ def test_a_table_of_no_environment_beside_runs_of_several_is_refused(make_run, t
         group(find([tmp_path, tmp_path / "peer.csv"]))
 
 
-def test_settings_of_a_part_that_only_some_have_are_shown_only_where_they_are_needed():
+def test_settings_of_uncommon_parts_are_shown_only_if_needed():
     schedules = {"PPO.clip": "@Linear()", "Linear.start": "0.2", "Linear.end": "0.0", "Trainer.seed": "1"}
     plain = {"PPO.clip": "0.2", "Trainer.seed": "2"}
     assert differences([schedules, plain]) == [{"PPO.clip": "@Linear()"}, {"PPO.clip": "0.2"}]
@@ -169,7 +169,7 @@ def test_the_line_is_the_interquartile_mean_by_default(make_run, tmp_path):
     assert lines(panel)["PPO"].get_ydata() == statistics.interquartile_mean(np.array(values)) == 2.5
 
 
-def test_one_run_is_a_line_without_a_band_and_is_said_so(make_run, capsys, tmp_path):
+def test_a_single_run_has_no_band_and_a_note(make_run, capsys, tmp_path):
     run = make_run("a")
     assert not alfish.plot(run).axes[0].collections
     assert main(["plot", str(run), f"--output={tmp_path / 'x.png'}"]) == 0
@@ -208,7 +208,7 @@ def test_runs_of_different_environments_in_one_plot_are_refused(make_run, tmp_pa
         alfish.plot(one, threshold="high")
 
 
-def test_a_run_without_an_evaluation_is_left_out_beside_others_and_refused_on_its_own(make_run, capsys, tmp_path):
+def test_a_single_run_without_evaluations_is_refused(make_run, capsys, tmp_path):
     make_run("a"), make_run("b", returns=())
     assert main(["plot", str(tmp_path), f"--output={tmp_path / 'x.svg'}"]) == 0
     assert "note: " + str(tmp_path / "b") + " has no evaluation yet" in capsys.readouterr().err

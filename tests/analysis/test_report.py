@@ -62,7 +62,7 @@ def page(tmp_path, capsys):
     return page
 
 
-def test_the_page_says_what_was_trained_and_how_it_ended(run, page):
+def test_the_page_states_the_task_and_the_end_of_the_run(run, page):
     text = page(run)
     facts = dict(re.findall(r"<tr><th>(.*?)</th><td>(.*?)</td></tr>", text))
     assert facts["algorithm"] == "PPO" and facts["environment"] == "CartPole-v1" and facts["seed"] == "0"
@@ -82,7 +82,7 @@ def test_the_page_has_curves_episodes_command_films_and_warnings(run, page):
     assert "a &lt;machine&gt;" in text and "ppo &lt;1&gt;" in text
 
 
-def test_films_beyond_the_limit_of_a_page_are_named_and_the_newest_are_shown(run, page, monkeypatch):
+def test_a_page_shows_the_newest_films_and_names_the_rest(run, page, monkeypatch):
     (run / "film.mp4").unlink()
     (run / "films").mkdir()
     for k, name in enumerate(("old", "newest", "middle")):
@@ -103,7 +103,7 @@ def test_the_page_shows_the_difference_from_the_shipped_conf(run, page):
     assert "+Trainer.seed = 0" in text
 
 
-def test_the_page_needs_no_network_and_runs_nothing(run, page):
+def test_the_page_works_offline_and_executes_nothing(run, page):
     text = page(run)
     links = re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?([^"')>\s]*)""", text)
     assert links and all(link.startswith(("#", "data:")) for link in links) and "<script" not in text
@@ -123,7 +123,7 @@ def test_a_browser_shows_the_pages_without_a_message(run, page, tmp_path):
         assert "CONSOLE" not in shown.stderr
 
 
-def test_a_young_run_and_one_of_another_program_have_a_page(make_run, page):
+def test_young_and_foreign_runs_have_a_page(make_run, page):
     text = page(make_run("young", returns=()))
     assert "<td>none yet</td>" in text and "<td>not finished</td>" in text and "<svg" not in text
     stopped = make_run("stopped", offline=True)
@@ -134,7 +134,7 @@ def test_a_young_run_and_one_of_another_program_have_a_page(make_run, page):
     assert "<pre>python mine.py \\\n" in text and "Compared with" not in text
 
 
-def test_what_is_not_a_run_and_what_cannot_be_written_are_named(make_run, tmp_path, capsys):
+def test_invalid_runs_and_outputs_are_named(make_run, tmp_path, capsys):
     run = make_run("run")
     for words, *arguments in (
         ("--root_dir is missing", f"--output={tmp_path / 'x.html'}"),

@@ -25,7 +25,7 @@ def numbers(estimate):
     return [estimate.value, *estimate.interval]
 
 
-def test_aggregates_of_small_tables_are_those_worked_by_hand():
+def test_aggregates_of_small_tables_equal_hand_computed_values():
     # Eight scores lose two at each end; five lose one.
     assert statistics.interquartile_mean(column(90, 1, 2, 3, 4, 5, 6, -70)) == (2 + 3 + 4 + 5) / 4
     assert statistics.interquartile_mean(column(9, 1, 2, 3, -7)) == 2

@@ -215,7 +215,7 @@ def test_a_damaged_file_of_a_group_is_named(groups, tmp_path, ends, name, file, 
     assert status in (1, 2) and len(said) == 1 and f"/{name}/{file}" in said[0], words
 
 
-def test_a_file_in_the_place_of_tensorboards_directory_is_named(run, tmp_path, ends):
+def test_a_file_instead_of_tensorboards_directory_is_named(run, tmp_path, ends):
     root_dir = shutil.copytree(run, tmp_path / "run")
     shutil.rmtree(root_dir / "tensorboard")
     (root_dir / "tensorboard").write_text("mine")

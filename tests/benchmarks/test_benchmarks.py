@@ -115,12 +115,12 @@ def test_a_script_gives_the_object_of_its_last_line():
     assert processes.run_script(script(text), environment) == {"threads": 3}
 
 
-def test_a_script_that_fails_says_why():
+def test_a_failing_script_reports_the_reason():
     with pytest.raises(SystemExit, match="(?s)-c .* failed:\nno such luck"):
         processes.run_script(script("raise SystemExit('no such luck')"), os.environ)
 
 
-def test_a_script_without_a_recipe_says_so_by_its_status(monkeypatch, capsys):
+def test_a_script_without_a_recipe_has_its_own_exit_status(monkeypatch, capsys):
     with pytest.raises(processes.NoSuchRecipe, match=f"SystemExit.{NO_SUCH_RECIPE}"):
         processes.run_script(script(f"raise SystemExit({NO_SUCH_RECIPE})"), os.environ)
     monkeypatch.setattr("sys.argv", ["alfish_run.py", "nothing", "0"])
@@ -146,7 +146,7 @@ def test_a_script_runs_the_benchmark_that_its_command_names(monkeypatch, capsys)
 
 
 @pytest.mark.slow
-def test_alfish_says_that_it_has_no_such_recipe():
+def test_an_unknown_recipe_is_reported():
     path = PROJECT / "benchmarks" / "runs" / "alfish_run.py"
     with pytest.raises(processes.NoSuchRecipe, match="alfish_run.py nothing 0"):
         processes.run_script([sys.executable, str(path), "nothing", "0"], processes.with_threads(1))
@@ -167,7 +167,7 @@ def test_a_script_is_watched_while_it_runs_and_killed_if_the_watcher_raises():
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").is_file(), reason="only Linux tells")
-def test_memory_is_that_of_a_process_and_of_its_children():
+def test_memory_includes_a_process_and_its_children():
     large = "held = b'x' * 100_000_000; print('there', flush=True); input()"
     small = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {large!r}])"
     with subprocess.Popen(script(small), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -201,7 +201,7 @@ def test_a_peers_environment_is_made_once(tmp_path, monkeypatch):
     assert commands == 2 * made
 
 
-def test_a_peers_environment_whose_installation_broke_off_is_made_again(tmp_path, monkeypatch):
+def test_a_peers_environment_whose_installation_was_interrupted_is_made_again(tmp_path, monkeypatch):
     (tmp_path / "sb3.txt").write_text("stable-baselines3==2.7.0\n")
     commands = []
 
@@ -220,7 +220,7 @@ def test_a_peers_environment_whose_installation_broke_off_is_made_again(tmp_path
     assert len(commands) == 4
 
 
-def test_the_time_of_a_process_has_that_of_its_running_children():
+def test_process_time_includes_running_children():
     code = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint(flush=True); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         before = run_scripts.cpu_seconds()
@@ -244,7 +244,7 @@ def test_a_published_csv_is_written_back_as_it_is(tmp_path):
         assert (tmp_path / "copy.csv").read_bytes() == path.read_bytes(), path.stem
 
 
-def test_rows_replace_those_of_the_same_key_and_no_others(tmp_path):
+def test_rows_replace_only_rows_with_the_same_key(tmp_path):
     path = tmp_path / "new" / "table.csv"
     first = [{"task": "a", "seed": 0, "x": 1.5}, {"task": "a", "seed": 1, "x": 2}, {"task": "b", "seed": 0}]
     assert tables.replace_rows(path, first, ["task", "seed", "x"], ["task", "seed"]) == tables.read_rows(path)
@@ -254,14 +254,14 @@ def test_rows_replace_those_of_the_same_key_and_no_others(tmp_path):
     assert [tuple(row.values()) for row in replaced] == [("b", "0", ""), ("a", "7", "4")]
 
 
-def test_rows_are_sorted_if_asked_as_numbers_and_not_as_text(tmp_path):
+def test_rows_are_sorted_numerically_on_request(tmp_path):
     path = tmp_path / "table.csv"
     for seed in (10, 9, 2):
         rows = tables.replace_rows(path, [{"seed": seed}], ["seed"], ["seed"], lambda row: int(row["seed"]))
     assert [row["seed"] for row in rows] == ["2", "9", "10"]
 
 
-def test_no_rows_leave_a_file_as_it_is(tmp_path):
+def test_writing_no_rows_keeps_the_file(tmp_path):
     path = tmp_path / "table.csv"
     assert tables.replace_rows(path, [], ["seed"], ["seed"]) == []
     assert not path.exists()
@@ -270,7 +270,7 @@ def test_no_rows_leave_a_file_as_it_is(tmp_path):
     assert path.read_text() == "seed\n1\n"
 
 
-def test_a_row_that_cannot_be_written_leaves_a_file_as_it_is(tmp_path):
+def test_a_failed_row_write_keeps_the_file(tmp_path):
     path = tmp_path / "table.csv"
     tables.write_rows(path, [{"seed": 1}], ["seed"])
     before = path.read_bytes()
@@ -308,7 +308,7 @@ def test_a_ratio_of_runs_that_never_finish_has_infinite_bounds():
 # Time.
 
 
-def test_a_call_takes_the_mean_of_consecutive_ones(monkeypatch):
+def test_a_call_averages_consecutive_calls(monkeypatch):
     """On a clock that only calls move: number n takes n seconds."""
     now, numbers = [0.0], []
 
@@ -348,11 +348,11 @@ def test_a_recipe_that_is_measured_again_keeps_no_old_run(tmp_path):
 @pytest.mark.parametrize(
     "table", [ray_costs.table, lambda: cost_model.table(cost_model.cases())], ids=["costs", "model"]
 )
-def test_the_published_costs_of_workers_are_those_of_their_raw_data(table):
+def test_published_worker_costs_match_their_raw_data(table):
     assert table() in (PROJECT / "docs" / "scale.md").read_text()
 
 
-def test_the_cost_model_reaches_both_of_its_limits_and_exceeds_none():
+def test_the_cost_model_stays_between_its_limits():
     case = cost_model.Case("2 ms environment", 450, 14, 256, 0.4, 0.7, 0.7)
     of_workers, of_trainer = 4 * case.rate, 1e6 / (case.train_us + 1e3 * case.segment_ms / case.rows)
     assert cost_model.rows_per_second(case, 4) == pytest.approx(of_workers, rel=0.05)
@@ -445,7 +445,7 @@ def test_a_race_to_the_threshold_trains_the_shipped_conf(command_line, capsys):
     assert not result["reached"] and 0 < result["mean"] < 475
 
 
-def test_a_race_refuses_a_binding_that_nothing_reads(command_line):
+def test_a_race_refuses_an_unread_binding(command_line):
     with pytest.raises(UsageError, match=r"nothing reads Prioritized\.alpha, bound in this call"):
         command_line(alfish_run, *RACE, "--gin_param=Prioritized.alpha=0.5")
 
@@ -491,20 +491,20 @@ def test_seconds_are_read_when_a_line_arrives_and_when_the_program_has_ended():
     assert end["event"] == "end" and end["seconds"] >= first["seconds"] + 0.3
 
 
-def test_a_shipped_command_that_fails_says_why():
+def test_a_failing_shipped_command_reports_the_reason():
     with pytest.raises(SystemExit, match="failed:\nno such luck"):
         shipped.timed(script("raise SystemExit('no such luck')"), os.environ)
 
 
 @pytest.mark.parametrize("mean", [-1234.5, 0.004, 89.25, 500.0, 12345.6])
-def test_evaluations_of_alfish_and_of_peers_are_read_alike(mean):
+def test_evaluations_of_alfish_and_peers_are_read_equally(mean):
     ours = f"Evaluation at 20,000 steps: {Evaluation(20_000, 0, (mean,) * 20, (1,) * 20).words()}"
     for line in (ours, evaluation_line(20_000, mean)):
         env_steps, value = shipped.EVALUATION.search(line).groups()
         assert env_steps == "20,000" and float(value.replace(",", "")) == pytest.approx(mean, rel=0.01, abs=0.01)
 
 
-def test_tasks_are_those_of_the_shipped_confs():
+def test_tasks_match_the_shipped_confs():
     for task in TASKS.values():
         text = (PROJECT / "confs" / f"{task.name}.gin").read_text()
         assert f"env_id = '{task.env_id}'" in text
@@ -537,7 +537,7 @@ def shipped_here(tmp_path, monkeypatch):
     return commands
 
 
-def test_shipped_commands_run_with_an_empty_and_with_a_warm_cache_in_turns_with_peers(shipped_here, command_line):
+def test_benchmarks_alternate_with_peers_for_empty_and_warm_caches(shipped_here, command_line):
     options = "--tasks=ppo_cartpole,sac_halfcheetah", "--peers=sb3:1,sb3:2"
     command_line(shipped, *options, "--seeds=0,1")
     words = [" ".join(command[1:]) for command, _ in shipped_here]
@@ -607,7 +607,7 @@ def test_a_step_of_offline_data_is_reported_with_its_own_memory(command_line, ca
 # Learning.
 
 
-def test_a_seeds_results_replace_its_old_ones(tmp_path):
+def test_new_results_of_a_seed_replace_old_results(tmp_path):
     path = tmp_path / "ppo_cartpole-curve.csv"
     shutil.copy(learning.RESULTS / path.name, path)
     own = [row for row in tables.read_rows(path) if row["seed"] == "1"]
@@ -623,7 +623,7 @@ def test_a_seeds_results_replace_its_old_ones(tmp_path):
 EVALUATED = {"env_steps": 500, "num_episodes": 10, "mean": 2.0, "ci_low": 1, "ci_high": 3, "std": 1, "min": 1, "max": 3}
 
 
-def test_a_run_that_still_trains_is_published_as_far_as_it_is(monkeypatch, tmp_path):
+def test_an_unfinished_run_is_published_up_to_now(monkeypatch, tmp_path):
     monkeypatch.setattr(learning, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(learning.processes, "run_script", lambda command, environment: EVALUATED)
     monkeypatch.setattr(learning, "train", lambda *_: pytest.fail("it trains"))
@@ -703,5 +703,5 @@ def test_runs_written_for_the_benchmark_of_plots_are_read_as_runs(tmp_path, caps
     assert [row["seeds"] for row in rows] == ["2"] and rows[0]["environment"] == "CartPole-v1"
 
 
-def test_the_table_of_plots_is_that_of_the_results_page():
+def test_the_plots_table_equals_the_results_page():
     assert plotting.table() in (PROJECT / "docs" / "results.md").read_text()

@@ -24,7 +24,7 @@ def test_each_small_environment_follows_the_interface_and_ends(task):
     assert len(found) == unknown_tasks.NUM_EPISODES and np.isfinite(found).all() and np.std(found) > 0
 
 
-def test_no_task_has_a_conf_that_was_tuned_for_the_algorithm():
+def test_no_task_has_a_conf_tuned_for_the_algorithm():
     tuned = [read(path) for path in confs_directory().glob("*.gin")]
     pairs = {(conf.algorithm.split()[0], conf.task.split()[0].strip(",")) for conf in tuned if conf.task}
     assert not {(algorithm, task.env) for task in TASKS.values() for algorithm in task.algorithms} & pairs
@@ -43,7 +43,7 @@ def test_a_verdict_is_by_the_spread_of_seeds(ours, theirs, verdict):
     assert defaults.compared(np.array(ours), np.array(theirs)) == verdict
 
 
-def test_runs_that_are_there_are_not_repeated_and_the_table_has_rows_of_both(tmp_path, monkeypatch):
+def test_existing_runs_are_not_repeated_but_are_in_the_table(tmp_path, monkeypatch):
     monkeypatch.setattr(defaults, "CSV", tmp_path / "defaults.csv")
     monkeypatch.setattr(defaults.processes, "peer_python", lambda name: "python")
     made = []

@@ -19,7 +19,7 @@ CONFS = ("sac_halfcheetah", "ppo_halfcheetah", "crossq_halfcheetah")
 # Costs.
 
 
-def test_seconds_of_a_step_are_those_between_two_readings_and_the_start_is_the_rest():
+def test_step_seconds_lie_between_readings_and_the_rest_is_start_up():
     warmup = [Reading(1, 12.0), Reading(1001, 14.0)]
     found = alfish_costs.costs(warmup, [Reading(1101, 30.0), Reading(1301, 34.0)])
     assert found == pytest.approx({"start_seconds": 34 - 1001 * 0.002 - 300 * 0.02, "warmup_step_seconds": 0.002,
@@ -32,7 +32,7 @@ def test_without_replay_there_is_no_warmup():
     assert found["start_seconds"] == pytest.approx(30 - 4)
 
 
-def test_readings_begin_when_updates_are_compiled_and_the_run_stops_when_enough_was_measured(monkeypatch):
+def test_readings_begin_after_compilation_and_end_the_run(monkeypatch):
     now, reasons = [0.0], []
     monkeypatch.setattr(alfish_costs, "processor_seconds", lambda: now[0])
     run, costs = SimpleNamespace(stop=reasons.append), alfish_costs.Costs(seconds=2.0)
@@ -50,7 +50,7 @@ def test_readings_begin_when_updates_are_compiled_and_the_run_stops_when_enough_
 @pytest.mark.parametrize(
     ("conf", "expected"), [("sac_halfcheetah", 5000), ("sac_pendulum", 500), ("ppo_halfcheetah", 0)]
 )
-def test_the_warmup_is_that_of_the_conf(conf, expected):
+def test_warm_up_follows_the_conf(conf, expected):
     reading.read([f"{conf}.gin"], [])
     assert alfish_costs.warmup_env_steps() == expected
 
@@ -157,7 +157,7 @@ def test_a_threshold_is_reached_by_the_mean_over_seeds():
 # The command.
 
 
-def test_what_is_measured_is_drawn_and_fills_the_table_of_the_page(results, measured, monkeypatch, capsys):
+def test_measurements_fill_the_figure_and_the_table(results, measured, monkeypatch, capsys):
     call(monkeypatch)
     assert measured == list(CONFS[:2])
     assert frontier.PICTURE.stat().st_size > 10_000
@@ -202,7 +202,7 @@ def test_an_interrupted_measurement_keeps_what_it_has(results, measured, monkeyp
     assert measured == ["sac_halfcheetah", "interrupted", "ppo_halfcheetah"]
 
 
-def test_drawing_measures_nothing_and_names_learners_of_unknown_costs(results, measured, monkeypatch, capsys):
+def test_drawing_names_learners_of_unknown_costs(results, measured, monkeypatch, capsys):
     call(monkeypatch, "--confs=sac_halfcheetah")
     call(monkeypatch, "--draw")
     assert measured == ["sac_halfcheetah"]

@@ -24,7 +24,7 @@ def steps_of(rule, num_steps=120):
 
 
 @pytest.mark.parametrize("rule", time_limits.RULES)
-def test_a_rule_changes_the_last_row_of_a_truncated_episode_only(rule):
+def test_a_rule_changes_only_the_last_row_of_truncated_episodes(rule):
     num_ended = 0
     for (seen, last, ended, first), (_, true, *_) in zip(steps_of(rule), steps_of("final")):
         num_ended += int(ended.sum())
@@ -65,7 +65,7 @@ def test_the_table_has_means_over_seeds_and_their_intervals():
     assert line == f"| SAC | {words} | 2 | -170.0 [-220.0, -120.0] | -161.5 [-211.5, -111.5] | -120, -220 |"
 
 
-def test_a_run_whose_rows_are_there_is_not_repeated(tmp_path, monkeypatch):
+def test_a_run_with_existing_rows_is_not_repeated(tmp_path, monkeypatch):
     path = tmp_path / "time_limits.csv"
     path.write_text("algorithm,rule,seed,env_steps,mean_return,cpu_seconds\nppo,reset,3,10,-1,2\n")
     trained = []

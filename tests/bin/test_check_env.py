@@ -11,7 +11,7 @@ from alfish.__main__ import main
 pytestmark = pytest.mark.usefixtures("untried_training")
 
 
-def test_check_env_says_yes_to_a_good_environment(capsys):
+def test_check_env_accepts_a_good_environment(capsys):
     assert main(["check-env", "--env_id=CartPole-v1", "--num_steps=300"]) == 0
     words = capsys.readouterr().out
     assert "observation" in words and "Discrete(2)" in words and "problem" not in words
@@ -19,7 +19,7 @@ def test_check_env_says_yes_to_a_good_environment(capsys):
     assert any(line.split() == ["A2C", "yes"] for line in words.splitlines())
 
 
-def test_check_env_says_when_two_seeds_give_the_same_episodes(tmp_path, monkeypatch, capsys):
+def test_check_env_reports_equal_episodes_of_two_seeds(tmp_path, monkeypatch, capsys):
     (tmp_path / "seeded.py").write_text(
         textwrap.dedent("""
             from alfish.environments.toy import TensorPointMass
@@ -121,7 +121,7 @@ for fault in ("none", "vector", "seed", "outside", "reward", "endless", "wide", 
         ("short", "and step (observation, reward, terminated, truncated, info)"),
     ],
 )
-def test_check_env_says_what_is_wrong_with_a_bad_one(tmp_path, monkeypatch, capsys, fault, word):
+def test_check_env_reports_the_faults_of_a_bad_environment(tmp_path, monkeypatch, capsys, fault, word):
     (tmp_path / "bad_envs.py").write_text(BAD)
     monkeypatch.syspath_prepend(tmp_path)
     capsys.readouterr()
@@ -202,7 +202,7 @@ def test_check_env_looks_further_for_the_end_of_an_episode(capsys):
     assert "no episode ended in 300 random steps" in problem and "raise --num_steps to 3000, otherwise" in problem
 
 
-def test_check_env_suggests_a_run_in_spite_of_a_problem_of_an_installed_package(tmp_path, monkeypatch, capsys):
+def test_check_env_suggests_a_run_despite_a_package_problem(tmp_path, monkeypatch, capsys):
     """Its user cannot mend it, and values outside their bounds do training no harm."""
     folder = tmp_path / "site-packages" / "crane_suite"
     folder.mkdir(parents=True)
@@ -216,7 +216,7 @@ def test_check_env_suggests_a_run_in_spite_of_a_problem_of_an_installed_package(
     assert capsys.readouterr().out.endswith("next         fix the problem, and check again\n")
 
 
-def test_check_env_has_nothing_to_say_of_the_same_one_without_its_faults(tmp_path, monkeypatch, capsys):
+def test_check_env_reports_nothing_after_the_faults_are_fixed(tmp_path, monkeypatch, capsys):
     (tmp_path / "bad_envs.py").write_text(BAD)
     monkeypatch.syspath_prepend(tmp_path)
     assert main(["check-env", "--env_id=bad_envs:Bad-none-v0", "--num_steps=50"]) == 0

@@ -84,7 +84,7 @@ def checked(kind, capsys):
         (Broken, r"^problem      a reward is not finite: "),
     ],
 )
-def test_a_problem_is_said_in_one_sentence(capsys, kind, sentence):
+def test_a_problem_is_reported_in_one_sentence(capsys, kind, sentence):
     status, words = checked(kind, capsys)
     assert status == 1 and re.search(sentence, words, re.M), words
 

@@ -45,13 +45,13 @@ def broken(flags):
     raise KeyError("no such joint")
 
 
-def test_an_error_of_the_users_code_in_a_command_is_one_sentence(refused, monkeypatch):
+def test_an_error_of_the_users_code_in_a_command_is_reported_in_one_sentence(refused, monkeypatch):
     monkeypatch.setattr("alfish.bin.confs.main", broken)
     words = refused("confs", status=1)
     assert words.startswith(f"alfish confs: broken raised KeyError: 'no such joint' ({__file__}:")
 
 
-def test_a_size_that_no_memory_holds_is_one_sentence(refused, run):
+def test_a_size_beyond_memory_is_reported_in_one_sentence(refused, run):
     words = refused("evaluate", f"--root_dir={run}", f"--num_episodes={10**15}", status=1)
     assert words.startswith("alfish evaluate: memory is exhausted: Unable to allocate ") and words.count("\n") == 1
 
@@ -115,7 +115,7 @@ def test_unknown_flags_are_refused(refused, name):
     assert takes_words or "'stray' is not a flag" in refused(name, "stray")
 
 
-def test_a_setting_that_is_given_as_a_flag_is_answered_with_the_form_of_settings(refused):
+def test_a_setting_given_as_a_flag_is_refused_with_the_correct_form(refused):
     words = refused("train", "--gin_file=ppo_cartpole.gin", "--learning_rate=1e-3")
     assert "settings of classes are given as in --gin_param=PPO.gamma=0.98" in words
 
@@ -124,7 +124,7 @@ def test_a_setting_that_is_given_as_a_flag_is_answered_with_the_form_of_settings
     "name, flag",
     [(n, "--root_dir") for n in ("train", "evaluate", "play", "record", "export")] + [("check-env", "--env_id")],
 )
-def test_a_missing_flag_is_asked_for(refused, name, flag):
+def test_a_missing_flag_is_reported(refused, name, flag):
     assert f"{flag} is missing" in refused(name)
 
 
@@ -149,7 +149,7 @@ def test_a_root_dir_that_no_directory_can_be_is_refused(refused):
             alfish.train("PPO", "CartPole-v1", root_dir=name, num_iterations=1)
 
 
-def test_sizes_that_no_memory_holds_are_refused(refused, tmp_path):
+def test_sizes_beyond_memory_are_refused(refused, tmp_path):
     for parameter, words in (
         ("Trainer.unroll_length=1e12", "it must be a number in [0, 10000000]"),
         ("MLP.layers=[10**9]", "each entry an integer in [1, 1000000]"),
@@ -158,7 +158,7 @@ def test_sizes_that_no_memory_holds_are_refused(refused, tmp_path):
         assert words in refused(*train(tmp_path / "run", *TINY, value))
 
 
-def test_a_missing_gin_file_is_asked_for(refused, tmp_path):
+def test_a_missing_gin_file_flag_is_reported(refused, tmp_path):
     assert "--gin_file is missing: `alfish confs`" in refused("train", f"--root_dir={tmp_path / 'run'}")
 
 
@@ -183,7 +183,7 @@ def test_a_directory_that_is_not_a_run_is_refused(refused, run, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["evaluate", "play"])
-def test_a_checkpoint_that_is_not_there_is_refused(refused, run, name):
+def test_a_missing_checkpoint_is_refused(refused, run, name):
     [path] = (run / "checkpoints").glob("*.pt")
     step = int(path.stem.partition("-")[2])
     words = refused(name, f"--root_dir={run}", "--checkpoint=7")
@@ -198,7 +198,7 @@ def test_a_run_without_a_checkpoint_is_refused(refused, run, tmp_path):
     assert "There is no checkpoint in" in refused("evaluate", f"--root_dir={tmp_path}")
 
 
-def test_an_error_of_the_environments_own_is_a_sentence_and_its_traceback_is_kept(tmp_path, monkeypatch, capsys):
+def test_environment_errors_are_reported_in_one_sentence_with_the_traceback(tmp_path, monkeypatch, capsys):
     (tmp_path / "breaks.py").write_text(
         textwrap.dedent("""
             import gymnasium
@@ -405,7 +405,7 @@ def endless(tmp_path_factory):
     return path
 
 
-def test_episodes_without_an_end_are_cut_wherever_a_policy_is_shown(endless, tmp_path, capsys):
+def test_endless_episodes_are_cut_in_all_commands(endless, tmp_path, capsys):
     log = (endless / "log.txt").read_text()
     note = "An episode was cut at {} steps and counts as truncated; more may follow (Trainer.max_evaluation_length)"
     limit = "make_environment.env_kwargs = {'max_episode_steps': 1000}"
@@ -514,7 +514,7 @@ def test_a_film_that_cannot_be_written_is_refused(refused, run, tmp_path, monkey
     assert f"--video={tmp_path / 'x.gif'} cannot be written: [Errno 28] No space left on device" in words
 
 
-def test_play_says_what_each_episode_returned(run, capsys):
+def test_play_prints_the_return_of_each_episode(run, capsys):
     capsys.readouterr()
     assert main(["play", f"--root_dir={run}", "--num_episodes=2", "--seed=8"]) == 0
     first, second = capsys.readouterr().out.splitlines()
@@ -670,7 +670,7 @@ def test_load_leaves_the_users_gin_configuration_as_it_was(run):
     assert gin.operative_config_str().count("PPO") == 0
 
 
-def test_load_says_of_a_run_that_was_built_in_python_how_to_open_it(refused, tmp_path):
+def test_load_explains_how_to_open_a_run_built_in_python(refused, tmp_path):
     trainer = Trainer(
         tmp_path / "run",
         algorithm=PPO,
@@ -715,7 +715,7 @@ def test_import_alfish_does_not_import_torch():
     assert "import torch" not in source
 
 
-def test_a_command_works_with_streams_that_are_closed_or_full_and_says_what_it_cannot(tmp_path):
+def test_commands_work_with_closed_or_full_streams(tmp_path):
     """In processes of their own; none of them imports torch."""
     alfish_command = f"{sys.executable} -m alfish"
     root = Path(alfish.__file__).parent.parent
@@ -746,7 +746,7 @@ def streams():
         os.close(copy)
 
 
-def test_a_run_trains_on_where_nobody_can_be_shown_its_progress(run, tmp_path, monkeypatch, streams):
+def test_a_run_trains_without_a_place_to_show_progress(run, tmp_path, monkeypatch, streams):
     """A file that is opened while standard error is closed does not take its place."""
     run = shutil.copytree(run, tmp_path / "run")
     full = os.open("/dev/full", os.O_WRONLY)
@@ -782,7 +782,7 @@ def test_a_sweep_is_refused_before_it_writes_anything(refused, tmp_path):
     assert not (tmp_path / "s").exists()
 
 
-def test_without_a_cluster_a_sweep_writes_nothing(refused, tmp_path, monkeypatch):
+def test_without_a_ray_cluster_a_sweep_writes_no_file(refused, tmp_path, monkeypatch):
     def fail(*arguments):
         raise UsageError("--ray finds no Ray cluster")
 

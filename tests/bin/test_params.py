@@ -36,7 +36,7 @@ def test_a_list_of_classes_is_shown_as_references(entries):
     assert entries["MLP.layers"].default == "(64, 64)"
 
 
-def test_a_class_has_the_parameters_that_it_passes_to_its_base(entries):
+def test_a_class_inherits_the_parameters_of_its_base(entries):
     assert entries["APPO.gamma"].help == entries["PPO.gamma"].help and entries["APPO.rho_bar"].default == "1.0"
     assert entries["TD3.gamma"].default == "0.99"
 
@@ -83,7 +83,7 @@ def test_parameters_of_a_configuration_have_the_values_in_force(capsys, tmp_path
     assert list(tmp_path.iterdir()) == [], "nothing is written"
 
 
-def test_a_configuration_that_cannot_be_built_is_one_sentence(capsys):
+def test_a_configuration_that_cannot_be_built_is_reported_in_one_sentence(capsys):
     assert main(["params", "--gin_param=PPO.gama=0.9"]) == 2
     assert "PPO" in capsys.readouterr().err
 

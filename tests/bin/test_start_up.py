@@ -41,7 +41,7 @@ def modules(code, *arguments):
 
 
 @pytest.mark.parametrize("conf", ["ppo_cartpole", pytest.param("sac_halfcheetah", marks=pytest.mark.slow)])
-def test_training_imports_nothing_slow_before_its_first_step(tmp_path, conf):
+def test_training_imports_no_slow_module_before_the_first_step(tmp_path, conf):
     if conf == "sac_halfcheetah":
         pytest.importorskip("mujoco")
     found = modules(UNTIL_FIRST_STEP, "train", f"--gin_file={conf}.gin", f"--root_dir={tmp_path / conf}")

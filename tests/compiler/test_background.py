@@ -111,7 +111,7 @@ def test_compilers_that_are_ended_remove_what_they_have_half_written(compiler, m
     wait_until(lambda: not file.exists())
 
 
-def test_so_do_those_of_a_killed_parent(tmp_path):
+def test_processes_of_a_killed_parent_end(tmp_path):
     file = tmp_path / "half"
     program = _program_with_compiler(
         file, "import sys; from alfish.compiler.compiling_process import _end_with; _end_with(int(sys.argv[1]))"
@@ -149,7 +149,7 @@ def test_a_file_that_another_run_has_removed_is_made_again(compiler, monkeypatch
     assert made == ("made here", ["noted"], 1.0) and not kernels._file
 
 
-def test_a_forked_process_does_not_end_the_process_of_its_parent(compiler):
+def test_ending_a_forked_process_does_not_end_its_parent(compiler):
     compiler.request(Waiting(), ARGUMENT, "float32")
     child = os.fork()
     if child == 0:
@@ -186,7 +186,7 @@ def test_a_function_of_the_program_itself_starts_no_process(compiler):
     assert compiler._process is None
 
 
-def test_a_function_with_an_object_that_pickles_nothing_starts_no_process(compiler):
+def test_an_unpicklable_function_starts_no_process(compiler):
     class Unpicklable:
         def __reduce__(self):
             raise RuntimeError("Tried to serialize what has no state")  # as TorchScript's modules do
@@ -225,7 +225,7 @@ def test_the_other_process_has_the_bindings_of_this_one(compiler, monkeypatch):
             compiling_process._answer(b"")
 
 
-def test_where_no_process_can_be_started_the_function_is_not_sent(compiler, monkeypatch):
+def test_functions_are_not_sent_if_no_process_can_start(compiler, monkeypatch):
     def refused(*arguments, **keywords):
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
@@ -247,7 +247,7 @@ class Product(nn.Module):
 
 @pytest.mark.slow
 @needs_compiler
-def test_another_process_compiles_a_function_with_the_results_and_random_numbers_of_the_plain_one(compiler):
+def test_functions_compiled_elsewhere_have_equal_results_and_draws(compiler):
     function, given = Product(), (ARGUMENT, torch.full((3,), 2.0))
     compiled = compiler.request(function, given, "float32").result()
     assert compiled.notes == ["traced"] and function.notes is None and compiled.seconds > 0

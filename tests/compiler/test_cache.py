@@ -39,7 +39,7 @@ def test_what_the_user_set_for_torch_is_used(monkeypatch, tmp_path):
     assert cache.environment()[cache.VARIABLE] == str(tmp_path / "own")
 
 
-def test_what_torch_wrote_for_itself_is_not_taken_for_the_users(monkeypatch, tmp_path):
+def test_torchs_own_values_are_not_treated_as_user_values(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv(cache.VARIABLE, "/tmp/torchinductor_user")
     assert cache.directory().is_relative_to(tmp_path)
@@ -53,7 +53,7 @@ def test_torch_uses_it_only_while_alfish_compiles(monkeypatch, tmp_path):
     assert cache.VARIABLE not in os.environ
 
 
-def test_a_directory_that_cannot_be_written_is_said_once_and_replaced(monkeypatch, tmp_path, caplog):
+def test_a_directory_that_cannot_be_written_is_reported_once_and_replaced(monkeypatch, tmp_path, caplog):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
@@ -63,7 +63,7 @@ def test_a_directory_that_cannot_be_written_is_said_once_and_replaced(monkeypatc
     assert "is not writable" in record.getMessage() and "set XDG_CACHE_HOME" in record.getMessage()
 
 
-def test_a_full_disk_is_said_before_the_compiler_finds_it(monkeypatch, tmp_path, caplog):
+def test_a_full_disk_is_reported_before_compilation(monkeypatch, tmp_path, caplog):
     class Full(io.BytesIO):
         def write(self, data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -75,7 +75,7 @@ def test_a_full_disk_is_said_before_the_compiler_finds_it(monkeypatch, tmp_path,
     assert "is not writable ([Errno 28] No space left on device); set XDG_CACHE_HOME" in caplog.text
 
 
-def test_code_that_another_user_may_have_put_there_is_not_loaded(monkeypatch, tmp_path):
+def test_code_in_directories_of_other_users_is_not_loaded(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
@@ -84,7 +84,7 @@ def test_code_that_another_user_may_have_put_there_is_not_loaded(monkeypatch, tm
         cache.directory()
 
 
-def test_each_version_of_torch_and_kind_of_processor_has_a_directory_of_its_own(monkeypatch):
+def test_cache_directories_depend_on_torch_version_and_processor(monkeypatch):
     names = {cache.versions.__wrapped__()}
     monkeypatch.setattr(torch, "__version__", "2.99.0")
     names.add(cache.versions.__wrapped__())
@@ -129,7 +129,7 @@ def test_a_directory_of_the_users_is_never_trimmed(monkeypatch, tmp_path):
     assert (tmp_path / "graph").exists()
 
 
-def test_only_one_process_at_a_time_holds_a_lock_and_a_killed_one_releases_it(monkeypatch, tmp_path):
+def test_a_lock_has_one_holder_and_a_killed_holder_releases_it(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = cache.directory() / cache.LOCKS / "ab"
     path.parent.mkdir()
@@ -148,7 +148,7 @@ def test_only_one_process_at_a_time_holds_a_lock_and_a_killed_one_releases_it(mo
         cache.fcntl.flock(file, cache.fcntl.LOCK_EX | cache.fcntl.LOCK_NB)
 
 
-def test_a_file_system_without_locks_and_a_user_without_a_name_do_not_end_a_run(monkeypatch, tmp_path):
+def test_a_run_works_without_file_locks_and_user_name(monkeypatch, tmp_path):
     def no_locks(*arguments):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 

@@ -18,7 +18,7 @@ def test_results_are_those_of_plain_python_for_each_shape():
     assert not doubled.is_plain
 
 
-def test_random_numbers_are_those_of_the_plain_call():
+def test_random_numbers_equal_those_of_the_plain_call():
     noisy = CheckedFunction(lambda given: given[0] + torch.rand(4), "noise")
     torch.manual_seed(0)
     found = [noisy((torch.zeros(4),)) for _ in range(3)]

@@ -60,7 +60,7 @@ def dropped(given):
 
 
 @pytest.mark.parametrize("function", [from_nothing, like_another, filled, dropped])
-def test_random_numbers_are_drawn_before_the_graph_in_the_order_of_the_plain_call(function, monkeypatch):
+def test_graphs_draw_random_numbers_in_the_order_of_plain_calls(function, monkeypatch):
     arguments = [torch.arange(24.0).reshape(SHAPE) + 1]
     made, left = compiled(function, arguments, monkeypatch)
     assert left == []
@@ -96,7 +96,7 @@ def filled_under_a_view(given):
 
 
 @pytest.mark.parametrize("function", [chosen, filled_argument, filled_under_a_view])
-def test_all_draws_stay_in_a_graph_if_one_of_them_reads_or_overwrites_values(function, monkeypatch):
+def test_draws_stay_in_a_graph_if_one_depends_on_values(function, monkeypatch):
     arguments = [torch.rand(SHAPE)]
     made, left = compiled(function, arguments, monkeypatch)
     assert len(left) == 2

@@ -27,14 +27,14 @@ def one_thread():
 @pytest.mark.parametrize(
     ("quota", "cores"), [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("900000 100000", 8)]
 )
-def test_a_limit_of_processor_time_is_one_of_cores(monkeypatch, tmp_path, quota, cores):
+def test_a_processor_time_limit_counts_as_cores(monkeypatch, tmp_path, quota, cores):
     (tmp_path / "cpu.max").write_text(f"{quota}\n")
     monkeypatch.setattr(kernels, "QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(3, 11)), raising=False)
     assert kernels.available_cores() == cores
 
 
-def test_auto_is_one_thread_of_torch_and_a_helper_for_each_other_core(monkeypatch):
+def test_auto_uses_one_torch_thread_and_helpers_on_other_cores(monkeypatch):
     monkeypatch.setattr(kernels, "available_cores", lambda: 3)
     kernels.set_num_threads("auto")
     assert torch.get_num_threads() == 1 and kernels._wanted == (2, True) and kernels.num_threads() == "auto"
@@ -103,7 +103,7 @@ def test_helpers_are_set_before_the_library_is_loaded(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.skipif(not matmul.suits_products(), reason="there is no kernel for this processor or torch")
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_a_run_has_the_same_bits_on_one_core_and_on_several(tmp_path):
+def test_runs_are_bit_identical_on_any_number_of_cores(tmp_path):
     def train(name, num_threads, num_helpers):
         torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(256, 256)))
         trainer = Trainer(

@@ -172,7 +172,7 @@ def test_the_kernels_go_through_a_long_inner_dimension_in_parts():
 @kernel
 @pytest.mark.parametrize("inner", [30, 257])
 @pytest.mark.parametrize("columns", [1, 63, 128, 300])
-def test_the_kernels_copy_what_lies_far_apart(inner, columns):
+def test_kernels_copy_scattered_memory(inner, columns):
     """Gradients of the weights of wide layers: the left matrix is the transpose of a contiguous one."""
     torch.manual_seed(0)
     for kernel, dtype in both_kernels():
@@ -239,7 +239,7 @@ def test_the_kernels_propagate_values_that_are_not_finite():
 @kernel
 @pytest.mark.parametrize("rows", [20, 600])
 @pytest.mark.parametrize("turned", [False, True])
-def test_the_kernels_read_nothing_beside_their_matrices(turned, rows):
+def test_kernels_read_only_their_matrices(turned, rows):
     for kernel, dtype in both_kernels():
         a, b = (torch.full((rows, 40), torch.nan, dtype=dtype) for _ in range(2))
         a[:, :11], b[:11, :19] = 1, 2
@@ -426,7 +426,7 @@ def two_convolutions(convolve, dtype=torch.float32):
 
 
 @pytest.mark.skipif(not torch_internals.has_bfloat16_convolutions(), reason="oneDNN has no bfloat16 on this processor")
-def test_convolutions_in_bfloat16_differ_from_exact_ones_by_the_rounding_of_arguments_and_results_only(monkeypatch):
+def test_bfloat16_convolutions_round_only_arguments_and_results(monkeypatch):
     monkeypatch.setattr(matmul, "LARGE_PRODUCT", 1)
     torch.manual_seed(0)
     images = torch.randn(4, 3, 12, 12).contiguous(memory_format=torch.channels_last)

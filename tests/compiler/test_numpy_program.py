@@ -336,7 +336,7 @@ def test_arguments_in_bfloat16_are_refused():
         run(lambda x: x.float(), f32(3).bfloat16())
 
 
-def test_translating_draws_nothing():
+def test_translation_draws_no_random_numbers():
     x, state = f32(3), torch.get_rng_state()
     NumpyProgram(lambda x: torch.randn_like(x) + torch.rand(3), x)
     assert torch.equal(torch.get_rng_state(), state)
@@ -615,7 +615,7 @@ def test_results_come_in_the_nest_that_the_function_made():
     torch.testing.assert_close(nest.leaves(found), nest.leaves(expected))
 
 
-def test_where_writes_into_neither_of_its_arguments():
+def test_where_does_not_write_into_its_arguments():
     condition = torch.tensor([True, False, True])
     assert_same(lambda c, a, b: torch.where(c, a, b), condition, f32(3), f32(3))
     assert_same(lambda c, a, b: torch.where(c, a, b), condition[:1], f32(3), f32(3))
@@ -640,7 +640,7 @@ def test_numpys_warnings_elsewhere_are_unchanged():
         np.log(np.zeros(3))
 
 
-def test_values_that_only_give_a_draw_its_shape_are_not_computed(monkeypatch):
+def test_values_that_only_define_a_draw_shape_are_not_computed(monkeypatch):
     lines, function = [], numpy_program._lines
     monkeypatch.setattr(numpy_program, "_lines", lambda a, b, *rest: lines.extend(b) or function(a, b, *rest))
     assert_same(lambda x: torch.randn_like(x.exp().log()) + x.tanh(), f32(2, 3))

@@ -31,7 +31,7 @@ def test_private_names_of_torch_are_read_in_one_module():
     assert found == set()
 
 
-def test_each_name_is_where_it_should_be_and_a_missing_one_is_reported(monkeypatch):
+def test_missing_names_are_reported(monkeypatch):
     for name in HOMES:
         assert getattr(torch_internals, name) is not None
         place = hide(monkeypatch, name)
@@ -39,7 +39,7 @@ def test_each_name_is_where_it_should_be_and_a_missing_one_is_reported(monkeypat
             getattr(torch_internals, name)
 
 
-def test_a_file_has_its_name_only_when_the_compiler_has_written_all_of_it(tmp_path):
+def test_compiled_files_get_their_name_only_when_complete(tmp_path):
     def build(command, cwd, fails):
         output = Path(command.split()[-1])
         output.write_text("half")
@@ -57,7 +57,7 @@ def test_a_file_has_its_name_only_when_the_compiler_has_written_all_of_it(tmp_pa
 
 
 @pytest.mark.parametrize(("flags", "is_known"), [("-O1 -std=c++17", True), ("-O1 -mno-such-instructions", False)])
-def test_the_compiler_is_asked_for_flags_only(monkeypatch, flags, is_known):
+def test_the_compiler_is_only_called_for_its_flags(monkeypatch, flags, is_known):
     with torch_internals.build_settings():
         instructions = torch_internals.cpu_vec_isa.VecAVX2()
     monkeypatch.setattr(type(instructions), "build_arch_flags", lambda self: flags)

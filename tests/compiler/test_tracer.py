@@ -25,7 +25,7 @@ def test_operations_stand_in_the_order_of_the_run():
     torch.testing.assert_close(tanh.meta["val"], x.exp().tanh())
 
 
-def test_an_operation_in_place_becomes_one_that_makes_a_new_tensor():
+def test_in_place_operations_become_out_of_place():
     def function(given):
         y = given[0] * 2
         alias = y.detach()

@@ -132,6 +132,6 @@ def test_a_module_is_found_by_its_old_name(old, name):
     assert importlib.import_module(module.__name__) is module and module.__spec__.name == module.__name__ != old
 
 
-def test_every_module_that_moved_is_where_the_table_says():
+def test_moved_modules_are_where_the_table_says():
     for old, new in alfish._MOVED.items():
         assert importlib.import_module(old) is importlib.import_module(new)

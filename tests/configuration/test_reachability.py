@@ -16,7 +16,7 @@ from alfish.parameters import differences
 from alfish.training.trainer import Trainer
 
 
-def test_a_binding_that_nothing_reads_is_named_with_its_file(refused, tmp_path):
+def test_an_unread_binding_is_named_with_its_file(refused, tmp_path):
     conf = tmp_path / "mine.gin"
     conf.write_text("include 'ppo_cartpole.gin'\nRewardClip.low = -2.0\ntypo/MLP.layers = (3,)\n")
     words = refused(*train(tmp_path / "run", *TINY, conf=str(conf)))
@@ -37,7 +37,7 @@ def test_bindings_that_are_read_later_are_not_refused(tmp_path):
     assert "entropy/Linear.start = 0.1" in (tmp_path / "run" / "config.gin").read_text()
 
 
-def test_a_setting_that_nothing_reads_is_refused_and_where_it_may_be_is_said(refused, tmp_path):
+def test_an_unread_setting_is_refused_with_its_possible_places(refused, tmp_path):
     words = refused(*train(tmp_path / "run", *TINY, "make_environment.seed=7"))
     assert "seed, bound in --gin_param, has no effect: its caller passes a value of its own; bind Trainer.seed" in words
     assert "nothing reads RMSprop.decay, bound in --gin_param: no part" in refused(
@@ -83,7 +83,7 @@ def test_settings_of_a_replaced_part_are_accepted():
         assert parameter.partition("=")[0] in settings_of(conf, parameters=[parameter])
 
 
-def test_a_file_may_replace_what_another_one_configures_and_not_what_it_configures_itself(tmp_path):
+def test_a_file_may_override_other_files_but_not_itself(tmp_path):
     mine = tmp_path / "mine.gin"
     mine.write_text("Trainer.batches = @EpochBatches\n")
     settings_of("appo_cartpole.gin", mine)
@@ -129,7 +129,7 @@ class InheritsInit(PPO):
         return super().calc_loss(experience, info)
 
 
-def test_the_operative_configuration_has_the_base_classs_values_where_a_subclass_inherits_its_init():
+def test_operative_config_has_inherited_init_values():
     parameters = ["Trainer.algorithm=@InheritsInit", "PPO.gamma=0.7", "InheritsInit.lambda_=0.5"]
     settings_of("ppo_cartpole.gin", parameters=parameters)
     for _ in range(2):
@@ -156,7 +156,7 @@ def my_layer(size):
     return layer
 
 
-def test_a_network_of_ones_own_leaves_settings_of_the_usual_one_unread(tmp_path):
+def test_a_custom_network_leaves_default_settings_unread(tmp_path):
     mine = tmp_path / "mine.gin"
     text = "include 'ppo_cartpole.gin'\nPPO.network = @MyNetwork\n"
     mine.write_text(text)
@@ -187,14 +187,14 @@ def test_a_setting_of_what_is_gone_already_is_refused(tmp_path):
         settings_of(other)
 
 
-def test_a_run_goes_on_whose_configuration_has_a_setting_of_what_was_replaced(tmp_path):
+def test_a_run_continues_with_a_setting_of_a_replaced_part(tmp_path):
     assert main(train(tmp_path / "run", *TINY, "Learner.learning_rate=1e-3")) == 0
     assert "learning_rate/Linear.start" in (tmp_path / "run" / "config.gin").read_text()
     assert main(["train", f"--root_dir={tmp_path / 'run'}", "--gin_param=Trainer.num_env_steps=900"]) == 0
     assert main(train(tmp_path / "new", *TINY, conf=str(tmp_path / "run" / "config.gin"))) == 0
 
 
-def test_a_typo_that_a_subclass_hands_on_is_one_sentence(refused, tmp_path):
+def test_a_typo_passed_to_a_base_class_is_reported_in_one_sentence(refused, tmp_path):
     mine = tmp_path / "mine.gin"
     text = "include 'ppo_cartpole.gin'\nTrainer.algorithm = @MyPPO\n"
     mine.write_text(text + "MyPPO.gama = 0.9\n")

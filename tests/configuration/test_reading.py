@@ -8,13 +8,13 @@ from alfish.__main__ import main
 from alfish.configuration import locating, reading
 
 
-def test_a_missing_file_shows_close_ones(refused, tmp_path):
+def test_a_missing_file_is_named_with_close_names(refused, tmp_path):
     words = refused(*train(tmp_path / "run", conf="ppo_cartpol.gin"))
     assert "there is no gin file 'ppo_cartpol.gin'" in words and "ppo_cartpole.gin" in words
     assert "`alfish confs` lists" in refused(*train(tmp_path / "run", conf="zzzzzzzz"))
 
 
-def test_a_file_in_another_directory_is_not_replaced_by_a_shipped_one(refused, tmp_path, monkeypatch):
+def test_shipped_files_do_not_replace_missing_user_files(refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "there is no gin file" in refused(*train(tmp_path / "run", conf=f"{tmp_path}/ppo_cartpole.gin"))
     assert locating.find("confs/ppo_cartpole.gin") == locating.find("ppo_cartpole.gin")
@@ -64,7 +64,7 @@ def test_later_files_and_parameters_win(tmp_path):
     assert "PPO.gamma = 0.5" in text and "PPO.lambda_ = 0.25" in text
 
 
-def test_macros_without_an_end_are_refused_and_files_are_utf_8(refused, tmp_path):
+def test_endless_macros_are_refused_and_files_are_utf_8(refused, tmp_path):
     path = tmp_path / "mine.gin"
     double = "".join(f"m{k} = [%m{k + 1}, %m{k + 1}]\n" for k in range(40))
     path.write_text(f"include 'ppo_cartpole.gin'\n{double}m40 = 1\nMLP.layers = %m0\n")
@@ -79,7 +79,7 @@ def _opened(builtin, file, mode="r", buffering=-1, encoding=None, *rest, **keywo
     return builtin(file, mode, buffering, encoding or ("latin-1" if is_text else None), *rest, **keywords)
 
 
-def test_a_gin_file_is_read_as_utf_8_whatever_the_locale_is(tmp_path, monkeypatch):
+def test_gin_files_are_utf_8_in_any_locale(tmp_path, monkeypatch):
     (tmp_path / "mine.gin").write_text("include 'ppo_cartpole.gin'\nEvaluate.name = 'é'\n", encoding="utf-8")
     with monkeypatch.context() as context:
         context.setattr("io.text_encoding", lambda encoding, level=2: encoding or "latin-1")

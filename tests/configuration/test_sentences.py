@@ -13,7 +13,7 @@ from alfish.configuration.sentences import NAMES_ELSEWHERE
 from alfish.parameters import gin_internals
 
 
-def test_an_unknown_gin_name_is_named_with_close_ones(refused, tmp_path):
+def test_an_unknown_gin_name_is_named_with_close_names(refused, tmp_path):
     words = refused(*train(tmp_path / "run", "PPOO.gamma=0.9"))
     assert "--gin_param=PPOO.gamma=0.9" in words and "PPOO" in words and "did you mean PPO" in words
     assert words.count("\n") == 1 and not (tmp_path / "run").exists()
@@ -26,7 +26,7 @@ def test_a_name_whose_module_was_not_imported_says_what_to_import(refused, tmp_p
     assert "NoSuchAlgorithm" in words and "a conf must import what it configures" in words
 
 
-def test_a_misspelt_parameter_is_named_with_close_ones(refused, tmp_path):
+def test_a_misspelt_parameter_is_named_with_close_names(refused, tmp_path):
     words = refused(*train(tmp_path / "run", "PPO.gama=0.9"))
     assert "'gama'" in words and "did you mean gamma" in words and words.count("\n") == 1
 
@@ -46,12 +46,12 @@ def test_a_misspelt_parameter_is_named_with_close_ones(refused, tmp_path):
         ),
     ],
 )
-def test_a_mistake_is_answered_with_what_to_write(refused, tmp_path, parameter, words):
+def test_a_mistake_is_refused_with_the_correct_form(refused, tmp_path, parameter, words):
     said = refused(*train(tmp_path / "run", parameter))
     assert words in said and said.count("\n") == 1
 
 
-def test_a_class_that_nothing_imports_is_answered_with_its_module():
+def test_an_unimported_class_is_named_with_its_module():
     words = 'import gin, alfish.configuration.sentences as m\nwith m.named("it"): gin.parse_config("SAC.gamma = 1")'
     ran = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
     said = "UsageError: it: No configurable matching 'SAC'; SAC is in alfish.algorithms.sac, which nothing imports: "
@@ -104,7 +104,7 @@ def test_text_without_quotes_is_refused_with_the_quotes(refused, tmp_path):
         assert "line 1 has true; write True instead\n" in refused(*train(tmp_path / "run", "Learner.compile=true"))
 
 
-def test_a_value_of_another_kind_is_refused_and_what_it_is_said(refused, tmp_path):
+def test_a_value_of_the_wrong_type_is_refused_with_its_type(refused, tmp_path):
     for parameter, words in (
         ("PPO.gamma = 'abc'", "it must be a number"),
         ("PPO.gamma = @Linear()", "it must be a number"),
@@ -137,7 +137,7 @@ def test_a_value_of_another_kind_is_refused_and_what_it_is_said(refused, tmp_pat
         assert said.count("\n") == 1
 
 
-def test_a_value_of_another_kind_is_named_with_its_file_and_macro(refused, tmp_path):
+def test_a_value_of_the_wrong_type_is_named_with_file_and_macro(refused, tmp_path):
     mine = tmp_path / "mine.gin"
     mine.write_text("include 'ppo_cartpole.gin'\nLAYERS = 64\nMLP.layers = %LAYERS\n")
     words = refused(*train(tmp_path / "run", conf=str(mine)))
@@ -220,12 +220,12 @@ def test_a_parameter_without_its_class_is_refused_from_the_command_line(refused,
     ("SAC.gamma=0.9", "with @; did you mean PPO.gamma or "),
     ("Trainer.total_timesteps=100", "named 'total_timesteps'; did you mean Trainer.num_env_steps?"),
 ])  # fmt: skip
-def test_a_parameter_of_another_class_is_found_there(refused, tmp_path, parameter, words):
+def test_a_misplaced_parameter_is_found_in_its_class(refused, tmp_path, parameter, words):
     importlib.import_module("alfish.algorithms.sac")  # what no test has imported is not found
     assert words in refused(*train(tmp_path / "run", *TINY, parameter))
 
 
-def test_names_elsewhere_are_of_parameters_that_exist_and_of_none_here():
+def test_moved_parameter_names_exist_elsewhere_only():
     for name in ("dqn", "sac", "td3"):
         importlib.import_module(f"alfish.algorithms.{name}")
     known = {name for one in gin_internals.configurables().values() for name in inspect.signature(one).parameters}
@@ -241,7 +241,7 @@ def test_names_elsewhere_are_of_parameters_that_exist_and_of_none_here():
         ("rainbow_lunarlander", "Prioritized.beta=@Linear", "it requires an object: write @Linear()\n"),
     ],
 )
-def test_a_schedule_without_brackets_or_values_is_said(refused, tmp_path, conf, setting, words):
+def test_an_incomplete_schedule_is_reported(refused, tmp_path, conf, setting, words):
     assert refused(*train(tmp_path / "run", setting, conf=f"{conf}.gin")).endswith(words)
 
 

@@ -14,7 +14,7 @@ def test_a_complete_algorithm_is_under_60_lines():
     assert len(EXAMPLE.read_text().splitlines()) < 60
 
 
-def test_the_readme_shows_the_example_as_it_is():
+def test_the_readme_quotes_the_example_exactly():
     readme = (PROJECT / "README.md").read_text()
     shown = re.search(r"```python\n(@gin.configurable\nclass Reinforce.*?)```", readme, re.DOTALL)
     assert shown is not None
@@ -28,7 +28,7 @@ def test_the_example_trains_from_its_gin_file(tmp_path, monkeypatch):
     assert (tmp_path / "run" / "done").is_file()
 
 
-def test_a_policy_clones_the_expert_that_takes_over_inside_the_environment(tmp_path, monkeypatch, capsys):
+def test_a_policy_clones_an_expert_that_overrides_actions(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(PROJECT)
     root_dir = tmp_path / "run"
     command = ["train", "--gin_file=examples/interventions.gin", f"--root_dir={root_dir}"]
@@ -38,7 +38,7 @@ def test_a_policy_clones_the_expert_that_takes_over_inside_the_environment(tmp_p
     assert json.loads(capsys.readouterr().out)["mean"] > -2, "at first it takes over in about 18 of 20 steps"
 
 
-def test_parts_of_ones_own_are_used_from_a_gin_file(tmp_path, monkeypatch, capsys):
+def test_custom_parts_can_be_used_from_a_gin_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(PROJECT)
     few = ["Trainer.num_env_steps=1024", "EpochBatches.num_epochs=1", "Announce.length=10.0", "Evaluate.num_episodes=1"]
     command = ["train", "--gin_file=examples/parts_cartpole.gin", f"--root_dir={tmp_path / 'run'}"]

@@ -28,7 +28,7 @@ def run(command, *more):
     return main([*shlex.split(command)[1:], *more])
 
 
-def test_the_page_shows_the_example_as_it_is():
+def test_the_page_quotes_the_example_exactly():
     assert f"```python\n{EXAMPLE}```" in PAGE
 
 

@@ -92,7 +92,7 @@ OF_PAGE = {
 
 
 @pytest.mark.parametrize("name", OF_PAGE)
-def test_what_a_page_says_that_an_algorithm_takes_is_what_it_takes(name):
+def test_pages_list_the_actions_that_algorithms_support(name):
     kind, page = OF_PAGE[name], (ROOT / "docs" / "algorithms" / f"{name}.md").read_text()
     said = dict(re.findall(r"^\| ([a-z ]+) \| (.*)$", page, re.MULTILINE))
     observation, reward = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-np.inf, np.inf, (), np.float32)

@@ -120,9 +120,7 @@ def test_a_file_that_is_not_text_keeps_its_bytes(hook, site):
     assert copy.abs_src_path == str(ROOT / "examples" / "tour.ipynb")
 
 
-def test_what_does_not_exist_or_lies_outside_of_the_repository_stays_as_it_is_for_mkdocs_to_refuse(
-    hook, site, monkeypatch
-):
+def test_missing_and_outside_link_targets_are_left_to_mkdocs(hook, site, monkeypatch):
     monkeypatch.setattr(hook, "api_pages", dict)
     for target in ("no_such_page.md", "../alfish/no_such_module.py", "../../elsewhere.md"):
         link = f"[a]({target})"

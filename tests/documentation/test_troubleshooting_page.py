@@ -25,7 +25,7 @@ def test_the_page_has_many_entries_each_with_a_cure():
 
 
 @pytest.mark.parametrize("block", COMMANDS, ids=[name for name, block in zip(NAMES, BLOCKS) if block in COMMANDS])
-def test_a_command_of_the_page_says_what_the_page_quotes(block, tmp_path, monkeypatch, capsys):
+def test_commands_print_what_the_page_quotes(block, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     line, _, message = block.removeprefix("$ ").partition(" alfish ")
     code = main(shlex.split(line)[1:])
@@ -48,7 +48,7 @@ def test_a_message_of_the_page_is_in_the_code(block):
         "shape (4,), but their observation_space has shape (3,)",
     ],
 )
-def test_a_message_that_the_code_does_not_have_is_not_found(message):
+def test_unknown_messages_are_not_found(message):
     assert not any(fits(template, message) for template in templates())
 
 

@@ -46,9 +46,7 @@ def test_the_citation_has_the_present_version():
     assert yaml.safe_load((PROJECT / "CITATION.cff").read_text())["version"] == alfish.__version__
 
 
-def test_an_environment_of_ones_own_is_checked_trained_in_and_evaluated(
-    tmp_path, monkeypatch, capsys, untried_training
-):
+def test_a_custom_environment_is_checked_trained_and_evaluated(tmp_path, monkeypatch, capsys, untried_training):
     monkeypatch.chdir(PROJECT)
     assert main(["check-env", "--gin_file=examples/reach.gin"]) == 0
     assert re.search(r"^PPO +yes$", capsys.readouterr().out, re.MULTILINE)
@@ -56,7 +54,7 @@ def test_an_environment_of_ones_own_is_checked_trained_in_and_evaluated(
     assert main(["evaluate", f"--root_dir={tmp_path / 'run'}", "--num_episodes=2"]) == 0
 
 
-def test_a_network_of_ones_own_is_trained(tmp_path, monkeypatch):
+def test_a_custom_network_is_trained(tmp_path, monkeypatch):
     monkeypatch.chdir(PROJECT)
     assert train(tmp_path, "examples/residual_cartpole.gin", *FEW, "Trainer.unroll_length=64") == 0
     assert "ResidualMLP.num_blocks = 1" in (tmp_path / "run" / "operative_config.gin").read_text()
@@ -83,7 +81,7 @@ def test_a_variant_of_a_shipped_algorithm_learns_from_data_and_then_acts(tmp_pat
     assert int(last["env_steps"]) == 300 and int(last["updates"]) == 5 + 300 - 256
 
 
-def test_an_off_policy_algorithm_of_ones_own_is_trained(tmp_path, monkeypatch):
+def test_a_custom_off_policy_algorithm_is_trained(tmp_path, monkeypatch):
     monkeypatch.chdir(PROJECT)
     few = ("ReplayBatches.warmup_env_steps=50", "ReplayBatches.batch_size=32", "Learner.compile=False")
     few += ("Evaluate.num_episodes=1",)

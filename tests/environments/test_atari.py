@@ -126,7 +126,7 @@ def test_a_truncated_game_is_over():
     assert [row[:2] for row in play(env, 4)] == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)]
 
 
-def test_lives_that_are_won_or_show_as_none_before_the_end_end_no_episode():
+def test_won_or_missing_lives_do_not_end_an_episode():
     game = Game()
     lives = iter([3, 3, 4, 4, 0, 0])
     game.lives = lambda: next(lives)
@@ -159,7 +159,7 @@ def test_a_game_without_fire_is_not_changed():
     assert [row.reward for row in rows] == [0, *[1] * 9]
 
 
-def test_inside_of_episodic_life_fire_is_pressed_once_a_life_and_each_is_still_an_episode():
+def test_with_episodic_life_fire_is_pressed_once_per_life():
     game = Game(losses=(3, 7, 10))
     rows = play(EpisodicLife(FireOnReset(game)), 10)
     assert times(rows) == "|1 2 4 |4 5 6 8 |8 9 10"
@@ -196,12 +196,12 @@ def test_nothing_is_pressed_once_the_game_is_over():
     assert game.pressed[-1] == "LEFT"
 
 
-def test_nothing_is_pressed_while_a_game_shows_no_life_before_its_end():
+def test_no_button_is_pressed_without_a_life():
     game = Game(losses=(3, 5), delay=2)
     assert times(play(FireOnReset(game), 5)) == "|1 2 4 5 6 7"
 
 
-def test_a_press_that_ends_the_game_in_a_reset_starts_another():
+def test_a_press_that_ends_the_game_during_a_reset_resets_again():
     for ending in ({"losses": (1,)}, {"truncated_at": 1}):
         env = FireOnReset(Game(**ending))
         assert env.reset()[0].tolist() == [2, 0]
@@ -273,7 +273,7 @@ def test_frames_are_84_by_84_grey_bytes(atari):
     env.close()
 
 
-def test_a_real_game_goes_on_through_all_of_its_lives(atari):
+def test_a_real_game_continues_through_all_lives(atari):
     env = make_environment(**BREAKOUT, **WRAPPERS, seed=3)
     torch.manual_seed(0)
     step, ale, totals = env.reset(), ale_of(env), []
@@ -390,7 +390,7 @@ def test_envpools_frames_are_like_those_of_evaluation(envpool):
     games.close()
 
 
-def test_envpools_lives_are_episodes_of_one_game_and_start_with_the_ball_in_play(envpool):
+def test_envpool_lives_are_episodes_that_start_with_the_ball_in_play(envpool):
     env = make_environment(**POOL | {"num_envs": 1}, env_kwargs={"stack_num": 1, "episodic_life": True})
     row, lives = env.reset(), []
     while len(lives) < 6:

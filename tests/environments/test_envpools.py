@@ -42,7 +42,7 @@ def episode(environment, row, seed, count=20):
     return np.stack([step.observation[row] for step in (first, *steps)])
 
 
-def test_an_episode_of_a_seed_is_the_same_in_each_row_and_as_in_a_pool_of_that_seed():
+def test_a_seed_determines_the_episode_in_every_row():
     environment = made("CartPole-v1", num_envs=3, evaluation=True)
     one, other = (episode(environment, row, 11, 8) for row in (0, 2))
     np.testing.assert_array_equal(one, other)
@@ -59,7 +59,7 @@ def test_an_episode_without_a_seed_is_another_one():
     assert not np.array_equal(environment.reset([None], np.array([True])).observation, first)
 
 
-def test_rows_of_a_step_are_not_written_by_the_next_one():
+def test_the_next_step_does_not_overwrite_rows():
     environment = made("CartPole-v1", num_envs=1, evaluation=True)
     kept = environment.reset([3]).observation
     before = kept.copy()

@@ -120,7 +120,7 @@ def test_initial_weights_follow_the_runs_seed(tmp_path):
     assert not all(torch.equal(a, b) for a, b in zip(own, other, strict=True))
 
 
-def test_alfishs_generator_has_the_bits_of_torchs_seed():
+def test_alfishs_generator_matches_torchs_seed():
     torch.manual_seed(7)
     expected = torch.rand(5)
     random_state.seed_all(7)
@@ -129,7 +129,7 @@ def test_alfishs_generator_has_the_bits_of_torchs_seed():
     assert torch.equal(torch.rand(5), expected)  # a CPU's generator uses the lowest 32 bits
 
 
-def test_numbers_do_not_repeat_however_often_other_code_seeds_the_generators():
+def test_reseeding_by_other_code_does_not_repeat_numbers():
     random_state.seed_all(0)
     found = []
     for _ in range(300):

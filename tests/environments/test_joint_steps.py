@@ -43,7 +43,7 @@ def stream(env, num_steps, acts):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("acts", ["at random", "well"])
 @pytest.mark.parametrize("num_envs", [1, 3, 8])
-def test_the_stream_of_cart_poles_is_that_of_single_environments(num_envs, acts, mode):
+def test_vector_cart_poles_equal_single_environments(num_envs, acts, mode):
     joint = SequentialVectorEnv([cart_pole] * num_envs, mode)
     assert isinstance(joint.joint, JointCartPoles)
     num_terminated = num_truncated = 0
@@ -89,7 +89,7 @@ def test_an_environment_with_other_physics_keeps_them():
         assert_identical(*(env.step(np.array([t % 2, t % 3 % 2])) for env in envs))
 
 
-def test_an_environment_is_rebuilt_and_broken_off_in_joint_steps():
+def test_joint_steps_rebuild_and_interrupt_environments():
     envs = [SequentialVectorEnv([cart_pole] * 3, AutoresetMode.NEXT_STEP) for _ in range(2)]
     envs[1].joint = None
     for env in envs:
@@ -196,7 +196,7 @@ def test_a_vector_class_and_envpool_draw_other_numbers(vectorization):
     assert not np.array_equal(rows[0].observation, rows[1].observation)
 
 
-def test_environments_say_how_they_step_and_what_is_faster():
+def test_the_log_reports_stepping_mode_and_faster_alternatives():
     made = {
         "": make_environment("CartPole-v1"),
         "in one loop": make_environment("CartPole-v1", 2),

@@ -75,7 +75,7 @@ def test_parts_are_left_out_by_their_paths(vectorization):
         ),
     ],
 )
-def test_what_cannot_be_left_out_is_one_sentence(env_id, leave_out, words):
+def test_required_leaves_are_reported_in_one_sentence(env_id, leave_out, words):
     with pytest.raises(UsageError, match=words):
         make_environment(env_id, leave_out=leave_out)
 

@@ -42,17 +42,17 @@ def stamps(seed, num_envs, **options):
     return found
 
 
-def test_environments_of_all_runs_are_seeded_apart():
+def test_environments_of_all_runs_have_different_seeds():
     found = [stamp for seed in range(5) for stamp in stamps(seed, 4)]
     assert len(set(found)) == 20
     assert stamps(1, 4)[1] != stamps(2, 4)[0]  # what reset(seed=run) would make equal
 
 
-def test_an_environments_seed_does_not_depend_on_how_many_there_are():
+def test_seeds_do_not_depend_on_the_number_of_environments():
     assert stamps(3, 4)[:2] == stamps(3, 2)
 
 
-def test_sync_and_async_start_alike():
+def test_sync_and_async_unrollers_start_equally():
     assert stamps(3, 2) == stamps(3, 2, vectorization="async")
 
 
@@ -62,7 +62,7 @@ def wrapped_cart_poles(num_envs):
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async", "vector_entry_point", "wrapped"])
-def test_a_resumed_run_goes_on_with_the_episodes_that_would_have_come(vectorization):
+def test_a_resumed_run_continues_the_episode_sequence(vectorization):
     """And not, at every resume, with those from the run's beginning."""
 
     def make():
@@ -122,7 +122,7 @@ def test_a_constructor_takes_env_kwargs():
     assert environment.step(np.zeros(2, np.int64)).step_type.tolist() == [2, 2]
 
 
-def test_a_vector_constructor_is_asked_for_num_envs():
+def test_a_vector_constructor_must_accept_num_envs():
     environment = make_environment(TensorPointMass, num_envs=5, env_kwargs={"length": 3})
     assert isinstance(environment, TensorEnvironment) and environment.num_envs == 5
     environment = make_environment(functools.partial(TensorPointMass, length=3), num_envs=2)
@@ -181,7 +181,7 @@ def test_render_mode_reaches_the_environment():
 # Mistakes.
 
 
-def test_a_misspelt_id_shows_close_ones():
+def test_a_misspelt_id_is_named_with_close_names():
     with pytest.raises(UsageError, match="there is no environment 'CartPol-v1'; close ones are .*CartPole-v1"):
         make_environment("CartPol-v1")
     with pytest.raises(UsageError, match="there is no environment 'CartPol-v1'"):
@@ -208,7 +208,7 @@ def test_text_that_names_a_vector_class_makes_a_vector_environment():
     assert environment.num_envs == 3 and isinstance(environment.env, TensorPointMass)
 
 
-def test_a_configuration_of_another_person_names_no_function_as_an_environment():
+def test_a_configuration_of_another_user_names_no_function_as_an_environment():
     with imports.restricted(()):
         assert make_environment("gymnasium.envs.classic_control:CartPoleEnv").name == "CartPoleEnv"
         with pytest.raises(UsageError, match="make_environment.env_id calls a function of 'os', which is not part of"):
@@ -235,7 +235,7 @@ def test_a_configuration_of_another_person_names_no_function_as_an_environment()
         ("alfish.environments.toy:Bandits", "after importing alfish.environments.toy, nor a class or function"),
     ],
 )
-def test_an_unknown_id_is_answered_with_what_to_write(monkeypatch, env_id, words):
+def test_an_unknown_id_is_refused_with_the_correct_form(monkeypatch, env_id, words):
     found = importlib.util.find_spec
     absent = ("minigrid", "vizdoom")
     monkeypatch.delitem(gymnasium.registry, env_id, raising=False)  # ale_py registers old names of games too
@@ -298,7 +298,7 @@ def test_an_environment_that_refuses_the_render_mode_of_films_is_named(monkeypat
     make_environment("OnScreen-v0", evaluation=True).close()
 
 
-def test_a_module_in_place_of_an_id_is_answered_with_its_environments(tmp_path, monkeypatch):
+def test_a_module_instead_of_an_id_is_refused_with_its_environments(tmp_path, monkeypatch):
     (tmp_path / "crane_of_tests.py").write_text(
         "import gymnasium\nfrom gymnasium import Env\n\n\nclass Crane(Env):\n    pass\n\n\n"
         "class Older:\n    def reset(self): ...\n    def step(self, action): ...\n\n\n"
@@ -313,17 +313,17 @@ def test_a_module_in_place_of_an_id_is_answered_with_its_environments(tmp_path, 
         make_environment("crane_of_tests")  # of another person, whose configuration imports nothing without a colon
 
 
-def test_an_id_that_resembles_nothing_is_refused_without_close_ones():
+def test_an_unfamiliar_id_is_refused_without_suggestions():
     with pytest.raises(UsageError, match="there is no environment 'qqqqqqqqqqqq'(?!; close)"):
         make_environment("qqqqqqqqqqqq")
 
 
-def test_a_module_that_is_not_there_is_named():
+def test_a_missing_module_is_named():
     with pytest.raises(UsageError, match="imports 'no_such_module_of_mine', which is not installed"):
         make_environment("no_such_module_of_mine:MyEnv-v0")
 
 
-def test_a_module_that_is_there_registers_its_environments(tmp_path, monkeypatch):
+def test_an_installed_module_registers_its_environments(tmp_path, monkeypatch):
     (tmp_path / "brings_an_env.py").write_text(
         "import gymnasium\ngymnasium.register('Brought-v0', 'toys:OneState', kwargs={'length': 1})\n"
     )
@@ -386,7 +386,7 @@ def test_a_missing_extra_is_named_with_its_pip_command(monkeypatch, env_id, modu
 
 
 @pytest.mark.filterwarnings("ignore:.*out of date")
-def test_an_id_that_a_package_has_given_up_does_not_ask_for_its_extra():
+def test_removed_environment_ids_do_not_suggest_an_extra():
     pytest.importorskip("mujoco")
     with pytest.raises(UsageError, match="HalfCheetah-v3 cannot be built: .*gymnasium-robotics"):
         make_environment("HalfCheetah-v3")
@@ -405,13 +405,13 @@ def test_missing_envpool_is_named_with_its_pip_command(monkeypatch):
         make_environment("CartPole-v1", vectorization="envpool")
 
 
-def test_a_misspelt_envpool_id_shows_close_ones():
+def test_a_misspelt_envpool_id_is_named_with_close_names():
     pytest.importorskip("envpool")
     with pytest.raises(UsageError, match="EnvPool has no environment 'CartPol-v1'; close ones are .*CartPole-v1"):
         make_environment("CartPol-v1", vectorization="envpool")
 
 
-def test_an_unknown_vectorization_shows_the_known_ones():
+def test_an_unknown_vectorization_is_refused_with_known_names():
     with pytest.raises(UsageError, match="vectorization is 'thread'; it must be one of .*sync.*async"):
         make_environment("CartPole-v1", vectorization="thread")
 
@@ -540,7 +540,7 @@ def test_the_configuration_of_a_run_names_wrapper_classes_only():
             make_environment("CartPole-v1", wrappers=[["subprocess:call", {"args": ["true"]}]])
 
 
-def test_a_vector_class_behind_gin_is_asked_for_num_envs():
+def test_a_vector_class_in_gin_must_accept_num_envs():
     made = gin.external_configurable(type("Vectors", (TensorPointMass,), {}), module="tests.make")
     assert make_environment(made, num_envs=3).num_envs == 3
 
@@ -565,12 +565,12 @@ WRAPPERS = [
 
 
 @pytest.mark.parametrize(("wrappers", "words"), WRAPPERS)
-def test_a_wrapper_that_is_none_is_named(wrappers, words):
+def test_an_invalid_wrapper_is_named(wrappers, words):
     with pytest.raises(UsageError, match=words):
         make_environment(Stamped, wrappers=wrappers)
 
 
-def test_an_environment_that_gymnasium_refuses_is_one_sentence():
+def test_an_environment_that_gymnasium_refuses_is_reported_in_one_sentence():
     with pytest.raises(UsageError, match="env_kwargs is {1: 2}; its keys must be names of arguments, in quotes"):
         make_environment("CartPole-v1", env_kwargs={1: 2})
 
@@ -637,7 +637,7 @@ def test_environments_that_break_the_api_of_gymnasium_are_refused(name):
         {"reset": lambda row: (row[0], None)},
     ],
 )
-def test_a_breach_is_one_also_where_masks_or_rewards_are_read(changes):
+def test_a_breach_is_found_even_when_masks_or_rewards_are_read(changes):
     for settings in ({"action_mask": "info:mask"}, {"rewards": {"all": "reward"}}):
         with pytest.raises(UsageError, match="violates gymnasium's interface"):
             environment = make_environment(returning(**changes), **settings)
@@ -645,7 +645,7 @@ def test_a_breach_is_one_also_where_masks_or_rewards_are_read(changes):
             environment.step(np.zeros(1, np.int64))
 
 
-def test_a_wrong_seed_argument_is_a_breach_and_an_error_of_the_environments_own_is_none():
+def test_a_wrong_seed_argument_is_a_breach_but_an_environment_error_is_not():
     class Old(OneState):
         def reset(self):
             return 0, {}
@@ -859,13 +859,13 @@ def test_a_vector_callable_receives_its_run():
     assert len(set(seeds[:4])) == 4 and seeds[4] == seeds[0] and seeds[5] == 5
 
 
-def test_each_seed_of_a_run_and_its_evaluation_play_other_episodes_where_only_the_constructor_is_seeded():
+def test_constructor_seeds_differ_between_runs_and_evaluations():
     environments = [make_environment(Told, num_envs=2, seed=seed, evaluation=of) for seed in (0, 1) for of in (0, 1)]
     starts = {tuple(environment.reset().observation[:, 0].tolist()) for environment in environments}
     assert len(starts) == 4
 
 
-def test_a_trainer_tells_its_device(tmp_path):
+def test_a_trainer_logs_its_device(tmp_path):
     Told.notes.clear()
     factory = functools.partial(make_environment, Told, num_envs=2)
     trainer = Trainer(tmp_path, algorithm=PPO, environment=factory, unroll_length=8, num_iterations=1, listeners=[])

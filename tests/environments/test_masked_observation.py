@@ -106,7 +106,7 @@ def test_a_mask_that_is_missing_at_an_end_allows_everything(source):
     environment.close()
 
 
-def test_a_mask_that_allows_nothing_at_an_end_allows_everything():
+def test_an_empty_mask_at_an_episode_end_allows_everything():
     environment = make("info:mask", empty_at=3)
     environment.reset()
     for k in range(3):
@@ -168,7 +168,7 @@ def test_a_mask_of_another_size_is_refused():
         environment.reset()
 
 
-def test_a_leaf_that_is_there_already_is_named_in_the_refusal():
+def test_an_existing_leaf_is_named_in_the_error():
     def make_env():
         return gymnasium.wrappers.TransformObservation(
             Game(), lambda x: {"action_mask": x}, spaces.Dict(action_mask=spaces.Box(0, 9, (1,), np.float32))

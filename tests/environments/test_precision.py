@@ -79,7 +79,7 @@ def test_a_leaf_whose_changes_float32_cannot_hold_is_named(caplog, settings, nam
         assert re.search(name, sentence), sentence
 
 
-def test_it_is_said_once_and_of_training_only(caplog):
+def test_the_warning_appears_once_and_only_in_training(caplog):
     assert len(said(caplog, num_steps=3 * precision.NUM_STEPS, offset=1e8)) == 1
     assert len(said(caplog, evaluation=True, offset=1e8)) == 1  # the one before
     assert len(said(caplog, num_steps=precision.NUM_STEPS - 1, offset=1e8)) == 1

@@ -47,7 +47,7 @@ def test_a_mujoco_environment_is_filmed_by_its_tracking_camera():
     rendering.follow(OneState())  # no MuJoCo
 
 
-def test_only_what_mujoco_raises_is_said_in_one_sentence(monkeypatch):
+def test_only_what_mujoco_raises_is_reported_in_one_sentence(monkeypatch):
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     env, error = OneState(), RuntimeError("no OpenGL context\nand more")
     assert rendering.failure(env, error) is None

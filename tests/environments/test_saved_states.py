@@ -54,7 +54,7 @@ KINDS = [np.random.RandomState] + [
 
 
 @pytest.mark.parametrize("make", KINDS, ids=["RandomState", "PCG64", "MT19937", "Philox", "SFC64"])
-def test_a_generator_of_each_kind_goes_on_where_it_was_saved(make):
+def test_a_generator_of_each_kind_continues_where_it_was_saved(make):
     first, second = (make_environment(drawing(make), num_envs=2, seed=seed) for seed in (3, 4))
     first.reset()
     following(first, 5)
@@ -111,7 +111,7 @@ def test_a_state_that_a_checkpoint_cannot_hold_is_refused_at_the_first_reset(lea
         make_environment(Own, num_envs=2).reset()
 
 
-def test_single_environments_receive_no_options_that_nobody_gave():
+def test_single_environments_receive_only_given_options():
     given = []
 
     class Noting(OneState):

@@ -81,7 +81,7 @@ class Vectors(StampedVector):
         return *rest, self.infos
 
 
-def test_a_final_observation_that_stays_in_the_infos_is_read_once(in_next_step):
+def test_a_stale_final_observation_is_read_only_once(in_next_step):
     environment = TensorEnvironment(Vectors(B), 0)
     assert_same_streams(columns_of(environment), in_next_step)
     assert "final_obs" not in environment.env.infos
@@ -383,7 +383,7 @@ def test_rewards_may_be_vectors():
     assert torch.equal(row.reward[:, 0], -row.reward[:, 1]) and row.reward.any()
 
 
-def test_a_subclass_says_what_is_missing():
+def test_a_subclass_error_names_the_missing_method():
     class Bare(Simulator):
         pass
 

@@ -70,7 +70,7 @@ def test_recall_refuses_impossible_settings():
 
 
 @pytest.mark.parametrize("num_bits", [1, 3, 15, 62])
-def test_the_best_return_of_bit_flip_is_one_minus_the_number_of_differing_bits(num_bits):
+def test_bit_flip_best_return_is_one_minus_differing_bits(num_bits):
     env = BitFlip(num_bits)
     for seed in range(20):
         differing = np.flatnonzero(np.logical_xor(*goals(env.reset(seed=seed)[0])))
@@ -163,7 +163,7 @@ def test_one_state_is_truncated_after_its_length():
     assert episode(OneState(5)) == (5.0, 5, False)
 
 
-def test_two_lengths_come_with_equal_odds():
+def test_both_lengths_are_equally_likely():
     env = TwoLengths()
     lengths = []
     for seed in range(400):
@@ -288,7 +288,7 @@ def test_one_arm_of_an_episode_is_rewarded():
     assert set(arms) == {0, 1, 2}
 
 
-def test_the_last_room_of_the_corridor_is_reached_by_the_action_that_leads_on_in_each_room():
+def test_correct_actions_lead_to_the_last_room_of_the_corridor():
     env = Corridor(6, 3)
     assert episode(env, act=lambda observation: env._onward[observation.argmax()]) == (1.0, 5, True)
     back = episode(env, act=lambda observation: (env._onward[observation.argmax()] + 1) % 3)

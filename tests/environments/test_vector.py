@@ -91,7 +91,7 @@ def test_processes_make_the_same_stream(mode, truncates):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_dtypes_and_shapes_are_those_of_the_stream(mode):
+def test_dtypes_and_shapes_match_the_stream(mode):
     environment = stamped(mode)
     seen = [environment.reset()]
     for _ in range(4):
@@ -188,7 +188,7 @@ def test_envpool_makes_the_same_stream():
 
 
 @quiet_envpool
-def test_envpools_environments_are_seeded_apart_and_again():
+def test_envpool_environments_have_different_reproducible_seeds():
     pytest.importorskip("envpool")
 
     def starts(seed):
@@ -298,7 +298,7 @@ def test_a_vector_environment_that_reuses_its_arrays_is_copied(dtype):
     assert all(row.discount.item() == 1 for row in column)
 
 
-def test_a_reward_that_comes_with_a_reset_row_means_nothing():
+def test_rewards_of_reset_rows_are_ignored():
     environment = VectorEnvironment(OwnVector(noise=True), [5, 6])
     column, _ = columns(environment, 6, lambda _: np.ones(2, np.int64))
     check_grammar(column)
@@ -427,7 +427,7 @@ def test_an_autoreset_mode_that_gymnasium_does_not_have_is_named():
         VectorEnvironment(env, [0, 1])
 
 
-def test_a_mode_that_is_set_as_the_message_says_is_taken():
+def test_the_mode_named_by_the_message_is_accepted():
     env = OwnVector(mode=None)
     env.metadata = {**env.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}
     assert VectorEnvironment(env, [0, 1]).num_envs == 2
@@ -509,7 +509,7 @@ def test_discrete_spaces_that_start_elsewhere_start_at_0_both_ways(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_first_reset_uses_the_seeds_and_later_ones_go_on(mode):
+def test_only_the_first_reset_uses_the_seeds(mode):
     def starts():
         env = SyncVectorEnv([Stamped] * 3, autoreset_mode=mode)
         return VectorEnvironment(env, [7, 7, 8])
@@ -536,7 +536,7 @@ def test_under_disabled_the_evaluator_owns_the_resets():
     assert environment.step(action).step_type.tolist() == [MID, LAST]
 
 
-def test_a_space_that_cannot_be_learned_from_is_refused_with_its_path():
+def test_unsupported_spaces_are_refused_with_their_path():
     class Text(Both):
         observation_space = spaces.Dict(inner=spaces.Dict(note=spaces.Text(5)))
 
@@ -791,7 +791,7 @@ def test_a_reward_of_two_numbers_is_refused():
 
 
 @pytest.mark.parametrize("mode", BY_ITSELF)
-def test_infos_are_gathered_until_nobody_reads_them_and_nothing_else_changes(mode):
+def test_infos_are_gathered_only_while_they_are_read(mode):
     def rows(ignores):
         makers = [lambda: Wandering(STREAMS["box"][0], spaces.Discrete(3))] * 3
         environment = VectorEnvironment(SequentialVectorEnv(makers, mode), [1, 2, 3], autoreset=False)
@@ -809,7 +809,7 @@ def test_infos_are_gathered_until_nobody_reads_them_and_nothing_else_changes(mod
         assert others == {}
 
 
-def test_an_environment_of_another_class_may_gather_infos_all_the_same():
+def test_vector_environments_of_other_classes_may_gather_infos():
     environment = stamped(AutoresetMode.NEXT_STEP)
     environment.ignore_infos()
     environment.reset()
@@ -895,7 +895,7 @@ def test_what_is_built_again_has_no_end_left_to_reset(kind):
     assert [step.reward.item() for step in steps] == [0, 1, 0, 1, 2, 3, 4]
 
 
-def test_only_an_episode_under_way_can_be_broken_off():
+def test_only_an_unfinished_episode_can_be_interrupted():
     environment = make_environment(lambda: Stamped((2,)))
     step = environment.reset()
     types = []
@@ -933,7 +933,7 @@ class Levels(gymnasium.Env):
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
-def test_what_the_next_episode_says_of_itself_is_not_an_info_of_the_last_row(mode):
+def test_infos_of_the_next_reset_do_not_belong_to_the_last_row(mode):
     environment = VectorEnvironment(SyncVectorEnv([Levels] * 2, autoreset_mode=mode), seeds=[0, 1])
     environment.reset()
     for _ in range(5):

@@ -58,7 +58,7 @@ def test_entries_are_named():
     assert steps(rewards=["score", "time"])[0].names == ("score", "time")
 
 
-def test_entries_come_from_infos_from_the_reward_and_from_its_entries():
+def test_reward_entries_come_from_infos_the_reward_or_its_entries():
     reward_spec, rewards = steps(rewards={"sum": "info:both", "second": "reward:1"})
     assert reward_spec.names == ("sum", "second") and rewards[1, 0].tolist() == [3, 2]
     _, rewards = steps(env=OneState, rewards={"score": "reward"})
@@ -78,7 +78,7 @@ def test_an_entry_of_a_reward_of_another_shape_than_declared_is_refused(reward, 
         steps(env=Changed, rewards={"second": "reward:1"})
 
 
-def test_a_wrapper_that_adds_the_entries_up_makes_a_scalar_reward():
+def test_a_summing_wrapper_makes_a_scalar_reward():
     reward_spec, rewards = steps(wrappers=[LinearReward])
     assert reward_spec.shape == () and rewards[1].tolist() == [3, 3]
 

@@ -39,5 +39,5 @@ def test_a_number_has_its_significant_digits(value, text):
         (1_500_000_000_000, "1.5 TB"),
     ],
 )
-def test_a_size_has_the_largest_unit_of_which_it_is_at_least_one(num_bytes, text):
+def test_sizes_use_the_largest_unit_with_a_value_of_at_least_1(num_bytes, text):
     assert size(num_bytes) == text

@@ -32,7 +32,7 @@ def line_of(function, text):
     return first + next(i for i, line in enumerate(lines) if text in line)
 
 
-def test_the_sentence_has_the_call_the_error_and_the_place_in_the_users_code():
+def test_messages_name_the_call_the_error_and_the_users_line():
     def physics():
         np.linalg.inv(np.zeros((2, 2)))  # below it are frames of numpy
 
@@ -45,7 +45,7 @@ def test_the_sentence_has_the_call_the_error_and_the_place_in_the_users_code():
     assert "physics()" in trace and "np.linalg.inv" in trace and "linalg.py" in trace
 
 
-def test_a_library_is_named_only_where_no_code_of_the_user_ran():
+def test_a_library_is_named_only_without_user_code():
     with pytest.raises(CodeError, match=r"^made raised .*registration.py:\d+, in \w+\)$"), calling("made"):
         gymnasium.make("NoSuchEnvironment-v0")
 
@@ -66,7 +66,7 @@ def test_the_first_line_without_control_characters():
         raises(ValueError())
 
 
-def test_wrong_arguments_of_a_call_are_an_error_of_what_is_called():
+def test_wrong_call_arguments_are_errors_of_the_called_code():
     with pytest.raises(CodeError, match=r"^f raised TypeError: .*raises.. takes 1 positional argument"), calling("f"):
         raises(1, 2)
 
@@ -100,7 +100,7 @@ def test_an_error_of_alfish_passes_unchanged():
         make_directory(None)
 
 
-def test_a_failed_assertion_of_alfish_passes_although_the_users_code_called_it():
+def test_failed_assertions_of_alfish_are_not_wrapped():
     from alfish.environments.sequential import SequentialVectorEnv
 
     def users():
@@ -133,7 +133,7 @@ def test_what_the_user_chained_stays_in_the_traceback():
     assert isinstance(caught.value.__cause__, KeyError)
 
 
-def test_a_handler_costs_nothing_and_says_the_same():
+def test_a_handler_is_free_and_gives_the_same_message():
     with pytest.raises(CodeError, match=r"^f raised ValueError: x"):
         try:
             raises(ValueError("x"))
@@ -283,7 +283,7 @@ def test_each_part_of_a_run_is_named_in_its_error(tmp_path, arguments, words):
         assert "Traceback (most recent call last)" in log and str(caught.value) in log
 
 
-def test_a_network_in_the_users_code_is_named_by_its_setting(tmp_path):
+def test_networks_in_user_code_are_named_by_their_setting(tmp_path):
     network = functools.partial(ActorCritic, actor_torso=torso)
     with pytest.raises(CodeError, match=r"ActorCritic.actor_torso raised NotImplementedError: no torso yet \("):
         ppo(root_dir=tmp_path, environment=one_state, algorithm=functools.partial(PPO, network=network))

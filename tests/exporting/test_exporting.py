@@ -79,7 +79,7 @@ def gin_is_left_as_it_was():
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_a_few_confs_act_alike_in_numpy_and_onnx(name, tmp_path):
+def test_some_confs_act_equally_in_numpy_and_onnx(name, tmp_path):
     policy = of_conf(name, tmp_path).policy()
     for suffix, sample in ((".py", False), (".onnx", True)):
         found = exporting.export(policy, tmp_path / f"policy{suffix}", sampled(policy, 30), sample)
@@ -88,14 +88,14 @@ def test_a_few_confs_act_alike_in_numpy_and_onnx(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, sample", [("sac_recall", True), ("ppo_pong", False)])
-def test_a_few_confs_act_alike_as_a_program_of_torch(name, sample, tmp_path):
+def test_some_confs_act_equally_as_a_torch_program(name, sample, tmp_path):
     policy = of_conf(name, tmp_path).policy()
     assert exporting.export(policy, tmp_path / "policy.pt2", sampled(policy, 20), sample).difference < 1e-6
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", BY_NAME)
-def test_every_conf_acts_alike_on_1000_recorded_observations(name, tmp_path):
+def test_every_conf_acts_equally_on_1000_recorded_observations(name, tmp_path):
     trainer = of_conf(name, tmp_path)
     policy, steps = trainer.policy(), from_environment(trainer, 1000, seed=0)
     for suffix in exporting.FORMATS:
@@ -130,7 +130,7 @@ def of_spaces(observation, action, transforms=(), critic_torso=Torso, **settings
 
 
 @pytest.mark.parametrize("suffix", [".py", ".onnx", pytest.param(".pt2", marks=pytest.mark.slow)])
-def test_a_grid_of_symbols_acts_alike(suffix, tmp_path):
+def test_a_grid_of_symbols_acts_equally(suffix, tmp_path):
     torch.manual_seed(0)
     encoder = functools.partial(Encoder, leaves={"": functools.partial(OneHotGrid, sizes=(5, 3, 2))})
     policy = of_spaces(spaces.Box(0, 4, (7, 7, 3), np.uint8), spaces.Discrete(3), encoder=encoder)
@@ -139,7 +139,7 @@ def test_a_grid_of_symbols_acts_alike(suffix, tmp_path):
 
 @pytest.mark.parametrize("suffix", [".py", ".onnx", pytest.param(".pt2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("sample", [False, True])
-def test_any_spaces_with_memory_and_the_previous_step_act_alike(suffix, sample, tmp_path):
+def test_exported_policies_act_equally_for_any_spaces_with_memory(suffix, sample, tmp_path):
     torch.manual_seed(0)
     policy = of_spaces(OBSERVATION, ACTION, [PreviousStep, ObservationNormalizer], memory=GRU)
     found = exporting.export(policy, tmp_path / f"policy{suffix}", sampled(policy, 20), sample)
@@ -150,7 +150,7 @@ def test_any_spaces_with_memory_and_the_previous_step_act_alike(suffix, sample, 
 
 
 @pytest.mark.parametrize("suffix", [".py", ".onnx", pytest.param(".pt2", marks=pytest.mark.slow)])
-def test_a_stack_of_memories_acts_alike(suffix, tmp_path):
+def test_a_stack_of_memories_acts_equally(suffix, tmp_path):
     """Episodes of seven fill the window, and empty it."""
     torch.manual_seed(0)
     memory = functools.partial(StackedMemory, layers=[MinGRU, functools.partial(AttentionWindow, length=5), GRU])
@@ -163,7 +163,7 @@ def test_a_stack_of_memories_acts_alike(suffix, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".py", ".onnx", pytest.param(".pt2", marks=pytest.mark.slow)])
-def test_a_memory_that_enlarges_differences_of_its_last_action_is_compared_step_by_step(suffix, tmp_path):
+def test_unstable_memories_are_compared_step_by_step(suffix, tmp_path):
     torch.manual_seed(0)
     action = spaces.Box(-np.inf, np.inf, (2,), np.float32)
     policy = of_spaces(spaces.Box(-1, 1, (3,), np.float32), action, [PreviousStep], memory=GRU)
@@ -273,7 +273,7 @@ class Layers(nn.Sequential):
 
 
 @pytest.mark.parametrize("suffix", [".py", ".onnx"])
-def test_layers_of_users_act_alike(suffix, tmp_path):
+def test_custom_layers_act_equally(suffix, tmp_path):
     torch.manual_seed(0)
     encoder = functools.partial(Encoder, leaves={"": Layers})
     observation, action = spaces.Box(0, 255, (8, 8, 3), np.uint8), spaces.Box(-1, 1, (3,), np.float32)
@@ -398,7 +398,7 @@ def test_a_numpy_file_refuses_other_weights(policy, tmp_path):
         loaded(tmp_path / "policy.py")()
 
 
-def test_a_numpy_file_says_what_an_observation_must_be(policy, tmp_path):
+def test_a_numpy_file_reports_the_expected_observation(policy, tmp_path):
     exporting.export(policy, tmp_path / "policy.py", sampled(policy, 5))
     with pytest.raises(ValueError, match=r"observation has shape \[4\], but \[3\] is expected"):
         loaded(tmp_path / "policy.py")().act(np.zeros(4))
@@ -446,7 +446,7 @@ def test_the_command_exports_a_run(tmp_path, capsys):
         assert words in said and said.count("\n") == 1
 
 
-def test_a_missing_extra_is_one_sentence(policy, monkeypatch, tmp_path):
+def test_a_missing_extra_is_reported_in_one_sentence(policy, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(UsageError, match=r"pip install 'alfish\[onnx\]'"):
         exporting.export(policy, tmp_path / "policy.onnx", sampled(policy, 2))

@@ -70,7 +70,7 @@ def test_only_files_of_the_run_are_packed(run, tmp_path):
     assert packed and set(packed) == {f"checkpoints/{checkpoints.path(step).name}" for step in steps}
 
 
-def test_the_card_says_what_the_hub_reads(run, tmp_path):
+def test_the_card_has_the_fields_that_the_hub_reads(run, tmp_path):
     pack(run, tmp_path / "run.zip")
     archive.unpack(tmp_path / "run.zip", tmp_path / "new")
     head, text = head_of((tmp_path / "new" / "README.md").read_text())
@@ -97,7 +97,7 @@ def test_a_run_without_evaluation_has_a_card_without_metrics(run, tmp_path):
 
 
 @pytest.mark.parametrize("replay", [True, False])
-def test_a_continued_run_has_equal_bits_with_its_replay_buffer_and_says_so(tmp_path, replay, capsys):
+def test_a_run_continued_with_its_replay_buffer_is_bit_identical(tmp_path, replay, capsys):
     original = tmp_path / "original"
     alfish.train("DQN", "CartPole-v1", root_dir=original, **OFF_POLICY)
     command = ["pack", f"--root_dir={original}", f"--output={tmp_path / 'run.zip'}", *["--replay"] * replay]
@@ -115,7 +115,7 @@ def test_a_continued_run_has_equal_bits_with_its_replay_buffer_and_says_so(tmp_p
     assert equal == replay
 
 
-def test_what_cannot_be_packed_is_one_sentence(run, tmp_path, capsys):
+def test_unpackable_runs_are_reported_in_one_sentence(run, tmp_path, capsys):
     with pytest.raises(UsageError, match="no replay buffer to pack"):
         pack(run, tmp_path / "run.zip", replay=True)
     with pytest.raises(UsageError, match="is not a run"):
@@ -166,7 +166,7 @@ def test_the_configuration_of_a_packed_run_is_not_trusted(run, tmp_path, capsys)
     assert "antigravity" in capsys.readouterr().err
 
 
-def test_a_damaged_checkpoint_is_not_packed_and_an_older_one_takes_its_place(run, tmp_path):
+def test_an_older_checkpoint_is_packed_instead_of_a_damaged_one(run, tmp_path):
     root_dir = shutil.copytree(run, tmp_path / "run")
     checkpoints = Checkpoints(root_dir / "checkpoints")
     (root_dir / "checkpoints" / "best.json").unlink(missing_ok=True)
@@ -194,7 +194,7 @@ def test_a_link_that_leads_out_of_the_run_is_neither_packed_nor_shown(run, tmp_p
     assert not (tmp_path / "run.zip").exists()
 
 
-def test_a_film_whose_name_is_not_text_is_shown_and_named(run, tmp_path):
+def test_films_with_undecodable_names_are_shown(run, tmp_path):
     root_dir = shutil.copytree(run, tmp_path / "run")
     with open(os.fsencode(root_dir / "films") + b"/\xff.mp4", "wb") as file:
         file.write(b"film")
@@ -203,7 +203,7 @@ def test_a_film_whose_name_is_not_text_is_shown_and_named(run, tmp_path):
         pack(root_dir, tmp_path / "run.zip")
 
 
-def test_films_of_another_place_are_not_searched(run, tmp_path):
+def test_films_outside_the_run_are_not_searched(run, tmp_path):
     root_dir = shutil.copytree(run, tmp_path / "run")
     shutil.rmtree(root_dir / "films")
     (root_dir / "films").symlink_to("/")

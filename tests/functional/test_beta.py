@@ -15,7 +15,7 @@ def _betas(seed=0):
     return parameters, ours, [reference.Beta(*each) for each in ours]
 
 
-def test_log_prob_entropy_and_kl_of_a_beta_are_torchs_on_an_interval_of_length_2_and_so_are_their_gradients():
+def test_beta_log_prob_entropy_kl_and_gradients_equal_torch():
     parameters, (policy, other), (torchs, torchs_other) = _betas()
     action = policy.sample().detach()
     expected = {
@@ -30,7 +30,7 @@ def test_log_prob_entropy_and_kl_of_a_beta_are_torchs_on_an_interval_of_length_2
         torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
 
 
-def test_samples_of_a_beta_are_inside_the_bounds_and_have_its_mean_and_variance():
+def test_beta_samples_are_in_bounds_with_its_mean_and_variance():
     torch.manual_seed(0)
     policy = Beta(torch.tensor([1.5, 6.0]), torch.tensor([3.0, 2.0]))
     drawn = Beta(*(each.expand(200_000, 2) for each in policy)).sample()
@@ -40,7 +40,7 @@ def test_samples_of_a_beta_are_inside_the_bounds_and_have_its_mean_and_variance(
     torch.testing.assert_close(drawn.var(0), 4 * torchs.variance, atol=5e-3, rtol=0)
 
 
-def test_the_mode_of_a_beta_is_its_most_probable_action_and_its_density_is_finite_at_the_bounds():
+def test_beta_mode_is_most_probable_and_density_is_finite_at_bounds():
     policy = Beta(torch.tensor([1.5]), torch.tensor([3.0]))
     grid = torch.linspace(-1, 1, 2001)[:, None]
     density = Beta(*(each.expand(2001, 1) for each in policy)).log_prob(grid)

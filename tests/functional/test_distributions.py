@@ -211,7 +211,7 @@ def test_certain_policies_stay_finite(size):
         assert distribution.entropy().item() == pytest.approx(0, abs=1e-6)
 
 
-def test_a_squashed_normals_density_of_an_action_is_that_of_its_sample():
+def test_squashed_normal_densities_of_actions_and_samples_agree():
     torch.manual_seed(0)
     policy = SquashedNormal(0.5 * torch.randn(1000, 3), -0.5 + 0.3 * torch.randn(1000, 3))
     action, log_prob = policy.sample_with_log_prob()
@@ -238,7 +238,7 @@ def test_the_divergence_of_squashed_normals_is_the_mean_of_their_log_ratio():
     assert policy.kl(policy).item() == 0 and policy.kl(other) > 0.05
 
 
-def test_at_its_bounds_a_squashed_normals_density_is_finite_and_so_is_a_ratio_of_two():
+def test_squashed_normal_density_and_ratio_are_finite_at_bounds():
     action = torch.tensor([[1.0, -1.0], [1.0, 0.2]])
     policy, other = (SquashedNormal(torch.full((2, 2), mean), torch.full((2, 2), -1.0)) for mean in (0.3, 0.4))
     inside = action.clamp(-(1 - 1e-6), 1 - 1e-6)
@@ -258,7 +258,7 @@ def _joint(leading=(5,)):
     return Joint({"b": inner, "a": parts["multi_categorical"]}), parts
 
 
-def test_a_joint_of_a_nest_samples_the_nest_and_sums_over_it():
+def test_joint_distributions_sample_nests_and_sum_log_probs():
     joint, parts = _joint((3, 4))
     action = joint.sample()
     assert action["b"]["y"].shape == (3, 4)
@@ -314,7 +314,7 @@ def test_a_masked_categorical_and_its_gradients_equal_those_of_the_allowed_logit
                 assert (gradient[~mask[row]] == 0).all()
 
 
-def test_what_a_mask_forbids_is_never_drawn_and_nothing_is_nan():
+def test_forbidden_actions_are_never_drawn_and_no_value_is_nan():
     torch.manual_seed(0)
     logits, mask = 30 * _logits(5000, 8), _mask(5000, 8)
     mask[0] = False
@@ -361,7 +361,7 @@ def test_a_random_subset_has_the_same_entries_of_each_tensor():
     assert len(found) == 5
 
 
-def test_a_random_subset_on_a_gpu_is_drawn_by_operations_that_a_cuda_graph_records():
+def test_random_subsets_can_be_recorded_by_cuda_graphs():
     def drawing(device):
         graph = make_fx(lambda: random_subset([torch.empty(10, 3, device=device)], 2))().graph
         return [node.target.overloadpacket.__name__ for node in graph.nodes if is_random(node)]

@@ -82,7 +82,7 @@ def test_the_surrogate_takes_a_schedules_tensor():
         (3.0, 0.5 * 1.0**2, 1.0),  # beyond the target itself
     ],
 )
-def test_a_clipped_value_loss_does_not_reward_moving_beyond_its_range(value, expected, slope):
+def test_a_clipped_value_loss_does_not_favour_leaving_its_range(value, expected, slope):
     old, target = torch.tensor([1.0]), torch.tensor([2.0])
     value = torch.tensor([value], requires_grad=True)
     loss = losses.clipped_value_loss(value, old, target, 0.2)

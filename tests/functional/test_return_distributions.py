@@ -57,7 +57,7 @@ def test_a_certain_return_is_divided_between_the_bins_beside_it(reward, discount
     assert target.tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_probabilities_add_up_to_1_and_keep_the_mean_where_nothing_is_cut_off():
+def test_projected_probabilities_sum_to_1_and_keep_the_mean():
     values = Bins(0.9, num_bins=51, low=-10.0, high=10.0)
     raw = torch.randn(7, 51)
     reward, discount = torch.randn(7), torch.rand(7) * 0.5
@@ -91,7 +91,7 @@ def test_a_smoothed_return_has_the_probabilities_of_a_normal_in_the_bins_interva
     torch.testing.assert_close(shifted, values.certain(torch.tensor(value)))
 
 
-def test_smoothed_probabilities_add_up_to_1_and_keep_the_mean_away_from_the_ends():
+def test_smoothed_probabilities_sum_to_1_and_keep_inner_means():
     values = Bins(0.9, num_bins=151, low=-5.0, high=5.0, smoothing=0.75)
     returns = torch.linspace(-5, 5, 1001)
     target = values.certain(returns)
@@ -115,7 +115,7 @@ def test_the_loss_of_bins_is_the_cross_entropy_and_least_where_they_agree():
     assert values.loss(logits(0.0, 0.75, 0.25), target).loss < loss
 
 
-def test_the_least_bins_are_those_of_the_critic_with_the_smaller_mean_of_each_row():
+def test_least_bins_come_from_the_critic_with_the_smaller_row_mean():
     values = Bins(1.0, num_bins=3, low=-1.0, high=1.0)
     high, low = logits(0.1, 0.1, 0.8), logits(0.8, 0.1, 0.1)
     q = torch.stack([torch.stack([high, low]), torch.stack([low, high])])  # [E, N, K]
@@ -130,7 +130,7 @@ def test_the_average_of_critics_with_bins_is_their_mean_value():
     assert values.scalarized(bonus).item() == pytest.approx((0.9499 - 0.6) / 2 + 0.5, abs=1e-6)
 
 
-def test_an_actor_that_maximizes_the_mean_of_critics_with_bins_takes_their_mean_value():
+def test_actors_maximize_the_mean_value_of_binned_critics():
     sac = REDQ(OBSERVATION, BOX, REWARD, values=Bins, initial_alpha=1e-30, learn_alpha=False)
     with torch.no_grad():  # values that differ, and do not depend on the action
         last = sac.critic.body[-1]
@@ -147,7 +147,7 @@ def test_the_quantile_loss_of_an_example_by_hand():
     assert loss.item() == pytest.approx(0.4375) and error.item() == pytest.approx(1.0)
 
 
-def test_the_quantile_loss_is_least_at_the_quantiles_of_the_target():
+def test_quantile_loss_is_minimal_at_target_quantiles():
     values = Quantiles(1.0, num_quantiles=4, huber_delta=1e-3)
     samples = torch.linspace(0, 8, 4001)
     best = torch.tensor([1.0, 3.0, 5.0, 7.0])
@@ -166,7 +166,7 @@ def test_the_largest_quantiles_of_all_critics_together_are_left_out():
 
 
 @pytest.mark.parametrize("rewards", [[0.0, 1.0], [0.0, 1.0, 2.0, 4.0]])
-def test_the_mean_of_a_target_is_the_target_of_the_mean(rewards):
+def test_target_means_equal_targets_of_means(rewards):
     experience = window(rewards, num_columns=5)
     quantiles = torch.randn(len(rewards) - 1, 5, 4)
     expected = Scalar(0.9).target(experience, NextValues(quantiles.mean(-1)), 1.0)[:1]
@@ -175,7 +175,7 @@ def test_the_mean_of_a_target_is_the_target_of_the_mean(rewards):
 
 
 @pytest.mark.parametrize("lambda_, reached, total, discount", [(1.0, 1, 1 + 0.5 * 2, 0.25), (0.0, 0, 1.0, 0.5)])
-def test_a_return_takes_the_distribution_of_the_row_where_it_stops(lambda_, reached, total, discount):
+def test_n_step_targets_use_the_distribution_of_their_last_row(lambda_, reached, total, discount):
     types = [StepType.FIRST, StepType.MID, StepType.LAST, StepType.FIRST]
     experience = window([0.0, 1.0, 2.0, 4.0], step_types=types)  # the third row ends the episode, by its time limit
     following = torch.arange(6.0).reshape(3, 1, 2)
@@ -185,7 +185,7 @@ def test_a_return_takes_the_distribution_of_the_row_where_it_stops(lambda_, reac
     torch.testing.assert_close(target, total + discount * following[reached][None])
 
 
-def test_one_quantile_in_the_middle_with_a_large_delta_has_half_of_the_squared_error():
+def test_one_median_quantile_with_large_delta_has_half_squared_error():
     q, target = torch.randn(6, 1), torch.randn(6, 1)
     found = Quantiles(0.9, num_quantiles=1, huber_delta=1e6).loss(q, target).loss
     torch.testing.assert_close(2 * found, Scalar(0.9).loss(q[..., 0], target[..., 0]).loss)
@@ -228,7 +228,7 @@ def test_the_distributions_of_sac_learn_the_value_of_the_only_action(values):
     torch.testing.assert_close(q, torch.ones_like(q), atol=0.05, rtol=0)
 
 
-def test_the_soft_value_and_the_munchausen_bonus_of_an_example_by_hand():
+def test_soft_value_and_munchausen_bonus_equal_hand_computed_values():
     class Table(torch.nn.Module):
         """Values (0, 1) at each row."""
 

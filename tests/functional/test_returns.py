@@ -274,7 +274,7 @@ class TestEndOfAnEpisode:
         assert self._one_step(LAST, 1, FUNCTIONS["gae"]) == pytest.approx(1 + 0.9 * 7 - 5)
         assert self._one_step(LAST, 0, FUNCTIONS["gae"]) == pytest.approx(1 - 5)
 
-    def test_an_episode_under_way_bootstraps_from_the_last_row(self):
+    def test_an_unfinished_episode_bootstraps_from_the_last_row(self):
         assert self._one_step(MID, 1) == pytest.approx(1 + 0.9 * 7)
 
     def test_a_lost_life_stops_the_value_and_not_the_episode(self):
@@ -293,7 +293,7 @@ class TestGoldenNumbers:
         discounts[2] = discount
         return torch.full((5, 1), reward), discounts, torch.full((5, 1), value), step_type
 
-    def test_returns_of_an_episode_under_way(self):
+    def test_returns_of_an_unfinished_episode(self):
         result = _discounted_return(*self._rows(2.0, 1.0, MID, 0.9))[:, 0].tolist()
         expected = [2.9]
         for _ in range(3):
@@ -305,7 +305,7 @@ class TestGoldenNumbers:
         result = _discounted_return(*self._rows(2.0, 1.0, LAST, discount))
         assert result[:, 0].tolist() == pytest.approx(expected)
 
-    def test_advantages_of_an_episode_under_way(self):
+    def test_advantages_of_an_unfinished_episode(self):
         result = returns.gae(*self._rows(3.0, 2.0, MID, 0.9), 0.6 / 0.9)[:, 0].tolist()
         expected = [2.8]
         for _ in range(3):
@@ -533,7 +533,7 @@ class TestRetrace:
         assert (uncorrected < expected - 0.5).all(), "as the old one's, which gains less"
 
 
-def test_a_target_is_at_least_the_return_where_that_is_known():
+def test_a_target_is_at_least_the_known_return():
     target = torch.tensor([[1.0, 1.0, 1.0, -2.0]])
     known = torch.tensor([[3.0, 0.5, math.nan, -1.0], [9.0, 9.0, 9.0, 9.0]])
     assert targets.bounded_below(target, known).tolist() == [[3, 1, 1, -1]]
@@ -544,7 +544,7 @@ def test_without_returns_there_is_no_bound():
         targets.bounded_below(torch.zeros(1, 4), None)
 
 
-def test_all_rows_but_the_last_train_and_the_last_one_bootstraps():
+def test_the_last_row_bootstraps_and_all_others_train():
     step_type = _column(MID, MID, MID)
     reward, discount, value = torch.ones(3, 1), torch.full((3, 1), 0.5), torch.tensor([[0.0], [0.0], [8.0]])
     assert returns.gae(reward, discount, value, step_type, 0.0)[:, 0].tolist() == [1, 5]
@@ -583,7 +583,7 @@ def test_reverse_scan_leaves_its_arguments_and_spreads_a_narrow_decay():
     assert (decay == 0.5).all()
 
 
-def test_standardize_uses_masked_rows_for_nothing():
+def test_standardize_ignores_masked_rows():
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(6, 4, generator=generator) * 3 + 10
     mask = torch.rand(6, 4, generator=generator) < 0.6

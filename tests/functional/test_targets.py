@@ -114,7 +114,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_losses_are_those_of_all_rows_valued(name):
+def test_losses_cover_all_valued_rows(name):
     case = CASES[name]
     torch.manual_seed(1)
     algorithm = case.algorithm(OBSERVATION, case.action, REWARD, **case.settings)

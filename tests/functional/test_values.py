@@ -53,7 +53,7 @@ def test_the_pessimistic_critic_of_a_row_gives_all_its_values():
     assert values.least(q).tolist() == [[0.0, 3.0], [1.0, 4.0]]
 
 
-def test_a_bonus_has_an_entry_of_its_own_whose_weight_is_1_and_whose_reward_is_0():
+def test_a_bonus_has_its_own_entry_with_weight_1_and_reward_0():
     values = Vector([0.5, 0.25], [2.0, 3.0], has_bonus=True)
     reward, discount = values.reward_and_discount(time_step([[4.0, 5.0]], [1.0]))
     assert reward[0, 0].tolist() == [4.0, 5.0, 0.0] and discount[0, 0].tolist() == [0.5, 0.25, 0.5]
@@ -61,7 +61,7 @@ def test_a_bonus_has_an_entry_of_its_own_whose_weight_is_1_and_whose_reward_is_0
     assert value.tolist() == [1.0, 1.0, 11.0] and values.scalarized(value) == 2 + 3 + 11
 
 
-def test_the_bonus_of_a_single_entry_is_part_of_it_so_its_weight_is_1():
+def test_a_bonus_added_to_a_single_entry_has_weight_1():
     value = Vector([0.5], [1.0], has_bonus=True).with_bonus(torch.tensor([1.0]), torch.tensor(10.0))
     assert value.tolist() == [11.0]
     with pytest.raises(

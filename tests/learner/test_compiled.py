@@ -372,7 +372,7 @@ FAST = ("a2c", "dqn", "sac discrete", "crossq")  # others in fast tests are PPO,
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in FAST else slow) for name in [*ON_POLICY, *OFF_POLICY]]
 )
-def test_updates_are_those_of_the_plain_learner(name, interpreted, caplog):
+def test_updates_equal_the_plain_learner(name, interpreted, caplog):
     """Each algorithm with one of the settings."""
     settings = [*SETTINGS.values()][[*ON_POLICY, *OFF_POLICY].index(name) % len(SETTINGS)]
     check_updates(name, settings, 1, caplog)
@@ -380,17 +380,17 @@ def test_updates_are_those_of_the_plain_learner(name, interpreted, caplog):
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=long) for name in [*ON_POLICY, *OFF_POLICY]])
-def test_fifty_compiled_updates_are_those_of_the_plain_learner(name, settings, caplog):
+def test_fifty_compiled_updates_equal_the_plain_learner(name, settings, caplog):
     check_updates(name, settings, 4, caplog)
 
 
 @slow
-def test_compiled_updates_of_dqn_are_those_of_the_plain_learner(caplog):
+def test_compiled_dqn_updates_equal_the_plain_learner(caplog):
     check_updates("dqn", SETTINGS["rmsprop, clipped"], 4, caplog)
 
 
 @pytest.mark.parametrize(("name", "is_interpreted"), [("sac both", True), pytest.param("sac both", False, marks=long)])
-def test_updates_whose_kernels_are_called_from_python_are_those_of_the_plain_learner(
+def test_updates_whose_kernels_are_called_from_python_equal_the_plain_learner(
     name, is_interpreted, request, monkeypatch, caplog
 ):
     """As on a GPU, where random numbers are drawn before the graph runs."""
@@ -407,7 +407,7 @@ def test_updates_whose_kernels_are_called_from_python_are_those_of_the_plain_lea
         *(pytest.param(name, False, marks=long) for name in MEMORY),
     ],
 )
-def test_updates_with_memory_are_those_of_the_plain_learner(name, is_interpreted, request, caplog):
+def test_updates_with_memory_equal_the_plain_learner(name, is_interpreted, request, caplog):
     """In a graph the rows go one by one; else in pieces where that is faster."""
     if is_interpreted:
         request.getfixturevalue("interpreted")
@@ -418,7 +418,7 @@ def test_updates_with_memory_are_those_of_the_plain_learner(name, is_interpreted
     assert warnings_in(caplog) == []
 
 
-def test_a_memory_over_many_rows_runs_as_it_is(caplog):
+def test_a_memory_over_many_rows_runs_uncompiled(caplog):
     algorithm = make("dqn with memory")
     steps = rows(algorithm, 40, 4, 0)
     action = nest.stack([specs.sample(algorithm.action_spec, 4) for _ in range(40)])
@@ -431,7 +431,7 @@ def test_a_memory_over_many_rows_runs_as_it_is(caplog):
 
 
 @pytest.mark.parametrize("name", ["dqn with a MinGRU", "dqn with a window"])
-def test_memories_that_compute_all_rows_at_once_run_as_a_graph_over_many_rows(name, really, caplog):
+def test_parallel_memories_run_as_one_graph_over_many_rows(name, really, caplog):
     algorithm = make(name)
     steps = rows(algorithm, 40, 4, 0)
     action = nest.stack([specs.sample(algorithm.action_spec, 4) for _ in range(40)])
@@ -448,7 +448,7 @@ def test_memories_that_compute_all_rows_at_once_run_as_a_graph_over_many_rows(na
         *(pytest.param(name, False, marks=long) for name in COMPOSED),
     ],
 )
-def test_updates_with_parts_are_those_of_the_plain_learner(name, is_interpreted, request, caplog):
+def test_updates_with_parts_equal_the_plain_learner(name, is_interpreted, request, caplog):
     if is_interpreted:
         request.getfixturevalue("interpreted")
     iterations = [chunks_of(name, 4, seed=k) for k in range(3)]
@@ -597,7 +597,7 @@ UNCOMPILABLE = {
 
 
 @pytest.mark.parametrize("name", UNCOMPILABLE)
-def test_a_hook_that_cannot_be_compiled_runs_as_it_is(name, caplog, capsys):
+def test_an_uncompilable_hook_runs_uncompiled(name, caplog, capsys):
     hook = UNCOMPILABLE[name]
     plain, made = regress(hook, poison={3})
     assert made[1]._compiled is None
@@ -696,7 +696,7 @@ def test_a_later_change_is_noticed_at_the_next_comparison(caplog, interpreted):
     assert made[1]._compiled is None and len(warnings_in(caplog)) == 1
 
 
-def test_groups_that_come_and_go_without_a_word_are_noticed(caplog, interpreted):
+def test_unannounced_changes_of_groups_are_noticed(caplog, interpreted):
     runs = []
     for is_compiled in (False, True):
         algorithm = make("silent td3")
@@ -799,7 +799,7 @@ def test_a_loss_may_take_gradients_itself(interpreted, caplog):
     assert not made[1].is_plain and not warnings_in(caplog)
 
 
-def test_random_numbers_are_those_of_the_plain_update(interpreted):
+def test_random_numbers_equal_those_of_the_plain_update(interpreted):
     def hook(self, loss, experience):
         noise = torch.randn_like(loss) + torch.rand(4) + torch.randperm(4) + torch.bernoulli(torch.full((4,), 0.5))
         return LossInfo(loss + noise, extra={"noise": noise})
@@ -851,7 +851,7 @@ def in_three_ways(iterations, hook=extras):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_columns_of_a_chunk_are_trained_as_minibatches_of_their_own(interpreted, weighted, caplog):
+def test_columns_of_a_chunk_are_separate_minibatches(interpreted, weighted, caplog):
     def iterations(as_columns):
         return [columns_of(k, as_columns=as_columns, weighted=weighted) for k in range(5)]
 
@@ -884,7 +884,7 @@ def test_each_graph_is_reported_with_the_seconds_that_it_took(interpreted):
 @pytest.mark.parametrize(
     "precision, cost, says", [("bfloat16", 1.8, True), ("bfloat16", 0.6, False), ("float32", 1.8, False)]
 )
-def test_it_is_said_where_bfloat16_is_the_slower_one(interpreted, monkeypatch, precision, cost, says):
+def test_slower_bfloat16_is_reported(interpreted, monkeypatch, precision, cost, says):
     monkeypatch.setattr(matmul, "bfloat16_cost", lambda: cost)
     learner, lines = Learner(make("ppo"), compile=True, precision=precision), []
     learner.log = lines.append
@@ -893,7 +893,7 @@ def test_it_is_said_where_bfloat16_is_the_slower_one(interpreted, monkeypatch, p
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_it_is_said_once_that_a_gpu_does_not_use_bfloat16(interpreted, monkeypatch, precision):
+def test_it_is_reported_once_that_a_gpu_does_not_use_bfloat16(interpreted, monkeypatch, precision):
     learner, lines = Learner(make("ppo"), compile=True, precision=precision), []
     learner.log = lines.append
     monkeypatch.setattr(learner._plain, "on_cpu", False)
@@ -918,7 +918,7 @@ def test_each_number_of_columns_has_a_graph_of_its_own(interpreted):
     assert sorted(key[1:-1] for key in made[1]._compiled._made) == [(), ((4,),), ((6,),)]
 
 
-def test_chunks_of_another_layout_have_a_graph_of_their_own(interpreted):
+def test_chunks_of_another_layout_have_their_own_graph(interpreted):
     def iterations(as_columns):
         sizes = ((2, 4, False), (3, 4, False), (2, 4, True), (2, 4, False))
         return [
@@ -931,7 +931,7 @@ def test_chunks_of_another_layout_have_a_graph_of_their_own(interpreted):
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 6])
-def test_a_fallback_amid_a_chunk_goes_on_with_the_minibatch_that_was_due(interpreted, at, caplog):
+def test_a_fallback_in_mid_chunk_continues_with_the_next_minibatch(interpreted, at, caplog):
     """Once: no minibatch is left out, and none is trained on twice."""
 
     def hook(self, loss, experience):
@@ -1050,7 +1050,9 @@ def runs_from_replay(root, sampler=Uniform, device="cpu", transforms=(), window_
         (Prioritized, {"transforms": [ObservationNormalizer], "window_length": 4}),
     ],
 )
-def test_a_run_from_replay_trains_alike_by_one_graph_that_gathers_its_windows(tmp_path, interpreted, sampler, options):
+def test_a_run_from_replay_trains_equally_by_one_graph_that_gathers_its_windows(
+    tmp_path, interpreted, sampler, options
+):
     runs, trainer = runs_from_replay(tmp_path, sampler, **options)
     assert_close(*runs)
     assert runs[0][0] > 120 and not trainer.learner.is_plain
@@ -1074,7 +1076,7 @@ def test_summaries_are_made_where_they_are_wanted(interpreted, summarize):
 
 @long
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_wide_network_trains_alike(precision, caplog, monkeypatch):
+def test_a_wide_network_trains_equally(precision, caplog, monkeypatch):
     monkeypatch.setattr(matmul, "LARGE_PRODUCT", 128**3)
     iterations = [chunks_of("wide dqn", 10, 128, seed=k) for k in range(2)]
     runs = []
@@ -1208,7 +1210,7 @@ def callables(request, monkeypatch):
     return request.param, made
 
 
-def test_results_that_alias_come_back_right_in_memory_of_their_own(callables):
+def test_aliased_results_are_returned_in_separate_memory(callables):
     """At every call; and what is written in place is written."""
 
     def arguments(k):
@@ -1230,7 +1232,7 @@ def test_results_that_alias_come_back_right_in_memory_of_their_own(callables):
             assert all(torch.equal(a, b) for j, (a, b) in enumerate(zip(everything, others)) if j != i)
 
 
-def test_parts_of_what_is_written_come_back_as_they_are_at_the_end(callables):
+def test_written_parts_are_read_unchanged(callables):
     """Apart from the argument itself."""
 
     def function(x):
@@ -1249,7 +1251,7 @@ def test_parts_of_what_is_written_come_back_as_they_are_at_the_end(callables):
         assert_close(found, expected, 0)
 
 
-def test_results_of_an_earlier_call_stay_and_a_call_leaves_the_list_of_leaves_as_it_was(callables):
+def test_calls_keep_earlier_results_and_their_list_of_leaves(callables):
     function = CompiledFunction(lambda given: (given["a"] - given["b"], given["a"]), {"a": ONES, "b": ONES.clone()})
     results = [function({"a": torch.full((2,), 1.0 + k), "b": ONES}) for k in range(4)]
     assert [[leaf.tolist() for leaf in result] for result in results] == [[[k] * 2, [k + 1] * 2] for k in range(4)]
@@ -1304,7 +1306,7 @@ def recording(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["ppo", "sac both", "td3", pytest.param("sac with memory", marks=slow)])
-def test_recorded_updates_are_those_of_the_plain_learner(name, recording, interpreted, caplog):
+def test_recorded_updates_equal_the_plain_learner(name, recording, interpreted, caplog):
     """Minibatches of a chunk, and chunks that are one; two kinds of updates; random numbers; schedules; memory."""
     settings = {"optimizer": ADAM, "learning_rate": Linear(1e-2), "max_grad_norm": 0.5}
     runs = []
@@ -1400,7 +1402,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 @needs_gpu
 @slow
 @pytest.mark.parametrize("name", [*ON_POLICY, *OFF_POLICY])
-def test_recorded_updates_on_a_gpu_are_those_of_the_plain_learner(name, caplog):
+def test_recorded_gpu_updates_equal_the_plain_learner(name, caplog):
     runs = []
     for is_recorded in (False, True):
         algorithm = make(name).to("cuda")
@@ -1421,7 +1423,7 @@ def test_recorded_updates_on_a_gpu_are_those_of_the_plain_learner(name, caplog):
 
 @needs_gpu
 @slow
-def test_a_run_from_replay_on_a_gpu_trains_alike_when_recorded(tmp_path):
+def test_a_run_from_replay_on_a_gpu_trains_equally_when_recorded(tmp_path):
     runs, trainer = runs_from_replay(tmp_path, device="cuda", cuda_graphs=True)
     assert_close(runs[1][1], runs[0][1], 1e-3)
     assert all(graph.recorded is not None for graph in trainer.learner._compiled._made.values())

@@ -187,7 +187,7 @@ def test_updates_before_the_switch_are_plain_and_those_after_it_compiled(recipe,
 
 
 @pytest.mark.parametrize("stop_at", [60, 80, slow(88), slow(120)])
-def test_a_run_that_continues_before_at_or_after_the_switch_has_the_same_bits(stop_at, tmp_path):
+def test_runs_resumed_around_the_switch_are_bit_identical(stop_at, tmp_path):
     whole, _ = run(tmp_path / "whole", "td3")
     first, _ = run(tmp_path / "parts", "td3", stop_at=stop_at)
     assert first.clock.updates == {60: 21, 80: 32, 88: 35, 120: 52}[stop_at]
@@ -210,7 +210,7 @@ def test_a_process_that_fails_leaves_updates_plain_after_one_warning(tmp_path, m
 
 
 @pytest.mark.parametrize("pays", [True, False])
-def test_an_update_that_cannot_be_sent_is_compiled_here_if_the_run_is_long_enough(pays, tmp_path, monkeypatch, caplog):
+def test_an_unsendable_update_is_compiled_locally_in_long_runs(pays, tmp_path, monkeypatch, caplog):
     class Local(DQN):
         """Cannot be imported by another process."""
 
@@ -222,7 +222,7 @@ def test_an_update_that_cannot_be_sent_is_compiled_here_if_the_run_is_long_enoug
     assert "it cannot be sent to another process" in words and "Local" in words
 
 
-def test_an_update_that_cannot_be_sent_stays_plain_in_a_run_that_continues_at_the_switch(tmp_path, monkeypatch):
+def test_an_unsendable_update_stays_plain_after_a_resume(tmp_path, monkeypatch):
     class Local(DQN):
         """Cannot be imported by another process."""
 

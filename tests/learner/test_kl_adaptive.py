@@ -37,7 +37,7 @@ class TestRule:
             (6, 0, 8), (8, 0, 8), (1.5, 9, 1), (1, 9, 1), (4, float("nan"), 4), (4, float("inf"), 2),
         ],
     )  # fmt: skip
-    def test_beyond_twice_the_target_it_falls_and_below_half_of_it_it_rises(self, rate, kl, expected):
+    def test_learning_rate_falls_above_twice_the_target_and_rises_below_half(self, rate, kl, expected):
         led = KLAdaptive(4.0, target=0.1, factor=2.0, lowest=1.0, highest=8.0)
         assert led.next(torch.tensor(float(rate)), torch.tensor(float(kl))).item() == expected
 
@@ -107,7 +107,7 @@ class TestUpdates:
 
 
 class TestPPO:
-    def test_it_is_the_exact_kl_from_the_policy_of_the_rollout(self):
+    def test_kl_is_exact_and_relative_to_the_rollout_policy(self):
         algorithm = make("measured ppo")
         learner = Learner(algorithm, learning_rate=KLAdaptive(1e-2), compile=False)
         (chunk,) = chunks_of("measured ppo", 4)  # of the same initial weights
@@ -135,7 +135,7 @@ def specs_of(algorithm):
 
 
 @pytest.mark.parametrize("optimizer", [Adam, RAdam, RMSprop, functools.partial(Adam, weight_decay=0.1)])
-def test_coefficients_in_proportion_are_those_of_the_learning_rate(optimizer):
+def test_proportional_coefficients_follow_the_learning_rate(optimizer):
     made = optimizer([torch.zeros(3)])
     for _ in range(8):
         assert made.scaled(made.coefficients(1.0), 0.25) == made.coefficients(0.25)

@@ -97,7 +97,7 @@ class TestReduction:
     def test_rows_that_do_not_train_do_not_count(self):
         assert _after(_Regression(), _chunk([1, 1000, 6], [True, False, True])) == pytest.approx(3.5)
 
-    def test_a_batch_without_a_row_that_trains_changes_nothing(self):
+    def test_a_fully_masked_batch_changes_nothing(self):
         assert _after(_Regression(), _chunk([1, 2], [False, False])) == 0
 
     @pytest.mark.parametrize("poison", [math.nan, math.inf])
@@ -193,7 +193,7 @@ class TestGroups:
         Learner(algorithm).train([_chunk([1, 2])])
         assert algorithm.frozen.tolist() == [1, 1]
 
-    def test_a_summary_is_the_mean_over_the_updates_that_a_group_had(self):
+    def test_summaries_average_over_the_updates_of_each_group(self):
         calls = []
 
         def losses(actor, critic):
@@ -278,12 +278,12 @@ class TestMistakes:
         with pytest.raises(UsageError, match=r"one loss per trainable row \(in .*'all'.*rows of \(1, 3\)"):
             Learner(algorithm).train([_chunk([1, 2, 3])])
 
-    def test_a_loss_for_a_group_that_there_is_not_is_named(self):
+    def test_a_loss_for_a_missing_group_is_named(self):
         algorithm = _ActorCritic(lambda actor, critic: {"actor": actor, "value": critic})
         with pytest.raises(UsageError, match=r"'value'.*\['actor', 'critic'\]"):
             Learner(algorithm).train([_chunk([1])])
 
-    def test_a_scalar_loss_for_a_group_that_there_is_not_is_named(self):
+    def test_a_scalar_loss_for_a_missing_group_is_named(self):
         algorithm = _ActorCritic(scalar={"alpha": torch.zeros(())})
         with pytest.raises(UsageError, match=r"'alpha'.*\['actor', 'critic'\]"):
             Learner(algorithm).train([_chunk([1])])
@@ -403,7 +403,7 @@ class TestStop:
         assert learner.updates == algorithm.after_updates == 2
         assert summary["loss"] == pytest.approx((0.5 + 0.125) / 2)
 
-    def test_priorities_are_those_of_the_updates_before_it(self):
+    def test_priorities_include_all_earlier_updates(self):
         algorithm, _ = self._stopping(3)
         given = []
         chunk = _chunk([1.0] * 4, weight=torch.ones(4), index=[[0], [1], [2]])._replace(update_priorities=given.append)
@@ -466,7 +466,7 @@ class TestStopOnGPU:
         weights = [learner._algorithm.weight.item() for learner in learners]
         assert weights[0] == pytest.approx(weights[1], abs=1e-6)
 
-    def test_a_stop_holds_for_all_later_updates_of_the_iteration_and_no_others(self, monkeypatch):
+    def test_an_early_stop_skips_only_updates_of_its_iteration(self, monkeypatch):
         learner = self._learner(False, False, monkeypatch)
         learner._algorithm._calc_loss = lambda self, experience, info: LossInfo(
             info, stop=experience.time_step.observation - 8.5
@@ -524,7 +524,7 @@ class TestClipping:
     def test_a_short_one_does_not_change(self):
         assert _after(_Regression(), _chunk([0.25]), max_grad_norm=0.5) == pytest.approx(0.25)
 
-    def test_each_group_is_clipped_by_itself(self):
+    def test_each_group_is_clipped_separately(self):
         torch.manual_seed(0)
         algorithm = _ActorCritic(lambda actor, critic: {"actor": 1e-3 * actor, "critic": 1e3 * critic})
         before = copy.deepcopy(algorithm.state_dict())
@@ -615,7 +615,7 @@ class TestPlan:
         learner.plan(num_updates, num_rows)
         assert learner.is_plain == is_plain
 
-    def test_what_was_said_is_what_is_done(self):
+    def test_the_reported_plan_is_executed(self):
         learner = Learner(_Regression(), compile=False)
         learner.plan(math.inf, 10**9)
         assert learner.is_plain
@@ -693,7 +693,7 @@ def test_after_update_runs_after_every_update_without_gradients():
     assert algorithm.after_updates == learner.updates == 4
 
 
-def test_it_needs_every_row_of_an_unroll_in_the_first_iteration():
+def test_first_iteration_needs_every_row_of_an_unroll():
     """All T rows, with row T for its value only; A5."""
     algorithm = _Regression()
     observation = torch.tensor([[1.0], [2.0], [6.0], [1000.0]])
@@ -707,7 +707,7 @@ def test_it_needs_every_row_of_an_unroll_in_the_first_iteration():
     assert algorithm.weight.item() == pytest.approx(3)
 
 
-def test_few_tensors_are_kept_however_long_no_summary_is_asked_for():
+def test_few_tensors_are_kept_between_rare_summaries():
     learner = Learner(_Regression(lambda self, experience, info: LossInfo(info)), optimizer=SGD, learning_rate=0.0)
     num_tensors = []
     for _ in range(3):

@@ -34,7 +34,7 @@ def moved(name, algorithm):
     return {key for key, value in algorithm.named_parameters() if not torch.equal(value, before[key])}
 
 
-def test_a_frozen_part_keeps_its_bits_and_has_no_place_in_an_optimizer():
+def test_frozen_parts_are_unchanged_and_not_in_an_optimizer():
     algorithm, learner, _ = trained("ppo", frozen_parts=[PART])
     names = {name for name, _ in algorithm.named_parameters()}
     assert moved("ppo", algorithm) == {name for name in names if not name.startswith(PART)}
@@ -42,7 +42,7 @@ def test_a_frozen_part_keeps_its_bits_and_has_no_place_in_an_optimizer():
     assert [len(moments) for moments in learner.state_dict()["optimizers"]["all"]["first"]] == [size]
 
 
-def test_the_copy_of_a_frozen_part_in_a_target_network_computes_as_the_part():
+def test_target_network_copies_of_frozen_parts_compute_equally():
     torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,), noisy=True))
     box, reward = spaces.Box(-1, 1, (3,)), specs.reward_spec()
     dqn = DQN(box, spaces.Discrete(2), reward, q_network=functools.partial(QNetwork, torso=torso))
@@ -53,7 +53,7 @@ def test_the_copy_of_a_frozen_part_in_a_target_network_computes_as_the_part():
     assert all(torch.equal(one, found[0]) for one in found)
 
 
-def test_a_part_with_a_rate_of_0_stays_and_the_rest_trains_as_without_it():
+def test_a_part_with_rate_0_does_not_train_or_affect_the_rest():
     rates = {"all": 1e-2, PART: 0.0}
     algorithm, learner, summaries = trained("ppo", learning_rate=rates)
     assert not any(name.startswith(PART) for name in moved("ppo", algorithm))
@@ -80,7 +80,7 @@ def test_a_parameter_belongs_to_the_part_with_the_longest_name():
     assert moved("ppo", algorithm) == {n for n, _ in algorithm.named_parameters() if not n.startswith(PART)}
 
 
-def test_compiled_updates_with_parts_are_those_of_the_plain_learner(interpreted):
+def test_compiled_updates_with_parts_equal_the_plain_learner(interpreted):
     iterations = [chunks_of("sac discrete", 4, weighted=True)]
     rates = {"critic": 1e-2, "actor": 3e-3, "alpha": 1e-2, "critic.body.0": Linear(1e-3, 0.0), "actor_mlp": 0.0}
     settings = {"learning_rate": rates, "max_grad_norm": 0.5, "optimizer": ADAM}
@@ -142,7 +142,7 @@ def test_the_state_of_other_parts_is_refused(other, words):
         ({"learning_rate": {"all": 1.0, PART: 1.0}, "frozen_parts": [PART]}, f"'{PART}', which is frozen"),
     ],
 )
-def test_mistakes_are_one_sentence(settings, words):
+def test_mistakes_are_reported_in_one_sentence(settings, words):
     with pytest.raises(UsageError, match=words):
         Learner(make("ppo"), **settings)
 
@@ -159,7 +159,7 @@ def test_statistics_of_a_frozen_part_stay():
         assert not algorithm.q_network.torso.encoder[1].training
 
 
-def test_batch_norms_of_frozen_parts_use_and_keep_their_running_statistics():
+def test_frozen_batch_norms_keep_their_running_statistics():
     before = dict(make("crossq").named_buffers())
     algorithm, _, _ = trained("crossq", frozen_parts=["actor_mlp", "critic.body.0"])
     x = torch.randn(5, algorithm.actor_mlp[0].mean.numel())

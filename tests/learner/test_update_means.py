@@ -44,7 +44,7 @@ def test_updates_without_rows_do_not_count_in_means_of_extras(monkeypatch, max_r
 
 @pytest.mark.parametrize("max_records", [1, 2, 64])
 @pytest.mark.parametrize("last", [of_critic, of_both])
-def test_numbers_of_some_updates_are_means_over_these_wherever_a_block_of_records_ends(monkeypatch, last, max_records):
+def test_partial_records_are_averaged_across_block_borders(monkeypatch, last, max_records):
     monkeypatch.setattr(update_means, "MAX_RECORDS", max_records)
     means = UpdateMeans(["critic", "actor"])
     for make, loss in [(of_both, 1.0), (of_critic, 2.0), (of_critic, 3.0), (of_both, 4.0), (last, 5.0)]:

@@ -34,10 +34,10 @@ class TestExtraSums:
         value = torch.arange(12.0).view(2, 3, 2)
         assert sums(value) == [(0 + 1) + (4 + 5) + (8 + 9) + (10 + 11), 8]
 
-    def test_of_fewer_rows_the_masks_first_ones_count(self):
+    def test_fewer_rows_use_the_first_mask_rows(self):
         assert sums(torch.tensor([[1.0, 2.0, 4.0]])) == [5, 2]
 
-    def test_what_has_no_dimension_is_one_row(self):
+    def test_a_tensor_without_dimensions_is_one_row(self):
         assert sums(torch.tensor(3.5)) == [3.5, 1]
 
     @pytest.mark.parametrize("poison", [math.nan, math.inf])
@@ -126,7 +126,7 @@ class TestPriority:
         found = self.of_windows(torch.where(MASK, self.PRIORITY, poison), True)
         assert found.tolist() == pytest.approx([1, 16, 0.9 * 32 + 0.1 * 18])
 
-    def test_of_fewer_rows_the_masks_first_ones_count(self):
+    def test_fewer_rows_use_the_first_mask_rows(self):
         assert self.of_windows(self.PRIORITY[:1], True).tolist() == [1, 0, 4]
 
     def test_nobody_asks_where_windows_were_not_weighed(self):

@@ -107,7 +107,7 @@ def test_every_step_is_read_but_never_the_reset():
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_sums_add_up_the_steps_of_an_episode_its_last_included(mode):
+def test_sums_include_the_last_step_of_an_episode(mode):
     results = roll(mode, Metrics([EnvInfo(include=["one"], when="sum")], 2), 5)
     assert results == {"env_info/one": (1 + 2 + 3 + 1 + 2 + 3 + 4 + 5) / 2, "env_info/one/n": 2}
 

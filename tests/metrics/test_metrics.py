@@ -187,7 +187,7 @@ def test_index_counts_arrivals_since_first_and_continues_from_the_rows_before():
     assert rows.lengths.tolist() == [7]
 
 
-def test_episode_sums_are_of_the_ended_in_order_and_of_the_open():
+def test_episode_sums_cover_ended_and_open_episodes():
     step_type = np.array([[MID, MID, FIRST], [LAST, LAST, MID], [FIRST, MID, LAST], [MID, MID, PAD]], np.int32)
     rows = StepBatch(step_type, np.zeros((4, 3), np.float32), open_length=np.array([3, -1, 0]))
     per_step = np.arange(12, dtype=np.float64).reshape(4, 3)
@@ -196,7 +196,7 @@ def test_episode_sums_are_of_the_ended_in_order_and_of_the_open():
     assert under_way.tolist() == [9, 0, 0]
 
 
-def test_reward_of_rows_is_zero_where_nothing_arrived():
+def test_rewards_are_zero_where_no_step_arrives():
     rows = StepBatch(*column((FIRST, np.nan), (MID, 1), (PAD, np.inf), (LAST, 2)))
     assert rows.reward.tolist() == [[0], [1], [0], [2]]
 
@@ -240,7 +240,7 @@ def test_episode_sums_are_bit_equal_to_float64_addition_in_time():
     assert fed([AverageReturn()], 1, *rows).results()["average_return"] == total
 
 
-def test_first_and_pad_rewards_enter_nothing():
+def test_first_and_pad_rewards_are_ignored():
     clean = column((FIRST, 0), (MID, 1), (PAD, 0), (LAST, 2), (PAD, 0), (FIRST, 0), (LAST, 3))
     junk = column((FIRST, np.nan), (MID, 1), (PAD, np.inf), (LAST, 2), (PAD, 1e9), (FIRST, -np.inf), (LAST, 3))
     assert fed(all_metrics(), 1, *junk).results() == fed(all_metrics(), 1, *clean).results()
@@ -255,7 +255,7 @@ def test_headless_episode_adds_steps_and_rewards_but_no_episode():
     assert fed(all_metrics(), 1, *after).results()["average_return"] == 3
 
 
-def test_first_in_the_middle_of_an_episode_drops_what_was_under_way():
+def test_a_first_row_in_mid_episode_drops_the_unfinished_episode():
     rows = column((FIRST, 0), (MID, 10), (FIRST, 0), (MID, 1), (LAST, 2))
     results = fed(all_metrics(), 1, *rows).results()
     assert (results["average_return"], results["average_episode_length"], results["episodes"]) == (3, 2, 1)
@@ -288,11 +288,11 @@ def test_mean_is_of_the_latest_episodes_only():
     assert results == {"average_return": 8, "average_return/n": 3}
 
 
-def test_nothing_yet_is_reported_as_nothing():
+def test_no_metrics_are_reported_before_the_first_update():
     assert Metrics(all_metrics(), 2).results() == {"episodes": 0, "environment_steps": 0}
 
 
-def test_a_window_has_the_mean_of_its_values_and_the_variance_of_that_mean():
+def test_a_window_has_the_mean_and_the_variance_of_the_mean():
     metrics = Metrics([AverageReturn(window=3), AverageReward(), NumberOfEpisodes()], 1)
     assert metrics.windows()["average_return"].mean_and_variance() is None
     step_type = np.array([[FIRST], [LAST]] * 5, np.int32)
@@ -306,13 +306,13 @@ def test_a_window_has_the_mean_of_its_values_and_the_variance_of_that_mean():
     assert metrics.results()["average_return"] == 3.0
 
 
-def test_vector_rewards_are_summed_with_one_row_of_as_many_environments():
+def test_vector_rewards_are_summed_for_a_single_row():
     step_type = np.array([[FIRST, FIRST], [LAST, LAST]], np.int32)
     reward = np.array([[[9, 9], [9, 9]], [[1, 2], [3, 4]]], np.float32)
     assert fed([AverageReturn()], 2, step_type, reward).results() == {"average_return": 5, "average_return/n": 2}
 
 
-def test_a_metric_of_ones_own_is_a_name_and_a_contribution():
+def test_a_custom_metric_has_a_name_and_a_contribution():
     class SquaredReward(EpisodeMetric):
         name = "squared_reward"
 
@@ -345,7 +345,7 @@ def test_the_callers_buffers_may_be_reused():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_state_round_trip_continues_bit_equal_in_the_middle_of_episodes(seed):
+def test_a_state_round_trip_in_mid_episode_is_bit_identical(seed):
     rng = np.random.default_rng(seed)
     step_type, reward = random_stream(rng, 200, 3)
     infos = [(t, {"x": rng.normal(size=3), "_x": rng.random(3) < 0.7}) for t in range(200)]
@@ -388,7 +388,7 @@ def test_a_state_of_another_number_of_environments_is_refused():
         Metrics(all_metrics(), 3).load_state_dict(Metrics(all_metrics(), 2).state_dict())
 
 
-def test_a_metric_added_in_the_middle_of_an_episode_does_not_count_its_half():
+def test_a_metric_added_in_mid_episode_ignores_that_episode():
     before = fed([NumberOfEpisodes()], 1, *column((FIRST, 0), (MID, 1)))
     after = Metrics([NumberOfEpisodes(), AverageReturn()], 1)
     after.load_state_dict(before.state_dict())

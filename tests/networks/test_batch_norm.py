@@ -34,7 +34,7 @@ class NormedEncoder(torch.nn.Module):
         return self.mlp(observation)
 
 
-def test_with_moments_a_pass_normalises_by_its_own_batch_with_the_gradient_through_the_statistics():
+def test_with_moments_gradients_pass_through_batch_statistics():
     layer, x = BatchNorm(3, eps=1e-5), (5 + 2 * torch.randn(2, 4, 3)).requires_grad_()
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([1.0, 2.0, 3.0]))
@@ -47,7 +47,7 @@ def test_with_moments_a_pass_normalises_by_its_own_batch_with_the_gradient_throu
     torch.testing.assert_close(x.grad, other.grad, atol=1e-5, rtol=1e-4)
 
 
-def test_without_moments_a_pass_normalises_by_the_running_statistics_in_training_and_in_evaluation():
+def test_without_moments_running_statistics_normalize():
     layer, x = BatchNorm(3, eps=1e-5), torch.randn(4, 3)
     layer.mean.copy_(torch.tensor([1.0, 2.0, 3.0])), layer.variance.copy_(torch.tensor([4.0, 5.0, 6.0]))
     expected = F.batch_norm(x, layer.mean, layer.variance, None, None, False, 0.0, 1e-5)
@@ -82,7 +82,7 @@ def test_each_critic_has_statistics_of_its_own():
         torch.testing.assert_close(together[e, 0], h[:, 0], atol=1e-4, rtol=1e-4)
 
 
-def test_an_ensembles_running_pass_is_that_of_each_critic():
+def test_an_ensemble_equals_its_critics_with_running_statistics():
     torch.manual_seed(0)
     critic = CriticEnsemble(VECTOR, 2, ensemble_size=3, layers=(8,), norm="batch")
     for buffer in critic.buffers():
@@ -107,7 +107,7 @@ def test_an_ensembles_running_pass_is_that_of_each_critic():
          spaces.Discrete(2), "q_network.torso.mlp.input_norm"),
     ],
 )  # fmt: skip
-def test_batch_norm_is_refused_where_nobody_updates_its_statistics(algorithm, action, name):
+def test_batch_norm_is_refused_without_updates_of_its_statistics(algorithm, action, name):
     made = algorithm(specs.observation_spec(VECTOR), specs.action_spec(action), specs.reward_spec())
     with pytest.raises(UsageError, match=f"{name} of {type(made).__name__} is a batch norm.* norm to 'layer'"):
         Learner(made)
@@ -149,7 +149,7 @@ def test_a_smooth_log_deviation_lies_between_its_bounds_with_a_gradient_everywhe
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(4))
 
 
-def test_a_new_value_of_another_shape_than_its_buffer_is_refused():
+def test_a_value_with_another_shape_than_its_buffer_is_refused():
     layer = BatchNorm(3)
     with pytest.raises(UsageError, match=r"LossInfo.buffers has a value of shape \[\] for a buffer of shape \[3\]"):
         write_buffers({layer.mean: torch.zeros(())}, None)

@@ -30,7 +30,7 @@ def test_each_box_of_a_nest_has_the_head_and_other_leaves_have_theirs():
     assert isinstance(PolicyHead(5, BOX)(FEATURES), DiagonalNormal)
 
 
-def test_a_bounded_mean_is_the_mean_near_0_and_does_not_pass_its_bound():
+def test_a_bounded_mean_is_linear_near_0():
     head = BoundedMeanHead(5, BOX, bound=1.5)
     torch.testing.assert_close(head(1e-3 * FEATURES).mean, head.linear(1e-3 * FEATURES), rtol=1e-4, atol=1e-6)
     with torch.no_grad():

@@ -114,7 +114,7 @@ def test_what_has_no_codes_is_refused(space, settings, sentence):
         OneHotGrid(space, **settings)
 
 
-def test_numpy_acts_alike():
+def test_numpy_acts_like_torch():
     torch.manual_seed(0)
     encoder = OneHotGrid(MINIGRID, sizes=SIZES)
     given = dict(encoder.named_parameters()), sampled(5)

@@ -29,7 +29,7 @@ def test_lengths_have_the_distribution_of_the_setting():
     torch.testing.assert_close(shares, torch.tensor([6.0, 3.0, 2.0]) / 11, atol=0.01, rtol=0)
 
 
-def test_the_published_setting_holds_63_percent_for_one_step_and_is_2_1_steps_long():
+def test_published_setting_has_63_percent_single_steps_and_mean_2_1():
     torch.manual_seed(0)
     noise = HeldNoise(1)
     _, state = noise.sample(policy(torch.zeros(200_000, 1)), noise.initial_state(200_000))

@@ -187,7 +187,7 @@ def attention_by_hand(memory, rows, num_heads=2):
     return x + linear(memory.down, np.maximum(linear(memory.up, normalized(x)), 0))
 
 
-def test_attention_is_that_by_hand_over_the_last_rows_of_the_episode():
+def test_attention_equals_a_hand_computed_example():
     memory = make("AttentionWindow")
     features, step_type = some_rows(0.0)
     step_type[3] = FIRST
@@ -207,7 +207,7 @@ def test_a_window_keeps_zeros_where_its_episode_has_no_row():
     assert not kept[:, 0].any() and kept[:, 1:].all()
 
 
-def test_a_window_of_equal_sizes_has_no_weights_beside_its_input():
+def test_equal_sizes_need_no_interpolation_weights():
     assert isinstance(AttentionWindow(8, 8).skip, nn.Identity)
     assert AttentionWindow(6, 8).skip.weight.shape == (8, 6)
 
@@ -223,7 +223,7 @@ def test_rows_before_the_unroll_train_keys_and_values():
     assert all(gradient.any() for gradient in gradients) and not torch.allclose(alone, empty)
 
 
-def test_a_stack_hands_on_features_and_keeps_one_state_for_each_layer():
+def test_stacked_memories_pass_features_and_keep_separate_states():
     first, second = GRU(F, H), LSTM(H, H)
     stack = StackedMemory(F, [lambda size: first, lambda size: second], residual=True)
     assert stack.output_size == H

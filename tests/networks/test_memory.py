@@ -52,7 +52,7 @@ def step_by_step(memory, features, state, step_type):
 
 
 @pytest.mark.parametrize(("kind", "cell"), [(GRU, nn.GRUCell), (LSTM, nn.LSTMCell)])
-def test_a_step_is_that_of_torchs_cell(kind, cell):
+def test_a_step_equals_torchs_cell(kind, cell):
     memory, reference = make(kind), cell(F, H)
     names = {"weight_ih": "input_weight", "weight_hh": "hidden_weight", "bias_ih": "input_bias",
              "bias_hh": "hidden_bias"}  # fmt: skip
@@ -79,7 +79,7 @@ def test_a_new_memory_is_orthogonal_and_starts_from_zeros(kind):
 @kinds
 @pytest.mark.parametrize("share", [0.0, 0.15, 0.6, 1.0])
 @pytest.mark.parametrize("way", ["forward", "row_by_row", "in_pieces"])
-def test_rows_are_steps_with_the_state_put_back_at_first_rows(kind, share, way):
+def test_rows_equal_steps_with_states_reset_at_first_rows(kind, share, way):
     memory = make(kind)
     features, step_type = some_rows(share)
     state = a_state(memory)
@@ -113,7 +113,7 @@ def test_both_ways_have_the_same_gradients(kind, share):
 
 @kinds
 @pytest.mark.parametrize("enabled", [True, False])
-def test_gradients_are_announced_to_the_fused_kernel_also_in_eval_mode(kind, enabled, monkeypatch):
+def test_the_fused_kernel_expects_gradients_in_eval_mode(kind, enabled, monkeypatch):
     """cuDNN computes no gradients otherwise; diagnostics take them in eval mode."""
     memory, modes = make(kind).eval(), []
     kernel = kind.fused
@@ -154,7 +154,7 @@ def test_rows_are_cut_only_before_first_rows():
     assert pieces.length.tolist() == [2, 2, 1, 5] and pieces.begins.tolist() == [False, True, True, True]
 
 
-def test_the_way_is_chosen_by_the_longest_piece_and_for_an_lstm_where_there_is_one_piece_a_column():
+def test_the_memory_implementation_depends_on_the_longest_piece():
     def piece_lengths(*lengths):
         step_type = torch.full((12, 2), MID, dtype=torch.int32)
         at = 0

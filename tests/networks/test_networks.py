@@ -175,7 +175,7 @@ def test_grey_images_and_stacks_have_the_channels_of_one_image(shape, channels):
     [((32, 32, 3), 100_000), ((20, 200, 3), 400_000), ((64, 64, 3), 700_000), ((84, 84, 4), 1_690_000)]
     + [((96, 96, 3), 2_200_000), ((210, 160, 3), 1_690_000), ((480, 640, 3), 1_690_000), ((35, 35, 1), 120_000)],
 )
-def test_an_image_of_any_size_has_an_encoder_of_sensible_size(shape, most):
+def test_the_encoder_of_any_image_has_a_sensible_size(shape, most):
     encoder = Encoder(spaces.Box(0, 255, shape, np.uint8))
     assert 0.3 * most < sum(parameter.numel() for parameter in encoder.parameters()) < most
 
@@ -210,7 +210,7 @@ def test_actor_and_critic_share_the_torso_of_an_image_unless_they_differ():
         assert (network.critic_torso is None) == shares, options
 
 
-def test_the_features_of_the_policy_come_with_policy_and_value():
+def test_policy_features_are_returned_with_policy_and_value():
     spec, step = spaces.Box(-1, 1, (3,)), TimeStep(*[None] * 3, torch.rand(5, 3), None, None)
     for shared_torso in (True, False):
         network = ActorCritic(spec, spaces.Discrete(2), specs.reward_spec(), shared_torso=shared_torso)
@@ -283,7 +283,7 @@ def test_kinds_of_leaves_may_have_other_encoders():
     assert Encoder(OBSERVATIONS["vector"], vector=_Tripled)(torch.ones(1, 4)).tolist() == [[3.0] * 4]
 
 
-def test_an_encoder_for_a_leaf_that_there_is_not_is_named():
+def test_an_encoder_for_a_missing_leaf_is_named():
     with pytest.raises(UsageError, match=r"'camera\.left'.*\['bits', 'image', 'rest\.0', 'rest\.1'\]"):
         Encoder(specs.observation_spec(OBSERVATIONS["nested"]), leaves={"camera.left": Flat})
 
@@ -362,7 +362,7 @@ def test_the_deviation_has_a_smooth_floor_where_one_is_wanted():
     assert head.heads[0].log_std.grad.item() > 0.1  # below the floor it can rise again
 
 
-def test_the_deviation_may_stay_as_it_is():
+def test_the_deviation_may_be_constant():
     head = PolicyHead(3, spaces.Box(-1, 1, (1,), np.float32), learn_std=False)
     assert not head.heads[0].log_std.requires_grad
     assert head(torch.randn(4, 3)).mean.requires_grad
@@ -412,7 +412,7 @@ def test_an_mlp_has_the_layers_of_its_arguments(settings, kinds):
     assert mlp(torch.zeros(2, 1, 3)).shape == (2, 1, size)
 
 
-def test_an_rms_norm_gives_a_mean_square_of_1_and_has_a_weight_for_each_feature():
+def test_rms_norm_has_mean_square_1_and_one_weight_per_feature():
     norm, x = RMSNorm(4), 5 + 3 * torch.randn(6, 4)
     torch.testing.assert_close(norm(x).square().mean(-1), torch.ones(6))
     torch.testing.assert_close(norm(x), nn.RMSNorm(4, eps=1e-6)(x))
@@ -465,7 +465,7 @@ def test_the_critics_loss_reaches_the_actors_torso_only_where_it_is_shared(share
     assert network.policy_head.heads[0].linear.weight.grad is None
 
 
-def test_a_critic_without_hidden_layers_stands_on_its_own_torso():
+def test_a_critic_without_hidden_layers_has_its_own_torso():
     """An empty Sequential is falsy."""
 
     class Identity(nn.Sequential):
@@ -525,7 +525,7 @@ def test_a_noisy_layer_draws_again_in_each_pass_and_not_in_evaluation():
     assert torch.equal(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
 
 
-def test_the_noise_of_a_layer_has_rank_1_and_the_size_that_was_learned():
+def test_layer_noise_has_rank_1_and_the_learned_scale():
     torch.manual_seed(0)
     layer = NoisyLinear(4, 3)
     with torch.no_grad():
@@ -545,12 +545,12 @@ def test_a_noisy_network_learns_its_noise():
 
 
 @pytest.mark.parametrize("setting", [{"bias": False}, {"unit_rows": True}])
-def test_a_noisy_network_without_biases_or_with_unit_rows_is_refused(setting):
+def test_noisy_networks_need_biases_and_free_row_norms(setting):
     with pytest.raises(UsageError, match="noisy layers need bias = True and unit_rows = False"):
         MLP(4, (8,), noisy=True, **setting)
 
 
-def test_what_cannot_stand_for_an_encoder_or_a_head_is_refused():
+def test_invalid_encoders_and_heads_are_refused():
     box = spaces.Box(-1, 1, (3,), np.float32)
     with pytest.raises(UsageError, match=r"Encoder.leaves\['x'\] made an int, which has no forward"):
         Encoder({"x": box}, leaves={"x": lambda spec: 3})

@@ -133,30 +133,30 @@ REFUSED = [
 ]
 
 
-def test_a_network_of_another_kind_is_refused_in_one_sentence_with_what_it_lacks():
+def test_a_wrong_kind_of_network_is_refused_with_missing_methods():
     for make, words in REFUSED:
         with pytest.raises(UsageError, match=f"^{words}"):
             make()
 
 
 @pytest.mark.parametrize("kind", [TD3, IQL])
-def test_critics_of_ones_own_take_the_action_as_a_second_argument(kind):
+def test_custom_critics_receive_the_action_as_second_argument(kind):
     assert isinstance(algorithm(kind, BOX, critic=Critic)().critic, Critic)
 
 
-def test_a_network_that_has_what_is_read_is_taken_whatever_its_class():
+def test_networks_of_any_class_with_the_required_methods_are_accepted():
     features, _ = Torso(OBSERVATION, encoder=Sized, mlp=Sized)(type("Row", (), {"observation": torch.ones(5, 3)}), None)
     assert features.shape == (5, 3)
 
 
-def test_a_class_of_another_kind_in_gin_is_one_sentence(tmp_path, capsys):
+def test_a_wrong_class_in_gin_is_reported_in_one_sentence(tmp_path, capsys):
     conf = tmp_path / "mine.gin"
     conf.write_text("include 'ppo_cartpole.gin'\nimport alfish.algorithms.dqn\nPPO.network = @DQN\n")
     assert main(["train", f"--gin_file={conf}", f"--root_dir={tmp_path / 'run'}"]) == 2
     assert "PPO.network made a DQN, which has no forward and no policy and no value" in capsys.readouterr().err
 
 
-def test_a_schedule_whose_value_nothing_binds_is_one_sentence(tmp_path, capsys):
+def test_an_unbound_schedule_value_is_reported_in_one_sentence(tmp_path, capsys):
     schedule = "Learner.learning_rate = @Linear()"
     command = ["train", "--gin_file=ppo_cartpole.gin", f"--root_dir={tmp_path / 'run'}", f"--gin_param={schedule}"]
     assert main(command) == 2

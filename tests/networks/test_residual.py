@@ -10,7 +10,7 @@ from alfish.networks.bodies.linear import Projected, UnitRows, UnitScale
 from alfish.networks.bodies.residual import Residual
 
 
-def test_values_are_those_by_hand():
+def test_values_equal_hand_computed_values():
     torch.manual_seed(0)
     body = Residual(3, width=4, blocks=2, expansion=2)
     for norm in body.modules():
@@ -42,7 +42,7 @@ def test_it_has_the_parameters_of_its_layers(ensemble_size):
     assert sum(parameter.numel() for parameter in body.parameters()) == (ensemble_size or 1) * (linear + norms)
 
 
-def test_each_network_of_an_ensemble_is_a_network_of_its_own():
+def test_ensemble_networks_are_independent():
     torch.manual_seed(0)
     bodies, single = Residual(3, 2, width=4), Residual(3, width=4)
     x, moments = torch.randn(2, 9, 3), Moments()
@@ -57,7 +57,7 @@ def test_each_network_of_an_ensemble_is_a_network_of_its_own():
 
 
 @pytest.mark.parametrize("ensemble_size", [None, 2])
-def test_a_projection_gives_rows_norm_1_and_norm_layers_that_of_their_size(ensemble_size):
+def test_projection_sets_row_norms_to_1_and_norm_layers_to_their_size(ensemble_size):
     torch.manual_seed(0)
     body = Residual(3, ensemble_size, width=4)
     for again in (False, True):

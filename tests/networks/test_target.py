@@ -46,7 +46,7 @@ def test_it_starts_as_a_copy_and_stays_until_it_follows():
     assert target(torch.ones(2), 3).tolist() == [4, 4]
 
 
-def test_it_copies_at_every_period_th_update_and_at_no_other():
+def test_copies_only_at_every_period_th_update():
     online = Scaled(0)
     target = TargetNetwork(online, period=3)
     seen = []

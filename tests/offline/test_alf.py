@@ -74,7 +74,7 @@ def test_wrapped_rings_are_unrolled_and_a_headless_episode_keeps_what_is_left(tm
     assert "the beginning of its oldest episode was overwritten" in buffer.report.sentences("note")
 
 
-def test_an_episode_under_way_is_truncated_at_its_newest_row(tmp_path):
+def test_an_unfinished_episode_is_truncated_at_its_newest_row(tmp_path):
     rows = rows_of(record()[:2])
     name = saved(tmp_path / "ckpt", checkpoint([rows], 30, stops=[8]))  # of the second episode, 4 rows
     first, second = record()[:2]
@@ -86,7 +86,7 @@ def test_an_episode_under_way_is_truncated_at_its_newest_row(tmp_path):
     assert_rows(OfflineBuffer([name], spaces=SPACES), [first, second])
 
 
-def test_an_episode_that_breaks_off_before_the_next_first_row_is_truncated(tmp_path):
+def test_an_episode_that_is_interrupted_before_the_next_first_row_is_truncated(tmp_path):
     """An environment that was built anew leaves no LAST row."""
     rows = rows_of(record()[:2])
     kept = np.arange(10) != 3  # the LAST row of the first episode
@@ -95,7 +95,7 @@ def test_an_episode_that_breaks_off_before_the_next_first_row_is_truncated(tmp_p
     assert_rows(OfflineBuffer([name], spaces=SPACES), [*without_final(broken), record()[1]])
 
 
-def test_nested_observations_come_as_their_names_say(tmp_path):
+def test_nested_observations_match_their_names(tmp_path):
     entries = checkpoint([rows_of(record())], 60)
     whole = entries.pop("_replay_buffer.time_step|observation")
     entries |= {f"_replay_buffer.time_step|observation.{key}": whole + i for i, key in enumerate(("here", "there.0"))}
@@ -140,7 +140,7 @@ def test_rows_that_no_environment_gives_are_named(tmp_path, field, value, words)
         list(open_source(name).episodes())
 
 
-def test_a_checkpoint_cut_in_half_says_that_nothing_is_readable(tmp_path):
+def test_a_half_checkpoint_is_reported_as_unreadable(tmp_path):
     name = saved(tmp_path / "ckpt", checkpoint([rows_of(record())], 60))
     content = (tmp_path / "ckpt").read_bytes()
     (tmp_path / "ckpt").write_bytes(content[: len(content) // 2])

@@ -49,7 +49,7 @@ def test_episodes_that_are_left_out_of_a_training_are_logged(caplog):
     assert "arrays: 1 of 11 episodes left out: reward is not finite (1 episode: 2)" in caplog.text
 
 
-def test_recorded_rows_have_no_newest_ones():
+def test_recorded_data_have_no_newest_rows():
     buffer = OfflineBuffer([source(record())], num_columns=2)
     sampler = Uniform(recent_fraction=1.0, recent_rows=1)
     sampler.bind(buffer, 2)
@@ -58,7 +58,7 @@ def test_recorded_rows_have_no_newest_ones():
     assert len(starts) == sum(episode.length for episode in record())
 
 
-def test_box_actions_are_in_canonical_units_and_leave_the_bounds_where_they_are_trained():
+def test_box_actions_have_canonical_units():
     episodes = record(continuous=True)
     episodes[1].actions[0] = BOX_SPACES.action.high
     buffer = OfflineBuffer([source(episodes, BOX_SPACES)])
@@ -67,7 +67,7 @@ def test_box_actions_are_in_canonical_units_and_leave_the_bounds_where_they_are_
     assert_rows(OfflineBuffer([source(episodes, BOX_SPACES)], action_limit=1.0), episodes, unstretched, limit=1)
 
 
-def test_sources_follow_one_another_and_length_says_which_episodes_are_left_out():
+def test_sources_are_concatenated_and_length_selects_episodes():
     episodes = record()
     halves = [source(episodes[:5]), source(episodes[5:])]
     assert_rows(OfflineBuffer(halves), episodes)
@@ -107,7 +107,7 @@ def test_nested_observations_and_actions_pass_through():
 
 
 @pytest.mark.parametrize("num_columns", [1, 3])
-def test_a_window_that_runs_past_its_column_repeats_the_last_row_and_trains_nothing_there(num_columns):
+def test_a_window_past_its_column_repeats_the_last_row_untrained(num_columns):
     buffer = OfflineBuffer([source(record())], num_columns=num_columns)
     for column in range(num_columns):
         last = max((e for e in buffer.episodes if e.column == column), key=lambda e: e.position)
@@ -118,7 +118,7 @@ def test_a_window_that_runs_past_its_column_repeats_the_last_row_and_trains_noth
         assert (step.observation[1:, 0] == step.observation[1, 0]).all()
 
 
-def test_stacks_of_frames_are_put_together_from_the_rows_before_and_from_no_other_episode():
+def test_frame_stacks_use_only_rows_of_the_same_episode():
     buffer = OfflineBuffer([source(record())], num_columns=2)
     stack = FrameStack(SPACES.observation, reward_spec(), num_frames=3)
     start = buffer.draw(500)
@@ -192,7 +192,7 @@ def test_sources_of_different_spaces_do_not_mix():
         OfflineBuffer([source(record()), source(record(continuous=True), BOX_SPACES)])
 
 
-def test_spaces_come_from_somewhere():
+def test_missing_spaces_are_refused():
     with pytest.raises(UsageError, match="OfflineBuffer.env_id"):
         OfflineBuffer([Arrays(record())])
     assert_rows(OfflineBuffer([Arrays(record())], spaces=SPACES), record())
@@ -222,7 +222,7 @@ def test_windows_that_run_past_a_column_are_not_gathered_where_the_rows_lie():
     assert buffer.in_place(3) is None
 
 
-def test_what_is_held_out_comes_with_returns_too():
+def test_held_out_rows_include_returns():
     buffer = OfflineBuffer([source(record())], holdout_fraction=0.3, return_gamma=0.9)
     assert buffer.holdout.sample(4).experience.return_to_go.isfinite().all()
 

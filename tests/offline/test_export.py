@@ -46,7 +46,7 @@ Evaluate.num_episodes = 1
 """
 
 
-def test_the_exported_task_has_the_wrappers_but_not_those_of_training_only(tmp_path):
+def test_exported_tasks_exclude_training_wrappers(tmp_path):
     output = tmp_path / "set"
     trained(tmp_path, "include 'dqn.gin'\nimport alfish.environments\n" + WRAPPED)
     assert main(["export", f"--root_dir={tmp_path}/run", f"--output={output}"]) == 0
@@ -55,7 +55,7 @@ def test_the_exported_task_has_the_wrappers_but_not_those_of_training_only(tmp_p
     assert [wrapper["name"] for wrapper in told["additional_wrappers"]] == ["TimeAwareObservation"]
 
 
-def test_a_run_without_replay_says_so(tmp_path, refused):
+def test_a_run_without_replay_is_reported(tmp_path, refused):
     conf = "include 'ppo_cartpole.gin'\nTrainer.num_env_steps = 64\nMLP.layers = (4,)\nEvaluate.num_episodes = 1\n"
     (tmp_path / "conf.gin").write_text(conf)
     assert main(["train", f"--gin_file={tmp_path}/conf.gin", f"--root_dir={tmp_path}/run"]) == 0
@@ -73,7 +73,7 @@ def test_a_run_without_replay_says_so(tmp_path, refused):
         (["--root_dir=nowhere", "--output=x"], "nowhere is not a run"),
     ],
 )
-def test_mistakes_are_one_sentence(flags, words, refused, tmp_path, monkeypatch):
+def test_mistakes_are_reported_in_one_sentence(flags, words, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert words in refused("export", *flags)
     assert left_by(tmp_path) == []

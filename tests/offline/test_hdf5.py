@@ -37,12 +37,12 @@ def test_d4rl_with_next_observations(tmp_path, continuous, block_rows):
     assert_rows(OfflineBuffer([d4rl(tmp_path / "a", episodes)], spaces=of), episodes, canonical)
 
 
-def test_d4rl_without_next_observations_gives_up_the_step_that_timed_out(tmp_path, block_rows):
+def test_d4rl_without_next_observations_drops_timed_out_steps(tmp_path, block_rows):
     buffer = OfflineBuffer([d4rl(tmp_path / "a", record(), False)], spaces=SPACES)
     assert_rows(buffer, without_final(record()))
 
 
-def test_d4rl_without_time_outs_is_cut_where_observations_do_not_go_on(tmp_path, block_rows):
+def test_d4rl_without_time_outs_is_split_at_discontinuities(tmp_path, block_rows):
     buffer = OfflineBuffer([d4rl(tmp_path / "a", record(), timeouts=None)], spaces=SPACES)
     assert_rows(buffer, record())
     assert "no time-outs were recorded" in buffer.report.sentences("note")
@@ -63,7 +63,7 @@ def test_d4rl_that_stops_within_an_episode_is_truncated_there(tmp_path):
     assert_rows(OfflineBuffer([f"d4rl:{tmp_path}/a"], spaces=SPACES), [episodes[0], last])
 
 
-def test_a_break_in_the_middle_is_reported_where_the_last_row_has_a_flag_too(tmp_path):
+def test_a_break_inside_data_is_reported_even_with_a_final_flag(tmp_path):
     timeouts = table_of(record())["truncated"]
     timeouts[7] = False  # of episode 1
     buffer = OfflineBuffer([d4rl(tmp_path / "a", record(), timeouts=timeouts)], spaces=SPACES)
@@ -152,7 +152,7 @@ def test_episodes_of_d3rlpy_beyond_the_declared_number_are_reported(tmp_path):
     )
 
 
-def test_a_number_of_episodes_of_d3rlpy_that_is_none_is_named(tmp_path):
+def test_an_invalid_d3rlpy_episode_count_is_named(tmp_path):
     name = d3rlpy(tmp_path / "a", record())
     with h5py.File(tmp_path / "a", "a") as file:
         del file["num_episodes"]
@@ -183,7 +183,7 @@ def test_the_first_version_of_d3rlpys_files_is_a_table(tmp_path):
     assert_rows(OfflineBuffer([f"d3rlpy:{tmp_path}/a"], spaces=SPACES), without_final(record()))
 
 
-def test_a_table_that_says_nothing_of_resets_is_a_warning(tmp_path):
+def test_a_table_without_resets_gives_a_warning(tmp_path):
     name = d4rl(tmp_path / "a", record(), False, timeouts=None)
     words = "transitions across resets are trained on; give"
     assert f"{words} timeouts" in OfflineBuffer([name], spaces=SPACES).report.sentences("warning")
@@ -259,7 +259,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("link", FOREIGN)
 @pytest.mark.parametrize("scheme", ["d4rl", "d3rlpy", "minari"])
-def test_what_lies_in_another_file_is_not_copied_into_the_data(tmp_path, home, scheme, link):
+def test_data_in_other_files_are_not_copied(tmp_path, home, scheme, link):
     with h5py.File(tmp_path / "secret.h5", "w") as file:
         file["rows"] = np.full(41, 7, np.float32)
     if scheme == "minari":
@@ -324,7 +324,7 @@ def test_episodes_that_only_a_number_has_are_refused(tmp_path, home):
         open_source(name)
 
 
-def test_a_part_that_is_larger_than_the_memory_at_hand_is_named(tmp_path, monkeypatch):
+def test_a_part_larger_than_available_memory_is_named(tmp_path, monkeypatch):
     names = [d4rl(tmp_path / "a", record()), d3rlpy(tmp_path / "b", record())]
     monkeypatch.setattr(limits, "memory_at_hand", lambda: 40)
     for name in names:
@@ -342,7 +342,7 @@ def test_episodes_that_do_not_fit_into_memory_are_not_taken_for_damaged_ones(tmp
 
 @pytest.mark.parametrize("write", [d4rl, d3rlpy])
 @pytest.mark.parametrize("share", [0.5, 0.95])
-def test_a_file_that_is_cut_off_says_that_nothing_is_readable(tmp_path, write, share):
+def test_a_truncated_file_is_reported_as_unreadable(tmp_path, write, share):
     name = write(tmp_path / "a", record())
     content = (tmp_path / "a").read_bytes()
     (tmp_path / "a").write_bytes(content[: int(share * len(content))])

@@ -71,7 +71,7 @@ def declare(name, features=None, **counts):
     info.write_text(json.dumps(about | counts))
 
 
-def test_an_episode_that_is_done_with_success_terminated_and_keeps_its_last_reward(tmp_path):
+def test_successful_episodes_terminate_with_their_last_reward(tmp_path):
     sparse = [e._replace(rewards=e.rewards * e.terminated) for e in record()]
     name = written(tmp_path / "set", sparse, 1000)
     with_success(name, sparse)
@@ -82,7 +82,7 @@ def test_an_episode_that_is_done_with_success_terminated_and_keeps_its_last_rewa
 
 
 @pytest.mark.parametrize("dones", ["terminated", "truncated"])
-def test_the_user_says_what_done_means(tmp_path, dones):
+def test_the_user_must_specify_the_meaning_of_done(tmp_path, dones):
     episodes = record()
     name = written(tmp_path / "set", episodes)
     buffer = OfflineBuffer([f"{name}?dones={dones}"], spaces=SPACES)
@@ -116,7 +116,7 @@ def test_a_frame_after_the_end_is_the_final_observation(tmp_path):
     assert_rows(OfflineBuffer([name], spaces=SPACES), record())
 
 
-def test_a_reward_that_is_dropped_with_the_only_step_that_has_one_is_reported(tmp_path):
+def test_dropping_the_only_rewarded_step_is_reported(tmp_path):
     episodes = [e._replace(rewards=e.rewards * (e.terminated | e.truncated)) for e in record()]
     report = OfflineBuffer([written(tmp_path / "set", episodes)], spaces=SPACES).report
     assert "truncated episodes lose their only reward, because their last step is dropped" in report.sentences(
@@ -200,7 +200,7 @@ def test_an_option_that_is_unknown_is_named(tmp_path, options, words):
         open_source(f"lerobot:{tmp_path}?{options}")
 
 
-def test_an_option_about_flags_that_are_not_there_is_refused(tmp_path):
+def test_an_option_for_missing_flags_is_refused(tmp_path):
     name = written(tmp_path / "set", record(), 1000)
     info = tmp_path / "set/meta/info.json"
     about = json.loads(info.read_text())
@@ -285,7 +285,7 @@ def wide(columns):
         (wide, r"its lists have shape \[2, 2\], but \[3\] is declared"),
     ],
 )
-def test_frames_and_lists_that_are_not_what_was_recorded_are_named(tmp_path, change, words):
+def test_unexpected_frames_and_lists_are_named(tmp_path, change, words):
     name = written(tmp_path / "set", record(), 1000)
     changed(name, change)
     with pytest.raises(UsageError, match=words):

@@ -129,7 +129,7 @@ def test_images_that_are_stored_as_jpeg_are_reported(is_jpeg):
     assert any("images are stored as JPEG" in note for note in source.notes) == is_jpeg
 
 
-def test_a_set_of_a_newer_minari_says_what_to_install(home):
+def test_a_data_set_of_a_newer_minari_names_the_version_to_install(home):
     name = written(record())
     path = home / "test/stamped-v0/data/metadata.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"minari_version": "9.1.0"}))
@@ -138,7 +138,7 @@ def test_a_set_of_a_newer_minari_says_what_to_install(home):
         open_source(name)
 
 
-def test_a_set_that_is_not_here_is_answered_with_those_that_are():
+def test_a_missing_data_set_is_refused_with_existing_names():
     written(record())
     with pytest.raises(UsageError, match="here are test/stamped-v0; `minari download test/stampd-v0` downloads"):
         open_source("minari:test/stampd-v0")
@@ -149,7 +149,7 @@ def main_file(home):
 
 
 @pytest.mark.parametrize("share", [0.5, 0.95])
-def test_a_file_that_is_cut_off_says_that_nothing_is_readable(home, share):
+def test_a_truncated_file_is_reported_as_unreadable(home, share):
     name = written(record())
     content = main_file(home).read_bytes()
     main_file(home).write_bytes(content[: int(share * len(content))])
@@ -170,7 +170,7 @@ def test_an_episode_that_lacks_a_part_is_named_and_the_others_are_read(home):
     assert_rows(buffer, [e for e in record() if e.id not in "03"])
 
 
-def test_an_arrow_episode_that_is_cut_off_is_named_and_the_others_are_read(home):
+def test_a_truncated_arrow_episode_is_named_and_others_are_read(home):
     pytest.importorskip("pyarrow", reason="needs the extra 'arrow'")
     name = written(record(), data_format="arrow")
     (path,) = (home / "test/stamped-v0/data/3").glob("*.arrow")
@@ -262,7 +262,7 @@ def test_metadata_that_are_damaged_are_named(home, content):
     shutil.rmtree(home / "test")
 
 
-def test_the_extra_brings_what_minari_download_needs():
+def test_the_extra_installs_the_requirements_of_minari_download():
     text = (Path(alfish.__file__).parent.parent / "pyproject.toml").read_text()
     [requirement] = re.findall(r'^minari = \["minari\[([\w,]+)\]', text, re.MULTILINE)
     assert set(requirement.split(",")) == {"hdf5", "hf"}

@@ -52,7 +52,7 @@ def test_minari_gives_back_every_row(monkeypatch, shard_bytes, continuous):
 
 
 @NEEDS_MINARI
-def test_images_and_nests_come_back_as_they_are():
+def test_images_and_nests_return_unchanged():
     space = spaces.Dict(
         image=spaces.Box(0, 255, (40, 40, 3), np.uint8),
         both=spaces.Tuple([SPACES.observation, spaces.Discrete(9, start=2)]),
@@ -71,7 +71,7 @@ def test_images_and_nests_come_back_as_they_are():
 
 
 @pytest.mark.parametrize("failing", ["add", "finish"])
-def test_a_data_set_appears_when_it_is_whole_or_not_at_all(output, tmp_path, monkeypatch, failing):
+def test_a_data_set_appears_only_when_complete(output, tmp_path, monkeypatch, failing):
     if failing == "finish":
         for module in ("alfish.offline.data_set", "alfish.offline.outputs"):
 
@@ -103,7 +103,7 @@ def test_the_directory_given_to_minari_is_restored(monkeypatch, home):
 
 
 @NEEDS_MINARI
-def test_a_name_is_taken_once():
+def test_a_name_can_be_used_only_once():
     written("minari:test/set-v0", record())
     with pytest.raises(UsageError, match="minari:test/set-v0 already exists .*choose another name or version"):
         MinariWriter("test/set-v0", SPACES)
@@ -111,7 +111,7 @@ def test_a_name_is_taken_once():
 
 
 @pytest.mark.parametrize("command", ["export", "record"])
-def test_an_output_that_is_there_is_refused_before_anything_runs(command, output, tmp_path, monkeypatch, refused):
+def test_an_existing_output_is_refused_before_work_starts(command, output, tmp_path, monkeypatch, refused):
     written(output, record(1))
     before = {path: path.read_bytes() for path in left_by(tmp_path)}
 
@@ -128,7 +128,7 @@ class Silent(gymnasium.Wrapper):
     """Does not record what it was made with, so that gymnasium cannot make it again."""
 
 
-def test_a_spec_is_kept_where_gymnasium_can_make_the_environment_of_it(monkeypatch):
+def test_specs_are_kept_if_gymnasium_can_make_them(monkeypatch):
     def spec(*wrappers):
         env = gymnasium.make("CartPole-v1")
         for wrapper in wrappers:
@@ -146,7 +146,7 @@ def test_a_spec_is_kept_where_gymnasium_can_make_the_environment_of_it(monkeypat
     assert rebuildable(None) is None
 
 
-def test_a_spec_from_which_no_environment_can_be_made_is_left_out():
+def test_unusable_specs_are_left_out():
     made = make_environment("CartPole-v1", wrappers=[StickyAction])
     made.close()
     assert made.env_spec.additional_wrappers[-1].name == "StickyAction"

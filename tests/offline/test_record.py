@@ -93,7 +93,7 @@ def test_the_number_of_environments_changes_nothing(run, tmp_path):
     assert_same(*sets)
 
 
-def test_a_data_set_says_what_made_it(run, output, capsys):
+def test_a_data_set_states_its_origin(run, output, capsys):
     root_dir, env_id = run
     name = recorded(root_dir, output, "--num_episodes=4", "--checkpoint=latest")
     told = about(name)
@@ -139,7 +139,7 @@ def test_minari_opens_what_is_written_and_makes_the_environment_again(run):
     assert "deep/er" in minari.namespace.list_local_namespaces()
 
 
-def test_only_good_episodes_are_kept_and_both_numbers_are_said(run, output, capsys):
+def test_only_good_episodes_are_kept_and_counts_are_printed(run, output, capsys):
     root_dir, env_id = run
     whole = read(recorded(root_dir, f"{output.removesuffix('-v0')}_whole-v0", "--num_episodes=5", "--sample"))
     returns = [float(episode.rewards.sum(dtype=np.float64)) for episode in whole]
@@ -157,7 +157,7 @@ def test_only_good_episodes_are_kept_and_both_numbers_are_said(run, output, caps
     assert_replays(read(name), good, env_id)
 
 
-def test_where_no_episode_is_good_nothing_is_written(run, output, tmp_path, refused):
+def test_without_good_episodes_nothing_is_written(run, output, tmp_path, refused):
     words = refused("record", f"--root_dir={run[0]}", f"--output={output}", "--num_episodes=3", "--min_return=1e6")
     assert "none of 3 episodes returned --min_return=1e+06 or more, the best returned" in words
     assert left_by(tmp_path) == []
@@ -177,7 +177,7 @@ def test_where_no_episode_is_good_nothing_is_written(run, output, tmp_path, refu
         pytest.param(["--root_dir=x", "--output=minari:../b-v0"], "'../b-v0' is not the name", marks=NEEDS_MINARI),
     ],
 )
-def test_mistakes_are_one_sentence(flags, words, refused, tmp_path, monkeypatch):
+def test_mistakes_are_reported_in_one_sentence(flags, words, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert words in refused("record", *flags)
     assert left_by(tmp_path) == []
@@ -197,12 +197,12 @@ def test_an_older_checkpoint_is_recorded_and_no_other(run, tmp_path, capsys):
     assert about(name)["reference_scores"]["mean"] == pytest.approx(means[0])
 
 
-def test_a_checkpoint_that_is_not_there_is_refused(run, tmp_path, refused):
+def test_a_missing_checkpoint_is_refused(run, tmp_path, refused):
     words = refused("record", f"--root_dir={run[0]}", f"--output={tmp_path}/set", "--checkpoint=7")
     assert "There is no checkpoint at 7 steps" in words and left_by(tmp_path) == []
 
 
-def test_without_minari_what_to_install_is_said(tmp_path, monkeypatch, refused):
+def test_without_minari_the_install_command_is_reported(tmp_path, monkeypatch, refused):
     monkeypatch.setitem(sys.modules, "minari", None)
     assert "pip install 'alfish[minari]'" in refused("record", "--root_dir=x", "--output=minari:a/b-v0")
 
@@ -229,7 +229,7 @@ gymnasium.register("Spoiling-v0", Spoiling)
 """
 
 
-def test_an_episode_that_is_not_fit_to_learn_from_is_named_and_nothing_is_written(tmp_path, monkeypatch, refused):
+def test_an_unusable_episode_is_named_and_nothing_is_written(tmp_path, monkeypatch, refused):
     (tmp_path / "spoiling.py").write_text(SPOILING)
     monkeypatch.syspath_prepend(tmp_path)
     settings = ["make_environment.env_id='spoiling:Spoiling-v0'", *TINY["ppo_cartpole.gin"], "Evaluate.num_episodes=1"]
@@ -288,7 +288,7 @@ gymnasium.register("Edges-v0", Edges)
 """
 
 
-def test_spaces_and_spec_are_those_of_single_environments():
+def test_spaces_and_spec_equal_those_of_single_environments():
     assert make_environment("CartPole-v1", 2, evaluation=True).env_spec.id == "CartPole-v1"
     assert make_environment(OneState).env_spec is None
     assert make_environment(TensorPointMass).env_spec is None

@@ -80,7 +80,7 @@ def test_an_episode_without_steps_is_left_out_of_data_with_masks():
     ("form", "of"),
     [("bare", MASKED), ("dict", MASKED), ("dict inside", INSIDE), ("masked", MASKED), ("inside", INSIDE)],
 )
-def test_data_without_masks_allow_everything_which_is_said_once(form, of):
+def test_data_without_masks_allow_all_actions_with_one_warning(form, of):
     validator = Validator(of)
     kept = [one for item in episodes(form=form) for one in validator.check(item)]
     validator.finish()
@@ -94,7 +94,7 @@ def test_data_without_masks_allow_everything_which_is_said_once(form, of):
         assert (observation["x"] if of is INSIDE else observation["observation"]).shape == (LENGTH + 1, 2)
 
 
-def test_spaces_without_the_mask_fit_and_other_ones_do_not():
+def test_spaces_fit_without_the_mask_but_not_with_other_changes():
     for form in (
         X,
         spaces.Dict(observation=X),

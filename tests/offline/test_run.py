@@ -78,7 +78,7 @@ def test_rows_of_other_learners_are_spoken_of(tmp_path):
     assert open_source(name, SPACES).warnings[0].startswith("the rows of 1 other learners")
 
 
-def test_actions_come_back_in_the_environments_units(tmp_path):
+def test_actions_are_returned_in_environment_units(tmp_path):
     sac = "import toys\ninclude 'sac.gin'\n"
     name = trained(
         tmp_path, sac + BANDIT.format(env="Bandit", settings="Bandit.action = 'box'\nCriticEnsemble.layers = (4,)")
@@ -110,7 +110,7 @@ def test_observations_are_given_back_their_spaces_start_however_deep():
     assert own["deep"][1].tolist() == [[1, 0], [2, -1]] and own["deep"][2] is stored["deep"][2]
 
 
-def test_a_run_without_rows_or_spaces_says_what_is_missing(tmp_path):
+def test_a_run_without_rows_or_spaces_is_refused_with_the_missing_part(tmp_path):
     (tmp_path / "run/checkpoints").mkdir(parents=True)
     with pytest.raises(UsageError, match="has no replay/checkpoint"):
         open_source(f"run:{tmp_path}/run", SPACES)
@@ -211,7 +211,7 @@ def test_without_output_the_report_is_all(tmp_path, npz, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
 
 
-def test_errors_leave_the_report_and_no_half_of_a_data_set(tmp_path, capsys):
+def test_errors_leave_a_report_but_no_partial_data_set(tmp_path, capsys):
     table = table_of(record())
     table["rewards"][10] = np.nan
     np.savez(tmp_path / "a.npz", **table)
@@ -235,7 +235,7 @@ def test_errors_leave_the_report_and_no_half_of_a_data_set(tmp_path, capsys):
         (["--source=npz:nothing.npz", "--env_id=CartPol-v1"], "close ones are CartPole"),
     ],
 )
-def test_mistakes_are_one_sentence(arguments, words, capsys):
+def test_mistakes_are_reported_in_one_sentence(arguments, words, capsys):
     assert import_(*arguments) == 2
     error = capsys.readouterr().err
     assert words in error and "Traceback" not in error

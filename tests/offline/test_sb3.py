@@ -90,7 +90,7 @@ def test_every_row_is_right_and_actions_are_unscaled(tmp_path, buffer_class, con
     assert_rows(buffer, episodes, canonical)
 
 
-def test_columns_are_unrolled_from_the_oldest_row_and_what_is_under_way_is_truncated(tmp_path, buffer_class):
+def test_ring_columns_are_exported_oldest_first_with_truncated_ends(tmp_path, buffer_class):
     episodes = record()  # 3, 5, 1, 8, 2, 3, 5, 1, 8, 2, 3 steps
     columns = [episodes[:6], episodes[6:]]
     buffer = OfflineBuffer([saved(tmp_path / "b.pkl", filled(buffer_class, columns, 14, count=18))])
@@ -114,7 +114,7 @@ def part(episode, start, stop):
     )  # fmt: skip
 
 
-def test_a_column_that_breaks_off_is_cut_there_with_its_true_last_observation(tmp_path, buffer_class):
+def test_an_interrupted_column_ends_with_its_true_observation(tmp_path, buffer_class):
     buffer = filled(buffer_class, [record()], 60)
     buffer.dones[:], buffer.timeouts[:] = 0, 0
     read = OfflineBuffer([saved(tmp_path / "b.pkl", buffer)])
@@ -126,7 +126,7 @@ def test_a_column_that_breaks_off_is_cut_there_with_its_true_last_observation(tm
 
 
 @pytest.mark.parametrize("continuous", [False, True])
-def test_a_buffer_without_rows_says_so(tmp_path, buffer_class, continuous):
+def test_an_empty_buffer_is_reported(tmp_path, buffer_class, continuous):
     buffer = filled(buffer_class, [record(continuous)], 60, BOX_SPACES if continuous else SPACES, pos=0, full=False)
     with pytest.raises(UsageError, match="has no usable episode"):
         OfflineBuffer([saved(tmp_path / "b.pkl", buffer)])
@@ -144,7 +144,7 @@ def test_ends_without_a_time_out_flag_are_truncated_and_reported(tmp_path, buffe
     assert f"write sb3:{tmp_path}/b.pkl?dones=terminated" in words
 
 
-def test_the_user_says_what_dones_mean(tmp_path, buffer_class):
+def test_the_user_must_specify_the_meaning_of_dones(tmp_path, buffer_class):
     """CleanRL's scripts store terminations as dones; an episode that timed out breaks off."""
     buffer = filled(buffer_class, [record()], 60, handle_timeout_termination=False)
     name, dones = saved(tmp_path / "b.pkl", buffer), buffer.dones.copy()
@@ -165,7 +165,7 @@ def test_the_user_says_what_dones_mean(tmp_path, buffer_class):
         assert "dones" not in read.report.sentences("warning", 9)
 
 
-def test_a_model_in_the_place_of_its_buffer_is_named(tmp_path):
+def test_a_model_file_instead_of_a_replay_buffer_is_named(tmp_path):
     with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
         archive.writestr("policy.pth", b"weights")
     with pytest.raises(UsageError, match="is a zip file, as `model.save` writes; the replay buffer is in"):
@@ -179,7 +179,7 @@ def test_resets_that_leave_no_trace_are_reported(tmp_path, buffer_class):
     assert "no time-outs were recorded: transitions across resets are trained on" in report.sentences("warning", 9)
 
 
-def test_a_buffer_that_says_which_episodes_timed_out_takes_no_option(tmp_path, buffer_class):
+def test_a_buffer_with_time_outs_refuses_the_option(tmp_path, buffer_class):
     name = saved(tmp_path / "b.pkl", filled(buffer_class, [record()], 60))
     with pytest.raises(UsageError, match="records which episodes timed out; leave out the option dones=terminated"):
         open_source(f"{name}?dones=terminated")
@@ -312,7 +312,7 @@ def test_what_a_pickle_calls_is_named_and_not_executed(tmp_path, monkeypatch, bu
     assert not (tmp_path / "executed").exists()
 
 
-def test_a_pickle_changes_nothing_of_what_it_may_name():
+def test_a_pickle_cannot_change_allowed_objects():
     """BUILD would set attributes of a function or a class that a name stands for."""
     for name in ("numpy._core.numeric\n_frombuffer", "collections\nOrderedDict", "numpy\ndtype", "module\nName"):
         program = b"\x80\x04c" + name.encode() + b"\n}\x8c\x0c__defaults__\x8c\x01xsb."

@@ -91,7 +91,7 @@ def test_large_rows_are_read_a_few_at_a_time(monkeypatch):
     assert ends.tolist() == [20, 50] and num_unmarked == 2 and max(read) == 7
 
 
-def test_a_table_is_cut_where_observations_do_not_go_on(tmp_path, block_rows):
+def test_a_table_is_split_where_observations_are_not_continuous(tmp_path, block_rows):
     table = table_of(record())
     table["terminated"][:] = table["truncated"][:] = False  # nobody says where episodes end
     np.savez(tmp_path / "a.npz", **table)
@@ -179,7 +179,7 @@ def test_a_file_that_only_ends_in_npz_is_named(tmp_path, write, words):
     assert "allow_pickle" not in str(error.value)
 
 
-def test_a_table_that_says_nothing_of_resets_is_a_warning(tmp_path):
+def test_a_table_without_resets_gives_a_warning(tmp_path):
     table = table_of(record(), next_observations=False)
     del table["truncated"]
     np.savez(tmp_path / "a.npz", **table)
@@ -225,7 +225,7 @@ def test_an_npz_whose_checksum_is_wrong_is_refused_as_a_whole(tmp_path, row, blo
         buffer_of(f"npz:{tmp_path}/a.npz", policy="drop_episode")
 
 
-def test_an_npz_that_declares_more_numbers_than_it_has_is_refused(tmp_path):
+def test_an_npz_with_fewer_numbers_than_declared_is_refused(tmp_path):
     np.savez(tmp_path / "a.npz", **table_of(record()))
     with zipfile.ZipFile(tmp_path / "a.npz") as before:
         parts = {name: before.read(name).replace(b"(41, 3)", b"(99, 3)") for name in before.namelist()}
@@ -285,7 +285,7 @@ def test_an_npz_that_is_not_ogbenchs_is_named(tmp_path, change, words):
         buffer_of(f"ogbench:{tmp_path}/a.npz")
 
 
-def test_an_npz_of_ogbench_is_answered_with_its_scheme(tmp_path):
+def test_an_npz_of_ogbench_is_refused_with_its_scheme(tmp_path):
     np.savez(tmp_path / "a.npz", **states_of(record()))
     with pytest.raises(UsageError, match=f"write ogbench:{tmp_path}/a.npz if it is an OGBench data set"):
         open_source(f"npz:{tmp_path}/a.npz")
@@ -321,7 +321,7 @@ def test_a_data_set_appears_when_it_is_whole(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_fails_is_named_and_nothing_is_left(tmp_path, monkeypatch):
+def test_a_failing_disk_is_named_and_no_file_is_left(tmp_path, monkeypatch):
     def fails(*_):
         raise OSError("No space left on device")
 
@@ -349,7 +349,7 @@ def test_a_data_set_needs_a_directory_with_a_name(tmp_path, monkeypatch, directo
         DataSetWriter(directory, SPACES)
 
 
-def test_a_damaged_file_of_a_set_costs_its_episodes_and_is_named(tmp_path, monkeypatch):
+def test_a_damaged_file_is_named_and_only_its_episodes_are_lost(tmp_path, monkeypatch):
     monkeypatch.setattr(writer_module, "SHARD_BYTES", 200)
     name = written(tmp_path / "set", record())
     shards = sorted((tmp_path / "set" / "episodes").iterdir())
@@ -425,7 +425,7 @@ def test_spaces_survive_json(space):
         ("rows.csv", "tables of rows are not read"),
     ],
 )
-def test_a_source_that_does_not_exist_is_answered_with_what_does(name, words):
+def test_a_missing_source_is_refused_with_existing_names(name, words):
     with pytest.raises(UsageError, match=words):
         open_source(name)
 
@@ -448,14 +448,14 @@ def test_a_directory_of_ours_without_its_scheme_is_recognised(tmp_path):
         (b"\x28\xb5\x2f\xfd\x00", "is compressed with zstd; unpack it with `unzstd`"),
     ],
 )
-def test_what_stands_in_the_place_of_data_is_named(tmp_path, content, words):
+def test_other_files_instead_of_data_are_named(tmp_path, content, words):
     (tmp_path / "file").write_bytes(content)
     for scheme in FILES:
         with pytest.raises(UsageError, match=f"^{tmp_path}/file {words}"):
             open_source(f"{scheme}:{tmp_path}/file")
 
 
-def test_a_file_of_another_library_is_named_by_its_suffix(tmp_path):
+def test_files_of_other_libraries_are_recognized_by_suffix(tmp_path):
     for scheme in FILES:
         for name, words in (("rows.parquet", "tables of rows"), ("a.tfrecord-0", "RLDS"), ("out.json", "RLlib")):
             (tmp_path / name).write_bytes(b"PAR1")
@@ -494,7 +494,7 @@ def test_a_directory_for_a_file_shows_what_is_in_it(tmp_path, scheme):
 
 
 @pytest.mark.parametrize("scheme", FILES)
-def test_a_file_that_is_not_there_or_empty_is_named(tmp_path, scheme):
+def test_a_file_that_is_missing_or_empty_is_named(tmp_path, scheme):
     (tmp_path / "other").touch()
     with pytest.raises(UsageError, match=r"there is no file .*nothing; .*in the same directory: other"):
         open_source(f"{scheme}:{tmp_path}/nothing")
@@ -540,7 +540,7 @@ def test_npz_lengths_whose_sum_overflows_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("scheme", FILES)
-def test_what_is_not_a_regular_file_is_named_and_not_read(tmp_path, scheme):
+def test_irregular_files_are_named_and_not_read(tmp_path, scheme):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
     with pytest.raises(UsageError, match="pipe is a pipe, but data are read only from files"):
@@ -549,7 +549,7 @@ def test_what_is_not_a_regular_file_is_named_and_not_read(tmp_path, scheme):
         open_source(f"{scheme}:{tmp_path}/zero")
 
 
-def test_a_directory_whose_files_are_pipes_is_named_and_not_read(tmp_path):
+def test_pipes_in_a_directory_are_named_and_not_read(tmp_path):
     name = written(tmp_path / "set", record())
     (shard,) = (tmp_path / "set/episodes").iterdir()
     shard.unlink()
@@ -604,7 +604,7 @@ def test_a_file_of_ours_with_other_content_is_named(tmp_path, change):
         OfflineBuffer([name])
 
 
-def test_what_a_file_calls_its_parts_is_shown_in_short_and_without_commands_to_a_terminal(tmp_path):
+def test_names_from_a_file_are_shortened_and_made_printable(tmp_path):
     name = written(tmp_path / "set", record())
     for key in ("\x1b]0;title\x07", "long" * 10_000):
         resaved(tmp_path / "set", lambda state, key=key: state.update(observations={key: torch.zeros(52, 3)}))
@@ -653,7 +653,7 @@ def test_an_index_cannot_declare_episodes_without_end(tmp_path):
         open_source(name)
 
 
-def test_memory_at_hand_is_that_of_the_machine_and_of_the_container(tmp_path, monkeypatch):
+def test_available_memory_considers_machine_and_container(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(limits, "CGROUP_LIMIT", tmp_path / "limit")
     assert limits.memory_at_hand() > 2**28
@@ -701,7 +701,7 @@ def test_any_exception_of_a_source_becomes_a_sentence_with_the_file(monkeypatch,
     assert said.endswith(sentence) and "in episodes" in said and "ZeroDivisionError: deep" in said
 
 
-def test_an_npz_cut_in_half_says_that_nothing_is_readable(tmp_path):
+def test_a_half_npz_is_reported_as_unreadable(tmp_path):
     np.savez(tmp_path / "a.npz", **table_of(record()))
     content = (tmp_path / "a.npz").read_bytes()
     (tmp_path / "a.npz").write_bytes(content[: len(content) // 2])
@@ -714,7 +714,7 @@ def test_an_npz_cut_in_half_says_that_nothing_is_readable(tmp_path):
     [("minari:a/b-v0", "minari", "minari"), ("d4rl:f", "h5py", "hdf5"), ("d3rlpy:f", "h5py", "hdf5"),
      ("lerobot:.", "pyarrow.parquet", "arrow")],
 )  # fmt: skip
-def test_a_missing_library_is_answered_with_the_command_that_brings_it(name, module, extra, monkeypatch, tmp_path):
+def test_a_missing_library_is_refused_with_its_install_command(name, module, extra, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "f").write_text("x")
     monkeypatch.setitem(__import__("sys").modules, module, None)

@@ -143,7 +143,7 @@ def test_an_offline_run_makes_its_updates_and_never_touches_the_environment(tmp_
     assert torch.equal(first[:, 2] + 1, second[:, 2])
 
 
-def test_its_clock_counts_updates_and_it_evaluates_and_saves_by_it(tmp_path):
+def test_evaluations_and_checkpoints_follow_the_clock_of_updates(tmp_path):
     listeners = [Evaluate(10, num_episodes=2), CheckpointSaver(10, keep_last=9, keep_best=False), Summaries()]
     trainer = offline(tmp_path, listeners=listeners, num_updates=30, summary_period=10)
     trainer.train()
@@ -193,7 +193,7 @@ def test_a_budget_of_environment_steps_is_refused(tmp_path):
         offline(tmp_path, num_env_steps=100)
 
 
-def test_workers_that_would_collect_nothing_are_refused(tmp_path):
+def test_idle_workers_are_refused(tmp_path):
     with pytest.raises(UsageError, match="Trainer.unroller has nothing to collect"):
         offline(tmp_path, unroller=AsyncUnroller)
 
@@ -262,7 +262,7 @@ def test_evaluating_a_run_reads_no_data(tmp_path):
         ({"burn_in": 2}, "Regressor has no memory that needs it"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(tmp_path, settings, complaint):
+def test_meaningless_settings_are_refused(tmp_path, settings, complaint):
     with pytest.raises(UsageError, match=complaint):
         offline(tmp_path, batches=settings)
 
@@ -326,7 +326,7 @@ def test_fractions_outside_their_range_are_refused(settings):
         data(**settings)()
 
 
-def test_a_holdout_that_leaves_nothing_is_refused():
+def test_a_holdout_without_training_data_is_refused():
     with pytest.raises(UsageError, match="has only 1 episode to split; lower it"):
         data(record(1), holdout_fraction=0.5)()
 
@@ -354,7 +354,7 @@ def test_normalizers_begin_with_the_moments_of_all_rows(tmp_path, num_columns, m
     assert float(scale) == pytest.approx(1 / np.std(returns), rel=1e-4)
 
 
-def test_statistics_go_on_with_the_rows_that_are_collected(tmp_path):
+def test_statistics_continue_with_the_rows_that_are_collected(tmp_path):
     trainer = hybrid(tmp_path, transforms=[ObservationNormalizer, RewardNormalizer])
     num_recorded = sum(episode.length + 1 for episode in record())
     reports = list(run(trainer))
@@ -363,7 +363,7 @@ def test_statistics_go_on_with_the_rows_that_are_collected(tmp_path):
     assert int(trainer.transforms._chain[0]._moments[0].count) == num_recorded + num_collected
 
 
-def test_frame_stacks_of_recorded_rows_are_those_of_rollout(tmp_path):
+def test_frame_stacks_of_recorded_rows_equal_those_of_the_rollout(tmp_path):
     trainer = offline(tmp_path, Stacked, transforms=[functools.partial(FrameStack, num_frames=3)], num_updates=100)
     trainer.train()
     seen = torch.cat(trainer.algorithm.seen, 1)  # [2, N, 9]
@@ -399,7 +399,7 @@ def test_every_minibatch_has_its_share_however_little_was_collected(tmp_path):
 
 
 @pytest.mark.parametrize("num_envs", [1, 2])
-def test_offline_updates_come_first_and_are_added_to_the_ratio(tmp_path, num_envs):
+def test_offline_updates_precede_and_count_beside_the_update_ratio(tmp_path, num_envs):
     trainer = hybrid(
         tmp_path, batches={"offline_updates": 10, "max_chunk_size": 4, "updates_per_env_step": 0.5},
         environment=functools.partial(make_environment, Collecting, num_envs=num_envs), num_env_steps=40,
@@ -438,7 +438,7 @@ def test_a_hybrid_run_resumes_to_the_bit(tmp_path, stopped_at):
     assert torch.equal(parameters(straight), parameters(second))
 
 
-def test_a_hybrid_run_that_saved_no_rows_makes_no_updates_for_what_it_missed(tmp_path):
+def test_a_hybrid_run_without_saved_rows_does_not_catch_up_updates(tmp_path):
     batches = {"offline_updates": 10, "save": False}
     hybrid(tmp_path, batches=batches, listeners=[CheckpointSaver(1000, keep_best=False)], num_env_steps=20).train()
     second = hybrid(tmp_path, batches=batches, num_env_steps=40)
@@ -506,7 +506,7 @@ class Recording(Uniform):
         *(pytest.param(kind, "compiled", marks=pytest.mark.long) for kind in ("offline", "both")),
     ],
 )
-def test_priorities_of_the_loss_come_back_to_the_rows_they_are_of(tmp_path, kind, update, monkeypatch):
+def test_loss_priorities_are_written_to_their_rows(tmp_path, kind, update, monkeypatch):
     if update == "interpreted":  # the graph as it was traced, without the seconds of torch's compiler
         monkeypatch.setattr("alfish.compiler.inductor._compile", lambda graph, *_: lambda leaves: graph(*leaves))
     learner = functools.partial(Learner, compile=update != "plain")
@@ -576,7 +576,7 @@ def test_a_missing_priority_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("algorithm", [Regressor, Remembering])
-def test_a_graph_gathers_what_was_recorded_unless_memory_begins_with_it(tmp_path, algorithm):
+def test_a_graph_gathers_rows_except_with_initial_memory_states(tmp_path, algorithm):
     trainer = offline(tmp_path, algorithm, batches={"window_length": 3 if algorithm is Remembering else 2})
     trainer.start()
     made = []
@@ -607,7 +607,7 @@ def test_hindsight_and_stacks_of_frames_do_not_go_together(tmp_path):
         offline(tmp_path, Stacked, transforms=[FrameStack], batches={"hindsight": hindsight}).train()
 
 
-def test_cloning_from_minaris_file_is_cloning_from_memory_to_the_bit(tmp_path, home):
+def test_cloning_from_a_minari_file_is_bit_identical_to_memory(tmp_path, home):
     pytest.importorskip("minari")
     with open_writer("minari:stamped/recorded-v0", SPACES) as writer:
         for episode in record():

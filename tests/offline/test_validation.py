@@ -177,7 +177,7 @@ MENDED = {
 
 
 @pytest.mark.parametrize("name", MENDED)
-def test_what_has_one_right_answer_is_mended_and_said(name):
+def test_unambiguous_faults_are_corrected_and_reported(name):
     episodes, words = MENDED[name]
     kept, report = validate(episodes)
     expected = record()
@@ -217,7 +217,7 @@ def test_observations_without_any_action_are_an_error():
         validate(broken(**nothing, observations=lambda o: o[:7]))
 
 
-def test_actions_a_rounding_error_outside_are_clipped_and_others_are_errors():
+def test_actions_out_of_bounds_are_errors_beyond_rounding():
     above = np.float32(6) + np.spacing(np.float32(6))
     kept, report = validate(broken(continuous=True, actions=with_value((2, 1), above)), of=BOX_SPACES)
     assert kept[3].actions[2, 1] == 6 and "out of bounds by up to 1e-6: clipped" in report.sentences("mended")
@@ -311,7 +311,7 @@ def test_nothing_left_is_an_error_under_every_policy():
         validate([])
 
 
-def test_without_spaces_the_first_episode_says_what_the_others_must_be():
+def test_without_spaces_the_first_episode_defines_the_form():
     kept, _ = validate(record(), of=Spaces())
     assert len(kept) == 11
     with pytest.raises(UsageError, match=r"observation has shape \[2\] in each step, but \[3\] is expected"):

@@ -134,7 +134,7 @@ def test_a_module_of_the_environment_needs_no_permission(lab):
 
 
 @pytest.mark.parametrize("use", ["ActorCritic.policy_head = @absent_lab.Head", "MLP.bias = @absent_lab.Head()"])
-def test_a_module_of_the_policy_is_asked_for(lab, use):
+def test_a_missing_policy_module_is_requested(lab, use):
     words = "^absent_lab.Head is unknown here: .*config.gin imports 'absent_lab', which is not part of alfish; if you"
     with pytest.raises(UsageError, match=words) as error:
         alfish.load(lab(f"import absent_lab\n{use}\n"))
@@ -149,6 +149,6 @@ def test_no_way_of_writing_an_import_executes_it(lab, text):
         alfish.load(lab(text))
 
 
-def test_a_name_without_an_absent_module_is_an_error_as_before(lab):
+def test_an_unknown_name_of_an_installed_module_is_an_error(lab):
     with pytest.raises(UsageError, match="No configurable matching"):
         alfish.load(lab("make_environment.wrappers = [@Gone]\n"))

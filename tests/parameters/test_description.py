@@ -101,7 +101,7 @@ def test_what_no_command_can_open_is_reported_before_training(tmp_path, caplog):
     assert "make_environment.env_id is defined in the main program, so no other" in caplog.text
 
 
-def test_an_environment_in_place_of_what_makes_it_is_named(tmp_path):
+def test_an_environment_instead_of_what_makes_it_is_named(tmp_path):
     with pytest.raises(UsageError, match="it must be an id, a class, or a function such as lambda"):
         alfish.train("PPO", gymnasium.make("CartPole-v1"), root_dir=tmp_path / "run")
 
@@ -133,7 +133,7 @@ def test_values_of_numpy_are_written_as_those_of_python(value):
         ({"unroll_length": math.inf}, "Trainer.unroll_length is an object of float"),
     ],
 )
-def test_a_part_without_a_name_is_named_when_it_is_needed(arguments, words):
+def test_an_unnamed_part_is_reported_when_its_name_is_needed(arguments, words):
     text = description.as_gin(arguments)
     reading._register()
     gin.parse_config(text)
@@ -170,7 +170,7 @@ def test_parts_of_one_kind_keep_their_own_arguments():
     assert binding == 1 and gin.query_parameter("learner_inner/described_parts.torso.width") == 2
 
 
-def test_parts_whose_names_differ_in_signs_only_keep_their_own_arguments():
+def test_parts_with_similar_names_keep_their_arguments():
     parts = {"a b": functools.partial(torso, width=1), "a_b": functools.partial(torso, width=2)}
     text = description.as_gin({"environment": functools.partial(make_environment, env_kwargs=parts)})
     gin.parse_config(parsed(text))
@@ -184,7 +184,7 @@ def parsed(text):
     return text
 
 
-def test_plain_values_and_nested_names_come_back():
+def test_plain_values_and_nested_names_round_trip():
     values = {
         "a": [1, (2.5, "it's"), (), (None,)],
         "b": {"x": True, 3: [Path("p")]},
@@ -314,7 +314,7 @@ def test_train_takes_a_conf_and_parts_of_ones_own(tmp_path, capsys):
     assert "make_environment.env_id is a lambda, which no configuration can refer to" in capsys.readouterr().err
 
 
-def test_train_says_that_a_run_was_finished_before(tmp_path, capsys):
+def test_train_reports_an_already_finished_run(tmp_path, capsys):
     for is_again in (False, True):
         alfish.train("PPO", "CartPole-v1", root_dir=tmp_path / "run", **SMALL)
         said = (
@@ -356,7 +356,7 @@ class OwnPPO(PPO):
     pass
 
 
-def test_a_class_takes_the_place_of_the_algorithm_of_a_conf(tmp_path):
+def test_a_class_replaces_the_algorithm_of_a_conf(tmp_path):
     alfish.train(OwnPPO, conf="ppo_cartpole", root_dir=tmp_path, **SMALL)
     assert "Trainer.num_env_steps" in (tmp_path / "config.gin").read_text()
     assert type(alfish.load(tmp_path).algorithm) is OwnPPO
@@ -407,7 +407,7 @@ def test_a_class_takes_the_place_of_the_algorithm_of_a_conf(tmp_path):
         (("PPO", "CartPole-v1"), {"on_config_change": "maybe"}, "on_config_change is 'maybe'"),
     ],
 )
-def test_trains_mistakes_are_one_sentence(tmp_path, arguments, settings, words):
+def test_trains_mistakes_are_reported_in_one_sentence(tmp_path, arguments, settings, words):
     """It is in the language of the call, and no other exception stands before it."""
     with pytest.raises(UsageError, match=words) as error:
         alfish.train(*arguments, root_dir=tmp_path / "run", **SMALL | settings)

@@ -50,9 +50,7 @@ def test_no_other_module_uses_private_names_of_gin():
     assert users == ["parameters/gin_internals.py"]
 
 
-def test_a_trainer_of_python_works_where_gins_names_have_moved_and_a_configuration_says_what_is_missing(
-    tmp_path, monkeypatch, capsys
-):
+def test_moved_gin_internals_affect_only_configurations(tmp_path, monkeypatch, capsys):
     def moved(name, module="gin.config"):
         return hidden(f"not_{name}", module)
 

@@ -73,7 +73,7 @@ COMMANDS = [["evaluate"], ["play"], ["record", "--output=data"], ["export", "--o
         ),
     ],
 )
-def test_a_run_of_a_stranger_imports_and_calls_nothing_of_its_own(here, capsys, text, words):
+def test_another_users_run_imports_and_calls_none_of_its_code(here, capsys, text, words):
     root_dir = stranger(here, text)
     for command in COMMANDS:
         assert main([*command, f"--root_dir={root_dir}"]) == 2
@@ -101,7 +101,7 @@ def test_what_the_user_allows_or_has_imported_may_be_named(here, capsys):
     imports.admit("my_lab_of_tests_and_more", "here")  # in what the user has written
 
 
-def test_a_module_that_is_not_here_is_said_before_permission_is_asked_for(here, capsys, monkeypatch):
+def test_a_missing_module_is_reported_before_permission_is_requested(here, capsys, monkeypatch):
     root_dir = stranger(here, ALGORITHM + "make_environment.env_id = 'my_lab_of_tests:My-v0'\n")
     assert main(["evaluate", f"--root_dir={root_dir}"]) == 2 and "--allow_import" in capsys.readouterr().err
     (here / "elsewhere").mkdir()
@@ -139,7 +139,7 @@ def test_the_working_directory_is_searched_last_and_for_what_was_named_only(here
     assert sys.path[-1] == str(here) and sys.path.count(str(here)) == 1 and (here / "executed").exists()
 
 
-def test_an_import_that_raises_or_is_not_there_is_one_sentence(here, capsys):
+def test_a_failing_import_is_reported_in_one_sentence(here, capsys):
     (here / "broken_module_of_tests.py").write_text("x = 1 / 0\n")
     (here / "needs_module_of_tests.py").write_text("import no_such_module_of_tests\n")
     for name, words in (

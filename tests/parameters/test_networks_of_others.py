@@ -80,7 +80,7 @@ def test_a_network_that_raises_is_named_by_its_setting():
         torso_of(Raises)
 
 
-def test_the_first_call_changes_no_mode_and_no_random_number_and_gives_lazy_layers_their_sizes():
+def test_first_call_sizes_lazy_layers_without_side_effects():
     torch.manual_seed(0)
     Body(3)
     expected = torch.rand(1)
@@ -103,7 +103,7 @@ def hidden(kind):
 
 
 @pytest.mark.parametrize("kind", ["list", "dict", "tensor"])
-def test_parameters_that_would_be_neither_trained_nor_saved_are_refused(kind):
+def test_parameters_that_would_not_be_trained_or_saved_are_refused(kind):
     what = r"a tensor of shape \[8\]" if kind == "tensor" else r"a module \(Linear\)"
     with pytest.raises(UsageError, match=rf"^PPO.network.actor_torso.mlp.other has {what}.*neither trained nor saved"):
         check_registered(hidden(kind))
@@ -114,7 +114,7 @@ def test_attributes_without_further_trainable_parameters_are_accepted(kind):
     check_registered(hidden(kind))
 
 
-def test_a_constructor_without_that_of_its_base_class_is_named():
+def test_a_constructor_that_skips_its_base_class_is_named():
     class Bare(nn.Module):
         def __init__(self):
             pass
@@ -123,6 +123,6 @@ def test_a_constructor_without_that_of_its_base_class_is_named():
         build(Bare, nn.Module, "Trainer.algorithm")
 
 
-def test_a_function_in_the_place_of_a_layer_is_answered_with_what_to_give():
+def test_a_function_instead_of_a_layer_is_refused_with_a_remedy():
     with pytest.raises(UsageError, match="^MLP.activation cannot be called .*; give a class, or a function that makes"):
         MLP(3, activation=lambda x: x)

@@ -43,7 +43,7 @@ from alfish.training.trainer import Trainer
 SPECS = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2), spaces.Box(-1, 1, (), np.float32)
 
 
-def test_a_value_is_of_the_declared_kind_and_in_its_range_or_what_is_taken_is_said():
+def test_a_wrong_value_is_refused_with_the_accepted_values():
     for annotation, taken, refused, words in (
         (
             UnitInterval,
@@ -120,7 +120,7 @@ def test_numbers_of_another_kind_stay_as_they_are():
     assert function(array) is array
 
 
-def test_a_plain_call_says_what_a_parameter_takes():
+def test_a_plain_call_reports_the_accepted_values():
     for build, words in (
         (lambda: PPO(*SPECS, gamma=None), "PPO.gamma is None; it must be a number in [0, 1]"),
         (
@@ -167,7 +167,7 @@ def test_a_plain_call_says_what_a_parameter_takes():
             pytest.fail(f"{build()} was built, where this is asked for: {words}")
 
 
-def test_gin_says_the_same_when_it_reads_and_where_it_was_bound():
+def test_gin_reports_equal_errors_at_reading_and_binding():
     for binding, words in (
         ("PPO.gamma = None", "PPO.gamma is None, bound in this call; it must be a number in [0, 1]"),
         (
@@ -185,7 +185,7 @@ def test_gin_says_the_same_when_it_reads_and_where_it_was_bound():
         assert str(raised.value).startswith(words)
 
 
-def test_whole_numbers_that_are_floats_become_ints_where_ints_are_declared():
+def test_integral_floats_become_declared_ints():
     @checked
     def call(count: PositiveInt, sizes: Sequence[PositiveInt] = (), share: UnitInterval | int = 1.0, *rest, **more):
         return count, sizes, share, rest, more

@@ -36,7 +36,7 @@ def test_bindings_hold_within_the_context_only():
     assert gin.config_str() == before
 
 
-def test_the_binding_of_an_entry_becomes_that_of_the_whole_value():
+def test_a_binding_of_an_entry_is_written_to_the_whole_value():
     gin.parse_config(f"{RATE} = {{'all': 1e-3, 'critic': 2e-3}}")
     assert whole_binding(f"{RATE}['critic'] = 5e-4") == f"{RATE} = {{'all': 0.001, 'critic': 0.0005}}"
     for binding in ("PPO.gamma = 0.5", "import wave", "a.b = {'x[0]': 1}", f"{RATE}['critic'] = @Linear()"):

@@ -67,7 +67,7 @@ def test_each_cycle_is_the_whole_schedule():
     assert [schedule(p) for p in (1.001 / 3, 0.5, 0.6666, 0.6667)] == pytest.approx([1, 0.6, 0.2, 1], abs=3e-3)
 
 
-def test_a_number_is_a_constant_schedule_and_a_schedule_stays_itself():
+def test_numbers_become_constant_schedules():
     assert as_schedule(0.25)(0.7) == 0.25
     assert as_schedule(SCHEDULES["linear"]) is SCHEDULES["linear"]
 

@@ -130,7 +130,7 @@ def in_settings(**by_policy):
 
 
 @pytest.mark.parametrize("lineup", [{"x": "a", "y": ["b", "c"]}, {"x": "*", "y": "*"}])
-def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, lineup):
+def test_a_resumed_run_is_bit_identical(tmp_path, lineup):
     in_settings(y={"algorithm": DQN, "batches": REPLAY})
     saver = functools.partial(CheckpointSaver, period=10**9)
     whole = games_trainer(tmp_path / "whole", policies=lineup, listeners=[saver()])

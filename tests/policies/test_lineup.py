@@ -50,7 +50,7 @@ def test_weights_are_relative_frequencies():
     assert abs(found[0] - 0.75) < 0.02 and lineup.share("x") == pytest.approx(4.5)
 
 
-def test_a_weight_of_a_name_without_its_number_is_that_of_each_policy():
+def test_an_unnumbered_weight_applies_to_each_policy():
     lineup = lineup_of({"main": "*", "past": ("*", 4)}, weights={"main": 4.0, "past": 2.0, "past3": 0.0})
     assert [lineup.share(name) / 6 for name in lineup.names] == pytest.approx([0.4, 0.2, 0.2, 0.2, 0.0])
 
@@ -124,7 +124,7 @@ def test_games_of_a_worker_have_the_lineup_of_their_numbers():
         assert len(lineup.columns["x"]) == 3 * count
 
 
-def test_games_of_a_worker_that_was_started_again_have_other_lineups():
+def test_restarted_workers_have_new_lineups():
     patterns = patterns_of({"x": "*", "y": "*", "z": "*"}, games())
     own = games(8)
     own.reset()

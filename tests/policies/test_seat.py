@@ -77,7 +77,7 @@ LINEUPS = {
 
 @pytest.mark.parametrize("length", [1, 3, 16])
 @pytest.mark.parametrize("lineup", LINEUPS)
-def test_each_move_of_agents_that_leave_and_come_again_trains_once(tmp_path, lineup, length):
+def test_moves_of_returning_agents_train_once(tmp_path, lineup, length):
     games = [Meeting(), Meeting(), Meeting()]
     unroller = unroller_of(lambda **_: ParallelGames(games, seed=3), tmp_path, LINEUPS[lineup], Memoryless)
     found, players = [], {}
@@ -115,7 +115,7 @@ def test_agents_in_turns_train_on_each_move_once_with_their_own_memory(tmp_path)
         assert not collections.Counter(actions) - collections.Counter(made)
 
 
-def test_the_state_of_row_0_belongs_to_the_row_that_waited(tmp_path):
+def test_the_state_of_row_0_belongs_to_the_waiting_row(tmp_path):
     unroller = unroller_of(lambda **_: TurnGames([Counting()], seed=3), tmp_path, "each")
     for _ in range(12):
         for experience in unroller.unroll(4).values():

@@ -173,7 +173,7 @@ def lineup_of(trainer, num_unrolls):
     return found
 
 
-def test_the_lineup_of_a_game_does_not_depend_on_the_number_of_workers(made, tmp_path):
+def test_lineups_do_not_depend_on_the_number_of_workers(made, tmp_path):
     policies = {"x": "*", "y": "*", "z": "*"}
     here = made(tmp_path / "a", policies=policies, num_games=4, unroller=SyncUnroller)
     two = made(tmp_path / "b", policies=policies, num_games=2)
@@ -183,7 +183,7 @@ def test_the_lineup_of_a_game_does_not_depend_on_the_number_of_workers(made, tmp
     assert others == [first, first]
 
 
-def test_counts_are_those_of_all_workers(made, tmp_path):
+def test_counts_include_all_workers(made, tmp_path):
     in_settings(b={"algorithm": OffPolicyWalker, "batches": REPLAY})
     trainer = made(tmp_path, unroller=workers(3, mode="free", segments_per_unroll=2, envs_per_worker=4))
     columns = {name: member.num_columns for name, member in members_of(trainer).items()}
@@ -331,7 +331,7 @@ def test_a_run_continues_with_another_unroller_of_as_many_games(made, tmp_path, 
     assert trainer.clock.env_steps == sum(member.num_steps for member in trainer.unroller.members)
 
 
-def test_a_policy_that_is_built_again_acts_with_its_new_settings_in_new_games(made, tmp_path):
+def test_a_rebuilt_policy_uses_new_settings_in_new_games(made, tmp_path):
     trainer = made(tmp_path, algorithm=Marked)
     members = members_of(trainer)
     first = [trainer.unroller.unroll(16) for _ in range(2)]

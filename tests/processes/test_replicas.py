@@ -35,7 +35,7 @@ SECONDS = 240  # of a pair that hangs
 
 
 class TestOneLearner:
-    def test_it_is_the_first_of_one_and_sums_are_their_arguments(self):
+    def test_single_learner_is_the_first_and_sums_return_their_arguments(self):
         values = torch.ones(3)
         assert replicas.total(values) is values and replicas.mean(values, values > 0) is values
         assert (replicas.rank(), replicas.size(), replicas.is_joined()) == (0, 1, False)
@@ -49,7 +49,7 @@ class TestOneLearner:
         with replicas.joined():
             assert not replicas.is_joined()
 
-    def test_a_torch_without_functional_collectives_is_one_sentence(self, monkeypatch):
+    def test_a_torch_without_functional_collectives_is_reported_in_one_sentence(self, monkeypatch):
         for name, value in zip(replicas.VARIABLES, ("0", "1", "0", "localhost", "0"), strict=True):
             monkeypatch.setenv(name, value)
         monkeypatch.setitem(sys.modules, "torch.distributed._functional_collectives", None)
@@ -75,7 +75,7 @@ class TestTwoLearners:
         assert replicas.fraction(8, "x") == 4
 
     @pytest.mark.parametrize("count, nearest", [(7, "6 or 8"), (1, "2")])
-    def test_a_number_that_they_cannot_divide_is_refused_with_the_nearest(self, count, nearest):
+    def test_an_indivisible_number_is_refused_with_the_nearest(self, count, nearest):
         with pytest.raises(
             UsageError, match=f"^A.b is {count}, which 2 learners cannot divide equally; set it to {nearest}$"
         ):
@@ -155,7 +155,7 @@ def run_pair(directory, items):
 class TestPair:
     @of("nonfinite", "nonfinite in graphs")
     @pytest.mark.parametrize("name", ["nonfinite", "nonfinite in graphs"])
-    def test_a_row_of_one_that_is_not_finite_skips_the_update_of_both(self, pair, name):
+    def test_a_non_finite_row_skips_the_update_of_both_learners(self, pair, name):
         first, second = pair[1][name]
         assert first == second
         assert first["counts"] == [0, 1, 1] and first["moved"] == [False, True]
@@ -175,7 +175,7 @@ class TestPair:
         assert list(first.values()) == pytest.approx([1e-3 / 1.5] * 2)
 
     @of("forgot")
-    def test_a_side_module_that_forgets_the_rows_of_others_is_named(self, pair):
+    def test_a_side_module_without_the_rows_of_others_is_named(self, pair):
         for mindful, forgetful in pair[1]["forgot"]:
             assert mindful == ""
             assert re.match(r"average differs between learners 0 and 1; .* alfish.processes.replicas.total", forgetful)
@@ -205,7 +205,7 @@ class TestPair:
     @pytest.mark.parametrize(
         "run, iterations, columns", [("on_policy", 8, 2), ("curious", 8, 2), ("off_policy", 16, 2)]
     )
-    def test_a_resumed_run_of_two_has_the_bits_of_one_that_never_stopped(self, pair, run, iterations, columns):
+    def test_a_resumed_run_of_two_is_bit_identical(self, pair, run, iterations, columns):
         first, second = (found[run] for found in pair[1]["resume"])
         assert first["differs"] == second["differs"] == []
         assert first["iterations"] == second["iterations"] == iterations
@@ -222,12 +222,12 @@ class TestPair:
         assert first["saved"] == second["saved"] == [first["env_steps"]]
 
     @of("hang")
-    def test_an_environment_of_one_that_hangs_is_broken_off_in_both(self, pair):
+    def test_a_hanging_environment_is_interrupted_in_both_learners(self, pair):
         first, second = pair[1]["hang"]
         assert first == second and first["signal"] == signal.SIGTERM and 0 < first["iterations"] < 100
 
     @of("late")
-    def test_a_learner_that_was_broken_off_waits_for_the_iteration_of_the_other(self, pair):
+    def test_an_interrupted_learner_waits_for_the_other_learner(self, pair):
         first, second = pair[1]["late"]
         assert first == second and len(first["saved"]) == 1 and 0 < first["iterations"] < 100
 
@@ -239,22 +239,22 @@ class TestPair:
         assert json.loads((directory / "stop" / "done").read_text())["reason"] == "solved"
 
     @of("seconds")
-    def test_seconds_are_those_of_the_first(self, pair):
+    def test_seconds_come_from_the_first_learner(self, pair):
         first, second = pair[1]["seconds"]
         assert first == second and first["seconds"] >= 0.5
 
     @of("moments")
-    def test_moments_are_those_of_all_rows(self, pair):
+    def test_moments_cover_all_rows(self, pair):
         assert max(pair[1]["moments"]) < 1e-6
 
     @of("graphs")
-    def test_graphs_of_both_do_what_those_of_one_do(self, pair):
+    def test_graphs_of_two_learners_equal_graphs_of_one(self, pair):
         first, second = pair[1]["graphs"]
         assert first == second and max(difference for difference, _ in first.values()) < 1e-12
 
     @of("graphs", "other graphs")
     @pytest.mark.long
-    def test_graphs_of_all_algorithms_in_both_do_what_those_of_one_do(self, pair):
+    def test_graphs_with_two_learners_equal_single_learner_graphs(self, pair):
         few, others = pair[1]["graphs"][0], pair[1]["other graphs"][0]
         assert {*few, *others} == {*ALGORITHMS} and max(difference for difference, _ in others.values()) < 1e-12
         assert pair[1]["other graphs"] == (others, others)
@@ -271,7 +271,7 @@ class TestPair:
         assert largest == same > 5
 
     @of("stragglers")
-    def test_a_slow_learner_is_cut_and_both_train_on_the_rows_that_there_are(self, pair):
+    def test_a_slow_learner_is_cut_and_both_train_on_available_rows(self, pair):
         first, second = pair[1]["stragglers"]
         assert first["lengths"] == [8] * 6 and second["lengths"] == [4] * 6, "vector steps of each unroll"
         assert first["sum"] == second["sum"] and first["env_steps"] == second["env_steps"]
@@ -280,12 +280,12 @@ class TestPair:
         assert first["from_one_learner"] < 1e-6 < first["moved"]
 
     @of("stragglers")
-    def test_a_resumed_run_with_a_cut_has_the_bits_of_one_that_never_stopped(self, pair):
+    def test_a_resumed_run_with_a_cut_is_bit_identical(self, pair):
         for found in pair[1]["stragglers"]:
             assert found["differs"] == [] and found["lengths_resumed"] == found["lengths"][3:]
 
     @of("mistakes")
-    def test_a_mistake_of_both_is_reported_by_the_first_and_one_of_the_second_with_its_rank(self, pair):
+    def test_a_shared_mistake_is_reported_once_a_single_one_with_its_rank(self, pair):
         first, second = pair[1]["mistakes"]
         assert first["both"] == ["UsageError", "no such file"] and second["both"] == ["RepeatedError", "no such file"]
         assert first["own"] == ["UsageError", "no disk"] and second["own"] == ["UsageError", "learner 1: no GPU"]
@@ -385,7 +385,7 @@ def learners_of(agent):
 
 
 @pytest.mark.slow
-def test_a_learner_that_is_killed_ends_all_and_the_run_continues_with_two_and_with_one(tmp_path):
+def test_a_killed_learner_ends_all_and_the_run_can_continue(tmp_path):
     two, one = tmp_path / "two", tmp_path / "one"
     with torchrun(two, restarts=1) as agent:
         kill_the_second(agent, two)

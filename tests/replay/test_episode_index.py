@@ -140,7 +140,7 @@ def episode_end(buffer, *positions):
     return buffer.episode_end(torch.zeros(len(positions), dtype=torch.int64), torch.tensor(positions)).tolist()
 
 
-def test_a_return_is_discounted_from_its_row_to_the_end_and_is_0_there():
+def test_returns_are_discounted_to_the_end_of_the_episode():
     buffer = ring_of([(FIRST, JUNK, JUNK), (MID, 2, 1), (MID, 3, 1), (LAST, 4, 0)])
     assert return_to_go(buffer, 0, 1, 2, 3) == [4.5, 5.0, 4.0, 0.0]  # 2 + (3 + 4 / 2) / 2
 
@@ -163,7 +163,7 @@ def test_the_return_of_an_unfinished_episode_is_nan():
 
 
 @pytest.mark.parametrize("pushes", [(4, 2), (6,), (3, 3)], ids=str)
-def test_an_episode_that_broke_off_ends_with_its_newest_row(pushes):
+def test_an_episode_that_was_interrupted_ends_with_its_newest_row(pushes):
     rows = [(FIRST, 0, 1), (MID, 2, 1), (MID, 3, 1), (MID, 4, 0.5), (FIRST, JUNK, JUNK), (MID, 8, 1)]
     starts = np.cumsum([0, *pushes])
     buffer = ring_of(*[rows[a:b] for a, b in zip(starts, starts[1:])])
@@ -174,14 +174,14 @@ def test_an_episode_that_broke_off_ends_with_its_newest_row(pushes):
 
 
 @pytest.mark.parametrize("pushes", [(1, 2), (3,)], ids=str)
-def test_an_episode_that_broke_off_at_once_is_one_row(pushes):
+def test_an_episode_interrupted_at_once_has_one_row(pushes):
     rows = [(FIRST, 0, 1), (FIRST, JUNK, JUNK), (LAST, 8, 1)]
     starts = np.cumsum([0, *pushes])
     buffer = ring_of(*[rows[a:b] for a, b in zip(starts, starts[1:])])
     assert episode_end(buffer, 0, 1, 2) == [0, 2, 2] and return_to_go(buffer, 0, 1, 2) == [0.0, 8.0, 0.0]
 
 
-def test_an_episode_longer_than_the_ring_is_known_as_far_as_it_is_kept():
+def test_an_episode_longer_than_the_ring_is_partly_known():
     buffer = ring_of([(FIRST, 0, 1), (MID, 9, 1)], [(MID, 1, 1)] * 4, [(MID, 1, 1), (LAST, 2, 0)], length=4)
     column, position = torch.zeros(4, dtype=torch.int64), torch.arange(4, 8)
     assert buffer.episode_start(column, position).tolist() == [4] * 4
@@ -196,7 +196,7 @@ def test_long_episodes_are_exact_in_float32():
     np.testing.assert_allclose(return_to_go(buffer, *range(num_rows)), expected, rtol=1e-6)
 
 
-def test_rows_come_with_their_returns():
+def test_rows_include_their_returns():
     columns = Columns(3, np.random.default_rng(0))
     buffer = RingBuffer(3 * 20, 3, return_gamma=0.9)
     for counts in ([12, 7, 1], [9, 9, 9], [0, 11, 5]):
@@ -210,7 +210,7 @@ def test_rows_come_with_their_returns():
     assert buffer.sample(8, 4).experience.return_to_go.shape == (4, 8)
 
 
-def test_an_index_is_kept_only_where_it_is_asked_for():
+def test_an_index_is_kept_only_on_request():
     rows = Columns(2, np.random.default_rng(0)).unroll([9, 9])
     plain, with_ends = RingBuffer(20, 2), RingBuffer(20, 2, keeps_episodes=True)
     where = torch.tensor([0]), torch.tensor([3])

@@ -116,7 +116,7 @@ def check_goals(before, after, start, history, length, strategy):
 
 @pytest.mark.parametrize("strategy", ["future", "final", "episode"])
 @pytest.mark.parametrize("window_length", [2, 4, 7])
-def test_goals_are_achieved_in_the_same_episode_of_the_same_environment(strategy, window_length):
+def test_relabelled_goals_come_from_the_same_episode(strategy, window_length):
     torch.manual_seed(window_length)
     buffer, history = stamped_ring()
     start = buffer.draw(1500, window_length)
@@ -324,7 +324,7 @@ def warnings_of(caplog):
 
 
 @pytest.mark.parametrize("fraction", [0.5, 1.0])
-def test_a_reward_that_is_not_the_environments_is_warned_of_once(caplog, fraction):
+def test_a_replaced_reward_gives_one_warning(caplog, fraction):
     torch.manual_seed(0)
     buffer, _ = stamped_ring()
     hindsight = bound(
@@ -595,7 +595,7 @@ def named(environment, **settings):
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("make", [Reaching, ReachingNumbers])
-def test_rewards_come_from_the_environment_by_name(make, vectorization, caplog):
+def test_rewards_are_read_from_the_environment_by_name(make, vectorization, caplog):
     environment = make_environment(make, num_envs=2, vectorization=vectorization)
     before, after = named(environment)
     environment.close()
@@ -612,7 +612,7 @@ def test_rewards_come_from_the_environment_by_name(make, vectorization, caplog):
     assert "differs" not in caplog.text
 
 
-def test_terminations_come_from_the_environment_by_name():
+def test_terminations_are_read_from_the_environment_by_name():
     _, after = named(make_environment(Reaching, num_envs=2), terminated_fn="compute_terminated", strategy="future")
     step = after.experience.time_step
     reached = (step.observation["achieved_goal"] == step.observation["desired_goal"]).all(-1)[1:]
@@ -636,7 +636,7 @@ def test_terminations_come_from_the_environment_by_name():
         ),
     ],
 )
-def test_a_missing_method_of_the_environment_is_one_sentence(make, settings, sentence):
+def test_a_missing_method_of_the_environment_is_reported_in_one_sentence(make, settings, sentence):
     with pytest.raises(UsageError) as error:
         if make is Scalar:
             named(make_environment(make, num_envs=2), **settings)
@@ -645,7 +645,7 @@ def test_a_missing_method_of_the_environment_is_one_sentence(make, settings, sen
     assert str(error.value) == sentence
 
 
-def test_a_reward_function_of_one_pair_is_refused_with_what_it_receives():
+def test_unbatched_reward_functions_are_refused_with_input_shapes():
     words = (
         r"compute_reward, called with goals \[36, 2\] and \[36, 2\] and 36 infos \{\}, raised AssertionError: one pair "
         r"\(.*, in compute_reward\); it must accept one pair or a batch of pairs and return one value per row; "

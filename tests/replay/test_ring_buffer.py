@@ -152,9 +152,7 @@ NUM_OPERATIONS, NUM_DRAWS = 60, 400  # x 4 settings: 96 000 draws
 
 
 @pytest.mark.parametrize(("num_envs", "length", "num_ignored", "mapped"), SETTINGS)
-def test_every_window_has_consecutive_rows_of_one_environment_after_any_operations(
-    tmp_path, num_envs, length, num_ignored, mapped
-):
+def test_windows_always_have_consecutive_rows_of_one_environment(tmp_path, num_envs, length, num_ignored, mapped):
     rng = np.random.default_rng(num_envs)
     torch.manual_seed(num_envs)
     columns, cleared_at = Columns(num_envs, truncates=True), [0] * num_envs
@@ -244,9 +242,7 @@ def push_with_states(buffer, states, columns, counts):
     ("num_envs", "length", "num_ignored", "mapped", "period"),
     [(1, 9, 0, False, 4), (3, 14, 0, False, 1), (2, 30, 3, False, 7), (3, 21, 1, True, 4)],
 )
-def test_with_states_every_window_starts_at_a_row_that_has_one_and_brings_it(
-    tmp_path, num_envs, length, num_ignored, mapped, period
-):
+def test_windows_start_at_rows_with_states_and_include_them(tmp_path, num_envs, length, num_ignored, mapped, period):
     rng = np.random.default_rng(num_envs + period)
     torch.manual_seed(num_envs)
     columns, states, cleared_at = Columns(num_envs), States(num_envs, period), [0] * num_envs
@@ -310,7 +306,7 @@ def test_states_are_drawn_uniformly():
 
 
 @pytest.mark.parametrize("options", [{"state_period": 4}, {"return_gamma": 0.9}, {"keeps_episodes": True}, {}])
-def test_a_window_is_more_than_rows_where_states_or_returns_are_kept(options):
+def test_windows_include_stored_states_and_returns(options):
     columns, states, buffer = Columns(1), States(1, 4), RingBuffer(20, 1, **options)
     assert buffer.in_place(2) is None  # there are no rows yet
     push_with_states(buffer, states, columns, [3])
@@ -351,7 +347,7 @@ def test_a_row_at_last_never_starts_a_window_and_the_newest_row_neither():
     assert batch.position.max() < 49
 
 
-def test_a_gap_that_ends_in_last_starts_no_window_though_the_episode_goes_on_behind_it():
+def test_no_window_starts_in_a_gap_that_ends_in_last():
     columns = Columns(2)
     unroll = columns.unroll([20, 20])
     step_type = unroll.time_step.step_type
@@ -368,7 +364,7 @@ def test_a_gap_that_ends_in_last_starts_no_window_though_the_episode_goes_on_beh
         assert not (starts == t).any() and (starts == t - 1).any()
 
 
-def test_no_window_holds_the_newest_row_beside_the_oldest():
+def test_no_window_joins_the_newest_and_the_oldest_row():
     torch.manual_seed(0)
     columns = Columns(2)
     buffer = RingBuffer(2 * 10, 2)
@@ -399,7 +395,7 @@ def test_a_saved_replay_whose_positions_have_no_rows_is_refused():
         store.check_fits(state | {"pos": state["pos"] + 4})
 
 
-def test_clear_forgets_every_row_and_positions_go_on():
+def test_clear_removes_all_rows_but_positions_continue():
     columns = Columns(2)
     buffer = RingBuffer(40, 2)
     buffer.push(columns.unroll([15, 13]))
@@ -414,7 +410,7 @@ def test_clear_forgets_every_row_and_positions_go_on():
     assert batch.position[batch.env_id == 10].min() >= 15
 
 
-def test_clear_does_not_let_a_row_before_it_start_a_window():
+def test_rows_before_clear_cannot_start_windows():
     """Column 0 fills up to where column 1 stands; column 1 has had no row since the clear."""
     columns = Columns(2)
     buffer = RingBuffer(60, 2)
@@ -427,7 +423,7 @@ def test_clear_does_not_let_a_row_before_it_start_a_window():
 
 
 @pytest.mark.parametrize("counts", [[7, 7, 7], [9, 2, 5], [30, 30, 30], [30, 0, 17]])
-def test_a_restored_ring_equals_the_saved_one_and_continues_alike(counts):
+def test_a_restored_ring_continues_bit_for_bit(counts):
     columns = Columns(3)
     buffer = RingBuffer(60, 3)
     for _ in range(2):
@@ -463,7 +459,7 @@ def test_a_saved_ring_holds_only_existing_rows():
 
 
 @pytest.mark.parametrize("num_rows", [6, 10, 14])
-def test_a_saved_state_takes_no_copy_of_the_rows_and_no_room_for_those_to_come(num_rows):
+def test_saving_a_state_does_not_copy_rows_or_save_empty_capacity(num_rows):
     columns, buffer = Columns(2), RingBuffer(20, 2)
     for _ in range(2):
         buffer.push(columns.unroll([num_rows // 2, num_rows // 2]))
@@ -494,7 +490,7 @@ def test_a_ring_that_had_rows_takes_names_again_after_loading_an_empty_one():
 
 @pytest.mark.parametrize("length", [4, 8, 9, 13, 14, 20, 27, 60])
 @pytest.mark.parametrize("counts", [[33, 33, 33], [33, 31, 7], [6, 0, 6]])
-def test_a_ring_of_another_capacity_takes_the_newest_rows_that_fit(length, counts):
+def test_a_ring_of_another_capacity_loads_the_newest_rows(length, counts):
     columns = Columns(3)
     buffer, other = RingBuffer(42, 3), RingBuffer(3 * length, 3, keeps_episodes=True)
     for start in range(0, max(counts), 11):
@@ -534,7 +530,7 @@ def test_rows_in_files_are_the_rows_in_memory(tmp_path):
     assert sum(path.stat().st_size for path in (tmp_path / "replay").iterdir()) == num_bytes
 
 
-def test_disk_space_of_row_files_is_reserved_at_the_start_or_an_error_is_raised(tmp_path, monkeypatch):
+def test_disk_space_for_row_files_is_reserved_at_the_start(tmp_path, monkeypatch):
     ring, columns = RingBuffer(30_000, 3, directory=tmp_path / "a"), Columns(3)
     rows = columns.unroll([2, 2, 2])
     ring.push(rows)
@@ -638,7 +634,7 @@ def test_a_sample_is_the_windows_of_a_draw(num_envs, window_length):
 
 
 @pytest.mark.parametrize("as_arrays", [False, True])
-def test_an_episode_that_broke_off_ends_with_its_last_row(as_arrays):
+def test_an_episode_that_was_interrupted_ends_with_its_last_row(as_arrays):
     """In the middle of what is pushed, and where it begins; column 1 goes on."""
     columns, buffer = Columns(2), RingBuffer(40, 2)
     kinds = [(FIRST, MID, MID), (FIRST, MID, FIRST, MID, MID)]
@@ -679,7 +675,7 @@ def test_rows_may_be_overwritten_after_they_were_pushed():
     assert all(torch.equal(a, b) for a, b in zip(nest.leaves(before), nest.leaves(after)))
 
 
-def test_a_directory_is_one_rings_until_it_is_closed_or_gone(tmp_path):
+def test_a_directory_belongs_to_one_ring_until_it_is_closed(tmp_path):
     columns, rings = Columns(2), [RingBuffer(40, 2, directory=tmp_path) for _ in range(3)]
     rings[0].push(columns.unroll([4, 4]))
     with pytest.raises(UsageError, match="another replay stores its rows in"):

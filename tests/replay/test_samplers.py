@@ -169,7 +169,7 @@ def test_only_samplers_that_use_priorities_take_them(make):
 
 
 @pytest.mark.parametrize(("num_ignored", "seed"), [(0, 0), (3, 1)])
-def test_windows_of_rings_that_keep_states_start_where_one_is_stored(make, seed, num_ignored):
+def test_windows_start_where_a_state_is_stored(make, seed, num_ignored):
     torch.manual_seed(seed)
     recording = Recording(3, 60, num_ignored, seed, state_period=3)
     sampler = bound(make(), recording.ring, 5)
@@ -192,7 +192,7 @@ def test_windows_of_rings_that_keep_states_start_where_one_is_stored(make, seed,
 
 
 @pytest.mark.parametrize(("num_ignored", "seed"), [(0, 0), (3, 1)])
-def test_after_a_reload_draws_go_on_bit_for_bit(make, seed, num_ignored):
+def test_draws_continue_bit_for_bit_after_a_reload(make, seed, num_ignored):
     recording = Recording(3, 17, num_ignored, seed)
     sampler = bound(make(), recording.ring, 3)
     for count in (12, 9, 4):
@@ -231,7 +231,7 @@ def test_a_state_is_not_changed_by_what_happens_afterwards(make):
 
 
 @pytest.mark.parametrize("kind", ["prioritized", "epochs"])
-def test_a_state_of_rows_that_are_not_there_is_refused(kind):
+def test_a_state_with_missing_rows_is_refused(kind):
     make, recording = SAMPLERS[kind], Recording(2)
     sampler = bound(make(), recording.ring)
     recording.push(30)
@@ -240,7 +240,7 @@ def test_a_state_of_rows_that_are_not_there_is_refused(kind):
         bound(make(), recording.make()).load_state_dict(sampler.state_dict())
 
 
-def test_weights_go_on_to_the_batch():
+def test_weights_are_passed_to_the_batch():
     recording = Recording(2)
     recording.push(30)
     start = bound(Prioritized(), recording.ring).draw(9, 0.0)
@@ -368,7 +368,7 @@ def test_frequencies_of_rows_are_proportional_to_priorities(alpha):
     assert abs(statistic - freedom) < 4 * (2 * freedom) ** 0.5
 
 
-def test_at_beta_1_the_weighted_mean_is_that_of_all_rows():
+def test_with_beta_1_the_weighted_mean_equals_the_mean_of_all_rows():
     torch.manual_seed(0)
     recording = Recording(2, 60)
     recording.push(60)
@@ -430,7 +430,7 @@ def test_the_last_priority_of_a_repeated_window_counts():
     assert set(pairs(sampler.draw(2000, 0.0))) == {(column, position)}
 
 
-def test_an_update_of_rows_that_are_gone_changes_no_other_row():
+def test_priority_updates_of_overwritten_rows_are_ignored():
     """The rows in their places would show a priority of a million."""
     torch.manual_seed(0)
     for num_rows, clears, draws_between in itertools.product((1, 20, 40, 100), (False, True), (False, True)):
@@ -459,7 +459,7 @@ def check_update_of_rows_that_are_gone(num_rows, clears, draws_between):
         sampler.check_valid()
 
 
-def test_rows_count_from_the_first_one_on_whatever_lay_in_their_places_before_it():
+def test_rows_count_from_the_first_row_regardless_of_older_content():
     """Where the storage of a column that is empty yet looks like a row within an episode."""
     recording = Recording(2, 20, num_ignored=3)
     recording.push(5, 0)
@@ -481,7 +481,7 @@ def test_a_priority_update_of_unwritten_rows_changes_no_other_row():
     assert (sampler.draw(50, 0.0).weight - 1).abs().max() < 1e-5
 
 
-def test_a_row_that_may_not_start_a_window_takes_no_priority():
+def test_only_rows_that_can_start_windows_have_priorities():
     recording = Recording(length=60)
     recording.push(60)
     sampler = bound(Prioritized(), recording.ring, 3)
@@ -509,7 +509,7 @@ def test_an_invalid_priority_is_refused_and_nothing_is_written(bad):
     sampler.check_valid()
 
 
-def test_a_priority_of_0_leaves_a_row_that_can_come():
+def test_a_row_with_priority_0_can_still_be_drawn():
     recording = Recording()
     recording.push(40)
     sampler = bound(Prioritized(epsilon=0.1), recording.ring)
@@ -562,7 +562,7 @@ def test_settings_outside_their_ranges_are_refused(settings, message):
         bound(Prioritized(**settings), recording.ring).draw(4, 1.0)
 
 
-def test_priorities_of_another_number_of_columns_are_refused_by_both_numbers():
+def test_priorities_with_another_number_of_columns_are_refused():
     one, other = Recording(2), Recording(3)
     for recording in (one, other):
         recording.push(30)
@@ -573,7 +573,7 @@ def test_priorities_of_another_number_of_columns_are_refused_by_both_numbers():
 
 @pytest.mark.parametrize("length", [6, 25, 33, 40, 57, 90])
 @pytest.mark.parametrize("late", [0, 5])
-def test_priorities_go_with_their_rows_to_a_ring_of_another_capacity(length, late):
+def test_priorities_move_with_rows_to_another_capacity(length, late):
     """Rows that came after the last draw get the largest priority there, too."""
     torch.manual_seed(0)
     recording = Recording(2)
@@ -632,7 +632,7 @@ def recorded():
 
 @pytest.mark.parametrize("make", [Prioritized, Epochs])
 @pytest.mark.parametrize("window_length", [2, 4])
-def test_all_transitions_of_recorded_data_come(make, window_length, recorded):
+def test_all_recorded_transitions_are_returned(make, window_length, recorded):
     """The last ones of a column too, which no later row completes."""
     from gymnasium import spaces
 
@@ -734,7 +734,7 @@ def test_recent_windows_are_uniform_over_the_newest_rows_of_each_column(window_l
     assert abs(counts - 2000).max() < 5 * 2000**0.5
 
 
-def test_where_no_recent_row_may_start_a_window_all_rows_may():
+def test_without_valid_recent_starts_all_rows_are_used():
     ring = RingBuffer(40, 1)
     step_type = [FIRST, MID, MID, LAST] + [FIRST, MID, MID, LAST]
     ring.push(experience_of(torch.tensor(step_type, dtype=torch.int32)[:, None]))
@@ -745,7 +745,7 @@ def test_where_no_recent_row_may_start_a_window_all_rows_may():
     assert set(sampler.draw(200, 0.0).position.tolist()) == {8}
 
 
-def test_one_recent_row_that_may_start_a_window_is_found_among_many_that_may_not():
+def test_a_single_valid_recent_start_is_found():
     torch.manual_seed(0)
     ring = RingBuffer(200, 1)
     step_type = [FIRST, MID, MID, LAST] * 10 + [FIRST] * 30 + [MID]
@@ -787,7 +787,7 @@ def test_settings_without_recent_windows_are_refused(settings, message):
 
 
 @pytest.mark.parametrize("count", [1, 7, 64, 1000])
-def test_every_window_comes_once_in_each_pass_and_in_another_order(count):
+def test_each_pass_returns_all_windows_in_a_new_order(count):
     torch.manual_seed(0)
     recording = Recording(3, 50)
     recording.push(50)
@@ -802,7 +802,7 @@ def test_every_window_comes_once_in_each_pass_and_in_another_order(count):
     assert passes[0] != passes[1] != starts
 
 
-def test_rows_that_are_overwritten_are_left_out_and_new_ones_wait_for_the_next_pass():
+def test_a_pass_skips_overwritten_rows_and_does_not_add_new_rows():
     torch.manual_seed(0)
     recording = Recording(2, 50)
     recording.push(50)
@@ -845,7 +845,7 @@ def test_a_saved_pass_continues_at_its_position():
 @pytest.mark.parametrize(
     "make", [Uniform, lambda: Uniform(0.5, 60), Epochs, Prioritized], ids=["uniform", "recent", "epochs", "prioritized"]
 )
-def test_windows_of_a_ring_on_a_device_are_those_of_the_cpu_and_wait_for_nothing(make, state_period):
+def test_device_ring_windows_equal_cpu_windows_without_synchronization(make, state_period):
     with FarDevice() as far:
         found = []
         for device in ("cpu", far.device):

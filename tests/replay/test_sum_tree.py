@@ -30,7 +30,7 @@ def test_the_tree_finds_the_same_index_as_the_running_sum(size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_weights_are_what_was_set_last_and_sums_are_up_to_date_to_the_last_bit(size):
+def test_weights_are_the_last_set_values_and_sums_are_exact(size):
     rng = np.random.default_rng(size)
     tree, weight = SumTree(size), np.zeros(size)
     for count in (1, 7, 300, 2 * size if size < 10_000 else 5000):

@@ -51,7 +51,7 @@ class _Bomb:
         return Path.touch, (self._path,)
 
 
-def test_a_state_comes_back_as_it_was(tmp_path):
+def test_a_state_returns_unchanged(tmp_path):
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
     path = checkpoints.save(12345, _state(7))
     assert path.name == "checkpoint-000000012345.pt"
@@ -94,7 +94,7 @@ def test_an_optimizer_continues_bit_for_bit(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["truncated", "emptied", "flipped"])
-def test_a_broken_newest_checkpoint_falls_back_and_says_so(tmp_path, caplog, damage):
+def test_a_broken_newest_checkpoint_falls_back_with_a_message(tmp_path, caplog, damage):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(10, _state(1))
     newest = checkpoints.save(20, _state(2))
@@ -234,7 +234,7 @@ def _tree(depth):
     return node
 
 
-def test_a_file_says_where_it_comes_from_without_being_loaded(tmp_path):
+def test_an_exported_file_states_its_origin_without_loading(tmp_path):
     checkpoints = Checkpoints(tmp_path, origin=Origin("run a", "config a"))
     path = checkpoints.save(12, _state(1))
     assert checkpoints.header(12) == (alfish.__version__, checkpoint_file.SCHEMA, "run a", "config a", 12)
@@ -314,7 +314,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize("forge", FORGED)
-def test_a_file_that_holds_something_else_is_named_in_one_sentence_and_passed_over(tmp_path, caplog, forge):
+def test_a_file_with_other_content_is_named_and_skipped(tmp_path, caplog, forge):
     change, words = FORGED[forge]
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(10, _state(1))
@@ -397,7 +397,7 @@ def test_a_failing_disk_leaves_the_previous_content_and_no_litter(tmp_path, monk
     assert path.read_text() == "before"
 
 
-def test_the_content_is_on_the_disk_before_the_name_and_the_name_before_the_return(tmp_path, monkeypatch):
+def test_content_is_synced_before_renaming_and_the_name_before_returning(tmp_path, monkeypatch):
     calls = []
     fsync, replace = os.fsync, os.replace
 
@@ -446,7 +446,7 @@ def test_a_rewound_run_continues_from_where_it_was_rewound_to(tmp_path, caplog):
     assert names == ["checkpoint-000000000200.pt.superseded", "checkpoint-000000000300.pt.superseded"]
 
 
-def test_an_unreadable_note_of_the_best_does_not_stop_a_save(tmp_path, caplog):
+def test_an_unreadable_best_note_does_not_stop_saving(tmp_path, caplog):
     checkpoints = Checkpoints(tmp_path)
     (tmp_path / "best.json").write_text("{")
     checkpoints.save(1, _state(1))
@@ -462,7 +462,7 @@ def test_an_unreadable_note_of_the_best_does_not_stop_a_save(tmp_path, caplog):
         (len, "builtin_function_or_method"),
     ],
 )
-def test_a_leaf_that_could_not_be_loaded_again_is_named_before_anything_is_written(tmp_path, leaf, kind):
+def test_an_unloadable_leaf_is_named_before_writing(tmp_path, leaf, kind):
     with pytest.raises(UsageError, match=rf"'metrics\.0\.window' is a .*{kind}"):
         Checkpoints(tmp_path).save(1, {"metrics": [{"window": leaf}]})
     assert list(tmp_path.iterdir()) == []
@@ -475,7 +475,7 @@ def test_impossible_settings_are_refused(tmp_path):
         Checkpoints(tmp_path).save(-1, {})
 
 
-def test_a_checkpoint_of_another_architecture_is_refused_whole_and_by_name():
+def test_a_checkpoint_of_another_architecture_is_refused_completely():
     module = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
     before = {name: value.clone() for name, value in module.state_dict().items()}
     other = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(3, 3, bias=False))
@@ -532,7 +532,7 @@ def test_generators_of_gpus_that_are_not_here_are_mentioned(caplog, monkeypatch)
     assert "1 GPU generators were saved, but this machine has 0 GPUs" in caplog.text
 
 
-def test_a_directory_is_locked_until_its_holder_is_gone_and_never_where_there_are_no_locks(tmp_path, monkeypatch):
+def test_a_directory_lock_lasts_until_its_holder_ends(tmp_path, monkeypatch):
     class Holder:
         pass
 

@@ -10,7 +10,7 @@ from alfish.parameters.differences import literal
 from alfish.runs import contents
 
 
-def test_what_is_whole_is_returned_and_what_is_missing_is_none(tmp_path):
+def test_complete_values_are_returned_and_missing_ones_are_none(tmp_path):
     (tmp_path / "a.json").write_text('{"steps": 7, "share": 1, "more": [{}]}')
     (tmp_path / "a.csv").write_text("x,y\n1,\n2,nan\n")
     assert contents.record(tmp_path, "a.json", {"steps": int, "share": float, "words": str}, ["words"])["steps"] == 7
@@ -23,7 +23,7 @@ def test_what_is_whole_is_returned_and_what_is_missing_is_none(tmp_path):
         contents.record(tmp_path, "null.json", {})
 
 
-def test_a_link_inside_of_the_run_is_followed_and_one_that_leads_out_is_refused(tmp_path):
+def test_only_links_that_lead_out_of_the_run_are_refused(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "secret").write_text("key")
     (tmp_path / "run" / "own").write_text("mine")

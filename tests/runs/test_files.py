@@ -23,7 +23,7 @@ def of_a_dead_process(path):
     return own.with_name(own.name.replace(f".{os.getpid()}-", f".{pid.pid}-"))
 
 
-def test_what_a_dead_process_left_is_removed_by_the_next_write(tmp_path):
+def test_files_of_a_dead_process_are_removed_by_the_next_write(tmp_path):
     path = tmp_path / "x.csv"
     left = of_a_dead_process(path)
     kept = [tmp_path / ".y.csv.1-000000.tmp", files.temporary_of(tmp_path / "y.csv"), tmp_path / ".x.csv.tmp"]
@@ -34,7 +34,7 @@ def test_what_a_dead_process_left_is_removed_by_the_next_write(tmp_path):
     assert sorted(os.listdir(tmp_path)) == sorted([path.name, elsewhere.name, *(one.name for one in kept)])
 
 
-def test_a_directory_that_a_dead_process_left_is_removed_and_that_of_a_living_one_is_kept(tmp_path):
+def test_only_directories_of_dead_processes_are_removed(tmp_path):
     archive.pack(tmp_path / "run.zip", {"config.gin": b"A.b = 1\n"}, {})
     left = of_a_dead_process(tmp_path / "new")
     (left / "checkpoints").mkdir(parents=True)
@@ -72,7 +72,7 @@ def test_nothing_is_written_through_a_link(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["eval", "checkpoints"])
-def test_a_directory_of_a_run_is_not_a_link_to_another(tmp_path, name):
+def test_a_run_directory_may_not_link_to_another(tmp_path, name):
     (tmp_path / "other").mkdir()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).symlink_to(tmp_path / "other")

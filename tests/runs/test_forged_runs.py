@@ -120,7 +120,7 @@ def test_a_count_that_no_run_has_is_named(run, capsys, words):
     assert str(path) in said and words in said
 
 
-def test_saved_rows_of_another_form_are_named(run, capsys):
+def test_saved_rows_with_other_leaves_are_named(run, capsys):
     def change(state):
         return state | {"rows": nest.map(lambda x: x.double() if x.is_floating_point() else x, state["rows"])}
 
@@ -133,7 +133,7 @@ def test_saved_rows_of_another_form_are_named(run, capsys):
     )
 
 
-def test_checkpoints_of_another_run_are_read_by_no_command(run, capsys):
+def test_no_command_reads_checkpoints_of_another_run(run, capsys):
     [path], [rows] = (run / "checkpoints").glob("*.pt"), (run / "replay").glob("*.pt")
     forge(run, lambda state: state, "replay", run="another")
     capsys.readouterr()
@@ -148,7 +148,7 @@ def test_checkpoints_of_another_run_are_read_by_no_command(run, capsys):
 
 @pytest.mark.parametrize("content", ["one\ntwo", "\x1b[2J", "x" * 101, b"\xff", None])
 @pytest.mark.parametrize("command", ["evaluate", "pack"])
-def test_what_is_not_the_id_of_a_run_is_not_shown(run, capsys, command, content):
+def test_invalid_run_ids_are_not_shown(run, capsys, command, content):
     if content is None:
         (run / "run_id").unlink()
         (run.parent / "secret").write_text("the key of somebody")
@@ -159,7 +159,7 @@ def test_what_is_not_the_id_of_a_run_is_not_shown(run, capsys, command, content)
     assert f"{run / 'run_id'} " in words and "the key" not in words
 
 
-def test_a_best_checkpoint_that_is_missing_is_named_by_its_note(run, capsys):
+def test_a_missing_best_checkpoint_is_named(run, capsys):
     (run / "checkpoints" / "best.json").write_text('{"steps": 5}')
     words = refused(run, capsys, "evaluate", "--checkpoint=best")
     assert f"{run}/checkpoints/best.json names the checkpoint at 5 steps, which is missing; load 'latest'" in words

@@ -58,7 +58,7 @@ def make(root_dir, env_id, **options):
 # The signals themselves.
 
 
-def test_a_wait_is_broken_off_again_where_that_was_swallowed():
+def test_a_wait_is_interrupted_again_if_the_error_was_swallowed():
     with StopSignals(lambda: None) as signals, pytest.raises(Interrupted), signals.breaking():
         try:
             hang()
@@ -67,7 +67,7 @@ def test_a_wait_is_broken_off_again_where_that_was_swallowed():
         time.sleep(FOREVER)
 
 
-def test_nothing_is_broken_off_where_nothing_may_be():
+def test_nothing_is_interrupted_where_interruption_is_not_allowed():
     before = signal.getsignal(signal.SIGTERM)
     with StopSignals(lambda: None) as signals:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -100,7 +100,7 @@ with stop_signals.StopSignals(lambda: print("saved", flush=True)) as signals:
 
 
 @pytest.mark.parametrize("number, status", [(signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
-def test_a_main_thread_that_does_not_return_from_c_is_given_up_with_what_is_whole(number, status):
+def test_a_main_thread_stuck_in_c_code_ends_with_the_last_whole_state(number, status):
     """And a forked child answers for itself."""
     command = [sys.executable, "-c", IN_C, str(int(number))]
     process = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -134,7 +134,7 @@ class Hanging(OneState):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_environment_that_hangs_is_broken_off_and_the_last_iteration_is_saved(tmp_path, number, capsys):
+def test_an_environment_that_hangs_is_interrupted_and_the_last_iteration_is_saved(tmp_path, number, capsys):
     trainer = make(tmp_path, functools.partial(Hanging, 20, number))
     report = trainer.train()
     assert (report.iterations, report.finished, trainer.interrupted_by) == (2, True, number)
@@ -168,7 +168,7 @@ def test_an_environment_that_does_not_close_is_left(tmp_path, capsys):
     assert len(Checkpoints(tmp_path / "checkpoints").steps()) == 1
 
 
-def test_an_evaluation_that_hangs_is_broken_off_and_made_up_for(tmp_path, capsys):
+def test_an_evaluation_that_hangs_is_interrupted_and_repeated_later(tmp_path, capsys):
     trainer = make(
         tmp_path,
         OneState,
@@ -266,7 +266,7 @@ def test_an_environment_that_exits_in_evaluation_does_too(tmp_path):
     assert len(Checkpoints(tmp_path / "checkpoints").steps()) == 1
 
 
-def test_an_environment_that_exits_is_built_again_where_errors_are_tolerated():
+def test_a_tolerated_exit_rebuilds_the_environment():
     environment = make_environment(functools.partial(Exiting, 2))
     errors = []
     environment.tolerate_errors(lambda index, error: errors.append((index, type(error))))

@@ -3,7 +3,7 @@
 from alfish.runs.timer import Timer
 
 
-def test_before_its_start_it_counts_nothing():
+def test_nothing_is_counted_before_the_start():
     timer = Timer()
     double = timer.around("double", lambda x: 2 * x)
     assert [double(3), double(4)] == [6, 8] and list(timer.each("items", [1])) == [1]

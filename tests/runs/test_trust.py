@@ -56,7 +56,7 @@ def evaluated(root_dir="run", *arguments):
     return status
 
 
-def test_a_run_that_the_user_trained_here_is_opened_and_continued_without_a_flag(lab, capsys):
+def test_the_users_own_run_needs_no_flag(lab, capsys):
     trained()
     [entry] = (lab / "state" / "alfish" / "trusted").iterdir()
     assert entry.stat().st_mode & 0o777 == 0o600 and entry.read_text() == "lab_of_trust\n"
@@ -78,7 +78,7 @@ def test_a_run_that_python_trained_is_opened_without_a_flag(lab):
     assert evaluated() == 0
 
 
-def test_a_run_that_was_changed_or_trained_by_another_user_asks_for_the_flag(lab, monkeypatch, capsys):
+def test_a_changed_or_foreign_run_requires_the_flag(lab, monkeypatch, capsys):
     trained()
     config = Path("run/config.gin")
     text = config.read_text()
@@ -123,7 +123,7 @@ def test_an_entry_that_others_may_write_is_not_believed(lab):
     assert evaluated() == 2
 
 
-def test_a_state_directory_that_cannot_be_written_is_named_only_where_a_flag_is_asked_for(lab, monkeypatch, capsys):
+def test_an_unwritable_state_directory_is_named_only_with_the_flag(lab, monkeypatch, capsys):
     (lab / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(lab / "file"))
     trained()

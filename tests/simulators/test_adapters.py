@@ -107,7 +107,7 @@ def test_a_loop_without_an_adapter_gives_another_stream(monkeypatch, in_next_ste
 
 
 @pytest.mark.parametrize("name", GIVEN | LOST)
-def test_scalars_come_once_for_each_step_in_which_episodes_end(monkeypatch, name):
+def test_scalars_are_written_once_per_step_with_episode_ends(monkeypatch, name):
     environment = environment_of(monkeypatch, *(GIVEN | LOST)[name], final_observation="drop")
     environment.reset()
     for _ in range(20):
@@ -119,7 +119,7 @@ def test_scalars_come_once_for_each_step_in_which_episodes_end(monkeypatch, name
 
 
 @pytest.mark.parametrize(("name", "waits"), [("isaac_lab 3", 0), ("isaac_lab 2.3", 0), ("mjlab", 1)])
-def test_no_step_waits_for_the_device_but_where_a_library_asks_for_indices(monkeypatch, name, waits):
+def test_steps_wait_for_the_device_only_to_get_indices(monkeypatch, name, waits):
     install, make = (GIVEN | LOST)[name]
     with FarDevice() as far:
         if name == "mjlab":
@@ -174,12 +174,12 @@ class TestIsaacLab:
         environment.close()
 
     @pytest.mark.parametrize("adapter", [IsaacLab, Mjlab])
-    def test_a_group_that_is_not_there_is_named(self, monkeypatch, adapter):
+    def test_a_missing_group_is_named(self, monkeypatch, adapter):
         (install_isaac_lab if adapter is IsaacLab else install_mjlab)(monkeypatch)
         with pytest.raises(UsageError, match=f"{adapter.__name__}.groups has 'image', but .* are (critic, )?policy"):
             adapter(TASK, 2, device="cpu", groups=["policy", "image"])
 
-    def test_a_part_of_the_configuration_that_is_not_there_is_named(self, monkeypatch):
+    def test_a_missing_part_of_the_configuration_is_named(self, monkeypatch):
         install_isaac_lab(monkeypatch)
         for path, words in (
             ("sim.devise", "it has device"),
@@ -189,7 +189,7 @@ class TestIsaacLab:
             with pytest.raises(UsageError, match=f"IsaacLab.cfg sets '{path}', which .*{words}"):
                 IsaacLab(TASK, 2, cfg={path: 1})
 
-    def test_a_task_that_is_not_there_is_answered_with_close_ones(self, monkeypatch):
+    def test_a_missing_task_is_refused_with_close_names(self, monkeypatch):
         install_isaac_lab(monkeypatch)
         with pytest.raises(UsageError, match="Isaac Lab has no task 'Fake-Tusk-v0'; did you mean 'Fake-Task-v0'"):
             IsaacLab("Fake-Tusk-v0", 2)
@@ -244,7 +244,7 @@ sys.exit(main())
 
 
 class TestMjlab:
-    def test_the_observation_of_an_environment_that_goes_on_is_that_of_the_step(self, monkeypatch):
+    def test_observations_of_continuing_environments_come_from_the_step(self, monkeypatch):
         environment = environment_of(monkeypatch, install_mjlab, Mjlab)
         environment.reset()
         for _ in range(20):
@@ -325,7 +325,7 @@ def test_a_missing_library_is_named_with_its_command(make, words):
         make_environment(functools.partial(make, TASK), num_envs=2)
 
 
-def test_a_library_that_lacks_another_one_says_so(monkeypatch, tmp_path):
+def test_a_library_with_a_missing_dependency_is_reported(monkeypatch, tmp_path):
     (tmp_path / "half.py").write_text("import not_there_at_all\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
@@ -333,7 +333,7 @@ def test_a_library_that_lacks_another_one_says_so(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("make", "install"), [(IsaacLab, install_isaac_lab), (Mjlab, install_mjlab)])
-def test_a_device_that_is_not_there_is_named(monkeypatch, make, install):
+def test_a_missing_device_is_named(monkeypatch, make, install):
     install(monkeypatch)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)

@@ -54,7 +54,7 @@ def playground(monkeypatch):
     return loaded
 
 
-def test_a_fallen_stone_terminates_and_the_length_of_an_episode_truncates(playground):
+def test_a_fallen_stone_terminates_and_the_length_limit_truncates(playground):
     environment = SimulatorEnvironment(PlaygroundEnvironment("Stone", 8), seed=0)
     assert environment.action_space == spaces.Box(-1.0, 1.0, (2,))
     environment.reset()
@@ -104,7 +104,7 @@ class TestBrax:
 
     pytestmark = pytest.mark.slow
 
-    def test_final_observations_are_those_of_the_episode_that_ended(self, fast):
+    def test_final_observations_belong_to_the_ended_episode(self, fast):
         before, num_ends = fast.reset().observation["state"], 0
         for step in range(1, 25):
             last = fast.step(torch.ones(4, 1))
@@ -122,7 +122,7 @@ class TestBrax:
             before = torch.where(resets[:, None], first.observation["state"], last.observation["state"])
         assert num_ends == 16
 
-    def test_spaces_are_those_of_its_states(self, fast):
+    def test_spaces_match_the_states(self, fast):
         assert fast.name == "brax:fast" and isinstance(fast.observation_space, spaces.Dict)
         shapes = {name: part.shape for name, part in fast.observation_space.items()}
         assert shapes == {"privileged_state": (4,), "state": (2,)}

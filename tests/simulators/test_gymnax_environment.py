@@ -71,20 +71,20 @@ def test_a_checkpoint_of_the_environment_continues_bit_for_bit(cartpole):
     assert all(torch.equal(cartpole.step(action).observation, row) for action, row in zip(actions, expected))
 
 
-def test_an_unknown_environment_or_parameter_is_answered_with_what_there_is():
+def test_unknown_environments_and_parameters_are_refused_with_known_names():
     with pytest.raises(UsageError, match="gymnax has no task 'CartPol-v1'; did you mean 'CartPole-v1'"):
         make_environment("gymnax:CartPol-v1")
     with pytest.raises(UsageError, match="CartPole-v1 has no parameter 'gravitation'; it has max_steps_in_episode, gr"):
         GymnaxEnvironment("CartPole-v1", params={"gravitation": 1})
 
 
-def test_options_are_those_of_gymnax_and_integers_come_as_they_are():
+def test_options_are_passed_to_gymnax_with_integers():
     space = GymnaxEnvironment("DeepSea-bsuite", options={"size": 5}).observation_space
     assert space.shape == (5, 5)
 
 
 @pytest.mark.slow
-def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path):
+def test_a_resumed_run_is_bit_identical(tmp_path):
     def trainer(name):
         return Trainer(
             tmp_path / name,
@@ -115,7 +115,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path):
     evaluator.close()
 
 
-def test_check_env_finds_nothing_wrong_with_it(capsys, monkeypatch):
+def test_check_env_reports_no_fault(capsys, monkeypatch):
     monkeypatch.setattr("alfish.bin.check_env.suggestions", lambda *_: [])  # which trains, see test_first_run.py
     assert main(["check-env", "--env_id=gymnax:CartPole-v1", "--num_steps=60"]) == 0
     printed = capsys.readouterr().out

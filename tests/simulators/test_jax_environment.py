@@ -128,7 +128,7 @@ def test_the_seed_of_the_constructor_counts_before_the_first_reset():
     assert torch.equal(Counter(3, seed=6).reset(None), made(3).reset(6))
 
 
-def test_a_checkpoint_continues_bit_for_bit_where_another_seed_began():
+def test_a_checkpoint_continues_bit_for_bit_if_another_seed_began():
     simulator, other = made(3, time_limit=4), Counter(3, seed=8, time_limit=4)
     simulator.reset(2)
     stepped(simulator, 6)
@@ -149,7 +149,7 @@ def test_a_checkpoint_of_another_number_of_environments_is_refused():
         made(5).load_state_dict(made(3).state_dict())
 
 
-def test_steps_are_traced_once_though_numbers_of_python_begin_a_state():
+def test_python_numbers_in_initial_states_do_not_retrace_steps():
     simulator = Counter(2)
     simulator.reset(0)
     stepped(simulator, 1)

@@ -213,7 +213,7 @@ def test_each_number_of_a_recipe_of_rsl_rl_5():
     assert "clip the gradients of actor and critic apart" in re.sub(r"\s+", " ", comments).replace("clips", "clip")
 
 
-def test_a_memory_is_one_in_each_torso():
+def test_each_torso_has_its_own_memory():
     policy = {"class_name": "ActorCriticRecurrent", "rnn_type": "gru", "rnn_hidden_dim": 32, "rnn_num_layers": 2}
     runner = {"num_steps_per_env": 8, "policy": policy, "algorithm": {"num_mini_batches": 4, "num_learning_epochs": 1}}
     found, comments = settings(recipe.gin_file(runner, 16))

@@ -120,7 +120,7 @@ def test_canonical_actions_are_flat_and_count_from_zero(name):
 
 
 @pytest.mark.parametrize("name", ["box", "float64 box", "0-d box", "2-d box"])
-def test_a_bounded_box_is_one_to_minus_one(name):
+def test_bounded_boxes_are_scaled_to_minus_1_to_1(name):
     space = ACTIONS[name]
     spec = specs.action_spec(space)
     assert spec.shape == (int(np.prod(space.shape)),)
@@ -139,7 +139,7 @@ def test_a_bounded_box_is_one_to_minus_one(name):
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_an_action_of_the_environment_comes_back_unchanged(name):
+def test_environment_actions_survive_a_round_trip(name):
     space = ACTIONS[name]
     units, actions = ActionUnits(space), _sample(space)
     canonical = units.from_environment(actions)
@@ -190,7 +190,7 @@ def test_tensors_and_arrays_are_converted_alike(name):
         ("mixed box", [[-9.0, 1.0]]),
     ],
 )
-def test_a_box_without_both_bounds_keeps_the_environments_units_and_is_clipped_to_those_it_has(name, expected):
+def test_a_half_bounded_box_keeps_its_units_and_is_clipped(name, expected):
     space = ACTIONS[name]
     assert specs.action_spec(space) == space
     assert not specs.is_bounded(space)
@@ -208,7 +208,7 @@ def test_start_offsets_go_both_ways():
     assert multi.from_environment(np.array([[10, 1]])).tolist() == [[0, 4]]
 
 
-def test_a_box_that_is_a_point_comes_back_finite():
+def test_a_box_with_equal_bounds_gives_finite_values():
     units = ActionUnits(spaces.Box(2, 2, (1,), np.float32))
     assert units.to_environment(np.array([[0.7]], np.float32)).tolist() == [[2]]
     assert np.isfinite(units.from_environment(np.array([[2.0]], np.float32))).all()
@@ -243,7 +243,7 @@ def test_what_is_executed_is_stretched_to_what_the_environment_takes(name, devic
 
 
 @pytest.mark.parametrize("device", [None, torch.device("cpu")])
-def test_a_box_of_minus_one_to_one_is_clipped_and_its_bits_are_kept(device):
+def test_a_box_from_minus_1_to_1_is_clipped_but_not_rescaled(device):
     """Even a scale of 1 and an offset of 0 would make 0 of -0."""
     values = np.array([[-0.0, 0.1, 1e-40], [-7.0, 7.0, -1.0]], np.float32)
     expected = np.array([[-0.0, 0.1, 1e-40], [-1.0, 1.0, -1.0]], np.float32)
@@ -270,7 +270,7 @@ def test_converting_never_writes_into_the_action():
         (spaces.Sequence(spaces.Discrete(2)), "observation"),
     ],
 )
-def test_a_space_that_cannot_be_learned_from_is_refused_with_its_path(space, path):
+def test_unsupported_spaces_are_refused_with_their_path(space, path):
     kind = path.removeprefix("observation")
     with pytest.raises(UsageError, match=rf"^{path} is a (Text|Graph|Sequence) space"):
         specs.observation_spec(space)

@@ -84,7 +84,7 @@ def test_parts_for_the_leaves_of_an_action_allow_the_same(kind):
 
 
 @pytest.mark.parametrize("kind", ACTIONS)
-def test_random_actions_are_allowed_ones(kind):
+def test_random_actions_are_allowed(kind):
     spec, size = ACTIONS[kind]
     layout, mask = MaskLayout(spec, size, "m"), masks(size, 500)
     mask = mask[~layout.is_empty(mask)]
@@ -94,7 +94,7 @@ def test_random_actions_are_allowed_ones(kind):
         assert own.dtype == specs.torch_dtype(leaf) and own.shape == (len(mask), *leaf.shape)
 
 
-def test_random_choices_are_uniform_over_the_allowed_ones_and_over_all_if_there_are_none():
+def test_random_choices_are_uniform_over_allowed_choices():
     torch.manual_seed(0)
     mask = torch.tensor([[True, False, True, True, False], [False] * 5, [False, False, False, True, False]])
     drawn = specs.uniform_choice(mask.expand(100_000, 3, 5))
@@ -104,7 +104,7 @@ def test_random_choices_are_uniform_over_the_allowed_ones_and_over_all_if_there_
         assert ((found > 0) == (torch.tensor(expected) > 0)).all()
 
 
-def test_a_spec_is_marked_by_its_space_and_read_at_any_depth():
+def test_mask_specs_are_marked_by_their_space_at_any_depth():
     space = spaces.Dict(game=spaces.Dict(legal=ActionMask(3)), x=spaces.Box(-1, 1, (2,), np.float32))
     spec = specs.observation_spec(space)
     reader = specs.mask_reader(spec, spaces.Discrete(3))

@@ -113,7 +113,7 @@ def of_an_update(trainer):
 
 
 @pytest.mark.parametrize(("recipe", "what"), CEILINGS)
-def test_what_it_costs_stays_below_its_ceiling_and_not_far_below(tmp_path, recipe, what):
+def test_cost_is_close_below_its_limit(tmp_path, recipe, what):
     trainer = make(tmp_path, recipe, 0 if what == "numpy step" else None)
     found = of_an_update(trainer) if what == "update" else of_a_step(trainer)
     trainer.close()
@@ -127,7 +127,7 @@ EVALUATION_CEILINGS = {"ppo": (22, 10688, 514), "dqn": (21, 10592, 499), "sac": 
 
 
 @pytest.mark.parametrize("recipe", EVALUATION_CEILINGS)
-def test_a_step_of_an_evaluation_costs_no_more_than_its_ceiling(tmp_path, recipe):
+def test_an_evaluation_step_stays_below_its_cost_limit(tmp_path, recipe):
     trainer = make(tmp_path, recipe)
     evaluator = trainer.evaluator(8)
     with evaluator._acting(0, False):
@@ -144,7 +144,7 @@ ACT_CEILINGS = {"ppo": (0, 0, 62), "dqn": (0, 0, 58), "sac": (0, 0, 66)}
 
 
 @pytest.mark.parametrize("recipe", ACT_CEILINGS)
-def test_a_call_of_a_policy_costs_no_more_than_its_ceiling(tmp_path, recipe):
+def test_a_policy_call_stays_below_its_cost_limit(tmp_path, recipe):
     trainer = make(tmp_path, recipe)
     policy, observation = trainer.policy(), trainer.environment.observation_space.sample()
     for _ in range(10):  # the first calls compare numpy with torch
@@ -167,7 +167,7 @@ COMPILED_CEILINGS = {"ppo": (1, 350), "dqn": (1, 128), "sac": (1, 168), "td3": (
         for name in COMPILED_CEILINGS
     ],
 )
-def test_compiled_updates_make_no_more_graphs_nor_calls(tmp_path, recipe):
+def test_compiled_updates_make_no_extra_graphs_or_calls(tmp_path, recipe):
     trainer = make(tmp_path, recipe, compile=True)
     learner, iterations = trainer.learner, trainer.iterate()
     while trainer.clock.updates < 16:

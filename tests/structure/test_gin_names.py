@@ -38,7 +38,7 @@ def torchs_names(monkeypatch):
     sys.modules.pop(MODULE, None)
 
 
-def test_each_conf_is_read_where_gins_names_of_torch_are_known(torchs_names):
+def test_confs_can_be_read_with_gins_torch_names(torchs_names):
     for name in CONFS:
         reading.read([name], [])
         assert gin.config_str(), name

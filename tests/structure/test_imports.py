@@ -266,7 +266,7 @@ def unsafe(tree):
             yield node.lineno, "weights_only is not True"
 
 
-def test_nothing_that_is_loaded_is_executed_and_no_error_is_swallowed():
+def test_loading_executes_no_code_and_hides_no_error():
     found = [(module_of(path), what) for path in FILES for _, what in unsafe(parse(path))]
     assert found == [
         ("alfish.compiler.numpy_program", "exec"),  # runs what it wrote itself, from a traced graph

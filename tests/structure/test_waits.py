@@ -156,7 +156,7 @@ def test_no_step_of_an_unroll_waits(tmp_path, far):
     trainer.close()
 
 
-def test_a_tensor_comes_back_as_it_was_sent(far):
+def test_a_sent_tensor_returns_unchanged(far):
     sent = torch.arange(6.0).view(2, 3)
     there, back = sent.to(far.device), torch.empty(3, 2).pin_memory()
     there[0].zero_()
@@ -164,7 +164,7 @@ def test_a_tensor_comes_back_as_it_was_sent(far):
     assert back.tolist() == [[0, 3], [0, 4], [0, 5]]
 
 
-def test_training_on_the_far_device_gives_the_numbers_of_the_cpu(tmp_path, far):
+def test_training_on_another_device_equals_the_cpu(tmp_path, far):
     found = []
     for device, env in (("cpu", TensorPointMass), ("meta", Far)):
         trainer, iterations = make(tmp_path / device, "ppo", NORMALIZERS, env, device)

@@ -8,7 +8,7 @@ from alfish.sweeps.base import BASE, Base
 RATES = [["Learner.learning_rate=1e-3"], ["Learner.learning_rate=1e-2"]]
 
 
-def test_the_copy_trains_the_same_configuration_and_another_one_is_recognized(toy, tmp_path):
+def test_a_copy_with_another_configuration_is_recognized(toy, tmp_path):
     base = Base.read([str(toy)], ["Trainer.seed=3"], RATES)
     assert base.seed == 3
     base.write(tmp_path / "sweep")

@@ -67,7 +67,7 @@ def test_a_process_gets_its_directory_and_arguments_and_its_end_is_reported_once
     assert (run / OUTPUT).read_text() == f"train --root_dir={run} --gin_param=a=1 3\n"
 
 
-def test_a_process_has_a_group_of_its_own_and_is_stopped_without_the_others(tmp_path, pool):
+def test_a_process_is_stopped_in_its_own_process_group(tmp_path, pool):
     runs = directory(tmp_path, "a"), directory(tmp_path, "b")
     for run in runs:
         pool.start(run, ["--gin_param=sleep"])
@@ -110,7 +110,7 @@ def is_running(pid):
         return False
 
 
-def test_a_run_begins_when_the_one_before_it_has_left_the_directory(tmp_path, pool):
+def test_a_run_waits_until_the_previous_run_leaves_the_directory(tmp_path, pool):
     from alfish.runs import files
 
     run = directory(tmp_path)
@@ -134,7 +134,7 @@ def test_interrupted_runs_are_continued_and_failed_ones_are_not(tmp_path):
     assert endings.failure(JobEnded(run, 1)) == "worker 0 failed: ValueError: no such map"
 
 
-def test_a_run_that_is_killed_again_and_again_fails_unless_it_gets_on(tmp_path):
+def test_a_repeatedly_killed_run_fails_without_progress(tmp_path):
     run, endings = directory(tmp_path), Endings()
     checkpoints = run / "checkpoints"
     checkpoints.mkdir()

@@ -58,7 +58,7 @@ def test_a_sweep_killed_20_times_equals_an_uninterrupted_one(toy, tmp_path, flag
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_runs_with_checkpoints_and_a_failed_trial_does_not_end_a_sweep(toy, tmp_path, number):
+def test_a_signal_ends_runs_with_checkpoints_a_failed_trial_does_not(toy, tmp_path, number):
     """One of the trials has a loss that is not finite."""
     toy.write_text(toy.read_text() + "Trainer.num_env_steps = 60000\nCheckpointSaver.period = 50000\n")
     flags = "--search=Learner.learning_rate=grid(1e-3, 1e30)", "--jobs=2"

@@ -117,7 +117,7 @@ def content(directory):
     return {str(path.relative_to(directory)): path.read_text() for path in files}
 
 
-def test_generations_are_directories_that_continue_from_links_of_their_parents_files(tmp_path):
+def test_generations_continue_from_linked_parent_files(tmp_path):
     jobs = Runs()
     run(tmp_path, jobs)
     assert len(list(tmp_path.glob("g*/m*/" + MEMBER))) == 48
@@ -209,7 +209,7 @@ def test_files_are_copied_where_there_are_no_hard_links(tmp_path, monkeypatch):
     assert content(tmp_path / "copied") == content(tmp_path / "linked")
 
 
-def test_a_member_that_failed_is_replaced_and_all_that_failed_are_an_error(tmp_path):
+def test_failed_members_are_replaced_unless_all_failed(tmp_path):
     lines = run(tmp_path / "one", Runs(fails="g001/m0"))
     assert "g001/m0 failed: exit status 1" in lines and (tmp_path / "one/g001/m0" / FAILED).exists()
     noted = json.loads((tmp_path / "one" / "g002/m0" / MEMBER).read_text())
@@ -300,14 +300,14 @@ def test_a_signal_ends_a_population_before_anything_more_is_started(tmp_path):
         ({"perturb": ["PPO.gamma=0.9..0.95"], "members": 3, "generations": 4}, "0.25 of 3 members is less than one"),
     ],
 )
-def test_mistakes_are_one_sentence_before_anything_starts(toy, tmp_path, given, words):
+def test_mistakes_are_reported_in_one_sentence_before_anything_starts(toy, tmp_path, given, words):
     with pytest.raises(UsageError) as raised:
         PopulationSpecification.open(tmp_path / "new", [str(toy)], [], NOT_GIVEN | given)
     assert words in str(raised.value) and "\n" not in str(raised.value)
     assert not (tmp_path / "new").exists()
 
 
-def test_the_directory_of_another_person_runs_no_code(toy, tmp_path):
+def test_another_users_directory_executes_no_code(toy, tmp_path):
     given = NOT_GIVEN | {"perturb": ["PPO.gamma=0.9..0.95"], "generations": 2}
     PopulationSpecification.open(tmp_path / "p", [str(toy)], [], given)
     copy, specification = tmp_path / "p" / "base" / "config.gin", tmp_path / "p" / "population.json"
@@ -343,7 +343,7 @@ def test_a_description_that_alfish_did_not_write_is_refused(tmp_path, content):
         run(tmp_path, Runs())
 
 
-def test_generations_that_an_iteration_or_the_budget_do_not_fit_are_refused(toy, tmp_path):
+def test_generations_must_fit_iterations_and_budget(toy, tmp_path):
     given = NOT_GIVEN | {"perturb": ["PPO.gamma=0.9..0.95"], "generations": 20}
     for bindings, words in [
         (["Evaluate.period=100"], "an iteration has 128 steps, but a generation only 100"),
@@ -371,7 +371,7 @@ def test_an_entry_of_a_dict_is_perturbed(toy, tmp_path):
         PopulationSpecification.open(tmp_path / "q", [str(toy)], bound, given)
 
 
-def test_a_population_goes_on_as_it_was_specified_and_another_one_is_refused_with_the_difference(toy, tmp_path):
+def test_a_changed_population_specification_is_refused(toy, tmp_path):
     given = NOT_GIVEN | {"perturb": ["PPO.gamma=0.9..0.95"], "generations": 2, "steps": 500}
     first = PopulationSpecification.open(tmp_path / "p", [str(toy)], ["Trainer.seed=4"], given)
     assert (first.seed, first.members, first.share) == (4, 8, 0.25)
@@ -472,7 +472,7 @@ def test_without_replacement_members_are_runs_that_were_stopped_and_continued(to
         ("EpochBatches.num_epochs", "1..8"),
     ],
 )
-def test_what_is_perturbed_is_in_force_after_the_parents_checkpoint_was_loaded(toy, tmp_path, parameter, bounds):
+def test_perturbations_apply_after_loading_the_parent_checkpoint(toy, tmp_path, parameter, bounds):
     """The copy continues with the weights of its parent, and as a run with the new value from there on does."""
     train(toy, tmp_path / "p", perturb=[f"{parameter}={bounds}"], members=2, generations=2, share=0.5)
     (copy,) = [

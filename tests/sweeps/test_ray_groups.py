@@ -53,9 +53,7 @@ def expected(tmp_path_factory):
 
 
 @pytest.mark.parametrize("victim", ["task", pytest.param("machine", marks=pytest.mark.long)])
-def test_a_sweep_on_ray_has_the_table_of_one_machine_although_something_is_killed(
-    toy, tmp_path, expected, request, victim
-):
+def test_a_ray_sweep_with_kills_equals_a_local_sweep(toy, tmp_path, expected, request, victim):
     directory = tmp_path / "ray"
     process = sweep(toy, directory, "--ray", *FLAGS)
     until(lambda: list(directory.glob("00*/checkpoints/*.pt")) and members(directory), process, directory)
@@ -72,7 +70,7 @@ def test_a_sweep_on_ray_has_the_table_of_one_machine_although_something_is_kille
 
 
 @pytest.mark.long
-def test_a_population_on_ray_equals_that_of_one_machine_although_a_task_is_killed(toy, tmp_path):
+def test_a_ray_population_with_a_kill_equals_a_local_population(toy, tmp_path):
     """Copies continue from files that another task of the cluster has written."""
     flags = "--members=2", "--share=0.5", "--generations=2", "--jobs=2", "--perturb=Learner.learning_rate=1e-4..1e-1"
     directory = tmp_path / "ray"
@@ -85,7 +83,7 @@ def test_a_population_on_ray_equals_that_of_one_machine_although_a_task_is_kille
     assert_nothing_is_left(directory)
 
 
-def test_a_signal_ends_the_runs_of_ray_with_their_checkpoints_and_those_that_wait_for_room(toy, tmp_path):
+def test_a_signal_ends_running_and_waiting_ray_runs(toy, tmp_path):
     toy.write_text(toy.read_text() + "Trainer.num_env_steps = 5_000_000\nCheckpointSaver.period = 150000\n")
     directory = tmp_path / "s"
     process = sweep(toy, directory, "--ray", *FLAGS, "--jobs=5", "--trials=5", "--cpus_per_run=4")
@@ -98,7 +96,7 @@ def test_a_signal_ends_the_runs_of_ray_with_their_checkpoints_and_those_that_wai
 
 
 @pytest.mark.parametrize("is_stopped", [True, False])
-def test_a_task_that_fails_was_stopped_if_it_was_asked_to(nodes, tmp_path, monkeypatch, is_stopped):  # noqa: F811
+def test_a_failed_task_counts_as_stopped_after_a_stop_request(nodes, tmp_path, monkeypatch, is_stopped):  # noqa: F811
     def fails(directory, arguments):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         (Path(directory) / "begun").touch()

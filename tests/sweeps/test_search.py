@@ -68,14 +68,14 @@ def test_searches_are_parsed_and_written_as_they_are_read():
         ("Trainer.seed=grid(1, 2)", "--seeds=3"),
     ],
 )
-def test_a_search_that_makes_no_sense_is_refused_in_one_sentence(argument, words):
+def test_an_invalid_search_is_refused_in_one_sentence(argument, words):
     with pytest.raises(UsageError) as error:
         parse(argument)
     assert words in str(error.value) and str(error.value).startswith(f"--search={argument}")
     assert str(error.value).count("\n") == argument.count("\n")
 
 
-def test_a_parameter_tells_its_own_values_from_others():
+def test_a_parameter_recognizes_its_valid_values():
     log, choice, _, _, epochs = parsed(SEARCH)
     assert log.has("1e-3") and log.has("0.01") and choice.has("(256,)") and epochs.has("20")
     others = [(log, "1"), (log, "nan"), (log, "1e-3\n"), (choice, "(1,)"), (epochs, "2.0"), (epochs, "0")]
@@ -148,7 +148,7 @@ def test_grid_is_the_default_if_all_parameters_are_grids():
     assert default_sampler(parsed(["a.b=grid(1, 2)", "c.d=choice(1, 2)"])) == "tpe"
 
 
-def test_without_optuna_its_pip_command_is_given_and_grid_and_random_work(monkeypatch):
+def test_without_optuna_grid_and_random_still_work(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     search = parsed(["a.b=choice(1, 2)"])
     for make in (lambda: make_sampler("tpe", search, 0), MedianPruner):
@@ -162,7 +162,7 @@ def curve(*means):
     return {100 * (k + 1): mean for k, mean in enumerate(means)}
 
 
-def test_a_run_is_pruned_at_its_first_evaluation_below_the_median_and_never_at_the_last():
+def test_pruning_stops_at_the_first_evaluation_below_the_median():
     pruner = MedianPruner()
     others = [trial(k, means=curve(k, 10 * k, 100 * k)) for k in range(5)]  # medians 2, 20, 200
     seen = range(5)

@@ -130,7 +130,7 @@ def test_every_trial_is_trained_with_its_bindings_and_seed_and_has_a_row(tmp_pat
         assert (row["state"] == "failed") == (float(row["a.x"]) > 0.95)
 
 
-def test_a_trial_that_fails_has_its_sentence_in_the_table_and_the_others_go_on(tmp_path):
+def test_a_failed_trial_is_described_in_the_table_and_others_continue(tmp_path):
     specification = dataclasses.replace(SPECIFICATION, sampler_seed=1, trials=30)
     found, lines = rows(run(tmp_path / "s", specification)), []
     failed = [row for row in found if row["state"] == "failed"]
@@ -216,7 +216,7 @@ def test_pruning_does_not_depend_on_the_moment_of_a_look(tmp_path):
 @pytest.mark.parametrize(
     "sampler, seeds, prune", [("random", 1, True), ("random", 2, False), ("tpe", 1, False), ("tpe", 2, True)]
 )
-def test_a_sweep_that_is_killed_at_any_moment_equals_an_uninterrupted_one(tmp_path, sampler, seeds, prune):
+def test_a_killed_sweep_equals_an_uninterrupted_sweep(tmp_path, sampler, seeds, prune):
     specification = dataclasses.replace(SPECIFICATION, sampler=sampler, seeds=seeds, prune=prune, trials=14)
     expected = run(tmp_path / "whole", specification)
     draw = random.Random(seeds + 2 * prune)
@@ -245,7 +245,7 @@ def test_with_several_jobs_kills_do_not_change_random_proposals(tmp_path):
 
 
 @pytest.mark.parametrize("prune", [False, True])
-def test_a_sweep_that_is_over_stays_as_it_is(tmp_path, prune):
+def test_a_finished_sweep_is_not_changed(tmp_path, prune):
     """Pruning depends on what had been seen, which trial.json keeps."""
     specification = dataclasses.replace(SPECIFICATION, prune=prune)
     expected, jobs = run(tmp_path / "s", specification, Jobs(3)), Jobs(3)
@@ -271,7 +271,7 @@ def test_the_other_seeds_of_a_trial_that_is_over_are_stopped_for_good(tmp_path):
     assert not (tmp_path / "s" / "000-1" / "done").exists()
 
 
-def test_a_kill_between_two_files_of_a_trial_leaves_no_half_a_trial(tmp_path):
+def test_a_kill_between_two_files_leaves_no_partial_trial(tmp_path):
     specification = dataclasses.replace(SPECIFICATION, seeds=2, trials=2)
     expected = run(tmp_path / "whole", specification)
     (tmp_path / "s" / "000-0").mkdir(parents=True)
@@ -299,7 +299,7 @@ def test_a_run_that_ends_without_its_budget_fails(tmp_path):
     assert found[0]["reason"] == "ended before its budget was spent"
 
 
-def test_after_a_signal_nothing_is_started(tmp_path):
+def test_no_process_starts_after_a_signal(tmp_path):
     jobs, signals = Jobs(2), StopSignals(lambda: None)
 
     def log(line):
@@ -369,7 +369,7 @@ def test_a_new_sweep_is_checked_and_then_written(toy, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_the_same_specification_goes_on_and_what_is_left_out_is_as_it_was(toy, tmp_path):
+def test_an_equal_specification_continues_and_omitted_flags_keep_values(toy, tmp_path):
     directory = tmp_path / "s"
     first = opened(directory, toy, seeds=2, last=3)
     assert opened(directory, toy, seeds=2, last=3) == first
@@ -398,7 +398,7 @@ def test_another_specification_is_refused_with_the_difference(toy, tmp_path, bin
     assert (directory / "sweep.json").read_text() == before
 
 
-def test_a_sweep_of_another_person_is_not_trusted(toy, tmp_path):
+def test_a_sweep_of_another_user_is_not_trusted(toy, tmp_path):
     """As the configuration of a saved run: it may not import what the user has not allowed."""
     directory, copy = tmp_path / "s", tmp_path / "s" / "base" / "config.gin"
     opened(directory, toy)

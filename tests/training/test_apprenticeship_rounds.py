@@ -52,7 +52,7 @@ def rounds_of(trainer):
     return next(listener for listener in trainer.listeners if isinstance(listener, ApprenticeshipRounds))
 
 
-def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, demonstrations):
+def test_a_resumed_run_is_bit_identical(tmp_path, demonstrations):
     whole = make(tmp_path / "whole", demonstrations, num_iterations=8)
     whole.train()
     assert whole.algorithm.rewards["appl"].num_rounds > 3
@@ -71,9 +71,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, demonstr
     assert_same(rounds_of(resumed).state_dict(), rounds_of(whole).state_dict())
 
 
-def test_a_finished_run_has_the_nearest_policy_and_a_longer_one_continues_from_the_trained_policy(
-    tmp_path, demonstrations
-):
+def test_a_longer_budget_continues_from_the_trained_policy(tmp_path, demonstrations):
     longer = make(tmp_path / "longer", demonstrations, num_iterations=8)
     longer.start()
     found = {}
@@ -93,7 +91,7 @@ def test_a_finished_run_has_the_nearest_policy_and_a_longer_one_continues_from_t
     longer.close()
 
 
-def test_a_run_whose_rounds_nothing_closes_is_refused(tmp_path, demonstrations):
+def test_a_run_without_an_end_of_rounds_is_refused(tmp_path, demonstrations):
     with pytest.raises(UsageError, match=r"reward of ApprenticeshipLearning would always be 0.*@ApprenticeshipRounds"):
         make(tmp_path, demonstrations, rounds=False).train()
 

@@ -67,9 +67,7 @@ def count_of(statistics):
 
 @pytest.mark.parametrize("kind", ["ppo", "sac"])
 @pytest.mark.parametrize(("calibration", "unrolls"), [(0.0, 1), (0.1, 1), (0.2, 2), (0.25, 3), (1.0, 10)])
-def test_updates_begin_with_the_unroll_that_ends_it_and_statistics_stay_as_they_are(
-    tmp_path, kind, calibration, unrolls
-):
+def test_updates_begin_when_warm_up_ends_and_statistics_stay(tmp_path, kind, calibration, unrolls):
     trainer, seen = watched(tmp_path, kind, calibration)
     assert [env_steps for env_steps, _, _ in seen] == [STEPS * (k + 1) for k in range(10)]
     assert [updates > 0 for _, updates, _ in seen] == [k + 1 >= unrolls for k in range(10)]
@@ -100,7 +98,7 @@ def test_the_first_update_sees_normalized_rows(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["ppo", "sac"])
-def test_without_it_statistics_follow_all_rows_and_updates_begin_at_once(tmp_path, kind):
+def test_without_warm_up_updates_begin_at_once(tmp_path, kind):
     _, seen = watched(tmp_path, kind, None)
     assert seen[0][1] > 0
     counts = [count_of(statistics) for _, _, statistics in seen]
@@ -108,7 +106,7 @@ def test_without_it_statistics_follow_all_rows_and_updates_begin_at_once(tmp_pat
 
 
 @pytest.mark.parametrize("budget", [{"num_updates": 3}, {"wall_seconds": 1e9}])
-def test_a_budget_that_is_not_one_of_steps_ends_it_after_1000_environment_steps(tmp_path, budget):
+def test_other_budgets_end_after_1000_environment_steps(tmp_path, budget):
     trainer = make(tmp_path, "ppo", 0.1, **budget)
     trainer.start()
     for report in trainer.iterate():
@@ -119,12 +117,12 @@ def test_a_budget_that_is_not_one_of_steps_ends_it_after_1000_environment_steps(
     trainer.close()
 
 
-def test_a_budget_of_iterations_is_one_of_steps(tmp_path):
+def test_an_iteration_budget_is_converted_to_steps(tmp_path):
     _, seen = watched(tmp_path, calibration=0.3, num_iterations=10)
     assert [updates > 0 for _, updates, _ in seen] == [k + 1 >= 3 for k in range(10)]
 
 
-def test_transforms_without_statistics_delay_nothing(tmp_path):
+def test_transforms_without_statistics_do_not_delay_updates(tmp_path):
     _, seen = watched(tmp_path, calibration=0.5, transforms=[functools.partial(RewardScale, scale=0.5)])
     assert seen[0][1] > 0
 
@@ -144,7 +142,7 @@ def test_fractions_of_unrolls_wait_too(tmp_path):
 
 @pytest.mark.parametrize("kind", ["ppo", "sac"])
 @pytest.mark.parametrize("stop", [2, 6])
-def test_a_run_resumed_in_it_or_after_it_has_the_bits_of_one_that_never_stopped(tmp_path, kind, stop):
+def test_a_run_resumed_during_or_after_warm_up_is_bit_identical(tmp_path, kind, stop):
     whole = make(tmp_path / "whole", kind)
     whole.train()
     cut = stop_after(make(tmp_path / "cut", kind), stop)

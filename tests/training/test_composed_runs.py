@@ -105,7 +105,7 @@ def composed(name, **arguments):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_without_parts_it_is_the_algorithm_bit_for_bit(tmp_path, name):
+def test_without_parts_the_algorithm_is_unchanged(tmp_path, name):
     runs = []
     for k, algorithm in enumerate((ALGORITHMS[name], composed(name))):
         runs.append(make(tmp_path / str(k), name, algorithm))
@@ -186,7 +186,7 @@ def assert_resumed_equals_whole(runs, stop):
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn", "td3"])
-def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, name):
+def test_a_resumed_run_is_bit_identical(tmp_path, name):
     env = (TensorPointMass, {"length": 6}) if name != "dqn" else (Bandit, {"length": 4})
     unroll_length, stop = (5, 4) if name != "dqn" else (7, 7)
     runs = []
@@ -215,7 +215,7 @@ def with_auxiliary_losses(root_dir, name, **options):
 
 
 @pytest.mark.parametrize("name", AUXILIARY)
-def test_a_resumed_run_has_the_bits_of_auxiliary_losses(tmp_path, name):
+def test_a_resumed_run_with_auxiliary_losses_is_bit_identical(tmp_path, name):
     unroll_length, stop = (5, 4) if name == "ppo" else (7, 7)  # at an episode's end, because a bandit has no state
     runs = []
     for directory in ("whole", "cut"):
@@ -225,7 +225,7 @@ def test_a_resumed_run_has_the_bits_of_auxiliary_losses(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", AUXILIARY)
-def test_compiled_updates_have_the_auxiliary_losses_of_plain_ones(tmp_path, name, interpreted):
+def test_compiled_and_plain_auxiliary_losses_are_equal(tmp_path, name, interpreted):
     runs = []
     for is_compiled in (False, True):
         learner = functools.partial(Learner, compile=is_compiled)
@@ -262,7 +262,7 @@ WITH_MEMORY = {
 
 
 @pytest.mark.parametrize("name", WITH_MEMORY)
-def test_without_reward_parts_an_algorithm_with_memory_is_itself_bit_for_bit(tmp_path, name):
+def test_without_reward_parts_memory_algorithms_are_unchanged(tmp_path, name):
     """Rows of burn-in and states of the memory reach it, also behind a representation that changes nothing."""
     options = {}
     if name == "dqn":

@@ -40,7 +40,7 @@ def rows(root_dir):
 @pytest.mark.parametrize(
     "call", [shutil.rmtree, lambda path: os.rename(path, f"{path}-elsewhere")], ids=["deleted", "moved"]
 )
-def test_what_is_known_is_written_again_and_the_run_is_not_whole(tmp_path, call, caplog):
+def test_a_partial_run_is_written_again_with_known_values(tmp_path, call, caplog):
     root_dir = tmp_path / "run"
     with pytest.raises(RunError, match="run was deleted or moved during training, so it is incomplete"):
         train(root_dir, call)

@@ -123,7 +123,7 @@ def test_diagnostics_read_an_algorithm_that_differentiates_in_train_step(tmp_pat
 
 
 @pytest.mark.parametrize("kind", [ppo, sac, recurrent])
-def test_a_run_with_every_diagnostic_has_the_bits_of_one_without(tmp_path, kind):
+def test_diagnostics_do_not_change_a_run(tmp_path, kind):
     plain = kind(tmp_path / "plain", Summaries([]))
     plain.train()
     watched = kind(tmp_path / "watched", everything())
@@ -146,7 +146,7 @@ def test_compiled_updates_have_the_same_bits_with_diagnostics(tmp_path):
     assert_same(*states)
 
 
-def test_updates_are_not_looked_at_unless_a_look_is_due(tmp_path):
+def test_updates_are_inspected_only_when_due(tmp_path):
     looks = Keeper(), Keeper()
     trainer = ppo(tmp_path / "a", Summaries([looks[0]], diagnostics_period=100), num_iterations=8)
     seen, clocks = [], []
@@ -170,7 +170,7 @@ def test_updates_are_not_looked_at_unless_a_look_is_due(tmp_path):
     none.close()
 
 
-def test_norms_are_those_of_the_parameters_the_gradient_and_the_last_step(tmp_path):
+def test_norms_cover_parameters_gradient_and_last_step(tmp_path):
     keeper = Keeper()
     trainer = ppo(tmp_path, Summaries([ModuleNorms(depth=1), keeper]), num_iterations=1)
     trainer.train()
@@ -282,7 +282,7 @@ def test_units_of_convolutions_are_channels(size):
     assert DormantUnits(threshold=0.0).measure(run, update)["dormant_units/all"] == 0.5
 
 
-def test_the_last_update_is_one_that_was_made(tmp_path):
+def test_the_last_reported_update_was_made(tmp_path):
     stopping = functools.partial(PPO, target_kl=1e-9)
     batches = functools.partial(EpochBatches, num_epochs=4, minibatch_size=8)
     trainer = ppo(tmp_path, Summaries([ModuleNorms(depth=1)]), algorithm=stopping, batches=batches, num_iterations=1)
@@ -291,7 +291,7 @@ def test_the_last_update_is_one_that_was_made(tmp_path):
     assert 0 < row["updates"] < 4 * 12 and row["update_size/network"] > 0
 
 
-def test_explained_variance_is_that_of_the_target(tmp_path):
+def test_explained_variance_refers_to_the_target(tmp_path):
     keeper = Keeper()
     trainer = ppo(tmp_path, Summaries([ExplainedVariance(), keeper]), num_iterations=1)
     trainer.train()
@@ -385,7 +385,7 @@ def test_values_of_every_kind_are_one_number_for_each_step(tmp_path, name):
         assert np.isfinite(estimate).all() and np.ptp(estimate) > 0
 
 
-def test_the_estimate_of_a_distribution_is_its_mean_and_that_of_critics_the_mean_of_their_means(tmp_path):
+def test_value_estimate_is_the_mean_of_distributions_and_critics(tmp_path):
     compared, episode, trainer = measured(
         tmp_path, "Pendulum-v1", functools.partial(SMALL_SAC, values=Bins), max_episode_steps=9
     )
@@ -397,7 +397,7 @@ def test_the_estimate_of_a_distribution_is_its_mean_and_that_of_critics_the_mean
     assert return_[-1] == pytest.approx(last, abs=1e-4)
 
 
-def test_of_a_vector_reward_the_weighted_q_of_sac_is_compared_and_its_value_is_not(tmp_path):
+def test_sac_compares_weighted_q_but_not_value_for_vector_rewards(tmp_path):
     algorithm = functools.partial(SMALL_SAC, reward_weights=[1.0, 0.5])
     compared, episode, trainer = measured(tmp_path, TradeOff, algorithm, length=9)
     assert compared.keys() == {"q"} and len(compared["q"][0]) == 8
@@ -471,7 +471,7 @@ def broken(run):
     return {"ratio": 1 / (run.clock.iterations - run.clock.iterations)}
 
 
-def test_an_error_in_a_custom_summary_is_one_sentence_with_its_line(tmp_path):
+def test_an_error_in_a_custom_summary_is_reported_in_one_sentence_with_its_line(tmp_path):
     trainer = ppo(tmp_path, Summaries(custom_summary=broken))
     line = broken.__code__.co_firstlineno + 1
     words = "Summaries.custom_summary broken raised ZeroDivisionError: division by zero"
@@ -480,13 +480,13 @@ def test_an_error_in_a_custom_summary_is_one_sentence_with_its_line(tmp_path):
 
 
 @pytest.mark.parametrize("found", [None, 3, {"name": "text"}, {"name": None}, {"name": {"a": 1}}])
-def test_what_a_custom_summary_cannot_return_is_one_sentence(tmp_path, found):
+def test_what_a_custom_summary_cannot_return_is_reported_in_one_sentence(tmp_path, found):
     trainer = ppo(tmp_path, Summaries(custom_summary=lambda run: found))
     with pytest.raises(UsageError, match="custom_summary .*returned .*must"):
         trainer.train()
 
 
-def test_what_is_neither_a_diagnostic_nor_a_writer_is_refused():
+def test_only_diagnostics_and_writers_are_accepted():
     with pytest.raises(UsageError, match="Summaries.diagnostics "):
         Summaries([ModuleNorms])
     with pytest.raises(UsageError, match="writers has .*, which is not a Writer"):

@@ -61,7 +61,7 @@ def test_returns_do_not_depend_on_the_number_of_environments(sample):
 
 
 @pytest.mark.parametrize("sample", [False, True])
-def test_neither_do_those_of_a_large_continuous_task(sample):
+def test_a_large_continuous_task_does_not_use_bfloat16(sample):
     pytest.importorskip("mujoco")
     parts = parts_of("HalfCheetah-v5", env_kwargs={"max_episode_steps": 15})
     results = [evaluate(parts, 8, num_envs, sample=sample) for num_envs in (1, 7)]
@@ -89,7 +89,7 @@ class SumsOfActions(gymnasium.Env):
 
 @pytest.mark.parametrize("algorithm", [PPO, SAC, TD3])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
-def test_the_last_bit_of_an_action_does_not_depend_on_the_place_of_its_row(size, algorithm):
+def test_actions_do_not_depend_on_the_row_position_bit_for_bit(size, algorithm):
     parts = parts_of(SumsOfActions, env_kwargs={"size": size}, make_algorithm=algorithm)
     results = [evaluate(parts, 17, num_envs) for num_envs in (1, 3, 5, 8, 17)]
     assert len(set(results[0].returns)) == 17
@@ -102,7 +102,7 @@ def test_more_environments_than_a_policy_batch_change_nothing():
         assert evaluate(parts, 19, 3, sample=sample) == evaluate(parts, 19, 19, sample=sample)
 
 
-def test_lengths_that_differ_change_nothing_either():
+def test_different_lengths_give_equal_results():
     """Episodes end at different times, and lanes are refilled in another order with each number of environments."""
     parts = parts_of("CartPole-v1")
     for sample in (False, True):
@@ -269,7 +269,7 @@ def test_the_policy_receives_transformed_observations():
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_the_policy_evaluates_in_eval_mode_and_is_left_as_it_was(training):
+def test_evaluation_uses_eval_mode_and_restores_the_mode(training):
     class Moody(Zero):
         def predict_step(self, time_step, state):
             assert not self.training
@@ -396,7 +396,7 @@ def test_a_tensor_environment_runs_one_episode_in_each_row(mode):
     assert evaluation.returns == pytest.approx(total.tolist(), rel=1e-5)  # an evaluation gives heads more outputs
 
 
-def test_a_vector_environment_of_the_users_runs_one_episode_in_each_row():
+def test_custom_vector_environments_run_one_episode_per_row():
     env = SyncVectorEnv([lambda n=n: Stamped((n,)) for n in (3, 1, 5)], autoreset_mode=AutoresetMode.NEXT_STEP)
     environment = VectorEnvironment(env, [0] * 3, autoreset=False)
     specs = environment.observation_spec, environment.reward_spec
@@ -463,7 +463,7 @@ def test_episodes_of_a_tensor_environment_are_cut_too(mode):
         assert evaluator.evaluate(3).lengths == (20,) * 3 and evaluator.num_cut == 0
 
 
-def test_an_evaluation_that_lasts_says_how_far_it_is(monkeypatch):
+def test_a_long_evaluation_reports_its_progress(monkeypatch):
     monkeypatch.setattr("alfish.training.evaluator.PROGRESS_SECONDS", 0.0)
     lines = []
     with contextlib.closing(make_evaluator(*parts_of(OneState, make_algorithm=Zero), 3, 2)) as evaluator:
@@ -550,7 +550,7 @@ def assert_same(episodes, others):
 
 @pytest.mark.parametrize("sample", [False, True])
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-def test_test_episodes_are_those_that_are_evaluated(env_id, sample):
+def test_evaluations_use_the_test_episodes(env_id, sample):
     parts = parts_of(env_id, env_kwargs={"max_episode_steps": 15})
     evaluation = evaluate(parts, 11, 4, seed=7, sample=sample)
     episodes = episodes_of(parts, 11, 4, seed=7, sample=sample)
@@ -588,7 +588,7 @@ def test_their_actions_give_the_same_rows_in_an_environment_reset_with_their_see
 
 @pytest.mark.parametrize("truncates", [False, True])
 @pytest.mark.parametrize("num_envs", [1, 2, 5])
-def test_every_row_of_an_episode_is_its_own_and_the_last_observation_is_the_true_one(num_envs, truncates):
+def test_episode_rows_are_not_overwritten_and_end_with_the_true_observation(num_envs, truncates):
     lengths = (3, 1, 6)
     parts = parts_of(Stamped, env_kwargs={"lengths": lengths, "truncates": truncates}, make_algorithm=Zero)
     episodes = episodes_of(parts, 9, num_envs)
@@ -662,7 +662,7 @@ def test_more_episodes_than_environments_that_reset_together_are_refused():
         evaluator.generate_test_episodes(0)
 
 
-def test_a_policy_is_evaluated_in_environments_of_its_own_spaces_only():
+def test_a_policy_is_evaluated_only_in_matching_environments():
     _, algorithm, transforms = parts_of("Pendulum-v1")
     closed = []
 
@@ -735,7 +735,7 @@ def test_a_policy_that_draws_from_the_global_generator_is_not_disturbed_either()
     assert returns == pytest.approx(evaluation.returns, abs=1e-9)
 
 
-def test_others_begun_before_all_were_taken_are_refused_and_right_themselves():
+def test_passes_begun_too_early_are_refused_and_recover():
     parts = parts_of("CartPole-v1")
     evaluator = evaluator_of(parts, 6, 2)
     expected = episodes_of(parts, 6, 2)
@@ -780,7 +780,7 @@ class Own(VectorEnv):
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 8])
-def test_a_vector_class_of_its_own_has_an_environment_for_each_episode_and_one_seed(num_envs):
+def test_a_custom_vector_class_is_evaluated_with_one_seed(num_envs):
     evaluator = make_evaluator(*parts_of(Own), 3, num_envs)
     assert evaluator.environment.num_envs == 3 and not evaluator.environment.seeds_rows
     assert evaluator.evaluate(3, seed=100).lengths == (2, 3, 4)

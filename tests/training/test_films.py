@@ -155,7 +155,7 @@ def test_play_shows_all_episodes_in_one_grid(run, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_vector_class_that_makes_all_episodes_at_once_is_filmed_side_by_side(tmp_path):
+def test_custom_vector_classes_are_filmed_side_by_side(tmp_path):
     (tmp_path / "own_vector.py").write_text(
         "import gin\n"
         "from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv\n"
@@ -220,7 +220,7 @@ class Blind(OneState):
         super().__init__(length=length)
 
 
-def test_an_environment_without_frames_is_one_sentence_before_anything_is_trained(tmp_path, capsys):
+def test_an_environment_without_frames_is_reported_in_one_sentence_before_anything_is_trained(tmp_path, capsys):
     alfish.train("PPO", Blind, num_env_steps=64, root_dir=tmp_path / "run", **{"Trainer.unroll_length": 64})
     for command in (["play", f"--video={tmp_path / 'x.mp4'}"], ["evaluate", "--video"]):
         capsys.readouterr()
@@ -315,7 +315,7 @@ def test_tiles_stand_row_by_row_in_a_nearly_square_grid():
     assert grid(tiles[:1]).shape == (2, 3, 3) and grid(tiles[:2]).shape == (2, 6, 3)
 
 
-def test_captions_say_what_happens_and_leave_the_rest_of_the_frame(tmp_path):
+def test_captions_change_only_their_part_of_the_frame(tmp_path):
     frame = np.full((200, 300, 3), 200, np.uint8)
     words = captioned(frame, ["episode 0  step 1", "return 3"])
     assert words.shape == frame.shape and (words[100:] == 200).all() and (words[:20, :40] != 200).any()

@@ -83,7 +83,7 @@ class Remembering(PPO):
         return AlgStep((state % 3).clamp(max=2), state + 1)
 
 
-def test_the_memory_of_a_policy_stands_still_in_the_turns_of_others(tmp_path):
+def test_policy_memory_is_unchanged_in_turns_of_others(tmp_path):
     game = Counting(length=9)
     trainer = trainer_of(tmp_path, lambda **_: game, "each", algorithm=Remembering)
     trainer.evaluator(1).evaluate(1)

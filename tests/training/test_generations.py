@@ -16,7 +16,7 @@ def test_first_values_are_spread_over_the_range_and_depend_only_on_the_seed():
     assert all(float(f"{float(member.bindings['a.x']):.6g}") == float(member.bindings["a.x"]) for member in members)
 
 
-def test_values_are_multiplied_within_the_bounds_and_whole_numbers_change_by_at_least_one():
+def test_perturbed_values_stay_in_bounds_and_integers_change():
     generator = np.random.default_rng(0)
     real, whole = Perturbed.parse("a.x=0.5..10"), Perturbed.parse("a.n=1..64")
     assert {real.perturb("4.0", generator) for _ in range(50)} == {"3.2", "5.0"}
@@ -83,7 +83,7 @@ def test_a_failed_member_is_replaced_whatever_the_gap_and_ends_without_replaceme
     assert all(member.parent != "g004/m1" for member in follow(results, 2))
 
 
-def test_a_member_that_is_kept_is_never_replaced_and_the_others_have_their_places():
+def test_kept_members_are_never_replaced():
     results = [result(0, 1.0), result(1, 9.0), result(2, 2.0), result(3, 3.0)]
     settings = [Perturbed.parse("a.x=0.001..1000")]
     for seed in range(10):
@@ -104,7 +104,7 @@ def test_the_members_in_the_middle_have_their_own_settings_perturbed():
     assert members[3].bindings == {"a.x": "1.0"}
 
 
-def test_a_mutation_rate_is_the_probability_of_another_value():
+def test_mutation_rate_is_the_probability_of_a_changed_value():
     perturbed = [Perturbed.parse(f"a.x{k}=0.001..1000") for k in range(20)]
     bindings = {one.name: "1.0" for one in perturbed}
     results = [MemberResult(Member(0, number, None, bindings), float(number), 0.0) for number in range(2)]

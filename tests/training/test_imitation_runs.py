@@ -77,7 +77,7 @@ CASES = [(algorithm, torso) for algorithm in (DAgger, Distillation) for torso in
 
 
 @pytest.mark.parametrize(("algorithm", "torso"), CASES)
-def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, expert, algorithm, torso):
+def test_a_resumed_run_is_bit_identical(tmp_path, expert, algorithm, torso):
     settings = {"algorithm": algorithm, "torso": torso}
     whole = make(tmp_path / "whole", expert, **settings)
     whole.train()
@@ -115,7 +115,7 @@ def test_workers_label_rows_and_lockstep_repeats_its_bits(tmp_path, expert, algo
     before.close()
 
 
-def test_replay_keeps_the_rows_of_all_rounds_with_the_labels_of_the_saved_policy(tmp_path, expert):
+def test_replay_keeps_all_rounds_with_labels_of_the_saved_policy(tmp_path, expert):
     trainer = make(tmp_path / "run", expert)
     trainer.train()
     buffer = trainer.batches.buffer
@@ -159,7 +159,7 @@ def test_a_trained_student_is_evaluated_and_loaded_without_its_expert(tmp_path, 
     assert "is not a run of `alfish train`" in capsys.readouterr().err
 
 
-def test_a_run_does_not_continue_when_the_newest_checkpoint_of_its_expert_is_another(tmp_path, expert):
+def test_a_run_does_not_continue_with_a_changed_expert_checkpoint(tmp_path, expert):
     there = shutil.copytree(expert, tmp_path / "expert")
     stop_after(make(tmp_path / "run", there), 2)
     alfish.train(root_dir=there, algorithm="PPO", environment="Pendulum-v1", on_config_change="new",
@@ -247,7 +247,7 @@ PARTS = [("ppo", GAIL), ("sac", GAIL), ("ppo", GuidedCost), ("sac", GuidedCost)]
 
 
 @pytest.mark.parametrize(("name", "part"), PARTS)
-def test_a_resumed_run_with_demonstrations_has_the_bits_of_one_that_never_stopped(tmp_path, demonstrations, name, part):
+def test_a_resumed_run_with_demonstrations_is_bit_identical(tmp_path, demonstrations, name, part):
     whole = imitate(tmp_path / "whole", demonstrations, name, part)
     whole.train()
     stop_after(imitate(tmp_path / "cut", demonstrations, name, part), 5)
@@ -278,7 +278,7 @@ def test_the_metrics_of_a_run_have_the_environments_rewards(tmp_path, demonstrat
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(("name", "part"), PARTS)
-def test_compiled_updates_with_a_learned_reward_are_the_plain_ones(tmp_path, demonstrations, name, part, interpreted):
+def test_compiled_updates_with_a_learned_reward_equal_plain_updates(tmp_path, demonstrations, name, part, interpreted):
     found = []
     for is_compiled in (False, True):
         learner = functools.partial(Learner, compile=is_compiled, max_grad_norm=0.5)

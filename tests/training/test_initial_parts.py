@@ -189,7 +189,7 @@ class TestRuns:
             expected = trainer.algorithm.rollout_step(nest.at(rows.time_step, 0), None).info
         assert all(torch.allclose(a[0], b, atol=1e-6) for a, b in zip(nest.leaves(rows.info), nest.leaves(expected)))
 
-    def test_the_run_says_what_it_started_with(self, tmp_path, source, capsys):
+    def test_the_run_logs_its_start_conditions(self, tmp_path, source, capsys):
         make(tmp_path / "run", initial_parts={ACTOR: str(source)}, num_iterations=1).train()
         printed = capsys.readouterr().err
         steps = Checkpoints(source / "checkpoints").steps()[-1]
@@ -229,7 +229,7 @@ class TestMistakes:
             ({ACTOR: ""}, "it must be a run's directory"),
         ],
     )  # fmt: skip
-    def test_one_sentence_says_what_is_wrong_and_nothing_is_loaded(self, tmp_path, source, parts, words):
+    def test_faults_are_one_sentence_and_nothing_is_loaded(self, tmp_path, source, parts, words):
         parts = {"network.critic_torso": str(source)} | {
             place: text.format(source=source) for place, text in parts.items()
         }
@@ -311,7 +311,7 @@ class TestExamples:
             if found := re.search(r"^# (\w+\.gin)", text, re.MULTILINE):
                 (runs / found[1]).write_text(text[found.start() :])
 
-    def test_a_frozen_part_is_that_of_its_source(self, files):
+    def test_a_frozen_part_equals_its_source(self, files):
         state = train("mirrored.gin", "mirrored")
         encoder = f"{ACTOR}.encoder"
         assert_equal(below(state, encoder), below(saved("runs/catch"), encoder))
@@ -323,7 +323,7 @@ class TestExamples:
         assert 0 < max(move for name, move in moves.items() if name.startswith(encoder)) < 1e-2
         assert max(move for name, move in moves.items() if not name.startswith(encoder)) > 2e-2
 
-    def test_features_are_those_of_the_source(self, files):
+    def test_features_equal_the_source_features(self, files):
         train("features.gin", "features")
         own = saved("runs/features", name="transforms")
         there = below(saved("runs/catch"), f"{ACTOR}.encoder.encoders.0")
@@ -332,7 +332,7 @@ class TestExamples:
 
 
 @pytest.mark.slow
-def test_an_encoder_of_another_task_is_enough_for_a_second_one(tmp_path):
+def test_an_encoder_of_another_task_can_be_reused(tmp_path):
     """The images are the same, and the second task exchanges left and right; only the rest of the network trains."""
     encoder = f"{ACTOR}.encoder"
     common = {"conf": "ppo_catch", "num_env_steps": 5000, "listeners": [CheckpointSaver()]}

@@ -76,7 +76,7 @@ def test_the_worst_continue_from_the_best_with_perturbed_settings(tmp_path):
 
 
 @pytest.mark.parametrize("algorithm, batches", [(PPO, EPOCHS), (DQN, REPLAY)])
-def test_a_run_that_is_stopped_at_any_point_has_the_bits_of_an_uninterrupted_one(tmp_path, algorithm, batches):
+def test_a_run_stopped_at_any_point_resumes_bit_for_bit(tmp_path, algorithm, batches):
     make = functools.partial(JointPopulation, {RATE: "1e-6..1e-1"}, period=150)
     saver = functools.partial(CheckpointSaver, period=10**9)
     whole = trainer_of(tmp_path / "whole", make(), listeners=[saver()], algorithm=algorithm, batches=batches)
@@ -117,7 +117,7 @@ def test_a_policy_continues_with_the_networks_of_another_and_with_its_own_rows(t
         gin.query_parameter("p0/Learner.learning_rate")
 
 
-def test_a_copy_that_cannot_be_built_changes_nothing(tmp_path):
+def test_a_failed_copy_changes_nothing(tmp_path):
     trainer = trainer_of(tmp_path)
     one, other = trainer.unroller.members[:2]
     parts = dict(vars(one))
@@ -126,7 +126,7 @@ def test_a_copy_that_cannot_be_built_changes_nothing(tmp_path):
     assert all(vars(one)[name] is part for name, part in parts.items())
 
 
-def test_a_policy_begins_with_its_own_value_and_the_kept_one_with_the_configured_one(tmp_path):
+def test_new_policies_have_their_own_value_kept_policies_the_configured_one(tmp_path):
     gin.parse_config(f"{RATE} = 0.5\np1/{RATE} = 2e-3\nPPO.gamma = 0.97")
     population = JointPopulation({RATE: "1e-3..1e-2", "PPO.gamma": "0.9..0.99"}, period=200, keeps="p0")
     trainer = trainer_of(tmp_path, population)
@@ -138,7 +138,7 @@ def test_a_policy_begins_with_its_own_value_and_the_kept_one_with_the_configured
     assert {row["parent"] for row in kept} == {"", "p0"} and {row[RATE] for row in kept} == {"0.5"}
 
 
-def test_an_entry_of_a_list_is_perturbed_and_is_in_force_in_the_copy(tmp_path):
+def test_a_perturbed_list_entry_affects_the_copy(tmp_path):
     gin.parse_config("PPO.reward_weights = [1.0, 0.5]")
     rewards = {"own": "reward", "time": "info:time"}
     environment = functools.partial(make_games, Kept, num_games=4, rewards=rewards)
@@ -206,7 +206,7 @@ def test_agents_of_their_own_are_groups_of_their_own(tmp_path):
         ("p1/PolicySettings.algorithm = @DQN\np1/PolicySettings.batches = @ReplayBatches", {}, "DQN is not PPO"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_sentence_at_the_start(tmp_path, bound, given, sentence):
+def test_mistakes_are_reported_in_one_sentence_at_the_start(tmp_path, bound, given, sentence):
     gin.parse_config(bound)
     with pytest.raises(UsageError, match=sentence) as raised:
         population = JointPopulation(**{"perturb": {RATE: "1e-5..1e-2"}, "period": 200, **given})

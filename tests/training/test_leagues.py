@@ -109,7 +109,7 @@ def check_equal_runs(one, other):
 
 # Stops after these iterations; after the last one, at least one of the three snapshots is not written again.
 @pytest.mark.parametrize("iterations", [(2, 7, 12), (3, 4, 13)])
-def test_a_resumed_league_has_the_bits_of_an_uninterrupted_one(tmp_path, iterations):
+def test_a_resumed_league_is_bit_identical(tmp_path, iterations):
     gin.bind_parameter("Lineup.weights", {"main": 3.0, "past": 1.0})
     gin.bind_parameter("Lineup.requires", "main")
     saver, history = functools.partial(CheckpointSaver, period=10**9), History()
@@ -141,7 +141,7 @@ def test_snapshots_have_the_networks_of_their_policy_and_no_optimizer(tmp_path):
     assert trainer.batches.stored().keys() == {"main"}  # and no replay of the others takes memory
 
 
-def test_a_slot_may_be_of_another_policy_than_its_neighbours(tmp_path):
+def test_neighbouring_slots_may_have_different_policies(tmp_path):
     for slot, source in (("past0", "x"), ("past1", "y")):
         gin.bind_parameter(f"{slot}/PolicySettings.snapshot_of", source)
     trainer = trainer_of(tmp_path, [Snapshots(period=60)], {"x": "*", "y": "*", "past": ("*", 2)})
@@ -208,7 +208,7 @@ def test_one_policy_trains_at_a_time(tmp_path):
     assert members["b"].learner.updates == members["b"].num_steps - 60 > 0
 
 
-def test_a_resumed_alternation_has_the_bits_of_an_uninterrupted_one(tmp_path):
+def test_a_resumed_alternation_is_bit_identical(tmp_path):
     saver = functools.partial(CheckpointSaver, period=10**9)
     whole = alternating(tmp_path / "whole", saver())
     whole.train()

@@ -126,7 +126,7 @@ def test_masked_policies_act_through_numpy_as_through_torch(tmp_path, name, kind
     "way", [pytest.param("interpreted", marks=pytest.mark.slow), pytest.param("compiled", marks=pytest.mark.long)]
 )
 @pytest.mark.parametrize("name", ["PPO", "DQN", "SAC"])
-def test_updates_with_masks_in_graphs_are_the_plain_ones(tmp_path, name, way, request):
+def test_updates_with_masks_in_graphs_equal_plain_updates(tmp_path, name, way, request):
     if way == "interpreted":
         request.getfixturevalue("interpreted")
     found = []
@@ -140,7 +140,7 @@ def test_updates_with_masks_in_graphs_are_the_plain_ones(tmp_path, name, way, re
 
 
 @pytest.mark.parametrize("name", ["PPO", "DQN", "SAC"])
-def test_a_resumed_run_with_masks_has_the_bits_of_one_that_never_stopped(tmp_path, name):
+def test_a_resumed_run_with_masks_is_bit_identical(tmp_path, name):
     """Seven unrolls of 7 rows end at row 49, the LAST of the tenth episode of 4 actions."""
 
     def started(where):

@@ -83,7 +83,7 @@ def test_a_learning_rate_follows_evaluations_of_the_same_report(tmp_path):
 
 
 @pytest.mark.parametrize("setting", ["entropy_coef", "learning_rate"])
-def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, setting):
+def test_a_resumed_run_is_bit_identical(tmp_path, setting):
     def run(directory, **options):
         schedule = Feedback(scalar="train/value_loss", target=0.0, initial=1e-3, rate=0.1)
         return make(tmp_path / directory, [CheckpointSaver(0)], **{setting: schedule}, **options)
@@ -140,7 +140,7 @@ def test_workers_act_with_the_value(tmp_path):
     assert most[1] > 1 and most[-1] == 1
 
 
-def test_a_scalar_that_nobody_reports_is_refused(tmp_path):
+def test_an_unreported_scalar_is_refused(tmp_path):
     schedule = MeasuredLinear(scalar="evaluation/return", start=1.0, finish=2.0)
     with pytest.raises(
         UsageError, match=r"MeasuredLinear.scalar \(of entropy_coef\) is 'evaluation/return'; it must be"

@@ -95,7 +95,7 @@ def parameters_of(trainer):
     return torch.cat([parameter.detach().flatten() for parameter in trainer.algorithm.parameters()])
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(tmp_path):
+def test_equal_seeds_give_equal_bits_and_different_seeds_do_not(tmp_path):
     name = "td3_saved_state"
     runs = []
     for k, seed in enumerate((3, 3, 4)):
@@ -125,7 +125,7 @@ RESUMED = {
         for sampler in (Uniform, Prioritized)
     ],
 )
-def test_a_run_resumed_with_its_replay_has_the_bits_of_one_that_never_stopped(tmp_path, name, sampler):
+def test_a_run_resumed_with_replay_is_bit_identical(tmp_path, name, sampler):
     replay = {"sampler": sampler}
     whole = make(tmp_path / "whole", name, replay)
     whole.train()
@@ -177,7 +177,7 @@ def test_a_run_resumes_while_it_trains_on_without_acting(tmp_path):
     assert_same(tensors_of(whole), tensors_of(resumed))
 
 
-def test_without_its_rows_a_run_whose_acting_had_ended_acts_again_before_it_trains(tmp_path):
+def test_a_run_without_saved_rows_acts_again_before_training(tmp_path):
     name, replay = "sac_saved_state", {"save": False}
     options = {"interaction_env_steps": 40, "num_iterations": None, "num_updates": 150}
     cut = stop_after(make(tmp_path, name, replay, **options), 20)
@@ -211,7 +211,7 @@ def test_rows_in_files_resume_to_the_same_bits(tmp_path):
     ("name", "how", "batch_size", "again"),
     [("dqn_episode_boundary", "not saved", 4, 10), ("sac_saved_state", "removed", 28, 28)],
 )
-def test_a_run_resumed_without_its_replay_goes_on_and_says_so(tmp_path, capsys, name, how, batch_size, again):
+def test_a_run_resumed_without_its_replay_continues_with_a_message(tmp_path, capsys, name, how, batch_size, again):
     """A tenth of the 60 steps that are left would be 6: too few for a window of 5 rows of each of 2 environments."""
     replay = {"batch_size": batch_size} | ({"save": False} if how == "not saved" else {})
     cut = stop_after(make(tmp_path, name, replay), SETTINGS[name][-1])
@@ -235,7 +235,7 @@ def test_a_run_resumed_without_its_replay_goes_on_and_says_so(tmp_path, capsys, 
     resumed.close()
 
 
-def test_a_checkpoint_never_stands_without_its_rows(tmp_path):
+def test_a_checkpoint_always_has_its_replay_rows(tmp_path):
     name = "sac_saved_state"
     trainer = make(tmp_path, name, listeners=[CheckpointSaver(7, keep_last=2)])
     trainer.train()
@@ -250,7 +250,7 @@ class Improving(Listener):
         report.evaluation = types.SimpleNamespace(mean=float(report.iterations))
 
 
-def test_a_better_evaluation_between_two_periods_is_saved_without_rows_and_not_continued_from(tmp_path, capsys):
+def test_a_best_checkpoint_between_periods_has_no_rows(tmp_path, capsys):
     name = "sac_saved_state"
 
     def listeners():
@@ -282,7 +282,7 @@ def test_a_better_evaluation_between_two_periods_is_saved_without_rows_and_not_c
     assert_same(tensors_of(whole), tensors_of(resumed))
 
 
-def test_where_no_checkpoint_has_its_rows_the_newest_is_continued_from(tmp_path):
+def test_without_saved_rows_the_newest_checkpoint_continues(tmp_path):
     trainer = make(tmp_path, "sac_saved_state")
     trainer.start()
     for report in trainer.iterate():
@@ -298,7 +298,7 @@ def test_where_no_checkpoint_has_its_rows_the_newest_is_continued_from(tmp_path)
     resumed.close()
 
 
-def test_a_replay_file_of_other_content_is_named_and_nothing_of_it_is_trained_on(tmp_path, capsys):
+def test_a_foreign_replay_file_is_named_and_not_used(tmp_path, capsys):
     cut = stop_after(make(tmp_path, "dqn_episode_boundary"), 7)
     _, stored = cut.directory.replay_checkpoints.load()
     (path,) = (tmp_path / "replay").glob("*.pt")
@@ -366,7 +366,7 @@ def test_a_resume_that_fails_leaves_the_checkpoint_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("capacity", [40, 90])
-def test_a_run_may_go_on_with_another_capacity_of_replay(tmp_path, capacity):
+def test_a_run_may_continue_with_another_replay_capacity(tmp_path, capacity):
     name = "recurrent_sac_saved_state"
     cut = stop_after(make(tmp_path, name, replay={"sampler": Prioritized}), 13)
     resumed = make(tmp_path, name, replay={"sampler": Prioritized, "capacity": capacity})
@@ -459,7 +459,7 @@ class Killed(BaseException):
     pass
 
 
-def test_a_run_that_is_killed_between_its_two_files_twice_still_has_the_rows_of_its_checkpoint(tmp_path):
+def test_two_kills_between_both_files_keep_the_checkpoint_rows(tmp_path):
     def die(*arguments, **options):
         raise Killed
 
@@ -505,7 +505,7 @@ class Means(NamedTuple):
     policy: Categorical
 
 
-def test_named_tuples_in_state_and_replay_do_not_keep_a_run_from_being_saved_and_resumed(tmp_path):
+def test_runs_with_named_tuples_in_state_and_replay_resume(tmp_path):
     def remembering(*specs):
         algorithm = Remembering(*specs, q_network=ALGORITHMS["dqn"].keywords["q_network"])
         algorithm.replay_needs = ReplayNeeds(info=("policy",))
@@ -519,7 +519,7 @@ def test_named_tuples_in_state_and_replay_do_not_keep_a_run_from_being_saved_and
     assert_same(tensors_of(whole), tensors_of(resumed))
 
 
-def test_a_summary_that_falls_on_an_iteration_without_updates_is_made_up_for(tmp_path):
+def test_summaries_due_without_updates_are_written_later(tmp_path):
     ratio = {"updates_per_env_step": 0.25}
     scalars = []
 
@@ -583,7 +583,7 @@ def test_a_larger_budget_keeps_the_warm_up_that_the_run_began_with(tmp_path):
     assert longer.clock.updates == longer.clock.env_steps - 10
 
 
-def test_a_run_that_is_killed_in_its_warm_up_resumes_with_what_is_left_of_it(tmp_path):
+def test_a_run_killed_in_warm_up_resumes_with_the_rest_of_it(tmp_path):
     """Its rows are lost; today's budget would end in a second warm-up."""
     options = {"replay": {"warmup_env_steps": 60, "save": False}, "num_iterations": None, "num_env_steps": 100}
     cut = stop_after(make(tmp_path, "dqn_episode_boundary", **options), 3)
@@ -593,7 +593,7 @@ def test_a_run_that_is_killed_in_its_warm_up_resumes_with_what_is_left_of_it(tmp
     assert resumed.clock.updates == resumed.clock.env_steps - 60
 
 
-def test_a_run_that_ends_without_an_update_raises_and_says_so_each_time(tmp_path):
+def test_a_run_without_updates_always_raises(tmp_path):
     """The time limit ends it in its warm-up."""
     options = {"replay": {"warmup_env_steps": 10**5, "capacity": 10**5}, "num_iterations": None}
     for _ in range(2):

@@ -89,7 +89,7 @@ def test_a_batch_is_acted_on_row_by_row():
         np.testing.assert_allclose(policy.act(observation), action, rtol=1e-4)
 
 
-def test_the_whole_result_of_reset_is_refused_with_what_act_takes():
+def test_act_refuses_the_whole_result_of_reset():
     policy = policy_of("Pendulum-v1")
     with pytest.raises(UsageError, match="observation is not an array of numbers .*act requires only the observation"):
         policy.act(gymnasium.make("Pendulum-v1").reset(seed=0))
@@ -99,7 +99,7 @@ def test_the_whole_result_of_reset_is_refused_with_what_act_takes():
     ("pixels", "words"),
     [(np.full((8, 8, 1), 0.5), "observation.image has the value 0.5"), (np.full((8, 8, 1), 300), "has the value 300")],
 )
-def test_what_the_dtype_of_a_leaf_does_not_hold_is_refused(pixels, words):
+def test_values_that_do_not_fit_a_leafs_dtype_are_refused(pixels, words):
     torso = functools.partial(Torso, encoder=encoder)
     algorithm = functools.partial(PPO, network=functools.partial(ActorCritic, actor_torso=torso, critic_torso=torso))
     policy = policy_of(NestedBandit, algorithm, env_kwargs={"nested_action": False, "image_size": 8})
@@ -420,7 +420,7 @@ def test_changed_weights_are_seen():
     assert policy.act(observation) == [0.0] and program(policy) is not None
 
 
-def test_a_part_that_is_missing_in_some_calls_is_asked_for_where_it_is_read():
+def test_a_part_missing_in_some_calls_is_requested_where_it_is_read():
     policy = recurrent_policy()
     policy.act(np.zeros(3, np.float32))
     assert program(policy) is not None

@@ -142,12 +142,12 @@ def requeued(tmp_path, job, num_signals):
 @pytest.mark.parametrize(
     "num_signals", [pytest.param(2, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.long)]
 )
-def test_a_job_that_is_queued_again_ends_with_the_bits_of_one_that_is_not(tmp_path, job, expected, num_signals):
+def test_a_requeued_job_ends_bit_identical(tmp_path, job, expected, num_signals):
     torch.testing.assert_close(requeued(tmp_path, job, num_signals), expected, rtol=0, atol=0)
 
 
 @pytest.mark.long
-def test_a_pod_that_is_taken_away_saves_in_time_and_the_next_ones_end_with_the_bits_of_one(tmp_path, start, expected):
+def test_an_evicted_pod_saves_and_later_pods_continue_bit_for_bit(tmp_path, start, expected):
     kubernetes = Kubernetes()
     for point in (2000, 6000):
         process = start(kubernetes.container["command"])
@@ -161,7 +161,7 @@ def test_a_pod_that_is_taken_away_saves_in_time_and_the_next_ones_end_with_the_b
     torch.testing.assert_close(weights(tmp_path / "run"), expected, rtol=0, atol=0)
 
 
-def test_a_job_of_kubernetes_goes_on_after_signals_and_ends_with_a_mistake():
+def test_a_kubernetes_job_continues_after_signals_but_not_after_mistakes():
     kubernetes = Kubernetes()
     for number in SIGNALS:
         assert kubernetes.action(exit_status(number)) == "Count" and kubernetes.limit > 10
@@ -170,7 +170,7 @@ def test_a_job_of_kubernetes_goes_on_after_signals_and_ends_with_a_mistake():
     assert kubernetes.action(1, is_disrupted=True) == "Ignore"
 
 
-def test_the_run_of_a_job_of_kubernetes_is_on_a_volume():
+def test_kubernetes_jobs_store_runs_on_a_volume():
     kubernetes = Kubernetes()
     (mount,), (volume,) = kubernetes.container["volumeMounts"], kubernetes.pod["volumes"]
     (root_dir,) = [word for word in kubernetes.container["command"] if word.startswith("--root_dir=")]
@@ -178,7 +178,7 @@ def test_the_run_of_a_job_of_kubernetes_is_on_a_volume():
 
 
 @pytest.mark.parametrize("status, is_requeued", [(0, 0), (1, 0), (2, 0), (143, 0), (75, 1), (138, 1)])
-def test_a_job_is_queued_again_only_if_its_run_asks_for_it(tmp_path, job, status, is_requeued):
+def test_only_exit_status_75_requeues_a_job(tmp_path, job, status, is_requeued):
     (tmp_path / "alfish").write_text(f"#!/bin/bash\nexit {status}\n")
     assert job().wait(60) == status
     assert (tmp_path / "requeued").exists() == is_requeued

@@ -67,7 +67,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, name):
+def test_a_resumed_run_is_bit_identical(tmp_path, name):
     env_id, env_kwargs, unroll_length, stop = SETTINGS[name]
     whole = make(tmp_path / "whole", env_id, env_kwargs, unroll_length)
     whole.train()
@@ -81,7 +81,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path, name):
     assert json.loads((tmp_path / "cut" / "done").read_text()) == json.loads((tmp_path / "whole" / "done").read_text())
 
 
-def test_a_resumed_run_of_an_actor_and_a_critic_has_the_bits_of_one_that_never_stopped(tmp_path):
+def test_a_resumed_actor_critic_run_is_bit_identical(tmp_path):
     """Two optimizers, learned weights, and an old policy that is made from the unroll."""
     mlp = functools.partial(MLP, layers=(8,), norm="rms", activation="silu")
     algorithm = functools.partial(REPPO, actor_mlp=mlp, critic=functools.partial(PredictiveCritic, mlp=mlp))
@@ -96,7 +96,7 @@ def test_a_resumed_run_of_an_actor_and_a_critic_has_the_bits_of_one_that_never_s
     assert_same(tensors_of(whole), tensors_of(resumed))
 
 
-def test_a_resumed_run_follows_the_learning_rates_of_one_that_never_stopped(tmp_path):
+def test_learning_rates_do_not_change_after_a_resume(tmp_path):
     learner = functools.partial(Learner, learning_rate=KLAdaptive(1e-3, target=1e-3))
     led = functools.partial(make, env_id=TensorPointMass, env_kwargs={"length": 6}, unroll_length=8, learner=learner)
     whole = led(tmp_path / "whole")
@@ -117,7 +117,7 @@ def make_pausing(root_dir, stop_at=None, **options):
     return make(root_dir, TensorPointMass, {"length": 6}, 8, listeners=listeners, stop_at=stop_at, **options)
 
 
-def test_a_paused_run_is_not_finished_and_continues_with_the_bits_of_one_that_never_paused(tmp_path):
+def test_a_paused_run_continues_bit_for_bit(tmp_path):
     whole = make_pausing(tmp_path / "whole")
     whole.train()
     for stop_at in (64, 70, 150):
@@ -137,7 +137,7 @@ def test_a_paused_run_is_not_finished_and_continues_with_the_bits_of_one_that_ne
     assert whole_files == cut_files and len(whole_files) >= 3
 
 
-def test_a_stop_that_was_reached_before_trains_nothing(tmp_path):
+def test_a_stop_reached_earlier_prevents_training(tmp_path):
     first = make_pausing(tmp_path, 64)
     first.train()
     again = make_pausing(tmp_path, 32)
@@ -145,7 +145,7 @@ def test_a_stop_that_was_reached_before_trains_nothing(tmp_path):
     assert_same(tensors_of(first), tensors_of(again))
 
 
-def test_a_budget_that_is_spent_at_the_stop_finishes_the_run(tmp_path):
+def test_a_run_stopped_at_its_budget_is_finished(tmp_path):
     trainer = make_pausing(tmp_path, 64, num_iterations=None, num_env_steps=64)
     trainer.train()
     assert trainer.clock.finished and (tmp_path / "done").exists()
@@ -160,7 +160,7 @@ class Signalling(Listener):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_an_evaluation_that_a_signal_kept_from_a_pause_is_made_up_for(tmp_path):
+def test_an_evaluation_that_a_signal_kept_from_a_pause_is_repeated_later(tmp_path):
     make_pausing(tmp_path / "whole", 64).train()
     stopped = make_pausing(tmp_path / "cut", 64)
     stopped.listeners.insert(0, Signalling())
@@ -198,7 +198,7 @@ def test_an_evaluation_that_a_signal_prevented_is_that_of_the_same_policy(tmp_pa
     assert files[0] == files[1] and len(files[0]) >= 2
 
 
-def test_a_last_evaluation_that_a_signal_broke_off_is_made_up_for_before_the_run_is_done(tmp_path, monkeypatch):
+def test_an_interrupted_last_evaluation_is_repeated_before_the_run_ends(tmp_path, monkeypatch):
     whole = make_pausing(tmp_path / "whole")
     whole.train()
     evaluate = Evaluate._evaluate
@@ -225,7 +225,7 @@ def test_a_last_evaluation_that_a_signal_broke_off_is_made_up_for_before_the_run
     assert make_pausing(tmp_path / "cut").train() is None, "it is not repeated"
 
 
-def test_an_evaluation_that_was_made_up_for_is_not_made_again_after_a_kill(tmp_path):
+def test_a_repeated_evaluation_is_not_repeated_again_after_a_kill(tmp_path):
     class Kill(Listener):
         def after_iteration(self, run, report):
             raise KeyboardInterrupt
@@ -247,7 +247,7 @@ def test_an_evaluation_that_was_made_up_for_is_not_made_again_after_a_kill(tmp_p
     assert len(rows) == len(set(rows)), "each once"
 
 
-def test_an_evaluation_that_was_made_up_for_at_a_second_signal_is_not_made_again(tmp_path, monkeypatch):
+def test_a_repeated_evaluation_is_not_repeated_after_a_second_signal(tmp_path, monkeypatch):
     def training():
         listeners = [Evaluate(64, num_episodes=2), CheckpointSaver(0, keep_best=False), Summaries()]
         return make(tmp_path, TensorPointMass, {"length": 6}, 8, listeners=listeners)
@@ -281,14 +281,14 @@ def evaluated(root_dir, period, num_env_steps, **options):
     return dict(sorted(files.items())), clocks
 
 
-def test_a_budget_below_the_last_evaluation_ends_a_run_where_it_stands(tmp_path):
+def test_a_budget_below_the_last_evaluation_ends_the_run(tmp_path):
     before, _ = evaluated(tmp_path, 50, 400, stop_at=230)
     after, clocks = evaluated(tmp_path, 50, 100)
     assert all(after[clock] == text for clock, text in before.items())
     assert list(after) == clocks and clocks[-1] >= 230
 
 
-def test_an_evaluation_stands_where_it_was_due_though_its_period_has_changed(tmp_path):
+def test_evaluations_keep_their_due_clock_if_the_period_changes(tmp_path):
     before, _ = evaluated(tmp_path, 50, 500, stop_at=230)
     after, clocks = evaluated(tmp_path, 200, 500)
     assert list(before) == [50, 100, 150, 200] and all(after[clock] == text for clock, text in before.items())
@@ -309,7 +309,7 @@ def test_the_first_of_several_evaluations_chooses_the_best_checkpoint(tmp_path):
     assert found[2].evaluation.mean == found[2].scalars["long/mean_return"]
 
 
-def test_what_was_evaluated_is_written_though_summaries_are_broken_off(tmp_path):
+def test_interrupted_summaries_still_write_evaluations(tmp_path):
     def breaks(run):
         if 64 <= run.clock.value < 96:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -349,7 +349,7 @@ def resumed_reports(trainer):
     ids=["gated", "others"],
 )
 @pytest.mark.parametrize("name", ["saved_state", "saved_state_same_step"])
-def test_a_resumed_run_with_memory_has_equal_bits_in_mid_episode(tmp_path, name, memories):
+def test_a_run_with_memory_resumes_bit_for_bit_in_mid_episode(tmp_path, name, memories):
     env_id, env_kwargs, unroll_length, stop = SETTINGS[name]
     torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,)))
     actor, critic = (functools.partial(torso, memory=memory) for memory in memories)
@@ -390,7 +390,7 @@ def test_the_thread_count_of_the_run_is_restored(tmp_path):
         torch.set_num_threads(1)
 
 
-def test_an_explicit_thread_count_goes_before_that_of_the_run(tmp_path):
+def test_an_explicit_thread_count_overrides_the_run(tmp_path):
     env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
     stop_after(make(tmp_path, env_id, env_kwargs, unroll_length, num_threads="auto"), 1)
     trainer = make(tmp_path, env_id, env_kwargs, unroll_length, num_threads=2)
@@ -418,7 +418,7 @@ def test_idle_cores_change_no_thread_count_of_a_run(tmp_path):
         kernels.set_num_threads(1)
 
 
-def test_a_truncated_newest_checkpoint_falls_back_to_the_one_before_and_says_so(tmp_path, caplog, capsys):
+def test_a_truncated_newest_checkpoint_falls_back_to_the_previous(tmp_path, caplog, capsys):
     env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
     whole = make(tmp_path / "whole", env_id, env_kwargs, unroll_length)
     whole.train()
@@ -454,7 +454,7 @@ def stopped_twice(root_dir):
     return paths
 
 
-def test_what_further_learners_saved_stays_until_there_is_a_checkpoint_without_them(tmp_path):
+def test_files_of_further_learners_stay_until_a_checkpoint_without_them(tmp_path):
     """A start with too few learners that ends before it has saved loses nothing."""
     settings = TensorPointMass, {"length": 6}, 8
     stop_after(make(tmp_path, *settings), 2)
@@ -542,7 +542,7 @@ def test_a_checkpoint_of_other_content_is_named_and_the_one_before_continued_fro
         caplog.clear()
 
 
-def test_a_checkpoint_without_a_header_that_was_renamed_is_refused_by_its_own_steps(tmp_path):
+def test_a_renamed_old_checkpoint_is_refused_by_its_steps(tmp_path):
     env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
     _, newest = stopped_twice(tmp_path)
     checkpoints = Checkpoints(newest.parent, origin=Origin(run_id(tmp_path)))
@@ -561,7 +561,7 @@ def test_a_run_without_a_readable_checkpoint_never_starts_from_scratch(tmp_path)
 
 
 @pytest.mark.parametrize("start", ["train", "load_policy"])
-def test_a_checkpoint_of_another_architecture_is_refused_by_its_first_parameters(tmp_path, start):
+def test_a_checkpoint_of_another_architecture_is_refused_with_parameter_names(tmp_path, start):
     env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
     stop_after(make(tmp_path, env_id, env_kwargs, unroll_length), 1)
     content = {path: path.read_bytes() for path in (tmp_path / "checkpoints").iterdir()}
@@ -605,7 +605,7 @@ def wait_for_a_checkpoint(root_dir):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_killed_run_resumes_with_the_same_command_and_ends_at_the_same_budget(tmp_path, capsys):
+def test_a_killed_run_resumes_and_ends_at_the_same_budget(tmp_path, capsys):
     parameters = [*TINY, "CheckpointSaver.period=500", "Trainer.num_env_steps=6000", "EpochBatches.num_epochs=20"]
     process = os.fork()  # which has imported everything already
     if not process:
@@ -668,7 +668,7 @@ def test_another_configuration_can_be_taken_or_left(tmp_path, capsys):
     assert json.loads((tmp_path / "done").read_text())["env_steps"] >= 3000
 
 
-def test_a_checkpoint_of_another_configuration_is_refused_unless_it_is_asked_for(tmp_path, capsys):
+def test_a_checkpoint_of_another_configuration_is_refused_unless_it_is_requested(tmp_path, capsys):
     """`config.gin` alone does not tell, since it can be copied or edited."""
     assert main(command(tmp_path, *TINY)) == 0
     path = tmp_path / "config.gin"
@@ -689,7 +689,7 @@ def test_a_larger_budget_is_not_another_configuration(tmp_path, capsys):
     assert json.loads((tmp_path / "done").read_text())["env_steps"] >= 2600
 
 
-def test_the_saved_configuration_is_enough_to_go_on(tmp_path, capsys):
+def test_the_saved_configuration_suffices_to_continue(tmp_path, capsys):
     assert main(command(tmp_path, *TINY)) == 0
     assert main(["train", f"--root_dir={tmp_path}"]) == 0
     assert "is finished" in capsys.readouterr().err

@@ -64,7 +64,7 @@ def moved(*columns, num_random_moves=0):
     ],
     ids=["vertical", "horizontal", "rising", "falling"],
 )
-def test_four_in_a_line_win_for_the_side_that_has_moved(columns):
+def test_four_in_a_line_wins_for_the_moving_side(columns):
     game = ConnectFour()
     game.reset(seed=0)
     results = [game.step(column)[1:4] for column in columns]
@@ -76,7 +76,7 @@ def test_no_line_crosses_an_edge():
     assert not terminated and reward == 0  # a column's top and the next one's bottom are no line
 
 
-def test_a_full_column_means_the_next_open_one_to_its_right():
+def test_a_full_column_selects_the_next_open_column():
     game, _ = moved(*[6] * 6)
     observation = game.step(6)[0].reshape(2, ROWS, COLUMNS)
     assert observation[1, 0, 0] == 1 and observation.sum() == 7
@@ -131,7 +131,7 @@ def test_games_follow_from_the_seed_and_the_checkpoints_and_from_no_global_gener
     assert not equal(episodes(SelfPlay(ConnectFour(2), [run]), seed=6), first)
 
 
-def test_what_one_side_wins_the_other_loses_and_both_seats_are_played():
+def test_results_are_zero_sum_and_both_seats_are_played():
     env = SelfPlay(ConnectFour(), [])
     results, first_stones = [], []
     for k in range(200):

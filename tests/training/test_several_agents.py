@@ -241,7 +241,7 @@ def test_an_agent_that_has_left_counts_no_steps_and_keeps_its_return():
     assert found["average_return"] == pytest.approx(np.mean(returns))
 
 
-def test_a_resumed_run_begins_the_games_that_were_next_and_ends_the_others():
+def test_a_resumed_run_ends_old_games_and_begins_the_next():
     environment = PettingZooColumns(Departures, num_envs=3, seed=7)
     unroller = unroller_of(environment)
     unroller.unroll(2)  # game 0 goes on, agent a has left it
@@ -278,7 +278,7 @@ def test_agents_with_different_spaces_are_refused_with_the_remedy():
         PettingZooColumns(Uneven)
 
 
-def test_what_is_not_a_parallel_environment_is_refused_with_the_remedy():
+def test_other_classes_than_parallel_environments_are_refused():
     with pytest.raises(UsageError, match=r"makes a tictactoe_v3, no parallel environment; .*aec_to_parallel"):
         PettingZooColumns(tictactoe.env)
     with pytest.raises(UsageError, match="not installed"):
@@ -333,7 +333,7 @@ def mean_return(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
-def test_one_policy_learns_from_all_agents_also_when_it_is_resumed(algorithm, tmp_path):
+def test_one_policy_learns_from_all_agents_before_and_after_a_resume(algorithm, tmp_path):
     run = tmp_path / "run"
     command(algorithm, tmp_path, "Trainer.num_env_steps = 400")
     command(algorithm, tmp_path)

@@ -106,7 +106,7 @@ class Recorder(Listener):
     "budget, spent",
     [({"num_iterations": 4}, "iterations"), ({"num_env_steps": 40}, "env_steps"), ({"num_updates": 10}, "updates")],
 )
-def test_each_budget_ends_a_run_and_the_last_report_says_so(tmp_path, budget, spent):
+def test_each_budget_ends_a_run_and_the_last_report_names_it(tmp_path, budget, spent):
     recorder = Recorder()
     trainer = make(tmp_path, listeners=[recorder], **budget)
     report = trainer.train()
@@ -276,7 +276,7 @@ def test_a_listener_ends_a_run_and_every_listener_gets_one_final_report(tmp_path
     assert "reason" not in json.loads((tmp_path / "done").read_text())
 
 
-def test_a_program_ends_a_run_with_the_iteration_under_way(tmp_path):
+def test_a_program_can_end_a_run_after_the_current_iteration(tmp_path):
     class Stopping(PPO):
         def after_iteration(self, experience):
             trainer.stop("enough")
@@ -358,7 +358,7 @@ class Evaluated(Listener):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DiskError])
-def test_the_best_checkpoint_is_marked_after_a_resume_if_the_run_ended_before_it_was(tmp_path, monkeypatch, error):
+def test_a_resume_marks_the_best_checkpoint_if_it_was_not_marked(tmp_path, monkeypatch, error):
     def training():
         listeners = [Evaluated(1.0, 2.0, 10.0, 5.0, 5.0, 5.0), CheckpointSaver(1)]
         return make(tmp_path, num_iterations=6, listeners=listeners)
@@ -380,7 +380,7 @@ def test_the_best_checkpoint_is_marked_after_a_resume_if_the_run_ended_before_it
     assert resumed.directory.checkpoints.best() == marked[2] in resumed.directory.checkpoints.steps()
 
 
-def test_a_custom_summary_that_hangs_is_broken_off_by_a_signal(tmp_path):
+def test_a_custom_summary_that_hangs_is_interrupted_by_a_signal(tmp_path):
     def hangs(run):
         if run.clock.iterations == 2:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -393,7 +393,7 @@ def test_a_custom_summary_that_hangs_is_broken_off_by_a_signal(tmp_path):
     assert "Summaries was interrupted by SIGTERM" in (tmp_path / "log.txt").read_text()
 
 
-def test_what_nothing_reports_cannot_stop_a_run(tmp_path):
+def test_an_unreported_scalar_cannot_stop_a_run(tmp_path):
     with pytest.raises(UsageError, match="StopAt.scalar is 'evaluation/mean_return'; it must be one of train/"):
         make(tmp_path, listeners=[StopAt(1)]).train()
     words = "must be one of evaluation/mean_return, .*evaluation/mean_length, train/..., "
@@ -469,7 +469,7 @@ def test_a_signal_during_an_iteration_ends_the_run_with_that_iteration(tmp_path)
     assert [(r.iterations, r.finished) for r in recorder.reports] == [(1, True)]
 
 
-def test_a_signal_while_the_last_report_is_read_changes_nothing(tmp_path):
+def test_a_signal_during_the_last_report_has_no_effect(tmp_path):
     recorder = Recorder(3, lambda trainer: os.kill(os.getpid(), signal.SIGTERM))
     trainer = make(tmp_path, listeners=[recorder])
     assert trainer.train().finished and (tmp_path / "done").exists()
@@ -572,7 +572,7 @@ def saving(**options):
     return [CheckpointSaver(0, **options), Summaries()]
 
 
-def test_a_finished_run_is_marked_and_a_rerun_does_nothing(tmp_path):
+def test_a_finished_run_is_marked_and_not_repeated(tmp_path):
     trainer = make(tmp_path, listeners=saving())
     trainer.train()
     done = json.loads((tmp_path / "done").read_text())
@@ -615,7 +615,7 @@ def test_a_larger_budget_extends_a_finished_run(tmp_path, capsys):
     assert "Resuming from" in capsys.readouterr().err and "Resuming from" in (tmp_path / "log.txt").read_text()
 
 
-def test_a_run_under_way_is_not_marked_done(tmp_path):
+def test_an_unfinished_run_is_not_marked_done(tmp_path):
     make(tmp_path, listeners=saving()).train()
     marked = []
     recorder = Recorder(4, lambda trainer: marked.append((tmp_path / "done").exists()))
@@ -673,7 +673,7 @@ def test_metric_windows_and_counters_continue_after_a_resume(tmp_path):
 # Reproducibility.
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path):
+def test_equal_seeds_give_equal_bits_and_other_seeds_do_not(tmp_path):
     def run(name, seed):
         torch.manual_seed(len(name))  # whatever was drawn before
         trainer = make(tmp_path / name, seed=seed, transforms=[ObservationNormalizer, RewardNormalizer])
@@ -718,7 +718,7 @@ class Fragile(OneState):
         return super().step(action)
 
 
-def test_an_environment_that_raises_ends_the_run_with_a_checkpoint_and_its_own_error(tmp_path, capsys):
+def test_an_environment_error_ends_the_run_with_a_checkpoint(tmp_path, capsys):
     Fragile.count = 0
     recorder = Recorder()
     trainer = make(tmp_path, Fragile, num_envs=1, num_iterations=50, listeners=[CheckpointSaver(0), recorder])
@@ -758,7 +758,7 @@ class Spoiled(OneState):
         return observation, np.nan if Fragile.count > 30 else reward, *rest
 
 
-def test_a_reward_that_is_not_finite_ends_the_run_before_it_is_learned_from(tmp_path):
+def test_a_non_finite_reward_ends_the_run_before_training_on_it(tmp_path):
     Fragile.count = 0
     trainer = make(tmp_path, Spoiled, num_envs=1, num_iterations=50, listeners=[CheckpointSaver(0)])
     with pytest.raises(RunError, match="environment 0 returned a reward that is not finite"):
@@ -834,7 +834,7 @@ def test_the_best_so_far_is_remembered_over_a_resume(tmp_path):
     assert Checkpoints(tmp_path / "checkpoints").load("best")[0] == best
 
 
-def test_checkpoints_come_at_their_period_and_at_the_end(tmp_path):
+def test_checkpoints_are_saved_each_period_and_at_the_end(tmp_path):
     saved = []
     recorder = Recorder()
     trainer = make(tmp_path, OneState, {"length": 100}, num_iterations=7, listeners=[CheckpointSaver(40), recorder])
@@ -868,7 +868,7 @@ class Slow(Listener):
         ([1] * 9, {}, [144]),  # short runs are as they were
     ],
 )
-def test_checkpoints_come_after_minutes_too(tmp_path, minutes, options, expected):
+def test_checkpoints_can_follow_minutes(tmp_path, minutes, options, expected):
     saved = []
     listeners = [Slow(minutes), CheckpointSaver(**options)]
     trainer = make(tmp_path, OneState, {"length": 100}, num_iterations=len(minutes), listeners=listeners)
@@ -910,7 +910,7 @@ def test_checkpoints_change_no_bits_of_training(tmp_path, algorithm):
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
-def test_evaluations_come_at_their_period_and_at_the_end_and_are_kept_by_episode(tmp_path):
+def test_evaluations_run_each_period_and_at_the_end(tmp_path):
     recorder = Recorder()
     options = {"num_iterations": 7, "summary_period": 10**9}
     listeners = [Evaluate(40, 3, 2, seed=5), recorder, Summaries()]
@@ -1171,7 +1171,7 @@ class Frozen(Watched):
 
 
 @pytest.mark.parametrize("kind", [Watched, Frozen])
-def test_modules_train_while_there_is_training_and_do_not_while_acting(tmp_path, kind):
+def test_modules_are_in_training_mode_only_during_training(tmp_path, kind):
     watched_torso = functools.partial(Torso, mlp=kind)
     watched = functools.partial(ActorCritic, actor_torso=watched_torso, critic_torso=watched_torso)
     trainer = make(tmp_path, algorithm=functools.partial(PPO, network=watched), unroller=through_torch)
@@ -1253,7 +1253,7 @@ class Starts(OneState):
         return super().step(action)
 
 
-def test_a_run_resumed_after_an_error_does_not_begin_with_the_same_episodes_again(tmp_path):
+def test_a_run_resumed_after_an_error_has_new_episodes(tmp_path):
     Starts.starts, Starts.count, Starts.raises_at = [], 0, 100
     with pytest.raises(CodeError, match="^Starts.step raised ValueError: broken"):
         make(tmp_path, Starts, num_envs=1, num_iterations=30).train()
@@ -1292,7 +1292,7 @@ def test_an_evaluation_that_is_not_finite_is_never_the_best(tmp_path):
     assert trainer.directory.checkpoints.load("best")[1]["counters"]["iterations"] == 2
 
 
-def test_a_directory_is_trained_in_by_one_run_at_a_time(tmp_path):
+def test_only_one_run_trains_in_a_directory(tmp_path):
     first = make(tmp_path)
     first.start()
     with pytest.raises(UsageError, match="is already used for training"):
@@ -1301,7 +1301,7 @@ def test_a_directory_is_trained_in_by_one_run_at_a_time(tmp_path):
     make(tmp_path).train()
 
 
-def test_a_run_from_the_command_line_that_saves_nothing_says_so(tmp_path, capsys):
+def test_a_run_from_the_command_line_that_saves_nothing_reports_it(tmp_path, capsys):
     for k, listeners in enumerate(([], [CheckpointSaver(0)])):
         trainer = make(tmp_path / str(k), listeners=listeners)
         trainer.directory.config = {"config.gin": ""}
@@ -1335,7 +1335,7 @@ OWN_DIRECTORIES = ["checkpoints", "replay", "eval", "tensorboard"]
 
 
 @pytest.mark.parametrize("name", OWN_FILES + OWN_DIRECTORIES)
-def test_what_stands_in_the_place_of_a_runs_own_files_is_named_before_anything_is_trained(tmp_path, name):
+def test_wrong_file_types_in_a_run_directory_are_named_before_training(tmp_path, name):
     others = [Path.mkdir, os.mkfifo] if name in OWN_FILES else [Path.touch, os.mkfifo]
     for make_another in others:
         make_another(tmp_path / name)
@@ -1351,7 +1351,7 @@ def test_what_stands_in_the_place_of_a_runs_own_files_is_named_before_anything_i
         (tmp_path / name).rmdir() if (tmp_path / name).is_dir() else (tmp_path / name).unlink()
 
 
-def test_a_directory_in_the_place_of_a_checkpoint_is_named(tmp_path):
+def test_a_directory_instead_of_a_checkpoint_is_named(tmp_path):
     (tmp_path / "checkpoints" / "checkpoint-000000000016.pt").mkdir(parents=True)
     trainer = make(tmp_path, OneState, {"length": 100}, num_iterations=1, listeners=[CheckpointSaver()])
     with pytest.raises(UsageError, match="None of the 1 checkpoints .*it is not a regular file"):
@@ -1363,9 +1363,7 @@ def test_a_directory_in_the_place_of_a_checkpoint_is_named(tmp_path):
         trainer.train()
 
 
-def test_a_full_disk_ends_a_run_with_a_sentence_and_an_error_of_an_environment_is_still_seen(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_full_disk_does_not_hide_an_environment_error(tmp_path, monkeypatch, capsys):
     replace = os.replace
 
     def full(source, target):
@@ -1388,7 +1386,7 @@ class Spoiling(Listener):
             raise ValueError("spoiled")
 
 
-def test_a_log_that_cannot_be_written_is_said_and_ends_nothing(tmp_path, monkeypatch, capsys):
+def test_an_unwritable_log_is_reported_without_ending_the_run(tmp_path, monkeypatch, capsys):
     trainer = make(tmp_path)
     trainer.start()
     monkeypatch.setattr(files, "writing", lambda path: full_disk(path))
@@ -1448,7 +1446,7 @@ class Unsavable(Listener):
         return {"seen": {1, 2}}
 
 
-def test_what_a_checkpoint_cannot_hold_is_named_after_the_first_iteration(tmp_path):
+def test_unsaveable_state_is_named_after_the_first_iteration(tmp_path):
     """And not when the first checkpoint is due."""
     recorder = Recorder()
     listeners = [Unsavable(), recorder, CheckpointSaver(10**6)]
@@ -1476,7 +1474,7 @@ FEW = {"Trainer.unroll_length": 64, "EpochBatches.num_epochs": 1, "Evaluate.num_
 
 
 @pytest.mark.parametrize("in_reset", [True, False])
-def test_an_environment_that_changes_the_working_directory_leaves_the_run_whole(tmp_path, monkeypatch, in_reset):
+def test_a_changed_working_directory_does_not_harm_the_run(tmp_path, monkeypatch, in_reset):
     (tmp_path / "place").mkdir()
     monkeypatch.chdir(tmp_path)
     kwargs = {"place": str(tmp_path / "place"), "in_reset": in_reset}

@@ -39,7 +39,7 @@ def train(tmp_path, capsys):
     return train
 
 
-def test_a_run_that_a_time_limit_ends_in_its_warm_up_exits_with_1_each_time(train, tmp_path):
+def test_a_run_that_times_out_in_warm_up_always_exits_with_1(train, tmp_path):
     for _ in range(2):
         status, said = train("ReplayBatches.warmup_env_steps=300", "Trainer.wall_seconds=1e-6")
         line = said.strip().splitlines()[-1]
@@ -49,7 +49,7 @@ def test_a_run_that_a_time_limit_ends_in_its_warm_up_exits_with_1_each_time(trai
     assert (tmp_path / "run" / "done").exists() and Checkpoints(tmp_path / "run" / "checkpoints").steps()
 
 
-def test_a_run_that_a_listener_stops_in_its_warm_up_exits_with_1_each_time(train, tmp_path, monkeypatch):
+def test_a_run_stopped_by_a_listener_in_warm_up_always_exits_with_1(train, tmp_path, monkeypatch):
     (tmp_path / "stopper.py").write_text(
         "import gin\nfrom alfish.training.listener import Listener\n\n\n@gin.configurable\nclass Stopper(Listener):\n"
         "    def after_iteration(self, run, report):\n        run.stop('solved')\n"
@@ -64,7 +64,7 @@ def test_a_run_that_a_listener_stops_in_its_warm_up_exits_with_1_each_time(train
 @pytest.mark.parametrize(
     "budget", [["Trainer.num_env_steps=400"], ["Trainer.num_env_steps=None", "Trainer.num_iterations=9"]]
 )
-def test_a_budget_that_ends_before_the_first_update_exits_with_2_and_writes_no_run(train, tmp_path, budget):
+def test_a_budget_without_updates_exits_with_2_and_writes_nothing(train, tmp_path, budget):
     status, said = train("ReplayBatches.warmup_env_steps=400", *budget)
     assert status == 2 and said.count("\n") == 1
     assert "which ends the run before its first update, so nothing would be trained; raise it, or lower Repl" in said
@@ -83,7 +83,7 @@ def test_alfish_train_raises_the_same(tmp_path):
         )
 
 
-def test_a_run_that_is_killed_in_its_warm_up_and_begun_again_ends_with_updates(tmp_path):
+def test_a_run_killed_in_warm_up_reaches_updates_after_a_restart(tmp_path):
     conf = tmp_path / "toy.gin"
     conf.write_text(
         f"{toy_confs.SAC}\nTrainer.num_env_steps = 12_000\nReplayBatches.warmup_env_steps = 10_000\n"
@@ -104,7 +104,7 @@ def test_a_run_that_is_killed_in_its_warm_up_and_begun_again_ends_with_updates(t
     assert saved.load("latest")[1]["learner"]["updates"] > 0
 
 
-def test_a_refused_budget_leaves_nothing_behind(tmp_path):
+def test_a_refused_budget_leaves_no_files(tmp_path):
     options = {"conf": "dqn_cartpole", "num_env_steps": 50, "ReplayBatches.warmup_env_steps": 400}
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "metrics.csv").write_text("of another\n")
@@ -114,7 +114,7 @@ def test_a_refused_budget_leaves_nothing_behind(tmp_path):
     assert not (tmp_path / "new").exists() and (tmp_path / "full" / "metrics.csv").read_text() == "of another\n"
 
 
-def test_a_trainer_of_python_that_is_refused_leaves_nothing_behind(tmp_path):
+def test_a_refused_python_trainer_leaves_no_files(tmp_path):
     def train(root_dir):
         parts = {"algorithm": PPO, "environment": functools.partial(make_environment, "CartPole-v1")}
         listeners = [Evaluate(num_episodes=1), Evaluate(num_episodes=1)]
@@ -168,7 +168,7 @@ def test_an_unroll_with_few_rows_for_its_epochs_is_reported(tmp_path, capsys, un
     assert lines == ([] if rows is None else [said])
 
 
-def test_parameters_that_are_not_finite_are_refused_when_they_are_loaded_and_before_done(tmp_path):
+def test_non_finite_parameters_are_refused_at_load_and_before_done(tmp_path):
     root_dir, weight = tmp_path / "run", []
 
     class Spoils(Listener):

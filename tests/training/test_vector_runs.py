@@ -137,7 +137,7 @@ WAYS = [(name, compile) for name in RECIPES for compile in (False, True)]
     ("name", "compile"),
     [pytest.param(*way, marks=pytest.mark.slow if way[1] and way[0] not in GRAPHS else ()) for way in WAYS],
 )
-def test_a_vector_of_one_entry_trains_as_the_number_does_bit_for_bit(tmp_path, name, compile, interpreted):
+def test_one_entry_vector_rewards_equal_scalar_rewards_bit_for_bit(tmp_path, name, compile, interpreted):
     scalar, vector = (trained(tmp_path / str(n), name, n, compile=compile) for n in (0, 1))
     assert vector.algorithm.reward_weights.tolist() == [1] and scalar.algorithm.reward_weights is None
     assert torch.equal(parameters(scalar), parameters(vector))
@@ -213,7 +213,7 @@ def test_weights_of_1_and_0_train_like_the_first_entry_bit_for_bit(tmp_path, nam
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("name", RECIPES)
-def test_compiled_updates_with_two_entries_are_the_plain_ones(tmp_path, name):
+def test_compiled_updates_with_two_entries_equal_plain_updates(tmp_path, name):
     plain, made = (trained(tmp_path / str(compile), name, compile=compile) for compile in (False, True))
     assert torch.allclose(parameters(plain), parameters(made), atol=1e-4)
 
@@ -221,7 +221,7 @@ def test_compiled_updates_with_two_entries_are_the_plain_ones(tmp_path, name):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in SHOWN else pytest.mark.long) for name in RECIPES]
 )
-def test_interpreted_updates_with_two_entries_are_the_plain_ones(tmp_path, name, interpreted):
+def test_interpreted_updates_with_two_entries_equal_plain_updates(tmp_path, name, interpreted):
     plain, made = (trained(tmp_path / str(compile), name, compile=compile) for compile in (False, True))
     assert torch.allclose(parameters(plain), parameters(made), atol=1e-5)
 
@@ -245,7 +245,7 @@ FIRST, SECOND = (0.75, 0.25), (0.25, 0.75)
         *(pytest.param(name, SECOND, marks=pytest.mark.long) for name in LEARNS if name != "DQN"),
     ],
 )
-def test_the_best_action_is_that_of_the_weights(tmp_path, name, weights):
+def test_the_best_action_depends_on_the_reward_weights(tmp_path, name, weights):
     settings = dict(LEARNS[name])
     learner = functools.partial(Learner, learning_rate=settings.pop("learning_rate"), compile=False)
     algorithm = functools.partial(RECIPES[name], reward_weights=list(weights), gamma=0.0)
@@ -381,7 +381,7 @@ def test_lagrangian_weights_stay_positive_and_rise_again():
 
 @pytest.mark.parametrize("name", ["PPO", "DQN"])
 @pytest.mark.parametrize("kind", ["scheduled", "lagrangian"])
-def test_a_resumed_run_whose_weights_change_has_the_bits_of_one_that_never_stopped(tmp_path, name, kind):
+def test_a_resumed_run_with_changing_weights_is_bit_identical(tmp_path, name, kind):
     """Seven unrolls of 7 rows end at row 49, the LAST of the tenth episode of 4 actions."""
 
     def started(where, **more):
@@ -402,7 +402,7 @@ def test_a_resumed_run_whose_weights_change_has_the_bits_of_one_that_never_stopp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["APPO", "DQN"])
-def test_workers_act_by_weights_that_change_and_lockstep_repeats_its_bits(tmp_path, name):
+def test_workers_use_new_weights_and_lockstep_is_reproducible(tmp_path, name):
     found = []
     for where in ("first", "again"):
         unroller = functools.partial(AsyncUnroller, num_workers=2, mode="lockstep")
@@ -477,7 +477,7 @@ def test_a_weight_of_0_and_a_scalar_reward_are_refused_by_listeners(tmp_path):
         make(tmp_path / "c", "SAC", 1, listeners=[ScheduledWeights([1.0])]).start()
 
 
-def test_iql_takes_a_scalar_reward_and_says_so(tmp_path):
+def test_iql_requires_a_scalar_reward(tmp_path):
     with pytest.raises(UsageError, match="IQL requires a scalar reward, but this reward is a vector of 2"):
         make(tmp_path, "SAC", algorithm=IQL)
 

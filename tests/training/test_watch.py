@@ -134,7 +134,7 @@ def test_without_all_the_newest_comes_first_and_a_restart_skips_none_after_it(co
     assert evaluations(evaluate_kept(copy)) == steps_of(copy)[:-2]
 
 
-def test_files_that_a_killed_process_did_not_write_are_written_from_the_saved_result(copy, evaluate_kept):
+def test_missing_files_after_a_kill_are_written_from_the_saved_result(copy, evaluate_kept):
     evaluate_kept(copy)
     steps = steps_of(copy)
     table, events = copy / f"eval/evaluation-{steps[0]:012d}.csv", copy / "tensorboard/watch"
@@ -149,7 +149,7 @@ def test_files_that_a_killed_process_did_not_write_are_written_from_the_saved_re
     assert table.read_text() == content and len(list(events.iterdir())) == len(steps) and not unfinished.exists()
 
 
-def test_another_policy_with_the_steps_of_an_earlier_one_is_evaluated(copy, evaluate_kept):
+def test_a_different_policy_at_equal_steps_is_evaluated(copy, evaluate_kept):
     evaluate_kept(copy)
     first, second, *_ = steps_of(copy)
     checkpoints = Checkpoints(copy / "checkpoints", keep_last=9)
@@ -268,7 +268,7 @@ def test_two_processes_do_not_watch_under_one_name(copy, capsys):
 
 
 @pytest.mark.parametrize("flag", ["--num_episodes=2", "--seed=8", "--max_length=30"])
-def test_one_name_stands_for_the_same_episodes(copy, trained, tmp_path, capsys, evaluate_kept, flag):
+def test_one_evaluation_name_means_equal_episodes(copy, trained, tmp_path, capsys, evaluate_kept, flag):
     evaluate_kept(copy)
     for path in (copy, shutil.copytree(trained, tmp_path / "trained")):
         if path != copy and flag == "--max_length=30":
@@ -313,7 +313,7 @@ def test_results_are_those_of_training_for_tensorboard_and_curves(copy, trained,
     ]
 
 
-def test_results_of_watch_do_not_change_how_a_run_goes_on(plain, tmp_path, evaluate_kept):
+def test_watch_results_do_not_affect_a_continued_run(plain, tmp_path, evaluate_kept):
     states = []
     for name in ("watched", "alone"):
         path = tmp_path / name
@@ -339,7 +339,7 @@ def test_films_of_watch_are_in_the_run_and_in_tensorboard(copy, evaluate_kept):
     assert [one.step for one in events.Images("evaluation/film")] == [steps]
 
 
-def test_words_that_make_no_sense_are_one_sentence(copy, tmp_path, capsys):
+def test_invalid_words_are_reported_in_one_sentence(copy, tmp_path, capsys):
     for flags, words in [
         (["--name=a/b"], "--name is 'a/b'"),
         (["--video", "--video_episodes=9", "--num_episodes=3"], "--video_episodes is 9, but there are only 3 episodes"),

@@ -127,7 +127,7 @@ def assert_equal(one, other):
 
 
 @pytest.mark.parametrize("num_frames", [2, 4, 5])
-def test_the_policy_sees_the_stack_of_every_row_whatever_the_resets_and_the_unrolls(num_frames):
+def test_frame_stacks_do_not_depend_on_resets_and_unroll_borders(num_frames):
     unroller, watcher, transforms = make(3, num_frames)
     unrolls = [nest.tensors(unroller.unroll(length)) for length in (1, 7, 2, 30, 1, 11)]
     seen = nest.stack([step.observation for step in watcher.seen])
@@ -143,7 +143,7 @@ def test_the_policy_sees_the_stack_of_every_row_whatever_the_resets_and_the_unro
 
 
 @pytest.mark.parametrize("num_frames", [2, 4])
-def test_on_policy_a_whole_unroll_is_transformed_to_what_the_policy_saw_row_by_row(num_frames):
+def test_transforming_a_whole_unroll_gives_what_the_policy_saw(num_frames):
     unroller, watcher, transforms = make(3, num_frames, algorithm=OnPolicyWatcher)
     for length in (1, 5, 2, 12, 1, 1, 9):
         watcher.seen.clear()
@@ -179,7 +179,7 @@ def test_every_window_of_replay_is_stacked_as_the_rollout_was(num_frames, length
     assert num_checked > 400
 
 
-def test_a_ring_that_begins_within_an_episode_starts_no_window_whose_stack_it_cannot_build():
+def test_windows_start_only_where_the_frame_stack_is_complete():
     """A run that was resumed without its rows, in an environment that continues."""
     unroller, _, transforms = make(1, 4)
     unrolls = [nest.tensors(unroller.unroll(1)) for _ in range(60)]
@@ -218,7 +218,7 @@ def test_frames_are_stored_once_and_raw():
     assert_equal(unroll.time_step.observation, buffer.observation(torch.tensor([0, 1]), torch.arange(40)[:, None]))
 
 
-def test_the_rows_that_come_in_are_not_changed():
+def test_input_rows_are_not_changed():
     unroller, _, transforms = make(2, 3, algorithm=OnPolicyWatcher)
     unroll = nest.tensors(unroller.unroll(9))
     before = nest.map(torch.clone, unroll)
@@ -237,7 +237,7 @@ def test_leaves_that_cannot_be_stacked_are_refused_with_their_path():
 @pytest.mark.parametrize(
     "shape, stacked", [((10, 12, 4), (10, 12, 16)), ((2, 8, 8), (8, 8, 8)), ((5, 3), (4, 5, 3)), ((3, 3), (4, 3, 3))]
 )
-def test_a_stack_whose_channels_an_encoder_would_not_find_is_refused(shape, stacked):
+def test_a_frame_stack_with_hidden_channels_is_refused(shape, stacked):
     image = spaces.Box(0, 255, shape, np.uint8)
     if shape == (3, 3):  # square, so that its channels are the other dimension
         assert FrameStack(image, REWARD_SPEC).observation_spec.shape == stacked

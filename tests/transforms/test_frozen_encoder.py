@@ -96,7 +96,7 @@ def steps(algorithm, rows):
 
 
 class TestAFrozenEncoder:
-    def test_replaces_its_leaf_by_features_and_leaves_others_as_they_are(self):
+    def test_only_the_encoded_leaf_is_replaced_with_features(self):
         transform = FrozenEncoder(NESTED, SCALAR, CNN)
         observation = nest.map(lambda leaf: torch.from_numpy(np.array([leaf.sample() for _ in range(3)])), NESTED)
         encoded = transform.encode(observation)
@@ -105,7 +105,7 @@ class TestAFrozenEncoder:
         assert transform.observation_spec["camera"] == spaces.Box(-np.inf, np.inf, (8,), np.float32)
         assert not encoded["camera"].requires_grad and observation["camera"].dtype == torch.uint8
 
-    def test_takes_the_encoder_that_networks_take_for_the_size_of_an_image(self):
+    def test_uses_the_default_encoder_for_the_size_of_an_image(self):
         assert isinstance(FrozenEncoder(IMAGE, SCALAR).encoder, SmallCNN)
 
     def test_takes_any_module_and_any_leaf(self):
@@ -132,7 +132,7 @@ class TestAFrozenEncoder:
             (IMAGE, {"encoder": lambda _: nn.Identity()}, r"returns \[1, 10, 5, 1\] .*it must be \[1, F\]"),
         ],
     )
-    def test_mistakes_are_one_sentence(self, spec, settings, words):
+    def test_mistakes_are_reported_in_one_sentence(self, spec, settings, words):
         with pytest.raises(UsageError, match=words):
             FrozenEncoder(spec, SCALAR, **settings)
 
@@ -282,7 +282,7 @@ class TestRows:
         assert trainer.transforms.raw_observation_spec.shape == (10, 5, 1)
         assert isinstance(alfish.load(tmp_path / "run").act(Catch().reset(seed=0)[0]), (int, np.integer))
 
-    def test_of_a_resumed_run_are_those_of_the_encoder_that_it_saved(self, tmp_path):
+    def test_a_resumed_run_uses_its_saved_encoder(self, tmp_path):
         """The source is not read again, and what the constructor draws does not matter."""
         first = make(tmp_path / "run", dqn(FEATURES), [FROZEN], seed=1)
         first.start()
@@ -298,7 +298,7 @@ class TestRows:
             leaves = nest.leaves(one.state_dict()), nest.leaves(other.state_dict())
             assert all(torch.equal(a, b) for a, b in zip(*leaves) if isinstance(a, torch.Tensor))
 
-    def test_are_those_of_workers_too(self, tmp_path, inside):
+    def test_worker_losses_of_episodes_are_counted(self, tmp_path, inside):
         """The first images of all episodes but for the ball's column are equal, and so are their features."""
         workers = functools.partial(AsyncUnroller, num_workers=1, mode="lockstep")
         source = f"{inside[2]}.encoder.encoders.0@{inside[0].directory.path}"
@@ -341,7 +341,7 @@ class TestRefused:
         with pytest.raises(UsageError, match="a metric reads observations, but FrozenEncoder replaces them"):
             make(tmp_path / "run", dqn(FEATURES), [FROZEN], extra_metrics=[Brightness(name="brightness")])
 
-    def test_when_it_is_asked_to_train(self, tmp_path):
+    def test_training_mode_is_set_on_request(self, tmp_path):
         learner = functools.partial(Learner, learning_rate={"all": 1e-3, "transforms": 1e-5})
         with pytest.raises(UsageError, match=r"DQN has the groups \['all'\], and has no part 'transforms'"):
             make(tmp_path / "run", dqn(FEATURES), [FROZEN], learner=learner)

@@ -37,7 +37,7 @@ def rows(action, reward, step_type, observation=None):
     return TimeStep(step_type, reward, torch.ones(step_type.shape), observation, action, step_type)
 
 
-def test_actions_are_codes_and_numbers_side_by_side_and_0_at_the_first_row():
+def test_actions_are_encoded_and_0_in_the_first_row():
     action_space = Dict(
         a=Discrete(3, start=5), b=Tuple([Box(-2, 6, (2,)), MultiDiscrete([2, 2])]),
         c=MultiBinary(2),
@@ -62,7 +62,7 @@ def test_actions_are_codes_and_numbers_side_by_side_and_0_at_the_first_row():
     }  # fmt: skip
 
 
-def test_a_vector_reward_is_a_leaf_of_its_entries_in_the_unit_of_its_place_in_the_chain():
+def test_a_vector_reward_leaf_has_the_units_of_its_transform_position():
     action_spec = specs.action_spec(Discrete(2))
     given = rows(torch.tensor([0, 1]), [[0.0, 0.0], [1.0, 2.0]], [FIRST, LAST])
     behind, before = functools.partial(RewardScale, scale=10.0), PreviousStep
@@ -157,7 +157,7 @@ class TestPolicy:
         with pytest.raises(ValueError, match=r"reward has shape \[2\], but \[3\] is expected"):
             policy.act(ones, batched=True, reward=[1, 0])
 
-    def test_transforms_get_it_as_rows_have_it_0_where_an_episode_begins(self, monkeypatch):
+    def test_transforms_receive_the_previous_action_with_0_at_starts(self, monkeypatch):
         found = []
         # A translation would call the transform on zeros, too.
         monkeypatch.setattr(PolicyRunner, "_translate", lambda runner, row: setattr(runner, "gave_up", True))

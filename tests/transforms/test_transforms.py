@@ -157,7 +157,7 @@ class TestObservationNormalizer:
         assert out["body"] is observation["body"]
         assert out["goal"][0].mean().abs() < 1e-3
 
-    def test_the_spec_says_what_comes_out(self):
+    def test_the_output_matches_the_spec(self):
         spec = ObservationNormalizer(NESTED, SCALAR, clip=5.0).observation_spec
         assert spec["camera"] == NESTED["camera"]
         assert spec["goal"][1] == NESTED["goal"][1]
@@ -238,7 +238,7 @@ class TestObservationRescaler:
         rescaler = self.observed(torch.full((200, 3, 5), value))
         torch.testing.assert_close(rescaler.normalize(torch.full((5,), value + 1.0)), torch.ones(5), atol=1e-3, rtol=0)
 
-    def test_its_range_is_a_setting_and_nothing_is_clipped(self):
+    def test_the_range_is_a_setting_and_values_are_not_clipped(self):
         rows = torch.full((20, 3, 5), 3.0) + torch.arange(60.0).view(20, 3, 1) % 2
         assert torch.equal(self.observed(rows).normalize(100 * rows), 100 * rows)
         moved = self.observed(rows, largest=2.0).normalize(100 * rows)
@@ -267,7 +267,7 @@ class TestRewardRescaler:
         rescaler.observe(_rows(step_type=step_type, reward=torch.tensor([[1e6], [1e-3], [-2e-3], [1e6]])))
         assert rescaler.scale.item() == pytest.approx(500)
 
-    def test_entries_of_a_vector_have_their_own_scale_and_the_largest_of_all_calls(self):
+    def test_vector_entries_have_own_scales_from_all_calls(self):
         rescaler = RewardRescaler(VECTOR, specs.reward_spec(2))
         for size in (1.0, 5.0, 2.0):
             reward = torch.tensor([[[1e3, 0.5]]]) * size
@@ -376,7 +376,7 @@ class TestRewardNormalizer:
         assert normalizer.transform(_rows(reward=torch.ones(1, 1)), None).reward.item() > 0
 
     @pytest.mark.parametrize("num_rewards", [None, 2])
-    def test_with_a_largest_return_returns_stay_within_it_and_small_ones_are_as_without(self, num_rewards):
+    def test_a_largest_return_limits_only_large_returns(self, num_rewards):
         spec = specs.reward_spec(num_rewards)
         bounded = RewardNormalizer(VECTOR, spec, gamma=0.0, clip=None, largest_return=5.0)
         plain = RewardNormalizer(VECTOR, spec, gamma=0.0, clip=None)
@@ -408,7 +408,7 @@ class TestRewardNormalizer:
         normalizer.observe(_rows(reward=reward))
         assert float(normalizer.normalize(reward).max()) < 7
 
-    def test_state_goes_on_after_a_restore(self):
+    def test_state_continues_after_a_restore(self):
         rows = [_rows(reward=torch.randn(7, 2)) for _ in range(3)]
         straight = RewardNormalizer(VECTOR, SCALAR)
         for part in rows:
@@ -513,7 +513,7 @@ def test_a_chain_passes_specs_on():
     assert transforms.reward_spec.shape == ()
 
 
-def test_each_of_a_chain_observes_what_the_one_before_it_makes():
+def test_each_transform_observes_the_output_of_the_previous_one():
     torch.manual_seed(0)
     transforms = Transforms([partial(RewardScale, scale=10.0), RewardNormalizer], VECTOR, SCALAR)
     alone = RewardNormalizer(VECTOR, SCALAR)

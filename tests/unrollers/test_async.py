@@ -147,7 +147,7 @@ def test_off_policy_every_row_comes_once_and_in_order(made, mode, num_workers):
 
 
 @pytest.mark.parametrize("mode", ["lockstep", "free"])
-def test_on_policy_an_unroll_has_the_row_after_it_and_the_next_begins_with_that(made, mode):
+def test_on_policy_unrolls_overlap_by_one_row(made, mode):
     unroller = made(mode=mode)
     unrolls = [nest.map(torch.clone, unroller.unroll(4)) for _ in range(6)]
     for before, after in zip(unrolls, unrolls[1:]):
@@ -160,7 +160,7 @@ def test_on_policy_an_unroll_has_the_row_after_it_and_the_next_begins_with_that(
         check_stamps(rows)
 
 
-def test_an_unroll_stays_as_it_is_until_the_next_one(made):
+def test_an_unroll_is_unchanged_until_the_next_unroll(made):
     unroller = made()
     for _ in range(2):
         unroll = unroller.unroll(4)
@@ -190,7 +190,7 @@ def test_environments_that_reset_in_the_same_step_lose_no_row(made, on_policy):
     assert 0 <= arrived - steps <= 3  # those that arrived last are row 0 of the next unroll
 
 
-def test_the_replay_of_environments_that_reset_in_the_same_step_has_every_row_in_its_place(made):
+def test_replay_rows_are_correct_for_same_step_resets(made):
     environment = functools.partial(make_environment, worker_parts.same_step_vector, num_envs=3)
     unroller = made(environment, SeeingOffPolicy, unroll_length=6, slots=4)
     ring = RingBuffer(3000, 3)
@@ -262,7 +262,7 @@ def test_updates_are_as_many_as_the_environment_steps_ask_for(root):
     assert trainer.clock.updates == trainer.clock.env_steps - 40
 
 
-def test_lockstep_lags_by_one_iteration_and_free_by_no_more_than_the_slots(made):
+def test_lockstep_lags_one_iteration_and_free_at_most_the_slots(made):
     unroller = made(mode="lockstep")
     for k in range(5):
         unroll = unroller.unroll(4)
@@ -312,7 +312,7 @@ def test_rows_that_are_too_old_are_not_trained_on(made):
     assert unroller.stats()["masked_rows"] > 0
 
 
-def test_only_the_columns_of_segments_that_are_too_old_are_masked(made):
+def test_only_columns_of_old_segments_are_masked(made):
     unroller = made(num_workers=2, max_policy_lag=1)
     for _ in range(5):
         experience = nest.map(torch.clone, unroller.unroll(4))
@@ -343,7 +343,7 @@ def test_what_a_policy_remembers_is_that_of_row_0(made, algorithm):
         wait_until_slots_are_full(unroller)
 
 
-def test_states_of_all_rows_are_stored_where_that_is_asked_for(made):
+def test_states_of_all_rows_are_stored_where_that_is_requested(made):
     unroller = made(algorithm=worker_parts.RememberingOnPolicy, num_workers=2, unroll_length=4, mode="lockstep")
     unroller.stores_states = True
     for _ in range(3):
@@ -355,7 +355,7 @@ def test_states_of_all_rows_are_stored_where_that_is_asked_for(made):
         unroller.publish()
 
 
-def test_actions_are_random_where_that_is_asked_for(made):
+def test_actions_are_random_on_request(made):
     unroller = made(mode="lockstep")
     is_own = []
     for at_random in (False, True, True, False, False):
@@ -376,7 +376,7 @@ def test_workers_have_cores_of_their_own_and_one_thread(made, monkeypatch):
         assert b"OMP_NUM_THREADS=1" in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
 
 
-def test_off_policy_what_is_ready_is_taken_over_up_to_a_limit(made):
+def test_off_policy_unrolls_take_ready_segments_up_to_a_limit(made):
     for settings, num_rows in (({}, 20), ({"max_unroll_length": 8}, 8)):
         unroller = made(algorithm=SeeingOffPolicy, unroll_length=4, slots=5, **settings)
         unroller.unroll()
@@ -396,7 +396,7 @@ def test_workers_in_excess_of_others_fill_up_with_pad_rows(made):
 
 
 @pytest.mark.parametrize("algorithm", [Seeing, SeeingOffPolicy])
-def test_a_worker_from_which_nobody_takes_rows_burns_no_processor_time(made, algorithm):
+def test_a_waiting_worker_uses_no_processor_time(made, algorithm):
     unroller = made(algorithm=algorithm)
     unroller.unroll(4)
     wait_until_slots_are_full(unroller)
@@ -488,7 +488,7 @@ def test_a_broken_episode_is_truncated_with_the_row_before(made, tmp_path):
         assert (discount, reward, action) == (1, 0, 0), kind
 
 
-def test_an_episode_that_breaks_at_its_ends_has_no_other_rows(made, tmp_path):
+def test_an_episode_that_fails_at_its_ends_has_no_other_rows(made, tmp_path):
     kinds = "raise", "reset"
     step = made(each_failing(kinds, tmp_path, at=1), length=12).unroll(12).time_step
     for column, again in enumerate(([FIRST, MID], [MID, MID])):
@@ -520,7 +520,7 @@ def test_a_first_reset_that_is_not_finite_is_an_error_of_its_environment(made, t
 
 
 @pytest.mark.parametrize("episode", [0, 1])
-def test_an_environment_that_is_not_finite_however_often_it_is_built_ends_the_run(made, episode, tmp_path):
+def test_an_always_non_finite_environment_ends_the_run(made, episode, tmp_path):
     infinite = functools.partial(worker_parts.Infinite, str(tmp_path / "infinite"), episode)
     unroller = made(functools.partial(make_environment, infinite), max_env_errors=3)
     with pytest.raises(RunError, match=r" not finite.*\n.*error 4 of environments"):
@@ -539,7 +539,7 @@ def test_without_tolerance_the_worker_ends_and_is_started_again(made, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["free", "lockstep"])
-def test_a_worker_that_is_killed_is_replaced_and_no_row_is_doubled(made, mode):
+def test_a_killed_worker_is_replaced_without_duplicate_rows(made, mode):
     unroller = made(algorithm=SeeingOffPolicy, num_workers=2, mode=mode, unroll_length=4)
     unrolls = [nest.map(torch.clone, unroller.unroll())]
     os.kill(processes(unroller)[0].pid, signal.SIGKILL)
@@ -555,7 +555,7 @@ def test_a_worker_that_is_killed_is_replaced_and_no_row_is_doubled(made, mode):
     assert any("SIGKILL" in text for text in LOG)
 
 
-def test_the_replay_ends_the_episode_that_was_lost_with_its_worker():
+def test_replay_ends_an_episode_lost_with_its_worker():
     unroller = unroller_of(algorithm=SeeingOffPolicy, unroll_length=5)
     ring = RingBuffer(400, 2)
     try:
@@ -576,7 +576,7 @@ def test_the_replay_ends_the_episode_that_was_lost_with_its_worker():
         assert all(before in (LAST, FIRST) for before, after in zip(types, types[1:]) if after == FIRST)
 
 
-def test_the_replay_ends_the_episode_that_was_lost_between_two_unrolls():
+def test_replay_ends_an_episode_lost_between_unrolls():
     def push(*rows):
         types = torch.tensor(rows, dtype=torch.int32)
         zeros, ids = torch.zeros(types.shape), torch.arange(4, dtype=torch.int32).expand(types.shape)
@@ -601,7 +601,7 @@ def test_the_replay_ends_the_episode_that_was_lost_between_two_unrolls():
     ]
 
 
-def test_the_replay_ends_an_episode_that_was_lost_within_an_unroll():
+def test_replay_ends_an_episode_lost_within_an_unroll():
     types = torch.tensor([[FIRST, FIRST], [MID, MID], [FIRST, LAST], [MID, FIRST], [MID, MID]], dtype=torch.int32)
     zeros, columns = torch.zeros(5, 2), torch.zeros(5, 2, dtype=torch.int32)
     step = TimeStep(types, zeros, zeros + 1, zeros, zeros, columns)
@@ -641,7 +641,7 @@ def test_too_many_deaths_end_the_run(made):
             unroller.unroll(4)
 
 
-def test_or_the_run_goes_on_with_fewer_workers(made, tmp_path):
+def test_a_run_may_continue_with_fewer_workers(made, tmp_path):
     workers = functools.partial(Workers, max_deaths=0, on_failure="shrink", close_timeout=1.0)
     unroller = made(algorithm=SeeingOffPolicy, num_workers=2, workers=workers)
     unroller.unroll()
@@ -657,7 +657,7 @@ def test_or_the_run_goes_on_with_fewer_workers(made, tmp_path):
             unroller.unroll()
 
 
-def test_or_it_ends_where_those_that_are_left_have_too_few_slots(made):
+def test_run_ends_if_remaining_workers_have_too_few_slots(made):
     workers = functools.partial(Workers, max_deaths=0, on_failure="shrink", close_timeout=1.0)
     unroller = made(num_workers=3, workers=workers)
     unroller.unroll(4)
@@ -669,7 +669,7 @@ def test_or_it_ends_where_those_that_are_left_have_too_few_slots(made):
             time.sleep(0.1)
 
 
-def test_a_death_is_noticed_where_a_program_of_the_environment_outlives_it(made):
+def test_worker_deaths_are_noticed_despite_surviving_children(made):
     unroller = made(functools.partial(make_environment, worker_parts.Serving))
     unroller.unroll(4)
     os.kill(processes(unroller)[0].pid, signal.SIGKILL)
@@ -703,7 +703,7 @@ def test_where_a_worker_hangs_is_reported_each_time(made):
         assert "worker_process.py" in worker.stacks()
 
 
-def test_the_traceback_comes_though_environments_do_not_close(made):
+def test_a_traceback_appears_even_if_environments_do_not_close(made):
     environment = functools.partial(make_environment, functools.partial(worker_parts.NotClosing, os.getpid()))
     unroller = made(environment, algorithm=Failing, workers=functools.partial(Workers, close_timeout=0.3))
     with pytest.raises(RunError, match="the policy is at fault"):
@@ -798,7 +798,7 @@ def test_workers_end_in_order_though_a_process_has_a_copy_of_their_sockets():
         os.waitpid(copy, 0)
 
 
-def test_when_the_trainer_is_killed_nothing_is_left():
+def test_a_killed_trainer_leaves_no_processes():
     """Workers that wait, and workers in the midst of a step, whichever thread of the trainer started them."""
     script = (
         "import functools, sys, threading, time; sys.path.insert(0, sys.argv[1]); import test_async\n"
@@ -856,7 +856,7 @@ def test_when_the_trainer_is_killed_nothing_is_left():
 
 
 @pytest.mark.parametrize("at_start", [False, True])
-def test_a_worker_that_is_frozen_does_not_keep_a_signal_from_ending_the_run(tmp_path, at_start, monkeypatch):
+def test_a_signal_ends_a_run_with_a_frozen_worker(tmp_path, at_start, monkeypatch):
     monkeypatch.setattr(stop_signals, "GRACE_SECONDS", 0.1)
     environment = functools.partial(worker_parts.Freezing, os.getpid(), at_start)
     trainer = Trainer(
@@ -876,7 +876,7 @@ def test_a_worker_that_is_frozen_does_not_keep_a_signal_from_ending_the_run(tmp_
     assert [worker.process.poll() for worker in trainer.unroller._workers.all] == [-signal.SIGKILL]
 
 
-def test_what_an_environment_has_started_ends_with_a_worker_that_ends_by_itself(made):
+def test_processes_of_environments_end_with_a_worker_that_exits(made):
     unroller = made(functools.partial(make_environment, worker_parts.Serving), workers=PATIENT)
     unroller.unroll(4)
     (process,) = processes(unroller)
@@ -1013,7 +1013,7 @@ def test_a_lambda_in_the_environments_settings_is_named():
             EnvironmentMaker(gin.get_bindings("alfish.Trainer")["environment"])
 
 
-def test_a_lambda_of_another_class_is_named_where_an_environment_in_a_worker_reads_it():
+def test_a_lambda_read_by_a_worker_environment_is_named():
     with reading.preserved():
         reading.read(["ppo_cartpole.gin"], ["make_environment.env_id=@Bandit"])
         gin.bind_parameter("Bandit.length", lambda: 3)
@@ -1100,7 +1100,7 @@ def test_a_resumed_run_begins_with_other_seeds(made):
     assert len(stamps) == 2
 
 
-def test_a_run_that_an_error_ended_goes_on_with_other_seeds(root):
+def test_a_run_that_an_error_ended_continues_with_other_seeds(root):
     trainer = Trainer(
         root,
         algorithm=SeeingOffPolicy,
@@ -1118,7 +1118,7 @@ def test_a_run_that_an_error_ended_goes_on_with_other_seeds(root):
 
 
 @pytest.mark.parametrize("gather", [True, False])
-def test_what_the_environment_says_was_executed_is_stored(made, gather):
+def test_the_reported_executed_action_is_stored(made, gather):
     environment = functools.partial(make_environment, Expert, num_envs=2)
     unroller = made(
         environment, ScriptedOffPolicy, length=8, mode="lockstep", num_workers=1, overwrite_policy_output=True
@@ -1152,7 +1152,7 @@ def test_a_curriculum_receives_the_progress_before_its_first_episode_too(made):
     assert unroller.unroll(4).time_step.observation[0, 0, 0] == 0.75
 
 
-def test_an_environment_that_is_built_again_receives_the_progress_of_training(made, tmp_path):
+def test_a_rebuilt_environment_receives_the_training_progress(made, tmp_path):
     kinds = "raise", "nan", "shape"
     unroller = made(each_failing(kinds, tmp_path, worker_parts.FaultyCurriculum, at=1, episode=0))
     unroller._algorithm.progress.fill_(0.5)
@@ -1162,7 +1162,7 @@ def test_an_environment_that_is_built_again_receives_the_progress_of_training(ma
 
 
 @pytest.mark.parametrize("kinds", [(SyncUnroller, AsyncUnroller), (AsyncUnroller, SyncUnroller)])
-def test_a_run_goes_on_with_another_unroller(root, kinds):
+def test_a_run_continues_with_another_unroller(root, kinds):
     def trainer(kind, iterations):
         return Trainer(
             root,
@@ -1194,7 +1194,7 @@ def test_first_episodes_can_be_staggered(made):
     assert unroller._workers._plan.setup(0, generation=1).starts == [0] * 4  # the others' ends are spread already
 
 
-def test_worker_step_interval_holds_steps_back(made):
+def test_worker_step_interval_delays_steps(made):
     unroller = made(worker_step_interval=0.05, mode="lockstep")
     unroller.unroll(4)
     began = time.monotonic()
@@ -1246,7 +1246,7 @@ def test_metrics_count_every_step_once(root):
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system pins no processes")
-def test_a_core_that_is_not_there_is_named():
+def test_a_missing_core_is_named():
     pool = Workers(1, cpus=[999])
     with pytest.raises(
         UsageError, match="Workers.cpus has the core 999, but .* may run only on the cores .*; list only"

@@ -59,7 +59,7 @@ PLAIN = functools.partial(CompiledUnroller, compile=False)
         ),
     ],
 )
-def test_rows_are_those_of_the_sync_unroller(env_id, algorithm, factories):
+def test_rows_equal_those_of_the_sync_unroller(env_id, algorithm, factories):
     ours = unroller_of(PLAIN, env_id, algorithm, factories)
     reference = unroller_of(functools.partial(SyncUnroller, numpy_policy=None), env_id, algorithm, factories)
     for length in (5, 1, 210 if "Pendulum" in env_id else 40):  # in the last one, episodes end
@@ -125,7 +125,7 @@ def trained(directory, num_iterations, algorithm):
 
 
 @pytest.mark.parametrize("algorithm", [PPO, SAC])
-def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, algorithm):
+def test_a_resumed_run_is_bit_identical(tmp_path, algorithm):
     whole = trained(tmp_path / "whole", 20, algorithm)
     trained(tmp_path / "parts", 18, algorithm)
     assert_equal(trained(tmp_path / "parts", 20, algorithm), whole)
@@ -155,7 +155,7 @@ def test_every_row_trains_once_in_an_epoch(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_an_unroll_is_prepared_by_a_graph_as_by_plain_python():
+def test_graphs_prepare_unrolls_like_plain_python():
     unroller = unroller_of(PLAIN, num_envs=4)
     found = [EpochBatches(1, 32) for _ in range(2)]
     for source in found:

@@ -114,7 +114,7 @@ def compare_rows(ours, reference, lengths, tolerance):
 
 
 @pytest.mark.parametrize("algorithm", [ppo(RECURRENT), dqn(RECURRENT), ppo(STACKED)], ids=["PPO", "DQN", "stacked"])
-def test_rows_with_memory_masks_dicts_and_two_rewards_are_those_of_the_sync_unroller(algorithm):
+def test_complex_rows_equal_those_of_the_sync_unroller(algorithm):
     ours, reference = (unroller_of(kind, algorithm, 3) for kind in (PLAIN, SYNC))
     ours.stores_states = reference.stores_states = True
     rows = compare_rows(ours, reference, (3, 1, 40), 0.0)
@@ -208,14 +208,14 @@ SMALL = [case for case in CASES if case != "many"]
 
 
 @pytest.mark.parametrize("case", SMALL)
-def test_a_run_has_the_bits_of_one_with_the_sync_unroller(tmp_path, case):
+def test_a_run_equals_a_run_with_the_sync_unroller_bit_for_bit(tmp_path, case):
     ours, reference = (run(tmp_path / kind.func.__name__, kind, case) for kind in (PLAIN, SYNC))
     assert_same_run(ours, reference)
     assert ours.learner.updates > 20
 
 
 @pytest.mark.parametrize("case", ["all", "DQN, all", "SAC, priorities"])
-def test_a_seed_gives_the_same_bits_twice_and_another_seed_others(tmp_path, case):
+def test_results_depend_on_the_seed_only(tmp_path, case):
     runs = [run(tmp_path / f"{k}", PLAIN, case, seed=seed) for k, seed in enumerate((3, 3, 4))]
     assert_same_run(*runs[:2])
     with pytest.raises(AssertionError):

@@ -64,7 +64,7 @@ def assert_whole(episode, unroller):
 
 @pytest.mark.parametrize("algorithm", [Scripted, ScriptedOffPolicy])
 @pytest.mark.parametrize("mode", MODES)
-def test_batches_go_on_from_one_another_as_unrolls_do(mode, algorithm):
+def test_batches_continue_each_other_like_unrolls(mode, algorithm):
     one, other = (unroller_of(recorded(mode), algorithm) for _ in range(2))
     for length in (2, 5, 3, 7):
         batch = one.generate_batch(length)
@@ -73,7 +73,7 @@ def test_batches_go_on_from_one_another_as_unrolls_do(mode, algorithm):
             assert len(batch.time_step.step_type) == length + algorithm.on_policy
 
 
-def test_a_batch_is_of_as_many_vector_steps_as_it_is_asked_for():
+def test_a_batch_has_the_requested_number_of_vector_steps():
     environment = recorded(NEXT_STEP, lengths=((100,), (100,)))
     unroller = unroller_of(environment, ScriptedOffPolicy)
     for length in (4, 9, 1):
@@ -202,7 +202,7 @@ def test_episodes_of_a_tensor_environment(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_info_and_action_stand_on_the_row_that_they_were_made_from(mode):
+def test_info_and_action_belong_to_the_row_they_were_computed_from(mode):
     for episode in unroller_of(recorded(mode)).generate_episodes(8):
         observed = episode.time_step.observation[:-1]
         assert torch.equal(episode.info["seen"][:-1], observed)
@@ -242,7 +242,7 @@ def test_what_transforms_carried_into_row_0_is_kept(mode):
 
 @pytest.mark.parametrize("numpy_policy", [0, 5])
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-def test_acting_through_numpy_changes_nothing(env_id, numpy_policy):
+def test_acting_through_numpy_gives_equal_results(env_id, numpy_policy):
     """5: in the middle of an episode arrays take the place of tensors. And new parameters are acted with."""
 
     def generated(numpy_policy):
@@ -267,7 +267,7 @@ def test_the_same_seed_gives_the_same_episodes():
         assert_equal(one, other)
 
 
-def test_what_the_environment_says_was_executed_is_stored():
+def test_the_reported_executed_action_is_stored():
     environment = make_environment(Expert, num_envs=2)
     specs = environment.observation_spec, environment.reward_spec
     made = ScriptedOffPolicy(specs[0], environment.action_spec, specs[1])

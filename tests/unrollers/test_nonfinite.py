@@ -44,7 +44,7 @@ def test_an_action_that_is_not_finite_is_the_policys_fault():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["reward", "a", "b"])
-def test_the_environments_of_a_step_that_is_not_finite_are_found(where, value):
+def test_environments_with_non_finite_steps_are_found(where, value):
     step = arrays(rows(4))
     leaf = step.reward if where == "reward" else step.observation[where]
     leaf[1] = leaf[3] = value
@@ -54,7 +54,7 @@ def test_the_environments_of_a_step_that_is_not_finite_are_found(where, value):
     assert nonfinite_rows(step) is None
 
 
-def test_in_one_step_too_values_may_cancel_out_and_sums_overflow():
+def test_single_steps_handle_cancellation_and_overflow():
     step = arrays(rows(3))
     step.reward[0], step.observation["b"][2] = np.inf, -np.inf
     assert quiet(nonfinite_rows)(step).tolist() == [True, False, True]

@@ -294,7 +294,7 @@ def test_what_is_carried_and_unrolled_is_arrays_and_what_is_saved_is_tensors(nam
     ("memory", None), ("memory", 0), ("memory", 5), ("off-policy", 5), ("td3 with memory", 0), ("td3 with memory", 5),
     ("ppo nested", 5), ("dqn", None), ("dqn", 0),
 ])  # fmt: skip
-def test_a_run_that_was_cut_and_resumed_has_the_bits_of_one_that_was_not(name, numpy_policy):
+def test_a_cut_and_resumed_run_is_bit_identical(name, numpy_policy):
     """Wherever the rows are cut: some columns have just ended, or begun."""
     length, cuts, num_unrolls, ends = 2, (1, 2, 3), 5, set()
     whole = resumable(name, numpy_policy)
@@ -317,7 +317,7 @@ def test_a_run_that_was_cut_and_resumed_has_the_bits_of_one_that_was_not(name, n
         assert (resumed._actor._program is None) == (numpy_policy is None)
 
 
-def test_what_is_saved_of_an_unroller_can_be_written_to_a_file():
+def test_unroller_states_can_be_saved_to_a_file():
     unroller = make_unroller(MEMORIES["memory"], 0)
     unroll(unroller, 4)
     file = io.BytesIO()
@@ -327,7 +327,7 @@ def test_what_is_saved_of_an_unroller_can_be_written_to_a_file():
     assert_equal(*((state["time_step"], state["state"], state["transform_state"]) for state in (loaded, saved)))
 
 
-def test_an_unroll_stays_as_it_is_while_acting_goes_on():
+def test_an_unroll_is_unchanged_while_acting_continues():
     unroller = resumable("memory", 0)
     unrolls = [unroll(unroller, 4) for _ in range(2)]
     then = nest.map(torch.clone, unrolls)
@@ -435,7 +435,7 @@ def _counted(self, x):
     return self.online(x) + self.count
 
 
-def test_a_step_that_counts_in_python_is_noticed_with_one_warning(caplog):
+def test_python_counters_in_a_step_give_one_warning(caplog):
     algorithm = Simple(_counted)
     actor, act, _ = actor_of(algorithm, 2)
     for _ in range(20):
@@ -487,7 +487,7 @@ def test_a_buffer_that_is_rebound_is_noticed(caplog):
     assert actor._program is None and len(warnings_in(caplog)) == 1
 
 
-def test_looking_draws_nothing():
+def test_inspection_draws_no_random_numbers():
     algorithm = Simple(lambda self, x: self.online(x) + torch.randn_like(x)[:, :2])
     found = []
     for numpy_policy in (None, 0):
@@ -497,7 +497,7 @@ def test_looking_draws_nothing():
     torch.testing.assert_close(*found)
 
 
-def test_an_array_that_a_constant_is_made_of_may_be_written():
+def test_the_source_array_of_a_constant_may_be_written():
     algorithm = Simple(lambda self, x: self.online(x) + torch.from_numpy(self.table))
     algorithm.table = np.zeros(2, np.float32)
     actor, act, _ = actor_of(algorithm, 0)
@@ -542,7 +542,7 @@ def test_what_cannot_be_translated_acts_through_torch_without_a_warning(name, ca
 
 
 @pytest.mark.parametrize("name", ["TorchDispatchMode", "reparametrize_module"])
-def test_where_torch_has_moved_a_private_name_it_acts_through_torch_after_one_warning(name, monkeypatch, caplog):
+def test_acting_falls_back_to_torch_if_a_private_name_moved(name, monkeypatch, caplog):
     algorithm = Simple(lambda self, x: self.online(x))
     actor, act, _ = actor_of(algorithm, 0)
     hide(monkeypatch, name)
@@ -610,7 +610,7 @@ def parts_of(trainer):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_resumed_run_acts_by_the_same_bits_across_the_switch(tmp_path, name):
+def test_a_run_resumed_across_the_switch_acts_bit_for_bit(tmp_path, name):
     whole = make_trainer(tmp_path / "whole", name)
     whole.train()
     assert whole.unroller._actor._program is not None

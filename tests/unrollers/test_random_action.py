@@ -95,7 +95,7 @@ class Pulling(SeeingOffPolicy):
         return time_step.observation[:, :1].sign()
 
 
-def test_environments_of_tensors_are_asked_alike():
+def test_tensor_environments_receive_equal_calls():
     unroller, _ = _sync(TensorEnvironment(TensorPointMass(4), seed=0), Pulling)
     rows = unroll(unroller, 6, at_random=True)
     assert torch.equal(rows.action, rows.time_step.observation[..., :1].sign()) and rows.action.any()

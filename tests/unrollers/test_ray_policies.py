@@ -55,7 +55,7 @@ def trained(root_dir, workers):
 
 
 @pytest.mark.usefixtures("nodes")
-def test_in_lockstep_every_bit_is_that_of_processes(tmp_path, nodes):
+def test_lockstep_is_bit_identical_to_local_processes(tmp_path, nodes):
     gin.bind_parameter("z/PolicySettings.algorithm", Constant)
     on_ray = trained(tmp_path / "ray", ON_RAY)
     here = trained(tmp_path / "here", QUICK)

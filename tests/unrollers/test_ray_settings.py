@@ -32,7 +32,7 @@ INSTALLED = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not INSTALLED, reason="the extra 'ray' is not installed")
 
 
-def test_neither_alfish_nor_this_package_imports_ray():
+def test_ray_is_not_imported_by_default():
     code = "import sys, alfish, alfish.unrollers.ray; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
@@ -50,13 +50,13 @@ def test_without_the_extra_the_command_is_named(monkeypatch):
 
 @needs_ray
 @pytest.mark.parametrize("count, nearest", [(7, "4 or 8"), (3, "4")])
-def test_workers_that_hosts_do_not_divide_are_refused_with_the_nearest(count, nearest):
+def test_indivisible_worker_numbers_are_refused_with_the_nearest(count, nearest):
     with pytest.raises(UsageError, match=rf"num_workers is {count}, .*per_host = 4 does not divide; .* is {nearest}$"):
         RayWorkers(count)
 
 
 @needs_ray
-def test_it_is_said_that_hosts_step_the_environments():
+def test_the_log_states_that_hosts_step_the_environments():
     here, there = (unroller_of(ALIKE, num_workers=4, workers=one) for one in (Workers, RayWorkers))
     assert here.stepping == "in 4 workers on this machine" and there.stepping == "in 4 workers on a Ray cluster"
 
@@ -201,7 +201,7 @@ def test_a_host_drops_grants_for_a_process_that_has_died(host):
     assert host._pool.granted == [6] and host._orders == []
 
 
-def test_a_host_drops_weights_that_newer_ones_have_overtaken(host):
+def test_a_host_drops_outdated_weights(host):
     read = []
     for number in (4, 6, 5, 4):
         host._published = [(Publication(number, 10 * number), np.full(2, number))]
@@ -224,7 +224,7 @@ def test_a_grant_waits_for_the_weights_that_it_names(host):
     assert (host._weights.read(), host._weights.own.tolist()) == (50, [5, 5]) and host._weights.newest == 5
 
 
-def test_a_host_that_nobody_calls_ends_itself(host, monkeypatch):
+def test_an_idle_host_ends_itself(host, monkeypatch):
     class Ended(Exception):
         pass
 
@@ -274,7 +274,7 @@ def test_without_spares_an_actor_is_requested_when_one_is_needed():
     assert actors.take() == (FakeActor.requested[0], "greeting 0")
 
 
-def test_spares_are_taken_in_their_order_and_ended_with_the_run(monkeypatch):
+def test_spares_are_used_in_order_and_end_with_the_run(monkeypatch):
     killed = []
     monkeypatch.setattr(cluster, "kill", killed.append)
     actors = Actors(2)
@@ -302,7 +302,7 @@ def on_ray(monkeypatch):
 
 
 @needs_ray
-def test_a_host_is_given_up_if_two_checks_find_it_silent(on_ray):
+def test_a_host_is_given_up_after_two_silent_checks(on_ray):
     host = on_ray.hosts[0]
     assert list(on_ray._check(host)) == []
     host.asked_at -= 31
@@ -316,7 +316,7 @@ def test_a_host_is_given_up_if_two_checks_find_it_silent(on_ray):
 
 
 @needs_ray
-def test_spares_are_requested_once_all_hosts_have_begun_and_take_the_place_of_the_dead(on_ray, monkeypatch):
+def test_spares_replace_dead_hosts_after_all_hosts_have_begun(on_ray, monkeypatch):
     monkeypatch.setattr(RemoteHost, "begin", lambda host, greeting, *weights: setattr(host, "greeting", greeting))
     on_ray._actors._num_spares, on_ray._plan = 1, None
     on_ray._weights = types.SimpleNamespace(publication=None, words=lambda: None)

@@ -85,7 +85,7 @@ def lockstep(make, algorithm, num_workers, workers):
 @pytest.mark.parametrize(
     "algorithm, num_workers, per_host, inline", [(Seeing, 2, 1, True), (SeeingOffPolicy, 4, 2, False)]
 )
-def test_in_lockstep_every_bit_is_that_of_one_machine(made, monkeypatch, algorithm, num_workers, per_host, inline):
+def test_lockstep_is_bit_identical_to_one_machine(made, monkeypatch, algorithm, num_workers, per_host, inline):
     if not inline:
         monkeypatch.setattr("alfish.unrollers.ray.object_store.INLINE_BYTES", 0)  # weights go by reference
     here = lockstep(unroller_of, algorithm, num_workers, QUICK)
@@ -120,7 +120,7 @@ def test_faults_of_environments_are_handled_in_their_host(made, tmp_path):
     assert stats["restarts"] == 1 and stats["env_errors"] == 1
 
 
-def test_a_module_that_a_host_cannot_import_has_a_sentence_and_may_be_sent(made, tmp_path, monkeypatch):
+def test_a_module_that_a_host_cannot_import_is_named_or_sent(made, tmp_path, monkeypatch):
     (tmp_path / "only_here.py").write_text("from toys import Stamped\n\n\nclass Here(Stamped):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     import only_here
@@ -169,7 +169,7 @@ def command(tmp_path, *bindings):
     return ["train", *files, *(f"--gin_param={binding}" for binding in (*TINY, *bindings))]
 
 
-def test_a_spare_host_takes_the_place_of_one_that_dies(made):
+def test_a_spare_host_replaces_a_dead_host(made):
     unroller = made(ALIKE, num_workers=4, workers=functools.partial(ON_RAY, spare_hosts=1))
     on_ray = unroller._workers
     wait_for(unroller, lambda: on_ray._actors._spares)

@@ -104,7 +104,7 @@ def point_mass():
 @pytest.mark.parametrize("algorithm", [PPO, memory])
 @pytest.mark.parametrize("environment", [point_mass, functools.partial(recorded, NEXT_STEP)])
 @pytest.mark.parametrize("factories", [(), (functools.partial(FrameStack, num_frames=2),)])
-def test_advantages_of_a_cut_unroll_are_those_of_a_shorter_one(
+def test_advantages_of_a_cut_unroll_equal_those_of_a_shorter_unroll(
     learners, environment, algorithm, factories, numpy_policy
 ):
     learners.patience = 2
@@ -126,7 +126,7 @@ def test_advantages_of_a_cut_unroll_are_those_of_a_shorter_one(
         torch.testing.assert_close(value[:5], other_value)  # of the row after the cut, too
 
 
-def test_advantages_at_the_cut_are_those_of_the_definition(learners):
+def test_advantages_at_the_cut_follow_the_definition(learners):
     learners.patience = 1
     unroller = unroller_of(point_mass(), functools.partial(PPO, gamma=0.9, lambda_=0.8))
     for _ in range(4):

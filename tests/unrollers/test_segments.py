@@ -52,7 +52,7 @@ def test_a_single_part_is_not_copied():
     assert side_by_side([alone]) is alone
 
 
-def test_pad_rows_of_parts_one_after_another_stand_at_the_end():
+def test_pad_rows_of_consecutive_parts_are_at_the_end():
     short = [[(MID, 3), (PAD, 0)], [(PAD, 0), (PAD, 0)]]
     joined = one_after_another([part(TWO), part(short), part(NEXT)])
     kept = [[one for one in first + second + third if one[0] != PAD] for first, second, third in zip(TWO, short, NEXT)]
@@ -62,7 +62,7 @@ def test_pad_rows_of_parts_one_after_another_stand_at_the_end():
     assert [len(column) for column in found] == [6, 6]
 
 
-def test_parts_one_after_another_begin_with_the_first_ones_state():
+def test_consecutive_parts_begin_with_the_first_state():
     parts = [part(TWO, version=3), part(NEXT, version=5)]
     joined = one_after_another(parts)
     assert numbers(joined) == [TWO[0] + NEXT[0], TWO[1] + NEXT[1]]

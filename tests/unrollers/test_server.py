@@ -29,7 +29,7 @@ def told(tmp_path, name):
     return json.loads(Path(path).read_text())
 
 
-def test_a_worker_is_as_a_program_of_its_own_would_be(tmp_path, monkeypatch, capfd):
+def test_a_worker_behaves_like_a_separate_program(tmp_path, monkeypatch, capfd):
     first = told(tmp_path, "first")
     capfd.readouterr()
     monkeypatch.setenv("ALFISH_TEST_VARIABLE", "new")
@@ -61,7 +61,7 @@ def test_a_worker_is_as_a_program_of_its_own_would_be(tmp_path, monkeypatch, cap
     assert capfd.readouterr() == ("out\n", "err")
 
 
-def test_the_server_has_one_thread_and_ends_with_its_workers_when_it_is_closed():
+def test_closing_the_single_threaded_server_ends_its_workers():
     unroller = unroller_of(num_workers=2)
     unroller.unroll(4)
     pid = server.SERVER.pid
@@ -92,7 +92,7 @@ def test_where_the_server_has_died_another_one_takes_its_place():
         unroller.close()
 
 
-def test_a_server_that_does_not_start_is_an_error_of_one_line(monkeypatch):
+def test_a_server_that_does_not_start_is_a_one_line_error(monkeypatch):
     monkeypatch.setattr(server, "PROGRAM", "raise SystemExit(7)")
     monkeypatch.setattr(worker_handle, "SERVER", server.Server())
     unroller = unroller_of(workers=QUICK)
@@ -104,7 +104,7 @@ def test_a_server_that_does_not_start_is_an_error_of_one_line(monkeypatch):
     unroller.close()
 
 
-def test_a_copy_of_the_trainer_has_a_server_of_its_own():
+def test_a_copied_trainer_has_its_own_server():
     unroller_of().close()
     unroller = unroller_of()
     unroller.unroll(4)

@@ -66,7 +66,7 @@ class Witness(Metric):
 
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
 @pytest.mark.parametrize("algorithm", [Scripted, ScriptedOffPolicy])
-def test_each_row_that_arrives_is_shown_once_with_the_action_that_led_to_it(mode, algorithm):
+def test_each_arrival_is_passed_once_with_its_action(mode, algorithm):
     unroller, metric = unroller_of(recorded(mode), algorithm), Witness()
     metrics = Metrics([metric], 3, flush_rows=10)
     unroller.shown = metrics.reads

@@ -46,7 +46,7 @@ def test_a_segment_that_was_lost_or_doubled_is_refused():
     ledger.check_valid()
 
 
-def test_of_a_dead_workers_slots_those_that_hold_segments_stay_taken():
+def test_filled_slots_of_a_dead_worker_stay_taken():
     ledger = SlotLedger(2, 4)
     for _ in range(3):
         ledger.grant(0)
@@ -69,7 +69,7 @@ def test_the_oldest_segments_are_taken_up_to_both_limits():
     ledger.check_valid()
 
 
-def test_every_slot_is_in_one_state_after_any_course_of_events():
+def test_each_slot_always_has_exactly_one_state():
     generator = random.Random(0)
     for _ in range(30):
         ledger, sequences = SlotLedger(3, 3), [0] * 3

@@ -62,7 +62,7 @@ def test_a_wrong_rollout_step_is_named_before_a_worker_starts():
         example_row(environment, algorithm, transforms, num_envs=2)
 
 
-def test_what_is_written_is_read_in_place_and_other_slots_are_unchanged(example):
+def test_slots_are_read_in_place_without_changing_others(example):
     of_arrivals = example_records(example, ("action",))
     forms = slot_forms(example, of_arrivals, num_rows=4, num_steps=4, num_records=6)
     slots = Slots(forms, 3, nest.flatten([(example, of_arrivals)])[1])

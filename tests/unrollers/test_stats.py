@@ -8,7 +8,7 @@ from alfish.processes.messages import Seconds
 from alfish.unrollers.workers.stats import Stats
 
 
-def test_shares_are_of_what_all_workers_did_since_the_call_before():
+def test_shares_cover_all_workers_since_the_previous_call():
     stats = Stats()
     stats.filled(Seconds(wait=1, env=2, policy=3, copy=0))
     stats.filled(Seconds(wait=1, env=0, policy=0, copy=1))

@@ -112,7 +112,7 @@ def test_every_columns_rows_are_whole_episodes_in_order(mode):
 
 
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
-def test_info_and_action_are_those_of_their_own_row(mode):
+def test_info_and_action_belong_to_their_row(mode):
     unroller = unroller_of(recorded(mode))
     for _ in range(10):
         experience = unroll(unroller, 5)
@@ -170,7 +170,7 @@ def test_all_modes_have_the_same_columns_in_unrolls_of_any_length(lengths, trunc
 
 
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP, DISABLED])
-def test_one_step_unrolls_lose_nothing(mode):
+def test_one_step_unrolls_lose_no_row(mode):
     environment = recorded(mode)
     unroller = unroller_of(environment)
     trained = [[] for _ in LENGTHS]
@@ -393,7 +393,7 @@ class Raising(Stamped):
         return super().step(action)
 
 
-def test_an_episode_whose_environment_raised_ends_in_the_row_acted_from():
+def test_an_environment_error_ends_the_episode_in_the_previous_row():
     environment = make_environment(lambda: Raising((4,)), num_envs=2, seed=1)
     environment.env.envs[1]._episode = 0  # so that it never raises
     reported = []
@@ -416,7 +416,7 @@ def test_large_finite_values_pass():
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
-def test_it_continues_bit_for_bit_where_the_environments_state_is_saved(mode):
+def test_it_continues_bit_for_bit_if_the_environments_state_is_saved(mode):
     def make():
         return unroller_of(TensorEnvironment(TensorPointMass(3, 5, autoreset=mode), seed=1))
 
@@ -430,7 +430,7 @@ def test_it_continues_bit_for_bit_where_the_environments_state_is_saved(mode):
         assert np.array_equal(one.records.step_type, other.records.step_type)
 
 
-def test_elsewhere_an_episode_under_way_ends_truncated_and_the_next_begins():
+def test_elsewhere_an_unfinished_episode_ends_truncated_and_the_next_begins():
     one = unroller_of(recorded(NEXT_STEP, lengths=((9,), (9,))))
     before = unroll(one, 4)
     other = unroller_of(recorded(NEXT_STEP, lengths=((9,), (9,))))
@@ -487,7 +487,7 @@ def test_an_unroller_that_never_ran_is_restored_as_such():
 
 
 @pytest.mark.parametrize("gather", [True, False])
-def test_what_the_environment_says_was_executed_is_stored(gather):
+def test_the_reported_executed_action_is_stored(gather):
     environment = make_environment(Expert, num_envs=2)
     made = ScriptedOffPolicy(environment.observation_spec, environment.action_spec, environment.reward_spec)
     unroller = SyncUnroller(
@@ -516,7 +516,7 @@ class Reports(OneState):
 
 
 @pytest.mark.parametrize("value", [None, 1, np.int64(1), 5, -1])
-def test_an_executed_action_is_one_of_the_space_or_none(value, monkeypatch):
+def test_an_executed_action_must_be_in_the_space(value, monkeypatch):
     monkeypatch.setattr(Reports, "value", value)
     environment = make_environment(Reports, num_envs=2)
     environment.read_executed_actions()
@@ -585,7 +585,7 @@ def test_one_uneven_environment_is_a_column_too(mode, numpy_policy):
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_a_call_reaches_each_environment_and_those_that_a_resumed_run_builds(vectorization):
+def test_calls_reach_existing_and_resumed_environments(vectorization):
     def made():
         return unroller_of(make_environment(Levels, num_envs=2, vectorization=vectorization))
 

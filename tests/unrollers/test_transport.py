@@ -92,7 +92,7 @@ class InProcess(Transport):
 
 
 @pytest.mark.parametrize("algorithm", [Seeing, SeeingOffPolicy])
-def test_in_lockstep_every_bit_is_that_of_processes(algorithm):
+def test_lockstep_is_bit_identical_to_local_processes(algorithm):
     unrolls = []
     for transport in (functools.partial(Workers, close_timeout=2.0), InProcess):
         unroller = unroller_of(ALIKE, algorithm, num_workers=2, mode="lockstep", workers=transport)
@@ -111,7 +111,7 @@ def test_in_lockstep_every_bit_is_that_of_processes(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", [Seeing, SeeingOffPolicy])
-def test_a_death_that_a_transport_tells_of_gives_the_slots_back(algorithm):
+def test_a_reported_worker_death_releases_its_slots(algorithm):
     unroller = unroller_of(ALIKE, algorithm, num_workers=2, slots=3, workers=InProcess)
     transport = unroller._workers
     unroller.unroll(4)

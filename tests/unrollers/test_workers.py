@@ -38,7 +38,7 @@ def reading(board, reader, meanwhile):
 
 
 @pytest.mark.parametrize("times", [0, 1, 2, 3])
-def test_weights_that_were_written_while_they_were_read_are_read_again(times):
+def test_weights_overwritten_during_a_read_are_read_again(times):
     weights, reader = torch.zeros(2), torch.ones(2)
     board = SharedWeights([weights])
     board.publish(0)
@@ -161,7 +161,7 @@ def die(workers, worker):
     return worker.retry_at - time.monotonic()
 
 
-def test_a_worker_that_gives_nothing_is_started_ever_later(one):
+def test_a_failing_worker_is_restarted_with_growing_delay(one):
     workers, worker = one(max_deaths=5000)
     delays = [die(workers, worker) for _ in range(9)]
     assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10], abs=0.05)
@@ -213,7 +213,7 @@ def test_each_activity_has_its_limit(one, activity, is_limited):
     assert worker.killed == is_limited
 
 
-def test_a_worker_that_does_not_take_up_a_slot_is_overdue(one):
+def test_a_worker_that_ignores_a_slot_is_overdue(one):
     """A process that is frozen while it waits for the trainer, where other workers give rows enough."""
     workers, worker = one(step_timeout=0.01)
     lines = []
@@ -228,7 +228,7 @@ def test_a_worker_that_does_not_take_up_a_slot_is_overdue(one):
     assert "worker 0 has been about to fill a slot for" in lines[0]
 
 
-def test_a_worker_that_has_filled_its_slots_may_wait_for_ever(one):
+def test_a_worker_with_full_slots_may_wait_forever(one):
     workers, worker = one(step_timeout=0.01)
     worker.grant(FILL)
     worker.grant(FILL)
@@ -251,7 +251,7 @@ def test_a_worker_that_is_at_something_new_is_not_overdue(one):
     assert worker.killed == 0
 
 
-def test_a_message_that_comes_in_pieces_is_one_and_a_torn_one_is_none():
+def test_split_messages_are_joined_and_incomplete_ones_ignored():
     ours, theirs = socket.socketpair()
     channel = Channel(ours)
     whole, torn = socket.socketpair()
@@ -267,7 +267,7 @@ def test_a_message_that_comes_in_pieces_is_one_and_a_torn_one_is_none():
         end.close()
 
 
-def test_what_a_worker_said_before_it_died_is_heard_first(one):
+def test_messages_of_a_dead_worker_are_handled_first(one):
     workers, worker = one()
     lines = []
     workers.log = lines.append
@@ -280,7 +280,7 @@ def test_what_a_worker_said_before_it_died_is_heard_first(one):
     assert worker.started and worker.failures_in_row == 1
 
 
-def test_a_worker_that_has_ended_is_buried_though_its_socket_is_open(one):
+def test_an_ended_worker_is_removed_despite_an_open_socket(one):
     workers, worker = one()
     worker.process.poll = lambda: -9
     worker.grant(FILL)

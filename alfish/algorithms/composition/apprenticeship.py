@@ -1,12 +1,12 @@
-"""Apprenticeship learning: a linear reward of features whose discounted sums become those of an expert.
+"""Apprenticeship learning: a linear reward under which a policy matches an expert's discounted sums of features.
 
 Abbeel & Ng, 2004, https://ai.stanford.edu/~ang/papers/icml04-apprentice.pdf, the projection method (section 3.1). The
-listener `alfish.training.apprenticeship.ApprenticeshipRounds` measures policies and closes the rounds.
+listener `alfish.training.apprenticeship.ApprenticeshipRounds` measures the policy, and ends each round.
 
-Differences from the paper: any algorithm may train the policy, and continues in each round from its weights of the
-round before; features are those of the observation that a step arrives at, in the reward and in the expectations; the
-projection ends at the segment between both points, because a policy that is not optimal could move it away from the
-expert. The mixture of the policies is not built: the policy whose expectation is nearest to the expert's is returned.
+Differences from the paper: any algorithm may train the policy, and each round continues from the weights of the last
+round; features belong to the observation after a step, in the reward and in the expectations; the projection stays
+within the segment between both points, because a policy that is not optimal could move it away from the expert. The
+result is not the mixture of the policies, but the policy whose expectation is nearest to the expert's.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ from alfish.transforms import ObservationNormalizer
 class SigmoidFeatures(nn.Module):
     """The logistic function of each entry of a normalized observation, and a constant 1.
 
-    The constant's discounted sum depends on the length of an episode only, so a reward may pay for each step.
+    The constant lets the reward contain a fixed amount per step.
 
     Args:
       observation_spec: spec of normalized observations.
@@ -62,8 +62,8 @@ class ApprenticeshipLearning(RewardPart):
         r(s, a, s') = w . phi(s'),     mu = mean over episodes of the sum over steps t of gamma^t phi(s_{t+1})
         mixture <- mixture + share (mu - mixture),     w = (mu of the expert - mixture) / its length
 
-    The share, in [0, 1], makes the mixture the point of the segment that is nearest to the expert. The reward of row t
-    reads the observation of row t + 1, at which its action arrives. It is 0 before the first round.
+    The share, in [0, 1], makes the mixture the point of the segment from mixture to mu that is nearest to the expert.
+    The reward of the action at row t reads the observation of row t + 1. The reward is 0 before the first round.
 
     Args:
       observation_spec, action_spec: specs of observations and actions, see `Part`. Observations must have the format of
@@ -72,13 +72,13 @@ class ApprenticeshipLearning(RewardPart):
       coef: weight of the reward; a number or a schedule of progress.
       features: class or factory of phi; called with the spec of observations normalized by the expert's mean and
         deviation; returns `[..., output_size]`, and is not trained.
-      gamma: discount per environment step of the sums of features. Steps far behind the first 1 / (1 - gamma) ones
-        count little: with 0.99, an episode that ends after 300 steps looks almost like one of 500.
+      gamma: discount per environment step of the sums of features. Steps long after the first 1 / (1 - gamma) steps
+        count little: with 0.99, an episode of 300 steps looks almost like one of 500.
       clip: largest absolute entry of a normalized observation.
 
     Attributes:
-      expert: the expert's expectation of the discounted sum of features, `[k]` float64.
-      mixture: the expectation of the mixture of all rounds, `[k]` float64.
+      expert: expected discounted sum of the expert's features, `[k]` float64.
+      mixture: expected discounted sum of the mixture of all rounds, `[k]` float64.
       weights: weights w of the features, `[k]` float32.
       num_rounds: number of measured policies, 0-d int64.
     """
@@ -121,7 +121,7 @@ class ApprenticeshipLearning(RewardPart):
         return self._phi(transitions.next_observation) @ self.weights
 
     def after_iteration(self, experience: Experience, num_seen: int) -> None:
-        """Checks in the first iteration that a listener closes the rounds.
+        """Checks in the first iteration that a listener ends the rounds.
 
         Raises:
           UsageError: no policy was measured before the iteration.
@@ -139,8 +139,7 @@ class ApprenticeshipLearning(RewardPart):
 
         Args:
           arrived: observations at which the steps arrive, `[sum of lengths, ...]`, episode after episode.
-          lengths: number of steps of each episode. An episode ends where the environment ends it, so a part of an
-            episode must not be given.
+          lengths: number of steps of each episode. Episodes must be complete.
         """
         phi = self._phi(arrived).double()
         step = torch.cat([torch.arange(length, device=phi.device) for length in lengths])
@@ -148,12 +147,12 @@ class ApprenticeshipLearning(RewardPart):
 
     @torch.no_grad()
     def close_round(self, found: torch.Tensor) -> tuple[float, float]:
-        """Takes the expectation `found` `[k]` of a policy into the mixture, and changes the reward.
+        """Adds the expectation `found` `[k]` of a policy to the mixture, and updates the reward.
 
-        The first call, with the expectation of the first policy, begins the mixture.
+        The first call sets the mixture to the first policy's expectation.
 
         Returns:
-          The distances from the expert's expectation, of the policy and of the mixture.
+          The distance of the policy and of the mixture from the expert's expectation.
         """
         step, goal = found - self.mixture, self.expert - self.mixture
         share = (step @ goal / (step @ step).clamp(min=1e-30)).clamp(0.0, 1.0)

@@ -2,8 +2,9 @@
 
     loss of the features' group = algorithm's loss + sum over the auxiliary losses of coef * auxiliary loss
 
-An auxiliary loss trains its own networks, and the features through the algorithm's networks, so the features' module
-runs once. `Composed.auxiliary_losses` adds such losses to any algorithm, whose class contains nothing about them.
+An auxiliary loss trains its own networks, and also the algorithm's networks that compute the features. The features are
+computed once for all losses. `Composed.auxiliary_losses` adds such losses to any algorithm, without changes to its
+class.
 """
 
 import abc
@@ -49,7 +50,7 @@ class AuxiliaryLoss(Part):
       coef: weight of the loss; a number or a schedule of progress.
     """
 
-    needs_sequences = False  # whether the loss compares rows of sequences, so that the algorithm needs a memory
+    needs_sequences = False  # whether the loss compares rows of a sequence, which requires an algorithm with memory
 
     def __init__(self, observation_spec: Nest, action_spec: Nest, feature_size: int, coef: float | Schedule = 1.0):
         super().__init__(observation_spec, action_spec)
@@ -57,10 +58,10 @@ class AuxiliaryLoss(Part):
 
     @abc.abstractmethod
     def feature_loss(self, rows: FeatureRows) -> LossInfo:
-        """Returns the unweighted loss, one number for each row `[T', N]` or a mean, 0-d.
+        """Returns the unweighted loss: one number per row, `[T', N]`, or a mean, 0-d.
 
-        The learner masks and averages losses of rows, and weighs them like the algorithm's loss. A mean must leave out
-        rows that do not train.
+        The learner masks, weighs and averages a loss per row like the algorithm's loss. A mean must leave out rows that
+        do not train.
         """
 
 
@@ -77,7 +78,8 @@ class AuxiliaryLosses(nn.ModuleDict):
       group: parameter group of the features; '' without losses.
 
     Raises:
-      UsageError: there is no such module, it has no output size or nothing to train, or a loss does not fit.
+      UsageError: there is no such module, the module has no output size or no trainable parameters, or a loss does not
+        fit.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class AuxiliaryLosses(nn.ModuleDict):
 
     @contextlib.contextmanager
     def watching(self, algorithm: RLAlgorithm) -> Iterator[list[torch.Tensor]]:
-        """Collects the features that the algorithm computes with gradients within the context, a tensor a call."""
+        """Collects the features that the algorithm computes with gradients within the context, one tensor per call."""
         found: list[torch.Tensor] = []
         if not self:
             yield found
@@ -136,7 +138,7 @@ class AuxiliaryLosses(nn.ModuleDict):
 
         Args:
           loss_info: losses of the algorithm, a dict.
-          rows: features of all rows that the features' module returned, at least T', and the rows themselves.
+          rows: rows, and features of at least T' rows as the features' module returned them.
           progress: progress of training, for schedules of weights.
         """
         assert isinstance(loss_info.loss, dict)
@@ -165,12 +167,12 @@ class AuxiliaryLosses(nn.ModuleDict):
 @gin.configurable(module="alfish.composition")
 @checked
 class Reconstruction(AuxiliaryLoss):
-    """The error of an observation that is decoded from its features.
+    """The squared error of observations that are decoded from their features.
 
         loss = mean over the entries of (decoded - observation)^2 / 2
 
-    Entries are those of vectors, pixels of images divided by their bound, and one-hot codes. Floats have the scale of
-    the observation, so normalize those of several scales (`@ObservationNormalizer`).
+    Entries are entries of vectors, pixels of images divided by their bound, and one-hot codes. Floats keep the scale of
+    the observation; normalize observations whose entries have different scales (`@ObservationNormalizer`).
 
     Args:
       observation_spec, action_spec: specs of the transformed observations and of the actions, see `Part`.
@@ -201,23 +203,23 @@ class Reconstruction(AuxiliaryLoss):
 @gin.configurable(module="alfish.composition")
 @checked
 class CPCA(AuxiliaryLoss):
-    """Contrastive predictive coding with actions: from a memory's output at row t, tells the observation at row t + j.
+    """Contrastive predictive coding with actions: recognizes the observation at row t + j from a memory's output at t.
 
         h_0 = features at t,    h_j = GRU(h_{j-1}, action at t + j - 1),    j = 1 ... horizon
         loss = -log D(h_j, observation at t + j) - mean over others of log (1 - D(h_j, observation of another row))
 
-    D is a classifier with one hidden layer on h_j and the encoded observation. The others are random rows of the
-    minibatch. A prediction stays within an episode. Requires a memory.
+    D is a classifier with one hidden layer; its inputs are h_j and the encoded observation. The others are random rows
+    of the minibatch. Predictions do not cross ends of episodes. Requires a memory.
 
-    Guo et al., 2018, https://arxiv.org/abs/1811.06407. Difference from the paper: observations have an encoder of their
-    own, which only this loss trains, and rows and futures are drawn at random.
+    Guo et al., 2018, https://arxiv.org/abs/1811.06407. Difference from the paper: a separate encoder of observations is
+    trained by this loss only, and rows and futures are drawn at random.
 
     Args:
       observation_spec, action_spec: specs of the transformed observations and of the actions, see `Part`.
       feature_size: number of features.
       coef: weight of the loss; a number or a schedule of progress.
       encoder: class or factory of the encoder of observations; called with the observation spec.
-      horizon: largest number of rows from t to the predicted one, limited by the length of sequences.
+      horizon: largest number of rows from t to the predicted row, limited by the length of sequences.
       num_starts: number of rows t that are drawn in each sequence.
       num_futures: number of predicted rows for each row t.
       num_negatives: number of other rows for each prediction.
@@ -272,7 +274,7 @@ class CPCA(AuxiliaryLoss):
         return LossInfo(loss, extra={"true_accuracy": accuracy})
 
     def predictions(self, rows: FeatureRows, start: torch.Tensor, horizon: int) -> torch.Tensor:
-        """Returns h_1 to h_horizon, `[horizon, S, N, F]`, for the rows `start` `[S, N]` of each sequence."""
+        """Returns h_1 to h_horizon, `[horizon, S, N, F]`, for the start rows `[S, N]` of each sequence."""
         column = torch.arange(start.shape[1], device=start.device)
         code, last = self._action_code(rows.transitions.action), rows.step_type.shape[0] - 1
         state = rows.features[start, column].flatten(0, 1)  # [S * N, F]
@@ -285,12 +287,12 @@ class CPCA(AuxiliaryLoss):
 
     @staticmethod
     def is_valid(step_type: torch.Tensor, start: torch.Tensor, future: torch.Tensor) -> torch.Tensor:
-        """Returns the mask of pairs of rows of one episode, `[..., S, N]` bool.
+        """Returns whether both rows of each pair are in one episode, `[..., S, N]` bool.
 
         Args:
           step_type: step types of the sequences, `[T', N]`.
           start: earlier rows, `[S, N]` int64.
-          future: later rows, `[..., S, N]` int64, which may lie behind the end of a sequence.
+          future: later rows, `[..., S, N]` int64, which may exceed the length of a sequence.
         """
         episode = (step_type == StepType.FIRST).cumsum(0)
         column, last = torch.arange(step_type.shape[1], device=step_type.device), step_type.shape[0] - 1
@@ -308,7 +310,7 @@ def _random_below(count: int, shape: Sequence[int], device: torch.device) -> tor
 
 
 def _checked(part: AuxiliaryLoss, found: Any, shape: torch.Size) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Returns loss and `extra` that `feature_loss` of a part returned; raises UsageError if they are wrong."""
+    """Returns the loss and `extra` of a result of `feature_loss`; raises UsageError if they are wrong."""
     is_info = isinstance(found, LossInfo) and isinstance(found.loss, torch.Tensor)
     if not is_info or (found.loss.ndim and found.loss.shape != shape):
         asked = f"LossInfo(loss, extra) with a loss of shape {list(shape)}, one number for each row, or 0-d"

@@ -1,9 +1,9 @@
 """An algorithm extended by parts: rewards computed from rows, a representation that replaces observations, and losses.
 
-Rewards and representations change what the algorithm sees, and nothing else. Replay and metrics have the environment's
-rows and rewards. On-policy, rewards are computed once for each unroll, in `preprocess_experience`, with the parts as
-they were during the unroll. Off-policy, rewards are computed whenever a window is drawn, in `train_step`, with the
-current parts. Auxiliary losses (`auxiliary`) are added to what `calc_loss` of the algorithm returns.
+Rewards and representations change only what the algorithm sees. Replay and metrics keep the environment's rows and
+rewards. On-policy, `preprocess_experience` computes rewards once for each unroll, with the parts as they were during
+the unroll. Off-policy, `train_step` computes rewards whenever a window is drawn, with the current parts. Auxiliary
+losses (`auxiliary`) are added to what `calc_loss` of the algorithm returns.
 """
 
 import math
@@ -33,7 +33,7 @@ class ComposedRows(NamedTuple):
     """Rows on which an on-policy algorithm trains, `[T, B]`."""
 
     algorithm: Nest  # info that the algorithm's preprocess_experience returned
-    transitions: Transitions  # without `trains`, and without `observation`, which the rows have
+    transitions: Transitions  # without `trains` and `observation`
     rewards: dict[str, torch.Tensor]  # rewards of each part
 
 
@@ -48,27 +48,27 @@ class ComposedTrain(NamedTuple):
 @gin.configurable(module="alfish.composition")
 @checked
 class Composed(RLAlgorithm):
-    """An algorithm that maximizes additional rewards, sees a learned representation, or minimizes additional losses.
+    """Adds rewards, a learned representation or auxiliary losses to an algorithm.
 
         reward = extrinsic_coef * environment reward + sum over the parts of coef * part reward
 
-    With `separate_values` the algorithm receives a vector reward instead: the environment's entries, then one entry for
-    each part. The algorithm learns a value for each entry, and weighs the values by the coefficients, which are written
-    into its `reward_weights`; gamma may be a list.
+    With `separate_values`, the algorithm receives a vector reward instead: the environment's entries, then one entry
+    for each part. The algorithm learns a value for each entry. `Composed` writes the coefficients into the algorithm's
+    `reward_weights`, which weigh the values. gamma may then be a list.
 
     Each part is a parameter group with the part's name (`rnd`); the algorithm's groups keep their names. Networks of
     auxiliary losses are in the group of the features.
 
     Args:
       algorithm: class or factory of the algorithm; called with (observation_spec, action_spec, reward_spec).
-      rewards: classes or factories of reward parts (`@RND`, `@ICM`), take (observation_spec, action_spec).
-      representation: class or factory of the features that replace the algorithm's observations, takes
-        (observation_spec, action_spec); None means no replacement. Parts always see observations.
-      extrinsic_coef: weight of the environment's reward; a number or a schedule of progress. With 0 the reward is not
-        read.
+      rewards: classes or factories of reward parts (`@RND`, `@ICM`); called with (observation_spec, action_spec).
+      representation: class or factory of the features that replace the algorithm's observations; called with
+        (observation_spec, action_spec). None means no replacement. Parts always see observations.
+      extrinsic_coef: weight of the environment's reward; a number or a schedule of progress. With 0, the environment's
+        reward is not read.
       separate_values: whether each part is an entry of a vector reward, with a separate value.
-      auxiliary_losses: classes or factories of losses on the algorithm's features (`@Reconstruction`, `@CPCA`), take
-        (observation_spec, action_spec, feature_size).
+      auxiliary_losses: classes or factories of losses on the algorithm's features (`@Reconstruction`, `@CPCA`); called
+        with (observation_spec, action_spec, feature_size).
       feature_module: path of the module in the algorithm whose outputs are the features, such as 'q_network.torso';
         None means the algorithm's own `feature_module`.
     """
@@ -112,19 +112,19 @@ class Composed(RLAlgorithm):
         self._check(made)
         self.weighted_losses = inner.weighted_losses
         if inner.weighted_losses is None and self._own_groups():
-            self.weighted_losses = tuple(self._groups)  # replay's weights are for the algorithm
+            self.weighted_losses = tuple(self._groups)  # replay's weights apply to the algorithm's losses only
         self._share_progress()
         if separate_values:
             self._separate_values()
 
     @property
     def reward_weights(self) -> torch.Tensor | None:
-        weights = self.algorithm.reward_weights  # with separate values, the weights of the parts come last
+        weights = self.algorithm.reward_weights  # with separate values, parts' weights come last
         return None if weights is None or not self.reward_spec.shape else weights[: self.reward_spec.shape[0]]
 
     @property
     def parts_with_statistics(self) -> list[str]:
-        """Names of the classes of parts whose `after_iteration` reads collected rows."""
+        """Class names of the parts whose `after_iteration` reads collected rows."""
         kinds = [type(part) for part in self._parts().values()]
         return [kind.__name__ for kind in kinds if kind.after_iteration is not Part.after_iteration]
 
@@ -194,7 +194,7 @@ class Composed(RLAlgorithm):
         self.algorithm.after_update()
         for part in self._parts().values():
             part.after_update()
-        if self._separates and not self.on_policy:  # it may train where nothing is collected
+        if self._separates and not self.on_policy:  # off-policy runs may train without collecting
             self._weigh()
 
     def after_iteration(self, experience: Experience) -> None:
@@ -230,7 +230,7 @@ class Composed(RLAlgorithm):
 
     @torch.no_grad()
     def _log_prob(self, observation: Nest, action: Nest) -> torch.Tensor:
-        """Returns the log-probability `[...]` of actions under the policy; for parts, see `LogProb`."""
+        """Returns the log-probability `[...]` of actions under the policy; parts receive it as `LogProb`."""
         return self.log_prob(TimeStep(None, None, None, observation, None, None), action)
 
     def _parts(self) -> dict[str, Any]:
@@ -243,7 +243,7 @@ class Composed(RLAlgorithm):
         return parts if self.representation is None else {**parts, self.representation.name: self.representation}
 
     def _seen(self, time_step: TimeStep) -> TimeStep:
-        """Returns rows as the algorithm sees them: with a representation, features replace the observations."""
+        """Returns rows with features in place of observations if there is a representation."""
         if self.representation is None:
             return time_step
         with torch.no_grad():
@@ -253,14 +253,14 @@ class Composed(RLAlgorithm):
         return time_step._replace(observation=(features, self.action_masks.mask(time_step.observation)))
 
     def _compose(self, experience: Experience) -> tuple[Experience, Transitions, dict[str, torch.Tensor]]:
-        """Returns rows `[T, N]` as the algorithm sees them, the T - 1 steps between them, and the parts' rewards."""
+        """Returns the algorithm's rows `[T, N]`, the T - 1 steps between these rows, and the parts' rewards."""
         time_step, burn_in = experience.time_step, experience.burn_in
         transitions = transitions_of(time_step)
         if self._reads_policy:
             transitions = transitions._replace(trains=trainable(time_step.step_type))
         rewards: dict[str, Any] = {name: _reward_of(part, transitions) for name, part in self.rewards.items()}
         if self._changes_reward:
-            # The reward of row 0 belongs to an action before row 0, and nothing reads it.
+            # The reward of row 0 belongs to an action before row 0, so it is not read.
             joined = [self._join(time_step.reward[1:], rewards)]
             joined.insert(0, torch.zeros_like(joined[0][:1]))
             time_step = time_step._replace(reward=torch.cat(joined))
@@ -270,7 +270,7 @@ class Composed(RLAlgorithm):
         return seen, transitions, rewards
 
     def _join(self, reward: torch.Tensor, rewards: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Returns the rewards that the algorithm maximizes: the weighted sum, or with separate values all entries."""
+        """Returns the algorithm's rewards: the weighted sum, or all entries with separate values."""
         if not self._reads_reward:
             reward = torch.zeros_like(reward)
         if self._separates:
@@ -282,7 +282,7 @@ class Composed(RLAlgorithm):
         return total
 
     def _weigh(self) -> None:
-        """Writes the current coefficients into `algorithm.reward_weights`, which weighs the reward's entries."""
+        """Writes the current coefficients into `algorithm.reward_weights`."""
         weights, progress = self.algorithm.reward_weights, float(self.progress)
         coefs = [part.coef(progress) for part in self.rewards.values()]
         if not self.reward_spec.shape:
@@ -401,7 +401,7 @@ def _loss_of(part: Part, transitions: Transitions, log_prob: LogProb) -> Any:
 
 
 def _features_spec(observation_spec: Nest, representation: Representation) -> Nest:
-    """Returns the spec of the features, together with the spec of the action mask if there is one."""
+    """Returns the spec of the features, with the action mask's spec if there is a mask."""
     if not hasattr(representation, "output_size"):
         raise UsageError(f"{type(representation).__name__} has no output_size; set it to the number of features")
     features = spaces.Box(-np.inf, np.inf, (representation.output_size,), np.float32)

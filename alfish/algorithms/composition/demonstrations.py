@@ -1,4 +1,4 @@
-"""Recorded episodes of an expert, which rewards learned by imitation are computed from."""
+"""Recorded episodes of an expert, for rewards that are learned by imitation."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,20 +17,20 @@ from alfish.parameters.parts import build
 
 
 class Demonstrations(External):
-    """All steps of recorded episodes, in buffers that are not saved, so that a compiled update can draw from them.
+    """All steps of recorded episodes, in buffers that a compiled update can draw from and no checkpoint saves.
 
     The episodes are read when the algorithm is built; a policy that only acts does not read them.
 
     Args:
       make_buffer: class or factory of the recorded data, an `OfflineBuffer`.
-      name: name of the parameter that gave `make_buffer`, for example `GAIL.demonstrations`, for messages.
+      name: name of the setting of `make_buffer` in messages, for example `GAIL.demonstrations`.
       observation_spec, action_spec: specs of the algorithm's observations and actions.
 
     Attributes:
       lengths: lengths of the episodes, in steps.
 
     Raises:
-      UsageError: the data cannot be read, or have other spaces than the environment.
+      UsageError: the data cannot be read, or their spaces differ from the environment's.
     """
 
     def __init__(self, make_buffer: Callable[..., OfflineBuffer], name: str, observation_spec: Nest, action_spec: Nest):
@@ -69,7 +69,7 @@ class Demonstrations(External):
         return nest.at(steps, index)
 
     def start(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
-        """Checks the units of actions, which the spaces have and the specs do not."""
+        """Checks the units of actions, which are in the spaces but not in the specs."""
         check_fit(self._spaces, Spaces(observation_space, action_space), self.name)
 
 

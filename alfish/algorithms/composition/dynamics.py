@@ -54,7 +54,8 @@ class DynamicsModel(nn.Module):
         self._action_code = Encoder(action_spec, image=None, vector=None, discrete=None, leaves=None, sees_mask=False)
         self.forward_model = _mlp(num_features + self._action_code.output_size, layers, num_features)
         inverse = MLP(2 * num_features, layers=layers, activation="relu", norm=None)
-        # The density of a Box entry has deviation 1, so that the negative log-density is half the squared error.
+        # Box entries have a standard deviation of 1, so their negative log-density is half the squared error plus a
+        # constant.
         head = PolicyHead(
             inverse.output_size, action_spec, gain=0.01, initial_log_std=0.0, min_log_std=None, learn_std=False
         )
@@ -65,7 +66,7 @@ class DynamicsModel(nn.Module):
 
         Args:
           transitions: steps of the environment.
-          forward_fraction: weight f of the forward model's loss, in [0, 1]; the inverse model's loss has 1 - f.
+          forward_fraction: weight f of the forward model's loss, in [0, 1]; the inverse loss has weight 1 - f.
           trains_features: whether the forward model's loss trains the features that it predicts from.
         """
         now, later = map(self.features, (transitions.observation, transitions.next_observation))
@@ -100,7 +101,7 @@ class ICM(RewardPart):
       encoder: class or factory of the observation encoder; called with the observation spec.
       layers: sizes of the hidden layers of the features and of both models.
       num_features: number of features of an observation.
-      forward_fraction: weight of the forward model's loss, in [0, 1]; the inverse model's loss has the rest.
+      forward_fraction: weight of the forward model's loss, in [0, 1]; the inverse model's has 1 minus this weight.
     """
 
     def __init__(
@@ -130,9 +131,9 @@ class ICM(RewardPart):
 @gin.configurable(module="alfish.composition")
 @checked
 class DynamicsFeatures(Representation):
-    """Features that an inverse model and a forward model train together.
+    """Features that are trained by an inverse model and a forward model.
 
-    The forward model's target takes no gradient, and the inverse model keeps features from becoming constant. The
+    The forward model's target has no gradient, and the inverse model prevents constant features. The
     module's docstring has the paper.
 
     Args:
@@ -140,7 +141,7 @@ class DynamicsFeatures(Representation):
       encoder: class or factory of the observation encoder; called with the observation spec.
       layers: sizes of the hidden layers of the features and of both models.
       num_features: number of features of an observation.
-      forward_fraction: weight of the forward model's loss, in [0, 1]; the inverse model's loss has the rest.
+      forward_fraction: weight of the forward model's loss, in [0, 1]; the inverse model's has 1 minus this weight.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Generative adversarial imitation: the reward comes from a discriminator between steps of expert and policy.
+"""Generative adversarial imitation: the reward comes from a discriminator of the expert's and the policy's steps.
 
-Ho & Ermon, 2016, https://arxiv.org/abs/1606.03476. The discriminator's logit L(s, a) is trained on the labels 1 for the
-expert's steps and 0 for the policy's, so it is high for steps that the expert is likely to make.
+Ho & Ermon, 2016, https://arxiv.org/abs/1606.03476. The discriminator's logit L(s, a) is trained with label 1 for the
+expert's steps and 0 for the policy's steps. It is high for steps that the expert is likely to make.
 
 Differences from the paper: any algorithm may train the policy; the discriminator makes one gradient step in each update
 of the algorithm, on the minibatch and an equal number of the expert's steps; inputs and rewards are normalized.
@@ -43,14 +43,15 @@ class GAIL(LearnedReward):
         the data, so no transform may change them.
       demonstrations: class or factory of the expert's episodes, an `OfflineBuffer`.
       coef: weight of the reward; a number or a schedule of progress.
-      reward: function of D, the probability that a step is the expert's: 'softplus', -log(1 - D), is positive and
-        favours long episodes; 'negative', log D, favours short episodes; 'log_ratio', the sum of both, is the logit.
+      reward: reward as a function of D, the probability that a step is the expert's. 'softplus' is -log(1 - D), which
+        is positive and favours long episodes. 'negative' is log D, which favours short episodes. 'log_ratio' is the sum
+        of both, the logit.
       encoder: class or factory of the encoder; called with the spec of the normalized {'action', 'observation'}.
       layers: sizes of the discriminator's hidden layers.
-      gradient_penalty: weight of (|gradient of the discriminator's logit| - 1)^2 at random interpolations between
-        inputs of expert and policy; 0 means no penalty.
+      gradient_penalty: weight of the penalty (|gradient of the logit| - 1)^2, at random interpolations between inputs
+        of expert and policy; 0 means no penalty.
       normalize_reward: whether rewards are divided by the standard deviation of their discounted returns.
-      gamma: discount per environment step of the returns that `normalize_reward` uses.
+      gamma: discount per environment step, for the returns of `normalize_reward`.
       clip: largest absolute entry of a normalized input, and of a normalized reward.
     """
 
@@ -95,7 +96,7 @@ class GAIL(LearnedReward):
         return LossInfo(loss, extra=extra)
 
     def _warn_of_lengths(self, reward: str) -> None:
-        """Warns if episodes of the demonstrations differ in length, and the reward favours long or short episodes."""
+        """Warns if the reward favours long or short episodes and the demonstrations' episodes differ in length."""
         lengths = self.demonstrations.lengths
         if min(lengths) != max(lengths) and reward != "log_ratio":
             longer = "longer" if reward == "softplus" else "shorter"

@@ -1,22 +1,23 @@
-"""Guided cost learning: the reward is minus a cost, under which the demonstrations are the most likely samples.
+"""Guided cost learning: the reward is minus a cost that makes the demonstrations most likely.
 
 Finn, Levine & Abbeel, 2016, https://arxiv.org/abs/1603.00448. The cost c(s, a) is the energy of a distribution of steps
-with density exp(-c) / Z. Its loss is the demonstrations' negative log-likelihood, whose Z is estimated by importance
-sampling from steps x_j of the policy and as many of the demonstrations (section 4.2 and equation 7):
+with density exp(-c) / Z. Its loss is the negative log-likelihood of the demonstrations. Z is estimated by importance
+sampling from steps x_j, half from the policy and half from the demonstrations (section 4.2 and equation 7):
 
     loss = mean c(demonstrations) + log mean_j exp(-c(x_j)) / q(x_j),    q = 1/2 pi(a | s) + 1/2 p(a | s)
 
-pi is the policy and p a model of the demonstrations' actions, which maximum likelihood trains beside the cost.
+Here, pi is the policy, and p is a model of the demonstrations' actions, trained by maximum likelihood together with the
+cost.
 
-The loss does not depend on a constant added to c, but the policy does: a reward of constant sign favours long or short
-episodes. The mean cost of the policy's steps is subtracted, r = mean c(policy) - c, so that the mean reward is 0. Then
-the policy's average step is worth as much as a step after the end of an episode, which has no reward.
+A constant added to c does not change the loss, but it changes the policy: a reward of constant sign favours long or
+short episodes. Therefore r = mean c(policy) - c, so that the mean reward of the policy's steps is 0. An average step is
+then worth as much as a step after the end of an episode, which has no reward.
 
-Differences from the paper: samples are steps instead of trajectories, so q has no product over time, and states of
-policy and demonstrations count as drawn from one distribution; the cost makes one gradient step in each update of the
+Differences from the paper: samples are steps instead of trajectories, so q has no product over time, and assumes the
+same distribution of states for policy and demonstrations; the cost makes one gradient step in each update of the
 algorithm, on the minibatch and an equal number of the expert's steps; any algorithm may train the policy; costs are
-bounded; inputs and rewards are normalized; the regularizers of trajectories (section 5.2) are left out. Actions beyond
-the bounds of a Box count with the density at the bounds.
+bounded; inputs and rewards are normalized; the regularizers of trajectories (section 5.2) are left out. An action
+beyond the bounds of a Box has the density of the action at the bounds.
 """
 
 import math
@@ -38,7 +39,7 @@ from alfish.parameters import FiniteFloat, LayerSize, PositiveFloat, UnitInterva
 from alfish.parameters.parts import build_network
 from alfish.parameters.schedules import Schedule
 
-NEVER = -1e9  # log weight of a step that does not train; with -inf, gradients would be nan where no step trains
+NEVER = -1e9  # log weight of a step that does not train; -inf would give nan gradients if no step trains
 
 
 @gin.configurable(module="alfish.composition")
@@ -54,12 +55,12 @@ class GuidedCost(LearnedReward):
         the data, so no transform may change them.
       demonstrations: class or factory of the expert's episodes, an `OfflineBuffer`.
       coef: weight of the reward; a number or a schedule of progress.
-      encoder: class or factory of two encoders; the cost's takes the spec of the normalized {'action', 'observation'},
-        and that of the demonstrations' actions takes the spec of the normalized observation.
+      encoder: class or factory of two encoders. The encoder of the cost is called with the spec of the normalized
+        {'action', 'observation'}; the encoder of the model of actions, with the spec of the normalized observation.
       layers: sizes of the hidden layers of the cost, and of the model of the demonstrations' actions.
       cost_limit: largest absolute cost L, in nats; cost = L tanh(output / L).
       normalize_reward: whether rewards are divided by the standard deviation of their discounted returns.
-      gamma: discount per environment step of the returns that `normalize_reward` uses.
+      gamma: discount per environment step, for the returns of `normalize_reward`.
       clip: largest absolute entry of a normalized input, and of a normalized reward.
     """
 
@@ -129,7 +130,7 @@ class GuidedCost(LearnedReward):
 
 
 def estimated_log_z(cost: torch.Tensor, log_q: torch.Tensor, trains: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the importance sampling estimate of log Z, 0-d, and the effective fraction of the samples, 0-d in (0, 1].
+    """Returns an importance-sampling estimate of log Z, 0-d, and the effective fraction of samples, 0-d in (0, 1].
 
         Z = mean_j w_j,   w_j = exp(-c_j) / q_j,   fraction = (sum_j w_j)^2 / (M sum_j w_j^2)   for M samples
 

@@ -25,10 +25,11 @@ from alfish.transforms import ObservationNormalizer, RewardNormalizer
 class LearnedReward(RewardPart):
     """Base class of rewards that are learned from demonstrations.
 
-    It holds the demonstrations, normalizes inputs and rewards, and builds the encoder of observations and actions.
+    The base class holds the demonstrations, normalizes inputs and rewards, and builds the encoder of observations and
+    actions.
 
-    Each subclass describes the arguments, because the defaults are in the subclass. Inputs are normalized by the
-    running moments of the policy's steps and as many of the expert's, which start from the demonstrations.
+    Subclasses set the defaults, and describe the arguments. Inputs are normalized by running moments over equally many
+    steps of the policy and the expert; the moments start from the demonstrations.
     """
 
     def __init__(
@@ -72,8 +73,8 @@ class LearnedReward(RewardPart):
         """
 
     def after_iteration(self, experience: Experience, num_seen: int) -> None:
-        # In an on-policy unroll, the last row of each column, before any PAD rows, occurs again as an acting row of the
-        # next unroll. Each acting row holds its observation and action, so a step does not need the next row.
+        # The last row of an on-policy unroll, before any PAD rows, occurs again in the next unroll, which counts it. A
+        # row holds its observation and action, so a step does not need the next row.
         time_step, action = nest.at(
             (experience.time_step, experience.action), slice(0, len(experience.time_step.reward) - num_seen)
         )
@@ -85,7 +86,7 @@ class LearnedReward(RewardPart):
         action = nest.map(_bounded, self.action_spec, action)
         if self.scale is not None:
             reward = self.raw_reward(time_step.observation, action, acts)
-            # Returns begin with the second step of an episode. A LAST row ends a return, and its reward is not read.
+            # Returns begin at the second step of an episode. A LAST row ends a return; its reward is not read.
             kind = torch.where(kind == StepType.LAST, StepType.FIRST, kind)
             self.scale.observe(time_step._replace(reward=reward, step_type=kind))
         if self.normalizer is not None:
@@ -110,7 +111,7 @@ class LearnedReward(RewardPart):
         kinds = torch.full((1, sum(self.demonstrations.lengths)), StepType.MID, dtype=torch.int32)
         steps = nest.map(lambda leaf: leaf.unsqueeze(0), self.demonstrations.steps)
         rows = TimeStep(kinds, None, None, _inputs(steps.observation, steps.action), None, None)
-        with replicas.apart(), torch.no_grad():  # no sums over learners, because all have the same data
+        with replicas.apart(), torch.no_grad():  # all learners have the same data, so no sums over learners
             normalizer.observe(rows)
 
 
@@ -119,7 +120,7 @@ def _inputs(observation: Nest, action: Nest) -> Nest:
 
 
 def _bounded(spec: spaces.Space, action: torch.Tensor) -> torch.Tensor:
-    """Returns an action clipped to the bounds of a Box, as it is executed."""
+    """Returns the executed action: clipped to the bounds of a Box."""
     if not isinstance(spec, spaces.Box):
         return action
     low, high = (torch.as_tensor(bound, device=action.device) for bound in (spec.low, spec.high))

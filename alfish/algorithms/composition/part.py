@@ -1,9 +1,9 @@
 """Parts of a composed algorithm: rewards that are computed from rows, representations, and auxiliary losses.
 
-A part has networks and its own loss, which trains the part's parameters only (auxiliary losses, see `auxiliary`, also
-train the algorithm's features). Like the hooks of an algorithm, the hooks
-of a part are pure, except `after_update` and `after_iteration`. Statistics are buffers, so that checkpoints, workers
-and graphs receive them. With several learners, `replicas.total` computes sums over the rows of all learners.
+A part has networks and its own loss. The loss trains the part's parameters only; an auxiliary loss (`auxiliary`) also
+trains the algorithm's features. The hooks of a part are pure, except `after_update` and `after_iteration`, like those
+of an algorithm. Statistics are buffers, so that checkpoints, workers and graphs receive them. With several learners,
+`replicas.total` computes sums over the rows of all learners.
 """
 
 import abc
@@ -34,9 +34,7 @@ class Transitions(NamedTuple):
     action: Nest  # [...] in the algorithm's units, clipped to its bounds
     next_observation: Nest  # [...]
     next_discount: torch.Tensor  # [...] 0 where the environment terminated
-    trains: torch.Tensor | None = (
-        None  # [...] bool, mask of the steps that are trained on; None if no part `reads_policy`
-    )
+    trains: torch.Tensor | None = None  # [...] bool, mask of the steps that train; None if no part `reads_policy`
 
 
 def transitions_of(time_step: TimeStep) -> Transitions:
@@ -45,7 +43,7 @@ def transitions_of(time_step: TimeStep) -> Transitions:
     return Transitions(now, later.prev_action, later.observation, later.discount)
 
 
-LogProb: TypeAlias = Callable[[Nest, Nest], torch.Tensor]  # of observations and actions, both `[...]`
+LogProb: TypeAlias = Callable[[Nest, Nest], torch.Tensor]  # called with observations and actions, both `[...]`
 
 
 class Part(nn.Module, abc.ABC):
@@ -56,7 +54,7 @@ class Part(nn.Module, abc.ABC):
       action_spec: canonical action nest.
     """
 
-    reads_policy = False  # whether the loss is `loss_given_policy`, which reads probabilities of the policy's actions
+    reads_policy = False  # whether the loss is `loss_given_policy`, which reads log-probabilities of actions
 
     def __init__(self, observation_spec: Nest, action_spec: Nest):
         super().__init__()
@@ -75,24 +73,24 @@ class Part(nn.Module, abc.ABC):
         return None
 
     def loss_given_policy(self, transitions: Transitions, log_prob: LogProb) -> LossInfo | None:
-        """Returns the loss of a part that reads the policy, see `loss`.
+        """Returns the loss of a part with `reads_policy`; see `loss`.
 
         Args:
-          transitions: steps `[...]`; `trains` has the mask with which the learner averages the loss.
-          log_prob: function of observations and actions `[...]` that returns the actions' log-probability `[...]` under
-            the current policy, without gradient.
+          transitions: steps `[...]`; the learner averages the loss over the mask `trains`.
+          log_prob: function from observations and actions, `[...]` each, to the actions' log-probability under the
+            current policy, `[...]` without gradient.
         """
         return self.loss(transitions)
 
     def after_update(self) -> None:
-        """Changes buffers after every gradient step, under no_grad. Default: does nothing."""
+        """Updates buffers after every gradient step, under no_grad. Default: does nothing."""
 
     def after_iteration(self, experience: Experience, num_seen: int) -> None:
         """Updates statistics with the rows of an iteration, under no_grad. Default: does nothing.
 
         Args:
           experience: rows `[T, B]`, after transforms.
-          num_seen: number of rows at the beginning that were also in the previous call.
+          num_seen: number of leading rows that were also in the previous call.
         """
 
 
@@ -102,8 +100,9 @@ class RewardPart(Part):
     Args:
       observation_spec, action_spec: specs of the transformed observations and of the actions, see `Part`.
       coef: weight of the reward; a number or a schedule of progress.
-      episodic: whether returns of this reward end with the episode. If not, returns bootstrap from the value of the
-        episode's last observation, which requires a separate value for this reward (`Composed.separate_values`).
+      episodic: whether returns of this reward end with the episode. Otherwise returns continue: they bootstrap from the
+        value of the episode's last observation. This requires a separate value for the reward
+        (`Composed.separate_values`).
     """
 
     def __init__(self, observation_spec: Nest, action_spec: Nest, coef: float | Schedule = 1.0, episodic: bool = True):
@@ -116,7 +115,7 @@ class RewardPart(Part):
 
 
 class Representation(Part):
-    """Features that replace an algorithm's observations; `loss` trains the features, and the algorithm does not.
+    """Features that replace an algorithm's observations; only `loss` trains the features.
 
     Attributes:
       output_size: number of features.
@@ -132,7 +131,7 @@ class Representation(Part):
 @gin.configurable(module="alfish.composition")
 @checked
 class NormalizedObservation(Representation):
-    """Normalizes float leaves to mean 0 and deviation 1 over all observed rows, clips them, and joins all leaves.
+    """Normalizes float leaves to mean 0 and standard deviation 1 over all rows so far, clips them, and joins leaves.
 
     The algorithm receives these features, while other parts of `Composed` receive the observations themselves.
 

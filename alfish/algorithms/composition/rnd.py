@@ -1,11 +1,11 @@
-"""Random network distillation: a reward for observations that are unlike the observations seen so far.
+"""Random network distillation: a reward for observations that differ from earlier observations.
 
 Burda et al., 2019, https://arxiv.org/abs/1810.12894. A network is trained to predict the output of a fixed random
-network. The error of the prediction is large at new observations, and is the reward of arriving there.
+network. The reward is the prediction error, which is large at new observations.
 
-Differences from the paper: statistics are updated after the updates of an iteration, with the errors at that time;
-they start from the first rows of training instead of from random steps; all frames of a stack are normalized, not only
-the last.
+Differences from the paper: statistics are updated after the gradient steps of an iteration, with the errors at that
+time; statistics start from the first rows of training instead of random steps; all frames of a stack are normalized,
+not only the last.
 """
 
 import functools
@@ -31,7 +31,7 @@ from alfish.parameters.parts import build_network
 from alfish.parameters.schedules import Schedule
 from alfish.transforms import ObservationNormalizer, RewardNormalizer
 
-UNBOUNDED = 1e30  # clip of a normalizer, so large that nothing is clipped
+UNBOUNDED = 1e30  # so large that a normalizer clips nothing
 
 
 @gin.configurable(module="alfish.composition")
@@ -48,7 +48,7 @@ class RND(RewardPart):
       encoder: class or factory of both networks' encoders; called with the spec of normalized observations.
       layers: sizes of the fixed network's hidden layers; the trained network has two more layers of the last size.
       output_size: number of outputs of both networks.
-      gamma: discount per environment step of the returns whose standard deviation divides the reward.
+      gamma: discount per environment step, for the returns whose standard deviation scales the reward.
       clip: largest absolute entry of a normalized observation.
       trained_fraction: fraction of each minibatch's rows, drawn at random, that train the predictor, in (0, 1].
     """
@@ -93,7 +93,7 @@ class RND(RewardPart):
     def after_iteration(self, experience: Experience, num_seen: int) -> None:
         time_step: TimeStep = nest.at(experience.time_step, slice(num_seen, None))
         error, step_type = self._error(time_step.observation), time_step.step_type
-        if not self.episodic:  # returns continue over ends of episodes, so that each row adds to them
+        if not self.episodic:  # returns continue across episodes, so every row counts
             step_type = torch.where(step_type == StepType.PAD, step_type, StepType.MID)
         self.scale.observe(time_step._replace(reward=error, step_type=step_type))
         if self.normalizer is not None:

@@ -1,1 +1,1 @@
-"""Algorithms that learn from an expert: from the labels of a trained policy (`Expert`), or from recorded episodes."""
+"""Algorithms that learn from an `Expert`, which labels rows with actions, or from recorded episodes."""

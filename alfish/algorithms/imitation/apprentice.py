@@ -1,4 +1,4 @@
-"""The base of algorithms that clone an expert's labels on rows that the student reaches."""
+"""The base of algorithms in which a student acts, and clones an expert's labels of its rows."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,10 +17,10 @@ class LabelledRollout(NamedTuple):
 
 
 class Apprentice(BC):
-    """Base class of students whose rows an expert labels while they act; the subclasses describe the arguments.
+    """Base class of students that act while an expert labels their rows; subclasses describe the arguments.
 
-    The policy's state contains the states of the student and the expert, so that the expert's memory receives the
-    student's episodes.
+    The policy's state contains the state of the student and of the expert, because an expert with memory must see all
+    rows of the student's episodes.
     """
 
     def __init__(

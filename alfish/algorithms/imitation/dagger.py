@@ -1,11 +1,10 @@
-"""DAgger: clones what an expert would do in the states that the student reaches.
+"""DAgger: clones the actions of an expert in the states that the student reaches.
 
-Ross et al., 2011, https://arxiv.org/abs/1011.0686, algorithm 3.1. In each round, the student or the expert, chosen at
-random for each step, acts; the expert labels every row; and the student clones the labels of all rounds.
+Ross et al., 2011, https://arxiv.org/abs/1011.0686, algorithm 3.1. In each step of a round, the student or the expert
+acts, chosen at random. The expert labels every row. The student clones the labels of all rounds.
 
-Differences from the paper: the student's network is trained further in each round instead of from the start; the
-result is the last student, not the best of all rounds; labels of Box actions are cloned by maximum likelihood, as in
-BC.
+Differences from the paper: the student's training continues in each round instead of starting anew; the result is the
+last student, not the best of all rounds; labels of Box actions are cloned by maximum likelihood, as in BC.
 
 A round is an iteration of `Trainer.unroll_length` steps. Replay must be large enough for all rows of the run.
 """

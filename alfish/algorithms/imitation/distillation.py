@@ -1,7 +1,7 @@
-"""On-policy distillation of a teacher into a student: rows are not kept after their unroll.
+"""On-policy distillation of a teacher into a student, without replay.
 
 The student acts, the teacher labels the rows, and the student is regressed on the labels of the unroll. With a memory,
-gradients go through the rows of an unroll, and the memory continues from one unroll to the next. This is DAgger (Ross
+gradients flow through all rows of an unroll, and the memory's state continues in the next unroll. This is DAgger (Ross
 et al., 2011, https://arxiv.org/abs/1011.0686) with beta 0 and without replay; rsl_rl (Schwarke et al., 2025,
 https://arxiv.org/abs/2509.10771) uses distillation for legged robots, where the teacher sees more than the student.
 """
@@ -27,7 +27,7 @@ from alfish.nest import Nest
 from alfish.networks import PolicyHead, Torso
 from alfish.parameters import PositiveFloat, checked
 
-# The standard deviation of actions is fixed, because the squared error of the mean does not train it.
+# The standard deviation is fixed, because the squared error trains only the mean.
 FIXED_HEAD = functools.partial(PolicyHead, initial_log_std=math.log(0.1), learn_std=False)
 
 
@@ -36,8 +36,8 @@ FIXED_HEAD = functools.partial(PolicyHead, initial_log_std=math.log(0.1), learn_
 class Distillation(Apprentice):
     """Teacher-student distillation; see the module's docstring.
 
-    For Box leaves, the loss is the squared error (or Huber loss) of the mean action, averaged over the entries; for
-    other leaves, the cross-entropy.
+    For Box leaves, the loss is the squared error or Huber loss of the mean action, averaged over the entries. For other
+    leaves, the loss is the cross-entropy.
 
     Args:
       expert: class or factory of the teacher: `@saved_policy`, or an `Expert` of your own.

@@ -21,9 +21,10 @@ from alfish.transforms import Transforms
 
 
 class Expert(External):
-    """Labels rows with the action to clone. Subclasses are trained policies, or controllers and planners of your own.
+    """Labels rows with the action to clone. Subclass it for a controller or planner; `PolicyExpert` is a policy.
 
-    The results of an expert must depend on its arguments and its buffers only, like the results of algorithms' hooks.
+    The methods of an expert must be pure, like the hooks of an algorithm: their results depend on arguments and buffers
+    only.
     """
 
     def initial_state(self, batch_size: int) -> Nest:
@@ -40,7 +41,7 @@ class Expert(External):
         """
 
     def check_specs(self, observation_spec: Nest, action_spec: Nest) -> None:
-        """Raises UsageError, which names the first difference, if the expert cannot label rows of these specs.
+        """Raises UsageError with the first difference if the expert cannot label rows of these specs.
 
         Default: accepts all specs.
         """
@@ -52,14 +53,14 @@ class Expert(External):
 class PolicyExpert(Expert):
     """A frozen trained policy; its label is the mode of its action distribution.
 
-    The policy's parameters become buffers that checkpoints do not store. These buffers are therefore left out of the
-    run's optimizers, parameter counts and checkpoints, but workers still receive the buffers.
+    The policy's parameters become non-persistent buffers. Optimizers, parameter counts and checkpoints leave them out;
+    workers receive them.
 
     Args:
       algorithm, transforms: trained algorithm and its transforms; this module keeps and freezes both.
       action_space: action space of the environment that the policy was trained in.
       name: name of the policy's run, for messages.
-      leaves: paths of the observation's leaves that the expert sees; several leaves are joined in this order. None
+      leaves: paths of the observation's leaves that the expert sees. Several leaves are joined in this order. None
         means the whole observation.
     """
 
@@ -100,7 +101,7 @@ class PolicyExpert(Expert):
         self._compare("action", self._algorithm.action_spec, action_spec)
 
     def start(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
-        """Checks the units of actions, which the spaces have and the specs do not."""
+        """Checks the units of actions, which are in the spaces but not in the specs."""
         if self._action_space != action_space:
             raise UsageError(
                 f"the expert {self.name} has the action space {printable(str(self._action_space))}, but this "
@@ -123,7 +124,7 @@ class PolicyExpert(Expert):
         return nest.map(lambda _: only, self._transforms.raw_observation_spec)
 
     def _compare(self, kind: str, there: Nest, here: Nest) -> None:
-        """Raises UsageError, which names the first differing leaf, if the specs of the expert and of the run differ."""
+        """Raises UsageError with the first differing leaf if the specs of the expert and the run differ."""
         one, other = dict(nest.named_leaves(there, kind)), dict(nest.named_leaves(here, kind))
         for path in [*one, *other]:
             if one.get(path) != other.get(path):
@@ -149,9 +150,9 @@ def _joined_box(name: str, leaves: list[Any]) -> spaces.Box:
 
 
 def _frozen(module: Any) -> Any:
-    """Replaces parameters and buffers with buffers that no checkpoint stores; returns the module in evaluation mode.
+    """Replaces parameters and buffers with non-persistent buffers; returns the module in evaluation mode.
 
-    Modules that need more than evaluation mode to be frozen, such as noisy layers in rollouts, have a method `freeze`.
+    A module for which evaluation mode is not enough, such as a noisy layer, has a method `freeze`.
     """
     for part in module.modules():
         if callable(freeze := getattr(part, "freeze", None)):
@@ -164,7 +165,7 @@ def _frozen(module: Any) -> Any:
 
 
 class AbsentExpert(Expert):
-    """A placeholder for the expert in a policy that only acts; it cannot label."""
+    """A placeholder for an expert in a policy that only acts; it cannot label rows."""
 
     name = "the expert"
 

@@ -17,7 +17,7 @@ _OPENED_TO_ACT: ContextVar[bool] = ContextVar("opened_to_act", default=False)
 
 
 class External(nn.Module, abc.ABC):
-    """A part of an algorithm that is read from another run, or from recorded data.
+    """A part of an algorithm whose content is read from another run or from recorded data.
 
     Attributes:
       name: name of the source, for messages.
@@ -48,7 +48,7 @@ class External(nn.Module, abc.ABC):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        state_dict.update(super().state_dict(prefix=prefix))  # for the submodules, which torch loads next
+        state_dict.update(super().state_dict(prefix=prefix))  # entries that torch expects when it loads the submodules
 
     def get_extra_state(self) -> dict[str, Any]:
         return {"sha256": self.checksum}
@@ -76,7 +76,7 @@ def checksum_of(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def is_opened_to_act() -> bool:
-    """Returns True if the policy that is being built will only act, and so needs no external content."""
+    """Returns whether the policy is being built only to act, without external content."""
     return _OPENED_TO_ACT.get()
 
 

@@ -1,4 +1,4 @@
-"""A policy that never learns: a saved policy of any algorithm, or a controller, as a player among others."""
+"""A policy that never learns, for example an opponent: a saved policy of any algorithm, or a controller."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ from alfish.parameters import checked
 @gin.configurable(module="alfish.algorithms")
 @checked
 class Fixed(RLAlgorithm):
-    """Acts as an expert does. One of several policies takes it with `PolicySettings.trains = False`.
+    """Acts as an expert does. Use it for one of several policies, with `PolicySettings.trains = False`.
 
     Args:
       expert: class or factory of the expert: `@saved_policy`, or an `Expert` of your own.

@@ -3,8 +3,8 @@
   alfish completion bash > ~/.local/share/bash-completion/completions/alfish
   alfish completion zsh > ~/.zfunc/_alfish      # with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc
 
-In a running shell: source <(alfish completion bash). The script contains all names, so that completing takes no time;
-print it again after an update of alfish.
+In a running shell: source <(alfish completion bash). The script contains all names, so completion is fast. Print it
+again after an update of alfish.
 """
 
 import importlib
@@ -34,7 +34,7 @@ def main(flag_values: flags.FlagValues, *words: str) -> int:
 
 
 def _lists() -> Iterable[tuple[str, Iterable[str]]]:
-    """Yields the name of each variable in the script, with its words."""
+    """Yields each variable of the script: its name and its words."""
     from alfish.configuration import catalogue
     from alfish.configuration.locating import confs_directory
 

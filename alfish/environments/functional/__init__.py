@@ -1,6 +1,6 @@
 """Environments as pure functions of torch tensors, in the interface of `gymnasium.experimental.functional.FuncEnv`.
 
-`advance` says what a class defines. `FunctionalEnvironment` steps any number of environments of a class at once.
+The docstring of `advance` lists the methods of a class. `FunctionalEnvironment` steps many environments at once.
 """
 
 from alfish.environments.functional.adapter import FunctionalEnvironment

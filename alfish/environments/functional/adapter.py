@@ -1,4 +1,4 @@
-"""Functional environments as the stream of time steps."""
+"""Converts functional environments to the stream of time steps."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ from alfish.nest import Nest
 from alfish.runs import random_state
 from alfish.specs import ActionUnits, ObservationUnits
 
-BLOCK = 32  # number of steps for which a separate generator draws its numbers at once
+BLOCK = 32  # number of steps for which a separate generator draws numbers at once
 
 
 class FunctionalEnvironment(Environment):
@@ -36,7 +36,7 @@ class FunctionalEnvironment(Environment):
 
     For training, one generator draws the numbers of all environments, and a finished environment begins its next
     episode in the same step (`uneven`). For evaluation, each environment has a separate generator, and begins an
-    episode when `reset` selects it, so the episode of a seed does not depend on the number of environments.
+    episode only when it is reset. The episode of a seed therefore does not depend on the number of environments.
 
     Args:
       functional: functional environment; its tensors are moved to `device`.
@@ -75,7 +75,7 @@ class FunctionalEnvironment(Environment):
     ):
         name = type(functional).__name__
         check_class(functional, name)
-        self.device = torch.empty(0, device=device).device  # with an index, such as cuda:0
+        self.device = torch.empty(0, device=device).device  # includes an index, such as cuda:0
         self.functional = with_tensors(functional, nest.to(tensors_of(functional), self.device))
         observed = functional.observation_space
         observed = observed if action_mask is None else marked(observed, action_mask)
@@ -137,7 +137,7 @@ class FunctionalEnvironment(Environment):
         self.state, self.clock, self.observation = episodes
 
     def tensors(self) -> Nest:
-        """Returns the tensors for `advanced`: all that it reads besides its other arguments."""
+        """Returns the argument `tensors` of `advanced`: all tensors that it reads apart from its other arguments."""
         return tensors_of(self.functional), self._units.tensors(), self._observed.tensors(), self._blank
 
     def advanced(
@@ -152,8 +152,8 @@ class FunctionalEnvironment(Environment):
           u: random numbers of the step, `[B, n]`: one row of a result of `draw`.
 
         Returns:
-          The episodes after the step, the LAST or MID rows `[B]`, the mask `[B]` bool of the episodes that ended, and
-          the FIRST rows `[B]` that follow under this mask.
+          The episodes after the step; the LAST or MID rows `[B]`; the mask `[B]` bool of the episodes that ended; and
+          the FIRST rows `[B]`, valid where this mask is True.
         """
         of_functional, of_units, of_observed, blank = tensors
         units = self._units.with_tensors(of_units) if any(of_units) else self._units
@@ -162,7 +162,7 @@ class FunctionalEnvironment(Environment):
         functional, (state, clock, _) = with_tensors(self.functional, of_functional), episodes
         stepped = advance(functional, state, clock, units.stretch(executed), u)
         ended = stepped.terminated | stepped.truncated
-        # The operations read no tensor's value, because reading would wait for the device.
+        # No operation reads a tensor's value, because reading would wait for the device.
         last = TimeStep(
             step_type=torch.where(ended, StepType.LAST, StepType.MID).to(torch.int32),
             reward=stepped.reward.to(torch.float32),
@@ -192,19 +192,19 @@ class FunctionalEnvironment(Environment):
         return resets
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the episodes' state and the generators' states; before the first reset an empty dict."""
+        """Returns the states of the episodes and the generators; an empty dict before the first reset."""
         if self.state is None:
             return {}
         episodes = {"state": self.state, "clock": self.clock, "observation": self.observation}
         return {"episodes": nest.plain(episodes), "numbers": self._numbers.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Restores episodes and generators, so that the stream continues with the same bits.
+        """Restores episodes and generators, so that the stream is bitwise the same.
 
         A generator on a GPU cannot load the state of a CPU's generator, or vice versa; it then gets a new seed.
 
         Raises:
-          UsageError: the state is that of a different class or number of environments.
+          UsageError: the state belongs to a different class or number of environments.
         """
         if not state:
             return False
@@ -238,9 +238,9 @@ class _SharedNumbers:
     """Uniform random numbers in [0, 1) for B environments, from one generator on their device.
 
     Args:
-      seeds: one seed per environment, of which the first one is used.
+      seeds: one seed per environment; only the first is used.
       count: number of random numbers of one environment in a step, n.
-      device: device of the numbers.
+      device: device of the drawn tensors.
     """
 
     def __init__(self, seeds: Sequence[int], count: int, device: torch.device):
@@ -271,7 +271,7 @@ class SeparateNumbers:
     Args:
       seeds: one seed per environment.
       count: number of random numbers of one environment in a step, n.
-      device: device of the numbers.
+      device: device of the drawn tensors.
     """
 
     def __init__(self, seeds: Sequence[int], count: int, device: torch.device):

@@ -1,4 +1,4 @@
-"""Functional environments: the random numbers that they declare, and one vector step as a function of tensors.
+"""Functional environments: their random numbers, and one vector step as a function of tensors.
 
 A functional environment is a subclass of gymnasium's `FuncEnv` whose methods take and return nests of torch tensors
 `[B, ...]`. Methods use torch operations only: they do not read tensor values in Python, draw random numbers, write to
@@ -16,8 +16,8 @@ Besides gymnasium's `observation_space` and `action_space` of one environment, t
 - `reward_space`: Box of shape (R,) for vector rewards `[B, R]`.
 
 `rng` maps each declared name to a tensor `[B, *shape]`, see `Draws`; `params` is `default_params` of gymnasium's class.
-All numbers of a vector step come from one tensor `u`, `[B, n]` uniform in [0, 1), so a block `[T, B, n]` from a CPU's
-generator holds the same numbers as T tensors `[B, n]` drawn one after another.
+All numbers of a vector step come from one tensor `u`, `[B, n]` uniform in [0, 1). A block `[T, B, n]` drawn at once on
+a CPU has the same numbers as T tensors `[B, n]` drawn one after another.
 """
 
 import copy
@@ -64,8 +64,8 @@ class Normal:
 
     def of(self, u: torch.Tensor) -> torch.Tensor:
         """Returns the numbers for `u`, uniform in [0, 1), with the same shape and dtype."""
-        # `u` is a multiple of 2^-24. The middle between `u` and the next multiple is exact in float32, and never 0 or
-        # 1, where erfinv is infinite.
+        # `u` is a multiple of 2^-24. The midpoint between `u` and the next multiple is exact in float32, and never 0 or
+        # 1, where erfinv would be infinite.
         return torch.erfinv(2 * u - 1 + 2**-24) * math.sqrt(2)
 
 
@@ -109,12 +109,12 @@ class Draws(dict[str, torch.Tensor]):
 
 
 def size(kinds: Mapping[str, Kind]) -> int:
-    """Returns how many uniform numbers one environment needs for these kinds."""
+    """Returns the number of uniform numbers that one environment needs for these kinds."""
     return sum(math.prod(kind.shape) for kind in kinds.values())
 
 
 def num_draws(env: FuncEnv) -> int:
-    """Returns how many uniform numbers one environment needs in a step, including a reset."""
+    """Returns the number of uniform numbers that one environment needs for a step and a reset."""
     return size(initial_draws(env)) + size(transition_draws(env))
 
 
@@ -144,10 +144,10 @@ class Outcome(NamedTuple):
 class Stepped(NamedTuple):
     """The result of a vector step; `final_observation` differs from `observation` only where an episode ended."""
 
-    state: Nest  # state to continue from; the first of the next episode where one ended
+    state: Nest  # next state; the first state of the next episode where an episode ended
     clock: torch.Tensor  # [B] int32, number of steps of the current episode
-    observation: Nest  # observation to act from next
-    final_observation: Nest  # observation that the step led to, before any reset
+    observation: Nest  # next observation, from which the policy acts
+    final_observation: Nest  # observation after the step, before any reset
     reward: torch.Tensor  # [B], or [B, R]
     terminated: torch.Tensor  # [B] bool
     truncated: torch.Tensor  # [B] bool, False where terminated
@@ -212,7 +212,7 @@ def truncates(env: FuncEnv) -> bool:
 
 
 def tensors_of(env: FuncEnv) -> dict[str, torch.Tensor]:
-    """Returns the tensors among an environment's attributes, such as the walls of a maze, by their names."""
+    """Returns the attributes of an environment that are tensors, such as the walls of a maze, by name."""
     static = ((name, inspect.getattr_static(env, name)) for name in dir(env))
     return {name: value for name, value in static if isinstance(value, torch.Tensor)}
 
@@ -220,7 +220,7 @@ def tensors_of(env: FuncEnv) -> dict[str, torch.Tensor]:
 def with_tensors(env: FuncEnv, tensors: Mapping[str, torch.Tensor]) -> FuncEnv:
     """Returns a shallow copy of an environment with the given tensors as attributes.
 
-    A compiled function takes `tensors_of(env)` as arguments, because a graph cannot hold tensors of its own:
+    A compiled function takes `tensors_of(env)` as arguments, because a graph cannot contain these tensors:
 
         CompiledFunction(lambda given: advance(with_tensors(env, given[0]), *given[1:]), (tensors_of(env), ...))
     """
@@ -232,7 +232,7 @@ def with_tensors(env: FuncEnv, tensors: Mapping[str, torch.Tensor]) -> FuncEnv:
 
 
 def draws(env: FuncEnv, u: torch.Tensor) -> tuple[Draws, Draws]:
-    """Returns the numbers of `initial` and those of a transition, from `u`, `[B, num_draws(env)]`."""
+    """Returns the numbers for `initial` and for a transition, from `u`, `[B, num_draws(env)]`."""
     at_reset = size(initial_draws(env))
     return Draws(initial_draws(env), u[:, :at_reset]), Draws(transition_draws(env), u[:, at_reset:])
 

@@ -1,4 +1,4 @@
-"""One functional environment as a `gymnasium.Env`, and ids in gymnasium's registry."""
+"""One functional environment as a `gymnasium.Env`; registration of ids."""
 
 import dataclasses
 import importlib
@@ -26,8 +26,8 @@ KEY = "functional"  # argument of the entry point that names the class
 class SingleEnvironment(gymnasium.Env):
     """A functional environment as a `gymnasium.Env`, for films, wrappers and programs that need a single environment.
 
-    A seed gives the same episode as `FunctionalEnvironment` does in an evaluation. A step takes about as long as a step
-    of `FunctionalEnvironment` with hundreds of environments.
+    A seed gives the same episode as in an evaluation with `FunctionalEnvironment`. A step takes about as long as a step
+    of hundreds of environments in `FunctionalEnvironment`.
 
     Args:
       functional: functional environment, its class, or the name of its class ('my_lab.envs:Catch').
@@ -63,7 +63,7 @@ class SingleEnvironment(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        # Later episodes are seeded from gymnasium's `np_random`, because checkpoints store its state.
+        # Seeds of later episodes come from gymnasium's `np_random`, because checkpoints store its state.
         if self._state is None:
             check_methods(self.functional, type(self.functional).__name__, 1, torch.device("cpu"))
         self._numbers.seed([int(self.np_random.integers(2**31)) if seed is None else seed])
@@ -116,8 +116,8 @@ def registered(env_id: str, kwargs: Mapping[str, Any]) -> tuple[FuncEnv | None, 
     """Returns the functional environment of a registered id (None if it is not functional), and the id's specification.
 
     Args:
-      env_id: id in gymnasium's registry, also as `module:ID`.
-      kwargs: arguments of the class, which take precedence over those of the registry.
+      env_id: id in gymnasium's registry, or `module:ID`.
+      kwargs: arguments of the class; they take precedence over arguments in the registry.
     """
     spec = gymnasium.spec(env_id.rpartition(":")[2])
     if spec.entry_point != ENTRY_POINT:

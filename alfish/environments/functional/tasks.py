@@ -27,7 +27,7 @@ class Cart(NamedTuple):
 
 
 class CartPole(FuncEnv):
-    """gymnasium's CartPole-v1: pushes to the left (0) and to the right (1) keep a pole upright on a cart."""
+    """gymnasium's CartPole-v1: pushes to the left (0) or right (1) keep a pole upright on a cart."""
 
     observation_space = spaces.Box(
         -np.array([4.8, np.inf, math.radians(24), np.inf], np.float32),
@@ -120,7 +120,7 @@ class Links(NamedTuple):
 
 
 class Acrobot(FuncEnv):
-    """gymnasium's Acrobot-v1: a torque of -1, 0 or 1 between two links swings their end up to a height."""
+    """gymnasium's Acrobot-v1: a torque of -1, 0 or 1 between two links swings their end above a height."""
 
     observation_space = spaces.Box(
         -np.array([1, 1, 1, 1, 4 * np.pi, 9 * np.pi], np.float32),
@@ -253,7 +253,7 @@ class Catch(FuncEnv):
     """bsuite's Catch: a paddle in the lowest row of a board of 10 x 5 catches a ball that falls one row a step.
 
     The observation has the board row by row, with 1 at the ball and at the paddle. Actions move the paddle to the left
-    (0), not at all (1), or to the right (2). An episode has 9 steps; the last one has the reward 1 or -1.
+    (0), not at all (1), or to the right (2). An episode has 9 steps; the reward of the last step is 1 or -1.
 
     Source: Osband et al., "Behaviour Suite for Reinforcement Learning", 2020.
     """
@@ -298,10 +298,9 @@ class Dive(NamedTuple):
 class DeepSea(FuncEnv):
     """bsuite's DeepSea: a task of exploration in a grid of `size` x `size` cells.
 
-    Each step moves one row down, to the left or to the right. Which of the two actions moves to the right differs from
-    cell to cell. A step to the right costs 0.01 / size, and a step to the right from the lowest cell on the right has
-    the reward 1. The observation has the one-hot code of the cell, row by row. The best return is 0.99; random actions
-    reach it with probability 2^-size.
+    Each step moves one row down, to the left or to the right. The action that moves to the right differs between cells.
+    A step to the right costs 0.01 / size; from the lowest cell on the right, it has reward 1. The observation has the
+    one-hot code of the cell, row by row. The best return is 0.99; random actions reach it with probability 2^-size.
 
     Source: Osband et al., "Behaviour Suite for Reinforcement Learning", 2020.
 
@@ -345,7 +344,7 @@ class DeepSea(FuncEnv):
         return state.row * self.size + state.column
 
     def _is_right(self, state: Dive, action: torch.Tensor) -> torch.Tensor:
-        # Below the last row there is no cell; the index only has to exist.
+        # Below the last row there is no cell; the value is not used, but the index must exist.
         return action == self.right[self._cell(state).clamp(max=self.size * self.size - 1)]
 
 
@@ -358,10 +357,10 @@ class Memory(NamedTuple):
 
 @checked
 class Recall(FuncEnv):
-    """A memory task: a cue is shown in the first observation, and the action `length` steps later must name it.
+    """A memory task: the first observation shows a cue, and the action `length` steps later must name it.
 
-    The observation has the one-hot code of the cue in the first step and zeros later; its last entry is 1 in the step
-    whose action counts: naming the cue earns 1, and the episode ends. Without memory the average return is 1 /
+    The observation has the one-hot code of the cue in the first step, and zeros later. Its last entry is 1 in the last
+    step. The action of the last step has reward 1 if it names the cue. Without memory, the average return is 1 /
     num_cues.
 
     Args:

@@ -1,6 +1,6 @@
-"""Checks that a functional environment's methods return what alfish requires.
+"""Checks that the methods of a functional environment return what alfish requires.
 
-Each mistake is reported in one sentence.
+An error describes one mistake in one sentence.
 """
 
 import inspect
@@ -95,7 +95,7 @@ def check_methods(env: FuncEnv, name: str, num_envs: int, device: torch.device) 
 
 
 def check_step(env: FuncEnv, name: str, state: Nest, action: Nest, u: torch.Tensor) -> None:
-    """Checks what each method returns, that a second call returns the same, and that it writes to no argument.
+    """Checks the result of each method, that a second call returns the same, and that arguments do not change.
 
     Args:
       env: functional environment.

@@ -1,7 +1,7 @@
-"""Games of several agents, such as those of PettingZoo, as streams of time steps with a column for each agent.
+"""Games of several agents, such as PettingZoo's, as streams of time steps with a column for each agent.
 
-Agents with equal spaces form a `Group`. A column has the rows of one agent's episodes. An episode begins when the agent
-appears in its game and ends when the agent leaves; in steps without a row, the column has PAD.
+Agents with equal spaces form a `Group`. A column has the rows of one agent in one game. An episode begins when the
+agent appears in the game, and ends when the agent leaves. In steps without a row for the agent, the column has PAD.
 """
 
 from alfish.environments.games.games import Games, Group, SideBySide

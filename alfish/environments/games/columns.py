@@ -1,4 +1,4 @@
-"""The columns of a group of agents: their observations, their executed actions, and the rows that arrive in a step."""
+"""The columns of a group of agents: observations, executed actions, and the rows of a step."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,11 +17,11 @@ from alfish.specs import ActionUnits, ObservationUnits
 
 
 class BadRow(UsageError):
-    """A row that no policy can use: its observation does not match the space, or a value is not finite.
+    """Error about a row whose observation does not match its space, or has a value that is not finite.
 
     Args:
-      game: number of its game.
-      text: what is wrong, in one sentence.
+      game: number of the row's game.
+      text: sentence about the error.
     """
 
     def __init__(self, game: int, text: str):
@@ -30,17 +30,16 @@ class BadRow(UsageError):
 
 
 class Columns:
-    """The columns of a group.
+    """The columns of a group of agents.
 
     Args:
-      group: the group.
+      group: group of agents.
       name: name of the game in messages.
 
     Attributes:
-      waits: columns whose newest row waits for an action, `[columns]` bool.
-      plays: columns whose agent is in an episode, `[columns]` bool.
-      infos: infos of the rows that arrived in the last step, in gymnasium's format for vector environments; {} without
-        infos.
+      waits: mask of columns whose newest row waits for an action, `[columns]` bool.
+      plays: mask of columns whose agent is in an episode, `[columns]` bool.
+      infos: infos of the last step's rows, in gymnasium's format for vector environments; {} without infos.
     """
 
     def __init__(self, group: Group, name: str):
@@ -53,7 +52,7 @@ class Columns:
         self.waits, self.plays = np.zeros(group.num_envs, bool), np.zeros(group.num_envs, bool)
         blank = self._observed.to_environment(nest.arrays(specs.zeros(group.observation_spec, (1,))))
         (first,) = iterate(batch_space(group.observation_space, 1), blank)
-        # The newest observation of each column; before an agent's first observation, an arbitrary element of the space.
+        # The newest observation of each column, or an arbitrary element of the space before the first observation.
         self._blank = first
         self._observations: list[Any] = [first] * group.num_envs
         self._batch = self._observed.from_environment(self._concatenated(self._observations))
@@ -62,7 +61,7 @@ class Columns:
         self.begin()
 
     def begin(self) -> None:
-        """Begins a step, in which no row has arrived yet."""
+        """Begins a step without rows."""
         count = self._group.num_envs
         self._step_type = np.full(count, StepType.PAD, np.int32)
         self._reward = np.zeros((count, *self._group.reward_spec.shape), np.float32)
@@ -70,7 +69,7 @@ class Columns:
         self._infos: list[dict[str, Any]] = [{}] * count
 
     def act(self, action: Nest) -> Sequence[Any]:
-        """Stores the actions `[columns, ...]` of the columns that wait; returns all actions in the game's units."""
+        """Stores the actions `[columns, ...]` of waiting columns; returns all actions in the game's units."""
         executed, waits = self._units.executed(nest.arrays(action)), self.waits
         self._acted = nest.map(lambda new, old: np.where(nest.widened(waits, new), new, old), executed, self._acted)
         if self._masks is not None:
@@ -89,7 +88,7 @@ class Columns:
     def note(
         self, column: int, step_type: int, observation: Any, reward: Any, terminated: Any, info: dict[str, Any] | None
     ) -> None:
-        """Stores the row of a column that arrives in this step."""
+        """Stores the new row of a column."""
         if self._step_type[column] != StepType.PAD:
             raise UsageError(
                 f"{self.place(column)} appears again in the same step in which it left; let it appear in a later step"
@@ -101,7 +100,7 @@ class Columns:
             self._infos[column] = info
 
     def drop(self, game: int) -> None:
-        """Drops the rows of a game that arrived in this step, and its newest observations."""
+        """Drops the new rows of a game, and its newest observations."""
         size = len(self._group.agents)
         for column in range(game * size, (game + 1) * size):
             self._step_type[column], self._reward[column], self._discount[column] = StepType.PAD, 0.0, 1.0
@@ -139,7 +138,7 @@ class Columns:
         return column // len(self._group.agents)
 
     def state(self) -> dict[str, Any]:
-        """Returns the state on which the next steps depend, as tensors."""
+        """Returns the state as tensors."""
         state = {"observations": self._concatenated(self._observations), "acted": self._acted}
         return nest.tensors({**nest.map(np.copy, state), "waits": self.waits.copy(), "plays": self.plays.copy()})
 
@@ -186,7 +185,7 @@ class Columns:
 
 
 def _form(observation: Any) -> str:
-    """Returns the shapes and dtypes of an observation for messages."""
+    """Returns a description of an observation's shapes and dtypes for messages."""
     if isinstance(observation, dict):
         return "{" + ", ".join(f"{key!r}: {_form(part)}" for key, part in observation.items()) + "}"
     if isinstance(observation, tuple):

@@ -1,4 +1,4 @@
-"""The interface of games of several agents, and an adapter that presents ordinary environments as a game."""
+"""The interface of games of several agents, and an adapter from ordinary environments to a game."""
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
@@ -50,12 +50,12 @@ class Group:
 
 
 class Games(abc.ABC):
-    """G games that step together. A step makes one row for each column, which is PAD if the agent has no row.
+    """G games that step together. A step makes one row for each column, PAD if the agent has no row.
 
-    The episode of an agent is FIRST (it appears), MID ..., LAST (it leaves). An agent may appear late, and several
-    times in a game. A game that has ended resets in the next step, never in the step in which it ends.
+    The episode of an agent is FIRST (the agent appears), MID ..., LAST (the agent leaves). An agent may appear late,
+    and several times in a game. A game that has ended resets in the next step, not in the step in which it ends.
 
-    Leaves of rows and of infos are numpy arrays `[columns, ...]`. Returned leaves are never written later.
+    Leaves of rows and of infos are numpy arrays `[columns, ...]`. Returned leaves are not modified later.
 
     Args:
       name: name of the game in messages.
@@ -66,16 +66,16 @@ class Games(abc.ABC):
     Attributes:
       turns: number of steps in which each agent acts once: 1, or the number of agents if they act in turns.
       starts: games that were reset in the last `reset` or `step`, `[G]` bool.
-      is_over: games that have ended, which the next step resets, `[G]` bool.
+      is_over: games that have ended and that the next step resets, `[G]` bool.
       num_resets: number of resets of each game.
       infos: infos of the last reset or step by group, each in gymnasium's format for vector environments; {} for a
         group whose agents have no infos.
-      broken: by group the columns of the games that failed in the last step and were built again, `[columns]` bool;
-        {} if none failed. Rows of these columns are FIRST or PAD; see `tolerate_errors`.
-      stepping: how games are stepped, as a phrase that the log writes after their number.
+      broken: mask of columns whose game failed in the last step and was built again, `[columns]` bool by group; {} if
+        none failed. Rows of these columns are FIRST or PAD; see `tolerate_errors`.
+      stepping: way of stepping games, as text after their number in the log.
       remark: sentence for the log about a faster way to step the games; empty if none is known.
       env_spec: gymnasium's specification; games have none.
-      follows_progress: True if the games change with the progress of training, which `set_progress` sets.
+      follows_progress: True if the games have a curriculum, which `set_progress` advances.
       name, groups, num_games, has_gaps: as given.
     """
 
@@ -96,7 +96,7 @@ class Games(abc.ABC):
 
     @property
     def num_envs(self) -> int:
-        """Number of games, under the name that evaluations use."""
+        """Number of games; the name is that of environments."""
         return self.num_games
 
     @abc.abstractmethod
@@ -104,13 +104,13 @@ class Games(abc.ABC):
         """Resets all games, and returns their first rows by group.
 
         Args:
-          seeds: one seed for each game; None means seeds that follow from the run's seed, the game's number and the
-            number of its resets.
+          seeds: one seed for each game; None means seeds derived from the run's seed, the game's number and the number
+            of its resets.
         """
 
     @abc.abstractmethod
     def step(self, action: Mapping[str, Nest]) -> dict[str, TimeStep]:
-        """Executes actions, resets the games that had ended before, and returns the rows that arrive by group.
+        """Executes actions, resets games that ended before, and returns the new rows by group.
 
         Args:
           action: actions by group, `[columns, ...]` in the algorithm's units. Entries of agents that do not wait for an
@@ -121,7 +121,7 @@ class Games(abc.ABC):
         """Sets the progress of training, in [0, 1]; requires `follows_progress`."""
 
     def tolerate_errors(self, report: Callable[[int, BaseException], None]) -> None:
-        """From now on, builds a game that fails in a step again and resets it, instead of raising its error.
+        """Makes later steps rebuild and reset a game that fails, instead of raising its error.
 
         Default: does nothing, so errors are raised.
 
@@ -131,11 +131,11 @@ class Games(abc.ABC):
 
     @abc.abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state from which the games continue, or from which their next resets follow."""
+        """Returns the state of the games and of their future resets."""
 
     @abc.abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Restores a state; returns True if games continue, and False if the next `step` resets all games."""
+        """Restores a state; returns True if games continue, or False if the next `step` resets all games."""
 
     def render(self, game: int) -> Any:
         """Returns a frame of a game; None if it has no frames. Default: None."""
@@ -151,13 +151,13 @@ class Games(abc.ABC):
 
 
 class SideBySide(Games):
-    """Ordinary environments as the agents of one game in which no agent affects another.
+    """Ordinary environments in the form of one game, whose agents do not affect each other.
 
-    The environments under a name are the columns of one agent with this name, so a group has as many columns as
-    environments, and `num_games` is 1. A joint run in such a game equals one run per name in its environments.
+    The environments of a name are the columns of one agent with this name. A group therefore has as many columns as
+    environments, and `num_games` is 1. A joint run in such a game equals separate runs, one for each name.
 
     Args:
-      environments: environments by agent name; they must reset in the step after an episode's end.
+      environments: environments by agent name, which reset in the step after an episode's end.
 
     Raises:
       UsageError: environments reset in the step of an episode's end.
@@ -212,7 +212,7 @@ class SideBySide(Games):
         self.num_resets = list(state["num_resets"])
         continues = {n: one.load_state_dict(state["environments"][n]) for n, one in self.environments.items()}
         if not all(continues.values()):
-            self._restart = {name for name in continues if continues[name]}  # the others reset themselves
+            self._restart = {name for name in continues if continues[name]}  # others reset themselves
         return all(continues.values())
 
     def abandon(self) -> None:

@@ -1,7 +1,7 @@
 """Additional leaves of agents' observations: the game's state, other agents' observations, and the agent's identity.
 
-A critic that sees the state while the actor does not is a centralised critic: `Encoder.leaves = {'state': None}` hides
-the leaf from an actor.
+They allow centralised critics, which see the state although the actor does not: `Encoder.leaves = {'state': None}`
+hides the leaf from an actor.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class Leaves:
 
     - 'state': result of the game's `state()`, an element of its `state_space`.
     - 'others': observations of the other agents of the game in the order of `possible_agents`, flattened and joined to
-      a vector, without action masks; zeros for agents that are absent. A Discrete observation is one-hot.
+      one vector, without action masks. Absent agents have zeros; Discrete observations are one-hot.
     - 'agent': one-hot vector of the agent's index in its group.
 
     Args:

@@ -23,7 +23,7 @@ from alfish.errors.user_code import calling
 from alfish.parameters import NonNegativeInt, PositiveInt, UnitInterval, checked, imports
 from alfish.parameters.schedules import Schedule
 
-# Packages with games: name of the module, and name of the package for pip.
+# Packages with games: names of the module and of the package for pip.
 PACKAGES = {"mpe2": "mpe2", "pettingzoo": "pettingzoo", "momaland": "momaland", "magent2": "magent2"}
 EXTRAS_OF_PETTINGZOO = ("atari", "butterfly", "classic", "sisl")
 
@@ -47,26 +47,27 @@ def make_games(
     """Builds games of several agents that step together, from a game of PettingZoo.
 
     Args:
-      game: name of a module with a function `parallel_env` or else `env`, such as 'mpe2.simple_tag_v3'; or a class or
-        function, or its name (`my_module:MyGame`), that makes a game of PettingZoo's parallel interface or of its AEC
-        interface, in which agents act in turns.
+      game: name of a module with a function `parallel_env` or `env`, such as 'mpe2.simple_tag_v3'; or a class or
+        function that makes a game, or its name (`my_module:MyGame`). The game has PettingZoo's parallel interface, or
+        its AEC interface, in which agents act in turns.
       num_games: number of games, G.
-      game_kwargs: arguments of the function or class; each game receives a deep copy of those that can be copied.
+      game_kwargs: arguments of the function or class; each game receives a deep copy, except of objects that cannot be
+        copied.
       rewards: names of the entries of a vector reward, or the place of each entry, such as {'speed': 'info:speed'} for
         an entry of the agent's info, see `environments.objectives`. None means the game's own reward, a number, or a
         vector if the game has a `reward_space`.
-      action_mask: place of an agent's mask of allowed actions: 'observation:LEAF', 'info:KEY' or 'method:NAME', a
-        method that takes the agent's name. None means that the leaf `action_mask` is the mask if observations are a
-        Dict with exactly `observation` and `action_mask`; otherwise there is no mask.
-      leaves: further leaves of each observation: 'state', the game's `state()`; 'others', the observations of the other
-        agents in the order of `possible_agents`, flattened, zeros for absent agents; 'agent', a one-hot vector of the
-        agent in its group. An observation that is not a Dict then becomes the leaf `observation`.
+      action_mask: place of an agent's mask of allowed actions: 'observation:LEAF', 'info:KEY', or 'method:NAME' for a
+        method that takes the agent's name. None means the leaf `action_mask` if observations are a Dict with exactly
+        `observation` and `action_mask`; otherwise no mask.
+      leaves: further leaves of each observation. 'state' is the game's `state()`; 'others' are the flattened
+        observations of the other agents, with zeros for absent agents; 'agent' is a one-hot vector of the agent in its
+        group. An observation that is not a Dict becomes the leaf `observation`.
       teams: patterns of the agents of each team, such as {'chasers': 'adversary_*'}.
-      team_spirit: weight of the team's mean reward in an agent's reward, in [0, 1], or a schedule of this weight. The
-        agent's own reward is then the entry `own_reward` of its info.
-      seed: seed of the run, which a Trainer passes. Reset k of game g has the seed that follows from (seed, g, k).
-      num_envs: number of games, which an evaluation passes instead of `num_games`.
-      evaluation: whether the games are for evaluation, which a Trainer passes; it has no effect.
+      team_spirit: weight of the team's mean reward in an agent's reward, in [0, 1]; a number or a schedule of progress.
+        The agent's info then has its own reward as the entry `own_reward`.
+      seed: seed of the run, passed by a Trainer. The seed of reset k of game g is derived from (seed, g, k).
+      num_envs: number of games, passed by evaluations in place of `num_games`.
+      evaluation: flag without effect, passed by a Trainer.
       render_mode: render mode of the game.
 
     Raises:
@@ -131,7 +132,7 @@ def _check_module(module: str, game: str) -> None:
 
 
 def _install(module: str) -> str:
-    """Returns the command that installs a package with games, and the packages that the module needs."""
+    """Returns the command that installs a package with games and the packages that it needs."""
     package, _, rest = module.partition(".")
     extra = rest.partition(".")[0]
     if package == "pettingzoo" and extra in EXTRAS_OF_PETTINGZOO:

@@ -1,4 +1,4 @@
-"""Games of PettingZoo's parallel interface, in which all agents that are present act in each step."""
+"""Games of PettingZoo's parallel interface, in which all present agents act in each step."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,7 +50,7 @@ class ParallelGames(ZooGames):
                 )
         check_ends([terminated[agent] for agent in present], [truncated[agent] for agent in present])
         ended = {agent for agent in present if terminated[agent] or truncated[agent]}
-        remaining = list(env.agents)  # read once, because PettingZoo's wrappers look it up through each other
+        remaining = list(env.agents)  # read once, because each PettingZoo wrapper slows down the access
         goes_on = not ended.issuperset(remaining)
         if goes_on and (staying := sorted(ended.intersection(remaining))):
             raise UsageError(
@@ -75,7 +75,7 @@ class ParallelGames(ZooGames):
         self.is_over[game] = not goes_on
 
     def _check_arrivals(self, game: int, agents: Sequence[str], observations: Mapping[str, Any]) -> None:
-        """Raises UsageError if an agent that has just appeared is not known, or has no observation."""
+        """Raises UsageError if a new agent is unknown, or has no observation."""
         for agent in agents:
             if agent not in self._place:
                 raise UsageError(

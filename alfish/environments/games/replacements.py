@@ -1,4 +1,4 @@
-"""Replaces games that fail with new ones."""
+"""Replaces games that fail with new games."""
 
 import contextlib
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from alfish.errors.user_code import calling
 
 
 class Replacements:
-    """Replaces games that fail with new ones, and tells all games the progress of training.
+    """Replaces games that fail with new games, and passes the progress of training to all games.
 
     Args:
       make: function that makes a game; None means that the error of a game is raised.
@@ -37,7 +37,7 @@ class Replacements:
             self.report = report
 
     def set_progress(self, progress: float, games: list[Any]) -> None:
-        """Tells games the progress of training."""
+        """Passes the progress of training to games."""
         self._progress = progress
         if self.have_curriculum:
             with calling(f"{self._name}.set_progress"):
@@ -45,9 +45,9 @@ class Replacements:
                     game.set_progress(progress)
 
     def replaced(self, game: Any) -> Any:
-        """Closes a game, and returns a new game that knows the progress of training."""
+        """Closes a game; returns a new game at the current progress of training."""
         assert self._make is not None
-        with contextlib.suppress(Exception):  # closing a broken game may fail, too
+        with contextlib.suppress(Exception):  # closing a broken game may fail
             close(game)
         made = self._make()
         self.set_progress(self._progress, [made])

@@ -16,12 +16,12 @@ class Teams:
 
         reward = (1 - spirit) own + spirit * mean of the team
 
-    The mean is over the agents of the team that received a reward in the step. An agent without a team keeps its own
-    reward.
+    The mean is taken over the agents of the team that received a reward in the step. An agent without a team keeps its
+    own reward.
 
     Args:
       teams: patterns of the agents of each team, by its name: 'adversary_*', or a list of patterns.
-      spirit: number in [0, 1], or a schedule of the progress of training.
+      spirit: weight of the team's mean, in [0, 1]; a number or a schedule of progress.
       agents: names of all agents.
 
     Raises:
@@ -61,7 +61,7 @@ class Teams:
         """Returns, for each agent with a team, the mean reward of its team.
 
         Args:
-          rewards: rewards of the agents that received one in a step.
+          rewards: rewards of the agents that received a reward in a step.
         """
         of_team: dict[str, list[Any]] = {}
         for agent, reward in rewards.items():

@@ -15,17 +15,17 @@ from alfish.errors.user_code import calling
 class TurnGames(ZooGames):
     """Games of PettingZoo's AEC interface.
 
-    In a step, one agent of each game acts, and the row of the agent that acts next arrives, with the LAST rows of
+    In a step, one agent of each game acts. The step returns the row of the agent that acts next, and the LAST rows of
     agents that have ended. The reward of a row is the sum of the agent's rewards since its last action. Rewards before
-    its first turn belong to no action and are left out. An agent whose game ends before its first turn has no episode.
-    If `rewards` takes an entry from the info, it uses the info at the agent's turn.
+    an agent's first turn belong to no action, and are left out. An agent whose game ends before its first turn has no
+    episode. If `rewards` takes an entry from the info, the info at the agent's turn is used.
 
     Args:
       games, seed, settings: arguments of `ZooGames`.
 
     Raises:
       UsageError: as for `ZooGames`, or teams are given and `rewards` takes entries from infos. In a step: an agent
-        leaves without having been terminated or truncated, an agent that has ended stays, an agent outside of
+        leaves without being terminated or truncated, an agent that has ended stays, an agent outside of
         `possible_agents` appears, or an observation does not match its space or is not finite.
     """
 
@@ -39,7 +39,7 @@ class TurnGames(ZooGames):
                 "turn-based game, which has infos only at the agent's turn; leave out one of the two"
             )
         self.turns = len(self.agents)
-        # For each game and agent: the sum of its team's mean rewards since the agent's last action.
+        # For each game and agent: the sum of the team's mean rewards since the agent's last action.
         self._of_team: list[dict[str, Any]] = [{} for _ in games]
 
     def state_dict(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class TurnGames(ZooGames):
         self._select(game)
 
     def _select(self, game: int) -> None:
-        """Stores the row of the agent that acts next, and the LAST rows of agents that ended before."""
+        """Stores the row of the agent that acts next, and the LAST rows of agents that have ended."""
         env, seen = self.games[game], None
         while env.agents:
             agent = env.agent_selection

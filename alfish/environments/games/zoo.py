@@ -41,17 +41,17 @@ class ZooGames(Games):
 
     Args:
       games: games of one class, at least one.
-      seed: seed of the run. Reset k of game g has the seed that follows from (seed, g, k).
+      seed: seed of the run. The seed of reset k of game g is derived from (seed, g, k).
       rewards: names or sources of the entries of a vector reward, as in `make_environment`; None means the reward of
         the games, a number, or a vector if they have a `reward_space`.
-      action_mask: place of the action mask, 'observation:LEAF', 'info:KEY' or 'method:NAME', a method that takes the
-        agent's name. None means that the leaf `action_mask` is the mask if observations are a Dict with exactly
-        `observation` and `action_mask`.
+      action_mask: place of the action mask: 'observation:LEAF', 'info:KEY', or 'method:NAME' for a method that takes
+        the agent's name. None means the leaf `action_mask` if observations are a Dict with exactly `observation` and
+        `action_mask`; otherwise no mask.
       leaves: further leaves of each observation: 'state', 'others', 'agent', see `Leaves`.
       teams: patterns of the agents of each team, by its name.
       team_spirit: weight of the team's mean reward in an agent's reward, or a schedule of this weight, see `Teams`.
-      make: function that makes another game of the class, in place of one that fails (`tolerate_errors`); None means
-        that the error of a game is raised.
+      make: function that makes a new game in place of a game that fails (`tolerate_errors`); None means that errors of
+        games are raised.
 
     Raises:
       UsageError: the games do not follow PettingZoo's interface, differ from each other, or lack a part that the
@@ -110,7 +110,7 @@ class ZooGames(Games):
             try:
                 self._restart(game, None if seeds is None else seeds[game])
             except (Exception, SystemExit) as error:
-                if not self._is_checked:  # a game that cannot be reset once is a mistake
+                if not self._is_checked:  # an error in the first reset is a mistake of the user
                     raise
                 self._replace(game, error)
         if not self._is_checked:
@@ -154,7 +154,7 @@ class ZooGames(Games):
         self.num_resets = [*known, *[0] * self.num_games][: self.num_games]
         if "games" not in state or not self._has_states or len(known) != self.num_games:
             return False
-        for game in self.games:  # because some games need a reset before their state can be set
+        for game in self.games:  # some games need a reset before their state can be set
             with calling(f"{self.name}.reset"):
                 game.reset(seed=0)
         for game, own in zip(self.games, state["games"], strict=True):
@@ -182,7 +182,7 @@ class ZooGames(Games):
 
     @abc.abstractmethod
     def _advance(self, game: int, actions: Mapping[str, Sequence[Any]]) -> None:
-        """Steps a game and stores the rows that arrive. Sets `is_over` where the game has ended.
+        """Steps a game and stores the new rows. Sets `is_over` if the game has ended.
 
         Args:
           game: number of the game.
@@ -207,12 +207,12 @@ class ZooGames(Games):
             )
 
     def _replace(self, game: int, error: BaseException) -> None:
-        """Replaces a game that failed with a new one, and resets that; raises the error if errors are not tolerated."""
+        """Replaces a failed game with a new game and resets it; raises `error` if errors are not tolerated."""
         report = self._replacements.report
         if report is None:
             raise error
         failed: BaseException | None = error
-        while failed is not None:  # ends with the process: the trainer counts reports, and stops it after too many
+        while failed is not None:  # the trainer ends the process after too many reports
             report(game, failed)
             for columns in self._columns.values():
                 columns.drop(game)
@@ -269,7 +269,7 @@ class ZooGames(Games):
           game: number of the game.
           agent: name of the agent.
           step_type: FIRST, MID or LAST.
-          observation: the agent's observation, as the game returned it.
+          observation: observation of the agent, as the game returned it.
           seen: values that all rows of the game share.
           info: info of the agent; None without one.
           reward: reward of the agent, see `_reward`.
@@ -286,7 +286,7 @@ class ZooGames(Games):
         columns.note(column, step_type, self._leaves.extended(agent, observation, seen), reward, terminated, info)
 
     def _reward(self, game: int, agent: str, reward: Any, info: Mapping[str, Any] | None) -> Any:
-        """Returns a reward, a number or `[R]` float32, from the game's reward and info of an agent."""
+        """Returns an agent's reward, a number or `[R]` float32, from the game's reward and info."""
         if self._entries is not None:
             return self._entries(reward, dict(info or {}))
         if np.size(reward) != 1:
@@ -317,14 +317,14 @@ class ZooGames(Games):
 
 
 def name_of(game: Any) -> str:
-    """Returns the name of a game in messages: PettingZoo's name, or that of its class."""
+    """Returns the name of a game in messages: PettingZoo's name, or the name of the class."""
     metadata = getattr(game, "metadata", None)
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     return name if isinstance(name, str) else type(game).__name__
 
 
 def _agents(games: Sequence[Any], name: str) -> list[str]:
-    """Returns the names of the agents that may appear, the same in all games."""
+    """Returns the names of the agents that may appear; they must be the same in all games."""
     given = getattr(games[0], "possible_agents", None)
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         raise UsageError(
@@ -344,7 +344,7 @@ def _agents(games: Sequence[Any], name: str) -> list[str]:
 
 
 def _spaces_of(games: Sequence[Any], agents: Sequence[str], name: str) -> dict[str, tuple[spaces.Space, spaces.Space]]:
-    """Returns the spaces of the observation and the action of each agent, the same in all games."""
+    """Returns the spaces of each agent; they must be the same in all games."""
     found: dict[str, tuple[spaces.Space, spaces.Space]] = {}
     for game in games:
         for agent in agents:
@@ -363,7 +363,7 @@ def _spaces_of(games: Sequence[Any], agents: Sequence[str], name: str) -> dict[s
 
 
 def _alike(own: Mapping[str, tuple[spaces.Space, spaces.Space]]) -> list[list[str]]:
-    """Returns one list for each set of agents with equal spaces, in the order of the agents."""
+    """Returns lists of agents with equal spaces, in the order of the agents."""
     alike: list[list[str]] = []
     for agent, pair in own.items():
         for agents in alike:

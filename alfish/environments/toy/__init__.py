@@ -1,6 +1,6 @@
-"""Small environments with known best returns, for trying an algorithm in seconds.
+"""Small environments with known best returns, for testing an algorithm in seconds.
 
-All are `gymnasium.Env`s or vector environments. For example, `make_environment.env_id = @Corridor` builds one.
+All are of `gymnasium.Env` or `VectorEnv`. Use them as in `make_environment.env_id = @Corridor`.
 """
 
 from alfish.environments.toy.bandits import MaskedIdentity

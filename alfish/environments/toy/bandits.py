@@ -14,7 +14,7 @@ from alfish.parameters import NonNegativeInt, PositiveInt, checked
 @gin.configurable(module="alfish.environments.toy")
 @checked
 class MaskedIdentity(gymnasium.Env):
-    """The action must be the observed number; each step forbids a new random choice of most other actions.
+    """The action must equal the observed number; each step forbids a random set of other actions.
 
     The observed number is uniform. `action_masks()` and the info 'action_mask' return the mask, which always allows the
     right action. The best return is `length`; uniformly random allowed actions earn length / (num_actions -
@@ -23,8 +23,8 @@ class MaskedIdentity(gymnasium.Env):
     Args:
       num_actions: number of actions, n.
       num_forbidden: number of forbidden actions in each step, below n.
-      action: kind of action: 'discrete'; 'multi_discrete', two numbers, each with its own mask; 'multi_binary', n bits,
-        each of which has only one allowed value with probability num_forbidden / n.
+      action: kind of action: 'discrete'; 'multi_discrete', two numbers with separate masks; or 'multi_binary', n bits,
+        where each bit has only one allowed value with probability num_forbidden / n.
       length: number of actions after which an episode is truncated.
 
     Source: InvalidActionEnvDiscrete of sb3-contrib, which also draws a new mask at each step.

@@ -13,11 +13,11 @@ from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked
 @gin.configurable(module="alfish.environments.toy")
 @checked
 class Corridor(gymnasium.Env):
-    """A row of rooms with a reward of 1 in the last room, which random actions practically never reach.
+    """A row of rooms with reward 1 in the last room, which random actions almost never reach.
 
-    In each room, one action leads to the next room, and the other actions lead back to the previous room. The action
-    that leads on differs from room to room, and is the same in all episodes. The observation is the room's one-hot
-    code. The best return is 1; a policy that does not explore earns 0.
+    In each room, one action leads to the next room, and the other actions lead back to the previous room. The correct
+    action differs between rooms, but not between episodes. The observation is the room's one-hot code. The best return
+    is 1; a policy that does not explore earns 0.
 
     Args:
       num_rooms: number of rooms; an episode ends in the last room.
@@ -59,15 +59,15 @@ class Corridor(gymnasium.Env):
 class Recall(gymnasium.Env):
     """A memory task: the first observation shows a cue, and `delay` steps later the matching action has reward 1.
 
-    The first observation contains the cue's one-hot code, and later observations contain zeros instead. The last entry
-    of an observation is 1 where the action counts. The best average return without memory is 1 / num_cues, or 0.5 for
-    two cues and a Box action.
+    The first observation contains the one-hot code of the cue; later observations contain zeros. The last entry of an
+    observation is 1 when the action counts. The best average return without memory is 1 / num_cues, or 0.5 for two cues
+    and a Box action.
 
     Args:
       num_cues: number of equally likely cues, and of actions.
-      delay: number of actions before the action that counts; with 0 the cue is visible at that action.
-      action: kind of action: 'discrete' is the index of the cue; 'box' is a number in [-1, 1], where the cues lie at
-        equal distances. The reward of 'box' is 1 minus half the distance to the cue.
+      delay: number of actions before the action that counts; with 0, the cue is visible when the action counts.
+      action: kind of action: 'discrete' is the index of the cue; 'box' is a number in [-1, 1], with cues at equal
+        distances. The reward of 'box' is 1 minus half the distance to the cue.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class Recall(gymnasium.Env):
 @gin.configurable(module="alfish.environments.toy")
 @checked
 class HiddenArm(gymnasium.Env):
-    """One arm, drawn uniformly for each episode, has reward 1, and the others 0; the observation never changes.
+    """A bandit: one random arm per episode has reward 1, the others have reward 0. The observation is constant.
 
-    Only the last action and its reward show what to do: repeat a rewarded action. With two arms the best return is
-    `length` - 0.5; for a policy that does not know the last action or its reward, it is `length` / 2.
+    The best policy repeats a rewarded action, so it needs the last action and its reward. With two arms, its return is
+    `length` - 0.5; without the last action or its reward, the best return is `length` / 2.
 
     Args:
       num_arms: number of actions.

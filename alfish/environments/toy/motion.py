@@ -15,7 +15,7 @@ from alfish.parameters import PositiveInt, checked
 @gin.configurable(module="alfish.environments.toy")
 @checked
 class Catch(gymnasium.Env):
-    """A ball falls down a random column of a board, one row per step, and must be caught by a paddle at the bottom.
+    """A ball falls down a random column of a board, one row per step; a paddle at the bottom must catch it.
 
     The actions move the paddle left, not at all, or right. The observation is the image of the board. When the ball
     reaches the bottom row, the episode ends, with reward 1 if the paddle is below the ball, else -1.
@@ -59,7 +59,7 @@ class Catch(gymnasium.Env):
 @gin.configurable(module="alfish.environments.toy")
 @checked
 class TensorPointMass(VectorEnv):
-    """A point on a line, stepped in torch for all environments together. The state can be saved and restored exactly.
+    """A point on a line, stepped in torch for all environments at once. The state can be saved and restored.
 
     The action is a push in [-1, 1], and the reward is -|position|. The return is about -0.5 `length` without pushes,
     and at best about -0.5.

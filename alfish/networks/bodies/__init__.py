@@ -1,1 +1,1 @@
-"""Parts of bodies, the layers between the inputs of a network and its head."""
+"""Layers of bodies; a body is the part of a network between its inputs and its head."""

@@ -1,9 +1,8 @@
-"""Batch norm under pure hooks: a pass does not write running statistics.
+"""Batch norm for pure hooks: a forward pass does not write running statistics.
 
-An argument of the call, never `Module.training`, selects the statistics of a pass, because one update uses both kinds.
-Without `Moments` a pass uses the running statistics. With `Moments` a pass uses the statistics of its batch, through
-which gradients flow, and the moments collect the new running statistics, which `calc_loss` returns as
-`LossInfo.buffers`.
+The argument `moments`, not `Module.training`, selects the statistics of a pass, because one update uses both kinds.
+Without `Moments`, a pass uses the running statistics. With `Moments`, it uses the statistics of its batch, with
+gradients. The moments then collect new running statistics, which `calc_loss` returns as `LossInfo.buffers`.
 """
 
 from typing import Annotated
@@ -17,9 +16,9 @@ from alfish.parameters import PositiveFloat, PositiveInt, Range, checked
 
 
 class Moments(dict[torch.Tensor, torch.Tensor]):
-    """Argument that makes a pass use the statistics of its batch, and that collects the new running statistics.
+    """Makes a pass use the statistics of its batch, and collects the new running statistics.
 
-    A dict from the buffers of the layers to their new values. If a layer makes several passes, the last one counts.
+    A dict from the buffers of the layers to their new values. If a layer makes several passes, the last pass counts.
     """
 
 
@@ -31,14 +30,14 @@ class BatchNorm(nn.Module):
         y = weight (x - mean) / sqrt(variance + eps) + bias
         running <- running + rate (batch - running)                     see `Moments`
 
-    The variance is the biased one, in the pass and in the running statistics.
+    Variances are biased, in the pass and in the running statistics.
 
     When frozen (`Learner.frozen_parts`), the layer uses the running statistics in all passes, and does not change them.
 
     Args:
       size: number of features.
-      ensemble_size: number E of networks, each with separate statistics, for inputs `[E, N, size]`, or `[N, size]` that
-        all networks share; None means one network, for inputs `[..., size]`.
+      ensemble_size: number E of networks with separate statistics, for inputs `[E, N, size]`, or shared inputs
+        `[N, size]`; None means one network, for inputs `[..., size]`.
       rate: step size of the running statistics, in (0, 1].
       eps: number added to the variance.
 
@@ -72,8 +71,8 @@ class BatchNorm(nn.Module):
         """Returns the normalized features.
 
         Args:
-          x: inputs of the shape that the class's docstring gives.
-          moments: collector of this batch's statistics, which the pass uses; None means that the pass uses the running
+          x: inputs; see the class for their shape.
+          moments: collector of statistics; the pass then uses the statistics of its batch. None means running
             statistics.
           num_members: number of networks to compute, from the first; None means all E.
         """
@@ -95,7 +94,7 @@ class BatchNorm(nn.Module):
 def check_batch_norms(owner: nn.Module) -> None:
     """Raises UsageError if running statistics of a batch norm of `owner` would never change.
 
-    A module with such layers names, in the tuple `updates_batch_norms`, the submodules that it calls with `Moments`.
+    The tuple `updates_batch_norms` of a module names the submodules that it calls with `Moments`.
     """
     users = tuple(
         f"{name}.{part}.".lstrip(".")

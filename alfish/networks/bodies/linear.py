@@ -13,8 +13,7 @@ from alfish.errors import UsageError
 class Projected(abc.ABC):
     """Base of layers whose weights have a fixed norm.
 
-    The learner calls `project` after each update of the layer. Neither gradients nor the optimizer's moments are
-    projected.
+    The learner calls `project` after each update of the layer. Gradients and the optimizer's moments are not projected.
 
     Attributes:
       weight: weight of the layer.
@@ -48,7 +47,7 @@ class UnitLinear(UnitRows, nn.Linear):
 
 
 class UnitScale(Projected):
-    """Base of norm layers of d features whose scales and offsets together have norm sqrt(d)."""
+    """Base of norm layers of d features; scales and offsets together have norm sqrt(d)."""
 
     @torch.no_grad()
     def project(self) -> None:
@@ -61,7 +60,7 @@ class UnitScale(Projected):
 
 
 class NoisyLinear(nn.Module):
-    """A linear layer with learned noise on its weights, drawn for each pass; evaluation is without noise.
+    """A linear layer with learned noise on its weights, drawn for each pass; no noise in evaluation mode.
 
         y = (w + s_w (f(e_out) f(e_in)^T)) x + b + s_b f(e_out),   f(e) = sign(e) sqrt(|e|),   e ~ N(0, 1)
 
@@ -83,7 +82,7 @@ class NoisyLinear(nn.Module):
         self.bias_scale = nn.Parameter(torch.full((output_size,), 0.5 * bound))
 
     def freeze(self) -> None:
-        """Ends exploration in rollouts, too; called for frozen modules, which stay in evaluation mode."""
+        """Turns off noise permanently, also in rollouts; called for frozen modules."""
         self.explores = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -96,7 +95,7 @@ class NoisyLinear(nn.Module):
 
 
 def noisy_linear(input_size: int, output_size: int, bias: bool, unit: bool) -> NoisyLinear:
-    """Returns a `NoisyLinear`; raises UsageError if the layer is to have no bias, or unit rows."""
+    """Returns a `NoisyLinear`; raises UsageError if `bias` is False or `unit` is True."""
     if unit or not bias:
         raise UsageError("noisy layers need bias = True and unit_rows = False")
     return NoisyLinear(input_size, output_size)

@@ -1,4 +1,4 @@
-"""Layers of E networks at once, in batched products; and residual bodies of such layers.
+"""Layers of E networks computed by batched products, and residual bodies of such layers.
 
 A block of a residual body has an inverted bottleneck and batch norm, and its output is added to its input.
 """
@@ -53,7 +53,7 @@ class UnitEnsembleLinear(UnitRows, EnsembleLinear):
 
 
 class EnsembleLayerNorm(nn.Module):
-    """E layer norms, for `[E, N, size]`, each with a scale and an offset of its own."""
+    """E layer norms with separate scales and offsets, for `[E, N, size]`."""
 
     def __init__(self, size: int, ensemble_size: int):
         super().__init__()
@@ -65,11 +65,11 @@ class EnsembleLayerNorm(nn.Module):
 
 
 class UnitBatchNorm(UnitScale, BatchNorm):
-    """`BatchNorm` whose scales and offsets have norm sqrt(d) together."""
+    """`BatchNorm` whose scales and offsets together have norm sqrt(d)."""
 
 
 class EnsembleRMSNorm(RMSNorm):
-    """RMS norms of E networks, for `[E, N, size]`, each with scales of its own.
+    """RMS norms of E networks with separate scales, for `[E, N, size]`.
 
     With `ensemble_size` None, there is one norm, for `[..., size]`.
     """
@@ -101,13 +101,13 @@ class Residual(nn.Module):
 
     Args:
       input_size: number of input features.
-      ensemble_size: number of networks E, for inputs `[E, N, size]`, or `[N, size]` that all networks share; None means
-        one network, for inputs `[..., size]`.
-      width: number of features between the blocks, d, and of the output.
+      ensemble_size: number of networks E, for inputs `[E, N, size]`, or shared inputs `[N, size]`; None means one
+        network, for inputs `[..., size]`.
+      width: number of features between blocks and of the output, d.
       blocks: number of blocks.
       expansion: number of features within a block, in units of the width.
-      unit_rows: whether the weights of each output have norm 1, see `UnitRows`, and the scales and offsets of each norm
-        layer together have norm sqrt(d), see `UnitScale`.
+      unit_rows: whether the weights of each output have norm 1 (`UnitRows`), and the scales and offsets of each norm
+        layer together have norm sqrt(d) (`UnitScale`).
 
     Source: Kim et al., 2026, https://arxiv.org/abs/2604.04539.
     """

@@ -27,7 +27,7 @@ class HybridAction(NamedTuple):
     discrete: torch.Tensor | None  # [...] int64
 
     def select(self, q: torch.Tensor) -> torch.Tensor:
-        """Returns q of the chosen action, `[..., T, N]` from `[..., T, N, n]`; q itself if the space has no choices."""
+        """Returns q of the chosen action, `[..., T, N]` from `[..., T, N, n]`; q itself without a Discrete leaf."""
         if self.discrete is None:
             return q
         return q.gather(-1, self.discrete.expand(q.shape[:-1]).unsqueeze(-1)).squeeze(-1)
@@ -78,14 +78,14 @@ class HybridSpace:
 
 
 class Choice(NamedTuple):
-    """A sample of the Box part, and the distribution of the Discrete part; None where the space has no such leaf."""
+    """A sample of the Box part, and the distribution of the Discrete part; None if the space has no such leaf."""
 
     box: torch.Tensor | None  # [..., A] in (-1, 1)
     log_density: torch.Tensor | None  # [...] log-probability of `box`
     discrete: Categorical | None
 
     def expectation(self, q: torch.Tensor) -> torch.Tensor:
-        """Returns the expectation of q over the choices, `[...]` from `[..., n]`; q itself if there are none."""
+        """Returns the expectation of q over the choices, `[...]` from `[..., n]`; q itself without a Discrete leaf."""
         return q if self.discrete is None else (self.discrete.log_p.exp() * q).sum(-1)
 
     def entropies(self) -> dict[str, torch.Tensor]:
@@ -119,15 +119,15 @@ class HybridPolicy(NamedTuple):
 @gin.configurable(module="alfish.networks")
 @checked
 class SquashedNormalHead(nn.Module):
-    """Maps features to a tanh-squashed normal, whose standard deviation depends on the features.
+    """Maps features to a tanh-squashed normal with a state-dependent standard deviation.
 
     Args:
       input_size: number of input features.
       size: number of entries of the action.
       gain: gain of the linear layer's orthogonal weights.
       min_log_std, max_log_std: bounds of the log standard deviation before tanh.
-      log_std: way of limiting the log standard deviation. 'clamp' cuts it off at its bounds, without a gradient beyond
-        them; 'tanh' maps all numbers between them: low + (high - low) (1 + tanh x) / 2.
+      log_std: way of limiting the log standard deviation. 'clamp' clips it to its bounds, with zero gradient beyond the
+        bounds; 'tanh' maps it smoothly: low + (high - low) (1 + tanh x) / 2.
       unit_rows: whether the weights of each output have norm 1, see `UnitRows`.
     """
 
@@ -179,7 +179,7 @@ class HybridHead(nn.Module):
 
 
 class Held(TypedDict):
-    """Noise of each environment, and the number of further steps that use it."""
+    """Noise of each environment, and the number of remaining steps that use it."""
 
     noise: torch.Tensor  # [B, A]
     left: torch.Tensor  # [B] int64
@@ -190,12 +190,12 @@ class Held(TypedDict):
 class HeldNoise(nn.Module):
     """Noise of a squashed normal that is held for n steps: a = tanh(mean + std eps), P(n) ~ n^-exponent.
 
-    Each environment has separate noise and a separate length. An episode begins with new noise. The action still
-    depends on the observation, by mean and standard deviation.
+    Noise and length differ between environments. Each episode begins with new noise. The action still depends on the
+    observation through mean and standard deviation.
 
     Args:
       size: number of entries of the noise, A.
-      longest: largest number of steps n that noise is held for.
+      longest: largest number of steps n for which noise is held.
       exponent: exponent of the lengths' distribution; with 0 all lengths are equally likely.
 
     Source: Kim et al., 2026, https://arxiv.org/abs/2604.04539. In the paper, all environments share one length, and an
@@ -212,11 +212,11 @@ class HeldNoise(nn.Module):
         self.register_buffer("bounds", bounds.float(), persistent=False)
 
     def initial_state(self, batch_size: int) -> Held:
-        """Returns the state before an episode, in which the next step draws noise."""
+        """Returns the state before an episode; the next step draws noise."""
         return {"noise": torch.zeros(batch_size, self._size), "left": torch.zeros(batch_size, dtype=torch.int64)}
 
     def sample(self, policy: HybridPolicy, state: Held) -> tuple[HybridAction, Held]:
-        """Returns actions and the next state. A step that keeps its noise draws as many random numbers as others."""
+        """Returns actions and the next state. Every step draws random numbers, even if it keeps its noise."""
         assert policy.box is not None
         mean, log_std = policy.box
         fresh, draw = torch.randn_like(mean), torch.rand_like(mean[:, :1])

@@ -1,4 +1,4 @@
-"""Temperatures of soft policies: the weight of a policy's entropy relative to its rewards."""
+"""Temperatures of soft policies, which weigh a policy's entropy against rewards."""
 
 import math
 from typing import Any, Literal
@@ -21,11 +21,11 @@ class Temperatures(nn.Module):
     Args:
       space: space of the actions.
       initial: temperature at the start.
-      learned: whether temperatures move so that the policy's entropies reach their targets.
+      learned: whether temperatures are learned, so that entropies approach their targets.
       box_target: target entropy of the Box part, in nats; None means minus the number of Box entries.
       discrete_fraction: target entropy of the Discrete part, as a fraction in [0, 1] of the maximum.
-      linear_in: variable that the loss is linear in: 'alpha', as in the paper, or 'log_alpha'. With 'alpha' the loss's
-        gradient is in proportion to alpha, and Adam divides by the root mean square of earlier gradients, so alpha
+      linear_in: variable in which the loss is linear: 'alpha', as in the paper, or 'log_alpha'. With 'alpha', the
+        gradient is proportional to alpha, and Adam divides by the root mean square of earlier gradients. Alpha then
         rises faster and falls more slowly.
 
     Attributes:

@@ -1,9 +1,9 @@
 """A reader of pickles that does not execute them.
 
-A pickle is a program for a small stack machine, whose instructions build values and call the functions that they name.
-`machine` runs only the instructions that build values. Names in a short list become inert stand-ins (`stand_ins`); all
-other names are refused. Nothing in the file reaches an object of numpy directly: an array stays a stand-in until the
-whole file was read, and is then made from bytes whose number matches its shape and dtype (`resolving`).
+A pickle is a program for a small stack machine. Its instructions build values, and call functions by name. `machine`
+runs only the instructions that build values. Names in a short list become inert stand-ins (`stand_ins`); all other
+names are refused. The file cannot create numpy objects directly: an array stays a stand-in until the whole file was
+read. It is then made from bytes whose number matches its shape and dtype (`resolving`).
 """
 
 import io

@@ -1,4 +1,4 @@
-"""Errors of the pickle reader, limits on the size of a pickle's content, and the form of values in messages."""
+"""Errors of the pickle reader, limits on the size of a pickle's content, and the format of values in messages."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ KEYS = (str, bytes, int, float, type(None))  # no tuples: their parts may be sha
 class CopyBudget:
     """Counts the bytes and entries that reading a file copies.
 
-    Each byte or entry takes at least one byte of the file, unless the file shares it.
+    Each byte or entry takes at least one byte of the file, unless parts are shared.
 
     Args:
       num_bytes: size of the file.

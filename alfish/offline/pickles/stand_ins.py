@@ -21,7 +21,7 @@ class DType:
     """A stand-in for a numpy dtype.
 
     Args:
-      code: numpy's code of kind and size: of numbers ('f4'), text ('U3') or objects ('O8').
+      code: numpy's code of kind and size, for numbers ('f4'), text ('U3') or objects ('O8').
 
     Raises:
       PickleError: the code is malformed.
@@ -33,7 +33,7 @@ class DType:
         self._code, self._order = code, "="
 
     def __setstate__(self, state: Any) -> None:
-        """Takes the byte order from the state that numpy pickles. The other entries describe structured dtypes.
+        """Sets the byte order from the state that numpy pickles. Other entries describe structured dtypes.
 
         Raises:
           PickleError: the dtype is structured, or the state does not have numpy's form.
@@ -74,7 +74,7 @@ class ArrayStandIn:
         return made
 
     def set(self, state: Any) -> None:
-        """Takes the state that numpy pickles for an array: an optional version, then the constructor's arguments."""
+        """Sets the state that numpy pickles for an array: an optional version, then the constructor's arguments."""
         if not isinstance(state, tuple) or len(state) not in (4, 5):
             raise PickleError("it has an array of a kind that is not supported")
         self._state = state[-4:]
@@ -105,7 +105,7 @@ class ArrayStandIn:
             if not isinstance(content, list) or len(content) != count or self._is_number:
                 raise PickleError("it has an incomplete array of objects")
             made: np.ndarray = np.empty(count, object)
-            for i, value in enumerate(content):  # one by one, because numpy would look into sequences
+            for i, value in enumerate(content):  # one by one, because numpy would iterate over sequences
                 made[i] = value
         elif not isinstance(content, (bytes, bytearray)) or len(content) != count * kind.itemsize:
             raise PickleError(f"it has an array of shape {shown(shape)} and {kind} whose content has a different size")
@@ -135,7 +135,7 @@ class Inert:
         return self.path.rpartition(".")[2]
 
     def set(self, state: Any) -> None:
-        """Takes attributes, including those in slots. Any other state is dropped, because nothing would read it."""
+        """Sets attributes, including those in slots. Any other state is dropped, because it is never read."""
         parts = state if isinstance(state, tuple) and len(state) == 2 else (state,)
         for part in parts:
             if isinstance(part, dict):

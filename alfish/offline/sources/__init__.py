@@ -45,14 +45,14 @@ MAX_NAME, MAX_SENTENCE = 500, 2000  # maximum number of characters, because name
 def open_source(name: str, environment: Spaces = NO_SPACES) -> EpisodeSource:
     """Opens the source that `scheme:where` names, and reads its spaces.
 
-    Formats that do not record everything have options, such as `sb3:FILE?dones=terminated`:
+    Formats with incomplete records have options, such as `sb3:FILE?dones=terminated`:
 
         dones      meaning of a flag 'done': 'terminated' or 'truncated'
-        leave_out  keys of dict observations that are not read, separated by commas
+        leave_out comma-separated keys of dict observations that are not read
 
     Args:
-      name: name of the source: a scheme, a colon, and a path or the name of a data set; then `?` and options, separated
-        by `&`.
+      name: name of the source: a scheme, a colon, and a path or the name of a data set; optionally `?` and options
+        separated by `&`.
       environment: spaces of the environment; formats that store actions in an algorithm's units need them.
 
     Raises:
@@ -76,7 +76,7 @@ def _options(where: str, scheme: str) -> tuple[str, dict[str, str]]:
       UsageError: the scheme has no such option, or the value of `dones` is not allowed.
     """
     found = re.fullmatch(r"(.*?)\?(\w+=[^?/]*)", where, re.DOTALL)
-    if not found or os.path.exists(os.path.expanduser(where)):  # a path may have a question mark
+    if not found or os.path.exists(os.path.expanduser(where)):  # a path may contain a question mark
         return where, {}
     options = dict(part.partition("=")[::2] for part in found[2].split("&"))
     known = SCHEMES[scheme].options
@@ -90,7 +90,7 @@ def _options(where: str, scheme: str) -> tuple[str, dict[str, str]]:
 
 
 class _Opened(EpisodeSource):
-    """A source whose errors become single sentences that name the file.
+    """A source whose errors are converted to sentences that name the file.
 
     Args:
       name: name of the source, as the user gave it.
@@ -116,7 +116,7 @@ class _Opened(EpisodeSource):
 
 @contextlib.contextmanager
 def _faults_named(name: str) -> Iterator[None]:
-    """Converts the errors of a source to a UsageError that names it."""
+    """Converts errors of a source to a UsageError that names the source."""
     where = name.partition(":")[2]
     shown = printable(name)[:MAX_NAME]
     try:

@@ -1,8 +1,7 @@
-"""The replay buffer in a checkpoint of ALF: `ckpt-N-replay_buffer`, or one file that holds everything.
+"""The replay buffer in a checkpoint of ALF: `ckpt-N-replay_buffer`, or a single checkpoint file.
 
-Each environment has a ring: the row of position p lies at p modulo the length. An episode whose beginning was
-overwritten starts with its oldest row. The info that the algorithm stored with its actions (`rollout_info`) is not
-read. The format declares no spaces.
+Each environment has a ring: the row at position p has the index p modulo the length. An episode whose beginning was
+overwritten starts with its oldest row. The algorithm's `rollout_info` is not read. The format declares no spaces.
 """
 
 import pickle
@@ -87,7 +86,7 @@ class ALFSource(EpisodeSource):
 
 
 def _load(path: Path) -> Any:
-    """Loads the file without executing its content. Tensors stay on the disk until they are read."""
+    """Loads the file without executing its content. Tensors stay on disk until they are read."""
     with open(path, "rb") as file:
         is_zip = file.read(4) == b"PK\x03\x04"
     if not is_zip:
@@ -163,7 +162,7 @@ def _nest_below(entries: dict[str, torch.Tensor], path: tuple[str, ...]) -> Nest
 
 
 def _with_tuples(tree: Any) -> Nest:
-    """Returns the nest with a tuple instead of each dict whose keys are 0, 1, 2, ...."""
+    """Returns the nest with dicts with the keys 0, 1, 2, ... replaced by tuples."""
     if not isinstance(tree, dict):
         return tree
     children = {key: _with_tuples(child) for key, child in tree.items()}

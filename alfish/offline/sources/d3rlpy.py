@@ -1,7 +1,7 @@
-"""d3rlpy's HDF5 files: files that `dump` of a buffer or data set writes, and the tables of version 1.
+"""d3rlpy's HDF5 files: the output of `dump` of a buffer or data set, and the tables of version 1.
 
 Needs the extra 'hdf5'. The format has no final observations. If an episode terminated, its last observation is
-repeated; if the episode was cut, its last step is dropped. The format declares no spaces.
+repeated; otherwise its last step is dropped. The format declares no spaces.
 """
 
 import itertools
@@ -141,6 +141,6 @@ def _read(stored: Any) -> np.ndarray:
 
 
 def _action(values: np.ndarray) -> np.ndarray:
-    """Returns actions `[T, ...]` in their space's form; the format stores a discrete action as one-entry array."""
+    """Returns actions `[T, ...]` in the form of their space; the format stores discrete actions as `[T, 1]`."""
     is_discrete = values.dtype.kind in "iu" and values.ndim == 2 and values.shape[1] == 1
     return values[:, 0] if is_discrete else values

@@ -1,4 +1,4 @@
-"""Tables of transitions, episode after episode, as in D4RL and many other formats."""
+"""Tables of consecutive transitions, as in D4RL and many other formats."""
 
 import math
 from collections.abc import Iterator
@@ -99,10 +99,10 @@ def check_rows(values: Any, label: str) -> None:
 
 
 def cut(table: TransitionTable) -> tuple[np.ndarray, int]:
-    """Finds the ends of episodes: at flags, at the table's end, and where the next observation is not in the next row.
+    """Finds the ends of episodes: at flags, at the end, and where the next observation is not that of the next row.
 
     Returns:
-      `[E]` int64, the row after each episode's last one; and the number of ends without a flag.
+      The row after the last row of each episode, `[E]` int64; and the number of ends without a flag.
     """
     count = len(table.rewards)
     flagged = marked(table)
@@ -115,8 +115,8 @@ def cut(table: TransitionTable) -> tuple[np.ndarray, int]:
             arrived = read_rows(table.next_observations, rows)
             for one, other in zip(nest.leaves(after), nest.leaves(arrived)):
                 if one.dtype.kind == other.dtype.kind == "f":
-                    # A difference from NaN is not a cut; the validator reports NaN. If the precisions differ, the
-                    # coarser one is used.
+                    # A difference from NaN is not a cut; the validator reports NaN. If precisions differ, the lower
+                    # precision is used.
                     kind = min(one.dtype, other.dtype, key=lambda dtype: dtype.itemsize)
                     one, other = (part.astype(kind).astype(np.float64) for part in (one, other))
                     apart = np.abs(one - other) > SAME
@@ -128,7 +128,7 @@ def cut(table: TransitionTable) -> tuple[np.ndarray, int]:
 
 
 def block_size(table: TransitionTable) -> int:
-    """Returns the number of rows of a table that are read at a time, fewer if rows are large."""
+    """Returns the number of rows to read at a time, which is smaller for large rows."""
     row_bytes = sum(leaf.dtype.itemsize * math.prod(leaf.shape[1:]) for leaf in nest.leaves(table.observations))
     return max(1, min(BLOCK_ROWS, BLOCK_BYTES // row_bytes))
 
@@ -139,7 +139,7 @@ def marked(table: TransitionTable) -> np.ndarray:
 
 
 def episodes(table: TransitionTable, ends: np.ndarray) -> Iterator[Episode | Unreadable]:
-    """Yields the episodes of a table, each with its final observation if it was recorded."""
+    """Yields the episodes of a table, with their final observations if these were recorded."""
     number = 0
     for block in blocks(ends, size=block_size(table)):
         rows = slice(block[0].start, block[-1].stop)

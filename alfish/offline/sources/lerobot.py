@@ -1,13 +1,13 @@
 """LeRobot's directories: `meta/info.json` and `data/chunk-*/*.parquet`, one row for each frame.
 
 Needs the extra 'arrow'. An episode terminated if its last frame has both `next.done` and `next.success`. A terminated
-episode keeps the reward of its last frame, and its last observation is used as the final one. Any other episode is
-truncated: its last frame becomes the final observation, and the action and reward of that frame are dropped. A frame
-that follows the frame with `next.done` is the final observation in both cases. The indices and lengths of episodes must
-agree with `meta`.
+episode keeps the reward of its last frame, and its last observation is used as the final observation. Any other episode
+is truncated: its last frame becomes the final observation, and the action and reward of that frame are dropped. In both
+cases, a frame after the frame with `next.done` is the final observation. The indices and lengths of episodes must agree
+with `meta`.
 
-Videos are not read. Several `observation.*` columns become a dict with the names after the dot; a single one becomes
-the observation. The format declares no spaces.
+Videos are not read. Several `observation.*` columns become a dict with the names after the dot; a single such column
+becomes the observation. The format declares no spaces.
 """
 
 import json
@@ -137,7 +137,7 @@ class LeRobotSource(EpisodeSource):
             yield self._episode(unread, faults)
 
     def _faults(self) -> tuple[dict[int, str], list[int]]:
-        """Returns a dict from the index of an episode to its fault, and the list of missing indices.
+        """Returns the faults by the index of the episode, and the list of missing indices.
 
         Raises:
           UsageError: `meta` declares far more episodes than there are frames.
@@ -229,7 +229,7 @@ class LeRobotSource(EpisodeSource):
         done, terminated = self._ends(of, length)
         truncated = done & ~terminated
         if length > 1 and done[-2]:
-            steps = slice(length - 1)  # the last frame was seen after the end
+            steps = slice(length - 1)  # the last frame follows the end
             return Episode(id, observations, of["action"][steps], rewards[steps], terminated[steps], truncated[steps])
         if not terminated[-1] and rewards[-1].any() and not rewards[:-1].any():
             self.warn(
@@ -239,9 +239,9 @@ class LeRobotSource(EpisodeSource):
         return without_final_observation(id, observations, of["action"], rewards, terminated, truncated)
 
     def _ends(self, of: dict[str, np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns masks `[length]`: frames at which the episode is done, and frames at which it terminated."""
+        """Returns masks `[length]` of the frames at which the episode is done, and at which it terminated."""
         done = np.zeros(length, bool)
-        done[-1] = True  # for a recording that does not mark its end
+        done[-1] = True  # the recording may not mark its end
         if DONE in of:
             done = flat.flags(of[DONE], f"{self.name}: {DONE}")
         if self._dones is not None:
@@ -258,7 +258,7 @@ class ParquetTable:
         self.columns, self.length = columns, length
 
     def then(self, other: "ParquetTable") -> "ParquetTable":
-        """Returns these rows followed by the other's."""
+        """Returns these rows followed by the rows of `other`."""
         if not self.length:
             return other
         return ParquetTable(
@@ -281,7 +281,7 @@ def _begins(index: np.ndarray) -> list[int]:
 
 
 def _array(column: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns a column of numbers, or of nested lists of them, as `[N, *shape]`."""
+    """Returns a column of numbers, or of nested lists of numbers, as `[N, *shape]`."""
     count, column = len(column), column.combine_chunks()
     if column.null_count:
         raise ValueError(f"{column.null_count} values are missing")

@@ -34,12 +34,11 @@ class MinariSource(EpisodeSource):
     Args:
       where: id of the data set.
       environment: spaces of the environment, which are not used.
-      leave_out: keys of dict observations that are not read, separated by commas; 'outer.inner' is a key of a dict in a
-        dict.
+      leave_out: comma-separated keys of dict observations that are not read; 'outer.inner' is a key of a nested dict.
 
     Raises:
-      UsageError: the data set is not on this machine (the message names close matches), is damaged, or was written by a
-        version of Minari that the installed one does not read; or a key does not exist.
+      UsageError: the data set is not on this machine (the message names close matches), is damaged, or cannot be read
+        by the installed version of Minari; or a key does not exist.
     """
 
     def __init__(self, where: str, environment: Spaces = NO_SPACES, leave_out: str = ""):
@@ -100,7 +99,7 @@ class MinariSource(EpisodeSource):
         indices = [i for i in map(int, self._dataset.episode_indices) if i not in missing]
         done = 0
         try:
-            # One generator for all episodes, because it opens the file once.
+            # A single generator, so that the file is opened only once.
             for episode in self._dataset.iterate_episodes(indices):
                 yield self._episode(episode)
                 done += 1
@@ -145,10 +144,10 @@ def _held(data: Path, data_format: str) -> set[int]:
 
 
 def _declared(path: Path, data_format: str) -> int:
-    """Returns the bytes of a file's rows in memory; compressed rows may take a thousandth of that."""
+    """Returns the bytes of a file's rows in memory; compressed rows may be a thousand times smaller."""
     if data_format == "parquet":
         with optional_module("pyarrow.parquet", "arrow", "a Minari data set").ParquetFile(path) as file:
-            stored = sum(values for _, values in stored_values(file.metadata))  # also of lists of any length
+            stored = sum(values for _, values in stored_values(file.metadata))  # includes lists of any length
             return max(stored, file.metadata.num_rows * sum(map(_row_bytes, file.schema_arrow.types)))
     ipc = optional_module("pyarrow.ipc", "arrow", "a Minari data set")
     with ipc.open_file(str(path)) as file:
@@ -160,7 +159,7 @@ def _declared(path: Path, data_format: str) -> int:
 
 
 def _row_bytes(kind: Any) -> int:
-    """Returns the bytes of a row of an Arrow type; for a type of variable length, the bytes of its offset."""
+    """Returns the bytes of a row of an Arrow type; for a type of variable length, the bytes of the offset."""
     if getattr(kind, "num_fields", 0):
         size = sum(_row_bytes(kind.field(i).type) for i in range(kind.num_fields))
         return size * getattr(kind, "list_size", 1)
@@ -179,7 +178,7 @@ def _arrays(part: Any, left_out: Collection[str] = (), path: str = "observation"
 
 
 def _left_out(space: spaces.Space, asked: set[str]) -> list[str]:
-    """Returns the names of the parts of observations that the user leaves out, or that cannot be learned from.
+    """Returns the names of parts of observations that the user leaves out, or that are not supported.
 
     Raises:
       UsageError: a part that the user names does not exist.
@@ -225,7 +224,7 @@ def _is_image(space: spaces.Space | None) -> bool:
 
 
 def _check_metadata(minari: Any, where: str, metadata: Any) -> None:
-    """Raises UsageError or ValueError if the installed Minari does not read a data set, or would run code for it."""
+    """Raises UsageError or ValueError if the installed Minari cannot read a data set, or would run code from it."""
     if not isinstance(metadata, dict):
         raise ValueError(f"{METADATA} has no names")
     version = metadata.get("minari_version")
@@ -236,7 +235,7 @@ def _check_metadata(minari: Any, where: str, metadata: Any) -> None:
         )
     for kind in ("observation_space", "action_space"):
         if kind not in metadata:
-            # Minari would build the environment that the file describes, which imports whatever the file says.
+            # Without it, Minari would build the file's environment, and import any module that the file names.
             raise UsageError(f"minari:{where} declares no {kind}; write it again with a newer Minari")
 
 

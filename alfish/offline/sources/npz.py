@@ -1,4 +1,4 @@
-"""Named arrays in one .npz file: the simplest format.
+"""Named arrays in one .npz file, the simplest format.
 
 The arrays are either whole episodes, one after the other:
 
@@ -139,7 +139,7 @@ def open_npz(path: Path) -> Iterator[Mapping[str, NpzMember]]:
             raise UsageError(
                 f"{path} is a single array, but an .npz file with several arrays is needed; use numpy.savez"
             )
-        if begin[:2] != b"PK":  # as every zip file begins
+        if begin[:2] != b"PK":  # the beginning of every zip file
             raise UsageError(f"{path} is not an .npz file; write one with numpy.savez")
         check_zip(path, fits_memory=False)  # only parts of the file need to fit
         with zipfile.ZipFile(file) as archive:
@@ -215,7 +215,7 @@ class NpzSource(EpisodeSource):
                 "next observations"
             )
         lengths = self._lengths(stored)
-        count = sum(map(int, lengths))  # because numpy's sum would overflow
+        count = sum(map(int, lengths))  # numpy's sum could overflow
         needed = {"observations": count + len(lengths), "actions": count, "rewards": count}
         for name, expected in needed.items():
             for label, leaf in nest.named_leaves(parts[name], name):

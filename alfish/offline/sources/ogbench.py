@@ -1,8 +1,8 @@
-"""OGBench's .npz files, as its server has them: trajectories of T + 1 states, one after the other.
+"""OGBench's .npz files as published: trajectories of T + 1 states, one after the other.
 
-`terminals` is 1 at the last state of a trajectory, where the time limit ended it. The action of that row was not taken.
-So a trajectory is a truncated episode of T transitions, whose final observation is its last state. Extra arrays, such
-as `qpos`, are not read. The format declares no spaces, and files of goal-conditioned tasks have no rewards.
+`terminals` is 1 at the last state of a trajectory, which is the time limit; the action of this row was not taken. A
+trajectory is therefore a truncated episode of T transitions; its final observation is the last state. Extra arrays,
+such as `qpos`, are not read. The format declares no spaces, and files of goal-conditioned tasks have no rewards.
 """
 
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ class OGBenchSource(EpisodeSource):
             rewards = arrays["rewards"] if self._has_rewards else np.zeros(len(is_last), np.float32)
             table = flat.TransitionTable(arrays["observations"], arrays["actions"], rewards, is_last & False, is_last)
             flat.check_shapes(table, self.name)
-            is_last[-1:] = True  # the last state of a trajectory that breaks off
+            is_last[-1:] = True  # the last state of an incomplete trajectory
             number = 0
             for block in blocks(np.flatnonzero(is_last) + 1, size=flat.block_size(table)):
                 read = [read_rows(part, slice(block[0].start, block[-1].stop)) for part in table[:3]]

@@ -1,4 +1,4 @@
-"""alfish's own layout, which `alfish import` writes."""
+"""alfish's own format, written by `alfish import`."""
 
 import operator
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ class OwnSource(EpisodeSource):
         return found
 
     def _unreadable(self, number: int, first: int, count: int, words: str) -> Iterator[Unreadable]:
-        """Yields each episode of a file by number, or one item for all if the file cannot hold `count` episodes."""
+        """Yields an item for each episode of a file, or one item if the file cannot contain `count` episodes."""
         path = self._directory / f"checkpoint-{number:012d}.pt"
         named = words if str(self._directory) in words else f"{path}: {words}"
         what = f"{named}; {len(self._num_episodes) - 1} other files of the data set are present"

@@ -59,7 +59,7 @@ def foreign_hdf5(names: Iterable[str]) -> Foreign | None:
 
 
 def said_of_directory(path: Path) -> str:
-    """Returns a clause that says what a directory seems to be, or names what is in it."""
+    """Returns a clause about the kind of a directory, or about its contents."""
     for inside, what in (
         ("data_set.json", f"it is a data set of alfish; write alfish:{path}"),
         ("meta/info.json", f"it is a LeRobot data set; write lerobot:{path}"),
@@ -83,7 +83,7 @@ def check_beginning(path: Path) -> None:
       UsageError: the file is a web page, a Git LFS pointer, or compressed.
     """
     begin = b""
-    with contextlib.suppress(OSError), open(path, "rb") as file:  # the later reader of the file reports the error
+    with contextlib.suppress(OSError), open(path, "rb") as file:  # reading the file later reports the error
         begin = file.read(256)
     for start, what in BEGINNINGS.items():
         if begin.startswith(start):

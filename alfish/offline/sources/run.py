@@ -1,7 +1,7 @@
-"""The rows that an alfish run has collected, as its newest checkpoint keeps them in `replay/`.
+"""The collected rows of a run, from its newest checkpoint in `replay/`.
 
 Rows are in the algorithm's units, so the environment's spaces are needed to convert them to the environment's units.
-The run's checkpoint has the spaces; the run's configuration is not read, and no part of it is built.
+The checkpoint contains the spaces. The configuration of the run is not read, and no parts are built.
 """
 
 import operator
@@ -86,7 +86,7 @@ class RunSource(EpisodeSource):
             assert self.spaces.observation is not None and self.spaces.action is not None
             self._check_raw(step.observation, observation_spec(self.spaces.observation))
             observation = ObservationUnits(self.spaces.observation).to_environment(step.observation)
-            # Takes the executed action, which the next row holds, because the sampled action may be out of bounds.
+            # Uses the executed action from the next row, because the sampled action may be out of bounds.
             executed = nest.map(lambda leaf: np.concatenate([leaf[1:], leaf[:1]]), step.prev_action)
             actions = ActionUnits(self.spaces.action).stretch(executed)
             yield from episode_rows.episodes(
@@ -121,4 +121,4 @@ def _check_state(state: Any) -> None:
     if any(leaf.shape[:1] != (filled,) for leaf in leaves):
         raise ValueError(f"it does not have {filled} rows")
     row_bytes = sum(leaf[:1].nbytes for leaf in leaves)
-    check_memory(row_bytes * filled, "the replay")  # memory of rows that were never written is not used
+    check_memory(row_bytes * filled, "the replay")  # rows that were never written use no memory

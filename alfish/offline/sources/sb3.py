@@ -1,7 +1,7 @@
 """Stable-Baselines3's replay buffers, pickled by `model.save_replay_buffer`.
 
-The pickle is read without Stable-Baselines3, and without executing anything (`pickles`). Each environment is a column,
-read from its oldest row. The file has Box actions in [-1, 1], which are stretched to the space's bounds.
+The pickle is read without Stable-Baselines3, and without executing code (`pickles`). Each environment is a column, read
+from its oldest row. Box actions in the file are in [-1, 1]; they are stretched to the bounds of the space.
 """
 
 import math
@@ -114,7 +114,7 @@ class SB3Source(EpisodeSource):
         return bool(self._fields["handle_timeout_termination"]) and self._fields["timeouts"] is not None
 
     def _check_arrays(self) -> tuple[int, int]:
-        """Returns the numbers of rows and columns, which all arrays share.
+        """Returns the numbers of rows and columns of all arrays.
 
         Raises:
           UsageError: a field is not an array, or arrays differ in their numbers of rows or columns.
@@ -136,7 +136,7 @@ class SB3Source(EpisodeSource):
         return expected
 
     def _rows_by_age(self) -> np.ndarray:
-        """Returns the rows that were written, from the oldest."""
+        """Returns the indices of written rows, the oldest first."""
         pos, is_full = self._fields["pos"], self._fields["full"]
         if not isinstance(pos, (int, np.integer)) or not 0 <= pos <= self._num_rows:
             raise UsageError(
@@ -156,7 +156,7 @@ class SB3Source(EpisodeSource):
             for sentence in flat.warnings(table, "handle_timeout_termination = True when it is recorded"):
                 self.warn(sentence)
             ends, num_unmarked = flat.cut(table)
-            num_unmarked -= len(ends) > 0 and not flat.marked(table)[-1]  # unfinished when the buffer was saved
+            num_unmarked -= len(ends) > 0 and not flat.marked(table)[-1]  # unfinished when it was saved
             if num_unmarked:
                 self.note(
                     f"column {column} has {num_unmarked} episodes that end without a flag: they count as truncated"
@@ -202,7 +202,7 @@ class SB3Source(EpisodeSource):
 
 
 class _Size:
-    """Counts the parts of a space and the numbers in its bounds, because shared parts may be expanded without limit."""
+    """Counts the parts of a space and the numbers in its bounds, because shared parts could expand without limit."""
 
     def __init__(self) -> None:
         self._parts = self._numbers = 0

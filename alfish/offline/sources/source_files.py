@@ -1,4 +1,4 @@
-"""Checks of files that all formats share: the file exists, is complete, and has the expected kind."""
+"""Checks of files for all formats: the file exists, is complete, and has the expected kind."""
 
 import contextlib
 import json
@@ -105,10 +105,10 @@ def open_hdf5(path: Path, what: str, is_checked: bool = False) -> Any:
     Args:
       path: path of the file.
       what: name of the expected format, for messages.
-      is_checked: whether the file was checked before, because a check takes as long as reading small files.
+      is_checked: whether the file was already checked; a check takes as long as reading small files.
 
     Raises:
-      UsageError: the file is not HDF5, is cut off, refers to other files, or declares far more than it stores.
+      UsageError: the file is not HDF5, is truncated, refers to other files, or declares far more data than it stores.
     """
     h5py = optional_module("h5py", "hdf5", what)
     check_regular(path)
@@ -138,14 +138,14 @@ MAX_GROUPS = 32  # maximum depth of groups in an HDF5 file
 
 
 def _declared(h5py: Any, file: Any, path: Path) -> int:
-    """Returns the bytes of a file's data sets in memory.
+    """Returns the memory that a file's data sets need, in bytes.
 
     Raises:
-      UsageError: a part lies in another file, or is linked from several places, which may expand it without limit.
+      UsageError: a part is in another file, or has several links, which could make the content infinite.
     """
 
     declared = 0
-    # HDF5's own visits are not used, because they recurse for each depth of groups.
+    # HDF5's own traversal is not used, because it recurses into nested groups.
     groups = [(h5py.h5g.open(file.id, b"/"), b"", 1)]
     while groups:
         group, above, depth = groups.pop()
@@ -163,14 +163,14 @@ def _declared(h5py: Any, file: Any, path: Path) -> int:
                 stored = h5py.h5d.open(group, name)
                 settings = stored.get_create_plist()
                 chunk = settings.get_chunk() if settings.get_layout() == h5py.h5d.CHUNKED else ()
-                # Rows without numbers count too, because HDF5 reads whole chunks.
+                # Empty rows count too, because HDF5 reads whole chunks.
                 numbers = max(math.prod(max(1, size) for size in stored.shape or ()), math.prod(chunk))
                 declared += numbers * stored.dtype.itemsize
     return declared
 
 
 def _foreign(h5py: Any, group: Any, name: bytes, depth: int) -> str | None:
-    """Returns the reason why a part of a group is not read; None if it is read."""
+    """Returns the reason why a part of a group is refused; None if it is read."""
     kind = group.links.get_info(name).type
     if kind != h5py.h5l.TYPE_HARD:
         return "is a link to another part" if kind == h5py.h5l.TYPE_SOFT else "is a link into another file"
@@ -193,7 +193,7 @@ def _text(name: bytes) -> str:
 
 @contextlib.contextmanager
 def damage_named(path: Path) -> Iterator[None]:
-    """Converts h5py's errors for a file whose content is damaged to a UsageError."""
+    """Converts h5py's errors about damaged content to a UsageError."""
     try:
         yield
     except UsageError:
@@ -203,14 +203,14 @@ def damage_named(path: Path) -> Iterator[None]:
 
 
 def check_zip(path: Path, fits_memory: bool = True) -> None:
-    """Checks that a zip file has a table of contents and does not declare more than it can hold.
+    """Checks that a zip file has a table of contents and declares no more data than it can hold.
 
     Args:
       path: path of the file.
       fits_memory: whether the whole content must fit in the available memory.
 
     Raises:
-      UsageError: the file has no table of contents, or declares more than it can hold.
+      UsageError: the file has no table of contents, or declares more data than it can hold.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -249,10 +249,10 @@ def read_rows(stored: Nest, rows: slice) -> Nest:
 
 
 def blocks(ends: Sequence[int] | np.ndarray, start: int = 0, size: int = BLOCK_ROWS) -> Iterator[list[slice]]:
-    """Yields consecutive episodes in groups of about `size` rows; each group is to be read at once.
+    """Yields consecutive episodes in groups of about `size` rows; callers read each group at once.
 
     Args:
-      ends: row after the last row of each episode, ascending.
+      ends: index after the last row of each episode, ascending.
       start: first row of the first episode.
     """
     group: list[slice] = []
@@ -272,16 +272,16 @@ def inside(rows: slice, block: Sequence[slice]) -> slice:
 
 
 def missing(present: Iterable[str], needed: Iterable[str]) -> list[str]:
-    """Returns the names in `needed` that are not present, in order."""
+    """Returns the names in `needed` that are not in `present`, in order."""
     present = set(present)
     return [name for name in needed if name not in present]
 
 
 def _beside(path: Path) -> str:
-    """Returns a clause that names the files beside a path, or the directory that is missing."""
+    """Returns a clause that lists files in the directory of a path, or says that the directory is missing."""
     parent = path.parent
     if not parent.is_dir():
         return f" ({parent} does not exist either)"
     names = [name for name in os.listdir(parent) if not name.startswith(".")]
-    names.sort(key=lambda name: (Path(name).suffix != path.suffix, name))  # files of this kind first
+    names.sort(key=lambda name: (Path(name).suffix != path.suffix, name))  # files with the same suffix first
     return f" (in the same directory: {', '.join(names[:5])})" if names else ""

@@ -1,5 +1,4 @@
-"""Packed runs: zip files and repositories of the Hugging Face hub, checked before anything in them is used.
+"""Packed runs: zip files and repositories of the Hugging Face hub, checked before use.
 
-Nothing here unpickles or imports the content that it reads, and nothing uses the network unless the name begins with
-`hf:`.
+This package does not unpickle or import content, and uses the network only for names that begin with `hf:`.
 """

@@ -1,7 +1,6 @@
 """Zip files of runs.
 
-The zip files are not compressed, so unpacking takes no more disk space than the zip file itself, whatever sizes it
-declares.
+The zip files are not compressed, so unpacking takes no more disk space than the zip file.
 """
 
 import contextlib
@@ -48,8 +47,8 @@ def pack(path: Path, files: Mapping[str, Path | bytes], about: dict[str, Any]) -
 def unpack(path: Path, directory: Path) -> Manifest:
     """Writes the files of an archive into a directory, which must be new; returns the manifest.
 
-    Only files that the manifest names are written, each below the directory and with the checksum that the manifest
-    states. The directory appears when it is complete.
+    Only files in the manifest are written, each inside the directory and with the checksum in the manifest. The
+    directory appears when it is complete.
 
     Raises:
       UsageError: the archive is truncated, damaged or not a packed run, or the directory exists and is not empty.

@@ -1,4 +1,4 @@
-"""The directory of a run, wherever the run is: a directory, a zip file, or a repository of the Hugging Face hub.
+"""Finds a run: in a directory, a zip file, or a repository of the Hugging Face hub.
 
 Repositories are named as `hf:org/name` or `hf:org/name@revision`.
 """
@@ -50,7 +50,7 @@ def download(name: str) -> Path:
 def as_directory(name: str | Path) -> Iterator[Path]:
     """Yields the directory of a run, for reading only.
 
-    A zip file is unpacked into a temporary directory, which is removed at the end.
+    A zip file is unpacked into a temporary directory that is removed on exit.
 
     Args:
       name: name of a directory, a packed run (`run.zip`), or a repository (`hf:org/name`).
@@ -75,7 +75,7 @@ def as_directory(name: str | Path) -> Iterator[Path]:
 
 
 def is_packed(name: str | Path) -> bool:
-    """Returns whether a name belongs to a packed run or to a repository, and not to a directory."""
+    """Returns whether a name is that of a packed run or a repository, not of a directory."""
     return str(name).startswith(PREFIX) or Path(name).suffix == SUFFIX and Path(name).is_file()
 
 

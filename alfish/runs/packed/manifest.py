@@ -14,7 +14,7 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 MAX_MANIFEST = 2**24  # maximum bytes, for some hundred thousand files
 CARD = "README.md"
-# A path of plain names below the run's directory; no name begins with a dot.
+# A relative path of plain names; no name begins with a dot.
 _NAME = re.compile(r"(?!.*(^|/)\.)[\w\-. +=,()]+(/[\w\-. +=,()]+)*", re.ASCII)
 
 
@@ -46,7 +46,7 @@ class Manifest(NamedTuple):
         return json.dumps({"format": FORMAT, **self.about, "files": files}, indent=1) + "\n"
 
     def check(self, name: str, size: int, checksum: str, where: str) -> None:
-        """Raises UsageError if a file differs from the packed one."""
+        """Raises UsageError if a file differs from the packed file."""
         if self.files[name] != (size, checksum):
             raise UsageError(f"{where} is damaged: {name} is not the file that was packed; download or copy it again")
 
@@ -108,7 +108,7 @@ def check_directory(directory: Path, where: str) -> Manifest:
     """Checks a directory of a packed run, and returns its manifest. The card may have been edited.
 
     Raises:
-      UsageError: the directory has no manifest, or a file is missing or differs from the packed one.
+      UsageError: the directory has no manifest, or a file is missing or differs from the packed file.
     """
     try:
         with open_regular(directory / MANIFEST) as file:

@@ -35,7 +35,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports an experiment tracker when it is first used; the other writers do not need trackers."""
+    """Imports an experiment tracker when it is first used."""
     if name not in TRACKERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{TRACKERS[name]}"), name)

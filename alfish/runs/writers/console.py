@@ -12,7 +12,7 @@ from alfish.errors import significant
 
 
 class _Moment(NamedTuple):
-    """A state of the run.
+    """The progress of the run at one time.
 
     Attributes:
       seconds: seconds of the run's iterations, without the work between iterations.
@@ -26,11 +26,11 @@ class _Moment(NamedTuple):
 
 
 class ConsoleProgress:
-    """Shows progress as a bar on a terminal, and as plain lines elsewhere.
+    """Shows progress as a bar on a terminal, and otherwise as lines.
 
     Rates are averages over a recent window of iterations, without evaluations and other work between iterations. The
-    estimated time left includes such work, in proportion to its share so far. Call `update` once before the first
-    iteration: this call only sets the beginning, so that the steps of an earlier process do not count.
+    estimated remaining time includes such work, in proportion to its share so far. Call `update` once before the first
+    iteration; this call sets the starting point, so that steps of an earlier process do not count.
 
     Args:
       budget: value of `done` at the end, positive.
@@ -57,7 +57,7 @@ class ConsoleProgress:
         self._stream = sys.stderr if stream is None else stream  # None where the program has no stream
         self._window_seconds = window_seconds
         self._clock = clock
-        self._moments: deque[_Moment] = deque()  # states in the window; the first is about as old as the window is long
+        self._moments: deque[_Moment] = deque()  # states in the window, the oldest first
         self._last_shown = clock()
         self._began: tuple[float, float] | None = None  # real time, and seconds of iterations
         self._unshown: tuple[_Moment, dict[str, float]] | None = None
@@ -72,7 +72,7 @@ class ConsoleProgress:
         """Shows the state, if a period has passed.
 
         Args:
-          done: the spent part of the budget, earlier processes included.
+          done: spent part of the budget, including earlier processes.
           steps: clock steps of the run.
           seconds: seconds of the run's iterations.
           values: values by short name, such as 'return' and 'loss'; shown in their order.
@@ -81,7 +81,7 @@ class ConsoleProgress:
         if self._began is None:
             self._began = now, seconds
         if not self._moments or moment.seconds - self._moments[-1].seconds >= self._window_seconds / 100:
-            self._moments.append(moment)  # keeps at most about a hundred moments in the window
+            self._moments.append(moment)  # keeps about a hundred moments in the window
         while len(self._moments) > 1 and self._moments[1].seconds <= moment.seconds - self._window_seconds:
             self._moments.popleft()
         self._unshown = (moment, values)
@@ -90,7 +90,7 @@ class ConsoleProgress:
 
     @property
     def _is_open(self) -> bool:
-        """False once other code, such as an environment, has closed the stream; log.txt still has the lines."""
+        """False if other code, such as an environment, has closed the stream; log.txt still gets the lines."""
         return self._stream is not None and not self._stream.closed
 
     def line(self, text: str) -> None:
@@ -129,7 +129,7 @@ class ConsoleProgress:
         seconds = now.seconds - self._moments[0].seconds
         if seconds <= 0:
             return []
-        # The clock of a run that does not act counts updates.
+        # The clock counts updates if the run does not act.
         unit = "updates" if self._unit == "updates" and now.steps == now.done else "steps"
         return [f"{_grouped((now.steps - self._moments[0].steps) / seconds)} {unit}/s"]
 
@@ -145,7 +145,7 @@ class ConsoleProgress:
 
 
 class _Bar(tqdm):
-    monitor_interval = 0  # no monitor thread, because unrollers may fork
+    monitor_interval = 0  # no monitor thread: unrollers may fork
 
 
 def _grouped(number: float) -> str:

@@ -21,13 +21,13 @@ MAX_DIGITS = 18  # maximum number of digits of steps
 class CSVWriter(Writer):
     """CSV table with the counters and a column for each scalar name; a missing value is an empty cell.
 
-    A new name adds a column at the end, for which the file is rewritten. Each row is flushed, so a killed process loses
+    For a new name, the file is rewritten with an additional last column. Each row is flushed, so a killed process loses
     at most its last row. The next writer removes an incomplete last row.
 
     Args:
       path: path of the file, usually `metrics.csv`; an existing file is continued.
-      resume_steps: clock steps after which rows are removed, because a resumed run writes them again; None removes no
-        row.
+      resume_steps: clock steps after which rows are removed, because a resumed run writes them again. None removes
+        nothing.
 
     Raises:
       UsageError: if the existing file is not a table of this kind.
@@ -83,7 +83,7 @@ class CSVWriter(Writer):
         self._open()
 
     def _open(self) -> None:
-        # Unbuffered, because `close` would write a buffer again after the disk has failed.
+        # Unbuffered, because `close` would retry writing the buffer after a disk error.
         with writing(self._path):
             self._file = open(self._path, "a+b", buffering=0)  # noqa: SIM115, closed by `close`
 

@@ -17,14 +17,14 @@ from alfish.runs.writers.writer import COUNTERS, Counters, Histogram, Image, Wri
 
 
 class TensorBoardWriter(Writer):
-    """Writes TensorBoard event files; the counters other than the steps are under `counters/`.
+    """Writes TensorBoard event files; counters other than steps are named `counters/NAME`.
 
     If the disk fails, the writer logs a warning and stops; the run continues.
 
     Args:
       directory: directory of the event files.
-      purge_step: clock steps from which on TensorBoard removes values, because a resumed run writes them again: the
-        steps of its checkpoint + 1, because values at the checkpoint stay. None removes nothing.
+      purge_step: clock steps from which TensorBoard removes values, because a resumed run writes them again: the steps
+        of its checkpoint + 1. None removes nothing.
 
     Raises:
       UsageError: if TensorBoard is not installed.
@@ -35,7 +35,7 @@ class TensorBoardWriter(Writer):
             from tensorboard.compat.proto import (
                 event_pb2,
                 summary_pb2,
-            )  # imported here, because that takes some tenths of a second
+            )  # imported here, because it takes some tenths of a second
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError as error:
             raise UsageError("TensorBoard is not installed; pip install tensorboard.") from error
@@ -85,7 +85,7 @@ class TensorBoardWriter(Writer):
             self._file = None
 
     def _open(self, step: int | None) -> None:
-        # Torch's SummaryWriter is not used, because its thread ends with a traceback if the disk fails.
+        # torch's SummaryWriter is not used, because its thread ends with a traceback after a disk error.
         self._file = None
         with self._unless_the_disk_fails():
             self._path.mkdir(parents=True, exist_ok=True)

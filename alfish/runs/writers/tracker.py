@@ -22,13 +22,13 @@ DIRECTORY = "trackers"  # directory of the records in a run's directory
 class Tracker(Writer):
     """A writer that sends a run's summaries to an experiment tracker.
 
-    A resumed run continues the same run of the tracker. Repeated values are not sent again: for each first segment of a
-    name (`train` of `train/loss`), only values with a later clock than the last value are sent. The run's directory
-    keeps the id and these clocks in `trackers/`.
+    A resumed run continues the same run of the tracker, without sending values twice. For each first segment of a name
+    (`train` in `train/loss`), only values with a later clock than the last value are sent. The run's directory stores
+    the id and these clocks in `trackers/`.
 
-    If the tracker fails, one warning says so, and this process sends nothing more; training continues.
+    If the tracker fails, the writer warns once, and sends nothing more in this process; training continues.
 
-    A subclass implements the methods below, all of which, except `check`, may raise any error.
+    A subclass implements the methods below. They may raise any error, except `check`.
     """
 
     title: ClassVar[str]  # name of the tracker, for messages
@@ -122,8 +122,7 @@ class Tracker(Writer):
             self._attempt(lambda: self._send_recorded(names, steps, send))
 
     def _send_recorded(self, names: list[str], steps: int, send: Callable[[], Any]) -> None:
-        # Recorded before sending, so that a process that is killed in between loses values instead of sending them
-        # twice.
+        # Recorded before sending, so that a killed process loses values instead of sending them twice.
         self._record.add(names, steps)
         send()
 
@@ -172,7 +171,7 @@ class Record:
         self._resumed = dict(self._sent)
 
     def is_new(self, name: str, steps: int) -> bool:
-        """Returns True if no value of this clock was sent for the name by an earlier process."""
+        """Returns True if no earlier process has sent a value of `name` at this clock."""
         return steps > self._resumed.get(name.partition("/")[0], -1)
 
     def add(self, names: list[str], steps: int) -> None:
@@ -184,7 +183,7 @@ class Record:
             self.save()
 
     def save(self) -> None:
-        """Writes the file. The file need not survive a power cut, so the call does not wait for the disk."""
+        """Writes the file without waiting for the disk, because the file need not survive a power cut."""
         make_directory(self._path.parent)
         temporary = Path(f"{temporary_of(self._path)}.{secrets.token_hex(4)}")
         try:

@@ -24,8 +24,8 @@ FINISH_SECONDS = 60.0  # seconds to wait at the end; unsent values stay in the r
 class WandbWriter(Tracker):
     """Sends a run's summaries to Weights & Biases; needs the extra 'wandb'.
 
-    If the server cannot be reached at the start, the process writes to files below `trackers/wandb`, as offline mode
-    does; `wandb sync` sends them later.
+    If the server cannot be reached at the start, the process writes to files in `trackers/wandb`, as in offline mode;
+    `wandb sync` sends them later.
 
     Args:
       project: name of the Weights & Biases project.

@@ -1,4 +1,4 @@
-"""The interface of writers, and the values that a run can show besides numbers: histograms and images."""
+"""The interface of writers, and the values other than numbers that a run can show: histograms and images."""
 
 import contextlib
 import struct
@@ -11,7 +11,7 @@ import numpy as np
 
 MAX_VALUES = 10_000  # maximum number of values that a histogram counts; larger arrays are subsampled evenly
 NUM_BINS = 32
-LARGEST_BIN = 2.0**52  # from this size on, float64 cannot represent an integer plus 0.5
+LARGEST_BIN = 2.0**52  # above this size, float64 cannot represent an integer plus 0.5
 
 
 class Histogram(NamedTuple):
@@ -102,7 +102,7 @@ class Counters(NamedTuple):
     """Counters of a run. Their names and order are columns of metrics.csv.
 
     Attributes:
-      steps: clock that values belong to, see `Clock.value`.
+      steps: clock of the values, see `Clock.value`.
       env_steps, iterations, updates, wall_seconds: values of the other counters of `Clock`.
     """
 
@@ -131,16 +131,16 @@ class RunOrigin(NamedTuple):
 
 
 class Writer:
-    """Destination of summaries. A subclass may leave out any method, and `Writer()` writes nothing.
+    """Base class of writers of summaries. A subclass may leave out any method; `Writer()` writes nothing.
 
-    `steps` is the clock that a value belongs to, as in `Counters.steps`. A name has segments, separated by `/`.
+    `steps` is the clock of a value, as in `Counters.steps`. A name has segments separated by `/`.
     """
 
     def start(self, run: RunOrigin) -> None:
         """Prepares the writer, before anything is written and after a resume."""
 
     def describe(self, settings: Mapping[str, Any], texts: Mapping[str, str], provenance: Mapping[str, Any]) -> None:
-        """Receives the description of the run, once in each process.
+        """Writes the description of the run, once in each process.
 
         Args:
           settings: the configuration, each parameter by its name (`PPO.gamma`).
@@ -200,6 +200,6 @@ class MultiWriter(Writer):
             writer.text(name, text, steps)
 
     def close(self) -> None:
-        with contextlib.ExitStack() as stack:  # closes the other writers if one fails
+        with contextlib.ExitStack() as stack:  # closes all writers even if one fails
             for writer in reversed(self._writers):
                 stack.callback(writer.close)

@@ -1,6 +1,6 @@
-"""Diagnostics: statistics of networks and rows for summaries, computed from time to time in addition to training.
+"""Diagnostics: statistics of networks and rows for summaries, computed periodically beside training.
 
-A diagnostic has no side effects. It does not draw from the run's generators, and does not add operations to an update.
+A diagnostic has no side effects: it does not draw from the run's generators, or change an update.
 """
 
 from alfish.training.diagnostics.diagnostic import Diagnostic, LastUpdate, PhaseTimes, value_estimates

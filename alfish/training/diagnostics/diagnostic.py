@@ -1,4 +1,4 @@
-"""The interface of diagnostics, the update that diagnostics look at, and the diagnostic of an iteration's phases."""
+"""The interface of diagnostics, the update that diagnostics read, and the times of an iteration's phases."""
 
 import abc
 import contextlib
@@ -30,9 +30,9 @@ class LastUpdate:
     """The last update of an iteration.
 
     Args:
-      chunk: rows of the update, and the minibatches in these rows.
-      index: index of the minibatch in the rows, one of `chunk.minibatches()`.
-      parameters: parameters of the algorithm, by name, which are copied.
+      chunk: minibatches of the iteration.
+      index: index of the last minibatch, one of `chunk.minibatches()`.
+      parameters: parameters of the algorithm by name; the constructor copies them.
     """
 
     def __init__(self, chunk: Minibatches, index: Nest, parameters: Mapping[str, torch.Tensor]):
@@ -46,10 +46,10 @@ class LastUpdate:
 
 
 class Diagnostic(abc.ABC):
-    """Computes values that summaries show. `measure` only reads, and is called from time to time after an iteration.
+    """Computes values for summaries. `measure` is called periodically, after an iteration, and only reads.
 
     Attributes:
-      is_of_policy: whether the values describe one policy; in a run of several policies, each policy is then measured.
+      is_of_policy: whether the values describe one policy. In a run of several policies, each policy is then measured.
     """
 
     is_of_policy = True
@@ -63,7 +63,7 @@ class Diagnostic(abc.ABC):
 
     @abc.abstractmethod
     def measure(self, run: Run, update: LastUpdate) -> dict[str, Shown]:
-        """Returns values by name; the first segment of a name is the diagnostic's own.
+        """Returns values by name; the first segment of each name is unique to the diagnostic.
 
         Args:
           run: run after the iteration.
@@ -76,7 +76,7 @@ class Diagnostic(abc.ABC):
 
 @contextlib.contextmanager
 def reading(algorithm: RLAlgorithm) -> Iterator[None]:
-    """Runs networks in evaluation mode and without gradient, on this learner only; random states do not change."""
+    """Runs networks in evaluation mode, without gradient, and on this learner only; restores random states."""
     with in_eval_mode(algorithm), random_state.preserved(), replicas.apart(), torch.no_grad():
         yield
 
@@ -84,28 +84,28 @@ def reading(algorithm: RLAlgorithm) -> Iterator[None]:
 def info_of(algorithm: RLAlgorithm, experience: Experience) -> Any:
     """Returns the info of `train_step`.
 
-    Gradients are enabled as in an update, because the method may compute gradients.
+    Gradients are enabled, because `train_step` may compute gradients.
     """
     with torch.enable_grad():
         return algorithm.train_step(experience, experience.state).info
 
 
 def module_of(name: str, depth: int) -> str:
-    """Returns a parameter's or layer's module name of at most `depth` parts: `critic.mlp` of `critic.mlp.0.weight`."""
+    """Returns the first `depth` parts of a module's name: `critic.mlp` for the parameter `critic.mlp.0.weight`."""
     parts = name.split(".")
     return ".".join(parts[: max(1, min(depth, len(parts) - 1))])
 
 
 def value_estimates(algorithm: RLAlgorithm, info: Any) -> dict[str, torch.Tensor]:
-    """Returns the estimates `value` and `q`, detached; an estimate that the info of `train_step` lacks is left out.
+    """Returns the detached estimates `value` and `q`, as far as the info of `train_step` contains them.
 
-    Estimates are `[T', N]`; for a vector reward `[T', N, R]`, unless they are weighted sums already. Distributions and
+    Estimates are `[T', N]`, or `[T', N, R]` for a vector reward whose entries are not summed yet. Distributions and
     ensembles are replaced by their means.
 
     Args:
-      algorithm: algorithm whose `values` read estimates; without `values` an estimate is one number. A wrapping
-        algorithm has the wrapped algorithm as its attribute `algorithm`.
-      info: info of the AlgStep; its field `algorithm` is the info of a wrapped algorithm.
+      algorithm: algorithm whose `values` convert outputs to estimates; without `values`, an output is the estimate. A
+        wrapping algorithm has the attribute `algorithm`.
+      info: info that `train_step` returned; its field `algorithm` is the info of a wrapped algorithm.
     """
     values = getattr(getattr(algorithm, "algorithm", algorithm), "values", None)
     info, estimates = getattr(info, "algorithm", info), {}
@@ -135,7 +135,7 @@ PHASES = {
 @gin.configurable(module="alfish.training.diagnostics")
 @checked
 class PhaseTimes(Diagnostic):
-    """Milliseconds of an iteration in each of its phases, averaged since this diagnostic was last shown."""
+    """Milliseconds of each phase of an iteration, averaged since the last measurement."""
 
     is_of_policy = False
 

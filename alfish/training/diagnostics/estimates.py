@@ -1,4 +1,4 @@
-"""Diagnostics that compare value estimates with their targets, and with the returns that followed."""
+"""Diagnostics that compare value estimates with their targets and with observed returns."""
 
 from typing import Any
 
@@ -26,8 +26,7 @@ class ExplainedVariance(Diagnostic):
     """Explained variance of the value in the last minibatch, after its update: 1 - Var(target - value) / Var(target).
 
     1 is perfect, 0 is as good as a constant prediction, and negative values are worse than a constant. The diagnostic
-    applies to algorithms whose rows have a target of the value (PPO, A2C, APPO); `MonteCarlo` measures the values of
-    other algorithms.
+    applies to algorithms that store value targets (PPO, A2C, APPO). For other algorithms, use `MonteCarlo`.
     """
 
     def measure(self, run: Run, update: LastUpdate) -> dict[str, Shown]:
@@ -51,14 +50,14 @@ class ExplainedVariance(Diagnostic):
 @gin.configurable(module="alfish.training.diagnostics")
 @checked
 class MonteCarlo(Diagnostic):
-    """Values and Q compared with the discounted returns of whole episodes, played in separate environments.
+    """Compares V and Q with the discounted returns of whole episodes in separate environments.
 
-    Each measurement takes additional environment steps, so this diagnostic is not among the defaults. Returns are in
-    the units of the values: rewards are taken after transforms, without bonuses such as SAC's entropy, which SAC's
-    values include. An episode that was truncated ends with the estimate at its last action.
+    Each measurement takes additional environment steps, so this diagnostic is not among the defaults. Returns have the
+    units of the values: rewards are taken after transforms. Returns have no bonuses; SAC's values, for example, include
+    entropy. The return of a truncated episode bootstraps from the estimate at its last action.
 
     Args:
-      num_episodes: number of whole episodes, which have the same seeds each time.
+      num_episodes: number of whole episodes; each measurement uses the same seeds.
       seed: seed of the first episode; episode k has seed + k.
       sample: whether to act with `rollout_step`, as in training; if not, with `predict_step`.
     """
@@ -99,7 +98,7 @@ class MonteCarlo(Diagnostic):
             self._evaluator.close()
 
     def _compared(self, run: Run, episode: Episode) -> dict[str, np.ndarray]:
-        """Returns, for each kind of estimate, `[2, K]`: the estimates at rows of an episode, and the returns."""
+        """Returns the estimates and the returns at rows of an episode, `[2, K]` for each kind of estimate."""
         algorithm, device = run.algorithm, run.device
         values: Any = algorithm.values
         with reading(algorithm):
@@ -114,7 +113,7 @@ class MonteCarlo(Diagnostic):
             reward, discount = values.reward_and_discount(step)
         length, is_vector, compared = episode.length, isinstance(values, Vector), {}
         for name, estimate in found.items():
-            if is_vector and estimate.ndim == 2:  # a weighted sum, which cannot complete a truncated vector return
+            if is_vector and estimate.ndim == 2:  # a weighted sum cannot complete the return of each reward entry
                 continue
             estimate = estimate.flatten(0, 1)[:length]  # estimates of rows 0 to T-1
             returns = _returns(reward[:, 0], discount[:, 0], None if episode.terminated[-1] else estimate[-1])
@@ -141,12 +140,12 @@ def _pairs(experience: Experience) -> Experience:
 
 
 def _returns(reward: torch.Tensor, discount: torch.Tensor, last: torch.Tensor | None) -> torch.Tensor:
-    """Returns the discounted returns `[K, ...]` from rows 0 to K-1 of an episode on.
+    """Returns the discounted returns `[K, ...]` after rows 0 to K-1 of an episode.
 
     Args:
       reward, discount: rewards and discounts of arriving at the rows, `[T+1, ...]`.
-      last: estimate at row T-1, which completes the returns of a truncated episode, so that K = T - 1; None means that
-        the episode terminated, so that K = T.
+      last: estimate at row T-1, from which the returns of a truncated episode bootstrap; K is then T - 1. None means
+        that the episode terminated; K is then T.
     """
     end = len(reward) - 1 if last is None else len(reward) - 2
     return_ = torch.zeros_like(reward[0]) if last is None else last

@@ -1,4 +1,4 @@
-"""Diagnostics of networks: histograms, norms and noise of gradients, and units that have become inactive."""
+"""Diagnostics of networks: histograms, norms of parameters, noise of gradients, and inactive units."""
 
 from collections.abc import Callable, Mapping
 
@@ -51,12 +51,13 @@ class Histograms(Diagnostic):
 class ModuleNorms(Diagnostic):
     """Norms of each trained module's parameters, of its gradient, and of its step in the last update.
 
-    The gradient is computed on the last minibatch, at the parameters after its update, and is not clipped. The step is
-    relative: the norm of the change, divided by the norm of the parameters. 0.001 is usual, 0.1 is too large, and with
-    1e-6 a module hardly learns.
+    The gradient is computed on the last minibatch, at the parameters after the update, without clipping. The step is
+    the norm of the change divided by the norm of the parameters. 0.001 is usual, 0.1 is too large, and with 1e-6 a
+    module hardly learns.
 
     Args:
-      depth: number of parts of a parameter's name that name its module: 2 means `critic.mlp` for `critic.mlp.0.weight`.
+      depth: number of parts of a parameter's name by which parameters are grouped: 2 groups `critic.mlp.0.weight` under
+        `critic.mlp`.
     """
 
     def __init__(self, depth: PositiveInt = 2):
@@ -145,11 +146,11 @@ class DormantUnits(Diagnostic):
     """Fraction of the units of activation layers that are dormant in the last minibatch.
 
     A unit is dormant if its mean magnitude over the rows is at most `threshold` times the mean over its layer. A ReLU
-    that is 0 everywhere is dormant at any threshold. In convolutions a unit is a channel, and each critic of an
-    ensemble has units of its own. Activations that are functions instead of modules are not seen.
+    that is 0 everywhere is dormant at any threshold. In convolutions, a unit is a channel. Each critic of an ensemble
+    has separate units. Only activations that are modules are measured, not functions.
 
     Args:
-      threshold: fraction of the layer's mean below which a unit is dormant; 0 means only units that are 0 everywhere.
+      threshold: fraction of the layer's mean up to which a unit is dormant; 0 counts only units that are 0 everywhere.
 
     Source: Sokar et al., 2023, https://arxiv.org/abs/2302.12902, definition 3.1.
     """
@@ -161,7 +162,7 @@ class DormantUnits(Diagnostic):
         dormant: dict[str, torch.Tensor] = {}  # `[E, K]` bool, by layer
         batch = update.batch
         with reading(run.algorithm):
-            # A separate forward pass, because updates may be graphs, which call no hooks.
+            # Uses a separate forward pass, because compiled updates call no hooks.
             modules = dict(run.algorithm.named_modules())
             in_ensembles = tuple(f"{name}.body." for name, each in modules.items() if isinstance(each, CriticEnsemble))
             with_images = {name.rpartition(".")[0] for name, each in modules.items() if isinstance(each, CONVOLUTIONS)}
@@ -188,7 +189,7 @@ class DormantUnits(Diagnostic):
     def _reader(
         self, name: str, units: Callable[[torch.Tensor], torch.Tensor], dormant: dict[str, torch.Tensor]
     ) -> Callable[[nn.Module, object, torch.Tensor], None]:
-        """Returns a hook that notes the dormant units of a layer.
+        """Returns a hook that records the dormant units of a layer.
 
         Args:
           name: name of the layer.
@@ -199,8 +200,8 @@ class DormantUnits(Diagnostic):
         def read(layer: nn.Module, arguments: object, output: torch.Tensor) -> None:
             mean = units(output).abs().float().mean(1)
             here = mean <= self._threshold * mean.mean(1, keepdim=True)
-            # If a layer runs several times, over several sets of rows, a unit is dormant if it is dormant in all sets.
-            # A pass may run only the first networks of an ensemble.
+            # If a layer runs several times, a unit is dormant if it is dormant in all runs. A run may include only the
+            # first networks of an ensemble.
             found = dormant.setdefault(name, here)
             both = min(len(found), len(here))
             longer = found if len(found) > both else here

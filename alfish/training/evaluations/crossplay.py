@@ -1,4 +1,4 @@
-"""Games between all players of runs: policies, at several checkpoints. One result file for each pair and seating."""
+"""Games between all players of runs. A player is a policy at a checkpoint. Each pair and seating has a result file."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ from alfish.training.trainer import Trainer
 from alfish.transforms import Transforms
 
 SIDES = ("first", "second")  # names of the players of a match
-ZERO = 1e-6  # largest sum of the returns of both sides in a game of zero sum
+ZERO = 1e-6  # largest |sum| of both sides' returns in a zero-sum game
 
 Side = tuple[str, ...]  # names of agents
 
@@ -61,10 +61,10 @@ def players_of(trainer: Trainer, run: str, checkpoints: Sequence[str | int], pol
       trainer: trainer of the run.
       run: name of the run.
       checkpoints: checkpoints: 'all', 'latest', 'best' or steps.
-      policies: names of policies; empty means all that train.
+      policies: names of policies; empty means all policies that train.
 
     Raises:
-      UsageError: the run is not one of several policies, or has no such policy or checkpoint.
+      UsageError: the run does not have several policies, or has no such policy or checkpoint.
     """
     unroller = trainer.unroller
     if not isinstance(unroller, JointUnroller):
@@ -95,12 +95,12 @@ def sides_of(games: Games, patterns: Sequence[str], players: Sequence[Player]) -
 
     Args:
       games: games to play.
-      patterns: pattern of the names of each side's agents; empty means the two agents of the game, or else the two sets
-        of agents that the players' policies play.
+      patterns: pattern of the names of each side's agents. Empty means the two agents of a game with two agents; in
+        other games, the two sets of agents that the players' policies play.
       players: players.
 
     Raises:
-      UsageError: the game does not have two sides that have all agents.
+      UsageError: the two sides do not contain each agent of the game exactly once.
     """
     agents = [agent for group in games.groups.values() for agent in group.agents]
     if patterns:
@@ -123,7 +123,7 @@ class Match(NamedTuple):
 
     Attributes:
       first, second: numbers of the players of the first and of the second side.
-      returns: mean return of the agents of each side in each game, `[2, N]`; nan where none of them has acted.
+      returns: mean return of each side's agents in each game, `[2, N]`; nan where no agent of the side has acted.
     """
 
     first: int
@@ -131,13 +131,13 @@ class Match(NamedTuple):
     returns: np.ndarray
 
     def outcomes(self) -> Outcomes:
-        """Returns the numbers of games that the first side has won, drawn and lost."""
+        """Returns the numbers of games that the first side won, drew and lost."""
         difference = self.returns[0] - self.returns[1]
         return Outcomes(int((difference > 0).sum()), int((difference == 0).sum()), int((difference < 0).sum()))
 
 
 class Crossplay:
-    """Plays the games of all pairs of players, each in every seating that their policies were trained for.
+    """Plays games between all pairs of players, in each seating that their policies were trained for.
 
     Args:
       evaluator: evaluator of the games; its policies are not used.
@@ -145,7 +145,7 @@ class Crossplay:
       sides: agents of the two sides.
       directory: directory of the result files.
       load: function that returns the policy of a player.
-      num_games: number of games of a pair in one seating; game k has the seed `seed + k` for each pair.
+      num_games: number of games of a pair in one seating; game k of each pair has the seed `seed + k`.
       seed: seed of game 0.
       sample: whether policies sample their actions.
       show: function that receives a line about each match.
@@ -190,7 +190,7 @@ class Crossplay:
             )
 
     def matches(self) -> list[Match]:
-        """Returns the matches of all pairs; those without a result file are played."""
+        """Returns the matches of all pairs; plays those without a result file."""
         return [self._match(pair) for pair in self.pairs]
 
     def _match(self, pair: Pair) -> Match:
@@ -210,7 +210,7 @@ class Crossplay:
         return match
 
     def _key(self, pair: Pair) -> dict[str, Any]:
-        """Returns what determines the result of a match."""
+        """Returns everything that determines the result of a match."""
         players = [self.players[k] for k in pair]
         return {
             "players": [one.name for one in players],
@@ -255,7 +255,7 @@ class Crossplay:
 
 
 class _Seated(NamedTuple):
-    """A loaded player, in the form that `GameEvaluator` takes."""
+    """A loaded player with the attributes that `GameEvaluator` reads."""
 
     name: str
     algorithm: RLAlgorithm
@@ -272,9 +272,9 @@ class Standings:
       anchor: number of the player whose Elo is 1000.
 
     Attributes:
-      is_zero_sum: whether the returns of both sides add up to 0 in each game; only then there are wins and ratings.
+      is_zero_sum: whether the returns of both sides add up to 0 in each game, as wins and ratings require.
       ratings: Elo of the players; None unless `is_zero_sum`.
-      exploitability: largest mean loss of each player to another one, `[P]`; None unless `is_zero_sum`.
+      exploitability: largest mean loss of each player to another player, `[P]`; None unless `is_zero_sum`.
       means: mean return of each player over its opponents, `[P]`; nan for a player without opponents.
     """
 
@@ -318,7 +318,7 @@ class Standings:
         return rows
 
     def _means(self) -> dict[Pair, float]:
-        """Returns the mean return of each player against each other one, over both seats."""
+        """Returns the mean return of each player against each other player, over both seatings."""
         found: dict[Pair, list[float]] = {}
         for match in self._matches:
             pair = match.first, match.second

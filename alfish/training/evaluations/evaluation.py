@@ -11,7 +11,7 @@ import numpy as np
 from alfish.errors import significant
 
 NUM_RESAMPLES = 10_000
-LARGEST = 1e300  # largest absolute return whose sums are finite
+LARGEST = 1e300  # largest absolute return for which sums of returns are finite
 BLOCK = 1 << 20  # maximum number of returns that are drawn at a time
 
 
@@ -23,10 +23,10 @@ class Evaluation:
     seed: int
     returns: tuple[float, ...]
     lengths: tuple[int, ...]  # number of actions of each episode
-    num_cut: int = 0  # number of episodes that were truncated at the evaluator's `max_length`
-    # With vector rewards, the returns of each reward entry by its name; `returns` holds their weighted sums. In games,
-    # the mean return of the agents of each policy, nan in games without such an agent; `returns` holds the mean over
-    # all agents.
+    num_cut: int = 0  # number of episodes that the evaluator truncated at `max_length`
+    # With vector rewards: the returns of each reward entry by name; `returns` holds the weighted sums. In games: the
+    # mean return of each policy's agents by the policy's name, nan in games without such agents; `returns` holds the
+    # means over the policies of a game.
     by_objective: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
@@ -62,7 +62,7 @@ class Evaluation:
         }
 
     def scalars(self, name: str) -> dict[str, float]:
-        """Returns the scalars by which a run shows the evaluation called `name`."""
+        """Returns the scalars that a run shows for the evaluation called `name`."""
         summary = self.summary()
         shown = {f"{name}/{which}_return": summary[which] for which in ("mean", "std", "min", "max")}
         means = self.means()
@@ -70,12 +70,12 @@ class Evaluation:
         return {**shown, f"{name}/mean_length": sum(self.lengths) / len(self.lengths)}
 
     def means(self) -> dict[str, float]:
-        """Returns the means of `by_objective`; an entry without returns is left out."""
+        """Returns the means of `by_objective`, without entries that have no returns."""
         present = {name: [one for one in own if not math.isnan(one)] for name, own in self.by_objective.items()}
         return {name: mean(own) for name, own in present.items() if own}
 
     def words(self) -> str:
-        """Returns the mean with its interval, and the means of `by_objective`, as a line of a log."""
+        """Returns the mean, its interval, and the means of `by_objective` as a line for the log."""
         low, high = map(significant, self.interval)
         each = ", ".join(f"{name} {significant(value)}" for name, value in self.means().items())
         beside = f" ({each})" if each else ""
@@ -93,27 +93,27 @@ def _cell(value: float) -> str:
 
 
 def scalar_names(objectives: Sequence[str] = ()) -> list[str]:
-    """Returns the names that `Evaluation.scalars` writes after `name/`."""
+    """Returns the names of `Evaluation.scalars` without the prefix `name/`."""
     by_objective = [f"mean_return/{objective}" for objective in objectives]
     return ["mean_return", "std_return", "min_return", "max_return", *by_objective, "mean_length"]
 
 
 def mean(values: Collection[float]) -> float:
-    """Returns the mean of one or more numbers, rounded only once; nan if the sum is not a number."""
+    """Returns the correctly rounded mean of one or more numbers; nan if the sum is not a number."""
     try:
         return math.fsum(values) / len(values)
-    except (OverflowError, ValueError):  # for numbers near the largest float, or infinities of both signs
+    except (OverflowError, ValueError):  # numbers near the largest float, or infinities of both signs
         return math.nan
 
 
 @np.errstate(over="ignore", invalid="ignore")  # for numbers near the largest float
 def deviation(values: np.ndarray) -> float:
-    """Returns the standard deviation of two or more numbers; inf or nan if it is not a finite number."""
+    """Returns the standard deviation of two or more numbers; inf or nan if it is not finite."""
     return float(values.std(ddof=1))
 
 
 def ranked(value: float) -> float:
-    """Returns a number to order results by, in which nan counts as the worst value."""
+    """Returns a key for sorting results, in which nan counts as the worst value."""
     return -math.inf if math.isnan(value) else value
 
 

@@ -2,7 +2,7 @@
 
 The model is that of Bradley & Terry, 1952, https://doi.org/10.2307/2334029: player i wins against player j with the
 probability 1 / (1 + exp(r_j - r_i)), and a draw counts as half a win of each. Elo is 1000 + 400 r / ln 10, where r is
-0 for one player, the anchor. In contrast to Elo that is updated after each game, the order of games has no effect.
+0 for one player, the anchor. The order of games has no effect, in contrast to Elo that is updated after each game.
 """
 
 import math
@@ -20,7 +20,7 @@ Pair = tuple[int, int]
 
 
 class Outcomes(NamedTuple):
-    """Numbers of games that the first player of a pair has won, drawn and lost."""
+    """Numbers of games that the first player of a pair won, drew and lost."""
 
     wins: int
     draws: int
@@ -38,12 +38,10 @@ class Ratings(NamedTuple):
 def elo_ratings(outcomes: Mapping[Pair, Outcomes], num_players: int, anchor: int = 0, seed: int = 0) -> Ratings:
     """Returns the ratings of players.
 
-    For each pair that has played one draw is added, so that a player that has won or lost all its games has a finite
-    rating.
+    A draw is added to the games of each pair, so that a player that won or lost all games has a finite rating.
 
     Args:
-      outcomes: results by pair of players (first, second), which are numbered from 0; may contain both (a, b) and
-        (b, a).
+      outcomes: results by pair (first, second) of players, numbered from 0; may contain both (a, b) and (b, a).
       num_players: number of players, P.
       anchor: player whose Elo is 1000.
       seed: seed of the bootstrap.
@@ -65,10 +63,10 @@ def elo_ratings(outcomes: Mapping[Pair, Outcomes], num_players: int, anchor: int
 
 
 def exploitability(means: Mapping[Pair, float], num_players: int) -> np.ndarray:
-    """Returns how much each player loses to the opponent that does best against it, `[P]`.
+    """Returns the mean loss of each player against its strongest opponent, `[P]`.
 
     Args:
-      means: mean return of the first player of a pair against the second one; nan where a player has no opponent.
+      means: mean return of the first player of each pair against the second player.
       num_players: number of players, P.
     """
     found = np.full(num_players, np.nan)
@@ -78,7 +76,7 @@ def exploitability(means: Mapping[Pair, float], num_players: int) -> np.ndarray:
 
 
 def _scores(counts: Mapping[Pair, np.ndarray], num_players: int) -> np.ndarray:
-    """Returns the points of each player against each other one, `[..., P, P]`, with a draw added for each pair.
+    """Returns the points of each player against each other player, `[..., P, P]`, with a draw added for each pair.
 
     Args:
       counts: wins, draws and losses, `[..., 3]`, by pair.

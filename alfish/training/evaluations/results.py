@@ -1,8 +1,8 @@
-"""Evaluations of checkpoints by a process that does not train, in the directory of the run.
+"""Results, in the run's directory, of evaluations by a process other than the training process.
 
-A result is first written to `eval/watch/`, atomically, with its key: the policy, the environment and the episodes. The
-CSV in `eval/` and the events in `tensorboard/watch/` are then derived from that file. If a process is killed before it
-has written them, the next process writes them.
+A result is first written to `eval/watch/`, atomically, with the policy, the environment and the episodes. The CSV in
+`eval/` and the events in `tensorboard/watch/` are then derived from that file. If the process is killed in between, the
+next process writes both.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class Episodes:
     """The episodes of an evaluation.
 
     Attributes:
-      environment: description of the environment in words that are the same for the same environment.
+      environment: description of the environment; equal environments have equal descriptions.
       seed: seed of episode 0.
       num_episodes: number of whole episodes.
       max_length: number of actions after which an episode is truncated.
@@ -73,7 +73,7 @@ class EvaluationResult:
 
     @classmethod
     def from_json(cls, content: Any) -> "EvaluationResult":
-        """Returns the result of the JSON value that `to_json` wrote.
+        """Returns the result in a JSON value that `to_json` returned.
 
         Raises:
           ValueError, TypeError, KeyError, AttributeError, OverflowError: the value has another form.
@@ -119,7 +119,7 @@ class Results:
     def add(self, result: EvaluationResult) -> None:
         """Writes a result, and the files derived from it."""
         make_directory(self._events)
-        self._events_of(result.steps).unlink(missing_ok=True)  # events of another policy with these steps
+        self._events_of(result.steps).unlink(missing_ok=True)  # events of another policy at these steps
         make_directory(self.directory)
         write_atomically(self._path(result.steps), result.to_json())
         self.complete(result)
@@ -137,7 +137,7 @@ class Results:
         return self._root_dir / "eval" / f"{self.name}-{steps:012d}.csv"
 
     def first_steps(self, newest: int) -> int:
-        """Returns the steps from which on checkpoints are evaluated: the argument `newest` of the first call."""
+        """Returns the steps of the first checkpoint to evaluate: `newest` of the first call under this name."""
         path = self.directory / f"{self.name}.json"
         found = contents.record(self.directory, path.name, {"first_steps": int})
         if found is None:
@@ -156,8 +156,8 @@ class Results:
         return self.directory / f"{self.name}-{steps:012d}.json"
 
     def _events_of(self, steps: int) -> Path:
-        # One file for each result, so that a result is complete or missing. TensorBoard reads files in the order of
-        # names.
+        # One file per result, so that a result is complete or missing. The steps come first, because TensorBoard reads
+        # files in the order of names.
         return self._events / f"events.out.tfevents.{steps:012d}.{self.name}"
 
     def _write_events(self, result: EvaluationResult) -> None:
@@ -176,7 +176,7 @@ class Results:
 
 
 def scalars_of(directory: Path) -> list[Mapping[str, Any]]:
-    """Returns the rows that the results of a run would have in metrics.csv, by column, ascending by steps."""
+    """Returns the results of a run in the form of rows of metrics.csv, ascending by steps."""
     found = sorted((directory / "eval" / WATCH).glob("*-" + "[0-9]" * 12 + ".json"))
     rows: list[Mapping[str, Any]] = []
     for path in found:

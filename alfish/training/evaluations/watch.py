@@ -25,25 +25,25 @@ from alfish.training.films import Recorder
 from alfish.training.trainer import Trainer
 
 POLL_SECONDS = 1.0
-# Seconds to wait for a checkpoint's row of metrics.csv, which older versions wrote after the checkpoint.
+# Seconds to wait for the row of metrics.csv, which older versions wrote after the checkpoint.
 SETTLE_SECONDS = 1.0
 
-# Identity of a checkpoint's file: a run that continues from an earlier checkpoint writes other files with equal names.
+# Identity of a checkpoint's file. The name is not enough: a run that continues from an earlier checkpoint reuses names.
 FileId = tuple[int, int, int, int]
 
 
 class Watch:
-    """Evaluates checkpoints of a run, each once, on the same episodes.
+    """Evaluates each checkpoint of a run once, on the same episodes.
 
-    Checkpoints that training has already evaluated on these episodes are skipped. The directory is only read, except
-    for results and films; training is not affected.
+    Checkpoints that training has already evaluated on these episodes are skipped. Only results and films are written to
+    the directory, and training is not affected.
 
     Args:
       trainer: trainer of the run, built to read it.
       name: name of files and scalars.
       num_episodes: number of complete episodes in one evaluation.
       seed: seed of episode 0.
-      num_envs: number of environments at a time; results do not depend on it.
+      num_envs: number of environments that step together; results do not depend on it.
       max_length: number of actions after which an episode is truncated; None means the trainer's max_evaluation_length.
       num_filmed: number of episodes in the film of each evaluation, side by side; 0 means no film.
       captions: whether films show return, reward, value and action.
@@ -90,19 +90,19 @@ class Watch:
         """Evaluates checkpoints until the run is finished, or no new checkpoint has appeared for `idle_seconds`.
 
         Args:
-          all_kept: whether to begin with the oldest checkpoint; if not, the first one is the checkpoint that was the
-            newest when the run was first watched under this name.
-          idle_seconds: seconds without a new checkpoint after which the watch ends; 0 evaluates the existing
-            checkpoints only.
+          all_kept: whether to begin with the oldest checkpoint. If not, the first checkpoint is the one that was newest
+            when the run was first watched under this name.
+          idle_seconds: seconds without a new checkpoint after which this call returns; 0 evaluates existing checkpoints
+            only.
         """
         for result in self._known.values():
             self._results.complete(result)
         first = self._results.first_steps(max(self._checkpoints.steps(), default=0))
-        if not all_kept:  # later checkpoints may have fewer steps, if a run falls back to an earlier one
+        if not all_kept:  # new checkpoints may have fewer steps, if the run falls back to an earlier one
             self._done_with |= {file_id for steps, file_id in self._pending() if steps < first}
         last_new = time.monotonic()
         while True:
-            is_done = (self._trainer.directory.path / "done").exists()  # read before the last checkpoint is looked for
+            is_done = (self._trainer.directory.path / "done").exists()  # read before looking for the last checkpoint
             pending = next(self._pending(), None)
             if pending is not None:
                 self._visit(*pending)
@@ -113,7 +113,7 @@ class Watch:
                 time.sleep(POLL_SECONDS)
 
     def words(self) -> str:
-        """Returns a sentence that says what was done."""
+        """Returns a sentence about the evaluated and removed checkpoints."""
         lost = f", {self.num_lost} removed before they could be evaluated" if self.num_lost else ""
         return f"{counted(self.num_evaluated, 'checkpoint')} evaluated{lost}"
 
@@ -123,7 +123,7 @@ class Watch:
         self._unlock()
 
     def _pending(self) -> Iterator[tuple[int, FileId]]:
-        """Yields the checkpoints that were not visited yet, ascending."""
+        """Yields the checkpoints that were not visited yet, in ascending order."""
         for steps in self._checkpoints.steps():
             try:
                 status = os.stat(self._checkpoints.path(steps))
@@ -233,7 +233,7 @@ class Watch:
             )
 
     def _of_training(self) -> list[Path]:
-        """Returns the tables of evaluations under this name that were not written from results, ascending."""
+        """Returns the tables of evaluations that training wrote under this name, in ascending order."""
         own = {self._results.csv(steps) for steps in self._known}
         pattern = f"eval/{self._results.name}-{12 * '[0-9]'}.csv"
         return sorted(set(self._trainer.directory.path.glob(pattern)) - own)
@@ -262,7 +262,7 @@ class Watch:
 
 
 def in_words(environment: Environment) -> str:
-    """Returns a description that equal environments share: name, constructor arguments, limit and wrappers."""
+    """Returns a description of name, constructor arguments, time limit and wrappers; equal for equal environments."""
     spec = environment.env_spec
     if spec is None:
         return environment.name

@@ -1,6 +1,6 @@
 """Connection of the trainer to a Ray cluster.
 
-Ray is imported only inside functions, of this module and of running pools, so that alfish works without Ray.
+Ray is imported only inside functions, so that alfish works without Ray.
 """
 
 import contextlib
@@ -46,8 +46,8 @@ class Cluster:
         """Connects the process, unless it is already connected.
 
         Raises:
-          UsageError: the cluster does not exist, has another token or another version of Python or Ray, or modules can
-            no longer be sent.
+          UsageError: there is no cluster, its token or its version of Python or Ray differs, or modules can no longer
+            be sent.
         """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
@@ -91,7 +91,7 @@ class Cluster:
         _USERS.add(self)
 
     def check_room(self, num_hosts: int, cpus: float) -> None:
-        """Checks that the machines of the cluster, when idle, have enough processor cores for all hosts.
+        """Checks that the machines of the cluster have enough processor cores for all hosts when they are idle.
 
         Args:
           num_hosts: number of hosts.
@@ -111,7 +111,7 @@ class Cluster:
             )
 
     def num_places(self, cpus: float, gpus: float = 0.0) -> int:
-        """Returns the number of processes that fit on the idle machines, if each takes `cpus` cores and `gpus` GPUs."""
+        """Returns the number of processes with `cpus` cores and `gpus` GPUs each that fit on the idle machines."""
         places = 0
         for node in _nodes().values():
             of_cpus = math.floor(node.get("CPU", 0.0) / cpus)
@@ -125,24 +125,24 @@ class Cluster:
         return _nodes()[ray.get_runtime_context().get_node_id()].get("object_store_memory", 0.0)
 
     def put(self, thing: Any) -> Any:
-        """Stores a value that several calls receive, and returns Ray's reference to the value."""
+        """Stores a value that is passed to several calls; returns Ray's reference to the value."""
         import ray
 
         return ray.put(thing)
 
     def actor_class(self, of: type, cpus: float) -> Any:
-        """Returns a class of actors that run on any machine; Ray neither restarts them nor repeats a call."""
+        """Returns a class of actors that run on any machine; Ray does not restart them, or repeat their calls."""
         import ray
 
         return ray.remote(of).options(
-            num_cpus=cpus if cpus <= 1 else math.ceil(cpus),  # Ray takes fractions of one core only
+            num_cpus=cpus if cpus <= 1 else math.ceil(cpus),  # above one core, Ray accepts only whole numbers
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy="SPREAD",
         )
 
     def close(self) -> None:
-        """Disconnects the process, if alfish made the connection and no other object uses the connection."""
+        """Disconnects the process if alfish made the connection and no other object uses it."""
         if self in _USERS:
             import ray
 
@@ -151,7 +151,7 @@ class Cluster:
                 ray.shutdown()
 
 
-_USERS: set[Cluster] = set()  # clusters that use the connection, one of which made it
+_USERS: set[Cluster] = set()  # clusters that share the connection
 
 
 def wait(answers: Sequence[Any], count: int, timeout: float) -> list[Any]:
@@ -171,7 +171,7 @@ def get(answer: Any, timeout: float) -> Any:
 
 
 def kill(actor: Any) -> None:
-    """Makes Ray kill an actor, which may already be dead."""
+    """Kills an actor, which may already be dead."""
     import ray
 
     with contextlib.suppress(ray.exceptions.RayError, ValueError):
@@ -180,7 +180,7 @@ def kill(actor: Any) -> None:
 
 @contextlib.contextmanager
 def _exceptions_of_handlers() -> Iterator[None]:
-    """Raises the exception that a signal handler raised in the block; Ray's C code turns that into a SystemError."""
+    """Raises exceptions of signal handlers unchanged; Ray's C code turns these into a SystemError."""
     try:
         yield
     except SystemError as error:
@@ -190,7 +190,7 @@ def _exceptions_of_handlers() -> Iterator[None]:
 
 
 def _check_address(address: str, setting: str) -> None:
-    """Raises UsageError for an address that cannot be a cluster's. Ray itself resolves 'auto' and 'local'."""
+    """Raises UsageError for an invalid address or if no cluster answers. Ray itself resolves 'auto' and 'local'."""
     if address.startswith("ray://"):
         raise UsageError(
             f"{setting} is {address!r}, an address of Ray Client; start the run on a machine of the cluster, and give "
@@ -212,8 +212,8 @@ def _check_address(address: str, setting: str) -> None:
 def handlers_kept() -> Iterator[None]:
     """Restores the handlers of signals that `ray.init` replaces.
 
-    Ray's handler of SIGTERM raises SystemExit. If that happens in the block, the signal is raised again for the
-    restored handler, and `Interrupted` leaves the block. Outside the main thread no handler is replaced.
+    Ray's handler of SIGTERM raises SystemExit. If it runs within the context, the signal is raised again for the
+    restored handler, and `Interrupted` is raised. Outside the main thread, Ray replaces no handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -235,8 +235,7 @@ def handlers_kept() -> Iterator[None]:
 def modules_here() -> list[str]:
     """Returns files and directories of the modules that this process has imported from the working directory.
 
-    For a package, the result has the directory of the package. The working directory as a whole would include run
-    directories.
+    A package is represented by its directory. The whole working directory is not sent, because it may contain runs.
     """
     here = Path.cwd().resolve()
     found = set()

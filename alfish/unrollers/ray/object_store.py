@@ -12,18 +12,18 @@ from alfish.processes.messages import Segment
 from alfish.unrollers.workers.shared_tensors import Form, Layout, form_of
 from alfish.unrollers.workers.slots import PolicyRows, rows_and_records
 
-INLINE_BYTES = 100_000  # bytes of an argument; Ray would store a larger argument again for each call
+INLINE_BYTES = 100_000  # largest argument in bytes; Ray stores a larger argument again for each call
 
 
 class PublishedWeights:
-    """Newest publication of the weights.
+    """The newest publication of the weights.
 
     Args:
       tensors: tensors of the weights.
 
     Attributes:
-      num_words: length of the weights' values, in words of 8 bytes.
-      publication: number and version; the number of the first publication is 1.
+      num_words: size of the weights in words of 8 bytes.
+      publication: number and version of the newest publication; numbers begin at 1.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]):
@@ -46,7 +46,7 @@ class PublishedWeights:
     def words(self) -> Any:
         """Returns the values as an argument of a call: an array `[W]` int64, or Ray's reference to it if it is large.
 
-        Ray copies an array when it is passed to a call, so the next `publish` does not change it.
+        Ray copies an array that is passed to a call, so the next `publish` does not change it.
         """
         if self._words.nbytes <= INLINE_BYTES:
             return self._words
@@ -58,7 +58,7 @@ class PublishedWeights:
 
 
 class ReceivedSegments:
-    """Rows and records of segments that were received and not yet read.
+    """Rows and records of received segments that were not yet read.
 
     Args:
       forms: shape and dtype of each leaf of a segment.
@@ -77,7 +77,7 @@ class ReceivedSegments:
         self._words[segment.slot] = words
 
     def read(self, segment: Segment) -> list[PolicyRows]:
-        """Removes a segment, and returns views of it. Writing to views could change replies of other processes."""
+        """Removes a segment, and returns views of it. Do not write to views: other processes may share the memory."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             leaves = self.layout.split(self._words.pop(segment.slot))

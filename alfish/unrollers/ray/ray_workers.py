@@ -1,11 +1,11 @@
 """Workers on the machines of a Ray cluster, as a transport of `AsyncUnroller`.
 
-A host is an actor of Ray that has `per_host` workers. The trainer has one outstanding call at each host. Its reply
-holds everything that happened on the host, segments included. Grants and weights go to a host in one call.
+A host is an actor of Ray that has `per_host` workers. The trainer has one outstanding call to each host. The reply
+contains everything that happened on the host, including segments. Another call sends grants and weights.
 
-Each segment arrives exactly once: Ray repeats no call, a reply is received once, and a grant names the process that it
-is meant for. Silence, or any exception of Ray for an outstanding call, means that the host is dead, and that the
-segments that it has not delivered are lost.
+Each segment arrives exactly once: Ray does not repeat calls, a reply is received once, and a grant names its worker
+process. If a host is silent, or Ray raises for an outstanding call, the host counts as dead. Segments that it has not
+delivered are then lost.
 """
 
 import re
@@ -36,8 +36,8 @@ from alfish.unrollers.workers.transport import Transport, Workers
 class RayWorkers(Transport):
     """Pool of workers on the machines of a Ray cluster.
 
-    Hosts are requested at the start. A host for which there are not enough free cores waits in Ray's queue, and starts
-    when a machine joins. A host that dies is replaced by a new one, on any machine.
+    Hosts are requested at the start. Without enough free cores, a host waits in Ray's queue until a machine joins. A
+    host that dies is replaced by a new host on any machine.
 
     Args:
       count: number of workers.
@@ -45,23 +45,23 @@ class RayWorkers(Transport):
         on this machine. None starts Ray on this machine only.
       per_host: number of workers of one host. It divides `count`.
       cpus_per_worker: number of processor cores that a host requests for each worker.
-      spare_hosts: number of spare hosts that are kept ready to replace hosts that die, which saves the seconds that an
-        actor takes to start. Each spare requests as many cores as a host, once all hosts run.
+      spare_hosts: number of spare hosts, which replace dead hosts without the seconds that an actor takes to start.
+        When all hosts run, each spare requests as many cores as a host.
       min_hosts: number of hosts with which the run begins; others join later. None means all.
       start_timeout: seconds until `min_hosts` hosts have answered.
-      host_timeout: seconds of silence after which a host is dead. A host that gets no call for twice as long ends
-        itself.
-      publish_seconds: minimum seconds between two sendings of weights to a host. In lockstep all weights are sent.
-      max_deaths: number of deaths of hosts within `death_window` after which a new host still replaces a dead one; the
-        next death ends the run.
+      host_timeout: seconds of silence after which a host counts as dead. A host that gets no call for twice as long
+        ends itself.
+      publish_seconds: minimum seconds between sending weights twice to a host. In lockstep, all publications are sent.
+      max_deaths: largest number of deaths of hosts within `death_window`; a further death ends the run.
       death_window: seconds of the window in which deaths are counted.
-      code: origin of the user's modules. 'same' means that each machine has them; 'here' means that hosts receive the
-        modules that the trainer has imported from the working directory.
-      workers: class or factory of `Workers` with the limits within a host; takes the number of its workers.
+      code: origin of the user's modules. 'same': each machine has them. 'here': hosts receive the modules that the
+        trainer has imported from the working directory.
+      workers: class or factory of `Workers`, whose limits apply within each host; called with the number of the host's
+        workers.
 
     Attributes:
       hosts: all hosts of the run.
-      host_timeout: seconds of silence after which a host is dead.
+      host_timeout: seconds of silence after which a host counts as dead.
     """
 
     place = "on a Ray cluster"
@@ -102,13 +102,13 @@ class RayWorkers(Transport):
         self._min_hosts = num_hosts if min_hosts is None else min(min_hosts, num_hosts)
         self._start_timeout, self.host_timeout = start_timeout, host_timeout
         self._publish_seconds, self._deaths = publish_seconds, Deaths(max_deaths, death_window)
-        template = workers(per_host)  # a pool that is never started, and has the limits of the hosts
+        template = workers(per_host)  # holds the limits of hosts; never started
         self._limits = template.limits
         self.shrinks = "RayWorkers.min_hosts" if self._min_hosts < num_hosts else template.shrinks
         self.hosts = [RemoteHost(i, per_host) for i in range(num_hosts)]
         self.all = [worker for host in self.hosts for worker in host.workers]
         self._actors, self._keeper = Actors(spare_hosts), Keeper(self.hosts, host_timeout / 2)
-        self._deadline: float | None = None  # monotonic time by which `min_hosts` must answer; None once they have
+        self._deadline: float | None = None  # monotonic time by which `min_hosts` must answer; None after that
         self._checked_at = 0.0
 
     @property
@@ -145,7 +145,7 @@ class RayWorkers(Transport):
         self._weights.publish(version)
 
     def grant(self, worker: RemoteWorker, grant: Grant) -> bool:
-        """Collects a grant for `send`; see `Transport`. Before the run begins no worker counts as started."""
+        """Collects a grant for `send`; see `Transport`. Before the run begins, no worker counts as started."""
         if not worker.started or self._deadline is not None:
             return False
         worker.host.grant(worker, grant._replace(slot=grant.slot - worker.host.first * self._slots))
@@ -183,7 +183,7 @@ class RayWorkers(Transport):
         self._keeper.stop()
         try:
             end_all([host for host in self.hosts if host.greeting], self._limits.close_timeout)
-        finally:  # also if a signal interrupts the wait
+        finally:  # even if a signal interrupts the wait
             for host in self.hosts:
                 host.kill()
             self._actors.close()
@@ -192,7 +192,7 @@ class RayWorkers(Transport):
     # Weights.
 
     def _is_due(self, host: RemoteHost) -> bool:
-        """Returns whether weights that no grant needs are due: not too often, and only after the last ones arrived."""
+        """Returns whether to send weights that no grant needs: not too often, and after the last weights arrived."""
         return (
             host.greeting is not None
             and host.newest == host.sent < self.newest
@@ -212,7 +212,7 @@ class RayWorkers(Transport):
 
         try:
             answer = cluster.get(host.answer, self.host_timeout)
-        except ray.exceptions.RayTaskError:  # raised for a defect of the host's code
+        except ray.exceptions.RayTaskError:  # a defect of the host's code
             raise
         except ray.exceptions.RayError as error:  # the process, its machine, the connection or the reply is lost
             if getattr(error, "actor_init_failed", False):
@@ -236,11 +236,11 @@ class RayWorkers(Transport):
         num_begun = sum(host.greeting is not None for host in self.hosts)
         if num_begun >= self._min_hosts:
             self._deadline = None
-        if num_begun == len(self.hosts):  # not earlier, because a spare could take the room of a host
+        if num_begun == len(self.hosts):  # earlier, a spare could take the room of a host
             self._actors.replenish()
 
     def _on_reply(self, host: RemoteHost, reply: Reply) -> Iterator[tuple[RemoteWorker, FromWorker]]:
-        host.poll()  # polled at once, so that the next reply is made while the trainer trains
+        host.poll()  # at once, so that the next reply is made while the trainer trains
         host.newest = reply.newest
         for line in reply.lines:
             self.log(f"{host}: {line}")
@@ -270,9 +270,9 @@ class RayWorkers(Transport):
             )
 
     def _check(self, host: RemoteHost) -> Iterator[tuple[RemoteWorker, FromWorker]]:
-        """Abandons a host if two consecutive checks find that the host has been silent for too long.
+        """Abandons a host that two consecutive checks find silent for too long.
 
-        Between the two checks an answer that was under way can still arrive, for example if the trainer was stopped.
+        Between the two checks, a delayed answer can still arrive, for example after the trainer was suspended.
         """
         limit = self.host_timeout if host.newest else self._start_timeout
         silent = time.monotonic() - host.asked_at
@@ -281,7 +281,7 @@ class RayWorkers(Transport):
             yield from self._on_death(host, TimeoutError(f"it has been silent for {silent:.0f} s"))
 
     def _on_death(self, host: RemoteHost, error: Exception) -> Iterator[tuple[RemoteWorker, FromWorker]]:
-        """Requests another actor instead of an actor that is, or may be, dead."""
+        """Replaces an actor that is, or may be, dead."""
         text = f"{host} is dead: {first_line(error)}"
         count = self._deaths.add()
         if count > self._deaths.most:
@@ -297,7 +297,7 @@ class RayWorkers(Transport):
             yield worker, Died()
 
     def _warn_of_small_store(self, num_slots: int) -> None:
-        """Warns if all segments together do not fit into the object store; Ray then writes them to the disk."""
+        """Warns if all segments together do not fit into the object store, because Ray then writes them to disk."""
         needed, size = 8 * self._segments.layout.num_words * num_slots, self._cluster.store_bytes()
         if needed > size:
             self.log(

@@ -12,7 +12,7 @@ from alfish.unrollers.ray import cluster
 from alfish.unrollers.workers import worker_process
 
 ANSWER_SECONDS = 2.0  # seconds to wait for an answer other than a reply
-UNHEARD = 1000  # largest number of a worker's processes that a dead host may have begun without reporting them
+UNHEARD = 1000  # largest number of processes of a worker that a dead host may have begun without a report
 
 
 class RemoteWorker:
@@ -20,7 +20,7 @@ class RemoteWorker:
 
     Attributes:
       index: index of the worker in the run.
-      generation: number of the worker's processes before the present one, processes on earlier hosts included.
+      generation: number of earlier processes of the worker, including processes on earlier hosts.
       started: whether the process has built and reset its environments.
     """
 
@@ -71,18 +71,17 @@ class Actors:
 
 
 class RemoteHost:
-    """One host as the trainer sees it: its workers, its present actor, and the state that outlives the actor.
+    """The trainer's view of a host: its workers, its current actor, and the state that outlives the actor.
 
     Attributes:
       index: index of the host in the run.
       workers: workers of the host, by index in the host.
-      answer: reference of Ray to the result of the outstanding call; there always is one.
+      answer: Ray's reference to the result of the outstanding call.
       asked_at: monotonic time of the outstanding call.
-      greeting: first reply of the host; None as long as the actor has not answered, for example because the cluster has
-        no free cores.
+      greeting: first reply of the host; None if the actor has not answered yet, for example because no cores are free.
       sent, sent_at: number of the last publication of weights that was sent, and the monotonic time of sending.
-      newest: number of the newest publication that the host's workers could read when it last replied.
-      is_overdue: whether the last check found that the host is silent for too long.
+      newest: number of the newest publication that the host had when it last replied.
+      is_overdue: whether the last check found the host silent for too long.
     """
 
     def __init__(self, index: int, count: int):
@@ -90,7 +89,7 @@ class RemoteHost:
         self.workers = [RemoteWorker(index * count + place, self) for place in range(count)]
         self.actor: Any = None  # None before `join`
         self.greeting: Greeting | None = None
-        self._first_generation = 0  # first generation of the present actor's workers
+        self._first_generation = 0  # first generation of the current actor's workers
         self._orders: list[Order] = []
 
     def __str__(self) -> str:
@@ -108,11 +107,11 @@ class RemoteHost:
 
     @property
     def needs(self) -> int:
-        """Number of the newest weights that a waiting grant names; 0 if no grant names any."""
+        """Number of the newest publication that a waiting grant requires; 0 if none requires one."""
         return max((order.grant.publication or 0 for order in self._orders), default=0)
 
     def join(self, actor: Any, answer: Any) -> None:
-        """Gives the host an actor, and Ray's reference to the greeting that the actor will send."""
+        """Sets the actor of the host, and Ray's reference to the greeting that the actor will send."""
         self.greeting = None
         self.sent = self.newest = 0
         self.actor = actor
@@ -134,7 +133,7 @@ class RemoteHost:
         self._orders.append(Order(place, worker.generation - self._first_generation, grant))
 
     def send(self, publication: Publication | None, words: Any) -> None:
-        """Sends the grants, and weights if there are new ones; see `Host.tell`."""
+        """Sends grants, and new weights if there are any; see `Host.tell`."""
         orders, self._orders = self._orders, []
         if publication is not None:
             self._note(publication)
@@ -146,7 +145,7 @@ class RemoteHost:
             self.actor.keep.remote()
 
     def activities(self) -> str:
-        """Returns a clause that says what the host's workers are doing."""
+        """Returns a clause about what the host's workers are doing."""
         if self.greeting is None:
             return "has not started; it may wait for room in the cluster"
         import ray
@@ -157,7 +156,7 @@ class RemoteHost:
             return "does not answer"
 
     def kill(self) -> None:
-        """Lets Ray kill the actor, if there is one. The workers end with the actor."""
+        """Kills the actor, if there is one. The workers end with the actor."""
         if self.actor is not None:
             cluster.kill(self.actor)
 
@@ -197,7 +196,7 @@ class Keeper:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread, if it runs."""
+        """Ends the thread if it is running."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()

@@ -1,4 +1,4 @@
-"""The policies that act in workers, one or several: as the trainer sees them, and as a worker receives them."""
+"""The policies that act in workers, one or several: in the trainer, and in the form in which workers receive them."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,10 @@ from alfish.unrollers.workers.worker_process import StepWatch, WorkerUnroller
 
 
 class SentPolicies(abc.ABC):
-    """The policies that act in a worker, in the form in which they are pickled for it.
+    """The policies that act in a worker, in the form in which they are pickled and sent.
 
     Attributes:
-      kind: class of what the factory of environments makes.
+      kind: class of the factory's environments or games.
     """
 
     kind: type = Environment
@@ -36,7 +36,7 @@ class SentPolicies(abc.ABC):
         return self.networks()
 
     def tensors(self) -> list[torch.Tensor]:
-        """Returns the tensors that are published, each once, in the same order in the trainer and in workers."""
+        """Returns the published tensors without duplicates, in the same order in the trainer and in workers."""
         found = (tensor for networks in self.changing() for tensor in state_tensors(*networks))
         return list({id(tensor): tensor for tensor in found}.values())
 
@@ -44,22 +44,22 @@ class SentPolicies(abc.ABC):
     def make_unroller(self, environment: Any, setup: Setup, watch: StepWatch) -> Any:
         """Returns the unroller of a worker.
 
-        It has the methods `start()`, which resets the environment, `make_calls(calls)`, which makes the calls of
-        listeners, and `collect(length, at_random)`, which returns rows and records of an unroll for each policy
+        The unroller has three methods. `start()` resets the environment. `make_calls(calls)` makes the calls of
+        listeners. `collect(length, at_random)` returns the rows and records of an unroll for each policy
         (`PolicyRows`).
 
         Args:
-          environment: environment or games that the factory has made.
+          environment: environment or games from the factory.
           setup: settings of the worker.
           watch: watch of the worker's steps.
         """
 
 
 class Acting(abc.ABC):
-    """The policies that act in workers, as the trainer sees them.
+    """The policies that act in workers, in the trainer.
 
     Attributes:
-      noun: what the workers step, for messages.
+      noun: noun for the workers' environments in messages.
     """
 
     noun = "environment"
@@ -78,14 +78,14 @@ class Acting(abc.ABC):
 
     @abc.abstractmethod
     def sent(self) -> SentPolicies:
-        """Returns what is sent to workers; called when workers start."""
+        """Returns the policies in the form for workers; called when workers start."""
 
     @abc.abstractmethod
     def whole(self, by_name: Mapping[str, Any]) -> Any:
         """Returns the results of all policies in the form in which the unroller returns them."""
 
     def ignore_infos(self) -> None:
-        """Allows infos to be dropped. Default: does nothing, because each policy knows whether it needs infos."""
+        """Allows infos to be dropped. Default: does nothing, because each policy decides itself."""
 
     @property
     def learns_on_policy(self) -> bool:
@@ -120,7 +120,7 @@ class OnePolicy(Acting):
     """The only policy of a run.
 
     Args:
-      unroller: unroller that collects for it, which knows what the rows and records have.
+      unroller: unroller of the policy; determines the fields of rows and records.
       algorithm, transforms: networks of the policy.
     """
 
@@ -153,7 +153,7 @@ class OnePolicy(Acting):
 
 
 class SentPolicy(SentPolicies):
-    """The only policy of a run, and what its rows and records have.
+    """The only policy of a run, and the fields of its rows and records.
 
     Args:
       algorithm, transforms: networks of the policy.

@@ -1,9 +1,9 @@
 """The unroller that collects in worker processes while the trainer trains.
 
-A worker fills segments, in memory that it shares with the trainer. A segment has `unroll_length` rows of the worker's
-environments, made with one version of the weights. The trainer grants slots and consumes segments that are ready. The
-number of slots therefore bounds both the memory and the age of rows. `AsyncUnroller` decides which slots are granted
-and which segments are taken; a `Transport` carries grants and segments.
+A worker fills slots, memory that it shares with the trainer, with segments. A segment has `unroll_length` rows of the
+worker's environments, made with one version of the weights. The trainer grants free slots to workers, and takes ready
+segments. The number of slots therefore limits both the memory and the age of rows. `AsyncUnroller` decides which slots
+are granted and which segments are taken; a `Transport` carries grants and segments.
 """
 
 import functools
@@ -47,12 +47,12 @@ from alfish.unrollers.workers.slots import ActingPolicy, SlotLedger, slot_of
 from alfish.unrollers.workers.stats import Stats
 from alfish.unrollers.workers.transport import Transport, Workers
 
-OFF_POLICY_LENGTH = 8  # minimum number of rows of a segment, unless `unroll_length` is set
-WARN_SECONDS = 30.0  # seconds of waiting until the log says so
+OFF_POLICY_LENGTH = 8  # minimum number of rows of a segment if `unroll_length` is None
+WARN_SECONDS = 30.0  # seconds of waiting after which the log reports it
 
 
 class Collecting(NamedTuple):
-    """Settings of collecting; see the arguments of `AsyncUnroller`. `segments` are those of this learner."""
+    """Settings of collecting; see the arguments of `AsyncUnroller`. `segments` is this learner's number."""
 
     workers: Callable[[int], Transport]
     lockstep: bool
@@ -71,15 +71,15 @@ class AsyncUnroller(Unroller):
     """Returns rows that worker processes collect while the trainer trains.
 
     Args:
-      environment, algorithm, transforms: parts of the run, see `Unroller`. The environment is closed; workers build
-        their own.
+      environment, algorithm, transforms: parts of the run, see `Unroller`. The environment is closed, because workers
+        build their own.
       num_workers: number of worker processes.
       envs_per_worker: number of environments of each worker; None means the default of the environment factory.
       mode: schedule of collecting. 'free': workers fill all free slots. 'lockstep': each worker fills one segment while
         the trainer trains on the previous one, so that the same seed gives the same run.
-      slots: number of slots of each worker, on-policy with the slot of the segment in training. If workers are equally
-        fast, rows are at most `slots - 1` iterations old.
-      unroll_length: number of rows of a segment; None means Trainer.unroll_length, off-policy at least 8 unless replay
+      slots: number of slots of each worker; on-policy, one of them holds the segment in training. If workers are
+        equally fast, rows are at most `slots - 1` iterations old.
+      unroll_length: number of rows of a segment. None means Trainer.unroll_length; off-policy, at least 8 unless replay
         stores states.
       segments_per_unroll: number of segments in an unroll, on-policy; None means `num_workers`.
       max_unroll_length: maximum number of rows of each environment in an unroll, off-policy; None means no limit.
@@ -87,14 +87,15 @@ class AsyncUnroller(Unroller):
         None means no limit.
       parameter_update_period: number of iterations between two publications of the weights.
       worker_step_interval: minimum seconds between the starts of a worker's vector steps, for real-time environments.
-      stagger: number of vector steps over which the ends of first episodes are spread: environment i of n truncates its
-        first episode after `stagger * i / n` steps, so that equally long episodes end at different times. 0 means none.
-      max_env_errors: maximum number of errors of environments in a run. An environment that raises, or returns a value
-        that is not finite or does not have the shape or dtype of its space, is replaced, and its episode ends with the
-        row before. Environments that are not stepped one by one end their worker instead, which is restarted. None
-        means that the first error ends the worker.
-      numpy_policy, overwrite_policy_output: the settings of `SyncUnroller`, for acting.
-      workers: class or factory of the transport, which takes the number of workers; see `Workers` for time limits,
+      stagger: number of vector steps over which the ends of first episodes are spread. Environment i of n truncates its
+        first episode after `stagger * i / n` steps, so that equally long episodes end at different times. 0 means no
+        truncation.
+      max_env_errors: maximum number of errors of environments in a run. An environment is replaced if it raises, or
+        returns a value that is not finite or has the wrong shape or dtype; its episode ends with the row before. If
+        environments are not stepped one by one, their worker is restarted instead. None means that the first error ends
+        the worker.
+      numpy_policy, overwrite_policy_output: settings of acting, see `SyncUnroller`.
+      workers: class or factory of the transport; called with the number of workers. See `Workers` for time limits,
         restarts and cores, and `alfish.unrollers.ray.RayWorkers` for workers on other machines.
 
     Attributes:
@@ -102,7 +103,7 @@ class AsyncUnroller(Unroller):
       envs_per_worker: number of environments of a worker.
 
     Raises:
-      UsageError: settings contradict each other. `bind` raises it for settings that do not suit the algorithm.
+      UsageError: settings contradict each other. `bind` raises UsageError if settings do not suit the algorithm.
     """
 
     drains = True
@@ -145,12 +146,12 @@ class AsyncUnroller(Unroller):
         self.num_envs = self.num_columns = num_workers * self.envs_per_worker
         self.num_env_errors = self._first_generation = 0
         self._running, self._closed, self._at_random, self._stats = False, False, False, Stats()
-        # `bind` and `_start` add the other fields when they are known.
+        # `bind` and `_start` set the other fields later.
         first = num_workers, self.envs_per_worker, num_workers * slots, self._settings.stepping
         self._plan: Callable[..., Plan] = functools.partial(Plan, *first, worker_process.__name__)
 
     def act_with(self, acting: Acting) -> None:
-        """Sets what acts, instead of the policy of the constructor; called before `bind`."""
+        """Sets the policies that act, in place of the constructor's policy; called before `bind`."""
         self._acting = acting
 
     @property
@@ -160,7 +161,7 @@ class AsyncUnroller(Unroller):
 
     @property
     def num_segments(self) -> int:
-        """Number of segments that an unroll is expected to have."""
+        """Expected number of segments in an unroll."""
         return (self._settings.segments if self._is_on_policy else None) or self.num_workers
 
     @property
@@ -192,12 +193,12 @@ class AsyncUnroller(Unroller):
         """See `Unroller`.
 
         Raises:
-          UsageError: settings do not suit what acts, or lengths do not suit each other.
+          UsageError: settings do not suit the policies, or lengths do not suit each other.
         """
         learning = self._acting.learning().values()
         self.num_columns = self.envs_per_worker * self.num_segments
         self._check_settings()
-        # Replay has states where segments begin.
+        # Replay stores states only at the starts of segments.
         stores_states = any(algorithm.replay_needs.recurrent_state for algorithm in learning)
         at_least = 1 if self._is_on_policy or stores_states else OFF_POLICY_LENGTH
         self._length = self._length or max(at_least, math.ceil(unroll_length))
@@ -217,20 +218,20 @@ class AsyncUnroller(Unroller):
     def unroll(self, length: int = 0, at_random: Any = False) -> Experience:
         """Waits for enough segments and joins them.
 
-        On-policy, the result is `segments_per_unroll` segments side by side, in order of arrival: `[T + 1, B]`.
-        Off-policy, it has a column for each environment with all segments that are ready, at least one segment and at
-        most `max_unroll_length` rows. Columns of workers that filled fewer segments end with PAD rows.
+        On-policy, the result has `segments_per_unroll` segments side by side, in order of arrival: `[T + 1, B]`.
+        Off-policy, it has a column for each environment, with all ready segments: at least one segment, and at most
+        `max_unroll_length` rows. Columns of workers with fewer segments end with PAD rows.
 
-        On-policy, leaves may be views of shared memory that workers overwrite after the next call. Clone leaves that
-        must stay valid longer (`nest.map(torch.clone, experience)`).
+        On-policy, leaves may be views of shared memory, valid until the next call. Clone leaves that must stay valid
+        longer (`nest.map(torch.clone, experience)`).
 
         Args:
-          length: number of rows, which is ignored; the length of segments is a setting.
-          at_random: whether segments that are granted from now on execute the algorithm's `random_action`.
+          length: ignored; the length of segments is a setting.
+          at_random: whether newly granted segments execute the algorithm's `random_action`.
 
-        Of several policies, `at_random` has the names of those that act at random, and the result has the experience of
-        each policy that trains, by its name. If one of them is on-policy, the unroll has `segments_per_unroll`
-        segments.
+        With several policies, `at_random` has the names of the policies that act at random, and the result is the
+        experience of each policy that trains, by name. If one of them is on-policy, the unroll has
+        `segments_per_unroll` segments.
         """
         if not self._running:
             self._start()
@@ -243,7 +244,7 @@ class AsyncUnroller(Unroller):
         taken = self._take()
         self._stats.delivered([self.policy_version - segment.version for segment in taken])
         experience = self._join(taken)
-        if not self._is_on_policy:  # else slots stay in use until the next unroll, which bounds the lag
+        if not self._is_on_policy:  # on-policy, slots stay in use until the next unroll, which bounds the lag
             self._ledger.release()
         self._grant()
         return experience
@@ -257,7 +258,7 @@ class AsyncUnroller(Unroller):
         self._acting.ignore_infos()
 
     def restart(self) -> None:
-        """Ends the workers. The next unroll starts new ones with what acts then; segments and episodes are lost."""
+        """Ends the workers; segments and episodes are lost. The next unroll starts new workers with the policies."""
         if not self._running:
             return
         self._first_generation, old = self._newest_generation + 1, self._workers
@@ -279,7 +280,7 @@ class AsyncUnroller(Unroller):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.policy_version = state["policy_version"]
-        self._first_generation = state.get("generation", -1) + 1  # absent in a state of `SyncUnroller`
+        self._first_generation = state.get("generation", -1) + 1  # a state of `SyncUnroller` has none
         self.repeat_calls(state)
 
     def close(self) -> None:
@@ -307,7 +308,7 @@ class AsyncUnroller(Unroller):
 
     @property
     def _newest_generation(self) -> int:
-        """Largest number of processes that a worker had before the present one, in the run."""
+        """Largest generation of a worker in the run."""
         return self._first_generation + max(worker.generation for worker in self._workers.all)
 
     @property
@@ -316,7 +317,7 @@ class AsyncUnroller(Unroller):
         return self.num_segments if self._settings.lockstep or self._is_on_policy else 1
 
     def _grant(self) -> None:
-        """Grants workers the slots that they may fill now: all free slots, or in lockstep one slot for each worker."""
+        """Grants slots to workers: all free slots, or in lockstep one slot for each worker."""
         publication, calls = self._workers.newest if self._settings.lockstep else None, self.calls()
         for worker in self._workers.all:
             while (slot := self._ledger.next_free(worker.index)) is not None:
@@ -328,18 +329,18 @@ class AsyncUnroller(Unroller):
         self._workers.send()
 
     def _take(self) -> list[Segment]:
-        """Takes the segments of this unroll from the segments that are ready."""
+        """Takes the segments of this unroll out of the ready segments."""
         if self._settings.lockstep:
             return sorted(self._ledger.take(), key=lambda segment: segment.worker_index)
         if self._is_on_policy:
             return self._ledger.take(most=self._num_needed)
-        # An experience has one recurrent state, at row 0, so for recurrent policies it has one segment of each worker.
+        # An experience has recurrent states at row 0 only, so with memory it takes one segment of each worker.
         has_state = any(algorithm.has_state for algorithm in self._acting.learning().values())
         most = 1 if has_state else max(1, self._settings.max_length // self._length)
         return self._ledger.take(most_of_each=most)
 
     def _join(self, segments: list[Segment]) -> Any:
-        """Joins the segments of each policy that trains into one experience, and all step records into `records`."""
+        """Joins the segments of each policy that trains into one experience; joins all step records into `records`."""
         parts = [self._workers.read(segment) for segment in segments]
         workers = [segment.worker_index for segment in segments]
         experience, records = {}, {}
@@ -353,7 +354,7 @@ class AsyncUnroller(Unroller):
         return self._acting.whole(experience)
 
     def _mask_old(self, policy: ActingPolicy, experience: Experience, segments: list[Segment]) -> Experience:
-        """Returns a policy's experience with the rows of segments that are older than `max_policy_lag` masked."""
+        """Returns a policy's experience, with rows of segments older than `max_policy_lag` masked."""
         most = self._settings.max_lag
         old = np.repeat([self.policy_version - segment.version > most for segment in segments], policy.num_columns)
         if not old.any():
@@ -371,7 +372,7 @@ class AsyncUnroller(Unroller):
             if time.monotonic() - warned > WARN_SECONDS:
                 warned = time.monotonic()
                 self.log(f"Waiting for rows for {warned - began:.0f} s: {self._workers.activities()}")
-        # Receives everything that has arrived, so that off-policy no row is older than necessary.
+        # Receives all messages that have arrived, so that off-policy rows are not older than necessary.
         for worker, message in self._workers.wait(0):
             self._receive(worker, message)
 

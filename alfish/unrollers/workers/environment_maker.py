@@ -1,7 +1,7 @@
-"""The environment factory and its gin configuration, in a form that is sent to workers.
+"""The environment factory and its gin configuration, in the form in which they are sent to workers.
 
-A worker parses the configuration itself, because it shares no state with the trainer. The text of the configuration
-leaves out values that a text cannot express, such as a lambda; the worker raises if an environment reads such a value.
+A worker parses the configuration itself, because it shares no state with the trainer. Its text lacks values that a text
+cannot express, such as a lambda. The worker raises if an environment reads such a value.
 """
 
 import copy
@@ -22,11 +22,11 @@ from alfish.processes.channel import NOT_IMPORTABLE, from_bytes, to_bytes
 class EnvironmentMaker:
     """Environment factory in a form that can be sent to a worker.
 
-    A factory that gin binds to `Trainer.environment` travels as the text of the configuration, since gin's references
-    with a scope cannot be pickled. Any other factory is pickled.
+    If gin binds the factory to `Trainer.environment`, the text of the configuration is sent, because scoped references
+    of gin cannot be pickled. Any other factory is pickled.
 
     Args:
-      factory: factory of environments, which takes the keywords `seed` and `num_envs`.
+      factory: factory of environments, called with the keywords `seed` and `num_envs`.
 
     Raises:
       UsageError: a worker cannot import the factory, or an object that the configuration names.
@@ -36,16 +36,16 @@ class EnvironmentMaker:
         self._config, self._pickled = gin_internals.config_text(), b""
         self._left_out = _left_out()
         is_configured = bool(self._config or self._left_out)
-        # Without a configuration a worker needs neither gin's modules nor the parts of earlier runs.
+        # Without a configuration, a worker needs no modules or parts that gin knows.
         self._modules = _modules_of(self._config) if is_configured else []
         parts = description.registered() if is_configured else []
         self._parts = [(module, name) for module, name in parts if module != "__main__"]
-        # gin makes a new wrapper of a scoped reference at each access, but the wrapped object stays the same.
+        # Compares the wrapped objects, because gin makes a new wrapper of a scoped reference at each access.
         bound = _bound()
         if bound is None or _origin(bound.configurable.wrapped) is not _origin(factory):
             self._pickled = to_bytes(factory, "Trainer.environment")
         else:
-            own = bound.configurable.selector  # values that the factory itself reads are checked here
+            own = bound.configurable.selector  # values that the factory itself reads
             for name, sentence in self._left_out.items():
                 if name.rpartition("/")[2].rpartition(".")[0] == own:
                     raise UsageError(sentence)
@@ -59,7 +59,7 @@ class EnvironmentMaker:
         gin.parse_config(self._config)
         for name, sentence in self._left_out.items():
             gin.bind_parameter(name, _LeftOut(sentence))
-        return from_bytes(self._pickled) if self._pickled else copy.deepcopy(_bound())  # as gin resolves references
+        return from_bytes(self._pickled) if self._pickled else copy.deepcopy(_bound())  # resolves references
 
 
 def _modules_of(config: str) -> list[str]:
@@ -75,7 +75,7 @@ def _modules_of(config: str) -> list[str]:
 
 
 class _LeftOut:
-    """Replaces, in a worker, a value that a text cannot express; reading it raises UsageError."""
+    """Placeholder in a worker for a value that a text cannot express; reading it raises UsageError."""
 
     def __init__(self, sentence: str):
         self._sentence = sentence
@@ -85,9 +85,9 @@ class _LeftOut:
 
 
 def _left_out() -> dict[str, str]:
-    """Returns a sentence for each bound value that the configuration's text leaves out, by scope/name.parameter.
+    """Returns a sentence for each bound value that is missing from the configuration's text, by scope/name.parameter.
 
-    Configurables that the program itself defines are not included: a worker does not know them, and cannot call them.
+    Configurables that the main program defines are not included, because a worker cannot call them.
     """
     classes, found = gin_internals.configurables(), {}
     for (scope, selector), values in gin_internals.bindings().items():
@@ -101,7 +101,7 @@ def _left_out() -> dict[str, str]:
 
 
 def _bound() -> Any:
-    """Returns gin's reference that is bound to `Trainer.environment`; None without such a reference."""
+    """Returns the reference of gin that is bound to `Trainer.environment`; None if there is none."""
     try:
         value = gin.get_bindings("alfish.Trainer", resolve_references=False).get("environment")
     except ValueError:  # the trainer is not registered

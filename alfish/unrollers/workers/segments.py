@@ -1,7 +1,7 @@
 """Joins the segments of workers into one Experience, and their step records into one StepRecords.
 
-On-policy, segments stand side by side. Off-policy, each environment has one column, however many segments its worker
-filled; shorter columns end with PAD rows.
+On-policy, segments are side by side. Off-policy, each environment has one column with all its segments, one after
+another; shorter columns end with PAD rows.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ from alfish.unrollers.unroller import StepRecords, without_infos
 def joined(
     parts: Sequence[tuple[Experience | None, StepRecords]], workers: Sequence[int], num_workers: int, on_policy: bool
 ) -> tuple[Experience | None, StepRecords]:
-    """Joins the parts of a policy in several segments.
+    """Joins a policy's parts of several segments.
 
     Args:
       parts: rows and records in each segment, in the order of their arrival. The rows are None if they are not needed.
       workers: index of the worker of each segment.
       num_workers: number of workers.
-      on_policy: whether segments stand side by side; if not, rows are in the columns of their environments.
+      on_policy: whether segments are side by side; if not, rows are in the columns of their environments.
 
     Returns:
-      Rows as arrays, or None; and records, which have a column for each environment.
+      Rows as arrays, or None; and records, with a column for each environment.
     """
     by_worker: list[list[Any]] = [[] for _ in range(num_workers)]
     for worker, part in zip(workers, parts, strict=True):
@@ -71,8 +71,8 @@ def in_columns(parts: list[list[Experience]]) -> Experience:
 
 
 def masked(experience: Experience, columns: np.ndarray) -> Experience:
-    """Returns an experience of arrays with PAD instead of all rows of some columns, `[B]` bool."""
-    step_type = experience.time_step.step_type.copy()  # a copy, because results of a transport must not change
+    """Returns an experience of arrays in which all rows of some columns (`[B]` bool) are PAD."""
+    step_type = experience.time_step.step_type.copy()  # a copy, because segments must not change
     step_type[:, columns] = StepType.PAD
     ends = experience.ends and experience.ends._replace(ended=experience.ends.ended & ~columns)
     return experience._replace(time_step=experience.time_step._replace(step_type=step_type), ends=ends)
@@ -114,10 +114,11 @@ def _experience(rows: Nest, start: Nest) -> Experience:
 
 
 def _closed_up(rows: Nest) -> Nest:
-    """Moves PAD rows to the ends of columns, if there are PAD rows before others.
+    """Moves PAD rows to the ends of columns, if PAD rows precede other rows.
 
     Args:
-      rows: first result of `_taken_apart`; with ends, which belong to steps and not to rows, it stays as it is.
+      rows: first result of `_taken_apart`. If it has ends, it does not change, because ends belong to steps, not to
+        rows.
     """
     time_step, *_, ends = rows
     is_pad = time_step.step_type == StepType.PAD
@@ -140,14 +141,14 @@ def _filled_up(part: Experience, num_rows: int) -> Experience:
 
 
 def _nothing_like(part: Experience) -> Experience:
-    """Returns an experience with the part's columns and no rows; its version is -1."""
+    """Returns an experience with the columns of `part`, without rows, and with version -1."""
     rows, start = _taken_apart(part)
     nothing = _experience(nest.at(rows, slice(0, 0)), nest.map(torch.zeros_like, start))
     return nothing._replace(policy_version=torch.full_like(part.policy_version, -1))  # type: ignore[arg-type]
 
 
 def _widened(info: dict[str, Any], columns: slice, num_envs: int) -> dict[str, Any]:
-    """Extends the vector info of some environments to all environments, with a mask for each key."""
+    """Extends the info of some environments to all environments, with a mask for each key."""
     wide: dict[str, Any] = {}
     masks = {f"_{key}" for key in info}
     for key, value in info.items():

@@ -1,4 +1,4 @@
-"""Tensors that processes share or send, in words of 8 bytes: segments of rows, and weights."""
+"""Tensors in buffers that processes share or send: segments and weights. Buffers consist of words of 8 bytes."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -42,7 +42,7 @@ class Layout:
 
 
 class Block:
-    """`count` copies of a list of tensors in one shared memory.
+    """One shared memory with space for `count` copies of a list of tensors.
 
     Args:
       forms: shape and dtype of each tensor.
@@ -50,8 +50,8 @@ class Block:
       fd: file descriptor of the memory, see `SharedMemory`.
 
     Attributes:
-      copies: the `count` lists of tensors.
-      words: the `count` arrays of int64, each a view of one whole copy; bytes between tensors are 0.
+      copies: `count` lists of tensors.
+      words: `count` arrays of int64, each a view of a whole copy; bytes between tensors are 0.
     """
 
     def __init__(self, forms: Sequence[Form], count: int, fd: int | None = None):
@@ -66,7 +66,7 @@ class SharedWeights:
     """Values of tensors that the trainer publishes and workers read.
 
     Args:
-      tensors: tensors that `publish` reads or `read` writes; an equal list in both processes.
+      tensors: tensors that `publish` reads or `read` writes; the lists in both processes must be equal.
       header, fd: descriptors of the memories, see `Publications`.
     """
 
@@ -104,7 +104,7 @@ class SharedWeights:
 
 
 def state_tensors(algorithm: Any, transforms: Any) -> list[torch.Tensor]:
-    """Returns the parameters and buffers that training changes, each once, in a fixed order.
+    """Returns the parameters and buffers that training changes, without duplicates, in a fixed order.
 
     Tensors of encoders in the transforms never change, so workers receive them only at the start.
     """

@@ -1,4 +1,4 @@
-"""Slots: shared memory that holds one segment each, and the ledger of which slots are free, granted, ready and in use.
+"""Slots, shared memory for one segment each, and a ledger of the slots that are free, granted, ready and in use.
 
 A worker writes a slot, and the trainer reads it.
 """
@@ -26,14 +26,14 @@ PolicyRows: TypeAlias = tuple[Experience | None, StepRecords]
 
 
 class ActingPolicy(NamedTuple):
-    """A policy that acts in workers, and its columns there.
+    """A policy that acts in workers, and its columns in a worker.
 
     Attributes:
       name: name of the policy; '' if it is the only one.
-      environment: example of the environments in its columns. It is not stepped, and may be closed.
+      environment: example of the environments of the policy. It is not stepped, and may be closed.
       algorithm, transforms: networks of the policy.
-      num_columns: number of its columns in a worker.
-      trains: whether its rows are needed; if not, segments have only its records.
+      num_columns: number of the policy's columns in a worker.
+      trains: whether the policy's rows are needed; if not, segments contain only its records.
       shown, stores_states: settings of the unroller, see `Unroller`.
     """
 
@@ -51,10 +51,10 @@ class Slots:
     """All slots of a run, in one shared memory.
 
     Args:
-      forms: shape and dtype of each leaf of a slot: for each policy an `Experience` without its version, then
-        `StepRecords` without infos; see `slot_forms`.
+      forms: shape and dtype of each leaf of a slot. For each policy, these are an `Experience` without its version,
+        then `StepRecords` without infos; see `slot_forms`.
       count: number of slots.
-      structure: structure of the experience and the records of all policies, from `nest.flatten`; needed by `read`.
+      structure: structure of the experience and the records of all policies, from `nest.flatten`; only `read` needs it.
       fd: file descriptor of the memory, in a worker; None makes a new memory.
     """
 
@@ -68,7 +68,7 @@ class Slots:
         return self._block.memory.fd
 
     def write(self, slot: int, policies: Sequence[PolicyRows]) -> None:
-        """Copies rows and records into a slot. Version, infos and the numbers of records are sent by message."""
+        """Copies rows and records into a slot. Messages carry the version, infos and numbers of records."""
         targets = iter(self._block.copies[slot])
         for experience, records in policies:
             rows = () if experience is None else nest.leaves(experience._replace(policy_version=None))
@@ -85,7 +85,7 @@ class Slots:
 
 
 def rows_and_records(segment: Segment, structure: Any, leaves: Sequence[torch.Tensor]) -> list[PolicyRows]:
-    """Returns the rows and the records of each policy from the leaves of a segment's slot, as views of the leaves."""
+    """Returns the rows and the records of each policy, as views of the leaves of a segment's slot."""
     policies = zip(nest.unflatten(structure, leaves), segment.num_records, segment.infos, strict=True)
     found: list[PolicyRows] = []
     for (experience, records), count, infos in policies:
@@ -102,7 +102,7 @@ def example_row(
 ) -> Experience:
     """Returns an Experience of one row `[B, ...]`: the policy's output for an observation of zeros.
 
-    It does not step the environment.
+    The environment is not stepped.
     """
     actor = Actor(algorithm, transforms)
     time_step = TimeStep(
@@ -136,8 +136,8 @@ def slot_forms(
     """Returns shape and dtype of each leaf of a policy's part of a slot.
 
     Args:
-      example: example row `[B, ...]` of a segment; None if its rows are not stored.
-      records: records of that row, made by `example_records`.
+      example: example row `[B, ...]` of a segment; None if rows are not stored.
+      records: records of the example row, from `example_records`.
       num_rows: number of rows of a segment.
       num_steps: number of vector steps of a segment.
       num_records: largest number S of records of a segment.
@@ -174,19 +174,20 @@ def slot_of(policies: Sequence[ActingPolicy], length: int) -> tuple[list[Form], 
 
 
 class SlotLedger:
-    """Keeps the state of every slot, and the segment in it.
+    """Tracks the state of every slot, and its segment.
 
-        free -> granted: its worker writes it -> ready: it holds a segment -> in use: an iteration trains on it -> free
+        free -> granted (its worker writes it) -> ready (it holds a segment) -> in use (an iteration trains on it) ->
+        free
 
-    A slot of a worker that has died goes from granted to free.
+    If a worker dies, its granted slots become free.
 
     Args:
       num_workers: number of workers.
       slots: number of slots of each worker. Worker i has the slots from `i * slots` on.
 
     Attributes:
-      ready: segments that no unroll has taken yet, in the order of their arrival.
-      in_use: segments that the last unroll has taken and not given back.
+      ready: segments that were not taken yet, in order of arrival.
+      in_use: segments that the last unroll took and has not released.
     """
 
     def __init__(self, num_workers: int, slots: int):
@@ -198,12 +199,12 @@ class SlotLedger:
         self._next_sequence = [0] * num_workers  # `Segment.sequence` of each worker's next segment
 
     def next_free(self, worker_index: int) -> int | None:
-        """Returns the worker's slot to grant next; None if the worker has no free slot."""
+        """Returns the next slot to grant to a worker; None if the worker has no free slot."""
         free = self._free[worker_index]
         return free[-1] if free else None
 
     def is_idle(self, worker_index: int) -> bool:
-        """Returns whether the worker has no slot to fill, and no segment that waits to be taken."""
+        """Returns whether a worker has no granted slot and no ready segment."""
         return not self._granted[worker_index] and all(segment.worker_index != worker_index for segment in self.ready)
 
     def grant(self, worker_index: int) -> None:
@@ -227,7 +228,7 @@ class SlotLedger:
           most_of_each: largest number of segments of each worker; None means all.
 
         Returns:
-          The segments that were taken, the oldest first.
+          The segments, the oldest first.
         """
         taken: list[Segment] = []
         left: list[Segment] = []
@@ -249,13 +250,13 @@ class SlotLedger:
         self.in_use = []
 
     def on_death(self, worker_index: int) -> None:
-        """Moves the worker's granted slots to free. Segments that the worker has filled stay."""
+        """Moves a worker's granted slots to free. Its finished segments remain."""
         self._free[worker_index] = sorted([*self._free[worker_index], *self._granted[worker_index]])
         self._granted[worker_index].clear()
         self._next_sequence[worker_index] = 0
 
     def check_valid(self) -> None:
-        """Asserts that each slot is in exactly one state, and belongs to its own worker."""
+        """Asserts that each slot of a worker is in exactly one state."""
         for i, free in enumerate(self._free):
             held = [segment.slot for segment in (*self.ready, *self.in_use) if segment.worker_index == i]
             own = range(i * self.slots, (i + 1) * self.slots)

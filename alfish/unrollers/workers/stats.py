@@ -1,4 +1,4 @@
-"""Statistics of asynchronous unrolling for summaries."""
+"""Statistics of asynchronous collecting, for summaries."""
 
 import time
 from collections import Counter
@@ -23,11 +23,11 @@ class Stats:
         self._waited += seconds
 
     def delivered(self, lags: list[int]) -> None:
-        """Adds the lags of segments, in iterations since their weights were published."""
+        """Adds the lags of segments: iterations since the publication of their weights."""
         self._lags += lags
 
     def masked(self, num_rows: int, name: str = "") -> None:
-        """Adds the number of rows that were too old to be trained on.
+        """Adds the number of rows that were masked because they were too old.
 
         Args:
           num_rows: number of rows.

@@ -1,4 +1,4 @@
-"""The interface between `AsyncUnroller` and the processes that collect, and its implementation on one machine."""
+"""The interface between `AsyncUnroller` and worker processes, and its implementation on one machine."""
 
 import abc
 import os
@@ -23,12 +23,12 @@ class Transport(abc.ABC):
     `AsyncUnroller` decides which slots are granted and which segments are taken; a transport only carries them.
 
     Attributes:
-      all: all workers, by index. Each has an `index` in the run and a `generation`, its number of processes before the
-        present one.
+      all: all workers, by index. Each has an `index` in the run, and a `generation`, the number of its earlier
+        processes.
       num_left: number of workers that run or will be restarted.
       num_restarts: number of restarts.
-      place: place of the workers, in words that follow the number of workers.
-      shrinks: setting that lets the run continue without some of the workers; empty if the run needs all workers.
+      place: place of the workers, as text after the number of workers in the log.
+      shrinks: setting that allows the run to continue without some workers; '' if the run needs all workers.
       newest: number of the newest publication of weights, see `Grant.publication`.
       log: function that receives lines for the user.
     """
@@ -60,25 +60,25 @@ class Transport(abc.ABC):
           forms: shape and dtype of each leaf of a slot, see `slot_forms`.
           structure: structure of these leaves, see `Slots`.
           tensors: tensors of the weights. `publish` copies their values.
-          version: `policy_version` of the present values.
+          version: `policy_version` of the current values.
         """
 
     @abc.abstractmethod
     def publish(self, version: int) -> None:
-        """Publishes the present values of the weights. Segments that are made with these weights have this version."""
+        """Publishes the current weights. Segments that are made with these weights have this version."""
 
     @abc.abstractmethod
     def grant(self, worker: Any, grant: Grant) -> bool:
         """Grants a slot to a worker. Returns False if the worker has not started, or has ended."""
 
     def send(self) -> None:
-        """Sends the grants that `grant` has collected. Default: does nothing, because `grant` sends at once."""
+        """Sends collected grants. Default: does nothing, because `grant` sends at once."""
 
     @abc.abstractmethod
     def wait(self, timeout: float) -> Iterator[tuple[Any, FromWorker]]:
-        """Yields messages of workers. Returns when there are messages, or after `timeout` seconds.
+        """Yields messages of workers; waits for at most `timeout` seconds if there are none.
 
-        `Died` is the last message of a process. Restarts that are due happen here.
+        `Died` is the last message of a process. This method also makes due restarts.
 
         Raises:
           RunError: a worker failed in a way that a restart cannot repair, or too many workers died.
@@ -89,12 +89,12 @@ class Transport(abc.ABC):
     def read(self, segment: Segment) -> list[PolicyRows]:
         """Returns rows and records of each policy in a segment as views, valid until its slot is granted again.
 
-        Call it once for each segment, and do not write into the views.
+        Call this once for each segment, and do not write to the views.
         """
 
     @abc.abstractmethod
     def activities(self) -> str:
-        """Returns a clause that says what each worker is doing."""
+        """Returns a clause about what each worker is doing."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -110,15 +110,15 @@ class Workers(Pool, Transport):
 
     Args:
       count: number of workers.
-      start_timeout: seconds for imports, and for building and first resetting the environments.
-      step_timeout: seconds for one vector step, for one call of the policy, and for the answer to a grant.
-      close_timeout: seconds for closing environments at the end.
-      max_deaths: number of deaths within `death_window` after which workers are still restarted; `on_failure` applies
-        to the next death. The end of the process that forks workers, which ends all workers, counts as one death.
+      start_timeout: maximum seconds of imports, and of building and first resetting the environments.
+      step_timeout: maximum seconds of one vector step, one call of the policy, and the answer to a grant.
+      close_timeout: maximum seconds of closing environments at the end.
+      max_deaths: largest number of deaths within `death_window` for which workers are restarted; `on_failure` applies
+        to a further death. If the process that forks workers ends, all workers end; this counts as one death.
       death_window: seconds of the window in which deaths are counted.
       on_failure: action after more than `max_deaths` deaths: 'raise' ends the run; 'shrink' continues with the other
         workers.
-      cpus: processor cores to pin workers to, in turn; None means that workers are not pinned.
+      cpus: processor cores to which workers are pinned in turn; None means that workers are not pinned.
     """
 
     # Set by `start`.

@@ -1,6 +1,7 @@
 """The worker process: steps environments, acts with a copy of the policy, and writes segments into shared memory.
 
-A server process forks the worker, which ends at the latest when the trainer closes its end of a pipe, the lifeline.
+A server process forks the worker. The worker ends at the latest when the trainer closes its end of a pipe, the
+lifeline.
 """
 
 import contextlib
@@ -67,15 +68,15 @@ class StepWatch:
     """Reports what a worker is doing, steps its environments, and adds up the seconds of their steps.
 
     Args:
-      heartbeat: heartbeat that receives the present activity.
+      heartbeat: heartbeat that receives the current activity.
       step_interval: minimum seconds between the starts of two vector steps.
-      tolerate: function that receives the id of an environment that failed, its error in one sentence, and the
-        traceback; None means that a failure ends the worker.
+      tolerate: function called with the id of a failed environment, a sentence about the error, and the traceback; None
+        means that a failure ends the worker.
 
     Attributes:
       heartbeat, tolerate: the arguments.
       num_steps: number of vector steps.
-      env_seconds: seconds of these steps; the owner sets it back.
+      env_seconds: seconds of these steps; the owner resets it.
     """
 
     def __init__(self, heartbeat: Heartbeat, step_interval: float, tolerate: Callable[[int, str, str], None] | None):
@@ -84,7 +85,7 @@ class StepWatch:
         self.num_steps, self.env_seconds = 0, 0.0
 
     def step(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Calls a function that makes a vector step; returns its result. The activity stays STEPPING.
+        """Calls a function that makes a vector step; returns its result. Afterwards the activity is still STEPPING.
 
         Raises:
           Stopped: the trainer has asked the worker to stop.
@@ -106,11 +107,11 @@ class StepWatch:
         return result
 
     def report(self, env_id: int, error: BaseException, name: str) -> None:
-        """Reports that an environment failed and is replaced.
+        """Reports that an environment has failed and is replaced.
 
         Args:
-          env_id: its id among the environments of all workers.
-          error: its error.
+          env_id: id of the environment among the environments of all workers.
+          error: error of the environment.
           name: name of the environments.
         """
         assert self.tolerate is not None
@@ -118,23 +119,23 @@ class StepWatch:
 
 
 class WorkerUnroller(SyncUnroller):
-    """SyncUnroller that reports its activity and replaces environments that fail.
+    """`SyncUnroller` that reports its activity, and replaces environments that fail.
 
     Args:
       watch: watch of the worker's steps.
-      starts: vector step after which the first episode of each environment is truncated; 0 means never.
+      starts: vector steps after which the first episode of each environment is truncated; 0 means no truncation.
     """
 
     def __init__(self, *arguments: Any, watch: StepWatch, starts: list[int]):
         super().__init__(*arguments)
         self._watch, self._heartbeat, self._starts = watch, watch.heartbeat, np.array(starts)
         self._nonfinite_rows = quiet(nonfinite_rows)
-        self._num_calls = 0  # number of the last call that was made, see `EnvironmentCall`
+        self._num_calls = 0  # number of the last call, see `EnvironmentCall`
         if watch.tolerate is not None:
             self.environment.tolerate_errors(self._report)
 
     def collect(self, length: int, at_random: bool) -> list[PolicyRows]:
-        """Returns the rows of an unroll and its records; see `SentPolicies.make_unroller`."""
+        """Returns the rows and the records of an unroll; see `SentPolicies.make_unroller`."""
         return [(self.unroll(length, at_random), self.records)]  # type: ignore[list-item]
 
     def _report(self, index: int, error: BaseException) -> None:
@@ -149,12 +150,12 @@ class WorkerUnroller(SyncUnroller):
             self._heartbeat.set(Heartbeat.ACTING)
 
     def make_calls(self, calls: Iterable[EnvironmentCall]) -> None:
-        """Makes the calls that were not made yet. Before the first unroll, the environments are then reset again."""
+        """Makes calls that were not made yet. Before the first unroll, resets the environments again after a call."""
         new = [made for made in calls if made.number > self._num_calls]
         for made in new:
             self.environment.call(made.name, *made.arguments)
             self._num_calls = made.number
-        if new and self._unseen:  # the worker was restarted, and has reset its environments with the calls of the start
+        if new and self._unseen:  # a restarted worker has reset its environments before these calls
             self._restart_episodes()
 
     def advance(self, step: Any, transform_state: Nest) -> None:
@@ -168,7 +169,7 @@ class WorkerUnroller(SyncUnroller):
         self._heartbeat.set(Heartbeat.ACTING)
 
     def _check(self, time_step: TimeStep, sign: float) -> None:
-        """Ends the worker if rows are not finite. Environments that can be replaced were checked at each step."""
+        """Ends the worker if rows are not finite; environments that can be replaced are checked at each step."""
         try:
             super()._check(time_step, sign)
         except RunError as error:
@@ -185,7 +186,7 @@ class WorkerUnroller(SyncUnroller):
         tolerate = self._watch.tolerate
         if tolerate is None or not self.environment.can_replace:
             return time_step, replaced
-        while (bad := self._nonfinite_rows(time_step)) is not None:  # the trainer counts errors and ends the run
+        while (bad := self._nonfinite_rows(time_step)) is not None:  # the trainer limits the number of errors
             for column in np.flatnonzero(bad):
                 row = time_step.reward, time_step.observation
                 reward, observation = nest.map(lambda leaf, column=column: str(leaf[column]), row)  # shortens images
@@ -205,7 +206,7 @@ def main(setup: bytes, fds: dict[str, int]) -> None:
     """
     threading.Thread(target=_die_with_trainer, args=(fds["lifeline"],), daemon=True).start()
     channel = Channel(socket.socket(fileno=fds["channel"]))
-    with contextlib.ExitStack() as environments:  # closed after errors are sent, because closing may hang
+    with contextlib.ExitStack() as environments:  # closed after errors are sent, because closing may block
         try:
             work(from_bytes(setup), fds, channel, environments)
         except (EOFError, BrokenPipeError, ConnectionResetError, Stopped):
@@ -224,18 +225,18 @@ def main(setup: bytes, fds: dict[str, int]) -> None:
 
 
 def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: contextlib.ExitStack) -> None:
-    """Builds environments and a copy of what acts, and fills slots until the trainer closes the channel.
+    """Builds environments and the unroller, and fills slots until the trainer closes the channel.
 
     Args:
       setup, fds, channel: arguments and channel of the process, see `main`.
-      environments: stack that receives callbacks that close the environments.
+      environments: stack for callbacks that close the environments.
     """
     heartbeat = Heartbeat(SharedMemory(os.fstat(fds["heartbeats"]).st_size, fds["heartbeats"]), setup.worker_index)
     faulthandler.enable()
     faulthandler.register(DUMP_SIGNAL, os.fdopen(fds["stacks"], "w"), all_threads=True, chain=False)
     if setup.cpu is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {setup.cpu})
-    flush_subnormals()  # as the trainer does
+    flush_subnormals()  # like the trainer
     torch.set_num_threads(1)
     seed_all(setup.seed)
     plan, stepping = setup.plan, setup.plan.stepping
@@ -258,9 +259,9 @@ def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: cont
     watch = StepWatch(heartbeat, stepping.step_interval, tolerate if stepping.tolerates_errors else None)
     unroller = policies.make_unroller(environment, setup, watch)
     weights = SharedWeights(policies.tensors(), fds["weights_header"], fds["weights"])
-    weights.read()  # includes the progress of training, which a curriculum needs at its first reset
+    weights.read()  # includes progress, which a curriculum needs at the first reset
     unroller.make_calls(plan.calls)
-    unroller.start()  # an error in the first reset is raised in the trainer
+    unroller.start()  # the trainer raises an error of the first reset
     channel.send(Started(environment.num_envs))
     slots = Slots(forms, plan.num_slots, fd=fds["slots"])
     _fill_segments(setup, channel, watch, weights, slots, unroller)
@@ -288,13 +289,13 @@ def _fill_segments(
         segment = Segment(setup.worker_index, grant.slot, sequence, version, counts, infos, seconds)
         try:
             channel.send(segment)
-        except (TypeError, AttributeError, pickle.PicklingError):  # raised for an object in infos; nothing was sent
+        except (TypeError, AttributeError, pickle.PicklingError):  # an object in infos; nothing was sent
             sendable = [[(row, _sendable(info)) for row, info in own] for own in infos]
             channel.send(segment._replace(infos=sendable))
 
 
 def _sendable(info: Any) -> Any:
-    """Returns an info, or a part of one, with None for objects that cannot be pickled."""
+    """Returns an info with None in place of objects that cannot be pickled."""
     if isinstance(info, dict):
         return {key: _sendable(value) for key, value in info.items()}
     if isinstance(info, np.ndarray) and info.dtype == object:
@@ -310,7 +311,7 @@ def _sendable(info: Any) -> Any:
 
 
 def _close(environment: Any) -> None:
-    with contextlib.suppress(Exception):  # errors of an environment that may be broken already
+    with contextlib.suppress(Exception):  # the environment may already be broken
         environment.close()
 
 

@@ -89,7 +89,7 @@ def test_the_default_features_are_logistic_functions_and_a_constant():
     assert features.output_size == 3
 
 
-def test_a_policy_that_only_acts_loads_the_expectations_without_the_data():
+def test_acting_policies_load_expectations_without_data():
     part = make()
     part.close_round(torch.tensor([1.0, 2.0], dtype=torch.float64))
     with opened_to_act():

@@ -113,7 +113,7 @@ def test_the_loss_is_added_with_its_weight_to_the_group_of_the_features(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_trains_the_features_and_its_own_networks_and_nothing_else(kind):
+def test_auxiliary_loss_trains_only_features_and_its_own_networks(kind):
     whole, given = made(kind)
     *_, module, group, _ = KINDS[kind]
     found = whole.calc_loss(given, whole.train_step(given, given.state).info)

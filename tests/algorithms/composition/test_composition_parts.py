@@ -74,7 +74,7 @@ def test_steps_are_rows_with_the_executed_action_and_the_row_they_led_to():
 
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("name", PARTS)
-def test_a_part_has_one_loss_for_each_step_and_trains_all_that_it_learns(name, action):
+def test_a_part_has_one_loss_per_step_and_trains_all_its_parameters(name, action):
     part = PARTS[name](OBSERVATION, ACTIONS[action])
     transitions = transitions_of(rows([FIRST, MID, MID, LAST], ACTIONS[action]))
     torch.manual_seed(1)  # of RND, rows that train
@@ -241,7 +241,7 @@ def test_replays_weights_are_for_the_algorithm_only():
     assert composed(DQN).weighted_losses is None
 
 
-def test_progress_is_one_tensor_in_all_algorithms():
+def test_all_algorithms_share_one_progress_tensor():
     made = composed(functools.partial(Composed, algorithm=PPO), rewards=[PARTS["rnd"]])
     for moved in (made, made.to(torch.float32)):  # a cast replaces buffers, as a move to a GPU does
         inner = moved.algorithm
@@ -330,7 +330,7 @@ def test_the_state_value_is_that_of_the_inner_algorithm():
     torch.testing.assert_close(made.state_value(step, None), made.algorithm.state_value(made._seen(step), None))
 
 
-def test_an_algorithm_with_several_groups_must_return_a_loss_of_each():
+def test_each_group_of_an_algorithm_needs_a_loss():
     class Both(SAC):
         def calc_loss(self, experience, info):
             return LossInfo(super().calc_loss(experience, info).loss["critic"])
@@ -376,7 +376,7 @@ def test_parts_that_do_not_fit_are_refused_in_one_sentence(name):
         composed(**{"algorithm": PPO, **arguments})
 
 
-def test_each_part_has_an_entry_of_the_reward_with_its_own_weight_and_discount():
+def test_each_reward_part_has_its_own_entry_weight_and_discount():
     made = composed(
         functools.partial(PPO, gamma=(0.9, 0.5)), separate_values=True, extrinsic_coef=2.0,
         rewards=[functools.partial(PARTS["rnd"], coef=lambda progress: 3.0 - progress, episodic=False)],
@@ -398,7 +398,7 @@ def test_each_part_has_an_entry_of_the_reward_with_its_own_weight_and_discount()
     assert objectives.weights.tolist() == [2.0, 2.0]
 
 
-def test_weights_of_values_follow_their_schedules_where_nothing_is_collected():
+def test_offline_value_weights_follow_their_schedules():
     part = functools.partial(PARTS["icm"], coef=lambda progress: 3.0 - progress)
     made = composed(DQN, rewards=[part], separate_values=True)
     assert made.algorithm.values.weights.tolist() == [1.0, 3.0]

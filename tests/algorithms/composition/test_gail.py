@@ -118,7 +118,7 @@ def test_data_of_other_spaces_are_refused(observation, action, message):
         GAIL(specs.observation_spec(observation), specs.action_spec(action), demonstrations=data())
 
 
-def test_data_whose_actions_have_other_units_are_refused_when_training_starts():
+def test_data_with_other_action_units_are_refused_at_training_start():
     make().demonstrations.start(OBSERVATION, ACTION)
     with pytest.raises(UsageError, match=r"the actions of .* are Box\(-2.*, but the environment's are Box\(-1"):
         make().demonstrations.start(OBSERVATION, spaces.Box(-1, 1, (2,), np.float32))
@@ -135,7 +135,7 @@ def test_what_is_not_a_data_set_is_refused():
 
 
 @pytest.mark.parametrize("reward", ["softplus", "log_ratio", "negative"])
-def test_episodes_that_differ_in_length_are_reported_where_the_sign_of_the_reward_matters(reward, monkeypatch):
+def test_episode_lengths_are_reported_if_reward_signs_matter(reward, monkeypatch):
     warnings = []
     monkeypatch.setattr(logging, "warning", lambda text, *arguments: warnings.append(text % arguments))
     make(reward=reward)
@@ -254,7 +254,7 @@ def test_inputs_are_normalized_by_the_moments_of_both_kinds_of_steps(num_seen):
     assert part.normalizer._moments[0].mean.abs().max() < 1, "actions count as they are executed, within their bounds"
 
 
-def test_a_row_that_acts_again_in_the_next_unroll_counts_once_in_columns_that_are_shorter_too():
+def test_overlapping_rows_count_once_even_in_shorter_columns():
     part, experience = make(normalize_reward=True), rows(6, 2)
     step_type = torch.full((6, 2), StepType.MID, dtype=torch.int32)
     step_type[4:, 1] = StepType.PAD  # row 3 acts again
@@ -276,7 +276,7 @@ def test_rewards_are_divided_by_the_deviation_of_their_discounted_returns():
     assert part.scale._moments.count > 0 and part.scale._moments.scale != 1
 
 
-def test_returns_of_an_unroll_that_begins_with_the_end_of_an_episode_are_counted():
+def test_an_episode_that_ends_in_the_first_row_is_counted():
     def scaled(*kinds):
         """The scale after an unroll within an episode and one of these kinds of rows."""
         part = make(normalize_reward=True, gamma=0.9)
@@ -321,12 +321,12 @@ def test_training_never_reads_the_environments_reward(garbage):
     assert all(torch.equal(a, b) for a, b in zip(*found))
 
 
-def test_the_discriminator_is_a_group_of_its_own_and_the_normalizer_is_none():
+def test_only_the_discriminator_is_a_parameter_group():
     updates = Updates(compose(), Adam, None)
     assert set(updates.groups) == {"all", "gail"}
 
 
-def test_the_algorithm_sees_normalized_observations_and_the_part_raw_ones():
+def test_only_the_algorithm_sees_normalized_observations():
     algorithm, experience = compose(), rows(6, 2)
     seen = algorithm._seen(experience.time_step).observation
     assert torch.equal(seen, experience.time_step.observation), "nothing was observed yet"

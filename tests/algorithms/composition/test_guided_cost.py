@@ -61,7 +61,7 @@ def steps(*shape, action=CHOICES, seed=0):
 # Loss.
 
 
-def test_z_is_the_mean_of_the_importance_weights_of_the_steps_that_train():
+def test_z_is_the_mean_importance_weight_of_trained_steps():
     cost = torch.tensor([[[0.0, math.log(2), -50.0]], [[math.log(4), 0.0, 3.0]]], requires_grad=True)
     q = torch.tensor([[[0.5, 0.25, 1e-9]], [[0.125, 0.5, 0.1]]])
     trains = torch.tensor([[True, True, False]])
@@ -137,7 +137,7 @@ def test_the_model_of_the_demonstrations_gives_forbidden_actions_no_probability(
 
 
 @pytest.mark.parametrize("action", [CHOICES, BOX])
-def test_the_reward_is_minus_the_cost_with_mean_0_over_the_steps_that_train(action):
+def test_reward_is_minus_the_cost_centered_over_trained_steps(action):
     part, transitions = make(action), steps(4, 6, action=action)
     trains = torch.rand(4, 6) < 0.5
     with torch.no_grad():
@@ -174,7 +174,7 @@ CASES = [(PPO, CHOICES), (PPO, BOX), (SAC, CHOICES), (SAC, BOX)]
 
 @pytest.mark.parametrize(("algorithm", "action"), CASES)
 @pytest.mark.parametrize("representation", [None, NormalizedObservation])
-def test_probabilities_are_those_of_the_policy_that_acts(algorithm, action, representation):
+def test_probabilities_come_from_the_acting_policy(algorithm, action, representation):
     made, rows = compose(algorithm, action, representation=representation), steps(3, 4, action=action)
     if representation is not None:
         made.representation.normalizer._moments[0].shift.fill_(0.5)

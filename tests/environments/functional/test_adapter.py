@@ -53,7 +53,7 @@ def equal(one, other):
     return all(torch.equal(a, b) and a.dtype == b.dtype for a, b in pairs)
 
 
-def test_every_row_follows_from_the_one_before_it_by_the_functions_of_the_class():
+def test_each_row_follows_from_the_previous_by_the_class_functions():
     environment = FunctionalEnvironment(Short(), [3, 4, 5, 6])
     assert environment.uneven and not environment.seeds_rows
     kinds = []
@@ -152,14 +152,14 @@ def episode(environment, seed, row):
     return found
 
 
-def test_the_episode_of_a_seed_is_the_same_for_any_number_of_environments_and_any_row():
+def test_a_seeds_episode_does_not_depend_on_row_or_number_of_environments():
     alone = episode(make_environment(Short, num_envs=1, evaluation=True), 5, 0)
     several = make_environment(Short, num_envs=9, evaluation=True)
     assert several.seeds_rows and several.resets_rows and not several.uneven
     assert episode(several, 5, 6) == episode(several, 5, 2) == alone
 
 
-def test_some_environments_are_reset_and_the_others_go_on():
+def test_some_environments_are_reset_and_the_others_continue():
     environment = make_environment(Short, num_envs=3, evaluation=True)
     before = environment.reset([1, 2, 3])
     for _ in range(4):
@@ -240,7 +240,7 @@ def trained(root_dir, num_env_steps, **arguments):
     return [leaf.detach().clone() for leaf in trainer.algorithm.parameters()], trainer
 
 
-def test_a_run_that_was_stopped_continues_with_the_bits_of_one_that_was_not(tmp_path):
+def test_a_stopped_run_continues_bit_for_bit(tmp_path):
     whole, _ = trained(tmp_path / "whole", 2000)
     trained(tmp_path / "halves", 1000)
     halves, _ = trained(tmp_path / "halves", 2000)
@@ -262,7 +262,7 @@ def test_the_class_is_checked_once_and_then_not_again():
     assert len(calls) == 3
 
 
-def test_noise_of_an_observation_is_that_of_its_step():
+def test_observation_noise_belongs_to_its_step():
     class Noisy(CartPole):
         initial_draws = {**CartPole.initial_draws, "noise": Uniform(100, 200)}
         transition_draws = {"noise": Uniform()}

@@ -71,7 +71,7 @@ def block(env, num_steps, num_envs, seed=0):
     return torch.rand(num_steps, num_envs, num_draws(env), generator=generator(seed))
 
 
-def test_a_block_of_numbers_holds_those_of_single_steps():
+def test_block_draws_equal_single_step_draws():
     whole, one_by_one = block(Drunk(), 50, 7), generator()
     steps = [torch.rand(7, num_draws(Drunk()), generator=one_by_one) for _ in range(50)]
     assert whole.shape == (50, 7, 4) and torch.equal(whole, torch.stack(steps))
@@ -89,7 +89,7 @@ def test_kinds_of_numbers_have_their_distributions_and_shapes():
     assert torch.bincount(drawn["c"].flatten()).div(40_000).sub(0.25).abs().max() < 0.01
 
 
-def test_the_least_and_the_largest_number_are_mapped_to_finite_values_within_the_range():
+def test_smallest_and_largest_draws_map_to_finite_values_in_range():
     ends = torch.tensor([0.0, 1 - 2**-24, 0.5])
     normal = Normal().of(ends)
     assert normal.isfinite().all() and normal[0] == -normal[1] and abs(normal[2]) < 1e-6

@@ -47,7 +47,7 @@ def test_an_id_is_found_by_gymnasium_and_by_alfish():
         ("alfish.environments.functional:CartPole", None, 500),
     ],
 )
-def test_a_class_an_object_a_factory_and_a_name_make_all_environments_at_once(env_id, kwargs, steps):
+def test_vector_environments_are_made_from_class_object_factory_or_name(env_id, kwargs, steps):
     environment = make_environment(env_id, num_envs=3, env_kwargs=kwargs)
     assert isinstance(environment, FunctionalEnvironment)
     assert environment.env_spec.max_episode_steps == steps

@@ -21,7 +21,7 @@ def pendulums():
     return make_environment("Pendulum-v1", 2, seed=2, env_kwargs={"g": 9.0})
 
 
-def test_agents_side_by_side_have_the_rows_of_their_own_environments():
+def test_joint_agents_have_the_rows_of_their_environments():
     games = SideBySide({"cart": cart_poles(), "pendulum": pendulums()})
     alone = {"cart": cart_poles(), "pendulum": pendulums()}
     assert {name: (g.num_envs, g.agents, g.num_games) for name, g in games.groups.items()} == {
@@ -73,7 +73,7 @@ def test_all_agents_are_reset_if_one_of_their_environments_cannot_continue():
     assert [letters(each.step_type) for each in again.step(action).values()] == ["MM", "MMM"]
 
 
-def test_environments_that_reset_in_the_step_of_an_end_are_refused():
+def test_same_step_resets_are_refused():
     env = SyncVectorEnv([lambda: Corridor(5)] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
     with pytest.raises(UsageError, match="SideBySide: the environments 'x' .* build them with AutoresetMode.NEXT_STEP"):
         SideBySide({"x": VectorEnvironment(env, [1, 2])})

@@ -14,7 +14,7 @@ def test_without_any_the_observation_is_the_game_s_own():
 
 
 class TestState:
-    def test_is_that_of_the_game_after_the_step(self):
+    def test_state_is_the_game_state_after_the_step(self):
         games = ParallelGames([Meeting(), Meeting()], leaves=["state"])
         assert games.groups["a"].observation_space == spaces.Dict(observation=OBSERVATION, state=Meeting.state_space)
         rows, _ = played(games, 10)
@@ -51,7 +51,7 @@ class TestState:
 
 
 class TestOthers:
-    def test_are_the_other_agents_in_their_order_with_zeros_for_absent_ones(self):
+    def test_leaves_show_other_agents_in_order_with_zeros_for_absent_agents(self):
         rows, _ = played(ParallelGames([Meeting()], leaves=["others"]), 5)
         others = [each["a"].observation["others"].reshape(3, 2, 4) for each in rows]
         own = [each["a"].observation["observation"] for each in rows]
@@ -141,7 +141,7 @@ class TestAgent:
         np.testing.assert_array_equal(played(games, 2)[0][2]["a"].observation["agent"], np.tile(np.eye(3), (2, 1)))
 
 
-def test_all_leaves_stand_beside_those_of_the_game():
+def test_agent_leaves_are_added_to_the_game_leaves():
     games = ParallelGames([Masked()], leaves=["state", "others", "agent"])
     assert set(games.groups["a"].observation_space.spaces) == {"observation", "action_mask", "state", "others", "agent"}
 

@@ -19,7 +19,7 @@ TICTACTOE = "pettingzoo.classic.tictactoe.tictactoe"
 
 
 class TestGame:
-    def test_of_a_module_is_in_turns_where_it_has_env_only(self):
+    def test_game_module_with_only_env_acts_in_turns(self):
         games = make_games(TICTACTOE, 3)
         assert isinstance(games, TurnGames) and games.num_games == 3 and games.name == "tictactoe_v3"
         assert games.groups["player_1"].num_envs == 6 and games.stepping == "one by one"
@@ -135,7 +135,7 @@ class TestMistakes:
         with pytest.raises(UsageError, match=sentence):
             make_games(Meeting, **settings)
 
-    def test_a_configuration_of_another_person_imports_no_module(self, monkeypatch):
+    def test_a_configuration_of_another_user_imports_no_module(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "their_games", types.ModuleType("their_games"))
         with imports.restricted(()), pytest.raises(UsageError, match="make_games.game calls a function of"):
             make_games("their_games:play")

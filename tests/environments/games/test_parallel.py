@@ -26,11 +26,11 @@ def columns(rows, name="a"):
 
 
 class TestRows:
-    def test_of_agents_that_come_late_leave_and_come_again(self):
+    def test_rows_of_agents_that_join_leave_and_return(self):
         rows, _ = played(ParallelGames([Meeting()]), 12)
         assert columns(rows) == ["FMMMMMMMLFMMM", "..FML.FML..FM", "FMMMMMML.FMMM"]
 
-    def test_have_the_observation_of_their_step_and_the_last_one_at_an_end(self):
+    def test_rows_have_their_own_observation_even_at_an_end(self):
         rows, _ = played(ParallelGames([Meeting(), Meeting()]), 20)
         for t, each in enumerate(rows):
             seen = each["a"].observation
@@ -52,7 +52,7 @@ class TestRows:
                     assert rows[t]["a"].prev_action[column] == 0
             assert found == zoo[column // 3].moves["abc"[column % 3]]
 
-    def test_have_the_reward_of_the_move_and_discount_0_after_termination_only(self):
+    def test_rows_have_the_move_reward_and_discount_0_only_after_termination(self):
         rows, _ = played(ParallelGames([Meeting()]), 9)
         rewards = np.stack([each["a"].reward for each in rows], 1)
         assert rewards.tolist() == [
@@ -208,7 +208,7 @@ class TestGroups:
 
 
 class TestMasks:
-    def test_are_found_by_the_convention_of_pettingzoo(self):
+    def test_pettingzoo_games_are_found_by_convention(self):
         games = ParallelGames([Masked()])
         assert isinstance(games.groups["a"].observation_spec["action_mask"], ActionMask)
         rows, _ = played(games, 8, lambda t, group, rows: rows.observation["action_mask"].argmax(1))
@@ -222,7 +222,7 @@ class TestMasks:
         rows, _ = played(games, 8, lambda t, group, rows: rows.observation["action_mask"].argmax(1))
         assert rows[4]["a"].observation["action_mask"][0].tolist() == [1, 0, 1]
 
-    def test_are_not_looked_for_in_other_observations(self):
+    def test_masks_are_not_searched_in_other_observations(self):
         assert "mask" not in str(ParallelGames([Masked("info")]).groups["a"].observation_space)
 
     def test_refuse_a_forbidden_action_of_an_agent_that_acts(self):
@@ -234,7 +234,7 @@ class TestMasks:
         ):
             games.step({"a": np.array([0, 0, 0, 0, 0, 1])})
 
-    def test_that_allow_nothing_are_refused_before_an_end(self):
+    def test_empty_masks_are_refused_before_an_episode_end(self):
         class Stuck(Masked):
             def allowed(self, agent):
                 return np.zeros(3, np.int8)
@@ -413,7 +413,7 @@ class TestMistakesOfGames:
         assert columns(rows) == ["FMMMMMMMLF", "..FML.FML.", "FMMMMMML.F"]
 
 
-def test_a_curriculum_receives_the_progress_and_frames_are_those_of_a_game():
+def test_a_curriculum_receives_training_progress():
     class Taught(Meeting):
         def set_progress(self, progress):
             self.progress = progress
@@ -482,7 +482,7 @@ class TestErrors:
         assert np.isfinite(rows[12]["a"].observation).all() and not rows[12]["a"].prev_action[:3].any()
         assert games.games[0].seeds[0] not in (broken.seeds[0], broken.seeds[1])
 
-    def test_at_a_reset_build_a_game_again_until_it_can_be_reset(self):
+    def test_failed_resets_rebuild_a_game_until_a_reset_succeeds(self):
         def make():
             made = Broken()
             made.kind, made.game = "reset", 1 if len(reports) < 3 else -1
@@ -505,7 +505,7 @@ class TestErrors:
             games.reset()
 
     @pytest.mark.parametrize("tolerant", [False, True])
-    def test_are_raised_unless_they_are_tolerated_and_games_can_be_made(self, tolerant):
+    def test_errors_are_raised_unless_tolerated_and_games_can_be_rebuilt(self, tolerant):
         games = ParallelGames([Broken()], make=None if tolerant else Meeting)
         if tolerant:
             games.tolerate_errors(lambda game, error: None)

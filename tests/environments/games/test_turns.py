@@ -43,12 +43,12 @@ class TestTictactoe:
         rows = self.rows(8)
         assert columns(rows, "player_1") == ["F.M.MLF.M", ".F.M.L.F."] * 2
 
-    def test_a_side_sees_its_moves_and_those_of_the_other_and_the_final_board(self):
+    def test_each_side_sees_all_moves_and_the_final_board(self):
         stones = np.stack([each["player_1"].observation["observation"].sum((1, 2, 3)) for each in self.rows()], 1)
         assert stones[0, [0, 2, 4, 5]].tolist() == [0, 2, 4, 5]
         assert stones[1, [1, 3, 5]].tolist() == [1, 3, 5]
 
-    def test_the_last_rows_have_the_result_of_each_side_and_its_own_stones_first(self):
+    def test_last_rows_have_each_sides_result_and_own_stones_first(self):
         last = self.rows()[-1]["player_1"]
         assert last.reward.tolist() == [1, -1, 1, -1] and last.discount.tolist() == [0, 0, 0, 0]
         board = last.observation["observation"]

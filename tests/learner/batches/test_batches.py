@@ -46,7 +46,7 @@ def _minibatches(source, experience, **options):
 
 
 @pytest.mark.parametrize(("num_epochs", "size"), [(1, None), (3, 4), (2, 12), (4, 1)])
-def test_every_row_comes_exactly_once_an_epoch(num_epochs, size):
+def test_each_row_is_drawn_once_per_epoch(num_epochs, size):
     torch.manual_seed(0)
     batches = _minibatches(EpochBatches(num_epochs, size), _experience())
     per_epoch = 12 // (size or 12)
@@ -94,7 +94,7 @@ def test_rows_are_shuffled_in_each_epoch():
     assert not torch.equal(first.experience.action, first.experience.action.sort().values)
 
 
-def test_the_mask_says_which_rows_train():
+def test_the_mask_selects_the_rows_that_train():
     columns = [[FIRST, MID, LAST, FIRST, LAST], [MID, LAST, FIRST, MID, PAD], [LAST, FIRST, MID, PAD, PAD]]
     step_type = torch.tensor(columns, dtype=torch.int32).T
     expected = {10 * t + b: bool(m) for t, row in enumerate(trainable(step_type)) for b, m in enumerate(row)}
@@ -106,7 +106,7 @@ def test_the_mask_says_which_rows_train():
 
 
 @pytest.mark.parametrize("size", [None, 4, 8, 12])
-def test_with_memory_sequences_stay_whole_and_come_with_their_state(size):
+def test_with_memory_sequences_are_whole_and_include_their_state(size):
     torch.manual_seed(0)
     step_type = torch.full((5, 3), MID, dtype=torch.int32)
     step_type[2, 1] = LAST
@@ -135,7 +135,7 @@ def test_without_memory_there_is_no_state():
 
 
 @pytest.mark.parametrize(("again", "calls"), [(False, 1), (True, 3)])
-def test_rows_are_prepared_once_or_at_every_epoch_and_always_whole(again, calls):
+def test_rows_are_prepared_completely_once_or_each_epoch(again, calls):
     seen = []
 
     def prepare(experience):
@@ -194,7 +194,7 @@ def test_a_seed_means_the_same_minibatches():
 
 
 @pytest.mark.parametrize(("size", "nearest"), [(5, "4 and 6"), (13, "12")])
-def test_a_minibatch_that_does_not_divide_is_refused_with_the_nearest_that_do(size, nearest):
+def test_an_indivisible_minibatch_is_refused_with_the_nearest_sizes(size, nearest):
     with pytest.raises(UsageError, match=rf"minibatch_size is {size}.*12 rows.*{nearest}"):
         _bind(EpochBatches(1, size), 4, 3)
 
@@ -206,13 +206,13 @@ def test_with_memory_a_minibatch_is_a_multiple_of_the_unroll_length():
 
 
 @pytest.mark.parametrize("size", [None, 1, 3, 12])
-def test_a_minibatch_that_divides_is_taken(size):
+def test_a_minibatch_that_divides_is_accepted(size):
     assert _bind(EpochBatches(1, size), 4, 3).rows_per_update == (size or 12)
 
 
 @pytest.mark.parametrize("has_state", [False, True])
 @pytest.mark.parametrize(("num_epochs", "size"), [(1, None), (3, 4), (2, 12), (5, 4)])
-def test_what_it_says_of_an_iteration_is_what_it_yields(num_epochs, size, has_state):
+def test_reported_iterations_equal_yielded_iterations(num_epochs, size, has_state):
     source = EpochBatches(num_epochs, size)
     batches = _minibatches(source, _experience(has_state=has_state), has_state=has_state)
     assert len(batches) == source.updates_per_iteration == num_epochs * 12 / (size or 12)
@@ -247,7 +247,7 @@ def test_with_gaps_minibatches_are_drawn_among_rows_that_train(size, count):
     assert all(batch.mask.shape[1] == (size or 12) for batch in batches)
 
 
-def test_with_gaps_an_unroll_without_rows_that_train_has_no_minibatch():
+def test_an_unroll_without_training_rows_has_no_minibatch():
     source = EpochBatches(2, 4)
     source.expected_rows = 7.0
     assert _minibatches(source, _experience(step_type=torch.full((5, 3), PAD, dtype=torch.int32))) == []

@@ -133,12 +133,12 @@ def test_updates_that_a_stop_leaves_out_are_not_made_later(tmp_path):
         ({"device": "meta"}, "ReplayBatches.device is 'meta', which alfish does not use"),
     ],
 )
-def test_a_device_that_is_none_is_refused(tmp_path, settings, words):
+def test_an_invalid_device_is_refused(tmp_path, settings, words):
     with pytest.raises(UsageError, match=words):
         make(tmp_path, replay=settings)
 
 
-def test_a_directory_that_cannot_be_made_is_said(tmp_path):
+def test_an_uncreatable_directory_is_reported(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="file is not a directory, but .*rows must be written there"):
         make(tmp_path / "run", replay={"directory": str(tmp_path / "file" / "rows")}).train()
@@ -151,7 +151,7 @@ def minibatches(chunk):
 @pytest.mark.parametrize(
     ("ratio", "window_length", "unroll_length", "num_envs"), [(1.5, 2, 4, 3), (2, 4, 0.5, 1), (0.25, 2, 1, 2)]
 )
-def test_what_it_says_of_an_iteration_is_what_it_yields(tmp_path, ratio, window_length, unroll_length, num_envs):
+def test_reported_iterations_equal_yielded_iterations(tmp_path, ratio, window_length, unroll_length, num_envs):
     trainer = make(
         tmp_path, num_envs=num_envs, unroll_length=unroll_length, num_env_steps=200, env_kwargs={"length": 1000},
         replay={"updates_per_env_step": ratio, "window_length": window_length, "warmup_env_steps": 12},
@@ -181,7 +181,7 @@ def test_another_ratio_counts_from_where_a_run_continues(ratio):
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.3, 1 / 3, 0.7, 1.1])
-def test_ratios_that_no_float_holds_lose_no_update(tmp_path, ratio):
+def test_inexact_update_ratios_lose_no_update(tmp_path, ratio):
     trainer = make(tmp_path, replay={"updates_per_env_step": ratio}, num_env_steps=130)
     for report in run(trainer):
         steps = max(0, report.env_steps - 10)
@@ -315,7 +315,7 @@ HINDSIGHT = functools.partial(HindsightReplay, bit_flip_reward, terminated_fn=bi
     ],
     ids=["preprocessed", "with returns", "stacked", "relabelled"],
 )
-def test_windows_of_which_more_is_made_are_handed_to_graphs_too(tmp_path, options):
+def test_windows_with_derived_leaves_are_passed_to_graphs(tmp_path, options):
     trainer = make(tmp_path, **options)
     list(run(trainer))
     handed, given, chunk = in_both_ways(trainer.batches, 3)
@@ -324,7 +324,7 @@ def test_windows_of_which_more_is_made_are_handed_to_graphs_too(tmp_path, option
 
 
 @pytest.mark.parametrize("compile", [True, False, "auto"])
-def test_the_trainer_says_whether_updates_are_graphs(tmp_path, compile):
+def test_the_trainer_logs_whether_updates_are_graphs(tmp_path, compile):
     """Until the learner falls back, where a hook leaves torch."""
 
     class Leaving(Recorder):
@@ -340,7 +340,7 @@ def test_the_trainer_says_whether_updates_are_graphs(tmp_path, compile):
     assert trainer.learner.is_plain
 
 
-def test_training_goes_on_at_the_same_pace_after_interaction_has_ended(tmp_path):
+def test_update_pace_does_not_change_after_interaction(tmp_path):
     trainer = make(
         tmp_path, num_envs=2, unroll_length=3, replay={"updates_per_env_step": 1.5}, num_updates=300,
         interaction_env_steps=60, env_kwargs={"length": 1000},
@@ -356,7 +356,7 @@ def test_training_goes_on_at_the_same_pace_after_interaction_has_ended(tmp_path)
     assert updates[len(acting)] == math.floor(1.5 * 50)
 
 
-def test_summaries_evaluations_and_checkpoints_go_on_after_interaction_has_ended(tmp_path):
+def test_listeners_continue_after_interaction_has_ended(tmp_path):
     listeners = [Evaluate(40, num_episodes=1), CheckpointSaver(40, keep_last=9, keep_best=False), Summaries()]
     trainer = make(
         tmp_path, num_updates=110, interaction_env_steps=60, summary_period=20, listeners=listeners,
@@ -374,7 +374,7 @@ def test_summaries_evaluations_and_checkpoints_go_on_after_interaction_has_ended
     assert trainer.load_policy(160) == 60
 
 
-def test_an_end_of_interaction_with_a_budget_that_it_would_never_spend_is_refused(tmp_path):
+def test_an_end_of_interaction_with_an_unreachable_budget_is_refused(tmp_path):
     with pytest.raises(UsageError, match="interaction_env_steps ends acting"):
         make(tmp_path, num_env_steps=100, interaction_env_steps=50)
 
@@ -389,7 +389,7 @@ def actions_in(buffer):
     return rows.action, rows.time_step
 
 
-def test_warm_up_acts_uniformly_at_random_and_nothing_else_does(tmp_path):
+def test_only_warm_up_acts_uniformly_at_random(tmp_path):
     trainer = make(
         tmp_path, Bandit, num_envs=4, env_kwargs={"length": 4}, num_env_steps=2400,
         replay={"capacity": 4000, "warmup_env_steps": 1600, "updates_per_env_step": 0.00125},
@@ -478,7 +478,7 @@ def test_a_capacity_too_small_for_a_window_of_each_environment_is_refused(tmp_pa
 
 
 @pytest.mark.parametrize("warmup, batch_size, first", [(40, 4, 48), (39, 4, 40), (0, 4, 40), (0, 64, 64)])
-def test_updates_wait_for_a_batch_where_warm_up_is_short_and_none_is_lost(tmp_path, warmup, batch_size, first):
+def test_short_warm_up_delays_updates_without_losing_any(tmp_path, warmup, batch_size, first):
     """8 environments, and windows of 5 rows: the first update would find none before step 40."""
     replay = {"window_length": 5, "warmup_env_steps": warmup, "updates_per_env_step": 2, "batch_size": batch_size}
     updates = {report.env_steps: report.updates for report in run(make(tmp_path, num_envs=8, replay=replay))}
@@ -486,7 +486,7 @@ def test_updates_wait_for_a_batch_where_warm_up_is_short_and_none_is_lost(tmp_pa
     assert all(count == 2 * (steps - warmup) for steps, count in updates.items() if steps >= first)
 
 
-def test_updates_that_find_no_window_in_a_cleared_replay_wait_for_the_next_unroll(tmp_path):
+def test_updates_without_windows_wait_for_the_next_unroll(tmp_path):
     """Episodes of 6 actions end at row 0 of some unrolls of 2 rows, where the only window would start."""
     replay = {"clear_after_use": True, "warmup_env_steps": 0, "updates_per_env_step": 1.0}
     reports = list(run(make(tmp_path, env_kwargs={"length": 6}, replay=replay, unroll_length=2)))
@@ -517,7 +517,7 @@ def test_an_unroll_that_a_column_cannot_hold_is_refused_before_the_first_step(tm
     make(tmp_path, num_envs=4, replay={"capacity": 40}, unroll_length=10)
 
 
-def test_on_policy_algorithms_and_replay_are_kept_apart(tmp_path):
+def test_on_policy_algorithms_refuse_replay(tmp_path):
     with pytest.raises(UsageError, match="OnPolicyRecorder is on-policy, but Trainer.batches is ReplayBatches"):
         make(tmp_path, algorithm=OnPolicyRecorder)
     with pytest.raises(UsageError, match="Recorder is off-policy, but Trainer.batches is EpochBatches"):
@@ -539,6 +539,6 @@ def test_off_policy_trains_from_replay_by_default(tmp_path):
     assert all(isinstance(leaf, int | float) for leaf in nest.leaves(trainer.batches.state_dict()))  # no rows
 
 
-def test_a_capacity_beyond_memory_is_one_sentence(tmp_path):
+def test_a_capacity_beyond_memory_is_reported_in_one_sentence(tmp_path):
     with pytest.raises(UsageError, match="capacity is 1,000,000,000,000,000,000 rows, which does not fit into memory"):
         make(tmp_path, replay={"capacity": 10**18})

@@ -44,7 +44,7 @@ def contents(directory):
     return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
 
 
-def test_what_is_packed_comes_out_again(packed, tmp_path):
+def test_packed_files_are_unpacked_unchanged(packed, tmp_path):
     manifest = archive.unpack(packed, tmp_path / "new")
     found = contents(tmp_path / "new")
     assert parse(found.pop(MANIFEST), "it") == manifest
@@ -96,7 +96,7 @@ def test_files_that_the_manifest_does_not_name_are_not_written(tmp_path):
     assert contents(tmp_path / "new").keys() == {*FILES, MANIFEST} and not (tmp_path / "outside").exists()
 
 
-def test_an_archive_that_was_cut_anywhere_is_refused_in_one_sentence(packed, tmp_path):
+def test_a_truncated_archive_is_refused_in_one_sentence(packed, tmp_path):
     whole = packed.read_bytes()
     for length in (0, 1, 30, len(whole) // 2, len(whole) - 1):
         packed.write_bytes(whole[:length])
@@ -200,7 +200,7 @@ def test_a_repository_of_the_hub_is_checked_and_opened(fake_hub, tmp_path):
         fetching.download("hf:org/run")
 
 
-def test_mistakes_with_the_hub_are_one_sentence(fake_hub, monkeypatch):
+def test_mistakes_with_the_hub_are_reported_in_one_sentence(fake_hub, monkeypatch):
     with pytest.raises(UsageError, match="hf:org/name"):
         fetching.download("hf:run")
     with pytest.raises(RunError, match="cannot be downloaded: 404"):
@@ -217,7 +217,7 @@ def test_only_names_of_the_hub_reach_it(fake_hub, packed):
     assert fake_hub[1] == []
 
 
-def test_a_disk_that_is_full_when_a_file_is_closed_is_not_blamed_on_the_archive(packed, tmp_path, monkeypatch):
+def test_a_full_disk_on_close_is_not_reported_as_a_bad_archive(packed, tmp_path, monkeypatch):
     class Full(io.BytesIO):
         def close(self):
             raise OSError(errno.ENOSPC, "No space left on device")

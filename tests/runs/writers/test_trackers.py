@@ -69,7 +69,7 @@ def names(row):
     return steps, [name for name in values if not name.startswith("counters/")] if isinstance(values, dict) else values
 
 
-def test_a_resumed_run_continues_the_same_run_and_sends_nothing_twice(server, tmp_path):
+def test_a_resumed_run_keeps_its_tracker_id_and_sends_nothing_twice(server, tmp_path):
     first = began(Fake(server), tmp_path)
     first.scalars({"train/loss": 1.0}, Counters(1000, *COUNTERS))
     first.scalars({"evaluation/mean_return": 2.0}, Counters(1000, *COUNTERS))
@@ -117,7 +117,7 @@ def test_a_tracker_receives_configuration_provenance_and_counters(server, tmp_pa
 
 
 @pytest.mark.parametrize("is_away_at_first", [True, False])
-def test_a_server_that_is_away_costs_one_warning_and_no_error(server, tmp_path, caplog, is_away_at_first):
+def test_an_unreachable_server_gives_one_warning(server, tmp_path, caplog, is_away_at_first):
     server.is_away = is_away_at_first
     writer = began(Fake(server), tmp_path)
     server.is_away = True
@@ -138,7 +138,7 @@ def test_what_a_server_missed_at_first_is_sent_by_a_resumed_run(server, tmp_path
 
 
 @pytest.mark.parametrize("writer", [WandbWriter, MlflowWriter, TrackioWriter])
-def test_a_missing_library_is_one_sentence_with_the_command(tmp_path, monkeypatch, writer):
+def test_a_missing_library_is_reported_in_one_sentence_with_the_command(tmp_path, monkeypatch, writer):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
         UsageError, match=rf"{writer.__name__} needs {writer.package}.*pip install 'alfish\[{writer.extra}\]'"
@@ -147,7 +147,7 @@ def test_a_missing_library_is_one_sentence_with_the_command(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"id": 3}', '{"id": "3", "sent": {"train": "x"}}'])
-def test_a_broken_record_is_one_sentence(server, tmp_path, content):
+def test_a_broken_record_is_reported_in_one_sentence(server, tmp_path, content):
     path = tmp_path / "trackers" / "fake.json"
     path.parent.mkdir()
     path.write_text(content)
@@ -237,7 +237,7 @@ def test_weights_and_biases_writes_files_while_its_server_is_away(directory, cap
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_weights_and_biases_without_a_key_is_one_sentence(directory, monkeypatch):
+def test_weights_and_biases_without_a_key_is_reported_in_one_sentence(directory, monkeypatch):
     wandb = pytest.importorskip("wandb")
     wandb.teardown()  # which forgets the key of other tests
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
@@ -272,7 +272,7 @@ def test_mlflow_has_every_value_once(directory, caplog):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_mlflow_without_its_server_is_one_warning(directory, caplog):
+def test_a_missing_mlflow_server_gives_one_warning(directory, caplog):
     pytest.importorskip("mlflow")
     writer = began(MlflowWriter(tracking_uri="http://127.0.0.1:9"), directory)
     writer.scalars({"train/loss": 1.0}, Counters(8, *COUNTERS))
@@ -317,7 +317,7 @@ def test_a_full_disk_does_not_end_training_and_leaves_no_temporary_file(server, 
     assert [path.name for path in (tmp_path / "trackers").iterdir() if path.name.endswith(".tmp")] == []
 
 
-def test_what_a_killed_process_has_left_of_a_record_is_removed(tmp_path):
+def test_partial_records_of_a_killed_process_are_removed(tmp_path):
     path = tmp_path / "fake.json"
     dead = str(files.temporary_of(path)).replace(f".{os.getpid()}-", ".4194305-")  # more than a process may have
     left = Path(f"{dead}.0a1b2c3d")

@@ -32,7 +32,7 @@ def _lines(path):
     return path.read_text().splitlines()
 
 
-def test_csv_holds_the_counters_then_the_values(tmp_path):
+def test_csv_columns_are_counters_then_values(tmp_path):
     path = tmp_path / "run" / "metrics.csv"
     writer = CSVWriter(path)
     writer.scalars({"return": 1.5, "loss": 0.1}, Counters(9, 8, iterations=1, updates=4, wall_seconds=0.5))
@@ -163,7 +163,7 @@ def test_many_writers_are_written_as_one():
     assert calls == [row, row, text, text, "close", "close"]
 
 
-def test_a_writer_that_cannot_close_does_not_keep_the_others_open():
+def test_a_failing_writer_does_not_keep_others_open():
     calls = []
     with pytest.raises(OSError, match="disk"):
         MultiWriter([_Recorder(calls, broken=True), _Recorder(calls)]).close()
@@ -207,7 +207,7 @@ def test_the_speed_of_a_run_that_does_not_act_is_in_updates(steps_per_update, wo
     assert words in stream.getvalue()
 
 
-def test_speed_is_that_of_the_recent_window_and_not_of_a_resumed_runs_past():
+def test_speed_is_measured_in_the_recent_window_after_a_resume():
     clock, stream = _Clock(), io.StringIO()
     progress = ConsoleProgress(1000, unit="iterations", stream=stream, window_seconds=10, clock=clock)
     progress.update(500, 1_000_000, clock.now, {})  # resumed here
@@ -222,7 +222,7 @@ def test_speed_is_that_of_the_recent_window_and_not_of_a_resumed_runs_past():
     assert "300 steps/s  left 6:40" in lines[-1]  # 400 iterations left at one a second
 
 
-def test_work_between_iterations_does_not_slow_the_speed_and_is_part_of_the_time_left():
+def test_work_between_iterations_counts_only_in_the_time_left():
     clock, stream = _Clock(), io.StringIO()
     progress = ConsoleProgress(400, unit="iterations", stream=stream, clock=clock)
     progress.update(0, 0, 0.0, {})
@@ -402,7 +402,7 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_progress_goes_on_where_an_environment_has_closed_the_stream(kind, when):
+def test_progress_works_after_an_environment_closed_the_stream(kind, when):
     stream = kind()
     if when == "before":
         stream.close()
@@ -414,7 +414,7 @@ def test_progress_goes_on_where_an_environment_has_closed_the_stream(kind, when)
     progress.close()
 
 
-def test_progress_goes_on_where_a_program_has_no_standard_error(monkeypatch):
+def test_progress_works_without_standard_error(monkeypatch):
     monkeypatch.setattr("sys.stderr", None)
     progress = ConsoleProgress(10, unit="iterations")
     progress.update(1, 1, 1.0, {})
