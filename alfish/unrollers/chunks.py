@@ -1,6 +1,7 @@
 """The unroller of functional environments: the policy and the environments as one graph of several vector steps."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import gin
@@ -74,14 +75,13 @@ class CompiledUnroller(SyncUnroller):
             carry, part = self._run((fixed, carry, numbers))
             parts.append(part)
         environment.episodes, self.time_step, self._state, self._transform_state, open_episodes = carry
-        rows, ends, finished = nest.map(lambda *leaves: torch.cat(leaves), *parts)
+        of_rows, of_ends, of_finished = zip(*parts)
         newest: TimeStep | None = self.time_step
         if self._algorithm.on_policy:
             step, _ = self.act()
-            extra = self.time_step, step.output, step.info
-            rows = nest.map(lambda leaf, end: torch.cat([leaf, end[None]]), rows, extra)
+            of_rows = *of_rows, nest.map(lambda leaf: leaf[None], (self.time_step, step.output, step.info))
             newest = None
-        time_step, *others = rows
+        (time_step, *others), ends, finished = map(_joined, (of_rows, of_ends, of_finished))
         if self._sums is None:
             self._record(time_step, newest, ends, unseen, [])
         else:
@@ -140,3 +140,8 @@ class CompiledUnroller(SyncUnroller):
                 carry = episodes, nest.where(ended, first, last), step.state, transform_state, open_episodes
         values = nest.map(lambda *leaves: torch.stack(leaves), *finished) if finished else None
         return carry, (rollouts.stacked(rows), rollouts.ends_of(ends), values)
+
+
+def _joined(parts: Sequence[Nest]) -> Nest:
+    """Returns nests of rows one after another, in one copy."""
+    return nest.map(lambda *leaves: torch.cat(leaves), *parts)

@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from plain_graphs import interpreted
 
 from alfish import nest
 from alfish.algorithms.ppo import PPO
@@ -11,7 +12,7 @@ from alfish.algorithms.sac import SAC
 from alfish.data import in_line
 from alfish.environments import make_environment
 from alfish.errors import UsageError
-from alfish.learner.batches import EpochBatches, ReplayBatches
+from alfish.learner.batches import EpochBatches, ReplayBatches, epochs
 from alfish.learner.learner import Learner
 from alfish.networks import GRU, MLP, ActorCritic, Torso
 from alfish.training.listeners import CheckpointSaver
@@ -169,4 +170,25 @@ def test_graphs_prepare_unrolls_like_plain_python():
             rows.append(chunk.source)
         assert rows[0].mask.all() and rows[0].mask.shape == (1, 128)
         assert_equal(rows[1], rows[0], tolerance=1e-4)
-    assert found[1]._graph._graphs and not found[1]._graph.is_plain
+    assert found[1]._short_graph._graphs and not found[1]._short_graph.is_plain
+
+
+@pytest.mark.parametrize("too_many", [0, 1])
+def test_unrolls_in_which_episodes_end_rarely_are_prepared_with_fewer_rows(too_many, monkeypatch):
+    """At the largest number of ends of a column for which the smaller graph suffices, and one more than it."""
+    unroller = unroller_of(PLAIN, num_envs=4)
+    experience = unroller.unroll(64)
+    most = int(experience.ends.ended.sum(0).max())
+    assert most > 1
+    monkeypatch.setattr(epochs, "_few_ends", lambda length: most - too_many)
+    rows = []
+    with interpreted():
+        for for_graph in (False, True):
+            source = EpochBatches(1, 64)
+            source.bind(unroller._algorithm, unroller._transforms, 64, 4)
+            source.add(experience)
+            rows.append(next(iter(source.chunks(0, for_graph))).source)
+    assert rows[1].mask.all()
+    assert_equal(rows[1], rows[0], tolerance=1e-4)
+    used, unused = (source._graph, source._short_graph) if too_many else (source._short_graph, source._graph)
+    assert used._graphs and not used.is_plain and not unused._graphs

@@ -1,5 +1,6 @@
 """On-policy batches: the unroll itself."""
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
@@ -59,7 +60,10 @@ class EpochBatches(Batches):
         self._given_size = minibatch_size
         self._given_length = sequence_length
         self._has_checked = False  # whether the result of preprocess_experience was checked
-        self._graph = CheckedFunction(self._traced, "the preparation of unrolls")
+        name = "the preparation of unrolls"
+        self._graph = CheckedFunction(self._traced, name)
+        # For unrolls in which episodes end rarely, with fewer rows that are only padding.
+        self._short_graph = CheckedFunction(functools.partial(self._traced, is_short=True), name)
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
@@ -149,15 +153,23 @@ class EpochBatches(Batches):
         """Returns the rows of the unroll that may train."""
         # With several learners, the graph is not used: a learner that fell back to plain Python would leave the others
         # waiting in a sum.
-        if not for_graph or self._experience.ends is None or replicas.is_joined():
+        ends = self._experience.ends
+        if not for_graph or ends is None or replicas.is_joined():
             return self._batch(self._experience)
-        return self._graph((nest.detach(tensors_of(self.algorithm, self.transforms)), self._experience))
+        # A read would make the host wait for a GPU.
+        is_short = ends.ended.device.type == "cpu" and int(ends.ended.sum(0).max()) <= _few_ends(len(ends.ended))
+        prepare = self._short_graph if is_short else self._graph
+        return prepare((nest.detach(tensors_of(self.algorithm, self.transforms)), self._experience))
 
-    def _traced(self, arguments: Nest) -> Batch:
-        """Computes `_batch` as a function of tensors: the tensors of algorithm and transforms, and the experience."""
+    def _traced(self, arguments: Nest, is_short: bool = False) -> Batch:
+        """Computes `_batch` as a function of tensors: the tensors of algorithm and transforms, and the experience.
+
+        With `is_short`, no column has more than `_few_ends` LAST rows.
+        """
         tensors, experience = arguments
+        length = len(experience.ends.ended)
         with with_tensors(tensors, self.algorithm, self.transforms):
-            return self._batch(experience, 2 * len(experience.ends.ended) + 1)
+            return self._batch(experience, length + 1 + (_few_ends(length) if is_short else length))
 
     def _batch(self, experience: Experience, num_rows: int | None = None) -> Batch:
         """Returns the T rows that may train: as sequences `[L, T / L * B]`; without memory as one row `[1, T * B]`.
@@ -210,6 +222,11 @@ class EpochBatches(Batches):
                     f"preprocess_experience of {type(self.algorithm).__name__} returned {name}, {kind_of(leaf)}; its "
                     f"shape must begin with [{length}, {num_envs}], the rows that train"
                 )
+
+
+def _few_ends(length: int) -> int:
+    """Returns the largest number of LAST rows of a column in an unroll of `length` steps that counts as short."""
+    return math.ceil(length / 4)
 
 
 def _nearest(size: int, rows: int, multiple: int) -> int:
