@@ -126,7 +126,7 @@ class _Ones(nn.Module):
         return torch.ones(*leaf.shape[:-1], self.output_size)
 
 
-def test_an_observation_that_is_a_mask_and_nothing_else_is_refused_or_seen():
+def test_an_observation_that_is_only_a_mask_is_refused_or_visible():
     spec = {"mask": ActionMask(3)}
     with pytest.raises(UsageError, match="consists of an action mask only; set Encoder.sees_mask = True"):
         Encoder(spec)
@@ -148,7 +148,7 @@ def test_a_head_that_takes_no_masks_is_refused():
 
 
 @pytest.mark.parametrize("name", ["PPO", "A2C", "APPO", "BC"])
-def test_the_gradient_is_that_of_a_policy_that_has_only_the_allowed_choices(name):
+def test_the_gradient_equals_that_of_a_policy_with_only_allowed_choices(name):
     """The same choices are forbidden at all rows; the other policy's last layer has the allowed ones only."""
     torch.manual_seed(0)
     kept = torch.tensor([0, 2, 3])
@@ -249,7 +249,7 @@ def test_dqn_targets_use_the_action_mask_of_the_bootstrap_row(double, length, la
         assert float(loss.priority.detach()) == pytest.approx(abs(error), abs=1e-5)
 
 
-def test_dqn_takes_the_best_of_all_actions_where_a_mask_allows_none():
+def test_with_an_empty_mask_dqn_takes_the_best_action():
     dqn = DQN(*spec_of(spaces.Discrete(3)), REWARD, q_network=Table)
     dqn.q_network.q.data.copy_(torch.tensor([[1.0, 5.0, 3.0]] * 3))
     step, _ = rows(dqn, (2,))

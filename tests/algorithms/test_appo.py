@@ -204,7 +204,7 @@ class TestWithLag:
         (expected,) = torch.autograd.grad(-(rho * rollout.advantage * log_prob).sum(), bias)
         torch.testing.assert_close(slope, expected)
 
-    def test_the_share_of_clipped_ratios_is_of_trained_rows_at_the_start(self):
+    def test_clip_fraction_covers_trained_rows(self):
         appo = _make(rho_bar=1.2)
         experience = _lagged(appo)
         trains = trainable(experience.time_step.step_type)

@@ -57,7 +57,7 @@ def test_without_batch_norm_a_joint_pass_gives_the_losses_of_two_passes(name, ta
                 torch.testing.assert_close(a, b)
 
 
-def test_without_target_networks_the_next_values_are_the_critics_own_without_gradient():
+def test_without_targets_next_values_are_detached_critic_values():
     sac, experience = make(target_rate=None, kind=CrossQ), rows(BOX)
     assert not [name for name in sac.state_dict() if name.startswith("target")]
     info = sac.train_step(experience, None).info

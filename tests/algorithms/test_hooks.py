@@ -132,7 +132,7 @@ def test_classes_declare_whether_they_are_on_policy(tmp_path):
             train(tmp_path, kind)
 
 
-def test_parts_of_another_kind_are_refused_by_the_name_of_their_parameter(tmp_path):
+def test_parts_of_a_wrong_class_are_refused_with_the_parameter_name(tmp_path):
     def linear(*specs):
         return torch.nn.Linear(1, 1)
 
@@ -344,6 +344,6 @@ def test_methods_of_other_names_are_accepted(tmp_path, name):
     assert train(tmp_path, named) == 2
 
 
-def test_a_constructor_that_does_not_call_that_of_its_base_class_is_named(tmp_path):
+def test_constructors_that_skip_the_base_constructor_are_named(tmp_path):
     with pytest.raises(UsageError, match=r"the constructor of Wrong does not call super\(\).__init__; call it first"):
         train(tmp_path, type("Wrong", (Right,), {"__init__": lambda self, *specs: None}))

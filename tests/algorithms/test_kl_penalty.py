@@ -34,7 +34,7 @@ def test_the_loss_is_that_of_ppo_with_the_weighted_kl_and_its_gradient(action):
         assert (a is None and b is None) or torch.allclose(a, b)
 
 
-def test_a_larger_weight_keeps_the_policy_nearer_to_that_of_the_rollout():
+def test_a_larger_weight_keeps_the_policy_closer_to_the_rollout_policy():
     moved = []
     for algorithm in (penalized(kl_coef=0.0), penalized(kl_coef=30.0)):
         batch = _batch(algorithm, _unroll(algorithm))

@@ -96,7 +96,7 @@ def loss_of(reppo, kl, log_prob=(-1.0, -1.0)):
     return reppo.calc_loss(Experience(None, None, target, None), info), leaves
 
 
-def test_a_row_inside_the_region_climbs_the_value_and_one_outside_goes_back():
+def test_rows_outside_the_trust_region_return_to_it():
     reppo = make(target_kl=0.1, initial_alpha=0.2, initial_beta=0.5, prediction_coef=0.0)
     info, leaves = loss_of(reppo, kl=[0.05, 0.4])
     assert info.extra["policy_loss"].tolist()[0] == pytest.approx([0.2 * -1 - 2, 0.5 * 0.4])
@@ -108,7 +108,7 @@ def test_a_row_inside_the_region_climbs_the_value_and_one_outside_goes_back():
 
 
 @pytest.mark.parametrize("log_prob, sign", [(-3.0, 1), (5.0, -1)])
-def test_the_temperature_falls_where_the_entropy_is_above_its_target_and_rises_below(log_prob, sign):
+def test_the_temperature_falls_above_the_target_entropy(log_prob, sign):
     reppo = make(entropy_fraction=0.5, prediction_coef=0.0, initial_alpha=0.2)  # the target is -1
     info, _ = loss_of(reppo, [0.1, 0.1], [log_prob, log_prob])
     info.loss["actor"].mean().backward()
@@ -185,7 +185,7 @@ def test_critic_predicts_features_of_the_next_row():
     torch.testing.assert_close(found.loss["critic"], cross_entropy + 2 * prediction)
 
 
-def test_without_a_weight_nothing_is_predicted_and_nothing_is_kept_for_it():
+def test_a_weight_of_0_disables_prediction_and_storage():
     reppo = make(prediction_coef=0.0)
     assert list(reppo.critic.predictor.parameters()) == []
     rows = training_rows(prepared(reppo))

@@ -390,7 +390,7 @@ def acted(sac, action, num_windows=40):
 
 
 @pytest.mark.parametrize("name", ACTIONS)
-def test_retraces_targets_are_those_of_the_policys_ratio_and_the_target_critics(name):
+def test_retrace_targets_use_policy_ratios_and_target_critics(name):
     sac = make(ACTIONS[name], ensemble_size=3, kind=RetraceSAC)
     experience = acted(sac, ACTIONS[name])
     step, info = experience.time_step, learn(sac, experience)[0]

@@ -112,7 +112,7 @@ def test_redq_takes_the_least_of_the_two_critics_that_torchs_generator_draws():
     assert len(pairs) > 1
 
 
-def test_droq_drops_features_in_critics_and_targets_and_draws_each_pass_again(dropouts):
+def test_droq_draws_new_dropout_for_critics_and_targets(dropouts):
     sac = configured("droq", "SAC.actor_period = 2", "CriticEnsemble.dropout = 0.5")
     learner = Learner(sac, compile=False)
     update(learner)

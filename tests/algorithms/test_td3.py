@@ -103,7 +103,7 @@ def test_ddpg_moves_all_of_them_at_every_update():
             assert moved(before, after, prefix)
 
 
-def test_the_actors_loss_moves_no_critic_and_the_critics_loss_no_actor():
+def test_actor_and_critic_losses_train_only_their_own_parameters():
     for still, other in (("critic", "actor"), ("actor", "critic")):
         states = list(updates(make(actor_period=1), 2, learning_rate={still: 0.0, other: 0.1}))
         assert moved(states[1], states[2], f"{other}.") and not moved(states[1], states[2], f"{still}.")

@@ -519,7 +519,7 @@ def test_only_the_td3_critic_loss_trains_the_shared_memory():
 # What is refused.
 
 
-def test_td3_with_memory_has_no_actor_of_its_own_features_and_white_noise():
+def test_td3_with_memory_requires_shared_features_and_white_noise():
     with pytest.raises(UsageError, match="RecurrentTD3.actor is set, but the actor's input is the critics' features"):
         recurrent_td3(actor=functools.partial(DeterministicActor, gain=0.5))
     with pytest.raises(UsageError, match="noise_correlation is 0.5, but the policy's state holds its memory only"):

@@ -23,7 +23,7 @@ def labels(words):
 # Groups.
 
 
-def test_the_legend_is_the_bindings_in_which_runs_differ_without_the_seed(make_run, tmp_path):
+def test_the_legend_shows_differing_bindings_without_the_seed(make_run, tmp_path):
     for seed in range(2):
         make_run(f"a{seed}", seed=seed)
         make_run(f"b{seed}", seed=seed, gamma=0.9)
@@ -118,7 +118,7 @@ def test_runs_that_do_not_overlap_are_refused():
         aligned(clocks, [np.arange(3.0), np.arange(3.0)])
 
 
-def test_a_few_points_in_common_are_not_enough_to_leave_out_the_others():
+def test_few_common_points_do_not_replace_interpolation():
     clocks = [np.array([0, 10, 20, 30, 40]), np.array([0, 7, 17, 27, 37])]
     points, _ = aligned(clocks, [np.arange(5.0), np.arange(5.0)])
     assert points[-1] == 37 and len(points) == 200
@@ -219,7 +219,7 @@ def test_a_single_run_without_evaluations_is_refused(make_run, capsys, tmp_path)
 # The command.
 
 
-def test_pictures_are_of_the_kind_of_their_suffix_and_equal_each_time(make_run, capsys, tmp_path):
+def test_the_suffix_selects_the_picture_format(make_run, capsys, tmp_path):
     make_run("a"), make_run("b", seed=1)
     begins = {".png": b"\x89PNG", ".svg": b"<?xml", ".html": b"<!doctype html>"}
     for suffix, begin in begins.items():

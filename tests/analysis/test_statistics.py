@@ -64,7 +64,7 @@ def test_an_interval_is_the_same_in_parts_of_any_size(monkeypatch):
     np.testing.assert_array_equal(statistics.band(curves, statistics.interquartile_mean, 500), band)
 
 
-def test_a_band_is_at_each_point_the_interval_of_the_values_there():
+def test_a_band_has_the_interval_of_the_values_at_each_point():
     curves = np.random.default_rng(0).normal(size=(6, 3)) + [0, 10, 20]
     low, high = statistics.band(curves, statistics.interquartile_mean, 2000)
     for point in range(3):

@@ -639,7 +639,7 @@ def test_an_unfinished_run_is_published_up_to_now(monkeypatch, tmp_path):
     assert (point["env_steps"], point["mean"], point["episodes"]) == ("250", "-20.0", "2")
 
 
-def test_the_seconds_of_a_run_are_those_of_the_command_that_trained_it(monkeypatch, tmp_path):
+def test_run_seconds_are_those_of_its_training_command(monkeypatch, tmp_path):
     """A later command finds the run done, or trains its rest only."""
     result = dict(EVALUATED)
     monkeypatch.setattr(learning, "RESULTS", tmp_path)

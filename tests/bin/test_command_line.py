@@ -56,7 +56,7 @@ def test_a_size_beyond_memory_is_reported_in_one_sentence(refused, run):
     assert words.startswith("alfish evaluate: memory is exhausted: Unable to allocate ") and words.count("\n") == 1
 
 
-def test_a_flag_that_is_true_or_false_is_refused_without_pythons_brackets(refused, run):
+def test_invalid_boolean_flags_are_refused_without_brackets(refused, run):
     words = refused("evaluate", f"--root_dir={run}", "--sample=maybe")
     assert "flag --sample=maybe: Non-boolean argument to boolean flag; `alfish" in words
 
@@ -70,7 +70,7 @@ def test_a_closed_pipe_is_not_an_error(arguments):
     assert command.returncode == 0 and words == b""
 
 
-def test_an_environment_that_closes_the_streams_does_not_close_those_of_a_command(tmp_path):
+def test_environments_cannot_close_a_commands_streams(tmp_path):
     closing = COUNTED.replace("Counted.count += 1", "import sys; sys.stdout.close(); sys.stderr.close()")
     (tmp_path / "my_closing.py").write_text(closing)
     code = (
@@ -331,7 +331,7 @@ def test_train_leaves_a_whole_run_directory(run):
     assert "PPO.value_clip_range = None" in operative and "Trainer.seed = 0" in operative  # defaults are there too
 
 
-def test_a_run_that_a_listener_stopped_ends_with_0_and_is_not_continued(tmp_path, capsys):
+def test_a_run_stopped_by_a_listener_exits_with_0_and_is_finished(tmp_path, capsys):
     parameters = [
         "Trainer.listeners=[@Evaluate(), @StopAt(), @CheckpointSaver()]",
         *("StopAt.return_=1", "Evaluate.period=256", "Evaluate.num_episodes=1", "Trainer.num_env_steps=2000"),
@@ -427,7 +427,7 @@ def test_endless_episodes_are_cut_in_all_commands(endless, tmp_path, capsys):
     assert (endless / "log.txt").read_text() == before
 
 
-def test_a_film_shows_every_frame_of_an_episode_the_final_one_too(run, tmp_path, capsys):
+def test_a_film_shows_every_frame_including_the_final_one(run, tmp_path, capsys):
     pytest.importorskip("imageio")
     pytest.importorskip("pygame")
     capsys.readouterr()
@@ -591,9 +591,7 @@ class Counted(gymnasium.Env):
 
 
 @pytest.mark.parametrize("algorithm", ["PPO", "DQN"])
-def test_a_run_of_many_environments_is_opened_with_those_that_an_evaluation_needs(
-    tmp_path, monkeypatch, capsys, algorithm
-):
+def test_loading_a_run_builds_only_the_needed_environments(tmp_path, monkeypatch, capsys, algorithm):
     (tmp_path / "my_counted.py").write_text(COUNTED)
     monkeypatch.syspath_prepend(tmp_path)
     run = tmp_path / "run"
@@ -631,7 +629,7 @@ def test_load_needs_no_environment(tmp_path, monkeypatch):
     assert policy.action_space == expected.action_space and policy.observation_space == expected.observation_space
 
 
-def test_load_of_a_run_of_an_older_version_looks_at_its_environment(run, tmp_path, monkeypatch):
+def test_load_of_an_older_run_reads_spaces_from_its_environment(run, tmp_path, monkeypatch):
     monkeypatch.setattr("alfish.configuration.opening.spaces_by_policy", lambda state: {"": None})
     built = []
     monkeypatch.setattr(SequentialVectorEnv, "__init__", noted(SequentialVectorEnv.__init__, built))

@@ -160,7 +160,7 @@ def test_ending_a_forked_process_does_not_end_its_parent(compiler):
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-def test_the_process_ends_with_a_killed_parent_although_its_socket_stays_open():
+def test_a_process_ends_with_its_killed_parent_despite_an_open_socket():
     """Processes that the parent has forked may hold copies of the socket."""
     ours, theirs = socket.socketpair()
     script = (

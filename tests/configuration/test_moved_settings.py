@@ -89,7 +89,7 @@ def test_options_that_no_class_joins_are_named(tmp_path):
         ("DQN.lower_bound = True", "it is now DQN.values = @LowerBounded"),
     ],
 )
-def test_a_setting_of_a_user_that_has_moved_is_refused_with_its_class(binding, words):
+def test_a_moved_setting_is_refused_with_its_new_class(binding, words):
     with reading.preserved(), pytest.raises(UsageError) as caught:
         reading.read([f"{binding.partition('.')[0].lower()}.gin"], [binding])
     assert words in str(caught.value)

@@ -169,7 +169,7 @@ def late(step):
 
 
 @pytest.mark.parametrize("other", [off_by_a_bit, failing, late])
-def test_joint_steps_that_give_other_bits_on_this_machine_are_not_used(monkeypatch, other):
+def test_joint_steps_are_not_used_if_bits_differ(monkeypatch, other):
     monkeypatch.setattr(JointCartPoles, "step", other(JointCartPoles.step))
     joint_steps._gives_equal_bits.cache_clear()
     assert SequentialVectorEnv([cart_pole], AutoresetMode.NEXT_STEP).joint is None

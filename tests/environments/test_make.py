@@ -345,7 +345,7 @@ def test_a_misspelt_env_kwarg_of_a_vector_class_is_named():
         make_environment("CartPole-v1", vectorization="vector_entry_point", env_kwargs={"lenght": 3})
 
 
-def test_a_type_error_of_the_environments_own_is_not_blamed_on_env_kwargs():
+def test_environment_type_errors_are_not_blamed_on_env_kwargs():
     def broken():
         raise TypeError("unsupported operand")
 

@@ -65,7 +65,7 @@ def test_a_generator_of_each_kind_continues_where_it_was_saved(make):
         np.testing.assert_array_equal(one, other)
 
 
-def test_where_a_generator_cannot_be_saved_the_resumed_run_draws_other_episodes():
+def test_unsaveable_generators_give_new_episodes_after_a_resume():
     first = make_environment(drawing(random.Random), num_envs=2, seed=3)
     begun = first.reset().observation
     state = first.state_dict()

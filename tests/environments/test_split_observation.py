@@ -16,7 +16,7 @@ from alfish.errors import UsageError
 SIZES = {"who": 1, "when": 2}
 
 
-def test_the_leaves_side_by_side_are_the_observation_and_keep_its_bounds():
+def test_concatenated_leaves_keep_the_observation_bounds():
     env = SplitObservation(gymnasium.make("Pendulum-v1"), {"zz": 2, "aa": 1})  # not in sorted order
     whole = env.env.observation_space
     assert env.observation_space == spaces.Dict(
@@ -38,7 +38,7 @@ def test_gin_puts_it_around_each_environment_in_training_and_evaluation(evaluati
     np.testing.assert_array_equal(rows.observation["when"], [[0, 1], [0, 1]])
 
 
-def test_a_recorded_spec_builds_it_again_and_its_class_is_found_by_name():
+def test_a_recorded_spec_rebuilds_the_environment():
     env = SplitObservation(gymnasium.make("CartPole-v1"), {"a": 3, "b": 1})
     again = gymnasium.make(pickle.loads(pickle.dumps(env.spec)))
     assert again.observation_space == env.observation_space

@@ -261,7 +261,7 @@ def test_all_toys_are_reproducible_from_their_seeds():
 
 
 @pytest.mark.parametrize("num_forbidden", [0, 3, 5])
-def test_masked_identity_forbids_so_many_others_and_other_ones_at_each_step(num_forbidden):
+def test_masked_identity_forbids_new_actions_at_each_step(num_forbidden):
     env = MaskedIdentity(6, num_forbidden)
     target, info = env.reset(seed=0)
     masks = []

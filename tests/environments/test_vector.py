@@ -223,7 +223,7 @@ class Pushed(gymnasium.Env):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_prev_action_is_the_executed_one_and_the_environment_executes_just_that(mode):
+def test_prev_action_is_the_executed_action(mode):
     env = SyncVectorEnv([Pushed], autoreset_mode=mode)
     environment = VectorEnvironment(env, [0])
     actions = [[[0.5, -3.0]], [[9.0, 0.25]], [[-1.0, 1.0]], [[0.0, 0.0]], [[-7.0, -0.5]]]
@@ -374,7 +374,7 @@ def test_results_of_a_vector_class_of_another_kind_are_named(change):
         environment.step(np.zeros(2, np.int64))
 
 
-def test_a_vector_class_is_seeded_once_and_not_where_single_rows_are_reset():
+def test_vector_classes_are_seeded_once():
     class Masked(OwnVector):
         seeds = []
 
@@ -1030,7 +1030,7 @@ def test_infos_without_a_place_do_not_end_the_run(vectorization):
     environment.close()
 
 
-def test_the_mask_of_a_key_is_not_a_value_of_another_environment():
+def test_info_masks_are_not_read_as_values():
     for infos in ([{"_a": 7}, {"a": 2}], [{"a": 2}, {"_a": 7}]):
         found = gathered(infos)
         assert found["_a"].dtype == bool and found["_a"].tolist() == ["a" in info for info in infos]

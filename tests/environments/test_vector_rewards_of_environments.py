@@ -48,7 +48,7 @@ def steps(num_steps=1, env=TwoGoals, **settings):
     return environment.reward_spec, np.array(rewards)
 
 
-def test_a_declared_vector_reward_is_the_rows_reward_and_0_at_first_rows():
+def test_declared_vector_rewards_are_row_rewards():
     reward_spec, rewards = steps(3)
     assert specs.reward_names(reward_spec) == ("0", "1") and rewards.dtype == np.float32
     assert rewards[:, 0].tolist() == [[0, 0], [1, 2], [1, 2], [0, 0]]  # the last is FIRST

@@ -182,7 +182,7 @@ def test_an_older_checkpoint_is_packed_instead_of_a_damaged_one(run, tmp_path):
     assert not (tmp_path / "other.zip").exists()
 
 
-def test_a_link_that_leads_out_of_the_run_is_neither_packed_nor_shown(run, tmp_path, capsys):
+def test_links_out_of_the_run_are_not_packed_or_shown(run, tmp_path, capsys):
     root_dir = shutil.copytree(run, tmp_path / "run")
     (tmp_path / "secret").write_bytes(b"the key of somebody")
     (root_dir / "films" / "a.mp4").symlink_to(tmp_path / "secret")

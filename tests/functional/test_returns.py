@@ -179,7 +179,7 @@ def test_vtrace_is_the_plain_sum_on_random_streams(num_rewards, lambda_, rho_bar
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("num_rewards", [None, 4])
-def test_vtrace_of_the_policys_own_rows_is_gae_and_the_lambda_return(num_rewards, lambda_):
+def test_on_policy_vtrace_equals_gae_and_lambda_returns(num_rewards, lambda_):
     rows = _stream(37, 4, num_rewards, seed=10)
     result = corrections.vtrace(*rows, torch.ones(37, 4), lambda_)
     torch.testing.assert_close(result.advantage, returns.gae(*rows, lambda_), atol=1e-5, rtol=1e-5)
@@ -386,7 +386,7 @@ class TestVTraceOfAnotherPolicy:
 
     @pytest.mark.parametrize("c_bar", [0.5, 1.0, math.inf])
     @pytest.mark.parametrize("lambda_", [0.0, 0.8, 1.0])
-    def test_unclipped_targets_are_of_the_new_policy_and_uncorrected_ones_are_not(self, lambda_, c_bar):
+    def test_only_unclipped_corrected_targets_use_the_new_policy(self, lambda_, c_bar):
         value = self._value(self.NEW)
         corrected = self._expectations(
             lambda rows, ratio: corrections.vtrace(*rows, ratio, lambda_, math.inf, c_bar)[0], value
@@ -464,7 +464,7 @@ class TestRetrace:
         torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
 
     @pytest.mark.parametrize("garbage", [1e6, math.inf, math.nan])
-    def test_action_values_and_traces_are_read_where_rows_train_but_for_row_0(self, garbage):
+    def test_traces_and_action_values_of_row_0_are_not_read(self, garbage):
         reward, discount, q, value, step_type, trace = self._rows()
         unread = torch.ones_like(step_type, dtype=torch.bool)
         unread[:-1] = ~trainable(step_type)

@@ -77,7 +77,7 @@ def test_windows_of_two_rows_are_transitions():
 
 @pytest.mark.parametrize("lambda_", [0.0, 1.0])
 @pytest.mark.parametrize("values", [None, Vector([0.9, 0.5], [1.0, 2.0])])
-def test_the_return_of_row_0_reads_the_value_of_no_other_row(values, lambda_):
+def test_the_return_of_row_0_does_not_read_other_values(values, lambda_):
     experience = window(reward_size=None if values is None else 2)
     step, value = experience.time_step, torch.randn(*experience.time_step.reward.shape)
     reward, discount = (step.reward, 0.9 * step.discount) if values is None else values.reward_and_discount(step)

@@ -620,7 +620,7 @@ def test_an_optimizer_without_apply_is_not_compiled(caplog):
 
 
 @pytest.mark.parametrize("name", [name for name in HOMES if name not in ("CppCodeCache", "TorchDispatchMode")])
-def test_where_torch_has_moved_a_private_name_updates_are_plain_after_one_warning(name, monkeypatch, caplog):
+def test_updates_are_plain_if_torch_moved_a_private_name(name, monkeypatch, caplog):
     place = hide(monkeypatch, name)
     plain, made = regress(num_updates=3)
     assert torch.equal(plain[0].linear.weight, made[0].linear.weight) and made[1].is_plain
@@ -643,7 +643,7 @@ def test_which_updates_are_compared():
     assert [count for count in range(70) if is_checked(count)] == [*range(9), 16, 32, 64]
 
 
-def test_updates_that_are_not_finite_are_skipped_and_finally_end_the_run(interpreted, caplog):
+def test_non_finite_updates_are_skipped_and_finally_end_the_run(interpreted, caplog):
     plain, made = regress(poison={2, 3, 7}, num_updates=9)
     assert made[1]._compiled is not None and warnings_in(caplog) == []
     assert_alike(plain, made)
@@ -1050,9 +1050,7 @@ def runs_from_replay(root, sampler=Uniform, device="cpu", transforms=(), window_
         (Prioritized, {"transforms": [ObservationNormalizer], "window_length": 4}),
     ],
 )
-def test_a_run_from_replay_trains_equally_by_one_graph_that_gathers_its_windows(
-    tmp_path, interpreted, sampler, options
-):
+def test_gathering_windows_in_the_graph_gives_equal_results(tmp_path, interpreted, sampler, options):
     runs, trainer = runs_from_replay(tmp_path, sampler, **options)
     assert_close(*runs)
     assert runs[0][0] > 120 and not trainer.learner.is_plain
@@ -1142,7 +1140,7 @@ def test_operands_of_products_are_stored_once(precision, num_stored, monkeypatch
 
 
 @slow
-def test_a_compiled_function_has_the_writes_and_draws_of_the_plain_one():
+def test_compiled_functions_write_and_draw_like_plain_functions():
     def function(given):
         given["x"].add_(given["y"]).mul_(2)
         return {"noise": torch.randn(3), "none": None, "sum": (given["x"].sum(),)}

@@ -267,7 +267,7 @@ def test_a_run_that_ends_before_the_switch_ends_the_other_process(tmp_path, monk
     assert (InThisProcess.num_requests, InThisProcess.num_closed) == (1, 1)
 
 
-def test_a_learner_that_was_closed_before_the_switch_requests_its_graph_again(tmp_path):
+def test_a_learner_closed_before_the_switch_requests_its_graph_again(tmp_path):
     trainer = Trainer(tmp_path, **RECIPES["dqn"], learner=Learner, listeners=[], num_env_steps=200)
     trainer.start()
     iterations = trainer.iterate()

@@ -74,7 +74,7 @@ def test_means_do_not_depend_on_where_a_run_was_saved(monkeypatch, max_records):
             assert means.take() == expected and means.is_empty
 
 
-def test_a_state_without_numbers_is_taken_and_one_of_other_shapes_is_not():
+def test_states_with_other_shapes_are_refused():
     means = UpdateMeans(["critic"])
     means.add([of_critic(1.0)])
     state = means.state_dict()

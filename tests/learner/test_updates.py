@@ -117,7 +117,7 @@ class TestPriority:
     def test_without_memory_it_is_that_of_the_first_row(self):
         assert self.of_windows(self.PRIORITY, False).tolist() == [1, 2, 4]
 
-    def test_with_memory_the_largest_and_the_mean_of_rows_that_train_are_mixed(self):
+    def test_with_memory_priorities_mix_maximum_and_mean(self):
         expected = [0.9 * 1 + 0.1 * 1, 0.9 * 16 + 0.1 * 16, 0.9 * 32 + 0.1 * 18]
         assert self.of_windows(self.PRIORITY, True).tolist() == pytest.approx(expected)
 

@@ -129,7 +129,7 @@ def test_masks_of_nested_dicts_hold_at_both_levels():
     assert fed(EnvInfo(), [[FIRST] * 3, [LAST] * 3], [{}, info]) == {"env_info/a.b.x": 1, "env_info/a.b.x/n": 1}
 
 
-def test_a_key_may_be_a_number_and_its_mask_is_not_a_metric():
+def test_numeric_keys_work_and_masks_are_not_metrics():
     info = {3: np.array([1.0, 5.0]), "_3": np.array([False, True]), "_alone": np.array([2.0, 4.0])}
     results = fed(EnvInfo(), [[FIRST] * 2, [LAST] * 2], [{}, info])
     assert results == {"env_info/3": 5, "env_info/3/n": 1, "env_info/_alone": 3, "env_info/_alone/n": 2}

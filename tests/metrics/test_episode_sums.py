@@ -99,7 +99,7 @@ def test_sums_continue_from_a_saved_state():
 
 
 @pytest.mark.parametrize("is_far", [False, True])
-def test_values_that_are_not_finite_are_counted_and_older_finite_ones_stay(is_far):
+def test_non_finite_values_are_counted_and_finite_ones_kept(is_far):
     metrics = Metrics([AverageReturn(2)], 1)
     metrics.update(np.array([[FIRST]], np.int32), np.zeros((1, 1), np.float32))
     reward, ended = np.array([[1], [2], [np.inf], [np.nan]], np.float32), np.ones((4, 1), bool)

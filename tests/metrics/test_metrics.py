@@ -474,7 +474,7 @@ def logged(device="cpu"):
     return [(0, {**level[0], **others}), (2, level[1])]
 
 
-def test_what_a_simulator_logs_is_averaged_over_the_steps_that_log_it():
+def test_simulator_logs_are_averaged_over_logged_steps():
     metrics = Metrics([SimulatorLog(), SimulatorLog(window=1, name="last")], 2)
     for _ in range(2):
         metrics.update(np.full((3, 2), MID), np.zeros((3, 2)), logged())

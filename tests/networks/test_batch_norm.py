@@ -123,7 +123,7 @@ def test_critics_with_batch_norm_need_a_joint_pass(kind):
         Learner(made)
 
 
-def test_a_network_of_the_user_with_batch_norm_must_take_its_moments():
+def test_custom_batch_norm_networks_must_accept_moments():
     class Own(torch.nn.Module):
         def __init__(self, size):
             super().__init__()
@@ -136,7 +136,7 @@ def test_a_network_of_the_user_with_batch_norm_must_take_its_moments():
         CrossQ(VECTOR, VECTOR, specs.reward_spec(), actor_mlp=Own)
 
 
-def test_a_smooth_log_deviation_lies_between_its_bounds_with_a_gradient_everywhere():
+def test_a_smooth_log_deviation_always_has_a_gradient():
     head = SquashedNormalHead(3, 2, min_log_std=-10.0, max_log_std=2.0, log_std="tanh", unit_rows=True)
     torch.testing.assert_close(head.linear.weight.norm(dim=1), torch.ones(4))
     features = torch.randn(50, 3)

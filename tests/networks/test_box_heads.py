@@ -23,7 +23,7 @@ def test_the_first_policy_is_near_0_whatever_the_features_are(head):
     assert mode.shape == (64, 2) and mode.abs().max() < 0.05
 
 
-def test_each_box_of_a_nest_has_the_head_and_other_leaves_have_theirs():
+def test_each_leaf_of_a_nest_has_the_head_of_its_type():
     policy = PolicyHead(5, {"move": BOX, "jump": spaces.Discrete(2)}, box=BetaHead)(FEATURES)
     assert isinstance(policy, Joint) and isinstance(policy.parts["move"], Beta)
     assert policy.sample()["jump"].dtype == torch.int64 and policy.log_prob(policy.sample()).shape == (64,)
@@ -39,7 +39,7 @@ def test_a_bounded_mean_is_linear_near_0():
     assert mean.abs().max() <= 1.5 and mean.abs().max() > 1.49
 
 
-def test_a_standard_deviation_follows_the_observation_between_its_bounds_and_begins_as_asked():
+def test_state_dependent_deviations_stay_in_bounds():
     head = StateDependentNormalHead(5, BOX, initial_log_std=-0.5, min_log_std=-3.0, max_log_std=1.0)
     torch.testing.assert_close(head(0 * FEATURES).log_std, torch.full((64, 2), -0.5))
     with torch.no_grad():

@@ -38,7 +38,7 @@ def test_published_setting_has_63_percent_single_steps_and_mean_2_1():
     assert abs((length == 1).float().mean() - 0.631) < 0.005 and abs(length.float().mean() - 2.134) < 0.03
 
 
-def test_noise_is_kept_while_steps_are_left_and_each_environment_has_its_own():
+def test_noise_is_kept_for_some_steps_in_each_environment():
     torch.manual_seed(0)
     noise = HeldNoise(2, longest=4, exponent=0.0)
     state, last = noise.initial_state(50), None

@@ -37,7 +37,7 @@ class Written(TorchDispatchMode):
     [(CHANNELS_FIRST, [("aten.clone.default", NUM_BYTES)]), (CHANNELS_LAST, [])],
     ids=["chw", "hwc"],
 )
-def test_images_change_their_layout_once_as_bytes_and_keep_it_through_the_convolutions(shape, copies):
+def test_images_change_their_memory_layout_only_once(shape, copies):
     network = NatureCNN(spaces.Box(0, 255, shape, np.uint8))
     layouts = []
     for layer in network.modules():

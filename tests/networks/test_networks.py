@@ -108,7 +108,7 @@ def test_a_row_is_encoded_the_same_whatever_its_leading_dims(name):
         (spaces.Box(0, 255, (2,), np.float32), 255, 255.0),
     ],
 )
-def test_integers_are_scaled_by_the_largest_of_their_space_and_floats_are_not(space, value, expected):
+def test_only_integers_are_scaled_by_their_largest_value(space, value, expected):
     leaf = torch.full((1, 2), value, dtype=specs.torch_dtype(space))
     assert Flat(space)(leaf).tolist() == [pytest.approx([expected, expected])]
 
@@ -458,7 +458,7 @@ def test_policy_and_value_agree_with_both_at_once(leading, num_rewards, shared):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_the_critics_loss_reaches_the_actors_torso_only_where_it_is_shared(shared):
+def test_the_critic_loss_trains_only_a_shared_torso(shared):
     network = ActorCritic(OBSERVATIONS["vector"], spaces.Discrete(3), specs.reward_spec(), shared_torso=shared)
     network.value(_seen(torch.randn(5, 4)), None).sum().backward()
     assert (network.actor_torso.mlp[0].weight.grad is not None) == shared
@@ -516,7 +516,7 @@ def test_images_of_every_size_have_an_encoder(shape, kind):
     assert isinstance(own.encoders[0], Flat)  # what is asked for is taken
 
 
-def test_a_noisy_layer_draws_again_in_each_pass_and_not_in_evaluation():
+def test_noisy_layers_draw_in_each_training_pass_only():
     torch.manual_seed(0)
     layer, x = NoisyLinear(4, 3), torch.randn(200, 4)
     first, second = layer(x), layer(x)

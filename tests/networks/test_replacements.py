@@ -163,7 +163,7 @@ def test_an_unbound_schedule_value_is_reported_in_one_sentence(tmp_path, capsys)
     assert "alfish train: Linear.start has no value; bind it, because @Linear() is bound\n" in capsys.readouterr().err
 
 
-def test_an_error_inside_a_network_of_ones_own_is_shown_as_it_is():
+def test_errors_inside_custom_networks_are_not_changed():
     def broken(input_size):
         return None + input_size
 

@@ -54,13 +54,13 @@ def test_every_row_of_rings_that_have_not_wrapped(tmp_path, prefix):
     assert_rows(OfflineBuffer([name], spaces=SPACES), episodes)
 
 
-def test_the_one_file_that_holds_everything_is_read_with_its_numpy_counter(tmp_path):
+def test_single_file_buffers_are_read_with_their_numpy_counter(tmp_path):
     entries = checkpoint([rows_of(record())], 60) | {"_network.weight": torch.zeros(3)}
     name = saved(tmp_path / "ckpt-9", entries, global_step=np.int64(5), metrics={}, progress=[np.float32(1.0)])
     assert_rows(OfflineBuffer([name], spaces=SPACES), record())
 
 
-def test_wrapped_rings_are_unrolled_and_a_headless_episode_keeps_what_is_left(tmp_path):
+def test_wrapped_rings_are_unrolled_with_their_partial_episodes(tmp_path):
     rows = rows_of(record())  # of 4, 6, 2, 9, 3, ... rows, 52 in all
     name = saved(tmp_path / "ckpt", checkpoint([rows], 30))
     buffer = OfflineBuffer([name], spaces=SPACES)

@@ -77,7 +77,7 @@ def test_sources_are_concatenated_and_length_selects_episodes():
     assert ids == [f"arrays {k}" for k in range(5, 11)]
 
 
-def test_the_longest_item_goes_first_and_each_into_the_column_that_holds_least():
+def test_items_are_packed_longest_first_into_the_emptiest_column():
     assert packed_columns([3, 9, 5, 5, 1], 2) == [[1, 0], [2, 3, 4]]
     assert packed_columns([2, 2], 5) == [[0], [1]]
 

@@ -333,7 +333,7 @@ def test_a_part_larger_than_available_memory_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("write", [d4rl, d3rlpy])
-def test_episodes_that_do_not_fit_into_memory_are_not_taken_for_damaged_ones(tmp_path, monkeypatch, write):
+def test_episodes_beyond_memory_are_not_reported_as_damaged(tmp_path, monkeypatch, write):
     reading = SourceReading([write(tmp_path / "a", record())], policy="drop_episode")
     monkeypatch.setattr(limits, "memory_at_hand", lambda: 40)  # what was read before has taken the rest
     with pytest.raises(UsageError, match="needs .* bytes of memory, but only 40 bytes are available; free memory"):

@@ -227,7 +227,7 @@ def test_several_observations_are_a_dict_and_films_are_left_out(tmp_path):
     assert "videos are not read: observation.images.top" in buffer.report.sentences("note", 9)
 
 
-def test_a_file_that_is_cut_off_is_named_and_the_others_are_read(tmp_path):
+def test_a_truncated_file_is_named_and_others_are_read(tmp_path):
     name = written(tmp_path / "set", record(), rows_a_file=9)  # episodes 0 to 2, 3, ...
     files = sorted((tmp_path / "set").glob("data/**/*.parquet"))
     files[1].write_bytes(files[1].read_bytes()[: files[1].stat().st_size // 2])
@@ -239,7 +239,7 @@ def test_a_file_that_is_cut_off_is_named_and_the_others_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("lost", range(1, 13))
-def test_rows_on_both_sides_of_a_lost_file_are_not_put_together(tmp_path, lost):
+def test_rows_around_a_lost_file_are_not_joined(tmp_path, lost):
     name = written(tmp_path / "set", record(), rows_a_file=3)
     sorted((tmp_path / "set").glob("data/**/*.parquet"))[lost].write_bytes(b"nothing")
     rows = 0

@@ -157,7 +157,7 @@ def test_a_truncated_file_is_reported_as_unreadable(home, share):
         open_source(name)
 
 
-def test_an_episode_that_lacks_a_part_is_named_and_the_others_are_read(home):
+def test_an_incomplete_episode_is_named_and_others_are_read(home):
     import h5py
 
     name = written(record())

@@ -731,7 +731,7 @@ def test_every_scheme_has_its_file():
 # Reading
 
 
-def test_spaces_that_fit_and_still_differ_are_a_warning_that_names_both():
+def test_fitting_but_different_spaces_give_a_warning():
     wider = Spaces(spaces.Box(-np.inf, np.inf, (3,), np.float64), SPACES.action)
     reading = SourceReading([source(record(), wider)], SPACES)
     assert [episode.id for episode in reading] == [str(k) for k in range(11)]
@@ -767,7 +767,7 @@ def test_a_data_set_of_another_environment_is_refused_and_both_are_named():
         SourceReading([source(record(continuous=True), BOX_SPACES)], SPACES)
 
 
-def test_episodes_with_errors_do_not_stop_the_reading_before_all_are_known():
+def test_all_faulty_episodes_are_read_before_the_error():
     episodes = record()
     for k in (2, 7):
         episodes[k] = episodes[k]._replace(rewards=None)

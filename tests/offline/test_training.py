@@ -210,7 +210,7 @@ class Kept(Regressor):
 
 
 @pytest.mark.parametrize("kind", [offline, hybrid])
-def test_an_algorithm_that_needs_what_data_do_not_hold_is_refused_by_name(tmp_path, kind):
+def test_algorithms_that_need_missing_data_are_refused(tmp_path, kind):
     with pytest.raises(UsageError, match="Kept trains on log_prob from its rollout_step"):
         kind(tmp_path, Kept).train()
 
@@ -222,7 +222,7 @@ class Remembering(Regressor):
         return torch.zeros(batch_size, 1)
 
 
-def test_with_burn_in_each_recorded_transition_trains_the_first_of_an_episode_too(tmp_path):
+def test_with_burn_in_every_recorded_transition_trains(tmp_path):
     episodes = record()
     batches = {"burn_in": 4, "window_length": 3, "updates_per_iteration": 50}
     trainer = offline(tmp_path, Remembering, data(episodes), batches, num_updates=200)

@@ -137,7 +137,7 @@ def test_actions_that_are_not_finite_are_found_too():
 
 
 @pytest.mark.parametrize("flag", ["terminated", "truncated"])
-def test_an_episode_that_ends_early_is_split_and_no_final_observation_is_invented(flag):
+def test_episodes_are_split_at_early_ends_without_final_observation(flag):
     kept, _ = validate(broken(**{flag: with_value(4, True)}), "warn")
     parts = [episode for episode in kept if episode.id.startswith("3[")]
     assert [part.id for part in parts] == ["3[0]", "3[1]"]
@@ -253,7 +253,7 @@ def test_an_environment_that_was_named_is_not_asked_for():
         assert "--env_id" not in str(error.value)
 
 
-def test_data_that_cannot_be_read_are_not_taken_for_those_of_another_environment():
+def test_unreadable_data_are_not_blamed_on_the_environment():
     lost = [Unreadable(str(k), "the disk said no") for k in range(11)]
     with pytest.raises(UsageError, match="fix the data, or leave these episodes out"):
         validate(lost)

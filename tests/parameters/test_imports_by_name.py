@@ -128,7 +128,7 @@ def test_names_that_another_configuration_registered_dynamically_are_refused(her
         alfish.load(root_dir)
 
 
-def test_the_working_directory_is_searched_last_and_for_what_was_named_only(here, capsys, untried_training):
+def test_the_working_directory_is_searched_last_for_named_modules(here, capsys, untried_training):
     assert main(["confs"]) == 0 and main(["check-env", "--env_id=CartPole-v1", "--num_steps=200"]) == 0
     assert main(["train", "--gin_file=ppo_cartpole.gin", f"--root_dir={here / 'run'}", "--gin_param=PPO.gama=1"]) == 2
     assert str(here) not in sys.path

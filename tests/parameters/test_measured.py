@@ -51,7 +51,7 @@ def test_feedback_changes_by_a_factor_within_its_limits():
     assert float(schedule(0.0)) == 1e-6
 
 
-def test_the_value_is_a_buffer_of_the_algorithm_whose_setting_it_is():
+def test_scheduled_values_are_buffers_of_their_algorithm():
     schedule = linear(start=0.1, finish=1.0)
     assert as_schedule(schedule) is schedule
     algorithm = PPO(OBSERVATION, spaces.Discrete(3), specs.reward_spec(), entropy_coef=schedule)

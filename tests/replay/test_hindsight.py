@@ -129,7 +129,7 @@ def test_relabelled_goals_come_from_the_same_episode(strategy, window_length):
     assert (buffer.episode_end(start.column, start.position) == newest).any()
 
 
-def test_goals_stay_right_while_the_ring_goes_round_and_after_it_was_reloaded():
+def test_relabelled_goals_are_right_while_the_ring_wraps():
     torch.manual_seed(0)
     rng, columns = np.random.default_rng(0), Columns(3, truncates=True)
     buffer = RingBuffer(3 * 15, 3, keeps_episodes=True)
@@ -427,7 +427,7 @@ def test_settings_out_of_range_are_named(settings, words):
         ({"terminated_fn": lambda a, g: (a == g).all()}, r"terminated_fn .*returned \(\)"),
     ],
 )
-def test_functions_of_goals_that_do_not_say_something_of_every_row_are_refused(settings, words):
+def test_goal_functions_must_return_a_value_for_every_row(settings, words):
     buffer, _ = stamped_ring()
     hindsight = bound(buffer, **settings)
     start = buffer.draw(10, 4)

@@ -336,7 +336,7 @@ def test_starts_are_uniform_over_the_rows_that_may_start_a_window(window_length)
     assert (counts - 2000).abs().max() < 5 * 2000**0.5
 
 
-def test_a_row_at_last_never_starts_a_window_and_the_newest_row_neither():
+def test_last_rows_and_the_newest_row_never_start_windows():
     columns = Columns(2)
     buffer = RingBuffer(200, 2)
     buffer.push(columns.unroll([50, 50]))
@@ -469,7 +469,7 @@ def test_saving_a_state_does_not_copy_rows_or_save_empty_capacity(num_rows):
         assert len(saved) == min(2 * num_rows, 20)
 
 
-def test_a_column_that_is_empty_at_first_gets_its_own_env_id_later():
+def test_an_initially_empty_column_gets_its_env_id_later():
     columns = Columns(3)
     buffer = RingBuffer(30, 3)
     unroll = columns.unroll([4, 0, 4])
@@ -479,7 +479,7 @@ def test_a_column_that_is_empty_at_first_gets_its_own_env_id_later():
     assert buffer.sample(100).env_id.unique().tolist() == [10, 11, 12]
 
 
-def test_a_ring_that_had_rows_takes_names_again_after_loading_an_empty_one():
+def test_loading_an_empty_ring_allows_new_leaf_names():
     buffer = RingBuffer(30, 3)
     buffer.push(Columns(3).unroll([4, 4, 4]))
     buffer.load_state_dict(RingBuffer(30, 3).state_dict())
@@ -690,7 +690,7 @@ class Memory(NamedTuple):
     kept: torch.Tensor
 
 
-def test_named_tuples_are_saved_plain_and_come_back_with_the_next_push(tmp_path):
+def test_named_tuples_are_saved_as_tuples_and_restored_by_a_push(tmp_path):
     def named(experience):
         state = Memory(torch.arange(2.0))
         return experience._replace(info=Memory(experience.info["log_prob"]), state=state)

@@ -181,7 +181,7 @@ def test_a_pickle_with_code_in_a_checkpoints_place_is_refused(tmp_path, caplog, 
     assert not evidence.exists()
 
 
-def test_an_error_that_is_not_the_files_is_not_taken_for_corruption(tmp_path):
+def test_unrelated_errors_are_not_reported_as_corruption(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(1, _state(1))
     checkpoints.save(2, _state(2))
@@ -243,7 +243,7 @@ def test_an_exported_file_states_its_origin_without_loading(tmp_path):
     assert _value(checkpoints.load(config="config b")) == (12, 1)  # of older files nothing is known
 
 
-def test_a_file_of_another_run_or_configuration_is_refused_and_never_passed_over(tmp_path):
+def test_files_of_other_runs_are_refused_not_skipped(tmp_path):
     Checkpoints(tmp_path, origin=Origin("run a", "config a")).save(1, _state(1))
     Checkpoints(tmp_path, origin=Origin("run b", "config b")).save(2, _state(2))
     ours = Checkpoints(tmp_path, origin=Origin("run a"))

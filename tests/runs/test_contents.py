@@ -88,7 +88,7 @@ def test_refused_files_leave_no_open_descriptor(tmp_path):
 @pytest.mark.parametrize(
     "text", ["-" * 50_000 + "1", "not " * 50_000 + "1", "[" * 50_000, "{[]: 1}", "1+" * 50_000 + "1"]
 )
-def test_a_text_that_is_not_a_literal_has_one_kind_of_error(text):
+def test_invalid_literals_raise_one_kind_of_error(text):
     with pytest.raises(ValueError, match="is not a literal"):
         literal(text)
     assert list(differences.values(f"A.b = {text}\n")) == ["A.b"]

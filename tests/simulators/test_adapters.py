@@ -230,7 +230,7 @@ class TestIsaacLab:
             unroller.close()
         assert drawn[0] != drawn[1]
 
-    def test_the_exit_status_of_a_command_is_not_that_of_isaac_sim(self):
+    def test_isaac_sim_does_not_change_the_exit_status(self):
         program = """
 import atexit, os, sys, types
 sys.modules["omni.kit.app"] = types.ModuleType("omni.kit.app")

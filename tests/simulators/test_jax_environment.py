@@ -111,7 +111,7 @@ def test_numbers_that_a_step_draws_are_new_in_each_step_and_environment():
     assert len(set(noise)) == len(noise)
 
 
-def test_episodes_follow_from_the_seed_and_not_from_the_number_of_environments():
+def test_episodes_depend_on_the_seed_not_on_the_number_of_environments():
     expected = stream(made(3), 20, seed=3)
     assert stream(made(3), 20, seed=3) == expected
     assert stream(made(5), 20, seed=3)[:3] == expected

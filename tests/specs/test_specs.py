@@ -467,7 +467,7 @@ def test_vast_bounds_of_floats_are_none(low, high, dtype):
             check("SAC", space)
 
 
-def test_a_bound_below_the_vast_ones_and_bounds_of_integers_are_kept():
+def test_moderate_bounds_and_integer_bounds_are_kept():
     for space in (spaces.Box(-1e29, 1e29, (1,), np.float32), spaces.Box(1e-38, 5, (1,), np.float32)):
         assert specs.is_bounded(space) and specs.observation_spec(space) is space
     assert specs.is_bounded(spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (1,), np.int64))
@@ -484,7 +484,7 @@ def test_a_bound_below_the_vast_ones_and_bounds_of_integers_are_kept():
         ([0, -1], [1, np.inf], "bounds missing in 1 of 2 entries (first [1])"),
     ],
 )
-def test_a_half_bounded_box_is_described_by_the_bound_that_it_lacks(low, high, words, caplog):
+def test_a_half_bounded_box_is_described_by_its_missing_bound(low, high, words, caplog):
     space = spaces.Box(np.float64(low), np.float64(high), dtype=np.float64)
     with pytest.raises(UsageError) as refusal:
         specs.check_box_action("TD3", specs.action_spec(space))

@@ -393,7 +393,7 @@ def test_a_changed_population_specification_is_refused(toy, tmp_path):
     assert (tmp_path / "p" / "population.json").read_bytes() == before
 
 
-def test_the_command_names_what_is_missing_and_refuses_the_directory_of_something_else(toy, tmp_path, capsys):
+def test_the_command_names_missing_flags_and_refuses_other_directories(toy, tmp_path, capsys):
     perturb = "--perturb=PPO.gamma=0.9..0.95"
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run_id").write_text("1\n")

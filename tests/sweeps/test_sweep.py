@@ -184,7 +184,7 @@ def test_more_trials_extend_a_sweep(tmp_path):
     assert whole.startswith(short) and whole == run(tmp_path / "other")
 
 
-def test_a_pruned_run_is_stopped_and_its_value_is_that_of_the_evaluation(tmp_path):
+def test_a_pruned_run_keeps_the_value_of_its_evaluation(tmp_path):
     specification = dataclasses.replace(SPECIFICATION, prune=True, trials=20)
     lines = []
     found = rows(run(tmp_path / "s", specification, log=lines.append))
@@ -252,7 +252,7 @@ def test_a_finished_sweep_is_not_changed(tmp_path, prune):
     assert run(tmp_path / "s", specification, jobs) == expected and not jobs.started
 
 
-def test_the_other_seeds_of_a_trial_that_is_over_are_stopped_for_good(tmp_path):
+def test_other_seeds_of_a_finished_trial_stay_stopped(tmp_path):
     class First(Jobs):
         """The first seed of each trial fails at its second evaluation."""
 

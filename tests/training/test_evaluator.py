@@ -510,7 +510,7 @@ def test_the_interval_covers_the_mean_19_times_in_20():
     assert 0.88 < covered / 150 <= 0.99
 
 
-def test_the_interval_takes_little_memory_and_is_that_of_all_draws_at_once(monkeypatch):
+def test_drawing_in_parts_gives_the_same_interval(monkeypatch):
     returns = np.random.default_rng(3).normal(size=37)
     draws = np.random.default_rng(0).choice(returns, (10_000, 37)).mean(1)
     for block in (1, 1000, 10**9):
@@ -563,7 +563,7 @@ def test_evaluations_use_the_test_episodes(env_id, sample):
 
 @pytest.mark.parametrize("sample", [False, True])
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "HalfCheetah-v5"])
-def test_their_actions_give_the_same_rows_in_an_environment_reset_with_their_seed(env_id, sample):
+def test_replaying_recorded_actions_gives_the_same_rows(env_id, sample):
     if env_id == "HalfCheetah-v5":
         pytest.importorskip("mujoco")
     factories = [ObservationNormalizer, functools.partial(RewardScale, scale=100.0)]
@@ -723,7 +723,7 @@ def test_between_episodes_the_caller_is_at_home(sample):
     assert_same(episodes, undisturbed)
 
 
-def test_a_policy_that_draws_from_the_global_generator_is_not_disturbed_either():
+def test_policies_that_use_the_global_generator_are_not_disturbed():
     environment = make_environment("Pendulum-v1")
     random = functools.partial(Random, spec=environment.action_spec)
     parts = parts_of("Pendulum-v1", env_kwargs={"max_episode_steps": 15}, make_algorithm=random)
@@ -790,7 +790,7 @@ def test_a_custom_vector_class_is_evaluated_with_one_seed(num_envs):
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_the_last_observation_of_an_episode_is_its_own_in_every_mode(mode):
+def test_last_observations_belong_to_their_episode_in_every_mode(mode):
     def vector(num_envs):
         return SyncVectorEnv([lambda: Stamped((3, 5))] * num_envs, autoreset_mode=mode)
 

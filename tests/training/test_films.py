@@ -100,7 +100,7 @@ def test_a_resumed_run_films_at_the_same_steps(run, tmp_path):
     assert names == ["000000001024", "000000002048"]
 
 
-def test_a_film_of_evaluate_has_each_frame_and_the_true_final_one(run, capsys):
+def test_a_film_of_evaluate_ends_with_the_true_final_frame(run, capsys):
     capsys.readouterr()
     assert (
         main(
@@ -220,7 +220,7 @@ class Blind(OneState):
         super().__init__(length=length)
 
 
-def test_an_environment_without_frames_is_reported_in_one_sentence_before_anything_is_trained(tmp_path, capsys):
+def test_an_environment_without_frames_is_refused_before_training(tmp_path, capsys):
     alfish.train("PPO", Blind, num_env_steps=64, root_dir=tmp_path / "run", **{"Trainer.unroll_length": 64})
     for command in (["play", f"--video={tmp_path / 'x.mp4'}"], ["evaluate", "--video"]):
         capsys.readouterr()

@@ -187,9 +187,7 @@ def test_a_data_set_is_not_an_expert(tmp_path):
         saved_policy(str(tmp_path))
 
 
-def test_the_configuration_of_another_persons_run_does_not_allow_imports_for_its_expert(
-    tmp_path, expert, monkeypatch, capsys
-):
+def test_another_users_run_cannot_allow_imports_for_its_expert(tmp_path, expert, monkeypatch, capsys):
     """The module that the expert needs is allowed by the student's own configuration, which is not trusted."""
     there = shutil.copytree(expert, tmp_path / "expert")
     config = there / "config.gin"

@@ -92,7 +92,7 @@ def assert_equal(found, expected):
 
 class TestValues:
     @pytest.mark.parametrize("suffix, which", [("", "latest"), (":best", "best"), (":latest", "latest"), ("first", 0)])
-    def test_a_part_is_bit_equal_to_its_source_and_the_rest_is_new(self, tmp_path, source, suffix, which):
+    def test_only_the_loaded_part_equals_its_source(self, tmp_path, source, suffix, which):
         if suffix == "first":
             which = Checkpoints(source / "checkpoints").steps()[0]
             suffix = f":{which}"

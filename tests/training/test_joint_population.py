@@ -94,7 +94,7 @@ def test_a_run_stopped_at_any_point_resumes_bit_for_bit(tmp_path, algorithm, bat
     assert any(row["parent"] not in ("", row["member"]) for row in rows_of(tmp_path / "whole"))
 
 
-def test_a_policy_continues_with_the_networks_of_another_and_with_its_own_rows(tmp_path):
+def test_a_policy_can_take_over_networks_but_not_rows(tmp_path):
     gin.bind_parameter("p1/Learner.learning_rate", 1e-2)
     trainer = trainer_of(tmp_path, algorithm=DQN, batches=REPLAY)
     for _ in trainer.iterate():

@@ -67,7 +67,7 @@ class History(Listener):
         self.clocks.append(report.clock)
 
 
-def test_snapshots_are_main_of_their_clock_and_change_at_no_other_time(tmp_path):
+def test_snapshots_copy_main_only_at_their_clock(tmp_path):
     history = History()
     trainer = league(tmp_path, history)
     trainer.train()

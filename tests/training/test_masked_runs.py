@@ -176,7 +176,7 @@ def test_workers_take_no_forbidden_action_and_lockstep_repeats_its_bits(tmp_path
     assert torch.equal(*found)
 
 
-def test_a_saved_policy_takes_the_mask_as_an_input_and_keeps_to_it(tmp_path):
+def test_exported_policies_obey_the_mask_input(tmp_path):
     trainer = make(tmp_path, "PPO", 200, listeners=[CheckpointSaver(0)])
     trainer.train()
     policy = alfish.load(tmp_path)

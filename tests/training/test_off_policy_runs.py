@@ -334,7 +334,7 @@ def test_a_replay_is_restored_without_twice_its_memory(tmp_path, monkeypatch):
     assert seen[0] - before < size / 4
 
 
-def test_no_window_goes_across_a_resume_that_could_not_continue_its_episodes(tmp_path):
+def test_no_window_spans_a_resume_with_new_episodes(tmp_path):
     """Stamped goes on with its first episode again: rows before the stop end in LAST, truncated."""
     options = {
         "algorithm": ALGORITHMS["dqn"],
@@ -574,7 +574,7 @@ def test_warm_up_and_capacity_follow_the_budget(tmp_path, budget, warmup):
     assert expected <= batches.buffer.length * batches.buffer.num_envs <= expected + 200
 
 
-def test_a_larger_budget_keeps_the_warm_up_that_the_run_began_with(tmp_path):
+def test_a_larger_budget_does_not_change_the_warm_up(tmp_path):
     options = {"replay": {"warmup_env_steps": None, "capacity": None}, "num_iterations": None}
     make(tmp_path, "dqn_episode_boundary", **options, num_env_steps=100).train()
     longer = make(tmp_path, "dqn_episode_boundary", **options, num_env_steps=300)

@@ -249,7 +249,7 @@ class Dropping(nn.Module):
         return self._dropout(time_step.observation), state
 
 
-def test_it_acts_in_eval_mode_and_leaves_the_algorithm_as_it_was():
+def test_acting_uses_eval_mode_and_restores_the_mode():
     network = functools.partial(ActorCritic, actor_torso=Dropping, policy_head=functools.partial(PolicyHead, gain=2.0))
     policy = policy_of("Pendulum-v1", functools.partial(PPO, network=network))
     policy.algorithm.train()
@@ -333,7 +333,7 @@ def test_leaves_that_do_not_change_the_action_may_be_missing(way, part):
     assert policy.act(rows, batched=True).shape == (2,)
 
 
-def test_a_missing_leaf_that_the_action_depends_on_is_named_and_changes_nothing():
+def test_a_missing_required_leaf_is_named_without_side_effects():
     policy = policy_of(Arm, factories=[ObservationNormalizer])
     partial = {"joints": FULL["joints"], "hidden": {"kind": 2}}
     with pytest.raises(UsageError, match=r"action depends on observation\.hidden\.mass, which was not given"):
@@ -442,7 +442,7 @@ def test_a_policy_without_a_privileged_leaf_acts_through_numpy():
     assert policy.act({"joints": FULL["joints"]}) == whole and program(policy) is not None
 
 
-def test_a_leaf_that_only_the_critics_memory_reads_may_be_missing_later():
+def test_leaves_read_only_by_critic_memory_may_be_missing_later():
     memory = functools.partial(GRU, size=4)
     actor, critic = functools.partial(Torso, encoder=Joints), functools.partial(Torso, memory=memory)
     network = functools.partial(ActorCritic, actor_torso=actor, critic_torso=critic)

@@ -160,7 +160,7 @@ class Signalling(Listener):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_an_evaluation_that_a_signal_kept_from_a_pause_is_repeated_later(tmp_path):
+def test_an_evaluation_interrupted_at_a_pause_is_repeated_later(tmp_path):
     make_pausing(tmp_path / "whole", 64).train()
     stopped = make_pausing(tmp_path / "cut", 64)
     stopped.listeners.insert(0, Signalling())
@@ -183,7 +183,7 @@ class SignalAtEvaluation(Listener):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_an_evaluation_that_a_signal_prevented_is_that_of_the_same_policy(tmp_path):
+def test_an_evaluation_delayed_by_a_signal_uses_the_same_policy(tmp_path):
     """It is made up for before the resumed run trains."""
     make_pausing(tmp_path / "whole").train()
     stopped = make_pausing(tmp_path / "cut")
@@ -521,7 +521,7 @@ def wrong_environments(state):
 OTHER_CONTENT = [wrong_counters, no_counters, wrong_listeners, wrong_moments, wrong_metrics, wrong_environments]
 
 
-def test_a_checkpoint_of_other_content_is_named_and_the_one_before_continued_from(tmp_path, caplog):
+def test_a_foreign_checkpoint_is_named_and_the_previous_is_used(tmp_path, caplog):
     env_id, env_kwargs, unroll_length, _ = SETTINGS["saved_state"]
     whole = make(tmp_path / "whole", env_id, env_kwargs, unroll_length, num_iterations=3)
     whole.train()

@@ -120,7 +120,7 @@ def equal(one, other):
     return len(one) == len(other) and all(np.array_equal(a, b) for a, b in zip(one, other))
 
 
-def test_games_follow_from_the_seed_and_the_checkpoints_and_from_no_global_generator(run):
+def test_games_depend_only_on_seed_and_checkpoints(run):
     env = SelfPlay(ConnectFour(2), [run])
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -185,7 +185,7 @@ def test_a_league_draws_from_several_runs_and_loads_each_checkpoint_once(run, tm
     assert found == {self_play._loaded(*one)[1] for one in every}
 
 
-def test_only_complete_checkpoints_are_opponents_and_removed_ones_are_drawn_no_more(tmp_path, monkeypatch):
+def test_only_existing_complete_checkpoints_are_opponents(tmp_path, monkeypatch):
     run = train(tmp_path / "run", "Trainer.num_env_steps = 600")
     directory = Path(run) / "checkpoints"
     steps = self_play._checkpoints(run)

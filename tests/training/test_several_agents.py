@@ -226,7 +226,7 @@ def test_replay_receives_each_agents_episodes_one_after_another():
     assert torch.equal(step.observation[1] - step.observation[0], torch.tensor([0.0, 0, 1]).expand(500, 3))
 
 
-def test_an_agent_that_has_left_counts_no_steps_and_keeps_its_return():
+def test_agents_that_left_count_no_steps_and_keep_their_return():
     environment = PettingZooColumns(Departures, num_envs=3)
     unroller = unroller_of(environment)
     metrics = Metrics([EnvironmentSteps(), NumberOfEpisodes(), AverageReturn()], 3)

@@ -72,7 +72,7 @@ def test_a_transform_that_cannot_load_its_state_ends_the_first_iteration(tmp_pat
     assert trainer.clock.iterations == 1
 
 
-def test_a_transform_whose_state_no_checkpoint_can_hold_ends_the_first_iteration(tmp_path):
+def test_a_transform_with_unsaveable_state_ends_the_first_iteration(tmp_path):
     trainer = run_of(tmp_path, Arrays)
     with pytest.raises(UsageError, match=r"leaf 'transforms.*_extra_state' is a numpy.ndarray"):
         trainer.train()
@@ -85,7 +85,7 @@ def test_trying_out_changes_no_state(tmp_path):
     assert trainer.transforms.others[0].seen == [1, 2]
 
 
-def test_a_sampler_whose_state_no_checkpoint_can_hold_ends_the_first_iteration(tmp_path):
+def test_a_sampler_with_unsaveable_state_ends_the_first_iteration(tmp_path):
     batches = functools.partial(ReplayBatches, capacity=1000, batch_size=8, sampler=ArraySampler, warmup_env_steps=8)
     trainer = run_of(tmp_path, ObservationNormalizer, algorithm=DDPG, batches=batches)
     with pytest.raises(UsageError, match=r"leaf 'replay.sampler.drawn' is a numpy.ndarray"):

@@ -628,7 +628,7 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
-def test_a_run_that_died_before_its_first_checkpoint_leaves_no_rows_behind(tmp_path):
+def test_a_run_without_a_checkpoint_leaves_no_rows(tmp_path):
     def die(trainer):
         raise KeyboardInterrupt
 
@@ -1065,7 +1065,7 @@ def test_summaries_come_at_their_period_and_at_the_end(tmp_path):
 
 @pytest.mark.parametrize("budget", [{"num_iterations": 1}, {"num_iterations": None, "num_env_steps": 10},
                                     {"num_iterations": None, "num_updates": 1}])  # fmt: skip
-def test_a_run_without_a_summary_before_its_end_reports_its_losses_there(tmp_path, budget):
+def test_a_run_without_summaries_reports_losses_at_its_end(tmp_path, budget):
     found = []
     for period in (1, 10**6):
         trainer = make(tmp_path / str(period), summary_period=period, listeners=[recorder := Recorder()], **budget)
@@ -1204,7 +1204,7 @@ def test_modes_are_switched_everywhere():
     ("algorithm", "updates"),
     [(A2C, 1), (functools.partial(APPO, loss="impala"), 1), (functools.partial(APPO, loss="clipped"), 10), (PPO, 10)],
 )
-def test_an_unroll_is_trained_on_once_where_no_ratio_corrects_for_more(tmp_path, algorithm, updates):
+def test_unrolls_train_once_without_ratio_correction(tmp_path, algorithm, updates):
     made = functools.partial(algorithm, network=network)
     trainer = make(tmp_path, algorithm=made, batches=EpochBatches, num_iterations=1)
     assert trainer.batches.updates_per_iteration == updates

@@ -265,7 +265,7 @@ def chosen(trainer, number):
     return action.squeeze(-1) if action.is_floating_point() else action.float() / 2 - 1
 
 
-def test_dqn_follows_new_weights_at_once_without_an_update_or_a_row(tmp_path):
+def test_dqn_uses_new_weights_immediately(tmp_path):
     learner = functools.partial(Learner, learning_rate=1e-2, compile=False)
     algorithm = functools.partial(RECIPES["DQN"], reward_weights=[1.0, 0.0], gamma=0.0)
     trainer = trained(tmp_path, "DQN", length=1, algorithm=algorithm, learner=learner, num_env_steps=2000)

@@ -175,7 +175,7 @@ def test_a_broken_checkpoint_is_named_and_the_others_are_evaluated(copy, evaluat
     assert evaluations(lines) == others and "is truncated" in lines[0]
 
 
-def test_a_checkpoint_that_training_removes_is_counted_and_the_others_are_evaluated(copy, capsys):
+def test_removed_checkpoints_are_counted_and_others_evaluated(copy, capsys):
     with contextlib.ExitStack() as stack:
         trainer = stack.enter_context(open_run(copy))
         watch = stack.enter_context(contextlib.closing(Watch(trainer, "evaluation", 3, 7)))
@@ -220,7 +220,7 @@ def test_new_checkpoints_are_evaluated_until_the_run_is_done(copy):
     assert list(tables(copy)) == [int(path.stem.split("-")[1]) for path in files]
 
 
-def test_a_run_that_falls_back_to_an_earlier_checkpoint_is_watched_from_there(copy):
+def test_watch_follows_a_fallback_to_an_earlier_checkpoint(copy):
     (copy / "done").unlink()
     *_, before_last, last = steps_of(copy)
     path, hidden = Checkpoints(copy / "checkpoints").path(before_last), copy / "hidden"

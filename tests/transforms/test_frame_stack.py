@@ -248,7 +248,7 @@ def test_a_frame_stack_with_hidden_channels_is_refused(shape, stacked):
     assert FrameStack(flat, REWARD_SPEC).observation_spec.shape == stacked
 
 
-def test_it_must_be_the_first_transform_since_it_looks_up_raw_rows():
+def test_it_must_be_the_first_transform_because_it_reads_raw_rows():
     Transforms([FrameStack, RewardClip], LEAVES["grey"], REWARD_SPEC)
     with pytest.raises(UsageError, match="FrameStack reads stored rows"):
         Transforms([RewardClip, FrameStack], LEAVES["grey"], REWARD_SPEC)

@@ -74,7 +74,7 @@ def test_a_vector_reward_leaf_has_the_units_of_its_transform_position():
 
 
 @pytest.mark.parametrize("part, leaves", [({"reward": False}, {"prev_action"}), ({"action": False}, {"prev_reward"})])
-def test_either_leaf_may_be_left_out_and_leaves_of_a_dict_stay(part, leaves):
+def test_each_leaf_may_be_left_out_and_dict_leaves_stay(part, leaves):
     spec = {"x": Box(0, 1, (1,)), "mask": Discrete(2)}
     transform = PreviousStep(spec, specs.reward_spec(), specs.action_spec(Discrete(2)), **part)
     assert set(transform.observation_spec) == {"x", "mask"} | leaves

@@ -324,7 +324,7 @@ class TestRewardNormalizer:
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
     @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
     @pytest.mark.parametrize("num_rewards", [None, 2])
-    def test_rows_on_the_host_change_statistics_on_a_gpu_without_waiting_for_it(self, num_rewards):
+    def test_host_rows_update_gpu_statistics_without_waiting(self, num_rewards):
         reward = torch.randn((40, 3) if num_rewards is None else (40, 3, num_rewards))
         rows = _rows(step_type=_random_step_types(40, 3), reward=reward)
         states = []
@@ -399,7 +399,7 @@ class TestRewardNormalizer:
 
     @pytest.mark.parametrize("largest_return", [None, 5.0])
     @pytest.mark.parametrize("num_rewards", [None, 2])
-    def test_before_the_first_reward_that_is_not_0_rewards_stay_as_they_are(self, num_rewards, largest_return):
+    def test_rewards_are_unchanged_before_the_first_nonzero_reward(self, num_rewards, largest_return):
         normalizer = RewardNormalizer(VECTOR, specs.reward_spec(num_rewards), clip=None, largest_return=largest_return)
         reward = torch.zeros((50, 2) if num_rewards is None else (50, 2, num_rewards))
         normalizer.observe(_rows(reward=reward))

@@ -454,7 +454,7 @@ def each_failing(kinds, tmp_path, base=Faulty, **arguments):
 
 
 @pytest.mark.parametrize("algorithm", [Seeing, SeeingOffPolicy])
-def test_an_environment_that_fails_is_built_again_and_its_episode_ends_before_that(made, algorithm, tmp_path):
+def test_a_failed_environment_is_rebuilt_after_its_episode_ends(made, algorithm, tmp_path):
     unroller = made(each_failing(KINDS, tmp_path), algorithm, mode="lockstep")
     unrolls = [nest.map(torch.clone, unroller.unroll(4)) for _ in range(12)]
     assert unroller.num_env_errors == 6 and unroller.stats()["env_errors"] == 6
@@ -509,7 +509,7 @@ def test_too_many_errors_of_environments_end_the_run_with_the_traceback(made):
     assert 'raise RuntimeError("broken on purpose")' in trace
 
 
-def test_a_first_reset_that_is_not_finite_is_an_error_of_its_environment(made, tmp_path):
+def test_a_non_finite_first_reset_is_an_environment_error(made, tmp_path):
     faulty = functools.partial(Faulty, "nan_reset", episode=0, once=str(tmp_path / "once"))
     unroller = made(functools.partial(make_environment, faulty, num_envs=3))
     step = unroller.unroll(4).time_step
@@ -720,7 +720,7 @@ def test_workers_take_subnormal_numbers_as_zero(made):
     assert reward[1:].eq(1).all()
 
 
-def test_an_image_is_not_written_out_where_its_reward_is_not_finite(made, tmp_path):
+def test_images_are_not_printed_with_non_finite_rewards(made, tmp_path):
     environment = functools.partial(make_environment, functools.partial(worker_parts.Blind, str(tmp_path / "once")))
     unroller = made(environment, SeeingOffPolicy)
     unroller.unroll()
@@ -1080,7 +1080,7 @@ def test_gin_reaches_workers_scopes_included(made, tmp_path):
     assert step.step_type[:, 0].tolist() == [FIRST, MID, LAST, FIRST, MID, LAST, FIRST]
 
 
-def test_environments_have_ids_and_seeds_of_their_own_across_workers_and_generations():
+def test_environment_ids_and_seeds_are_unique_across_workers():
     plan = Plan(3, 4, 6, Stepping(None, 0, 0.0, True, 0, False), "program", b"", 8, 0, 0, b"", 0)
     setups = [plan.setup(index, generation) for generation in range(3) for index in range(3)]
     setups += [plan._replace(seed=seed).setup(index, 0) for seed in (1, 2) for index in range(3)]
@@ -1254,7 +1254,7 @@ def test_a_missing_core_is_named():
         pool.start(None, [], None, [], 0)
 
 
-def test_a_call_reaches_workers_with_the_weights_that_are_published_before_it(made):
+def test_calls_reach_workers_with_earlier_published_weights(made):
     """In lockstep, the segment of the next iteration is granted before the call, like that of published weights."""
     unroller = made(functools.partial(make_environment, Levels, num_envs=2), mode="lockstep", num_workers=2, length=5)
     told = []
@@ -1291,7 +1291,7 @@ def test_an_environment_that_is_built_again_receives_the_last_call(made, tmp_pat
     assert (step.observation[:, :, 0] == 0.5).all()
 
 
-def test_calls_are_saved_and_made_by_the_workers_of_a_resumed_run(made):
+def test_saved_calls_are_made_by_workers_of_a_resumed_run(made):
     environment = functools.partial(make_environment, Levels, num_envs=2)
     unroller = made(environment, length=5)
     unroller.environment.call("set_level", 4.0)

@@ -92,7 +92,7 @@ class Moody(Scripted):
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("collect", [lambda u: u.generate_batch(3), lambda u: u.generate_episodes(3)])
-def test_it_explores_in_eval_mode_and_leaves_the_algorithm_as_it_was(collect, training):
+def test_exploring_uses_eval_mode_and_restores_the_mode(collect, training):
     unroller = unroller_of(recorded(NEXT_STEP), Moody)
     unroller._algorithm.train(training)
     collect(unroller)

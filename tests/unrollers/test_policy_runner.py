@@ -279,7 +279,7 @@ def test_an_unroll_through_arrays_is_the_one_through_tensors(name, numpy_policy)
 
 
 @pytest.mark.parametrize("name", MEMORIES)
-def test_what_is_carried_and_unrolled_is_arrays_and_what_is_saved_is_tensors(name):
+def test_unrolls_are_arrays_and_saved_states_are_tensors(name):
     unroller = resumable(name, 0)
     for _ in range(2):
         rows = unroller.unroll(4)
@@ -561,7 +561,7 @@ def test_translating_a_step_leaves_modules_as_they_were():
     assert {name: id(value) for name, value in [*algorithm.named_parameters(), *algorithm.named_buffers()]} == before
 
 
-def test_at_an_episodes_start_the_state_is_not_taken_for_the_initial_one():
+def test_states_at_episode_starts_are_not_assumed_initial():
     """There the two are one tensor."""
     algorithm = Simple(lambda self, x: x, ())
     algorithm.rollout_step = lambda time_step, state: AlgStep(state, state + 1)

@@ -25,7 +25,7 @@ def test_shares_cover_all_workers_since_the_previous_call():
     assert stats.take() == dict.fromkeys(nothing | {"trainer_wait_fraction", "masked_rows"}, 0.0)
 
 
-def test_what_the_trainer_waited_is_a_share_of_the_time_between_two_calls(monkeypatch):
+def test_trainer_waiting_is_a_share_of_the_time_between_calls(monkeypatch):
     now = 100.0
     monkeypatch.setattr("alfish.unrollers.workers.stats.time", types.SimpleNamespace(perf_counter=lambda: now))
     stats = Stats()

@@ -548,7 +548,7 @@ def test_a_curriculum_receives_the_progress_of_training(vectorization):
         assert unroll(unroller, 2).time_step.observation[0, :, 0].tolist() == [0.25, 0.25]
 
 
-def test_infos_that_a_vector_environment_overwrites_keep_the_values_of_their_steps():
+def test_overwritten_infos_keep_the_values_of_their_step():
     class Counting(SyncVectorEnv):
         count = np.zeros(2)
 
@@ -634,7 +634,7 @@ def test_a_wrong_call_is_refused(arguments, sentence):
     assert environment.calls == {}
 
 
-def test_a_call_after_a_step_that_may_never_end_is_only_stored():
+def test_a_call_during_an_endless_step_is_only_stored():
     environment = make_environment(Levels, num_envs=1)
     environment.reset()
     environment.abandon()

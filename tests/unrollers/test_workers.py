@@ -183,7 +183,7 @@ def test_deaths_long_ago_do_not_count(one):
         die(workers, worker)
 
 
-def test_workers_that_die_with_the_process_that_forks_them_are_one_death(one):
+def test_deaths_with_the_forking_process_count_once(one):
     workers, worker = one(max_deaths=2)
     die(workers, worker)
     for _ in range(3):

@@ -46,7 +46,7 @@ def make(features=lambda spec: Plain(), gamma=0.5):
     )  # fmt: skip
 
 
-def test_the_expectation_is_the_mean_of_discounted_features_of_the_observations_arrived_at():
+def test_the_expectation_is_the_mean_of_discounted_next_features():
     part = make()
     # Episodes: (1, -1) + 0.5 (-1, 1) = (0.5, -0.5) and (1, 1) + 0.5 (-1, -1) = (0.5, 0.5)
     torch.testing.assert_close(part.expert, torch.tensor([0.5, 0.0], dtype=torch.float64))

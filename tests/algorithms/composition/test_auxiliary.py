@@ -128,7 +128,7 @@ def test_auxiliary_loss_trains_only_features_and_its_own_networks(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_features_are_computed_once_and_those_of_the_rows_that_train(kind):
+def test_features_of_training_rows_are_computed_once(kind):
     whole, given = made(kind)
     module = whole.algorithm.get_submodule(KINDS[kind][3])
     outputs = []

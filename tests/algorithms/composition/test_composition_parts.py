@@ -63,7 +63,7 @@ def experience_of(time_step):
     return Experience(time_step, time_step.prev_action, None, None)
 
 
-def test_steps_are_rows_with_the_executed_action_and_the_row_they_led_to():
+def test_recorded_steps_have_executed_actions_and_next_rows():
     step = rows([FIRST, MID, LAST])
     found = transitions_of(step)
     assert torch.equal(found.observation, step.observation[:2])
@@ -91,7 +91,7 @@ def test_a_part_has_one_loss_per_step_and_trains_all_its_parameters(name, action
         assert reward.shape == (3, 1) and (reward > 0).all()
 
 
-def test_rnd_rewards_the_distance_of_the_two_networks_where_a_step_arrives():
+def test_rnd_rewards_the_network_distance_at_the_next_observation():
     part = PARTS["rnd"](OBSERVATION, ACTIONS["discrete"])
     step = rows([FIRST, MID, LAST])
     expected = 0.5 * (part.predictor(step.observation) - part.target(step.observation)).square().sum(-1)
@@ -314,7 +314,7 @@ def test_separate_values_without_parts_are_a_vector_of_one():
     assert made.calc_loss(experience, made.train_step(experience, None).info).loss["all"].shape == (1, 1)
 
 
-def test_a_reward_with_a_coefficient_of_0_is_not_read_with_separate_values():
+def test_rewards_with_coefficient_0_are_not_read():
     made = composed(PPO, rewards=[PARTS["rnd"]], separate_values=True, extrinsic_coef=0.0)
     step = rows([FIRST, MID, LAST])
     experience = experience_of(step._replace(reward=torch.full_like(step.reward, torch.nan)))

@@ -87,7 +87,7 @@ def test_steps_are_drawn_uniformly_from_torchs_generator():
     assert len(counts) == 5 and (counts - 800).abs().max() < 120
 
 
-def test_a_checkpoint_has_a_checksum_of_the_data_and_not_the_data():
+def test_a_checkpoint_has_the_checksum_of_the_data_only():
     part = make()
     state = part.state_dict()
     assert [key for key in state if key.startswith("demonstrations")] == ["demonstrations._extra_state"]

@@ -102,7 +102,7 @@ def test_the_loss_is_the_likelihood_of_demonstrations_under_cost_and_density():
 
 
 @pytest.mark.parametrize("policy", [(1 / 3, 1 / 3, 1 / 3), (0.1, 0.1, 0.8)])
-def test_in_a_bandit_the_cost_becomes_the_demonstrations_log_probability_whatever_the_policy(policy):
+def test_bandit_cost_becomes_the_demonstration_log_probability(policy):
     nothing = spaces.Box(0, 0, (1,), np.float32)  # a single observation
     part, policy = make(observation=nothing), Categorical.of(torch.tensor(policy).log())
     policy = Categorical(policy.log_p.expand(1, 256, 3))
@@ -231,7 +231,7 @@ def test_rows_that_do_not_train_change_neither_cost_nor_reward(algorithm, action
 
 
 @pytest.mark.parametrize(("algorithm", "action"), CASES)
-def test_the_loss_of_the_cost_trains_the_part_and_not_the_policy(algorithm, action):
+def test_the_cost_loss_does_not_train_the_policy(algorithm, action):
     made = compose(algorithm, action)
     updates = Updates(made, Adam, None)
     experience = unroll(made, action, [StepType.FIRST, StepType.MID, StepType.MID])

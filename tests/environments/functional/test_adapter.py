@@ -117,7 +117,7 @@ def test_a_state_of_other_environments_is_refused():
         second.load_state_dict(first.state_dict())
 
 
-def test_the_numbers_of_many_steps_at_once_are_those_of_single_steps():
+def test_joint_draws_equal_single_step_draws():
     for evaluation in (False, True):
         one, other = (FunctionalEnvironment(CartPole(), [1, 2, 3], evaluation=evaluation) for _ in range(2))
         block = one.draw(70)

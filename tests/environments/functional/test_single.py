@@ -196,7 +196,7 @@ mistakes = [
 
 
 @pytest.mark.parametrize("methods, sentence", mistakes)
-def test_a_method_that_returns_something_else_is_named_at_the_first_reset(methods, sentence):
+def test_a_method_with_a_wrong_result_is_named_at_the_first_reset(methods, sentence):
     with pytest.raises(UsageError, match=sentence):
         first_reset(**methods)
 

@@ -403,7 +403,7 @@ class TestMistakesOfGames:
         with pytest.raises(UsageError, match="b has the spaces .* in one meeting, but .* in another"):
             ParallelGames([Meeting(), TestGroups.Two()])
 
-    def test_games_whose_agents_stay_in_the_list_at_the_end_are_accepted(self):
+    def test_games_that_keep_ended_agents_in_the_list_are_accepted(self):
         def keep(game, observations, rewards, terminated, truncated, infos):
             if not game.agents:
                 game.agents = list(rewards)

@@ -20,7 +20,7 @@ def test_rewards_are_blended_with_the_mean_of_the_members_that_received_one():
     assert games.infos["a"]["time"].tolist() == [3, 3, 3]
 
 
-def test_in_turns_all_rewards_of_the_team_since_the_last_action_count():
+def test_team_rewards_since_the_last_action_are_summed():
     def twos(t, group, rows):
         return np.full(3, 2)
 

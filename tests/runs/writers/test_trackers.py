@@ -129,7 +129,7 @@ def test_an_unreachable_server_gives_one_warning(server, tmp_path, caplog, is_aw
     assert "Fake tracker failed" in message and "ConnectionError: no route to host" in message and "\n" not in message
 
 
-def test_what_a_server_missed_at_first_is_sent_by_a_resumed_run(server, tmp_path):
+def test_a_resumed_run_sends_what_the_server_missed(server, tmp_path):
     server.is_away = True
     began(Fake(server), tmp_path).scalars({"train/loss": 1.0}, Counters(8, *COUNTERS))
     server.is_away = False

@@ -282,7 +282,7 @@ def test_a_terminal_gets_one_bar_that_messages_do_not_break():
     assert "60 000 / 50 000" in text.rsplit("\r", 1)[-1]
 
 
-def test_a_full_disk_ends_the_curves_with_a_warning_and_nothing_else(tmp_path, caplog, monkeypatch):
+def test_a_full_disk_ends_only_the_curves_with_a_warning(tmp_path, caplog, monkeypatch):
     writer = TensorBoardWriter(tmp_path / "events")
     writer.scalars({"loss": 1.0}, Counters(1, 1, 1, 1, 1.0))
 
