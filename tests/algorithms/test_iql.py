@@ -72,7 +72,7 @@ def test_an_expectile_loss_weighs_positive_errors_more():
 
 
 @pytest.mark.parametrize("expectile", [0.5, 0.7, 0.9])
-def test_its_minimum_is_the_expectile_of_a_fair_coin(expectile):
+def test_the_loss_minimum_is_the_expectile_of_a_fair_coin(expectile):
     value = torch.tensor(0.5, requires_grad=True)
     for _ in range(300):
         (slope,) = torch.autograd.grad(expectile_loss(torch.tensor([0.0, 1.0]) - value, expectile).sum(), value)

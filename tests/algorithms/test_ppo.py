@@ -82,7 +82,7 @@ def _ratio(ppo, batch):
 
 class TestRatio:
     @pytest.mark.parametrize("action", ACTIONS)
-    def test_of_the_rollout_batch_itself_is_exactly_one(self, action):
+    def test_ratio_of_the_rollout_batch_is_exactly_1(self, action):
         ppo = _ppo(action)
         batch = _batch(ppo, _unroll(ppo, length=1, num_envs=8))
         assert torch.equal(_ratio(ppo, batch), torch.ones(1, 8))
@@ -121,7 +121,7 @@ class TestRatio:
 
 
 class TestAdvantage:
-    def test_is_gae_with_gamma_at_the_arrival(self):
+    def test_advantage_is_gae_with_gamma_of_the_arrival(self):
         ppo = _ppo(gamma=0.9, lambda_=0.8, normalize_advantage=False, value_clip_range=0.2)
         experience = _unroll(ppo)
         step = experience.time_step
@@ -133,7 +133,7 @@ class TestAdvantage:
         torch.testing.assert_close(info.target, expected + value[:-1])
         torch.testing.assert_close(info.value[: len(expected)], value[: len(expected)])
 
-    def test_is_normalized_over_trained_rows_only(self):
+    def test_advantage_is_normalized_over_trained_rows_only(self):
         ppo = _ppo()
         experience = _unroll(ppo)
         mask = trainable(experience.time_step.step_type)
@@ -142,7 +142,7 @@ class TestAdvantage:
         assert advantage.std(correction=0).item() == pytest.approx(1, abs=1e-4)
 
     @pytest.mark.parametrize("num_rewards", [1, 3, 4])  # 4 is also the number of environments
-    def test_of_vector_rewards_is_the_sum_of_their_own(self, num_rewards):
+    def test_advantage_of_vector_rewards_is_the_sum_over_entries(self, num_rewards):
         ppo = _ppo(num_rewards=num_rewards, normalize_advantage=False)
         experience = _unroll(ppo)
         step, info = experience.time_step, _prepare(ppo)(experience).info
@@ -197,7 +197,7 @@ class TestLoss:
         return info, ppo.calc_loss(batch.experience, info)
 
     @pytest.mark.parametrize("entropy_coef", [0.0, 0.1, Linear(0.2, 0.0)])
-    def test_is_the_surrogate_the_value_loss_and_the_entropy(self, entropy_coef):
+    def test_loss_sums_surrogate_value_loss_and_entropy(self, entropy_coef):
         ppo = _ppo(entropy_coef=entropy_coef, value_coef=0.7, clip_range=0.1)
         ppo.progress.fill_(0.5)
         batch = _batch(ppo, _unroll(ppo))
@@ -212,7 +212,7 @@ class TestLoss:
         for key in ("policy_loss", "value_loss", "entropy", "kl", "clip_fraction"):
             assert loss_info.extra[key].shape == (1, 64)
 
-    def test_of_vector_rewards_sums_the_value_losses(self):
+    def test_vector_rewards_sum_their_value_losses(self):
         ppo = _ppo(num_rewards=4)
         batch = _batch(ppo, _unroll(ppo))
         info, loss_info = self._loss(ppo, batch)
@@ -264,7 +264,7 @@ class TestTargetKL:
         assert self._moved(ppo, _batch(ppo, _unroll(ppo)), 50.0) is None
 
     @pytest.mark.parametrize("kind", [LAST, PAD])
-    def test_is_measured_over_trained_rows_only(self, kind):
+    def test_kl_is_measured_over_trained_rows_only(self, kind):
         """An uneven column's padding holds no distribution at all: log-probabilities of 0."""
         ppo = _ppo(target_kl=0.01)
         step_type = torch.full((5, 2), MID, dtype=torch.int32)

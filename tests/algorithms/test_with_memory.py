@@ -237,7 +237,7 @@ def replay(algorithm, transforms, unroller, **settings):
 @kinds
 @pytest.mark.parametrize("burn_in", [0, 3])
 @pytest.mark.parametrize("factories", [(), (functools.partial(FrameStack, num_frames=3),)], ids=["plain", "stacks"])
-def test_the_memory_in_training_saw_what_it_saw_while_acting(kind, mode, burn_in, factories):
+def test_training_replays_the_memory_inputs_of_acting(kind, mode, burn_in, factories):
     """Whatever the window: Q of its rows is what Q was then, for the parameters have not changed."""
     telling = functools.partial(Telling, q_network=q_network(kind))
     unroller, dqn, transforms = make(telling, mode, factories)

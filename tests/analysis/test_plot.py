@@ -124,7 +124,7 @@ def test_few_common_points_do_not_replace_interpolation():
     assert points[-1] == 37 and len(points) == 200
 
 
-def test_of_two_values_at_one_clock_the_last_counts():
+def test_the_last_of_two_values_at_one_clock_counts():
     points, values = aligned([np.array([5, 5, 6])], [np.array([1.0, 2.0, 3.0])])
     assert list(points) == [5, 6] and values.tolist() == [[2, 3]]
 

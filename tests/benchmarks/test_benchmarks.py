@@ -426,7 +426,7 @@ def test_libraries_take_turns_and_one_without_a_recipe_is_left_out(command_line,
     assert told == [ours, others] * 2 + [ours, theirs, others] * 2
 
 
-def test_the_published_throughput_is_what_its_raw_data_say(tmp_path):
+def test_the_published_throughput_matches_its_raw_data(tmp_path):
     path = tmp_path / "throughput.csv"
     shutil.copy(RESULTS / path.name, path)
     last = path.read_text().splitlines()[-1].split(",")[0]

@@ -8,7 +8,7 @@ from alfish.compiler.checked_function import CheckedFunction
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 
-def test_results_are_those_of_plain_python_for_each_shape():
+def test_results_equal_plain_python_for_each_shape():
     lines = []
     doubled = CheckedFunction(lambda given: {"sum": given[0] + 2 * given[1]}, "a sum", lines.append)
     for size in (3, 3, 5):

@@ -126,7 +126,7 @@ PAIRS = {
 }  # fmt: skip
 
 
-def test_real_functions_of_small_integers_are_those_of_float32():
+def test_real_functions_of_small_integers_compute_in_float32():
     for x in (torch.tensor([1, 5, 12], dtype=torch.uint8), torch.tensor([1, 5, 11], dtype=torch.int8), bits(4)):
         for function in (torch.exp, torch.log, torch.sqrt, torch.tanh, torch.sigmoid):
             assert_same(function, x)

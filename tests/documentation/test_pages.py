@@ -43,7 +43,7 @@ def entries():
     return catalogue.entries()
 
 
-def test_the_tables_of_settings_are_those_of_the_code(entries):
+def test_settings_tables_match_the_code(entries):
     pages = settings_tables.pages()
     assert len(pages) > 15
     stale = [page.name for page in pages if settings_tables.filled(page.read_text(), entries) != page.read_text()]

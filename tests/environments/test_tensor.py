@@ -152,7 +152,7 @@ def test_the_seed_decides_the_starts():
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step"])
-def test_its_state_is_saved_and_continues_bit_for_bit(mode):
+def test_tensor_environment_state_continues_bit_for_bit(mode):
     def make():
         return TensorEnvironment(TensorPointMass(3, 4, autoreset=mode), seed=5)
 

@@ -1258,7 +1258,7 @@ def test_calls_keep_earlier_results_and_their_list_of_leaves(callables):
         assert function.call_flat(leaves)[0].tolist() == [3, 3] and len(leaves) == 2
 
 
-def test_that_it_fell_back_is_saved():
+def test_a_fallback_is_saved_in_the_checkpoint():
     learner = Learner(Regression(extras), compile=True)
     assert not learner.state_dict()["fell_back"]
     learner._compiled, learner._fell_back = None, True

@@ -165,7 +165,7 @@ def on_a_device(monkeypatch, **settings):
 
 
 @pytest.mark.parametrize("optimizer", [Adam, RMSprop, RAdam, SGD])
-def test_updates_of_a_device_are_those_of_a_cpu(monkeypatch, optimizer):
+def test_device_updates_equal_cpu_updates(monkeypatch, optimizer):
     settings = {"optimizer": optimizer, "learning_rate": KLAdaptive(1e-3), "compile": False}
     learners = Learner(far_from(), **settings), on_a_device(monkeypatch, **settings)
     for kl in (0.0, 0.0, 0.03, 0.01):

@@ -348,7 +348,7 @@ class TestNonFinite:
         Learner(algorithm).train([_chunk([1, 2])])
         assert all(torch.equal(value, before[name]) for name, value in algorithm.state_dict().items())
 
-    def test_so_many_in_a_row_end_the_run(self):
+    def test_many_consecutive_non_finite_updates_end_the_run(self):
         learner = Learner(self._poisoned(set(range(10))), max_nonfinite_updates=3)
         learner.train([_chunk([1])] * 2)
         with pytest.raises(RunError, match=r"not finite in 3 consecutive updates.*these are all updates so far, so"):
@@ -418,7 +418,7 @@ class TestStop:
         learner.train([_chunk([1.0])] * 3)
         assert learner.updates == 2
 
-    def test_at_once_it_leaves_everything_as_it_was(self):
+    def test_an_immediate_stop_changes_nothing(self):
         algorithm, _ = self._stopping(1)
         learner = Learner(algorithm)
         assert learner.train([_chunk([1.0])]) == {}
@@ -447,7 +447,7 @@ class TestStopOnGPU:
             return Learner(_Regression(calc_loss), learning_rate=0.1, compile=compile)
 
     @pytest.mark.parametrize("compile", [False, True])
-    def test_parameters_counts_and_summaries_are_those_of_a_cpu(self, interpreted, monkeypatch, compile):
+    def test_gpu_parameters_counts_and_summaries_equal_the_cpu(self, interpreted, monkeypatch, compile):
         learners = [self._learner(on_cpu, compile, monkeypatch) for on_cpu in (True, False)]
         chunks, made = [_chunk([9.0] * 4, index=[[0], [1]])] * 3, []
         for k, summarize in enumerate((False, True, False, False, True)):

@@ -65,7 +65,7 @@ def test_a_part_with_rate_0_does_not_train_or_affect_the_rest():
 
 
 @pytest.mark.parametrize("name, groups", [("ppo", ["all"]), ("sac box", ["critic", "actor", "alpha"])])
-def test_parts_with_the_rate_of_their_group_change_nothing(name, groups):
+def test_part_rates_equal_to_the_group_rate_change_nothing(name, groups):
     """One gradient norm of the whole group clips all of its parts."""
     part = {"ppo": "network.critic_torso", "sac box": "critic.body.0"}[name]
     plain, _, before = trained(name, learning_rate=dict.fromkeys(groups, 1e-2), max_grad_norm=0.1)

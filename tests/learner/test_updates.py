@@ -114,7 +114,7 @@ class TestPriority:
         batch = batch_of(torch.zeros(2, 3))._replace(weight=weight)
         return updates.priority(LossInfo(torch.zeros(2, 3), priority=priority), batch)
 
-    def test_without_memory_it_is_that_of_the_first_row(self):
+    def test_without_memory_the_first_row_has_the_priority(self):
         assert self.of_windows(self.PRIORITY, False).tolist() == [1, 2, 4]
 
     def test_with_memory_priorities_mix_maximum_and_mean(self):

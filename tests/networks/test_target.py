@@ -118,7 +118,7 @@ def test_it_follows_wherever_parameters_lie(rate):
                 torch.testing.assert_close(found, wanted)
 
 
-def test_its_parameters_are_one_vector_and_follow_one():
+def test_target_parameters_are_one_vector_that_follows_one_vector():
     online = layers(0)
     target = TargetNetwork(online)
     assert vector_of(list(target.network.parameters())) is not None

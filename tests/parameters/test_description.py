@@ -113,7 +113,7 @@ def test_the_command_continues_a_trainer_of_importable_parts(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("value", [np.str_("relu"), np.array(["relu"])[0], "relu"])
-def test_values_of_numpy_are_written_as_those_of_python(value):
+def test_numpy_values_are_written_like_python_values(value):
     written = description.GinWriter()
     written.bind("", "MLP", "activation", value, "MLP.activation")
     written.bind("", "MLP", "layers", np.array([64, 32]), "MLP.layers")
@@ -299,7 +299,7 @@ def test_train_takes_names_classes_and_settings(tmp_path):
     assert policy.algorithm.values.gamma == 0.5 and policy.env_steps >= 192
 
 
-def test_train_takes_a_conf_and_parts_of_ones_own(tmp_path, capsys):
+def test_train_accepts_a_conf_with_custom_parts(tmp_path, capsys):
     alfish.train(conf="ppo_cartpole", root_dir=tmp_path / "conf", **SMALL | {"Trainer.seed": 1})
     assert "Trainer.seed = 1" in (tmp_path / "conf" / "config.gin").read_text()
     environment = functools.partial(Plain, n=3)

@@ -70,7 +70,7 @@ def test_scheduled_values_are_buffers_of_their_algorithm():
         (lambda s: Teams({"a": ["x"]}, s, ["x"]), "make_games.team_spirit is a MeasuredLinear"),
     ],
 )
-def test_where_nothing_tells_what_was_measured_it_is_refused(make, sentence):
+def test_unlabelled_measurements_are_refused(make, sentence):
     with pytest.raises(UsageError, match=sentence):
         make(linear(start=1.0, finish=2.0))
 

@@ -374,7 +374,7 @@ class TestSettings:
             made(tmp_path, algorithm=PPO)
 
     @pytest.mark.parametrize("setting", ["overwrite_policy_output", "stagger"])
-    def test_of_a_single_policy_are_refused(self, made, tmp_path, setting):
+    def test_settings_of_a_single_policy_are_refused(self, made, tmp_path, setting):
         with pytest.raises(UsageError, match=f"AsyncUnroller.{setting} is for a single policy"):
             made(tmp_path, unroller=workers(**{setting: 1}))
 

@@ -343,7 +343,7 @@ def test_two_learners_train_what_one_trains(dtype, rounding):
         assert found["two_learners"] < 10 * found["other_order"] + rounding, found
 
 
-def test_the_published_table_is_that_of_its_raw_data():
+def test_the_published_table_matches_its_raw_data():
     assert table(TABLE) in (PROJECT / "docs" / "results.md").read_text()
 
 

@@ -221,7 +221,7 @@ class TestIsaacLab:
         assert length.unique().tolist() == list(range(8))
         environment.close()
 
-    def test_its_seeds_do_not_repeat_the_numbers_of_training(self, monkeypatch):
+    def test_seeding_does_not_repeat_training_random_numbers(self, monkeypatch):
         drawn = []
         for _ in range(2):
             unroller = unroller_of(environment_of(monkeypatch, install_isaac_lab, IsaacLab, seed=3))
@@ -259,7 +259,7 @@ class TestMjlab:
         with pytest.raises(UsageError, match="returns no final observations; .*: pip install 'mjlab>=1.6'"):
             Mjlab(TASK, 2)
 
-    def test_its_spaces_become_gymnasiums(self, monkeypatch):
+    def test_mjlab_spaces_become_gymnasium_spaces(self, monkeypatch):
         install_mjlab(monkeypatch)
         simulator = Mjlab(TASK, 2, device="cpu")
         assert isinstance(simulator.observation_space["critic"]["privileged"], spaces.Box)

@@ -176,7 +176,7 @@ def test_a_circle_would_be_found():
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == {("a", "b", "c")}
 
 
-def test_the_package_itself_imports_nothing_when_it_is_imported():
+def test_importing_the_package_imports_no_modules():
     """`alfish.X` comes when it is first used; a type checker sees it under TYPE_CHECKING."""
     allowed = {"sys", "typing"}
     for node in parse(PACKAGE / "__init__.py").body:

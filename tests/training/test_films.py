@@ -195,7 +195,7 @@ def test_a_vector_class_may_render_a_list_or_an_array(kind):
     environment.close()
 
 
-def test_values_of_a_film_are_those_of_the_networks(run):
+def test_film_values_come_from_the_networks(run):
     with contextlib.ExitStack() as stack:
         from alfish.configuration.opening import open_run
 

@@ -33,7 +33,7 @@ class OfLengths(Counting):
         super().reset(seed)
 
 
-def test_returns_are_those_of_the_agents_of_each_policy(tmp_path):
+def test_returns_cover_the_agents_of_each_policy(tmp_path):
     trainer = trainer_of(tmp_path, policies={"x": "a", "y": ["b", "c"]})
     evaluation = trainer.evaluator(3).evaluate(3, seed=5)
     # In a Meeting, the reward of step t is t + 1, and of b the negative.

@@ -289,7 +289,7 @@ def test_another_environment_needs_another_name(copy, capsys, evaluate_kept):
     assert "9.0" in capsys.readouterr().err
 
 
-def test_results_are_those_of_training_for_tensorboard_and_curves(copy, trained, evaluate_kept, capsys):
+def test_watch_results_equal_training_results(copy, trained, evaluate_kept, capsys):
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     evaluate_kept(copy)
     values, clocks = [], []

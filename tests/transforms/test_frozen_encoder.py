@@ -108,7 +108,7 @@ class TestAFrozenEncoder:
     def test_uses_the_default_encoder_for_the_size_of_an_image(self):
         assert isinstance(FrozenEncoder(IMAGE, SCALAR).encoder, SmallCNN)
 
-    def test_takes_any_module_and_any_leaf(self):
+    def test_any_module_can_encode_any_leaf(self):
         def factory(space):
             return nn.Sequential(nn.Flatten(), nn.Linear(2, 5), nn.BatchNorm1d(5), nn.Dropout(0.5))
 
@@ -166,7 +166,7 @@ class TestPolicies:
         assert encoder.keys() == own.keys() and all(torch.equal(own[name], encoder[name]) for name in own)
         here.close()
 
-    def test_of_saved_runs_and_evaluations_take_images(self, inside, tmp_path):
+    def test_saved_policies_accept_raw_images(self, inside, tmp_path):
         trainer = twin(inside, tmp_path / "run", learner=functools.partial(Learner, learning_rate=0.0))
         trainer.train()
         policies = alfish.load(tmp_path / "run"), alfish.load(inside[0].directory.path)
@@ -222,7 +222,7 @@ class TestRows:
         assert (stored.time_step.observation[..., 1] == 7).all()
 
     @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED, AutoresetMode.SAME_STEP])
-    def test_have_the_features_of_their_images_in_every_reset_mode(self, mode):
+    def test_rows_have_image_features_in_every_reset_mode(self, mode):
         def unrolled(transforms):
             torch.manual_seed(0)
             if mode == AutoresetMode.SAME_STEP:
@@ -247,7 +247,7 @@ class TestRows:
             assert torch.allclose(flat[is_row], encoded.observation[is_row], atol=1e-6)
             assert (raw.step_type == StepType.LAST).any() and (raw.step_type == StepType.FIRST).any()
 
-    def test_of_environments_that_are_replaced_are_features_too(self):
+    def test_rebuilt_environments_have_encoded_rows(self):
         raw = VectorEnvironment(SequentialVectorEnv([Catch] * 3, AutoresetMode.NEXT_STEP), [1, 2, 3])
         transform = FROZEN(IMAGE, SCALAR)
         environment = EncodedEnvironment(
@@ -264,7 +264,7 @@ class TestRows:
         environment.broken = np.array([True, False, False])
         assert raw.broken[0]
 
-    def test_of_environments_in_torch_are_encoded_on_their_device(self):
+    def test_torch_environments_are_encoded_on_their_device(self):
         environment = TensorEnvironment(TensorPointMass(num_envs=3), 0)
         encoder = functools.partial(FrozenEncoder, encoder=lambda space: nn.Linear(space.shape[0], 6), leaf="")
         chain = Transforms([encoder], environment.observation_spec, SCALAR)
@@ -313,7 +313,7 @@ class TestRows:
         distance = (observation[0].unsqueeze(1) - known).abs().amax(-1).amin(1)
         assert (distance < 1e-5).all()
 
-    def test_are_not_published_to_workers_since_encoders_never_change(self):
+    def test_frozen_encoders_are_not_published_to_workers(self):
         chain = Transforms([FROZEN, ObservationNormalizer], IMAGE, SCALAR)
         algorithm = dqn(FEATURES)(chain.observation_spec, spaces.Discrete(3), SCALAR)
         published = {id(tensor) for tensor in state_tensors(algorithm, chain)}

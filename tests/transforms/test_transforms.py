@@ -58,7 +58,7 @@ def _random_step_types(num_rows, num_envs, seed=0):
 
 class TestRunningMoments:
     @pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
-    def test_they_are_numpys_over_all_chunks(self, shape):
+    def test_running_moments_equal_numpy_over_all_chunks(self, shape):
         generator = torch.Generator().manual_seed(0)
         moments, chunks = RunningMoments(shape), []
         for size in (1, 7, 30, 2):

@@ -633,7 +633,7 @@ def test_a_run_resumed_across_the_switch_acts_bit_for_bit(tmp_path, name):
             assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, path
 
 
-def test_that_it_gave_up_is_saved(tmp_path):
+def test_giving_up_compilation_is_saved_in_the_checkpoint(tmp_path):
     unroller = make_unroller(CASES["dqn"], 0)
     step = unroller._algorithm.rollout_step
     count = [0.0]

@@ -116,7 +116,7 @@ def test_a_machine_without_alfish_is_named():
     assert str(error).startswith("the machine 10.0.0.9 of the Ray cluster cannot run a host of workers: ModuleNotFound")
 
 
-def test_the_handlers_of_signals_stay_those_of_the_trainer():
+def test_the_trainers_signal_handlers_stay_installed():
     received = []
     before = {number: signal.signal(number, lambda number, frame: received.append(number)) for number in (2, 15)}
     ours = signal.getsignal(signal.SIGTERM)

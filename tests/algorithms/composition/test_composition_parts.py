@@ -322,7 +322,7 @@ def test_rewards_with_coefficient_0_are_not_read():
     assert reward.shape == (3, 1, 2) and not reward[..., 0].any() and reward[1:, :, 1].all()
 
 
-def test_the_state_value_is_that_of_the_inner_algorithm():
+def test_the_state_value_comes_from_the_inner_algorithm():
     made = copy.deepcopy(composed(PPO, rewards=[PARTS["rnd"]], representation=PARTS["features"]))
     made = pickle.loads(pickle.dumps(made))
     step = nest.at(rows([FIRST, MID]), 0)

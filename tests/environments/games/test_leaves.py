@@ -20,20 +20,20 @@ class TestState:
         rows, _ = played(games, 10)
         assert [each["a"].observation["state"][3].tolist() for each in rows[7:]] == [[0, 7], [0, 8], [1, 0], [1, 1]]
 
-    def test_is_that_at_the_agent_s_turn(self):
+    def test_state_is_observed_at_the_agents_turn(self):
         zoo = Counting()
         rows, _ = played(TurnGames([zoo], leaves=["state"]), 3)
         moves = [move for _, move in zoo.moves]
         assert rows[3]["player_0"].observation["state"][0].tolist() == [sum(moves)]
 
-    def test_that_is_missing_is_refused_with_the_remedy(self):
+    def test_a_missing_state_is_refused_with_a_remedy(self):
         class Without(Meeting):
             state_space = None
 
         with pytest.raises(UsageError, match=r"'state', but meeting has no state_space; .*leaves = \['others'\]"):
             ParallelGames([Without()], leaves=["state"])
 
-    def test_of_another_shape_is_refused(self):
+    def test_a_state_of_another_shape_is_refused(self):
         class Wrong(Meeting):
             def state(self):
                 return np.zeros(3)
@@ -41,7 +41,7 @@ class TestState:
         with pytest.raises(UsageError, match=r"meeting: state\(\) returned an array of shape \(3,\)"):
             ParallelGames([Wrong()], leaves=["state"]).reset()
 
-    def test_that_is_not_finite_is_refused(self):
+    def test_a_non_finite_state_is_refused(self):
         class Wrong(Meeting):
             def state(self):
                 return np.full(2, np.nan)
@@ -61,7 +61,7 @@ class TestOthers:
         np.testing.assert_array_equal(others[4][0], [own[4][1], own[4][2]])  # it has just left
         np.testing.assert_array_equal(others[5][0], [np.zeros(4), own[5][2]])
 
-    def test_have_no_masks_and_one_hot_numbers(self):
+    def test_other_agents_have_one_hot_numbers_and_no_masks(self):
         class Named(Masked):
             def observation_space(self, agent):
                 place = spaces.Discrete(3, start=5)
@@ -85,7 +85,7 @@ class TestOthers:
         assert first["others"].tolist() == [[0, 0, 0, 0, 0, 1], [0, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]]
         assert first["observation"].tolist() == [0, 0, 2]
 
-    def test_are_observed_at_the_agent_s_turn(self):
+    def test_other_agents_are_observed_at_the_agents_turn(self):
         zoo = Counting()
         rows, _ = played(TurnGames([zoo], leaves=["others"]), 6)
         total = sum(move for _, move in zoo.moves[:3])
@@ -117,7 +117,7 @@ class TestOthers:
         rows, _ = played(games, 2)
         assert rows[2]["a"].observation["others"][0].tolist()[:3] == [4, 2, 0]
 
-    def test_are_refused_in_a_game_of_one(self):
+    def test_other_agents_are_refused_in_a_single_agent_game(self):
         class Alone(Meeting):
             timetable = {"a": [(0, 3)]}
 
@@ -136,7 +136,7 @@ class TestOthers:
 
 
 class TestAgent:
-    def test_is_one_hot_in_its_group(self):
+    def test_agent_number_is_one_hot_in_its_group(self):
         games = ParallelGames([Meeting(), Meeting()], leaves=["agent"])
         np.testing.assert_array_equal(played(games, 2)[0][2]["a"].observation["agent"], np.tile(np.eye(3), (2, 1)))
 

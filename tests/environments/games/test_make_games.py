@@ -24,7 +24,7 @@ class TestGame:
         assert isinstance(games, TurnGames) and games.num_games == 3 and games.name == "tictactoe_v3"
         assert games.groups["player_1"].num_envs == 6 and games.stepping == "one by one"
 
-    def test_of_a_module_is_parallel_where_it_can_be(self):
+    def test_game_module_is_parallel_if_possible(self):
         games = make_games("pettingzoo.classic.rps.rps", game_kwargs={"num_actions": 5})
         assert isinstance(games, ParallelGames) and games.groups["player_0"].action_space.n == 5
 
@@ -46,7 +46,7 @@ class TestGame:
         assert [lengths is given["lengths"] for lengths, _ in made] == [False, False]
         assert [mode for _, mode in made] == ["rgb_array"] * 2
 
-    def test_has_the_settings_of_make_games(self):
+    def test_game_has_the_settings_of_make_games(self):
         games = make_games(
             Meeting,
             2,
@@ -63,7 +63,7 @@ class TestGame:
         assert games.step({"a": np.zeros(6, np.int64)})["a"].reward.tolist() == [[1, 1], [0, 0], [1, 1]] * 2
         assert games.games[1].seeds == [int(np.random.SeedSequence([4, 1, 0]).generate_state(1)[0] >> 1)]
 
-    def test_is_configured_by_gin(self):
+    def test_game_is_configured_by_gin(self):
         read([], ["import alfish.environments.games", f"make_games.game = '{TICTACTOE}'", "make_games.num_games = 2"])
         assert gin.get_configurable(make_games)().num_games == 2
 
@@ -99,7 +99,7 @@ class TestMistakes:
             (Unlike, "make_games.game: Unlike makes a Unlike, which is not a PettingZoo game: it has no reset and no"),
         ],
     )
-    def test_of_the_game_have_the_remedy(self, game, sentence):
+    def test_game_mistakes_name_the_remedy(self, game, sentence):
         with pytest.raises(UsageError, match=sentence):
             make_games(game)
 

@@ -37,7 +37,7 @@ class TestRows:
             for column in np.flatnonzero(each["a"].step_type != 3):
                 assert seen[column, :3].tolist() == [column % 3, t // 9, t % 9]
 
-    def test_have_exactly_the_executed_actions(self):
+    def test_rows_have_exactly_the_executed_actions(self):
         zoo = [Meeting(), Meeting()]
         games = ParallelGames(zoo)
         rows, actions = played(games, 30)
@@ -63,7 +63,7 @@ class TestRows:
         discounts = np.stack([each["a"].discount for each in rows], 1)
         assert np.argwhere(discounts == 0).tolist() == [[0, 8], [2, 7]]
 
-    def test_are_never_written_later(self):
+    def test_rows_are_never_overwritten(self):
         games = ParallelGames([Meeting(), Meeting()])
         rows = [games.reset()]
         copies = [nest.map(np.copy, rows[0])]
@@ -75,7 +75,7 @@ class TestRows:
         for mine, other in zip(nest.leaves(tuple(rows)), nest.leaves(tuple(copies)), strict=True):
             np.testing.assert_array_equal(mine, other)
 
-    def test_have_infos_by_column_in_gymnasiums_format(self):
+    def test_rows_have_infos_by_column_in_gymnasiums_format(self):
         games = ParallelGames([Meeting(), Meeting()])
         games.reset()
         assert games.infos == {"a": {}}
@@ -83,7 +83,7 @@ class TestRows:
         assert games.infos["a"]["time"].tolist() == [1, 0, 1] * 2
         assert games.infos["a"]["_time"].tolist() == [True, False, True] * 2
 
-    def test_say_which_games_were_reset(self):
+    def test_rows_mark_the_games_that_were_reset(self):
         games = ParallelGames([Meeting()])
         starts = [bool(games.reset() and games.starts[0])]
         starts += [bool(games.step({"a": np.zeros(3, np.int64)}) and games.starts[0]) for _ in range(9)]
@@ -130,7 +130,7 @@ class TestState:
             assert second.starts.tolist() == first.starts.tolist()
         assert second.num_resets == first.num_resets
 
-    def test_of_other_games_begins_those_that_would_come_next(self):
+    def test_loading_a_state_begins_the_next_games(self):
         zoo, again = [Meeting()], [Meeting()]
         first = ParallelGames(zoo, seed=3)
         played(first, 12)
@@ -141,7 +141,7 @@ class TestState:
         played(first, 9)  # makes resets 2 and 3
         assert again[0].seeds == [zoo[0].seeds[2]]
 
-    def test_of_another_number_of_games_is_reset(self):
+    def test_a_state_with_another_number_of_games_causes_a_reset(self):
         first = ParallelGames([Kept()], seed=3)
         played(first, 12)
         second = ParallelGames([Kept(), Kept()], seed=3)
@@ -149,13 +149,13 @@ class TestState:
         assert letters(second.step({"a": np.zeros(6, np.int64)})["a"].step_type) == "F.FF.F"
         assert second.num_resets == [3, 1]
 
-    def test_is_not_asked_of_abandoned_games(self):
+    def test_abandoned_games_are_not_asked_for_their_state(self):
         games = ParallelGames([Kept()])
         games.reset()
         games.abandon()
         assert games.state_dict() == {"num_resets": [1]}
 
-    def test_has_only_what_a_checkpoint_can_hold(self):
+    def test_state_has_only_values_that_a_checkpoint_can_hold(self):
         class Strange(Kept):
             def get_state(self):
                 return {"generator": self.generator}
@@ -173,7 +173,7 @@ class TestGroups:
             found = super().observed(agents)
             return {agent: row[:3] if agent == "b" else row for agent, row in found.items()}
 
-    def test_have_equal_spaces_and_the_name_of_their_first_agent(self):
+    def test_groups_have_equal_spaces_and_their_first_agents_name(self):
         games = ParallelGames([self.Two(), self.Two()])
         assert {name: group.agents for name, group in games.groups.items()} == {"a": ("a", "c"), "b": ("b",)}
         assert [group.num_envs for group in games.groups.values()] == [4, 2]
@@ -181,7 +181,7 @@ class TestGroups:
         assert rows[3]["a"].observation.shape == (4, 4) and letters(rows[3]["b"].step_type) == "MM"
         assert rows[3]["a"].observation[:, 0].tolist() == [0, 2, 0, 2]
 
-    def test_of_box_actions_and_parts_act_in_the_games_units(self):
+    def test_groups_with_box_and_mixed_actions_act_in_game_units(self):
         class Boxes(Meeting):
             def action_space(self, agent):
                 free = spaces.Box(-np.inf, np.inf, (1,), np.float32)
@@ -260,7 +260,7 @@ class TestVectorRewards:
             observations, rewards, *rest = super().step(actions)
             return observations, {agent: np.array([reward, 1]) for agent, reward in rewards.items()}, *rest
 
-    def test_of_a_game_have_names(self):
+    def test_vector_rewards_of_a_game_have_names(self):
         games = ParallelGames([self.Two()], rewards=["time", "one"])
         assert games.groups["a"].reward_spec.names == ("time", "one")
         rows, _ = played(games, 3)
@@ -281,7 +281,7 @@ class TestVectorRewards:
             (Meeting, {"x": "information:x"}, "make_games.rewards = .*: 'information:x' is not a source of a reward"),
         ],
     )
-    def test_that_do_not_exist_are_refused(self, game, rewards, sentence):
+    def test_missing_vector_rewards_are_refused(self, game, rewards, sentence):
         with pytest.raises(UsageError, match=sentence):
             ParallelGames([game()], rewards=rewards)
 
@@ -368,7 +368,7 @@ class TestMistakesOfGames:
             (changed(with_value(0, {"x": 1})), "c of game 0 has the observation {'x': 1}, but its observation_space"),
         ],
     )
-    def test_are_named_with_agent_and_game(self, game, sentence):
+    def test_mistakes_are_named_with_agent_and_game(self, game, sentence):
         with pytest.raises(UsageError, match=sentence):
             played(ParallelGames([game()]), 1)
 
@@ -459,7 +459,7 @@ class Broken(Meeting):
 
 class TestErrors:
     @pytest.mark.parametrize("kind", ["raise", "nan", "shape", "late", "reward", "missing"])
-    def test_of_a_game_build_it_again_as_a_whole(self, kind):
+    def test_errors_rebuild_the_whole_game(self, kind):
         broken, whole = Broken(), Meeting()
         broken.kind = kind
         games, reports = ParallelGames([broken, whole], seed=3, make=Meeting), []
@@ -496,7 +496,7 @@ class TestErrors:
         rows, _ = played(games, 20)
         assert reports == [0, 0, 0] and columns(rows)[0] == "FMMMMMMMLFMMMMMMMLFMM"
 
-    def test_of_the_first_reset_are_raised(self):
+    def test_errors_of_the_first_reset_are_raised(self):
         broken = Broken()
         broken.kind, broken.game = "reset", 1
         games = ParallelGames([broken], make=Meeting)

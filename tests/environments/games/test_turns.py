@@ -69,12 +69,12 @@ class TestTictactoe:
 
 
 class TestRows:
-    def test_of_agents_that_leave_in_mid_game(self):
+    def test_agents_that_leave_in_mid_game_have_a_last_row(self):
         # Moves of 0, 1, 2, 0, 1, after which 1 has ended, and of 2, 0, 2, 0, after which the others have.
         rows, _ = played(TurnGames([Counting()]), 12)
         assert columns(rows) == ["F..M..M.MLF..", ".F..ML.....F.", "..F..M.M.L..F"]
 
-    def test_have_exactly_the_agent_s_own_action_before(self):
+    def test_rows_have_the_agents_own_previous_action(self):
         zoo = Counting()
         games = TurnGames([Counting(), zoo])
         rows, actions = played(games, 9)
@@ -92,23 +92,23 @@ class TestRows:
             waits = next((p for p in range(3) if row.step_type[3 + p] in (0, 1)), None)
         assert {p: [move for who, move in zoo.moves if who == p] for p in PLAYERS} == chosen
 
-    def test_have_the_sum_of_rewards_since_the_last_action(self):
+    def test_rows_sum_rewards_since_the_last_action(self):
         # Players add 1, 2, 1, 2, 1; the others lose half of it each time.
         rows, _ = played(TurnGames([Counting()]), 5, lambda t, group, rows: np.full(3, 1 + t % 2))
         found = [each["player_0"].reward.tolist() for each in rows]
         assert found[1][1] == 0  # what came before its first action
         assert found[3][0] == 1 - 1 - 0.5 and found[4][1] == 2 - 0.5 - 1 and found[5][1] == 1
 
-    def test_have_discount_0_after_termination_only(self):
+    def test_rows_have_discount_0_only_after_termination(self):
         rows, _ = played(TurnGames([Counting()]), 9)
         discounts = np.stack([each["player_0"].discount for each in rows], 1)
         assert np.argwhere(discounts == 0).tolist() == [[1, 5]]
 
-    def test_of_an_agent_without_a_turn_do_not_exist(self):
+    def test_agents_without_a_turn_have_no_rows(self):
         rows, _ = played(TurnGames([Counting(length=1)]), 4)
         assert columns(rows) == ["FLFLF", ".....", "....."]
 
-    def test_have_the_infos_of_their_agents(self):
+    def test_rows_have_the_infos_of_their_agents(self):
         games = TurnGames([Counting()])
         games.reset()
         games.step({"player_0": np.array([2, 0, 0])})
