@@ -81,6 +81,7 @@ GOALS = [
     Goal("ppo_acrobot", (0, 1, 2), -100, True),
     Goal("ppo_pendulum", (0, 1, 2), -200, True),
     Goal("ppo_lunarlander", (0, 1, 2), 200, True),
+    Goal("ppg_lunarlander", (0, 1, 2), 200, True),
     Goal("ppo_halfcheetah", (0, 1, 2), 3000, False),
     Goal("appo_halfcheetah", (0, 1, 2, 3, 4), 3000, False, variant="async", gin_files=("async.gin",)),
     Goal("ppo_hopper", (0, 1, 2), 2300, False),

@@ -55,6 +55,13 @@ TINY = [
 TINY_WHERE = {
     "EpochBatches.num_epochs = 10": ["EpochBatches.num_epochs=2"],  # of ppo.gin and appo.gin; A2C has 1
     "EpochBatches.minibatch_size": ["EpochBatches.minibatch_size=8"],
+    "@PhasicBatches": [
+        "PhasicBatches.num_epochs=1",
+        "PhasicBatches.minibatch_size=8",
+        "PhasicBatches.num_unrolls=2",
+        "PhasicBatches.num_auxiliary_epochs=1",
+        "PhasicBatches.auxiliary_minibatch_size=8",
+    ],
     # An iteration is 16 environment steps, so the first one trains already.
     "@ReplayBatches": [
         "ReplayBatches.warmup_env_steps=8",

@@ -43,6 +43,7 @@ class UnrollUse(NamedTuple):
     single_epoch: bool = True  # False if the loss stays correct after updates, as with a ratio
     preprocess_each_epoch: bool = False  # whether to call preprocess_experience again before each later epoch
     handles_stale_policies: bool = False  # whether it corrects for older policies, as asynchronous unrollers require
+    has_auxiliary_phase: bool = False  # whether it needs `PhasicBatches`, which call its `preprocess_auxiliary`
 
 
 class RLAlgorithm(nn.Module, abc.ABC):

@@ -154,8 +154,9 @@ class CompiledUpdates:
         """Returns the rows of a chunk, the leaves of its index, and the key of the graph for both."""
         if chunk.source is not self._last:
             self._last, self._source = chunk.source, self._hold(chunk.source) if self._records else chunk.source
-            self._rows = nest.leaves(self._source)
-            layout = tuple((leaf.dtype, leaf.shape, leaf.stride()) for leaf in self._rows)
+            self._rows, structure = nest.flatten(self._source)
+            # Rows of one form may be prepared by two hooks, which return an info of different types.
+            layout = structure, *((leaf.dtype, leaf.shape, leaf.stride()) for leaf in self._rows)
             self._layout = self._layouts.setdefault(layout, len(self._layouts))
         at = nest.leaves(index)
         return self._source, at, (self._plain.algorithm.graph_key(), *[leaf.shape for leaf in at], self._layout)

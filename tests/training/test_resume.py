@@ -18,13 +18,14 @@ from toys import Bandit
 import alfish
 from alfish import nest
 from alfish.__main__ import main
+from alfish.algorithms.ppg import PPG
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.reppo import REPPO
 from alfish.compiler import kernels
 from alfish.environments import make_environment
 from alfish.environments.toy import TensorPointMass
 from alfish.errors import UsageError
-from alfish.learner.batches import EpochBatches
+from alfish.learner.batches import EpochBatches, PhasicBatches
 from alfish.learner.kl_adaptive import KLAdaptive
 from alfish.learner.learner import Learner
 from alfish.networks import GRU, LSTM, MLP, ActorCritic, AttentionWindow, MinGRU, PredictiveCritic, StackedMemory, Torso
@@ -93,6 +94,26 @@ def test_a_resumed_actor_critic_run_is_bit_identical(tmp_path):
     torch.manual_seed(99)
     resumed = make_reppo(tmp_path / "cut")
     assert resumed.train().iterations == 8
+    assert_same(tensors_of(whole), tensors_of(resumed))
+
+
+@pytest.mark.parametrize(("memory", "stop"), [({}, 4), ({}, 6), ({"memory": functools.partial(GRU, size=6)}, 5)])
+def test_a_resumed_run_makes_the_auxiliary_phases_of_one_that_never_stopped(tmp_path, memory, stop):
+    """A phase ends the iterations 3 and 6; the run stops with one or two unrolls for the next phase, or after one."""
+    torso = functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,)), **memory)
+    network = functools.partial(ActorCritic, actor_torso=torso, critic_torso=torso)
+    batches = functools.partial(PhasicBatches, num_epochs=2, minibatch_size=16, num_unrolls=3, num_auxiliary_epochs=2)
+    make_ppg = functools.partial(make, env_id=TensorPointMass, env_kwargs={"length": 6, "autoreset": "same_step"},
+                                 unroll_length=8, batches=batches,
+                                 algorithm=functools.partial(PPG, network=network))  # fmt: skip
+    whole = make_ppg(tmp_path / "whole")
+    whole.train()
+    assert whole.learner.updates == 8 * 2 * 2 + 2 * 2 * 3 * 2
+    stop_after(make_ppg(tmp_path / "cut"), stop)
+    torch.manual_seed(99)
+    resumed = make_ppg(tmp_path / "cut")
+    resumed.train()
+    assert len(tensors_of(whole)["batches"]["unrolls"]) == 3
     assert_same(tensors_of(whole), tensors_of(resumed))
 
 

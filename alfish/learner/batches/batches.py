@@ -153,12 +153,13 @@ class Batches(abc.ABC):
         if (stored := other.stored()) is not None:
             self.load_stored(stored)
 
-    def _prepare(self, experience: Experience, burn_in: int = 0) -> Experience:
-        """Transforms raw rows, and calls the algorithm's `preprocess_experience` on whole sequences.
+    def _prepare(self, experience: Experience, burn_in: int = 0, hook: str = "preprocess_experience") -> Experience:
+        """Transforms raw rows, and calls a hook of the algorithm on whole sequences.
 
         Args:
           experience: rows `[T, N]`.
           burn_in: number of first rows that become `Experience.burn_in`.
+          hook: name of the hook.
         """
         with torch.no_grad():
             seen = self.transforms.transform(experience.time_step, experience.transform_state)
@@ -170,9 +171,9 @@ class Batches(abc.ABC):
                 experience = Experience(
                     seen, action, info, experience.state, burn_in=warming, return_to_go=return_to_go
                 )
-            prepared = self.algorithm.preprocess_experience(experience)
+            prepared = getattr(self.algorithm, hook)(experience)
         if not isinstance(prepared, Experience):
-            raise return_error(prepared, "the experience", self.algorithm, "preprocess_experience")
+            raise return_error(prepared, "the experience", self.algorithm, hook)
         return prepared
 
 

@@ -48,6 +48,7 @@ class EpochBatches(Batches):
     """
 
     on_policy = True
+    has_auxiliary_phase = False  # whether there are minibatches for `preprocess_auxiliary` of an algorithm
     expected_rows: float | None = None
 
     def __init__(
@@ -59,7 +60,7 @@ class EpochBatches(Batches):
         self._given_epochs = num_epochs
         self._given_size = minibatch_size
         self._given_length = sequence_length
-        self._has_checked = False  # whether the result of preprocess_experience was checked
+        self._checked: set[str] = set()  # hooks whose result was checked
         name = "the preparation of unrolls"
         self._graph = CheckedFunction(self._traced, name)
         # For unrolls in which episodes end rarely, with fewer rows that are only padding.
@@ -67,6 +68,11 @@ class EpochBatches(Batches):
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
+        if algorithm.unroll_use.has_auxiliary_phase and not self.has_auxiliary_phase:
+            raise UsageError(
+                f"{type(algorithm).__name__} has an auxiliary phase, for which {type(self).__name__} has no "
+                "minibatches; bind Trainer.batches = @PhasicBatches"
+            )
         self._has_state = algorithm.has_state
         self._num_epochs = self._given_epochs or (1 if algorithm.unroll_use.single_epoch else 10)
         if algorithm.unroll_use.single_epoch and self._num_epochs > 1:
@@ -171,21 +177,22 @@ class EpochBatches(Batches):
         with with_tensors(tensors, self.algorithm, self.transforms):
             return self._batch(experience, length + 1 + (_few_ends(length) if is_short else length))
 
-    def _batch(self, experience: Experience, num_rows: int | None = None) -> Batch:
+    def _batch(self, experience: Experience, num_rows: int | None = None, hook: str = "preprocess_experience") -> Batch:
         """Returns the T rows that may train: as sequences `[L, T / L * B]`; without memory as one row `[1, T * B]`.
 
         Args:
           experience: unroll.
           num_rows: number of rows of the unroll after `in_line`.
+          hook: name of the algorithm's hook that prepares the unroll.
         """
         experience, places = in_line(experience, num_rows)
         states = None
         if self.stores_states:
             info, states = experience.info
             experience = experience._replace(info=info)
-        experience = self._prepare(experience)
+        experience = self._prepare(experience, hook=hook)
         mask = trainable(experience.time_step.step_type)
-        self._check_info(experience.info, *mask.shape)
+        self._check_info(experience.info, len(mask), mask.shape[1], hook)
         index: Any = slice(len(mask))
         trains = mask
         if places is not None:
@@ -211,15 +218,15 @@ class EpochBatches(Batches):
         """Returns rows `[T, B, ...]` as sequences `[L, T / L * B, ...]`; sequences of the first rows come first."""
         return leaf.unflatten(0, (-1, self._sequence_length)).transpose(0, 1).flatten(1, 2)
 
-    def _check_info(self, info: Nest, length: int, num_envs: int) -> None:
-        """Checks the shape of info in the first call; later unrolls have the same shape."""
-        if self._has_checked:
+    def _check_info(self, info: Nest, length: int, num_envs: int, hook: str) -> None:
+        """Checks the shape of info in the first call for a hook; later unrolls have the same shape."""
+        if hook in self._checked:
             return
-        self._has_checked = True
+        self._checked.add(hook)
         for name, leaf in nest.named_leaves(info, "info"):
             if getattr(leaf, "shape", ())[:2] not in ((length, num_envs), (length + 1, num_envs)):
                 raise UsageError(
-                    f"preprocess_experience of {type(self.algorithm).__name__} returned {name}, {kind_of(leaf)}; its "
+                    f"{hook} of {type(self.algorithm).__name__} returned {name}, {kind_of(leaf)}; its "
                     f"shape must begin with [{length}, {num_envs}], the rows that train"
                 )
 
