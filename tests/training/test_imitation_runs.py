@@ -18,6 +18,7 @@ from alfish.algorithms.imitation.dagger import DAgger
 from alfish.algorithms.imitation.distillation import Distillation
 from alfish.algorithms.imitation.expert import AbsentExpert
 from alfish.algorithms.ppo import PPO
+from alfish.algorithms.prior_kl import PriorKLPPO
 from alfish.algorithms.sac import SAC
 from alfish.configuration.experts import saved_policy
 from alfish.environments import make_environment
@@ -29,7 +30,7 @@ from alfish.offline import Arrays, OfflineBuffer, Spaces
 from alfish.training.evaluator import make_evaluator
 from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer
-from alfish.transforms import ObservationNormalizer
+from alfish.transforms import ObservationNormalizer, RewardNormalizer
 from alfish.unrollers import AsyncUnroller, SyncUnroller
 
 TORSO = functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,)))
@@ -86,6 +87,26 @@ def test_a_resumed_run_is_bit_identical(tmp_path, expert, algorithm, torso):
     resumed = make(tmp_path / "cut", expert, **settings)
     resumed.train()
     assert_same(tensors_of(resumed), tensors_of(whole))
+
+
+def test_a_resumed_run_stays_near_its_prior_policy_with_the_bits_of_one_that_never_stopped(tmp_path):
+    settings = EXPERT | {"transforms": [RewardNormalizer]}
+    alfish.train("PPO", "Pendulum-v1", root_dir=tmp_path / "prior", **settings)
+    prior = functools.partial(saved_policy, root_dir=str(tmp_path / "prior"))
+    network = functools.partial(ActorCritic, actor_torso=TORSO, critic_torso=TORSO)
+    algorithm = functools.partial(PriorKLPPO, prior=prior, network=network)
+    make_run = functools.partial(make, expert=None, algorithm=algorithm)
+    whole = make_run(tmp_path / "whole")
+    whole.train()
+    stop_after(make_run(tmp_path / "cut"), 5)
+    torch.manual_seed(99)
+    resumed = make_run(tmp_path / "cut")
+    resumed.train()
+    assert_same(tensors_of(resumed), tensors_of(whole))
+    saved = tensors_of(whole)["algorithm"]
+    assert {name for name in saved if name.startswith("prior.")} == {"prior._extra_state"}
+    assert saved["prior._extra_state"]["sha256"] == whole.algorithm.prior.checksum
+    assert alfish.load(tmp_path / "whole").act([1.0, 0.0, 0.0]).shape == (1,)
 
 
 @pytest.mark.parametrize("algorithm", [DAgger, Distillation])

@@ -11,10 +11,12 @@ from gymnasium import spaces
 
 from alfish import nest
 from alfish.algorithms.acting import Actor
+from alfish.algorithms.actor_critic import ActorCriticAlgorithm
 from alfish.algorithms.imitation.external import External, checksum_of
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import TimeStep
 from alfish.errors import UsageError, printable
+from alfish.functional.distributions import Distribution
 from alfish.nest import Nest
 from alfish.parameters.parts import build
 from alfish.transforms import Transforms
@@ -39,6 +41,13 @@ class Expert(External):
           time_step: row of each environment, `[B]`, as the algorithm receives it.
           state: state of the expert, already reset where a row is FIRST.
         """
+
+    def distribution(self, time_step: TimeStep) -> Distribution:
+        """Returns the distributions of actions for rows `[T, B]`, each by itself, without gradient. Default: raises.
+
+        `PriorKLPPO` calls it. Forward KLs need the type of distribution that the policy in training has.
+        """
+        raise UsageError(f"{type(self).__name__} has no method `distribution`, so it cannot be a prior policy")
 
     def check_specs(self, observation_spec: Nest, action_spec: Nest) -> None:
         """Raises UsageError with the first difference if the expert cannot label rows of these specs.
@@ -86,6 +95,25 @@ class PolicyExpert(Expert):
         stored = self._transforms.encode(self._selected(time_step.observation, _joined))
         step, of_transforms = self._actor.act(time_step._replace(observation=stored), *state)
         return step.output, (of_transforms, step.state)
+
+    @torch.no_grad()
+    def distribution(self, time_step: TimeStep) -> Distribution:
+        algorithm, transforms = self._algorithm, self._transforms
+        if not isinstance(algorithm, ActorCriticAlgorithm):
+            raise UsageError(
+                f"the policy {self.name} was trained by {type(algorithm).__name__}, whose distribution of actions has "
+                "no KL here; give a policy of PPO, A2C or APPO"
+            )
+        if nest.leaves(self._actor.first_state(1)):
+            raise UsageError(
+                f"the policy {self.name} has a memory or stacks frames, but a prior policy sees each time step by "
+                "itself; give a policy without memory, and stack frames in the environment"
+            )
+        rows = nest.map(lambda leaf: leaf.flatten(0, 1), time_step)  # `encode` takes one leading dimension
+        stored = transforms.encode(self._selected(rows.observation, _joined))
+        seen = transforms.transform(rows._replace(observation=stored), transforms.initial_state(1))
+        policy, _ = algorithm.network.policy(seen, None)
+        return nest.map(lambda leaf: leaf.unflatten(0, time_step.step_type.shape), policy)
 
     def check_specs(self, observation_spec: Nest, action_spec: Nest) -> None:
         if self._leaves is not None:

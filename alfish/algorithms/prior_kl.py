@@ -1,0 +1,85 @@
+"""PPO that stays near an earlier policy: its loss contains the KL divergence from that policy.
+
+    L = L_PPO + prior_kl_coef KL[pi_prior(. | s), pi(. | s)],      KL[p, q] = sum_a p(a) log(p(a) / q(a))
+
+This is the forward KL, an expectation over the actions of the prior policy: the policy must keep a probability for each
+action that the prior policy takes. So a policy that is trained further on another task does not forget the first one.
+The KL is exact, because both distributions are known. The prior policy is frozen, and its distributions are computed
+once for each unroll.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gin
+import torch
+from gymnasium import spaces
+
+from alfish import nest
+from alfish.algorithms.imitation.expert import Expert, make_expert
+from alfish.algorithms.ppo import PPO, PPOTarget
+from alfish.data import Experience, LossInfo
+from alfish.errors import UsageError
+from alfish.functional.distributions import Distribution
+from alfish.nest import Nest
+from alfish.networks import PolicyValue
+from alfish.parameters import NonNegativeFloat, checked
+from alfish.parameters.schedules import Schedule, as_schedule
+
+
+class PriorTarget(NamedTuple):
+    """Inputs of the loss: T + 1 rows, of which `EpochBatches` cuts off the last."""
+
+    own: PPOTarget
+    prior: Distribution  # [T + 1, B] distribution of the prior policy
+
+
+@gin.configurable(module="alfish.algorithms")
+@checked
+class PriorKLPPO(PPO):
+    """PPO whose loss contains the KL from a prior policy; the module's docstring has the equation.
+
+    The prior policy is not in checkpoints, which have its checksum. A policy that is opened to act does not read it.
+
+    Args:
+      prior: class or factory of the prior policy: `@saved_policy`, or an `Expert` of your own with `distribution`. It
+        sees the observations of this run, so transforms of observations are refused; a saved policy applies those of
+        its own run.
+      prior_kl_coef: weight of KL(prior policy, policy) in nats; a number or a schedule of progress.
+      ppo_arguments: settings of `PPO`.
+    """
+
+    def __init__(
+        self,
+        observation_spec: Nest,
+        action_spec: Nest,
+        reward_spec: spaces.Box,
+        *,
+        prior: Callable[[], Expert] = gin.REQUIRED,
+        prior_kl_coef: NonNegativeFloat | Schedule = 1.0,
+        **ppo_arguments: Any,
+    ):
+        super().__init__(observation_spec, action_spec, reward_spec, **ppo_arguments)
+        self.prior = make_expert(prior, "PriorKLPPO.prior")
+        self.prior.check_specs(observation_spec, action_spec)
+        self._prior_kl_coef = as_schedule(prior_kl_coef)
+
+    def preprocess_experience(self, experience: Experience) -> Experience:
+        prepared = super().preprocess_experience(experience)
+        prior = self.prior.distribution(experience.time_step)
+        if nest.flatten(prior)[1] != nest.flatten(experience.info.policy)[1]:
+            raise UsageError(
+                f"the prior policy {self.prior.name} has actions of the distribution {type(prior).__name__}, but this "
+                f"policy has {type(experience.info.policy).__name__}, and their KL has no formula; give the policy the "
+                "head of the prior policy (PolicyHead.box)"
+            )
+        return prepared._replace(info=PriorTarget(prepared.info, prior))
+
+    def calc_loss(self, experience: Experience, info: PolicyValue) -> LossInfo:
+        stored: PriorTarget = experience.info
+        result = super().calc_loss(experience._replace(info=stored.own), info)
+        assert isinstance(result.loss, torch.Tensor)  # PPO has one group
+        prior: Any = stored.prior  # of the type of `info.policy`
+        kl = prior.kl(info.policy)
+        loss = result.loss + self._prior_kl_coef(self.progress) * kl
+        return result._replace(loss=loss, extra={**(result.extra or {}), "prior_kl": kl})
