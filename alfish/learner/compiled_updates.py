@@ -80,7 +80,7 @@ class CompiledUpdates:
         graph = self._made.get(key)
         if graph is None:
             graph = self._made[key] = self._make_by_all(source, index)
-        total = self._compare(graph, take(source, index), at) if is_checked(graph.num_calls) else None
+        total = self._compare(graph, source, index, at) if is_checked(graph.num_calls) else None
         graph.num_calls += 1
         coefficients: list[float] = []
         for name, optimizer in self._optimizers.items():
@@ -236,7 +236,7 @@ class CompiledUpdates:
                 "float32; Learner.precision = 'float32' is faster"
             )
 
-    def _compare(self, graph: "_Graph", batch: Batch, at: list[torch.Tensor]) -> torch.Tensor:
+    def _compare(self, graph: "_Graph", source: Batch | RingView, index: Nest, at: list[torch.Tensor]) -> torch.Tensor:
         """Returns the graph's `total`; raises NotCompilable if its losses differ from the plain update's.
 
         Graph and plain update run on copies of all tensors that an update writes, so BatchNorm's running statistics
@@ -244,13 +244,11 @@ class CompiledUpdates:
         """
         plain, algorithm = self._plain, self._plain.algorithm
         buffers = {name: buffer.clone() for name, buffer in algorithm.named_buffers()}
-        # A hook may compute gradients itself.
-        with (
-            random_state.preserved(),
-            torch.enable_grad(),
-            torch_internals.reparametrize_module(algorithm, buffers, tie_weights=True),
-        ):
-            means, _ = plain.means(batch)
+        with random_state.preserved():
+            batch = take(source, index)  # may draw random numbers, as the graph does
+            # A hook may compute gradients itself.
+            with torch.enable_grad(), torch_internals.reparametrize_module(algorithm, buffers, tie_weights=True):
+                means, _ = plain.means(batch)
         losses = over_learners(means, {})[0].losses
         expected = torch.stack([loss.detach() for loss in losses.values()])
         copies = [leaf.clone() for leaf in self._leaves]

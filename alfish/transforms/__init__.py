@@ -4,6 +4,7 @@ from alfish.transforms.frame_stack import FrameStack
 from alfish.transforms.frozen_encoder import FrozenEncoder
 from alfish.transforms.normalizers import ObservationNormalizer, ObservationRescaler, RewardNormalizer, RewardRescaler
 from alfish.transforms.previous_step import PreviousStep
+from alfish.transforms.random_shift import RandomShift
 from alfish.transforms.rewards import RewardClip, RewardScale
 from alfish.transforms.transform import Transform, Transforms, TransformsInGraph
 
@@ -13,6 +14,7 @@ __all__ = [
     "ObservationNormalizer",
     "ObservationRescaler",
     "PreviousStep",
+    "RandomShift",
     "RewardClip",
     "RewardNormalizer",
     "RewardRescaler",

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import torch
 from gymnasium import spaces
 from torch import nn
-from torch.func import functional_call
 
 from alfish import nest, specs
+from alfish.compiler import torch_internals
 from alfish.data import TimeStep
 from alfish.errors import UsageError
 from alfish.nest import Nest
@@ -44,9 +44,10 @@ class Transform(nn.Module):
       changes_rewards: whether the transform changes rewards.
       shows_rewards: whether output observations contain the reward of arriving at their row.
       in_graphs: whether a compiled update can contain the transform. Each output row must then depend only on its input
-        row and the transform's buffers, through operations of torch.
+        row, the transform's buffers and random numbers, through operations of torch.
       observes_rewards: whether `observe` reads only step types, rewards and environment ids. These may then be on the
         host even if the statistics are on a GPU.
+      augments: whether `transform` changes rows at random, and `forward` does not; for off-policy training only.
       encodes: whether the transform defines only `encode`, which changes observations once, before their row is stored.
       source: part of another run from which a new run reads the transform's `encoder`; None if no part is read.
     """
@@ -56,6 +57,7 @@ class Transform(nn.Module):
     shows_rewards = False
     in_graphs = False
     observes_rewards = False
+    augments = False
     encodes = False
     source: str | None = None
 
@@ -281,7 +283,8 @@ class TransformsInGraph:
         """Returns transformed rows `[T, N]`."""
         names = [name for name, _ in self.transforms.named_buffers()]
         states = (None,) * len(self.transforms)
-        return functional_call(self.transforms, dict(zip(names, self.statistics, strict=True)), (time_step, states))[0]
+        with torch_internals.reparametrize_module(self.transforms, dict(zip(names, self.statistics, strict=True))):
+            return self.transforms.transform(time_step, states)
 
 
 nest.add_kind(

@@ -73,6 +73,11 @@ class EpochBatches(Batches):
                 f"{type(algorithm).__name__} has an auxiliary phase, for which {type(self).__name__} has no "
                 "minibatches; bind Trainer.batches = @PhasicBatches"
             )
+        if augmenting := [type(each).__name__ for each in transforms.others if each.augments]:
+            raise UsageError(
+                f"{augmenting[0]} changes rows in training, but {type(algorithm).__name__} needs them as the policy "
+                "saw them; leave the transform out, or train off-policy (DQN, SAC)"
+            )
         self._has_state = algorithm.has_state
         self._num_epochs = self._given_epochs or (1 if algorithm.unroll_use.single_epoch else 10)
         if algorithm.unroll_use.single_epoch and self._num_epochs > 1:
