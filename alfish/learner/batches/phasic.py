@@ -91,7 +91,7 @@ class PhasicBatches(EpochBatches):
     def add(self, experience: Experience) -> None:
         super().add(experience)
         leaves, self._structure = nest.flatten(self._experience)
-        if self._kept and [leaf.shape for leaf in self._kept[-1]] != [leaf.shape for leaf in leaves]:
+        if self._kept and _forms(self._kept[-1]) != _forms(leaves):
             raise UsageError(
                 "the checkpoint keeps unrolls of another length, or of another number of environments, for the next "
                 "auxiliary phase; keep Trainer.unroll_length and make_environment.num_envs, or start a new run"
@@ -124,6 +124,11 @@ class PhasicBatches(EpochBatches):
             # The permutation is drawn on the CPU, so that a seed gives the same minibatches on every device.
             index = nest.to(torch.randperm(columns), source.mask.device)
             yield Minibatches(source, index.view(-1, size))
+
+
+def _forms(leaves: list[torch.Tensor]) -> list[tuple[Any, ...]]:
+    """Returns the shape and the dtype of each tensor."""
+    return [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
 def _side_by_side(batches: list[Batch]) -> Batch:
