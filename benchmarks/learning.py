@@ -22,11 +22,13 @@ from pathlib import Path
 
 import numpy as np
 
+from alfish.training.evaluations.evaluation import Evaluation
 from benchmarks import PROJECT, processes, tables
 
 RESULTS = PROJECT / "docs" / "results"
 COMPILED = ("Learner.compile = True",)
 IN_BFLOAT16 = (*COMPILED, "Learner.precision = 'bfloat16'")
+FIRST_GAME = 1000  # seed of the first game of a lineup: other games than those of the evaluations during training
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,17 @@ class Goal:
     variant: str = ""  # what these make of it
     gin_files: tuple[str, ...] = ()  # after the conf
     imports: str = ""  # module that the conf imports, which `alfish evaluate` must be allowed to
+    lineup: str = ""  # of games, as `alfish evaluate --lineup`; the games have seeds from `FIRST_GAME`
+    policy: str = ""  # whose return counts, in games
+    match: str = ""  # what these games are called; goals of one conf and variant share their runs
+
+    @property
+    def run(self) -> str:
+        return f"{self.conf}-{self.variant}" if self.variant else self.conf
 
     @property
     def name(self) -> str:
-        return f"{self.conf}-{self.variant}" if self.variant else self.conf
+        return f"{self.run}-{self.match}" if self.match else self.run
 
 
 def _offline(
@@ -272,7 +281,7 @@ def main() -> None:
         for goal in goals:
             seeds = [int(seed) for seed in arguments.seeds.split(",")] if arguments.seeds else goal.seeds
             for seed in seeds:
-                root_dir = PROJECT / arguments.root / goal.name / f"seed{seed}"
+                root_dir = PROJECT / arguments.root / goal.run / f"seed{seed}"
                 seconds = None if arguments.unfinished else train(goal, seed, root_dir)
                 record(goal, seed, root_dir, seconds)
     print(table(goals))
@@ -301,7 +310,11 @@ def record(goal: Goal, seed: int, root_dir: Path, seconds: float | None) -> None
     path = RESULTS / f"{goal.name}.csv"
     evaluate = ["evaluate", f"--root_dir={root_dir}", f"--num_episodes={goal.num_episodes}", "--json"]
     evaluate += [f"--allow_import={goal.imports}"] if goal.imports else []
+    evaluate += [f"--lineup={goal.lineup}", f"--seed={FIRST_GAME}"] if goal.lineup else []
     result = processes.run_script([sys.executable, "-m", "alfish", *evaluate], processes.with_threads(1))
+    if goal.policy:
+        own = tuple(result["by_objective"][goal.policy])
+        result |= Evaluation(result["env_steps"], FIRST_GAME, own, tuple(result["lengths"])).summary()
     row = {"seed": seed} | {name: result[name] for name in ("env_steps", "num_episodes", "mean", "ci_low", "ci_high")}
     row |= {name: result[name] for name in ("std", "min", "max")}
     same = [old for old in tables.read_rows(path) if all(old[name] == str(row[name]) for name in row)]
@@ -311,8 +324,9 @@ def record(goal: Goal, seed: int, root_dir: Path, seconds: float | None) -> None
     print(f"{goal.name} seed {seed}: {mean} [{low}, {high}]", flush=True)
     publish(path, [row])
     curve = []
+    column = f"return/{goal.policy}" if goal.policy else "return"
     for path in sorted((root_dir / "eval").glob("evaluation-*.csv")):
-        returns = [float(episode["return"]) for episode in tables.read_rows(path)]
+        returns = [float(episode[column]) for episode in tables.read_rows(path)]
         env_steps = int(path.stem.removeprefix("evaluation-"))
         curve.append({"seed": seed, "env_steps": env_steps, "mean": float(np.mean(returns)), "episodes": len(returns)})
     publish(RESULTS / f"{goal.name}-curve.csv", curve)

@@ -676,6 +676,41 @@ def test_confs_whose_result_needs_another_file_are_trained_with_it(monkeypatch, 
     assert tables.read_rows(learning.RESULTS / f"{goal.name}.csv")
 
 
+def test_a_policy_is_judged_by_its_own_return_in_games_of_a_lineup(monkeypatch, tmp_path):
+    asked, result = (
+        [],
+        {
+            **EVALUATED,
+            "returns": [1, 2],
+            "lengths": [25, 25],
+            "by_objective": {"chaser": [8, 12], "runner": [-30, -10]},
+        },
+    )
+    monkeypatch.setattr(learning, "RESULTS", tmp_path)
+    monkeypatch.setattr(learning.processes, "run_script", lambda command, environment: asked.append(command) or result)
+    trained = []
+    monkeypatch.setattr(learning, "train", lambda goal, seed, root_dir: trained.append(root_dir))
+    (tmp_path / "runs" / "ppo_tag" / "seed0" / "eval").mkdir(parents=True)
+    evaluation = "episode,seed,return,length,return/chaser,return/runner\n0,0,1.0,25,6.0,-4.0\n"
+    (tmp_path / "runs" / "ppo_tag" / "seed0" / "eval" / "evaluation-000000000100.csv").write_text(evaluation)
+    lineups = {"chaser": "adversary_*=chaser,agent_*=random", "runner": "adversary_*=chaser,agent_*=runner"}
+    goals = [
+        learning.Goal("ppo_tag", (0,), 0, False, 200, lineup=lineup, policy=name, match=name)
+        for name, lineup in lineups.items()
+    ]
+    monkeypatch.setattr(learning, "GOALS", goals)
+    monkeypatch.setattr("sys.argv", ["learning", f"--root={tmp_path / 'runs'}"])
+    learning.main()
+    assert trained == 2 * [tmp_path / "runs" / "ppo_tag" / "seed0"], "both goals are of one run"
+    flags = [[word for word in command if word.startswith(("--lineup", "--seed"))] for command in asked]
+    assert flags == [[f"--lineup={lineup}", "--seed=1000"] for lineup in lineups.values()]
+    for policy, mean, least, point in (("chaser", "10.0", "8.0", "6.0"), ("runner", "-20.0", "-30.0", "-4.0")):
+        (row,) = tables.read_rows(tmp_path / f"ppo_tag-{policy}.csv")
+        assert (row["mean"], row["min"], row["num_episodes"]) == (mean, least, "2")
+        (curve,) = tables.read_rows(tmp_path / f"ppo_tag-{policy}-curve.csv")
+        assert curve["mean"] == point
+
+
 def test_learning_results_are_printed_as_a_table(monkeypatch, tmp_path):
     goals = [goal for goal in learning.GOALS if goal.name in ("ppo_cartpole", "a2c_cartpole")]
     monkeypatch.setattr(learning, "RESULTS", tmp_path)
