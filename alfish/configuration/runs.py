@@ -18,6 +18,7 @@ from alfish.errors import UsageError
 from alfish.parameters import checked, description
 from alfish.parameters.description import CONFIG_FILE
 from alfish.parameters.kinds import shown
+from alfish.policies.networks import chosen_policy
 from alfish.processes import replicas
 from alfish.runs.stop_signals import exit_status
 from alfish.training.policy import Policy
@@ -104,6 +105,7 @@ def train(
     root_dir: str | Path,
     conf: str | None = None,
     on_config_change: str = "stop",
+    policy: str | None = None,
     **settings: Any,
 ) -> Policy:
     """Trains a new run, or continues an existing one, and returns the trained policy.
@@ -123,6 +125,7 @@ def train(
         must be your own class; it replaces the conf's algorithm (`alfish.train(MySAC, conf="sac_pendulum")`).
       on_config_change: action if the run in `root_dir` has a different configuration: 'stop' raises, 'old' continues
         with the run's configuration, and 'new' continues with this configuration.
+      policy: name of the policy to return, in a run with several policies; None means the only policy.
       **settings: parameters of the Trainer by name (`seed=1`), and of other classes by class and name
         (`**{"PPO.gamma": 0.98}`). A setting is a plain value, a class, a function, a `functools.partial` of a class or
         function, or a list or dict of these. Other objects and classes of the main program are also accepted, but then
@@ -130,8 +133,8 @@ def train(
         networks and transforms are defined in modules.
 
     Raises:
-      UsageError: a setting does not exist, is not read, or has a value that does not fit; or another thread of the
-        program trains or has a run open.
+      UsageError: a setting does not exist, is not read, or has a value that does not fit; there are several policies,
+        and `policy` names none of them; or another thread of the program trains or has a run open.
       KeyboardInterrupt, SystemExit: SIGINT (KeyboardInterrupt), SIGTERM or SIGUSR1 (SystemExit) was received. A
         checkpoint is saved; the same call continues the run if its budget is not spent.
     """
@@ -172,6 +175,7 @@ def train(
         process_preserved(),
         configured_run(run_directory(root_dir), files, bindings, on_config_change, objects=objects) as trainer,
     ):
+        chosen_policy(list(trainer.by_policy()), policy, trainer.directory.path)  # raises before anything is trained
         if trainer.train() is None and trainer.signals.number is None and replicas.rank() == 0:
             print(f"{end_of(trainer)}, or choose another root_dir to train from the beginning", file=sys.stderr)
     # Raised even if the budget is already spent, because the signal asks the caller's program to end.
@@ -179,4 +183,4 @@ def train(
         raise KeyboardInterrupt
     if trainer.signals.number is not None:
         raise SystemExit(exit_status(trainer.signals.number))
-    return trainer.policy()
+    return trainer.policy(policy)

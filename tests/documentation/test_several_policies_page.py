@@ -1,5 +1,6 @@
 """docs/several_policies.md: its configurations train on a toy, and its commands run."""
 
+import ast
 import json
 import re
 import textwrap
@@ -10,6 +11,7 @@ from test_examples import PROJECT
 
 import alfish
 from alfish.__main__ import main
+from alfish.errors import UsageError
 
 PAGE = (PROJECT / "docs" / "several_policies.md").read_text()
 BLOCKS = [textwrap.dedent(block) for block in re.findall(r"^(?:    .+\n|\n)+", PAGE, re.MULTILINE) if block.strip()]
@@ -67,6 +69,19 @@ def test_the_population_of_the_page_trains_and_is_continued(tmp_path):
     assert rows[0][:4] == ["generation", "member", "parent", "Learner.learning_rate"]
     assert any(parent not in ("", member) and parent[:6] == member[:6] for _, member, parent, *_ in rows[1:])
     assert alfish.load(run, policy="chaser1", allow_import=["toy_games"]).act(np.zeros(4, np.float32)) in (0, 1, 2)
+
+
+def test_the_policy_that_alfish_train_returns_is_named_before_training(tmp_path):
+    conf = tmp_path / "tag.gin"
+    conf.write_text(WHOLE)
+    few = dict(setting.split("=", 1) for setting in FEW)
+    settings = {name: ast.literal_eval(value) for name, value in few.items()}
+    root_dir = tmp_path / "run"
+    with pytest.raises(UsageError, match="has the policies chaser, runner; name one"):
+        alfish.train(conf=str(conf), root_dir=root_dir, **settings)
+    assert not list(root_dir.rglob("*.pt")), "it was trained before the error"
+    policy = alfish.train(conf=str(conf), root_dir=root_dir, policy="runner", **settings)
+    assert policy.act(np.zeros(4, np.float32)) in (0, 1, 2) and policy.env_steps > 0
 
 
 def test_the_commands_of_the_page_run(tmp_path, capsys):
