@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from alfish import nest
 from alfish.algorithms.imitation.expert import Expert, make_expert
-from alfish.algorithms.ppo import PPO, PPOTarget
+from alfish.algorithms.ppo import PPO
 from alfish.data import Experience, LossInfo
 from alfish.errors import UsageError
 from alfish.functional.distributions import Distribution
@@ -28,9 +28,14 @@ from alfish.parameters.schedules import Schedule, as_schedule
 
 
 class PriorTarget(NamedTuple):
-    """Inputs of the loss: T + 1 rows, of which `EpochBatches` cuts off the last."""
+    """The fields of `PPOTarget`, and the prior policy."""
 
-    own: PPOTarget
+    log_prob: torch.Tensor
+    advantage: torch.Tensor
+    target: torch.Tensor
+    value: torch.Tensor | None
+    policy: Distribution | None
+    extra: dict[str, torch.Tensor]
     prior: Distribution  # [T + 1, B] distribution of the prior policy
 
 
@@ -73,13 +78,12 @@ class PriorKLPPO(PPO):
                 f"policy has {type(experience.info.policy).__name__}, and their KL has no formula; give the policy the "
                 "head of the prior policy (PolicyHead.box)"
             )
-        return prepared._replace(info=PriorTarget(prepared.info, prior))
+        return prepared._replace(info=PriorTarget(**prepared.info._asdict(), prior=prior))
 
     def calc_loss(self, experience: Experience, info: PolicyValue) -> LossInfo:
-        stored: PriorTarget = experience.info
-        result = super().calc_loss(experience._replace(info=stored.own), info)
+        result = super().calc_loss(experience, info)
         assert isinstance(result.loss, torch.Tensor)  # PPO has one group
-        prior: Any = stored.prior  # of the type of `info.policy`
+        prior: Any = experience.info.prior  # of the type of `info.policy`
         kl = prior.kl(info.policy)
         loss = result.loss + self._prior_kl_coef(self.progress) * kl
         return result._replace(loss=loss, extra={**(result.extra or {}), "prior_kl": kl})
