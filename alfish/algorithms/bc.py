@@ -2,8 +2,8 @@
 
 Pomerleau, 1991, https://doi.org/10.1162/neco.1991.3.1.88, with one distribution per leaf of the action.
 
-Box actions have a normal distribution that is not squashed: recorded actions often lie at the bounds, where the density
-of a squashed normal is infinite. Samples beyond the bounds are clipped when they are executed. The standard deviation
+Box actions have a normal distribution that is not squashed: recorded actions often lie at the bounds, where a squashed
+normal has no finite log-density. Samples beyond the bounds are clipped when they are executed. The standard deviation
 does not depend on the observation. It has a lower bound, because the likelihood of constant actions would otherwise be
 unbounded. `PolicyHead.learn_std = False` makes this a regression with squared error.
 

@@ -185,7 +185,8 @@ def _check_leaf(who: str, name: str, action: Any, spec: spaces.Space, batch_size
         count = torch.as_tensor(spec.n if isinstance(spec, spaces.Discrete) else spec.nvec, device=action.device)
         outside = (action < 0) | (action >= count)
         if outside.any():
-            raise UsageError(f"{who} returned as {name} {action[outside][0].item()}; {spec} counts from 0")
+            value = action[outside][0].item()
+            raise UsageError(f"{who} returned {value} as {name}, which is outside {spec}; choices count from 0")
 
 
 def _is_tensor(leaf: Any) -> bool:

@@ -8,10 +8,11 @@ The seed of episode k is `seed + k`. Every started episode is finished, so the r
 episode that does not end is cut after Trainer.max_evaluation_length steps (100,000 by default) and counts as truncated;
 --max_length sets another limit. --json prints one JSON object with the keys env_steps, num_episodes, mean, std, ci_low,
 ci_high (a 95 % bootstrap interval of the mean), min, max, returns, lengths and num_cut (the number of episodes that
-were cut); with several objectives or policies also by_objective, their returns. --lineup names the policies of
-agents in games: --lineup='adversary_*=chaser,agent_*=random'. --video films the first episode, or --video_episodes side
-by side, into the run's directory `films`; the results are the same. Films need the extra 'video': pip install
-'alfish[video]'.
+were cut). With several objectives or policies, the object also has by_objective: the returns of each objective, or the
+mean return of each policy's agents, by name. --lineup names the policies of agents in games:
+--lineup='adversary_*=chaser,agent_*=random'. --video films the first episode into the run's directory `films`;
+--video_episodes=4 films the first four side by side. Films do not change the results. They need the extra 'video': pip
+install 'alfish[video]'.
 """
 
 import contextlib

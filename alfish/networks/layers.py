@@ -30,7 +30,8 @@ def linear(
         return noisy_linear(input_size, output_size, bias, unit)
     if not unit:
         return orthogonal(nn.Linear(input_size, output_size, bias), gain)
-    layer: Any = orthogonal(UnitLinear(input_size, output_size, bias), gain or 1.0)  # rows of 0 cannot be scaled to 1
+    # A gain of 0 would give rows of zeros, which cannot be scaled to norm 1.
+    layer: Any = orthogonal(UnitLinear(input_size, output_size, bias), gain or 1.0)
     layer.project()
     return layer
 

@@ -11,7 +11,8 @@ import torch
 from alfish.errors import UsageError
 
 SMALL = 64 * 2**20  # bytes that a file of any size may declare
-MAX_EXPANSION = 250  # largest ratio of declared to stored bytes above SMALL; compressed frames reach about 100
+# Largest ratio of declared to stored bytes in a file that declares more than SMALL; compressed frames reach about 100.
+MAX_EXPANSION = 250
 MAX_PARTS = 1000  # maximum number of parts of a nest
 MEMINFO, CGROUP_LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 

@@ -303,7 +303,7 @@ def preferring(package: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def preserved() -> Iterator[None]:
-    """Restores the configuration on exit, including values that a text cannot express and the lock."""
+    """Restores the configuration and its lock on exit, including values that cannot be written as text."""
     kept = [_name_of(name) for name in ("_CONFIG", "_OPERATIVE_CONFIG", "_SINGLETONS", "_IMPORTS")]
     before, was_locked = [part.copy() for part in kept], gin.config_is_locked()
     try:

@@ -150,7 +150,8 @@ class Lineup:
         units = self._units(required)
         others = [self._able[key][unit[0]] for unit in units]
         absent = [1.0 - float(self._probabilities(one)[one.index(required)]) for one in others]
-        given = float(np.prod(absent)) / len(units)  # probability of the agent for the required policy
+        # Probability that no agent draws the required policy, and that it is then given this agent.
+        given = float(np.prod(absent)) / len(units)
         if number == required:
             return drawn + given
         own = 1.0 - float(self._probabilities(able)[able.index(required)])

@@ -330,7 +330,7 @@ class Loop:
 
 
 def _tell_progress(algorithm: RLAlgorithm, view: Any, progress: float) -> None:
-    """Writes the progress of a run to the algorithm's buffer through its `host_view`.
+    """Writes the progress of a run to the buffer `algorithm.progress`; `view` is the `nest.host_view` of the buffer.
 
     If the buffer is on a device, also keeps the number on the host.
     """

@@ -57,7 +57,8 @@ class SharedRunDirectory(RunDirectory):
         saved.
         """
         if replicas.rank():
-            return self.checkpoints.steps()[-1:]  # the other learners may not have saved the next checkpoint yet
+            # Kept while this learner saves its next checkpoint, which the other learners may not have saved yet.
+            return self.checkpoints.steps()[-1:]
         rows, steps = self.replay_checkpoints.steps(), self.checkpoints.steps()
         if replicas.size() > 1:
             there = set(Checkpoints(self._root / "ranks" / "rank-001" / "checkpoints").steps())

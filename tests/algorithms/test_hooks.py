@@ -80,7 +80,7 @@ WRONG = {
     "bools": ("rollout_step", output(torch.Tensor.bool), "dtype bool; Discrete.2. asks for .* dtype int64"),
     "real numbers": ("rollout_step", output(torch.Tensor.float), "dtype float32; Discrete.2. asks for .* dtype int64"),
     "numpy": ("rollout_step", output(torch.Tensor.numpy), "returned as action a ndarray"),
-    "a choice that is none": ("rollout_step", output(lambda action: action + 100), "Discrete.2. counts from 0"),
+    "a choice that is none": ("rollout_step", output(lambda action: action + 100), "outside Discrete.2.; choices"),
     "another nest": ("rollout_step", output(lambda action: {"arm": action}), "action.arm; the action space asks for a"),
     "a state from nowhere": ("rollout_step", lambda step: step._replace(state=torch.zeros(B, 3)),
                              r"a state of state \[4, 3\] float32, but initial_state returned a state of none"),
@@ -232,7 +232,7 @@ def test_nested_actions_are_compared_leaf_by_leaf():
     check_step(AlgStep(action), None, "rollout_step", spec, B, None)
     wrong = nest.map(torch.clone, action)
     wrong["gears"][1, 0] = 2
-    with pytest.raises(UsageError, match=r"returned as action\.gears 2; MultiDiscrete\(\[2 3\]\) counts from 0"):
+    with pytest.raises(UsageError, match=r"returned 2 as action\.gears, which is outside MultiDiscrete\(\[2 3\]\)"):
         check_step(AlgStep(wrong), None, "rollout_step", spec, B, None)
 
 

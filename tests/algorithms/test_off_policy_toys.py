@@ -84,7 +84,7 @@ class TwoObservations(gymnasium.Env):
 
 
 @pytest.mark.parametrize("seed", [pytest.param(seed, marks=LONG if seed else SLOW) for seed in range(5)])
-def test_td3_follows_two_observations_without_saturating(tmp_path, seed):
+def test_td3_learns_one_action_for_each_of_two_observations_without_saturating(tmp_path, seed):
     """With an initial gain of 0.01 in the actor's last layer, each of these seeds ends with the action 1 for both.
 
     Rewards of at most 3 were chosen among several recipes: with rewards of at most 10 some seeds still saturate.

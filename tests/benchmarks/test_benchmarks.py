@@ -352,7 +352,7 @@ def test_published_worker_costs_match_their_raw_data(table):
     assert table() in (PROJECT / "docs" / "scale.md").read_text()
 
 
-def test_the_cost_model_stays_between_its_limits():
+def test_the_modelled_rate_is_limited_by_the_workers_or_by_the_trainer():
     case = cost_model.Case("2 ms environment", 450, 14, 256, 0.4, 0.7, 0.7)
     of_workers, of_trainer = 4 * case.rate, 1e6 / (case.train_us + 1e3 * case.segment_ms / case.rows)
     assert cost_model.rows_per_second(case, 4) == pytest.approx(of_workers, rel=0.05)

@@ -624,7 +624,7 @@ def test_where_does_not_write_into_its_arguments():
     assert_same(lambda c, a, b: torch.where(c, a, b), condition, f32(3), f32(2, 3))
 
 
-def test_fixed_arguments_are_cast_for_comparisons_by_prepare(monkeypatch):
+def test_prepare_casts_the_fixed_arguments_of_comparisons(monkeypatch):
     written, write = [], numpy_program._lines
     monkeypatch.setattr(numpy_program, "_lines", lambda a, b, *rest: written.append(len(b)) or write(a, b, *rest))
     program = NumpyProgram(lambda given: given[1] < given[0], (HALF, f32(3)), num_fixed=1)

@@ -57,7 +57,7 @@ def test_compiled_files_get_their_name_only_when_complete(tmp_path):
 
 
 @pytest.mark.parametrize(("flags", "is_known"), [("-O1 -std=c++17", True), ("-O1 -mno-such-instructions", False)])
-def test_the_compiler_is_only_called_for_its_flags(monkeypatch, flags, is_known):
+def test_check_build_asks_the_compiler_only_whether_it_knows_the_flags(monkeypatch, flags, is_known):
     with torch_internals.build_settings():
         instructions = torch_internals.cpu_vec_isa.VecAVX2()
     monkeypatch.setattr(type(instructions), "build_arch_flags", lambda self: flags)

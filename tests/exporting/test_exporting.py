@@ -398,7 +398,7 @@ def test_a_numpy_file_refuses_other_weights(policy, tmp_path):
         loaded(tmp_path / "policy.py")()
 
 
-def test_a_numpy_file_reports_the_expected_observation(policy, tmp_path):
+def test_a_numpy_file_refuses_an_observation_of_another_shape(policy, tmp_path):
     exporting.export(policy, tmp_path / "policy.py", sampled(policy, 5))
     with pytest.raises(ValueError, match=r"observation has shape \[4\], but \[3\] is expected"):
         loaded(tmp_path / "policy.py")().act(np.zeros(4))

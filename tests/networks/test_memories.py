@@ -79,7 +79,7 @@ def assert_same(found, expected):
 @kinds
 @pytest.mark.parametrize("num_rows", [1, 2, T])
 @pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
-def test_consecutive_rows_are_steps_with_equal_gradients(name, share, num_rows):
+def test_rows_at_once_equal_single_steps_in_outputs_and_gradients(name, share, num_rows):
     memory = make(name)
     features, step_type = some_rows(share, num_rows=num_rows)
     carried = a_state(memory)

@@ -253,7 +253,7 @@ def states_of(episodes):
 
 
 @pytest.mark.parametrize("continuous", [False, True])
-def test_ogbench_ends_at_the_time_limit_with_its_last_state(tmp_path, block_rows, continuous):
+def test_episodes_of_ogbench_are_truncated_at_their_last_state(tmp_path, block_rows, continuous):
     episodes = record(continuous=continuous)
     of, canonical = (BOX_SPACES, unstretched) if continuous else (SPACES, lambda actions: actions)
     states = states_of(episodes)
@@ -285,7 +285,7 @@ def test_an_npz_that_is_not_ogbenchs_is_named(tmp_path, change, words):
         buffer_of(f"ogbench:{tmp_path}/a.npz")
 
 
-def test_an_npz_of_ogbench_is_refused_with_its_scheme(tmp_path):
+def test_npz_refuses_a_file_of_ogbench_and_names_the_scheme_ogbench(tmp_path):
     np.savez(tmp_path / "a.npz", **states_of(record()))
     with pytest.raises(UsageError, match=f"write ogbench:{tmp_path}/a.npz if it is an OGBench data set"):
         open_source(f"npz:{tmp_path}/a.npz")

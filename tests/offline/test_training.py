@@ -399,7 +399,7 @@ def test_every_minibatch_has_its_share_however_little_was_collected(tmp_path):
 
 
 @pytest.mark.parametrize("num_envs", [1, 2])
-def test_offline_updates_precede_and_count_beside_the_update_ratio(tmp_path, num_envs):
+def test_offline_updates_come_first_and_add_to_those_of_the_update_ratio(tmp_path, num_envs):
     trainer = hybrid(
         tmp_path, batches={"offline_updates": 10, "max_chunk_size": 4, "updates_per_env_step": 0.5},
         environment=functools.partial(make_environment, Collecting, num_envs=num_envs), num_env_steps=40,

@@ -290,7 +290,7 @@ def test_too_many_errors_of_games_end_the_run(made, tmp_path):
             trainer.unroller.unroll(16)
 
 
-def test_without_tolerance_the_worker_ends_and_is_started_again(made, tmp_path):
+def test_without_max_env_errors_an_error_ends_the_worker_which_is_started_again(made, tmp_path):
     game_kwargs = {"kind": "raise", "once": str(tmp_path / "once")}
     trainer = made(tmp_path / "run", Faulty, game_kwargs=game_kwargs, unroller=workers(max_env_errors=None))
     for _ in range(4):

@@ -265,7 +265,7 @@ class TestPair:
         assert first == second and first["is_plain"] and first["updates"] == 1
 
     @of("priorities")
-    def test_the_largest_weight_and_priority_are_those_of_both(self, pair):
+    def test_two_learners_use_the_largest_weight_and_priority_of_both(self, pair):
         (first, largest), (second, same) = pair[1]["priorities"]
         assert [max(pair) for pair in zip(first, second)] == [1] * 4 and min(*first, *second) < 1
         assert largest == same > 5

@@ -529,7 +529,7 @@ def test_an_always_non_finite_environment_ends_the_run(made, episode, tmp_path):
     assert unroller.stats()["restarts"] == 0
 
 
-def test_without_tolerance_the_worker_ends_and_is_started_again(made, tmp_path):
+def test_without_max_env_errors_an_error_ends_the_worker_which_is_started_again(made, tmp_path):
     environment = functools.partial(make_environment, functools.partial(Faulty, "raise", once=str(tmp_path / "once")))
     unroller = made(environment, max_env_errors=None)
     unrolls = [nest.map(torch.clone, unroller.unroll(4)) for _ in range(5)]

@@ -177,7 +177,7 @@ def test_tensors_of_an_environment_are_replaced_in_a_copy():
     assert with_tensors(CartPole(), {}).observation_space == CartPole.observation_space
 
 
-def test_without_random_numbers_a_step_takes_none():
+def test_an_environment_that_needs_no_random_numbers_steps_with_none():
     class Still(Drunk):
         initial_draws = transition_draws = {}
         max_episode_steps = None
