@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--second", type=float, default=3.0)
     parser.add_argument("--steps", type=int, default=300_000, help="of the first task")
     parser.add_argument("--more_steps", type=int, default=100_000, help="of the second task")
-    parser.add_argument("--coefs", default="0.3,1,3")
+    parser.add_argument("--coefs", default="0.1,0.3")
     parser.add_argument("--episodes", type=int, default=10)
     arguments = parser.parse_args()
     for seed in map(int, arguments.seeds.split(",")):
