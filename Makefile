@@ -68,7 +68,7 @@ clean:
 # gymnasium below 1.4. gymnax needs seaborn, and otherwise what brax needs. The others are the environments of confs.
 .venv/installed-mo: .venv/installed-dev
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[brax]' seaborn minigrid \
-		gymnasium-robotics
+		gymnasium-robotics mpe2
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --no-deps gymnax mo-gymnasium
 	touch $@
 

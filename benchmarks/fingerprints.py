@@ -119,6 +119,8 @@ def settings(path: Path, directory: Path) -> dict[str, Any]:
     if "@CompiledUnroller" in text:
         chosen["CompiledUnroller.compile"] = False
     env_id = next(iter(re.findall(r"make_environment.env_id = '([^']+)'", text)[::-1]), "")
+    if policies := re.findall(r"^Trainer.policies = {'(\w+)'", text, re.MULTILINE):
+        chosen["policy"] = policies[-1]  # which of them is returned has no effect on the bits
     if "@OfflineBuffer" in text:
         chosen["OfflineBuffer.sources"] = [recorded(env_id, directory / "data")]
     if "@saved_policy" in text:

@@ -77,6 +77,17 @@ def _imitation(
     return Goal(conf, tuple(range(num_seeds)), bar, False, num_episodes, (expert, *settings), variant)
 
 
+def _tag(conf: str) -> list[Goal]:
+    """Returns the goals of the chasers against a runner that moves at random, and of the runner against the chasers."""
+    return [
+        Goal(conf, (0, 1, 2), bar, False, 200, imports="mpe2", lineup=lineup, policy=policy, match=policy)
+        for policy, lineup, bar in (
+            ("chaser", "adversary_*=chaser,agent_*=random", 25),
+            ("runner", "adversary_*=chaser,agent_*=runner", -30),
+        )
+    ]
+
+
 def _bfloat16(conf: str, bar: float) -> Goal:
     return Goal(conf, (0, 1, 2, 3, 4), bar, False, settings=IN_BFLOAT16, variant="bfloat16")
 
@@ -117,6 +128,7 @@ GOALS = [
     Goal("ppo_asymmetric_halfcheetah", (0, 1, 2, 3, 4), 3427, False),  # the mean of its control run
     Goal("ppo_minigrid_doorkey", (0, 1, 2), 0.95, False, imports="minigrid"),
     Goal("sac_fetch_reach", (0, 1, 2), -2.0, False, imports="gymnasium_robotics"),
+    *_tag("ppo_tag"),
     Goal("c51_cartpole", (0, 1, 2), 475, False),
     Goal("c51_acrobot", (0, 1, 2), -95, False),
     Goal("qrdqn_cartpole", (0, 1, 2, 3, 4), 490, False),

@@ -38,6 +38,7 @@ NEEDS = {
     r"gymnax:": "gymnax",
     r"minigrid:": "minigrid",
     r"gymnasium_robotics:": "gymnasium_robotics",
+    r"mpe2\.": "mpe2",
     r"CartPole|Pendulum|Acrobot|MountainCar|Recall|BitFlip|MaskedIdentity|Catch": "gymnasium",
 }
 TINY = [
@@ -53,6 +54,8 @@ TINY = [
 ]
 # By what a conf configures: whatever is bound must be read.
 TINY_WHERE = {
+    # Values in the scope of a policy replace those of all policies.
+    "chaser/EpochBatches": ["chaser/EpochBatches.minibatch_size=8", "runner/EpochBatches.minibatch_size=8"],
     "EpochBatches.num_epochs = 10": ["EpochBatches.num_epochs=2"],  # of ppo.gin and appo.gin; A2C has 1
     "EpochBatches.minibatch_size": ["EpochBatches.minibatch_size=8"],
     "@PhasicBatches": [
@@ -140,7 +143,15 @@ def tiny(path, tmp_path):
         chosen += [*sizes, *(one for one in TINY if not one.startswith("MLP"))]
     else:
         chosen += TINY
+    if "@make_games" in text:
+        chosen = [one.replace("make_environment.num_envs", "make_games.num_games") for one in chosen]
     return [f"--gin_param={one}" for one in chosen]
+
+
+def policies_of(run):
+    """Names of the policies of a run of several; [None] for a run of one."""
+    scalars = (run / "metrics.csv").read_text().partition("\n")[0]
+    return re.findall(r"\btrain/(\w+)/loss\b", scalars) or [None]
 
 
 def parts_of(path):
@@ -170,7 +181,8 @@ def test_all_parts_can_be_built_and_all_bindings_are_read(path, tmp_path):
     found = reading.read([str(path)], [one.removeprefix("--gin_param=") for one in tiny(path, tmp_path)])
     with contextlib.closing(Trainer("nowhere")) as trainer:
         reachability.refuse_unread(found)
-        assert type(trainer.algorithm).__name__ == read(path).algorithm.split()[0]
+        algorithms = getattr(trainer.algorithm, "algorithms", [trainer.algorithm])  # of each policy in games
+        assert {type(one).__name__ for one in algorithms} == {read(path).algorithm.split()[0].strip(",")}
 
 
 @pytest.mark.parametrize("path", TRAINED, ids=names(TRAINED))
@@ -181,10 +193,14 @@ def test_it_trains_two_iterations_by_the_shipped_command(tmp_path, path, capsys)
     done = json.loads((tmp_path / "run" / "done").read_text())
     assert done["iterations"] == 2
     assert done["updates"] > 0
-    assert alfish.load(tmp_path / "run").env_steps == done["env_steps"]
     written = names_in(tmp_path / "run")
-    assert {"time/phase/update_ms", "dormant_units/all"} < written, "diagnostics are shown for every conf"
-    assert [name for name in sorted(written) if not is_documented(name)] == []
+    policies = policies_of(tmp_path / "run")
+    for policy in policies:
+        assert alfish.load(tmp_path / "run", policy=policy).env_steps == done["env_steps"]
+        units = f"dormant_units/{policy}/all" if policy else "dormant_units/all"
+        assert {"time/phase/update_ms", units} < written, "diagnostics are shown for every conf"
+    plain = {re.sub(rf"/({'|'.join(map(str, policies))})(?=/)", "", name) for name in written}
+    assert [name for name in sorted(plain) if not is_documented(name)] == []
     if path.stem in EVALUATED:
         capsys.readouterr()
         assert main(["evaluate", f"--root_dir={tmp_path / 'run'}", "--num_episodes=1"]) == 0
@@ -218,7 +234,8 @@ def test_each_task_opens_with_its_task_algorithm_and_result_as_it_configures_the
             continue
         conf = read(path)
         reading.read([str(path)], [])
-        env_id = gin.query_parameter("make_environment.env_id")
+        is_game = "make_games" in gin.query_parameter("Trainer.environment").selector
+        env_id = gin.query_parameter("make_games.game" if is_game else "make_environment.env_id")
         # A class of ours, or a name.
         assert conf.task.split()[0].strip(",") == getattr(env_id, "selector", env_id), path.name
         assert conf.algorithm.split()[0].strip(",") == gin.query_parameter("Trainer.algorithm").selector, path.name

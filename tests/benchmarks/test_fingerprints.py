@@ -34,3 +34,10 @@ def test_three_confs_train_with_the_same_bits_as_before(capsys):
         pytest.skip(printed.splitlines()[0])
     assert status == 0, printed
     assert printed.count("equal") == len(names)
+
+
+def test_one_policy_is_named_where_a_conf_has_several(tmp_path):
+    asked = {
+        name: fingerprints.settings(confs_directory() / f"{name}.gin", tmp_path) for name in ("ppo_tag", "ppo_cartpole")
+    }
+    assert asked["ppo_tag"]["policy"] == "chaser" and "policy" not in asked["ppo_cartpole"]
