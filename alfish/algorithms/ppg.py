@@ -1,19 +1,19 @@
-"""Phasic policy gradient: PPO, and in an auxiliary phase the distillation of values into the policy's features.
+"""Phasic policy gradient: PPO with auxiliary phases, which train the policy's features to predict values.
 
 Cobbe et al., 2021, https://arxiv.org/abs/2009.04416, algorithm 1. Policy and value have separate networks. The policy's
-network has a second, auxiliary value head.
+network also has an auxiliary value head.
 
     policy phase     PPO's loss, on each of N_pi unrolls
     auxiliary phase  (V_aux(s) - G)^2 / 2 + clone_coef KL[pi_old(. | s), pi(. | s)] + (V(s) - G)^2 / 2, on all N_pi
 
-pi_old is the policy at the beginning of the auxiliary phase, and G the target of the value. The auxiliary loss trains
-the policy's torso, which thereby learns from values without a conflict with the policy's gradient, and the KL keeps the
-policy as it is. `PhasicBatches` keep the unrolls and say when a phase is due.
+pi_old is the policy at the beginning of the auxiliary phase, and G is the value target. The auxiliary loss trains the
+policy's torso to predict values, separately from the policy gradient. The KL keeps the policy close to pi_old.
+`PhasicBatches` stores the unrolls and starts the auxiliary phases.
 
-Differences from the paper: G is computed again when an auxiliary phase begins, with the values of that time, and not
-kept from the policy phase; both phases share the state of Adam and the learning rate; one minibatch of the policy phase
-trains policy and value, with the same number of epochs; an unroll has PPO's minibatches. With memory, sequences begin
-with the states that the policy had when it acted.
+Differences from the paper: at the beginning of an auxiliary phase, G is computed again with the current values, not
+kept from the policy phase; both phases share the state of Adam and the learning rate; in the policy phase, policy and
+value train on the same minibatches for the same number of epochs; the size of minibatches is PPO's. With memory, each
+sequence begins with the recurrent state that was stored when the policy acted.
 """
 
 from collections.abc import Iterable
@@ -36,22 +36,22 @@ from alfish.parameters import NonNegativeFloat, checked
 
 
 class AuxiliaryTarget(NamedTuple):
-    """Inputs of the auxiliary loss: T rows, or T + 1 rows of which `PhasicBatches` cut off the last."""
+    """Inputs of the auxiliary loss. From fields of T + 1 rows, `PhasicBatches` removes the last row."""
 
-    target: torch.Tensor  # [T, B] target of both values, or [T, B, R] for vector rewards
-    policy: Distribution  # [T + 1, B] policy before the phase
+    target: torch.Tensor  # [T, B] target of both value heads, or [T, B, R] for vector rewards
+    policy: Distribution  # [T + 1, B] policy at the beginning of the phase
 
 
 @gin.configurable(module="alfish.algorithms")
 @checked
 class PPG(PPO):
-    """Phasic policy gradient; the module's docstring has the paper and the differences from it.
+    """Phasic policy gradient; the module's docstring has the losses and the differences from the paper.
 
-    Takes `PhasicBatches`. The auxiliary head is the parameter group `auxiliary`, which trains in the auxiliary phase
-    only.
+    Requires `Trainer.batches = @PhasicBatches`. The auxiliary value head is the parameter group `auxiliary`, which
+    trains in auxiliary phases only.
 
     Args:
-      clone_coef: weight of KL(policy before the auxiliary phase, policy) in nats, the paper's beta_clone.
+      clone_coef: weight of KL(policy at the beginning of the auxiliary phase, policy) in nats, the paper's beta_clone.
       ppo_arguments: settings of `PPO`, without target_kl.
 
     Raises:
@@ -91,11 +91,11 @@ class PPG(PPO):
         return {"all": others, "auxiliary": list(self.auxiliary_head.parameters())}
 
     def graph_key(self) -> str:
-        """Returns a constant, which tells the learner that not every update trains every group."""
+        """Returns a constant other than None, which means that an update need not train every group."""
         return "phases"
 
     def preprocess_auxiliary(self, experience: Experience) -> Experience:
-        """Returns an unroll of the auxiliary phase with the targets and the policy before the phase as its info."""
+        """Returns an unroll whose info is the `AuxiliaryTarget` of the phase."""
         advantage, value = self.advantage_and_value(experience)
         before, _ = self.network(experience.time_step, experience.state)
         return experience._replace(info=AuxiliaryTarget(advantage + value[:-1], before.policy))

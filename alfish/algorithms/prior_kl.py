@@ -1,11 +1,11 @@
-"""PPO that stays near an earlier policy: its loss contains the KL divergence from that policy.
+"""PPO with a penalty on the KL divergence from a prior policy.
 
     L = L_PPO + prior_kl_coef KL[pi_prior(. | s), pi(. | s)],      KL[p, q] = sum_a p(a) log(p(a) / q(a))
 
-This is the forward KL, an expectation over the actions of the prior policy: the policy must keep a probability for each
-action that the prior policy takes. So a policy that is trained further on another task does not forget the first one.
-The KL is exact, because both distributions are known. The prior policy is frozen, and its distributions are computed
-once for each unroll.
+This is the forward KL, an expectation over the actions of the prior policy. The policy must give probability to each
+action that the prior policy takes. So a policy that is fine-tuned on a new task does not forget the task of the prior
+policy. The KL is computed from both distributions, not estimated from samples. The prior policy does not train. Its
+distributions are computed once for each unroll.
 """
 
 from collections.abc import Callable
@@ -42,14 +42,15 @@ class PriorTarget(NamedTuple):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class PriorKLPPO(PPO):
-    """PPO whose loss contains the KL from a prior policy; the module's docstring has the equation.
+    """PPO whose loss contains KL(prior policy, policy); the module's docstring has the equation.
 
-    The prior policy is not in checkpoints, which have its checksum. A policy that is opened to act does not read it.
+    Checkpoints contain the checksum of the prior policy, not the prior policy itself. A saved policy that only acts
+    does not load the prior policy.
 
     Args:
-      prior: class or factory of the prior policy: `@saved_policy`, or an `Expert` of your own with `distribution`. It
-        sees the observations of this run, so transforms of observations are refused; a saved policy applies those of
-        its own run.
+      prior: class or factory of the prior policy: `@saved_policy`, or a subclass of `Expert` with `distribution`. The
+        prior policy receives the observations of this run, so this run must not have transforms of observations. A
+        saved policy applies the transforms of its own run.
       prior_kl_coef: weight of KL(prior policy, policy) in nats; a number or a schedule of progress.
       ppo_arguments: settings of `PPO`.
     """

@@ -1,4 +1,4 @@
-"""Conversion of functions of tensors to one compiled graph, one CUDA graph, or one numpy program.
+"""Conversion of a function of tensors to a compiled graph, a CUDA graph, or a numpy program.
 
 Nothing here depends on RL.
 """

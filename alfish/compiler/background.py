@@ -1,8 +1,8 @@
 """Functions of tensors that another process compiles while this process continues.
 
-The other process is a new program, because a fork of a process with threads may hang. That process receives the
-function and the layouts of its arguments, traces and compiles the function, and answers with the file of a shared
-library. Loading the library takes milliseconds and does not import torch's compiler.
+The other process is started as a new program, because a fork of a process with threads may hang. It receives a function
+and the layouts of the function's arguments, traces and compiles the function, and answers with the path of a shared
+library. Loading the library takes milliseconds, and does not import torch's compiler.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ PROGRAM = (
     f"{WITHOUT_WORKING_DIRECTORY}from alfish.compiler.compiling_process import main; "
     "main(int(sys.argv[1]), int(sys.argv[2]))"
 )
-LONGEST_SECONDS = 1800.0  # longest wait in seconds; torch waits 600 for a process that compiles the same graph
+LONGEST_SECONDS = 1800.0  # longest wait in seconds; torch may wait 600 s for a process that compiles the same graph
 LOOK_SECONDS = 0.5  # seconds between two checks that the process is still running
 END_SECONDS = 5.0  # seconds after which a process that was asked to end is killed
 
@@ -47,10 +47,12 @@ class NotSendable(Exception):
 
 
 class Compiled(NamedTuple):
-    """A compiled function, and the `notes` of the original function.
+    """A compiled function.
 
     Attributes:
-      seconds: seconds that compiling took.
+      function: compiled function.
+      notes: attribute `notes` of the original function after tracing.
+      seconds: seconds that compilation took.
     """
 
     function: CompiledFunction
@@ -59,7 +61,7 @@ class Compiled(NamedTuple):
 
 
 class Compilation:
-    """A function in compilation, as returned by `BackgroundCompiler.request`."""
+    """A function that another process compiles; the result of `BackgroundCompiler.request`."""
 
     def __init__(self, compiler: "BackgroundCompiler", make: Callable[[], CompiledFunction], index: int):
         self._compiler, self._make, self._index = compiler, make, index
@@ -94,12 +96,12 @@ class Compilation:
 
 
 class BackgroundCompiler:
-    """A process that compiles functions one after another, from the first request until `close`."""
+    """A process that compiles functions one after another. It runs from the first request until `close`."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel
-        self._words: IO[bytes]  # file with the output that the process prints
+        self._words: IO[bytes]  # file that receives the process's standard output and errors
         self._answers: list[Answer] = []
         self._num_requests = 0
         self._end: Callable[[], Any]
@@ -108,9 +110,9 @@ class BackgroundCompiler:
         """Begins to compile a function.
 
         Args:
-          function: function as for `CompiledFunction`, with an attribute `notes` that tracing may change.
-          arguments: example arguments, of which only the layouts are used. Tensors inside `function` that are also
-            arguments are sent without values.
+          function: function to compile, see `CompiledFunction`; tracing may set its attribute `notes`.
+          arguments: example arguments; only their layouts are used. Tensors of `function` that are also arguments are
+            sent without values.
           precision: precision of large products and convolutions, see `CompiledFunction`.
 
         Raises:
@@ -129,7 +131,7 @@ class BackgroundCompiler:
         return Compilation(self, lambda: CompiledFunction(function, layouts, precision), self._num_requests - 1)
 
     def answer(self, index: int, wait: bool = True) -> Answer | None:
-        """Returns the answer to request number `index`; None if the answer has not arrived and `wait` is False."""
+        """Returns the answer to the request with this index; None if `wait` is False and no answer has arrived."""
         deadline = time.monotonic() + LONGEST_SECONDS
         while len(self._answers) <= index:
             messages, gone = self._channel.drain()
@@ -155,18 +157,18 @@ class BackgroundCompiler:
                     stdin=subprocess.DEVNULL,
                     stdout=self._words,
                     stderr=self._words,
-                    start_new_session=True,  # Ctrl-C should not reach the process, and `_end` ends its compilers too
+                    start_new_session=True,  # Ctrl-C does not reach the process, and `_end` also ends its C++ compilers
                 )
         except OSError as error:  # there are too many processes, or too little memory
             end.close()
             self._words.close()
             raise NotSendable(f"a process cannot be started ({first_line(error)})") from error
         self._channel = Channel(end)
-        # The process is also ended at the end of the program, if `close` was not called.
+        # If `close` is not called, the process ends with the program.
         self._end = weakref.finalize(self, _end, self._process, self._channel, self._words, os.getpid())
 
     def close(self) -> None:
-        """Ends the process, and loses unfinished compilations; the next request starts a new process."""
+        """Ends the process and drops unfinished compilations; the next request starts a new process."""
         if self._process is not None:
             self._end()
             self._process = None
@@ -186,12 +188,12 @@ class BackgroundCompiler:
 
 
 def _end(process: "subprocess.Popen[bytes]", channel: Channel, words: IO[bytes], owner: int) -> None:
-    if os.getpid() != owner:  # this process is a fork, and its parent still needs the compiling process
+    if os.getpid() != owner:  # this process is a fork whose parent still uses the compiling process
         return
     channel.close()
     words.close()
     if process.poll() is None:
-        # Only this signal makes C++ compilers remove incomplete files, which the cache would keep.
+        # With SIGTERM, C++ compilers remove incomplete files, which would otherwise stay in the cache.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         try:
@@ -211,10 +213,10 @@ def _to_bytes(request: Request, storages: set[int]) -> bytes:
 
 
 class _Pickler(pickle.Pickler):
-    """A pickler that leaves out the values of tensors that are arguments of the function.
+    """A pickler that omits the values of tensors that are also arguments of the function.
 
     Args:
-      storages: ids of the memory of the arguments.
+      storages: storage ids of the arguments, see `storage_id`.
     """
 
     def __init__(self, file: Any, storages: set[int]):

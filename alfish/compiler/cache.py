@@ -1,7 +1,8 @@
-"""The directory in which compiled graphs are kept from one run to the next.
+"""The directory that keeps compiled graphs for later runs.
 
-The directory lies in the user's cache directory, and has a subdirectory for each version of torch and each kind of
-processor. If the user has set torch's own directory (TORCHINDUCTOR_CACHE_DIR), that one is used, and never trimmed.
+The directory lies in the user's cache directory. It has a subdirectory for each version of torch and each type of
+processor. If the user has set torch's variable TORCHINDUCTOR_CACHE_DIR, graphs are kept in that directory, which is
+never trimmed.
 """
 
 import contextlib
@@ -22,10 +23,10 @@ from alfish.errors import UsageError, first_line
 from alfish.processes.inheritance import variable_set
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-GIVEN = os.environ.get(VARIABLE)  # the user's setting, read before torch's compiler writes its default here
+GIVEN = os.environ.get(VARIABLE)  # the user's setting; torch's compiler may later set the variable to its default
 LOCKS = "alfish-locks"
-ROOM = 1 << 20  # required free space in bytes; more than a graph takes
-LARGEST_BYTES = 1 << 30  # largest size of the whole cache in bytes; a graph takes less than 1 MB
+ROOM = 1 << 20  # required free space in bytes; enough for one graph
+LARGEST_BYTES = 1 << 30  # maximum size of the whole cache in bytes; a graph takes less than 1 MB
 
 
 def directory() -> Path:
@@ -76,7 +77,7 @@ def _own_directory(root: str) -> Path:
 
 @functools.cache
 def versions() -> str:
-    """Returns a directory name that depends on the versions and the processor, like compiled code."""
+    """Returns a directory name that identifies the versions and the processor for which code is compiled."""
     described = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     with contextlib.suppress(OSError):  # only Linux has this file
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -102,9 +103,10 @@ def in_use() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def lock(name: str) -> Iterator[None]:
-    """Waits until no other process holds the lock of this name; a process that ends releases its locks.
+    """Holds the lock of this name within the context, after waiting for other processes to release it.
 
-    On a file system without locks, there is no waiting, so two processes may make the same files.
+    A process that ends releases its locks. On a file system without locks, processes do not wait, and may write the
+    same files twice.
     """
     path = directory() / LOCKS
     path.mkdir(parents=True, exist_ok=True)
@@ -117,10 +119,10 @@ def lock(name: str) -> Iterator[None]:
 
 
 def trim(largest: int = LARGEST_BYTES) -> None:
-    """Removes files until the cache is small enough, the least recently used first.
+    """Removes the least recently used files until the cache has at most `largest` bytes.
 
-    A process that needs a removed file makes it again. Files of other versions and processors are removed, too. Lock
-    files stay, because another process may hold a lock.
+    A process that needs a removed file compiles it again. Files for other versions and processors are removed, too.
+    Lock files stay, because another process may hold a lock.
     """
     if GIVEN:
         return

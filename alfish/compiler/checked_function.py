@@ -1,4 +1,4 @@
-"""A function of tensors that runs as a graph as long as the graph's results equal those of plain Python."""
+"""A function of tensors that runs as a compiled graph while the graph's results agree with plain Python."""
 
 import time
 from collections.abc import Callable
@@ -12,21 +12,23 @@ from alfish.compiler.inductor import CompiledFunction, NotCompilable, is_checked
 from alfish.compiler.torch_internals import TorchChanged
 from alfish.nest import Nest
 
-# Fraction of the entries that must be close: rounding may change a sampled action, and with it all later results.
+# Fraction of a result's entries that must be close. It is below 1, because rounding may change a sampled action and all
+# results that depend on the action.
 LEAST_EQUAL = 0.99
 
 
 class CheckedFunction:
     """A compiled `function(arguments)`, which falls back to plain Python.
 
-    The first call with arguments of new shapes compiles a graph. Some calls (`is_checked`) are compared with plain
-    Python, because a hook that is not pure may depend on a value that was constant during tracing. If the function
-    cannot be compiled, or its results differ, it runs as plain Python from then on, after a warning.
+    The first call with new shapes of arguments compiles a graph. Tracing turns Python values that the function reads
+    into constants. A graph is wrong if such a value changes later. So some calls (`is_checked`) compare the graph with
+    plain Python. If the function cannot be compiled, or if results differ, the function runs as plain Python from then
+    on, after a warning.
 
     Args:
       function: function that maps a nest of tensors to a nest of tensors, without side effects.
       name: description of the function that completes "Compiling ..." in the log.
-      log: function that is called with a line for each graph.
+      log: function that is called with messages about each graph.
 
     Attributes:
       is_plain: whether the function runs as plain Python; may be set.
@@ -39,7 +41,7 @@ class CheckedFunction:
         self.is_plain = False
 
     def __call__(self, arguments: Nest) -> Nest:
-        """Returns the function's results for a nest of tensors, without gradients."""
+        """Returns the function's results for a nest of tensors. Gradients are disabled."""
         with torch.no_grad():
             if self.is_plain:
                 return self._function(arguments)

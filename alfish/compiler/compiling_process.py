@@ -1,6 +1,6 @@
 """The process that compiles functions for a training process, one after another.
 
-The process and the C++ compilers that it has started end when the training process ends.
+The process and its C++ compilers end when the training process ends.
 """
 
 import os
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from alfish.errors import first_line
 from alfish.processes.channel import Channel, from_bytes
 
-LOOK_SECONDS = 0.2  # seconds between two checks of the training process
-NICENESS = 5  # lower priority than training, where cores are few
+LOOK_SECONDS = 0.2  # seconds between checks that the training process still runs
+NICENESS = 5  # priority below training, for machines with few cores
 
 
 class Request(NamedTuple):
-    """A function to compile, and the training process's settings on which the graph depends."""
+    """A function to compile, and settings of the training process that change the graph."""
 
     function: Any
     arguments: Any  # nest of `TensorLayout`
@@ -33,10 +33,10 @@ class Answer(NamedTuple):
     """The result of a request.
 
     Attributes:
-      seconds: seconds that compiling took.
+      seconds: seconds that compilation took.
       error: reason why there is no graph; empty if there is a graph.
-      library: file of the graph; None means that only torch's compiler can load the graph, from the cache.
-      kernels: file of alfish's own kernels, if the graph may use them.
+      library: file of the graph; None means that only torch's compiler can load the graph, which is in the cache.
+      kernels: file of alfish's own kernels; None if they are not in use.
       structure: structure of the function's results.
       notes: attribute `notes` of the function after tracing.
     """
@@ -50,7 +50,7 @@ class Answer(NamedTuple):
 
 
 def main(parent: int, fd: int) -> None:
-    """Answers requests until there are no more.
+    """Answers requests until the socket is closed.
 
     Args:
       parent: id of the training process.
@@ -75,7 +75,7 @@ def main(parent: int, fd: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Ends this process and its child processes when the parent ends, however the parent ends."""
+    """Ends this process and its child processes when the parent ends for any reason."""
     while os.getppid() == parent:
         time.sleep(LOOK_SECONDS)
     os.killpg(0, signal.SIGTERM)  # this process leads its process group; compilers remove incomplete files

@@ -1,8 +1,8 @@
 """A function of GPU tensors, recorded as a CUDA graph and launched in one call.
 
-A CPU needs more time to launch the hundred kernels of a small network's update than the GPU needs to run them. A CUDA
-graph, a list of kernels with fixed memory addresses, is launched in one call. Therefore each call first copies its
-arguments to the addresses of the recorded call.
+A CPU takes longer to launch the hundred kernels of a small network's update than the GPU takes to run them. A CUDA
+graph launches all kernels in one call, but its memory addresses are fixed. So each call first copies its arguments to
+the addresses of the recorded call.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,12 +17,13 @@ from alfish.nest import Nest
 class RecordedFunction:
     """A recorded `function(arguments)`.
 
-    Random numbers from the GPU's default generator equal those of the plain call, in the same order.
+    Random numbers come from the GPU's default generator, in the same order as in plain calls of the function.
 
     Args:
-      function: function that maps tensors to a nest of tensors, and was called several times before. The function must
-        not read a tensor's value or wait for the GPU. Other tensors that it reads or writes must keep their memory.
-      arguments: example arguments with the shapes and dtypes of later calls; all on one GPU.
+      function: function that maps tensors to a nest of tensors; it was already called several times. The function must
+        not read a tensor's value or wait for the GPU. All tensors that it uses besides its arguments must keep their
+        memory.
+      arguments: example arguments with the shapes and dtypes of later calls, all on the same GPU.
 
     Raises:
       RunError: the function cannot be recorded, for example because it waits for the GPU.
@@ -44,7 +45,7 @@ class RecordedFunction:
 
 
 def record(call: Callable[[], Nest], device: torch.device) -> tuple[Callable[[], None], Nest]:
-    """Records `call` without running it; returns a function that launches it, and the results that a launch writes."""
+    """Records `call` without running it; returns a launch function, and the results, which each launch overwrites."""
     try:
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream(device)

@@ -1,8 +1,9 @@
 """Random numbers of a graph, drawn before the graph runs.
 
-Torch's compiler keeps the order of two operations only if one reads the other's result. Random operations do not read
-each other's results, so the compiler may exchange two of them, and each would then draw the other's numbers. Therefore
-the results of random operations become arguments of the graph, which are drawn in the order of the trace.
+Torch's compiler keeps the order of two operations only if one reads the result of the other. Random operations do not
+read each other's results, so the compiler may reorder them. Each operation would then draw different numbers than in
+plain Python. Therefore the results of random operations become arguments of the graph. Before each call, they are drawn
+in the order of the trace.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ ALLOCATE = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.de
 
 
 class Draw(NamedTuple):
-    """A random operation outside its graph.
+    """A random operation that was moved out of its graph.
 
     Attributes:
       examples: tensors without values, with the shapes and dtypes of the drawn tensors.
@@ -37,7 +38,7 @@ def take_draws(graph: torch.fx.GraphModule) -> list[Draw]:
     empty.
 
     Args:
-      graph: graph that `make_fx` made; each node's `meta["val"]` is its value.
+      graph: graph from `make_fx`; each node's `meta["val"]` is the node's example value.
     """
     nodes = [node for node in graph.graph.nodes if node.op == "call_function" and is_random(node)]
     draws = [_draw(node) for node in nodes]
@@ -58,7 +59,10 @@ def take_draws(graph: torch.fx.GraphModule) -> list[Draw]:
 
 
 def with_draws(function: Callable[[list[torch.Tensor]], Any], draws: Sequence[Draw]) -> Callable[..., Any]:
-    """Returns a function of a graph's original arguments that draws the others; `function` if `draws` is empty."""
+    """Returns a function that takes a graph's original arguments, and draws the additional arguments itself.
+
+    If `draws` is empty, returns `function`.
+    """
     if not draws:
         return function
 
@@ -72,7 +76,7 @@ def with_draws(function: Callable[[list[torch.Tensor]], Any], draws: Sequence[Dr
 
 
 def _draw(node: torch.fx.Node) -> Draw | None:
-    """Returns the draw of a random node's result; None if the node reads values."""
+    """Returns the `Draw` that replaces a random node; None if the node reads values of tensors."""
     target: Any = node.target
     value, inputs, arguments, keywords = node.meta["val"], node.all_input_nodes, node.args, node.kwargs
     if not inputs:
@@ -98,7 +102,7 @@ def _replace(graph: torch.fx.Graph, node: torch.fx.Node, arguments: Sequence[tor
     """Replaces the results of a random node with arguments of the graph."""
     inputs = node.all_input_nodes
     if node.target is aten.native_dropout.default:
-        scale, mask = arguments  # results of dropout for an input of ones
+        scale, mask = arguments  # dropout's results for an input of ones
         for part in list(node.users):  # users are calls of `getitem`
             replacement = mask
             if part.args[1] == 0:

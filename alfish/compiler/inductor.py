@@ -1,8 +1,8 @@
-"""A function of tensors as one compiled graph: a call runs no Python, no dispatch and no autograd.
+"""Compiles a function of tensors to one graph, which runs without Python, dispatch and autograd.
 
-The function is traced once with tensors without values, so tracing has no side effects. All operations are recorded,
-including gradients and in-place writes. Python values are read only while tracing. Therefore hooks must be pure, and
-the learner compares the graph with the plain update from time to time.
+The function is traced once. Tracing uses tensors without values, so it has no side effects. All operations are
+recorded, including gradients and in-place writes. Python values are read only during tracing, so the function must not
+depend on values that change. Callers compare some results with plain Python to find such functions.
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ from alfish.compiler.torch_internals import TorchChanged, storage_id
 from alfish.errors import UsageError, first_line
 from alfish.nest import Nest
 
-WRAPPER_FROM_TORCH = "2.13"  # oldest release for which calling a graph's kernels from C++ was tested
+WRAPPER_FROM_TORCH = "2.13"  # oldest torch release with which calling kernels from C++ was tested
 
 
 def is_checked(count: int) -> bool:
-    """Returns whether the call with index `count` is compared with plain Python: for the first 8, then powers of 2.
+    """Returns whether call number `count` is compared with plain Python: the first 8 calls, then powers of 2.
 
-    With powers of 2 only, a difference in every third call would never be found.
+    With powers of 2 only, a function that differs in every third call would never be found.
     """
     return count < 8 or count & (count - 1) == 0
 
@@ -55,7 +55,7 @@ class TensorLayout:
 
 
 class CompiledFunction:
-    """A compiled `function(arguments)` for arguments of one layout.
+    """A compiled `function(arguments)`, for arguments with fixed shapes, strides and dtypes.
 
     A call draws the same random numbers as the plain function, in the same order, and writes to the same tensors.
 
@@ -63,14 +63,15 @@ class CompiledFunction:
       function: function that maps a nest of tensors to a nest of tensors.
       arguments: example arguments, tensors or instances of `TensorLayout`, with the structure, shapes, strides and
         dtypes of later calls.
-      precision: precision of large products and convolutions on a CPU: 'float32', or 'bfloat16' with sums in float32.
+      precision: precision of large matrix products and convolutions on a CPU: 'float32', or 'bfloat16' with sums in
+        float32.
 
     Attributes:
       structure: structure of the results.
 
     Raises:
       NotCompilable: the function reads a tensor's value, or makes a call that cannot be traced.
-      TorchChanged: a private name of torch is missing.
+      TorchChanged: this release of torch lacks a private name.
     """
 
     structure: Any
@@ -79,13 +80,13 @@ class CompiledFunction:
     def __init__(self, function: Callable[[Nest], Nest], arguments: Nest, precision: str = "float32"):
         if precision not in matmul.PRECISIONS:
             raise UsageError(f"the precision is {precision!r}; it must be one of {matmul.PRECISIONS}")
-        cache.directory()  # made here, because torch would make it while tracing, with an error that names no remedy
+        cache.directory()  # here, because torch's own error while tracing would name no remedy
         leaves, structure = nest.flatten(arguments)
-        # Torch's cache on disk requires a ShapeEnv, although the graph has no symbolic shapes.
+        # Torch's disk cache requires a ShapeEnv, even without symbolic shapes.
         symbols = torch_internals.ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         fake = torch_internals.FakeTensorMode(shape_env=symbols, static_shapes=True)
         with fake:
-            # Each leaf gets a new tensor, because a tensor that occurs twice would be traced as one argument.
+            # Each leaf gets a new tensor, because a tensor that occurs twice would become a single argument.
             leaves = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in leaves]
 
         def flat(*leaves: torch.Tensor) -> list[torch.Tensor]:
@@ -109,12 +110,12 @@ class CompiledFunction:
         return nest.unflatten(self.structure, self._call(list(leaves)))
 
     def library(self) -> str | None:
-        """The file of the graph, for `LoadedFunction`; None if the file does not contain the whole graph."""
+        """Returns the file of the graph, for `LoadedFunction`; None if the file does not contain the whole graph."""
         return torch_internals.library_of(self._call)
 
 
 class LoadedFunction(CompiledFunction):
-    """A function that another process has compiled.
+    """A compiled function, loaded from the file that another process made.
 
     Args:
       library: file of the graph, see `CompiledFunction.library`.
@@ -140,8 +141,8 @@ def _built(
     Args:
       function: function that maps leaves to results; no result may share memory with another tensor.
       leaves: example tensors of the mode `fake`.
-      precision: precision of products on a CPU; None means that products are not rewritten.
-      has_kernel: whether alfish's own kernel is available, see `rewrite_products`.
+      precision: precision of matrix products on a CPU; None means that products stay torch's.
+      has_kernel: whether alfish's own matrix kernel is available, see `rewrite_products`.
     """
     make_fx = torch_internals.make_fx
     try:
@@ -152,10 +153,10 @@ def _built(
     except Exception as error:
         raise NotCompilable(f"{_line_of(error)}: {first_line(error)}") from error
     name = hashlib.sha256(f"{graph.code} {[(x.shape, x.stride(), x.dtype) for x in leaves]}".encode()).hexdigest()
-    # On a CPU, random operations of all algorithms' graphs stay in order if the kernels are called from C++.
+    # If kernels are called from C++ on a CPU, random operations keep their order in the graphs of all algorithms.
     taken = [] if _is_called_from_cpp(leaves) else draws.take_draws(graph)
     leaves = [*leaves, *(example for each in taken for example in each.examples)]
-    # Processes that compile the same graph at the same time wait here, and then find the graph in the cache.
+    # If another process compiles the same graph, this process waits here, and then finds the graph in the cache.
     try:
         with cache.in_use(), cache.lock(name[:2]):
             if precision is not None:
@@ -169,12 +170,12 @@ def _built(
 
 @functools.cache
 def _trim_cache() -> None:
-    """Trims the cache once per process, after the process has used the files that it needs."""
+    """Trims the cache once per process, after the first graph is compiled."""
     cache.trim()
 
 
 def _without_aliases(results: list[torch.Tensor], leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns the results, with copies of results that share memory with an input or an earlier result."""
+    """Returns the results; a result that shares memory with an input or an earlier result is copied."""
     taken = {storage_id(leaf) for leaf in leaves}
     own = []
     for result in results:
@@ -185,7 +186,7 @@ def _without_aliases(results: list[torch.Tensor], leaves: Sequence[torch.Tensor]
 
 
 def _compile(graph: torch.fx.GraphModule, leaves: list[torch.Tensor], fake: Any) -> Callable[[list[torch.Tensor]], Any]:
-    """Returns the compiled graph as a function of a list of leaves, which the function empties.
+    """Returns the compiled graph as a function of a list of leaves; the function empties the list.
 
     Args:
       graph: graph to compile; no result may share memory with another tensor.
@@ -200,7 +201,7 @@ def _compile(graph: torch.fx.GraphModule, leaves: list[torch.Tensor], fake: Any)
     options = {"fallback_random": True, "size_asserts": False, "cpp_wrapper": wrapped, "memory_planning": wrapped}
     innermost: list[Callable[[list[torch.Tensor]], Any]] = []
     context = torch_internals.tracing(torch_internals.TracingContext(fake))
-    outer = autograd_config.patch(enable_autograd_cache=False)  # because this cache hides the innermost callable
+    outer = autograd_config.patch(enable_autograd_cache=False)  # this cache would hide the innermost callable
     settings = torch_internals.build_settings(**options)
 
     def compile_inner(inner_graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
@@ -211,12 +212,12 @@ def _compile(graph: torch.fx.GraphModule, leaves: list[torch.Tensor], fake: Any)
 
     try:
         with torch.no_grad(), context, outer, settings, warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch's advice about settings is for its direct users
+            warnings.simplefilter("ignore", UserWarning)  # torch's advice about settings does not apply here
             outermost: Any = compile_fx(graph, leaves, inner_compile=compile_inner)
     except Exception as error:
         raise NotCompilable(f"torch's compiler failed: {first_line(error)}") from error
-    # Torch's wrapper of the graph is skipped: it handles inputs and results that share memory, which do not occur here,
-    # and takes as long as a kernel for each of some twenty tensors.
+    # Torch's wrapper around the graph is skipped. It handles inputs and results that share memory, which do not occur
+    # here. For each tensor, of which there are some twenty, it takes as long as a kernel.
     return innermost[0] if len(innermost) == 1 else lambda leaves: outermost(*leaves)
 
 

@@ -1,7 +1,8 @@
-"""The library of alfish's own kernels: building and loading it, and the helper threads of its kernels.
+"""Builds and loads the library of alfish's own kernels, and configures the helper threads of the kernels.
 
-Helpers are threads that share a kernel's work while other processes leave cores free (`thread_pool.h`). Helpers do not
-change results. They are used only if torch has one thread, because torch's own threads wait in busy loops.
+Helpers are threads that do a part of a kernel's work on cores that other processes do not use (`thread_pool.h`).
+Helpers do not change results. They are used only if torch has one thread, because torch's threads wait in busy loops
+and would occupy these cores.
 """
 
 import ctypes
@@ -16,9 +17,10 @@ import torch
 
 from alfish.compiler import cache, torch_internals
 
-# All kernels are in one library, so that they share one pool of threads. Each file needs the files before it.
+# All kernels are in one library, so that they share one thread pool. Each file uses the files before it.
 SOURCES = ("thread_pool.h", "matmul.cpp")
-QUOTA = Path("/sys/fs/cgroup/cpu.max")  # has the microseconds of processor time per period, or "max", and the period
+# File with two numbers of microseconds: the allowed processor time per period, or "max", and the period.
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 _given: int | Literal["auto"] = "auto"  # argument of `set_num_threads`
 _wanted = (0, True)  # arguments of `use_helpers`
@@ -31,9 +33,9 @@ class HelperCounts(NamedTuple):
     Attributes:
       allowed: number of helpers that may work now.
       calls: number of kernel calls that had helpers.
-      tasks: number of tasks of these calls.
+      tasks: number of tasks into which these calls were divided.
       helped: number of these tasks that helpers did.
-      waited: nanoseconds for which calls waited for helpers.
+      waited: time that calls waited for helpers, in nanoseconds.
       pauses: number of times that helpers paused because they did not make calls faster.
     """
 
@@ -47,7 +49,7 @@ class HelperCounts(NamedTuple):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Returns the library, after registering its operators in torch; builds it if torch's cache does not have it.
+    """Returns the library and registers its operators in torch; builds the library if torch's cache lacks it.
 
     Raises:
       RuntimeError, OSError: the library cannot be built.
@@ -59,7 +61,7 @@ def library() -> ctypes.CDLL:
 
 
 def begin_to_build() -> None:
-    """Builds the library in a thread, if it is not built yet; raises the same errors as `library`."""
+    """Starts building the library in a thread, if it is not built yet; raises the same errors as `library`."""
     if not _file:
         _being_built()
 
@@ -81,7 +83,7 @@ def library_file() -> str | None:
 
 
 def use_library(file: str) -> None:
-    """Loads the library from another process's `library_file`, unless a library is already loaded.
+    """Loads the library from a file that another process built, unless the library is already loaded.
 
     Raises:
       OSError: the file cannot be loaded.
@@ -97,8 +99,8 @@ def use_helpers(number: int, adapts: bool = True) -> None:
     """Sets the number of threads that help the calling thread with large products.
 
     Args:
-      number: largest number of helpers.
-      adapts: whether helpers pause while other processes need the cores; False is for measurements and tests.
+      number: maximum number of helpers.
+      adapts: whether helpers pause while other processes use the cores; False is for measurements and tests.
     """
     global _wanted
     _wanted = number, adapts
@@ -107,7 +109,7 @@ def use_helpers(number: int, adapts: bool = True) -> None:
 
 
 def set_num_threads(number: int | Literal["auto"]) -> None:
-    """Sets the number of torch's threads; 'auto' means one thread, and a helper on each other core."""
+    """Sets the number of torch's threads; 'auto' means one thread, plus a helper for each other core."""
     global _given
     _given = number
     torch.set_num_threads(1 if number == "auto" else number)
@@ -115,7 +117,7 @@ def set_num_threads(number: int | Literal["auto"]) -> None:
 
 
 def keep_num_threads(saved: int) -> None:
-    """Sets torch's threads to a saved run's number, unless `set_num_threads` was called with a number."""
+    """Sets the number of torch's threads to the number of a saved run, unless `set_num_threads` set a number."""
     if _given == "auto":
         torch.set_num_threads(saved)
 

@@ -3,14 +3,14 @@
 // The result is computed in panels, each a few vectors wide. A tile of a panel stays in registers during the loop over
 // the inner dimension. The part of b that a panel needs is copied to contiguous memory first, unless its rows are near
 // one another. Rows of a whose neighbours are far apart are copied too, once for several panels. Arguments may have any
-// strides. OpenMP's threads, or helpers of `thread_pool.h`, which stands before this file, divide the panels and their
-// rows. The result does not depend on them.
+// strides. OpenMP's threads, or the helpers of `thread_pool.h`, divide the panels and their rows. The result does not
+// depend on the number of threads. `thread_pool.h` is compiled before this file.
 //
-// The processor multiplies two bfloat16 at a time that are neighbours along the inner dimension. Such a pair is a word
-// of 32 bits, like a float32, so tiles and copies work for both.
+// In bfloat16, the processor multiplies pairs of neighbours along the inner dimension. A pair is a word of 32 bits,
+// like a float32, so the code for tiles and copies works for both types.
 //
-// The code uses torch's stable interface, because torch's other headers take three times as long to compile, and twice
-// the memory.
+// The code uses torch's stable interface: torch's other headers take three times as long to compile, and twice the
+// memory.
 
 #include <ATen/cpu/vec/vec.h>
 #include <torch/csrc/stable/library.h>
@@ -27,7 +27,7 @@
 #include <omp.h>
 #endif
 
-// A processor with AMX has tiles for bfloat16, which torch's library uses.
+// With AMX (tiles for bfloat16), torch's library is used instead.
 #if defined(CPU_CAPABILITY_AVX512) && defined(__AVX512BF16__) && !defined(__AMX_BF16__)
 #define MULTIPLIES_BFLOAT16
 #endif
@@ -37,19 +37,21 @@ namespace {
 using Tensor = torch::stable::Tensor;
 using Vec = at::vec::Vectorized<float>;
 constexpr int64_t LANES = Vec::size();
-// Registers: ROWS * COLUMNS sums, COLUMNS vectors of b, one number of a. AVX2 has 16 of them, AVX-512 and Neon 32.
+// A tile needs registers for ROWS * COLUMNS sums, COLUMNS vectors of b, and one number of a. AVX2 has 16 registers,
+// AVX-512 and Neon have 32.
 constexpr int ROWS = 6;
 constexpr int COLUMNS = LANES == 8 ? 2 : 4;
-constexpr int64_t WIDTH = COLUMNS * LANES;  // of a panel
+constexpr int64_t WIDTH = COLUMNS * LANES;  // columns of a panel
 constexpr int64_t GROUP = 256;              // columns of a task that copies rows of a
-constexpr int64_t DEPTH = 256;              // of the inner dimension at a time, for a panel's part of b to stay cached
+constexpr int64_t DEPTH = 256;              // inner dimension per pass; a panel's part of b then stays in the cache
 constexpr int64_t HEIGHT = 48;              // rows of a that are copied at a time
-// Distance of neighbours in words from which a copy is faster: few such lines fit in a cache, and each has a page.
+// Distance of neighbours, in words, from which a copy is faster: few of their cache lines fit in a cache, and they lie
+// on many pages.
 constexpr int64_t FAR = 512;
-// Multiply-adds of the smallest product for threads that spin, and of the smallest for helpers that sleep.
+// Multiply-adds from which a product uses OpenMP's threads, which spin, and helpers, which sleep.
 constexpr int64_t WORTH_THREADS = 1 << 19, WORTH_HELPERS = 1 << 23;
-constexpr int64_t TASKS = 8;          // at least so many, for whoever comes late to find some
-constexpr int64_t LEAST_HEIGHT = 48;  // of a task, because each copies its part of b
+constexpr int64_t TASKS = 8;          // smallest number of tasks with helpers, so that late helpers find some
+constexpr int64_t LEAST_HEIGHT = 48;  // smallest number of rows of a task, because each task copies its part of b
 
 // Strides in words.
 struct Matrix {
@@ -71,7 +73,8 @@ Vec multiply_add(Vec a, Vec b, Vec sum) {
   return at::vec::fmadd(a, b, sum);
 }
 
-// Computes R rows and C vectors of columns of the result; the last vector has `last` lanes. `adds` to the old result.
+// Computes R rows and C vectors of columns of the result; the last vector has `last` lanes. `adds`: whether to add to
+// the old result.
 template <bool PAIRS, int R, int C>
 void tile(Matrix a, Matrix b, float* out, int64_t out_row, int64_t inner, int64_t last, bool adds) {
   auto sums = zeros(std::make_index_sequence<R * C>());

@@ -1,15 +1,15 @@
-"""Matrix products and convolutions in a graph, each computed by the fastest method on a CPU.
+"""Rewrites matrix products and convolutions in a graph to the fastest method on a CPU.
 
-- A product with a vector becomes a multiplication and a sum, which the compiler fuses with the loops around it.
-- Other products in float32 use `matmul.cpp`, which needs no preparation and no copies of transposes.
-- Large products in bfloat16, on request, use the same kernel. On a processor that does not multiply pairs of bfloat16
-  (AVX512-BF16), or that has tiles for bfloat16 (AMX), they use oneDNN instead.
-- Large convolutions in bfloat16, on request, use oneDNN, which sums in float32 and rounds each result to bfloat16.
-  Biases and their gradients are added in float32. Where oneDNN cannot convolve in bfloat16
+- A matrix-vector product becomes a multiplication and a sum, which the compiler fuses with neighbouring loops.
+- Other products in float32 use the kernel in `matmul.cpp`. It needs no preparation, and does not copy transposes.
+- Large products in bfloat16, if requested, use the same kernel on a processor with AVX512-BF16 (products of pairs of
+  bfloat16) and without AMX (tiles for bfloat16). On other processors, they use oneDNN.
+- Large convolutions in bfloat16, if requested, use oneDNN, which sums in float32 and rounds each result to bfloat16.
+  Biases and their gradients are added in float32. If oneDNN does not support bfloat16 convolutions
   (`torch_internals.has_bfloat16_convolutions`), convolutions stay in float32.
 
-`matmul.cpp` exists because an update takes up to twice the time with torch's own products. Choosing the faster of
-torch's two libraries for each shape would save only a part of that time (docs/performance.md).
+`matmul.cpp` exists because an update takes up to twice as long with torch's own products. Torch has two libraries for
+products; choosing the faster one for each shape would save only a part of this time (docs/performance.md).
 """
 
 import functools
@@ -27,13 +27,13 @@ from alfish.compiler.torch_internals import TorchChanged
 from alfish.errors import first_line
 
 PRECISIONS = ("float32", "bfloat16")
-# Number of multiply-adds of the smallest product for which bfloat16 is faster, including the conversions.
+# Multiply-adds from which a product is faster in bfloat16, conversions included.
 LARGE_PRODUCT = 1 << 23
-# A product with a smaller dimension keeps float32. The products of first and last layers are that narrow, and take
-# little time. The logits of a categorical critic (`Bins`) need the precision: once they fit their targets, the gradient
-# is a small difference, which rounding in this one layer would change by half (docs/performance.md).
+# A product with a smaller dimension stays in float32. Products of first and last layers are so narrow, and take little
+# time. The logits of a categorical critic (`Bins`) also need the precision. When they fit their targets, the gradient
+# is a small difference, and rounding in this layer would change the gradient by half (docs/performance.md).
 NARROW = 128
-# Vector instructions with which `matmul.cpp` was measured; with others torch's kernels may be faster.
+# Vector instructions with which `matmul.cpp` was measured. With other instructions, torch's kernels may be faster.
 MEASURED: tuple[str, ...] = ("AVX2", "AVX512")
 OLDEST_TORCH = "2.10"  # first release with the stable C++ interface that `matmul.cpp` uses
 
@@ -46,14 +46,14 @@ PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.
 REARRANGED = {aten.t.default, aten.transpose.int, aten.permute.default, aten.expand.default}
 
 _LIBRARY = torch.library.Library("alfish", "FRAGMENT")
-# The kernels accept any strides, so torch's compiler need not copy an argument to restore its traced strides.
+# The kernels accept any strides. With this tag, torch's compiler does not copy arguments whose strides have changed.
 _TAGS = (torch.Tag.flexible_layout,)
 _LIBRARY.define("product(Tensor a, Tensor b) -> Tensor", tags=_TAGS)
 _LIBRARY.define("bfloat16_product(Tensor a, Tensor b) -> Tensor", tags=_TAGS)
 
 
 def rewrite_products(graph: GraphModule, precision: str, has_kernel: bool) -> None:
-    """Rewrites a graph's products in place; results differ by rounding only.
+    """Rewrites a graph's products in place; results change only by rounding.
 
     Args:
       graph: graph whose nodes have example values (`meta["val"]`).
@@ -121,7 +121,7 @@ def suits_products() -> bool:
 
 
 def expects_products() -> bool:
-    """Begins to build `matmul.cpp`; returns False if `has_products()` is already known to be False."""
+    """Starts building `matmul.cpp`; returns False if `has_products()` is already known to be False."""
     if not suits_products():
         return False
     if has_products.cache_info().currsize:
@@ -135,7 +135,7 @@ def expects_products() -> bool:
 
 @functools.cache
 def has_products() -> bool:
-    """Returns whether `matmul.cpp` suits this processor, could be compiled, and computes a small product correctly.
+    """Returns whether `matmul.cpp` suits this processor, compiles, and computes a small product correctly.
 
     Torch's cache keeps the compiled library.
     """
@@ -162,7 +162,7 @@ def has_bfloat16_products() -> bool:
 def bfloat16_cost() -> float:
     """Returns the time of a large product in bfloat16, casts included, as a multiple of the time in float32.
 
-    An Intel processor is slower in bfloat16 than in float32 if a virtual machine hides its tiles (AMX).
+    An Intel processor is slower in bfloat16 than in float32 if a virtual machine hides AMX.
     """
     a, b = torch.ones(256, 256), torch.ones(256, 256)
 
@@ -177,7 +177,7 @@ def bfloat16_cost() -> float:
 
 
 def _seconds(function: Callable[[], object]) -> float:
-    """Returns the seconds of the fastest of ten calls, which other processes disturb least."""
+    """Returns the seconds of the fastest of ten calls, because other processes disturb this call least."""
 
     def once() -> float:
         began = time.perf_counter()
@@ -199,7 +199,7 @@ def _(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def rewrite_convolution(graph: Graph, node: Node, smallest: int, in_bfloat16: Callable[[Node], Node]) -> None:
-    """Replaces a convolution or its gradient by a convolution in bfloat16 with results in float32.
+    """Replaces a convolution or its gradient with a convolution in bfloat16 whose results are cast to float32.
 
     Args:
       graph: graph of the node; its nodes have example values (`meta["val"]`).

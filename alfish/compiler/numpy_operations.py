@@ -1,10 +1,10 @@
 """Translations of torch's operations to numpy.
 
-`translated` returns a function of arrays for a recorded operation. Torch still draws random numbers, and computes
-products for which numpy is not faster.
+`translated` returns a function of numpy arrays for a recorded torch operation. Torch still draws random numbers, and
+computes products that are too large for numpy to be faster.
 
-All other operations are translated to named functions of this module or of numpy, or to a `functools.partial` of these
-with plain values, so that `alfish.exporting` can write them into a file that needs numpy only.
+All other operations become named functions of this module or of numpy, or a `functools.partial` of such a function with
+plain values. So `alfish.exporting` can write them into a file that needs numpy only.
 """
 
 import functools
@@ -19,8 +19,8 @@ import torch
 
 from alfish.compiler.tracer import is_random
 
-# Largest numbers of multiply-adds for which numpy's OpenBLAS uses one thread, in a product of two matrices and in a
-# product with a vector; for larger products, torch is as fast.
+# Largest numbers of multiply-adds for which numpy's OpenBLAS uses one thread: in a product of two matrices, and in a
+# product with a vector. For larger products, torch is as fast.
 SMALL_PRODUCT = 1 << 18
 SMALL_VECTOR_PRODUCT = 9000
 
@@ -28,18 +28,19 @@ aten = torch.ops.aten
 
 
 class NotTranslatable(Exception):
-    """Raised for a function with an operation that has no translation; the message names the operation."""
+    """Raised if an operation of a function has no translation; the message names the operation."""
 
 
 def translated(node: torch.fx.Node, table: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any] | str:
-    """Returns a function of arrays that does what a recorded operation does with tensors.
+    """Returns a function of arrays that computes the same as a recorded operation on tensors.
 
-    Instead of a function, the result may be a string: a Python expression with `{0}`, `{1}` ... for the arguments,
-    which saves a call.
+    To save a function call, the result may also be a string: a Python expression with `{0}`, `{1}` ... for the
+    arguments.
 
     Args:
-      node: node of a call; its `meta["val"]` has the result's shape and dtype.
-      table: for each operation, a function of (node, shape) that returns the translation: `TABLE`, or an extension.
+      node: node of a call; `meta["val"]` of the node has the result's shape and dtype.
+      table: dict from each operation to a function of (node, shape) that returns the translation: `TABLE` or an
+        extension.
 
     Raises:
       NotTranslatable: the table does not have the operation, or cannot translate its options.
@@ -65,14 +66,14 @@ def translated(node: torch.fx.Node, table: Mapping[Any, Callable[..., Any]]) -> 
         inputs -= {torch.bool}  # dtype of the condition
     if (inputs <= {value.dtype} and node.target not in CASTS) or node.target in OF_ONE_DTYPE or type(function) is str:
         return function
-    # numpy promotes dtypes for 0-d arrays, and torch does not.
+    # Unlike torch, numpy promotes dtypes for 0-d arrays.
     return functools.partial(_cast, function, dtype)
 
 
 def equalize_compared(graph: torch.fx.Graph) -> None:
     """Adds casts of compared values to their common dtype, because numpy's promotion rules differ from torch's.
 
-    Because the cast is part of the graph, the cast of a fixed leaf is computed in `prepare` only.
+    The casts are nodes of the graph. So a cast of a fixed leaf is computed only in `prepare`.
     """
     for node in list(graph.nodes):
         if node.target not in COMPARISONS:
@@ -88,9 +89,9 @@ def equalize_compared(graph: torch.fx.Graph) -> None:
 
 
 def align_biases(graph: torch.fx.Graph) -> None:
-    """Adds a dimension to the bias of a product of one row, because numpy adds equal shapes in half the time.
+    """Adds a dimension to the bias of a product with one row, because numpy adds equal shapes in half the time.
 
-    Because the dimension is added in the graph, it is added to a fixed bias in `prepare` only.
+    The dimension is added by a node of the graph. So for a fixed bias, it is added only in `prepare`.
     """
     for node in list(graph.nodes):
         if node.target is not aten.addmm.default:
@@ -104,16 +105,16 @@ def align_biases(graph: torch.fx.Graph) -> None:
 
 
 def operand(node: torch.fx.Node, argument: Any) -> Any:
-    """Returns an argument that is not a tensor in the form that is fastest for numpy.
+    """Returns the form of a non-tensor argument that is fastest for numpy.
 
-    A number becomes an array of the operation's dtype, because finding the dtype takes numpy as long as a small
+    A number becomes an array of the operation's dtype, because numpy takes as long to find the dtype as for a small
     operation.
     """
     if node.target not in ARITHMETIC | SCALAR_COMPARISONS or not isinstance(argument, (int, float)):
         return argument
     typed = node.all_input_nodes if node.target in SCALAR_COMPARISONS else (node, *node.all_input_nodes)
     (dtype, *others) = {x.meta["val"].dtype for x in typed}
-    if node.target in SCALAR_COMPARISONS and not _fits(argument, dtype):  # torch wraps the number, and numpy does not
+    if node.target in SCALAR_COMPARISONS and not _fits(argument, dtype):  # torch wraps numbers around, numpy does not
         raise NotTranslatable(f"{node.target} of {dtype} and {argument}")
     return np.array(argument, numpy_dtype(dtype)) if dtype.is_floating_point and not others else argument
 
@@ -158,9 +159,9 @@ def _random(node: torch.fx.Node, value: torch.Tensor) -> Callable[..., Any]:
     if distribution is None:
         raise NotTranslatable(f"{node.target} has no numpy equivalent")
     fill, bounds = DRAWS[distribution], node.args[1:] if distribution == "integers" else ()
-    drawn = torch.empty(value.shape, dtype=value.dtype)  # reused, because making a tensor takes longer than drawing
+    drawn = torch.empty(value.shape, dtype=value.dtype)  # reused, because creating a tensor takes longer than drawing
     array = drawn.numpy()
-    # Whether the result may still be read after the next draw.
+    # Whether the result may be read after the next draw.
     may_stay = any(user.op == "output" or user.target in VIEWS for user in node.users)
 
     def numbers(*arguments: Any) -> np.ndarray:
@@ -221,7 +222,7 @@ def _product(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any] 
 
 
 def convolution(node: Any, shape: tuple[int, ...], largest: float = SMALL_PRODUCT) -> Callable[..., Any]:
-    """Returns a convolution of images: numpy's for up to `largest` multiply-adds, torch's for more."""
+    """Returns a convolution of images: by numpy for up to `largest` multiply-adds, else by torch."""
     weight, dilation, transposed, groups = node.args[1].meta["val"], node.args[5], node.args[6], node.args[8]
     if weight.ndim != 4 or transposed or groups != 1 or set(dilation) != {1}:
         raise NotTranslatable("the convolution has groups or dilation, is transposed, or is not two-dimensional")
@@ -236,7 +237,7 @@ def _torch_convolution(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | Non
 def _convolution(
     x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, stride: list[int], padding: list[int], *rest: Any
 ) -> np.ndarray:
-    images = x.transpose(0, 2, 3, 1)  # the order in which images are mostly stored
+    images = x.transpose(0, 2, 3, 1)  # the usual memory order of images
     (down, right), (top, left) = stride, padding
     if top or left:
         rows, height, width, channels = images.shape
@@ -292,7 +293,7 @@ def _arg_max(x: np.ndarray, dim: int | None = None, keepdim: bool = False) -> An
 
 
 def _relu(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
-    zero = np.zeros((), numpy_dtype(node.meta["val"].dtype))  # made once, because making it takes as long as a maximum
+    zero = np.zeros((), numpy_dtype(node.meta["val"].dtype))  # created once, because this takes as long as a maximum
     return functools.partial(_at_least, zero)
 
 
@@ -415,14 +416,14 @@ VIEWS = {
 CASTS = {aten._to_copy.default}
 COMPARISONS = {aten.lt.Tensor, aten.le.Tensor, aten.gt.Tensor, aten.ge.Tensor, aten.eq.Tensor, aten.ne.Tensor}
 SCALAR_COMPARISONS = {aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar, aten.eq.Scalar, aten.ne.Scalar}
-# Operations whose results in numpy have torch's dtype, whatever the dtypes of the arguments.
+# Operations whose numpy results have torch's dtype for all dtypes of the arguments.
 OF_ONE_DTYPE = COMPARISONS | SCALAR_COMPARISONS | {aten.logical_not.default, aten.argmax.default}
-# Operations that compute in the dtype of their tensors, also with numbers.
+# Operations that compute in the dtype of their tensors, even if the other argument is a number.
 ARITHMETIC = {
     aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.clamp.default, aten.clamp_min.default,
     aten.clamp_max.default,
 }  # fmt: skip
-# Keywords that an operation which makes an array may ignore, because the recorded result has the dtype.
+# Keywords that may be ignored in operations that create an array, because the recorded result has the dtype.
 LAYOUT = {"dtype", "layout", "device", "pin_memory", "memory_format"}
 _PASSED, _COPIED = _ufunc(_same), _ufunc(_copied)
 MADE_LIKE = {_filled, _range, _PASSED, _COPIED}

@@ -1,8 +1,8 @@
-"""A function of small CPU tensors as a Python function of numpy calls.
+"""Translates a function of small CPU tensors to a Python function of numpy calls.
 
-A policy's step consists of many operations on few numbers, for which torch's dispatch takes longer than the
-computation. Therefore the function is recorded once on tensors of zeros, and each operation becomes one numpy call, at
-a tenth of the cost. Arrays share the tensors' memory. Random numbers come from torch, in the same order.
+A policy's step consists of many operations on few numbers. For these, torch's dispatch takes longer than the
+computation. So the function is recorded once on tensors of zeros, and each operation becomes one numpy call, at a tenth
+of the cost. Arrays share the tensors' memory. Torch draws the random numbers, in the same order.
 """
 
 import contextvars
@@ -34,11 +34,11 @@ class NumpyProgram:
     Args:
       function: function that maps a nest of CPU tensors to a nest of tensors.
       arguments: example arguments with the structure, shapes and dtypes of later calls.
-      num_fixed: number of leaves at the beginning that are fixed: their values change only at calls of `prepare`.
+      num_fixed: number of leading leaves whose values are fixed between calls of `prepare`.
 
     Raises:
       NotTranslatable: an operation is not in the table, or the function cannot be recorded.
-      TorchChanged: a private name of torch is missing.
+      TorchChanged: this release of torch lacks a private name.
 
     Attributes:
       used: indices of the leaves that the program reads.
@@ -50,7 +50,7 @@ class NumpyProgram:
             raise NotTranslatable("a tensor is not on the CPU")
 
         generator = torch.get_rng_state()  # restored below, because recording draws random numbers
-        # Each leaf gets a new tensor, because a tensor that occurs twice would be recorded as one argument.
+        # Each leaf gets a new tensor, because a tensor that occurs twice would become a single argument.
         zeros = [torch.zeros_like(leaf) for leaf in leaves]
 
         def flat(leaves: list[torch.Tensor]) -> list[Any]:
@@ -73,15 +73,15 @@ class NumpyProgram:
         self._try(graph, [leaves[index] for index in self.used])
 
     def prepare(self, leaves: list[np.ndarray]) -> None:
-        """Computes everything that depends on fixed leaves only; `leaves` are the fixed leaves that are used."""
+        """Computes all values that depend on fixed leaves only. `leaves` are the fixed leaves in `used`."""
         self._prepared = self._first(*leaves)
 
     def __call__(self, leaves: list[np.ndarray]) -> Nest:
-        """Returns the function's results, a nest of arrays; `leaves` are the other leaves that are used."""
+        """Returns the function's results, a nest of arrays. `leaves` are the other leaves in `used`."""
         return self._rest(*self._prepared, *leaves)
 
     def _try(self, graph: torch.fx.Graph, leaves: list[torch.Tensor]) -> None:
-        """Runs the program once on zeros; raises NotTranslatable where it fails or a shape or dtype differs."""
+        """Runs the program once on zeros; raises NotTranslatable if it fails, or if a shape or dtype differs."""
         generator = torch.get_rng_state()
         try:
             zeros = [np.zeros(tuple(leaf.shape), numpy_dtype(leaf.dtype)) for leaf in leaves]
@@ -99,12 +99,12 @@ class NumpyProgram:
 
 
 class Written(NamedTuple):
-    """Source code of a translated graph, which is split into two functions.
+    """Source code of a translated graph, split into two functions.
 
     Attributes:
-      first: code of the first function, which takes the fixed leaves and returns the values that the second reads.
-      rest: code of the second function, which takes these values and the other leaves, and returns the results.
-      constants: values of the names that the code uses: functions of numpy and others, and plain values.
+      first: code of the first function, which maps the fixed leaves to the values that the second function reads.
+      rest: code of the second function, which maps these values and the other leaves to the results.
+      constants: functions and plain values that the code uses, by name.
     """
 
     first: list[str]
@@ -113,7 +113,7 @@ class Written(NamedTuple):
 
 
 def prepare_graph(graph: torch.fx.Graph) -> None:
-    """Adds casts and dimensions to a graph, so that numpy gives torch's results, and in less time."""
+    """Adds casts and dimensions to a graph, so that numpy's results equal torch's and numpy is faster."""
     equalize_compared(graph)
     align_biases(graph)
 
@@ -121,11 +121,11 @@ def prepare_graph(graph: torch.fx.Graph) -> None:
 def written(
     graph: torch.fx.Graph, num_fixed: int, structure: Any, table: Mapping[Any, Callable[..., Any]] = TABLE
 ) -> Written:
-    """Returns a graph as two functions of numpy calls: the part that depends on the fixed leaves only, and the rest.
+    """Translates a graph to two functions: one computes what depends on fixed leaves only, the other the rest.
 
     Args:
       graph: graph that `prepare_graph` has changed.
-      num_fixed: number of fixed placeholders, which come first; placeholders without users do not count.
+      num_fixed: number of leading placeholders that are fixed, without counting placeholders that are not used.
       structure: structure of the nest of results.
       table: translations of operations, see `numpy_operations.translated`.
 
@@ -170,7 +170,7 @@ def written(
                 read.update(() if is_random(node) else node.all_input_nodes)
         elif node.users:
             (fixed if len(fixed) < num_fixed and not inputs else inputs).append(node)
-    # `asarray`, because numpy returns scalars instead of arrays without dimensions.
+    # `asarray` is needed because numpy returns scalars instead of 0-d arrays.
     made = [f"asarray({node.name})" if node.meta["val"].ndim == 0 else node.name for node in results]
     result = _nested(nest.unflatten(structure, made), constant)
     prepared = [node for node in fixed if node in read.union(results)]
@@ -182,7 +182,7 @@ def written(
 
 
 def _needed(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Returns nodes that results depend on, and all random nodes, because each of these advances the generator."""
+    """Returns the nodes that results depend on, and all random nodes, because they advance the generator."""
     needed: set[torch.fx.Node] = set()
     for node in reversed(graph.nodes):
         if node.op == "output" or node in needed or is_random(node):
@@ -196,7 +196,7 @@ def _names(nodes: list[torch.fx.Node]) -> str:
 
 
 def _nested(results: Nest, constant: Callable[[Any], str]) -> str:
-    """Returns a Python expression for a nest; calling `nest.unflatten` would take as long as a matrix product.
+    """Returns a Python expression for a nest, because a call of `nest.unflatten` takes as long as a matrix product.
 
     Args:
       results: nest of expressions.
@@ -217,7 +217,7 @@ def _lines(arguments: list[torch.fx.Node], lines: list[str], result: str) -> lis
 
 
 def compiled(source: Written) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Returns the two compiled functions; interpreting the lines in a loop would take 1.5 times as long."""
+    """Returns the two compiled functions. A loop over recorded calls would take 1.5 times as long."""
     functions = []
     for lines in (source.first, source.rest):
         names = dict(source.constants)
@@ -227,9 +227,9 @@ def compiled(source: Written) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def quiet(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function with numpy's warnings turned off, because torch does not warn of log(0) either.
+    """Returns the function with numpy's warnings disabled, because torch does not warn about log(0) either.
 
-    Only one thread at a time may call the result.
+    The result must not be called from two threads at the same time.
     """
     context = contextvars.copy_context()
     with np.errstate():

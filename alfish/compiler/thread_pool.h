@@ -1,17 +1,19 @@
-// Threads that help the kernels of this library, on cores that nobody else wants.
+// Threads that help the kernels of this library, on cores that other processes do not use.
 //
-// The thread that calls a kernel divides its work into tasks, and takes one after another until none is left. Helpers
-// do the same, so one that comes late costs nothing. Tasks are the same for any number of helpers, and so are results.
+// The thread that calls a kernel divides the work into tasks. Caller and helpers take one task after another until none
+// is left, so a late helper costs nothing. Tasks do not depend on the number of helpers, and so results do not either.
 //
-// Threads that wait sleep. Helpers work only where it pays:
-// - Three times a second one of them reads how long other processes used this process's cores (`look`). There are as
-//   many helpers as cores are left.
-// - A helper without a core would keep its caller waiting for the one task that it took. The caller adds up what it
-//   waits for longer than a task may take. Beyond `PATIENCE` it works alone for a second, and then for up to ten.
-// - Some calls are made alone, to compare. If helpers do not make calls faster, the same follows.
+// Waiting helpers sleep. They work only if they make calls faster:
+// - Three times a second, a helper reads how much other processes use this process's cores (`look`). There are as many
+//   helpers as free cores.
+// - A helper without a core would let the caller wait for the task that the helper took. The caller adds up waits that
+//   are longer than a task may take. If the sum exceeds `PATIENCE`, the caller works alone for a second. Repeated
+//   pauses last up to ten seconds.
+// - Some calls are made without helpers, for comparison. If helpers do not make calls faster, they pause in the same
+//   way.
 //
-// A helper that nobody called for `IDLE` ends, and starts again when it is needed. None is ever in a task outside of a
-// call of `run`, and the pool is never destroyed, so a process may end at any moment.
+// A helper that was not called for `IDLE` ends its thread, and starts again when it is called. Helpers work on tasks
+// only during a call of `run`, and the pool is never destroyed. So the process may end at any time.
 
 #include <pthread.h>
 #include <signal.h>
@@ -40,15 +42,16 @@
 namespace alfish {
 
 constexpr int MAX_HELPERS = 7;
-// Nanoseconds.
+// Times in nanoseconds.
 constexpr int64_t MICROSECOND = 1000, SECOND = 1000000000;
 constexpr int64_t LOOK = SECOND * 3 / 10, IDLE = 5 * SECOND;
-constexpr int64_t SPIN = 20 * MICROSECOND;  // a caller's wait for the last task; sleeping takes longer
+constexpr int64_t SPIN = 20 * MICROSECOND;  // longest busy wait of a caller for the last task; sleeping takes longer
 constexpr int64_t PATIENCE = 8000 * MICROSECOND;
 constexpr int64_t SHORTEST_PAUSE = SECOND, LONGEST_PAUSE = 10 * SECOND;
 constexpr uint32_t ALONE = UINT32_MAX / 16;  // one call of 16 is made without helpers
-constexpr double WORTH = 0.97;               // of a call's time alone that it may take with helpers
-// Cores that other processes may use of one that a helper takes, and that they must have left before.
+// Helpers pause if calls with helpers take longer than this fraction of the time of calls without helpers.
+constexpr double WORTH = 0.97;
+// Part of a helper's core that other processes may use: while it helps, and before it begins to help.
 constexpr double FREE = 0.3, FREE_AGAIN = 0.15;
 
 inline int64_t now() {
@@ -56,7 +59,7 @@ inline int64_t now() {
       .count();
 }
 
-// Seconds of all cores that this process may use, since some moment.
+// Seconds since an arbitrary time; `idle` is the sum over all cores that this process may use.
 struct Usage {
   double wall = 0, own = 0, idle = 0;
   int cores = 0;  // 0: unknown
@@ -76,7 +79,7 @@ inline Usage usage() {
   while (std::fgets(line, sizeof(line), file) && line[0] == 'c') {
     int core;
     unsigned long long idle, waiting;
-    bool is_core = std::isdigit(line[3]);  // else it is all of them
+    bool is_core = std::isdigit(line[3]);  // otherwise the line is the sum over cores
     if (!is_core || std::sscanf(line, "cpu%d %*u %*u %*u %llu %llu", &core, &idle, &waiting) != 3) continue;
     if (core >= CPU_SETSIZE || !CPU_ISSET(core, &mine)) continue;
     found.idle += double(idle + waiting) / sysconf(_SC_CLK_TCK);
@@ -92,7 +95,7 @@ class ThreadPool {
   // The pool of this process.
   static ThreadPool& instance() { return *current(); }
 
-  // Sets the largest number of helpers. A pool that does not adapt calls all of them every time.
+  // Sets the largest number of helpers. A pool that does not adapt calls all helpers in every call.
   void configure(int limit, bool adapts) {
     adapts_ = adapts;
     limit_ = std::clamp(limit, 0, MAX_HELPERS);
@@ -104,7 +107,7 @@ class ThreadPool {
 
   // Calls task(0), ..., task(count - 1), once each in any order, and returns when all are done.
   //
-  // Calls are compared by their nanoseconds for each unit of `work`.
+  // Calls with and without helpers are compared by their nanoseconds per unit of `work`.
   template <class Task>
   void run(int64_t count, int64_t work, const Task& task) {
     if (count < 2 || !has_helpers() || taken_.exchange(true, std::memory_order_acquire)) {
@@ -117,7 +120,7 @@ class ThreadPool {
       look_is_due_ = true;
       call(0);
     }
-    // The products of an update repeat, so those that are made alone must not be every n-th.
+    // The products of an update repeat, so calls without helpers are chosen by a hash, not every n-th.
     bool alone = !allowed_.load(std::memory_order_relaxed) || (adapts_ && ++num_calls_ * 2654435769u < ALONE);
     if (alone) {
       for (int64_t i = 0; i < count; ++i) task(i);
@@ -128,8 +131,7 @@ class ThreadPool {
     taken_.store(false, std::memory_order_release);
   }
 
-  // Writes the helpers that may work now, the calls that had helpers, their tasks, those of them that helpers did,
-  // nanoseconds that callers waited for helpers, and pauses.
+  // Writes the fields of `HelperCounts` (kernels.py), in order.
   void read(int64_t* to) const {
     *to++ = allowed_;
     for (auto* each : {&num_shared_, &num_tasks_, &num_helped_, &waited_, &num_pauses_}) *to++ = *each;
@@ -148,7 +150,7 @@ class ThreadPool {
 
     void add(int64_t more_nanoseconds, int64_t more_work) { nanoseconds += more_nanoseconds, work += more_work; }
 
-    // Returns nanoseconds for a unit of work since the last call; 0: there was none.
+    // Returns the nanoseconds per unit of work since the last call of `take`; 0 if there was no work.
     double take() {
       auto time = double(nanoseconds.exchange(0)), amount = double(work.exchange(0));
       return amount > 0 ? time / amount : 0;
@@ -159,7 +161,7 @@ class ThreadPool {
 
   static ThreadPool*& current() {
     static ThreadPool* pool = [] {
-      // A forked process has none of the threads, and perhaps locks that they held.
+      // A forked process has no helper threads, and may have locks that they held.
       pthread_atfork(nullptr, nullptr, [] {
         auto* forked = new ThreadPool;
         forked->configure(current()->limit_, current()->adapts_);
@@ -177,7 +179,7 @@ class ThreadPool {
     float_mode_ = _mm_getcsr();
 #endif
     unfinished_.store(count, std::memory_order_relaxed);
-    // Whoever claims a task of this number reads what was written above.
+    // A thread that claims a task of this call reads the values that were written above.
     unclaimed_.store(++number_ << 32 | uint64_t(count), std::memory_order_release);
     call(0);
     int64_t done = claim(false), worked = now();
@@ -193,7 +195,8 @@ class ThreadPool {
     int64_t done = 0;
     uint64_t seen = unclaimed_.load(std::memory_order_acquire);
     while (uint32_t(seen)) {
-      // This compares the number too. So what the caller wrote is read while the caller waits for this task.
+      // The exchange also compares the number of the call. So the values are read only while the caller waits for this
+      // task.
       if (!unclaimed_.compare_exchange_weak(seen, seen - 1, std::memory_order_acquire)) continue;
 #ifdef __SSE__
       if (helps) _mm_setcsr(float_mode_);
@@ -201,7 +204,7 @@ class ThreadPool {
       function_(task_, count_ - uint32_t(seen));
       ++done;
       if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1 && helps) {
-        { std::lock_guard<std::mutex> lock(mutex_); }  // the caller waits already, or reads the new number
+        { std::lock_guard<std::mutex> lock(mutex_); }  // now the caller either waits, or reads the new count
         finished_.notify_one();
       }
       seen = unclaimed_.load(std::memory_order_acquire);
@@ -228,11 +231,11 @@ class ThreadPool {
     helpers_[index].wakes.notify_one();
   }
 
-  // Returns whether the system gave a thread.
+  // Returns whether a thread could be started.
   bool start(int index) {
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);  // a signal shall interrupt the main thread
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // signals must go to the main thread
     bool started = true;
     try {
       std::thread([this, index] { serve(index); }).detach();
@@ -258,7 +261,7 @@ class ThreadPool {
     own.is_alive = false;
   }
 
-  // Sets the number of helpers by what other processes and the last calls took.
+  // Sets the number of helpers from the use of cores by other processes and from the times of the last calls.
   void look() {
     Usage before = last_;
     last_ = usage();
@@ -277,7 +280,7 @@ class ThreadPool {
     allowed_ = std::clamp(std::clamp(allowed_.load(), fewest, most), 0, limit_.load());
   }
 
-  // Makes calls without helpers, for twice as long as the last time, or for a second if that is long ago.
+  // Stops the use of helpers for twice as long as at the last pause, or for a second if the last pause is long ago.
   void pause() {
     int64_t began = now();
     pause_ = began - paused_until_ > LONGEST_PAUSE ? SHORTEST_PAUSE : std::min(2 * pause_, LONGEST_PAUSE);
@@ -288,16 +291,16 @@ class ThreadPool {
 
   std::atomic<int> limit_{0}, allowed_{0};
   std::atomic<bool> adapts_{true};
-  std::atomic<bool> taken_{false};  // by the caller whose tasks are shared; another one works alone
+  std::atomic<bool> taken_{false};  // true while a call uses the helpers; another caller then works alone
 
-  // Of the call; only its caller writes them.
+  // Values of the current call, written by its caller only.
   const void* task_ = nullptr;
   Function function_ = nullptr;
   int64_t count_ = 0;
   unsigned float_mode_ = 0;
   uint32_t num_calls_ = 0;
   uint64_t number_ = 0;
-  // The number of the call above, and below how many of its tasks nobody has claimed.
+  // Upper 32 bits: number of the call. Lower 32 bits: number of its tasks that are not claimed.
   alignas(64) std::atomic<uint64_t> unclaimed_{0};
   std::atomic<int64_t> unfinished_{0};
 
@@ -305,7 +308,7 @@ class ThreadPool {
   std::condition_variable finished_;
   Helper helpers_[MAX_HELPERS];
 
-  // Of the decision how many helpers work.
+  // Values that determine how many helpers work.
   std::atomic<int64_t> next_look_{0}, lost_{0}, paused_until_{0}, pause_{0};
   std::atomic<bool> look_is_due_{false};
   Rate alone_, together_;

@@ -1,7 +1,7 @@
-"""Torch's private names that the compiler uses; each is imported when it is first needed.
+"""Private names of torch that the compiler uses. Each name is imported when it is first used.
 
-Any release of torch may move a private name. If a name is missing, `TorchChanged` is raised, and callers continue
-without it: updates and policies run uncompiled, and products use torch's own kernels.
+A release of torch may move a private name. If a name is missing, `TorchChanged` is raised. Callers then use plain
+torch: updates and policies are not compiled, and products use torch's own kernels.
 """
 
 import functools
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-# Names in this module, each with the object `module:name` or the module that it refers to.
+# Attributes of this module, and the object `module:name` or the module that each refers to.
 HOMES = {
     "CppCodeCache": "torch._inductor.codecache:CppCodeCache",
     "FakeTensorMode": "torch._subclasses.fake_tensor:FakeTensorMode",
@@ -36,10 +36,10 @@ HOMES = {
 }
 
 
-# Settings of torch's compiler for everything that it builds, as far as a release has these settings. By default, the
-# compiler would compile its headers first, which takes longer than compiling the one or two graphs that use them. It
-# would also compile a program to find out which vector instructions the C++ compiler knows, although the processor's
-# flags tell which to use, and it would add line numbers for debuggers.
+# Settings of torch's compiler for all builds; settings that a release lacks are left out. By default, the compiler
+# precompiles its headers, which takes longer than the one or two graphs that use them. It also compiles a program to
+# find out which vector instructions the C++ compiler supports, although the processor's flags suffice. It also adds
+# line numbers for debuggers.
 BUILD_SETTINGS = {
     "cpp_cache_precompile_headers": False,
     "cpp.vec_isa_ok": True,
@@ -64,15 +64,18 @@ def __getattr__(name: str) -> Any:
 
 
 def has_bfloat16_convolutions() -> bool:
-    """Returns True if oneDNN convolves in bfloat16 on this processor; torch would sum gradients in bfloat16."""
+    """Returns whether oneDNN supports convolutions in bfloat16 on this processor.
+
+    Otherwise torch's own convolution would be used, which sums gradients in bfloat16.
+    """
     is_supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return is_supported is not None and bool(is_supported())
 
 
 def build_settings(**settings: Any) -> Any:
-    """Returns a context in which torch's compiler has these settings and `BUILD_SETTINGS`.
+    """Returns a context in which torch's compiler uses these settings and `BUILD_SETTINGS`.
 
-    The first call also changes, for good, how torch calls C++ compilers: see `_build_under_other_name` and
+    The first call also changes how torch calls C++ compilers, until the process ends: see `_build_under_other_name` and
     `_ask_for_flags`.
     """
     _build_under_other_name(__getattr__("cpp_builder"))
@@ -83,9 +86,9 @@ def build_settings(**settings: Any) -> Any:
 
 @functools.cache
 def _build_under_other_name(builder: Any) -> None:
-    """Makes each C++ compiler that torch starts give its output the final name only when the output is complete.
+    """Makes torch's C++ compilers write to a temporary file, which gets its final name when it is complete.
 
-    Otherwise a compiler that is killed would leave incomplete output in the cache, which torch would take for complete.
+    Otherwise a compiler that is killed would leave an incomplete file in the cache, and torch would load it.
     """
     run = getattr(builder, "run_compile_cmd", None)  # exists since torch 2.5
     if run is not None:
@@ -106,10 +109,10 @@ def _run_and_rename(run: Callable[[str, str], Any], command: str, cwd: str) -> A
 
 @functools.cache
 def _ask_for_flags(instructions: Any) -> None:
-    """Makes torch find out whether a C++ compiler supports vector instructions by asking for the compiler's flags.
+    """Makes torch test whether a C++ compiler supports vector instructions by testing the compiler's flags only.
 
-    Otherwise torch compiles a program for each kind of instructions, and loads the program in another process, even if
-    it is in the cache.
+    Otherwise torch compiles a program for each type of instructions and loads it in another process. Torch does this
+    even if the program is in the cache.
     """
     if hasattr(instructions.VecISA, "check_build"):  # exists since torch 2.6
         instructions.VecISA.check_build = _knows_flags
@@ -122,7 +125,7 @@ def _knows_flags(instructions: Any, code: str = "") -> bool:
 
 
 def dispatch_mode(receive: Callable[[Any, Any, Any], Any]) -> Any:
-    """Returns a context in which `receive(operation, arguments, keywords)` runs each operation of this thread."""
+    """Returns a context in which each operation of this thread calls `receive(operation, arguments, keywords)`."""
 
     class Mode(__getattr__("TorchDispatchMode")):  # type: ignore[misc]
         @classmethod
@@ -141,23 +144,27 @@ def schema(operation: Any) -> Any:
 
 
 def functional_overload(operation: Any) -> Any:
-    """Returns the overload that makes a new tensor instead of writing into one; None if torch has no such overload."""
+    """Returns the overload of an in-place operation that returns a new tensor; None if torch has no such overload."""
     name = operation._schema.name.removeprefix("aten::")
     packet = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
     return getattr(packet, operation._overloadname, None)
 
 
 def storage_id(tensor: torch.Tensor) -> int:
-    """Returns a number that is the same for all tensors that share memory; also for tensors without values."""
+    """Returns a number that identifies a tensor's storage; tensors that share memory have the same number.
+
+    The tensor may be a tensor without values.
+    """
     return tensor.untyped_storage()._cdata
 
 
-# Name of the function in a graph's shared library, a Python module; it takes and returns lists of tensors' addresses.
+# Name of the graph's function in its shared library, which is a Python module. The function takes and returns lists of
+# addresses of tensors.
 GRAPH_ENTRY = "inductor_entry_cpp"
 
 
 def library_of(call: Callable[..., Any]) -> str | None:
-    """Returns the shared library of a compiled graph; None if the graph also has Python code or constants."""
+    """Returns the file of a compiled graph's shared library; None if the graph also needs Python code or constants."""
     if not inspect.isfunction(call):
         return None
     names = inspect.getclosurevars(call)
@@ -170,9 +177,9 @@ def library_of(call: Callable[..., Any]) -> str | None:
 
 
 def load_graph(library: str) -> Callable[[list[torch.Tensor]], Any]:
-    """Returns the graph in a shared library as a function of a list of tensors; the function empties the list.
+    """Loads a graph from a shared library; returns a function of a list of tensors, which empties the list.
 
-    No part of torch's compiler is imported.
+    Loading does not import torch's compiler.
 
     Raises:
       ImportError: the file cannot be loaded.

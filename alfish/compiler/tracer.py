@@ -1,7 +1,7 @@
-"""A function of tensors as a graph of its operations.
+"""Records a function of tensors as a graph of operations.
 
 The function runs once without gradients, and each operation is recorded. Torch's own tracers are not used, because
-importing them takes a second and 70 MB.
+their import takes a second and 70 MB.
 """
 
 import operator
@@ -29,20 +29,20 @@ def record(
 ) -> torch.fx.Graph:
     """Returns the graph of `function(arguments)`: a placeholder for each argument, a call for each operation, results.
 
-    Each node's `meta["val"]` is the node's value in this run, and each call's `meta["place"]` is the result of `place`.
-    Operations with unread results are removed, except random operations.
+    `meta["val"]` of a node is its value in this run. `meta["place"]` of a call is the result of `place`. Operations
+    whose results are not used are removed, except random operations.
 
     Args:
       function: function that maps a list of tensors to a list of tensors.
       arguments: tensors to call the function with; they must not share memory.
-      place: function that returns the place in the program of the running operation, for messages.
-      captures: whether existing tensors that are not arguments become constants (calls of `aten.lift_fresh`, whose
-        `meta["val"]` is the tensor).
+      place: function that returns the program line of the running operation, for messages.
+      captures: whether tensors that the function reads besides its arguments become constants: calls of
+        `aten.lift_fresh`, whose `meta["val"]` is the tensor.
 
     Raises:
-      NotRecordable: the function reads a tensor's value, writes an argument, or, without `captures`, uses an existing
-        tensor that is not an argument.
-      TorchChanged: a private name of torch is missing.
+      NotRecordable: the function reads a tensor's value, or writes to an argument. Without `captures`, also if the
+        function reads a tensor that is not an argument.
+      TorchChanged: this release of torch lacks a private name.
     """
     recorder = _Recorder(arguments, place, captures)
     with torch.no_grad(), _Unreadable(), torch_internals.dispatch_mode(recorder.receive):
@@ -56,12 +56,12 @@ def is_random(node: torch.fx.Node) -> bool:
 
 
 class _Recorder:
-    """Builds a graph from operations, with operations that return new tensors instead of in-place operations."""
+    """Builds a graph from operations; in-place operations become operations that return new tensors."""
 
     def __init__(self, arguments: list[torch.Tensor], place: Callable[[], str], captures: bool):
         self._place, self._captures = place, captures
         self._graph = torch.fx.Graph()
-        # Nodes by the id of their tensor; keeping the tensor as well prevents a second tensor with the same id.
+        # Nodes by the id of their tensor. Each tensor is kept, so that no other tensor gets the same id.
         self._nodes: dict[int, tuple[torch.fx.Node, torch.Tensor]] = {}
         self._sharers: dict[int, list[torch.Tensor]] = {}  # tensors by storage
         for k, argument in enumerate(arguments):
@@ -113,13 +113,14 @@ class _Recorder:
         return self._nodes[id(value)][0]
 
     def _made_new(self, function: Any, written: torch.Tensor) -> Any:
-        """Returns the operation that makes a new tensor instead of writing one.
+        """Returns the operation that returns a new tensor in place of an in-place operation.
 
         Raises:
-          NotRecordable: the written memory may belong to the caller, or another tensor shares a part of it.
+          NotRecordable: the written memory may belong to the caller, or another tensor shares only a part of the
+            memory.
         """
         overload = torch_internals.functional_overload(function)
-        self._traced(written)  # this raises for a tensor that is not in the graph
+        self._traced(written)  # raises if the tensor is not in the graph
         sharers = self._sharers[torch_internals.storage_id(written)]
         if overload is None or any(_is_given(self._traced(sharer)) for sharer in sharers):
             raise NotRecordable(f"{function} writes to its arguments")
@@ -134,14 +135,14 @@ class _Recorder:
 
 
 def _is_given(node: torch.fx.Node) -> bool:
-    """Returns whether a tensor's memory may belong to the caller: for an argument, or a constant made from an array."""
+    """Returns whether a tensor's memory may belong to the caller: the tensor is an argument, or made from an array."""
     return node.op == "placeholder" or node.target is aten.lift_fresh.default
 
 
 class _Unreadable(TorchFunctionMode):
-    """Refuses reads of tensor values that bypass dispatch modes; reads by `item` and `bool` do not bypass them.
+    """Raises NotRecordable if the function reads values of tensors in ways that a dispatch mode does not receive.
 
-    The mode applies to one thread. Other threads read their tensors as usual.
+    A dispatch mode receives reads by `item` and `bool`. The mode applies to one thread only.
     """
 
     READERS = frozenset(("numpy", "tolist", "__float__", "__index__", "__array__", "__dlpack__", "__repr__"))

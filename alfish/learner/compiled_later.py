@@ -1,9 +1,9 @@
-"""Runs plain updates while another process compiles, switches at a fixed update, and decides whether to compile.
+"""Decides whether to compile updates, and runs plain updates until another process has compiled them.
 
-The decision (`Learner.compile = 'auto'`) reads the configuration only. The times below were measured on one core of a
-server processor of 2024 (`python -m benchmarks.growth`). These times need not hold on other machines, because they only
-decide at which update to switch, and which budgets are long enough. No clock, cache or property of the machine is read,
-so the same configuration gives the same bits everywhere.
+The decision (`Learner.compile = 'auto'`) and the number of the first compiled update depend on the configuration only,
+not on a clock, the cache or the machine. So the same configuration gives the same bits on every machine. Both are
+computed from the times below, which were measured on one core of a server processor of 2024
+(`python -m benchmarks.growth`). On other machines these times are estimates.
 """
 
 import math
@@ -20,20 +20,20 @@ from alfish.learner.compiled_updates import CompiledUpdates, steady
 from alfish.learner.updates import Updates, UpdateStats
 from alfish.nest import Nest
 
-# Seconds that each update takes, and further seconds for each product of a row and a parameter.
+# Seconds of an update: a constant, plus a number that is multiplied by rows * parameters (`work` below).
 PLAIN_SECONDS, PLAIN_SECONDS_OF_ONE = 0.8e-3, 0.18e-9
 COMPILED_SECONDS, COMPILED_SECONDS_OF_ONE = 0.1e-3, 0.09e-9
-# Seconds from the start of a compiling process on a second core to the graph's file: without the graph in the cache,
-# and with it.
+# Seconds that a compiling process on a second core takes to provide a graph: without the graph in the cache, and with
+# the graph in the cache.
 COMPILATION_SECONDS, CACHED_SECONDS = 12.0, 5.0
 
 
 def first_compiled_update(work: float) -> int:
     """Returns the number of plain updates that take as long as a compilation with the graph in the cache.
 
-    If the cache lacks the graph, the run waits at that update for the rest of the compilation. Further plain updates
-    during this wait would gain little: compiled updates make up for most of it. Every later run with the same
-    configuration would also have to make these plain updates.
+    If the cache lacks the graph, the run waits at that update until compilation has ended. A later switch would save
+    little of this wait, because compiled updates soon make up for it. A later switch would also slow down every later
+    run of the same configuration, for which the cache has the graph.
 
     Args:
       work: number of rows of an update, times the number of parameters.
@@ -47,7 +47,7 @@ def saved_seconds(num_updates: float, work: float) -> float:
 
 
 def pays_beside(num_updates: float, work: float) -> bool:
-    """Returns whether to compile in another process: the run must end no later, even if the cache lacks the graph.
+    """Returns True if compiling in another process does not lengthen the run, even if the cache lacks the graph.
 
     Args:
       num_updates: number of updates of the whole run.
@@ -58,19 +58,19 @@ def pays_beside(num_updates: float, work: float) -> bool:
 
 
 def pays_in_foreground(num_updates: float, work: float) -> bool:
-    """Returns whether to compile while training waits: compiled updates must save twice the time of a compilation."""
+    """Returns True if compiled updates save at least twice the time that training waits for a compilation."""
     return saved_seconds(num_updates, work) >= 2 * COMPILATION_SECONDS
 
 
 class CompiledLater:
-    """Makes plain updates, and requests a graph from another process for each new layout.
+    """Makes plain updates, and requests a graph from another process for each new layout of batches.
 
     Args:
-      plain: plain updates, made before compilation has ended.
-      compiled: compiled updates, used afterwards.
+      plain: plain updates, used before update `first`.
+      compiled: compiled updates, used from update `first` on.
       first: number of the first compiled update. A run that is resumed after this update compiles at once.
       pays_in_foreground: whether to compile in this process if the update cannot be sent to another process.
-      log: function that is called with a line when compilation begins, and when its result is in use.
+      log: function that is called with a message when compilation begins, and when the graph is first used.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class CompiledLater:
         """Returns the compiled updates; see `wait`.
 
         Raises:
-          NotCompilable, TorchChanged: plain updates must be used.
+          NotCompilable, TorchChanged: the update cannot be compiled; use plain updates.
         """
         if self._failure:
             raise NotCompilable(self._failure)

@@ -1,4 +1,7 @@
-"""Compiled updates: one graph, from the hooks to the optimizer, for each layout of batches."""
+"""Compiled updates: one graph computes an update, from the algorithm's hooks to the optimizer step.
+
+Each layout of batches, their structure with shapes and dtypes, has a separate graph.
+"""
 
 import time
 from collections.abc import Callable, Hashable, Mapping
@@ -24,22 +27,22 @@ from alfish.processes import replicas
 from alfish.replay import RingView
 from alfish.runs import random_state
 
-# During these calls kernels are loaded, and libraries allocate their working memory.
+# Number of first calls of a graph that are not recorded, because kernels are loaded and libraries allocate memory.
 CALLS_BEFORE_RECORDING = 3
 SLOWER = 1.1  # ratio of bfloat16's time to float32's time above which bfloat16 is reported as slower
 
 
 class CompiledUpdates:
-    """Makes the updates of `Updates` with one graph for each layout of batches and each `graph_key`.
+    """Makes the same updates as `Updates`, with one graph for each layout of batches and each `graph_key`.
 
-    At some calls (`is_checked`) a graph's losses are compared with the losses of the plain update, because a hook that
-    is not pure may depend on a value that was constant during tracing.
+    Tracing turns Python values that a hook reads into constants. A graph is wrong if such a value changes later. So
+    some calls (`is_checked`) compare the graph's losses with the losses of the plain update.
 
     Args:
-      updates: plain updates, which share parameters, optimizers and counters with these.
+      updates: plain updates; compiled updates use the same parameters, optimizers and counters.
       precision: precision of large products and convolutions, see `CompiledFunction`.
-      records: whether to record each graph as a CUDA graph, if it runs on a GPU and there is one learner.
-      log: function that is called with a line for each new graph.
+      records: whether to record each graph as a CUDA graph; has no effect on a CPU or with several learners.
+      log: function that is called with messages about each new graph.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class CompiledUpdates:
         """Makes an update on a minibatch; see `Updates`. A graph always computes `extra`.
 
         Raises:
-          NotCompilable, TorchChanged: nothing has changed, and plain updates must be used.
+          NotCompilable, TorchChanged: the update cannot be compiled, and has changed nothing; use plain updates.
         """
         plain = self._plain
         chunk, index = steady(chunk, index)
@@ -100,7 +103,7 @@ class CompiledUpdates:
         return stats if plain.on_cpu or stops is None else plain.unless_stopped(stats, stops)
 
     def request(self, chunk: Minibatches, index: Nest) -> None:
-        """Begins to compile the graph of a minibatch in another process, unless this was requested already.
+        """Begins to compile the graph for a minibatch in another process, unless the graph was requested before.
 
         Args:
           chunk, index: chunk and index that `steady` returns.
@@ -125,7 +128,7 @@ class CompiledUpdates:
             compilation.wait()
 
     def finish_requests(self) -> float:
-        """Loads all graphs that were requested; returns the seconds that the other process took.
+        """Loads all requested graphs; returns the seconds for which the other process compiled.
 
         Raises:
           NotCompilable, TorchChanged: a graph could not be compiled.
@@ -139,7 +142,7 @@ class CompiledUpdates:
         return seconds
 
     def close(self) -> None:
-        """Ends the other process, if there is one, and forgets the requests to it."""
+        """Ends the other process if there is one, and forgets all requests."""
         self._background.close()
         self._requested.clear()
 
@@ -162,7 +165,7 @@ class CompiledUpdates:
         return self._source, at, (self._plain.algorithm.graph_key(), *[leaf.shape for leaf in at], self._layout)
 
     def _hold(self, source: Nest) -> Nest:
-        """Copies the rows into memory that all chunks of one layout share, and returns the copy."""
+        """Copies rows into memory that all chunks of the same layout share; returns the copy."""
         rows, structure = nest.flatten(source)
         layout = tuple((row.dtype, row.shape) for row in rows)
         held = self._held.get(layout)
@@ -174,11 +177,11 @@ class CompiledUpdates:
         return nest.unflatten(structure, held)
 
     def _run(self, graph: "_Graph", given: list[torch.Tensor], total: torch.Tensor | None) -> Nest:
-        """Returns the graph's results, from its CUDA graph once there is one.
+        """Runs the graph, or its CUDA graph once recorded, and returns the results.
 
         Args:
           given: coefficients and index of the call.
-          total: expected `total`, if this call is compared.
+          total: expected `total`, if this call is checked; None otherwise.
 
         Raises:
           RunError: the CUDA graph's `total` differs.
@@ -204,7 +207,10 @@ class CompiledUpdates:
         return result
 
     def _make_by_all(self, source: Batch | RingView, index: Nest) -> "_Graph":
-        """Returns a new graph if all learners have one; plain and compiled learners would wait for each other."""
+        """Returns a new graph; raises an error in every learner if one of them cannot compile it.
+
+        Otherwise plain learners and compiled learners would wait for each other forever.
+        """
         failure: Exception | None = None
         try:
             graph = self._make(source, index)
@@ -225,7 +231,7 @@ class CompiledUpdates:
         return _Graph(function, self._update.notes)
 
     def _judge_precision(self) -> None:
-        """Logs, at the first graph, if bfloat16 is not faster."""
+        """Logs a message if bfloat16 is not faster; only for the first graph."""
         if self._precision == "float32" or self._made:
             return
         if not self._plain.on_cpu:
@@ -239,14 +245,14 @@ class CompiledUpdates:
     def _compare(self, graph: "_Graph", source: Batch | RingView, index: Nest, at: list[torch.Tensor]) -> torch.Tensor:
         """Returns the graph's `total`; raises NotCompilable if its losses differ from the plain update's.
 
-        Graph and plain update run on copies of all tensors that an update writes, so BatchNorm's running statistics
-        change once per update.
+        Graph and plain update write to copies of the tensors. So the comparison changes no parameter, and no running
+        statistic of BatchNorm.
         """
         plain, algorithm = self._plain, self._plain.algorithm
         buffers = {name: buffer.clone() for name, buffer in algorithm.named_buffers()}
         with random_state.preserved():
             batch = take(source, index)  # may draw random numbers, as the graph does
-            # A hook may compute gradients itself.
+            # Gradients are enabled, because a hook may compute gradients.
             with torch.enable_grad(), torch_internals.reparametrize_module(algorithm, buffers, tie_weights=True):
                 means, _ = plain.means(batch)
         losses = over_learners(means, {})[0].losses
@@ -267,12 +273,13 @@ class CompiledUpdates:
         return torch.allclose(found, expected, self._tolerance, self._tolerance, equal_nan=True)
 
     def _here(self, numbers: torch.Tensor) -> torch.Tensor:
-        # A copy of few numbers from pageable memory is complete when the call returns.
+        # The host may overwrite `numbers` afterwards: a small copy from pageable memory is complete when the call
+        # returns.
         return numbers if self._plain.on_cpu else numbers.to(self._plain.num_applied.device, non_blocking=True)
 
 
 def steady(chunk: Minibatches, index: Nest) -> tuple[Minibatches, Nest]:
-    """Returns a minibatch as a chunk whose size is the same in each update, and the index of the minibatch in it."""
+    """Returns a chunk of the same size in every update, and the index of the minibatch in this chunk."""
     return (chunk, index) if chunk.is_steady else (Minibatches(take(chunk.source, index), None), None)
 
 
@@ -294,7 +301,7 @@ class _Graph:
 
 
 def _check_key(algorithm: RLAlgorithm) -> None:
-    """Raises UsageError if `graph_key` returns an unhashable object, or a tensor, which is another key each time."""
+    """Raises UsageError if `graph_key` returns an unhashable object or a tensor; tensors never equal an earlier key."""
     key = algorithm.graph_key()
     parts = key if isinstance(key, tuple) else (key,)
     if any(isinstance(part, torch.Tensor) or not isinstance(part, Hashable) for part in parts):

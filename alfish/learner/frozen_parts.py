@@ -11,17 +11,18 @@ from alfish.runs.loading import names_below
 
 
 class FrozenParts:
-    """Parts whose parameters require no gradient, and whose modules are in evaluation mode.
+    """Parts of an algorithm whose parameters do not train; their modules stay in evaluation mode.
 
-    Some modules (`BatchNorm`, `NoisyLinear`) need more than evaluation mode; their method `freeze` is called too.
+    Modules with a method `freeze` (`BatchNorm`, `NoisyLinear`) need more than evaluation mode, so `freeze` is called,
+    too.
 
     Args:
       algorithm: algorithm with the parts.
-      parts: prefixes of names of its parameters.
+      parts: prefixes of the names of the algorithm's parameters.
 
     Attributes:
       names: the prefixes, sorted.
-      modules: modules of the parts, and of their copies in target networks.
+      modules: modules of the parts, and copies of these modules in target networks.
 
     Raises:
       UsageError: the algorithm has no such part; the message names similar parts.
@@ -39,7 +40,7 @@ class FrozenParts:
         self.modules = [module for name, module in algorithm.named_modules() if f"{name}.".startswith(heads)]
         frozen = set(self.modules)
         for target in algorithm.modules():
-            if isinstance(target, TargetNetwork):  # target networks, whose copies compute as the frozen modules do
+            if isinstance(target, TargetNetwork):  # copies in target networks must compute as the frozen modules do
                 copies = dict(target.network.named_modules())
                 names = [name for name, module in target.online[0].named_modules() if module in frozen]
                 self.modules += [copies[name] for name in names if name in copies]
@@ -61,14 +62,16 @@ class FrozenParts:
 def split(
     algorithm: RLAlgorithm, groups: Mapping[str, list[nn.Parameter]], parts: Collection[str]
 ) -> dict[str, dict[str, list[nn.Parameter]]]:
-    """Returns the parameters of each group by part: by `group/part`, or by the group's name for parameters in no part.
+    """Returns the parameters of each group, divided into parts.
+
+    The name of a part is `group/part`. Parameters in no part have the group's name.
 
     A parameter in several parts belongs to the part with the longest name.
 
     Args:
       algorithm: algorithm with the parameters.
-      groups: parameter groups of the algorithm that train.
-      parts: prefixes of names of parameters.
+      groups: parameter groups of the algorithm.
+      parts: prefixes of the names of parameters.
 
     Raises:
       UsageError: the algorithm has no such part, or no parameter of the part trains.

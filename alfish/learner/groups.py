@@ -14,7 +14,7 @@ from alfish.networks.bodies.linear import Projected
 
 
 class ParameterGroup:
-    """Parameters that one loss trains, as views of flat vectors: one for each part and dtype.
+    """Parameters that one loss trains, stored as views of flat vectors. Each part and dtype has one vector.
 
     Args:
       name: name of the group and its loss.
@@ -23,7 +23,7 @@ class ParameterGroup:
     Attributes:
       parameters: parameters of all parts, in the order of the vectors.
       flat: flat vectors, one for each part and dtype.
-      parts: name of each part, and its vectors in `flat`.
+      parts: name of each part, and the slice of `flat` that holds the part's vectors.
     """
 
     def __init__(self, name: str, parameters: Mapping[str, list[nn.Parameter]]):
@@ -99,7 +99,7 @@ def claimed_parameters(algorithm: RLAlgorithm) -> dict[str, list[nn.Parameter]]:
 
 
 def unit_rows_of(algorithm: nn.Module, groups: Mapping[str, ParameterGroup]) -> dict[str, list[Projected]]:
-    """Returns, for each group, the layers whose weights are projected after the group's updates."""
+    """Returns the layers of each group whose weights are projected to a fixed norm after the group's updates."""
     group_of = {id(parameter): name for name, group in groups.items() for parameter in group.parameters}
     found: dict[str, list[Projected]] = {}
     for layer in algorithm.modules():

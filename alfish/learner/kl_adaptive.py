@@ -1,7 +1,7 @@
 """Learning rates that follow the KL divergence between the policy of the rollout and the policy in training.
 
-A rate is a 0-d tensor on the algorithm's device, so an update reads no number of a GPU, and compiled updates and CUDA
-graphs change the rate themselves.
+A rate is a 0-d tensor on the algorithm's device. So the host does not wait for a GPU to learn the rate, and compiled
+updates and CUDA graphs can change the rate.
 """
 
 from collections.abc import Mapping
@@ -22,19 +22,19 @@ class KLAdaptive:
         KL > 2 target:    rate = max(rate / factor, lowest)
         KL < target / 2:  rate = min(rate * factor, highest)
 
-    KL is the mean of KL(rollout policy, policy) over the rows of all learners, computed before the update from the
-    stored distributions. The update already uses the new rate. A skipped update leaves the rate as it is. The algorithm
-    returns `LossInfo.kl`, as PPO and APPO do.
+    KL is the mean of KL(rollout policy, policy) over the minibatch, over the rows of all learners. It is computed from
+    the stored distributions before the update, and this update uses the new rate. A skipped update does not change the
+    rate. The algorithm must return `LossInfo.kl`, as PPO and APPO do.
 
     Args:
       initial: learning rate at the start.
-      target: KL divergence that the updates of an iteration may reach, in nats.
-      factor: factor by which an update changes the rate, above 1.
+      target: KL divergence to keep, in nats; the rate changes outside of [target / 2, 2 target].
+      factor: factor by which one update multiplies or divides the rate, above 1.
       lowest: smallest learning rate.
       highest: largest learning rate.
 
-    Source: `schedule = 'adaptive'` of rsl_rl, which leaves the rate as it is where the KL is exactly 0; here it rises,
-    as in Sample Factory.
+    Source: `schedule = 'adaptive'` of rsl_rl, which does not change the rate if the KL is exactly 0. Here the rate then
+    rises, as in Sample Factory.
     """
 
     def __init__(
@@ -59,14 +59,19 @@ class KLAdaptive:
         self._highest = highest
 
     def next(self, rate: torch.Tensor, kl: torch.Tensor) -> torch.Tensor:
-        """Returns the 0-d rate for an update whose minibatch has this 0-d KL; a KL of nan changes nothing."""
+        """Returns the rate for an update, 0-d.
+
+        Args:
+          rate: rate of the last update, 0-d.
+          kl: KL of the minibatch, 0-d; nan does not change the rate.
+        """
         lower = (rate / self._factor).clamp(min=self._lowest)
         higher = (rate * self._factor).clamp(max=self._highest)
         return torch.where(kl > 2 * self._target, lower, torch.where(kl < self._target / 2, higher, rate))
 
     def check(self, rate: torch.Tensor) -> None:
         """Raises ValueError if a saved rate is outside of [lowest, highest]."""
-        # Both limits are rounded to float32, and so is the saved rate.
+        # The limits are wider than the settings, because the saved rate is rounded to float32.
         if rate.ndim or not 0.999 * self._lowest <= float(rate) <= 1.001 * self._highest:
             raise ValueError(f"the learning rate is {rate}, outside of [{self._lowest}, {self._highest}]")
 
@@ -81,13 +86,13 @@ def follow(
     kl: torch.Tensor | None,
     is_applied: torch.Tensor,
 ) -> None:
-    """Writes the learning rates for an update.
+    """Changes the KL-adaptive learning rates before an update, in place.
 
     Args:
-      leads: `KLAdaptive` of each rate.
-      rates: 0-d tensor of each rate, under the same name; overwritten.
-      kl: 0-d KL of the minibatch; None if there are no rates.
-      is_applied: 0-d tensor, 0 where the update is skipped, so that nothing may change.
+      leads: `KLAdaptive` of each rate, by the name of the rate's optimizer.
+      rates: 0-d tensor of each rate, by the same name; overwritten.
+      kl: 0-d KL of the minibatch; None if `leads` is empty.
+      is_applied: 0-d tensor; 0 means that the update is skipped and that the rates do not change.
     """
     for name, lead in leads.items():
         assert kl is not None  # `Updates.means` requires it
@@ -99,8 +104,9 @@ def multiplied(learning_rate: Mapping[str, float], rates: Mapping[str, torch.Ten
 
     Args:
       learning_rate: learning rate of each optimizer.
-      rates: 0-d rates that follow the KL.
-      reads: whether the product is a Python number, for which the host waits for a device; if not, it is a 0-d tensor.
+      rates: KL-adaptive rates, 0-d, by the name of their optimizer.
+      reads: whether to return KL-adaptive rates as Python numbers, which waits for the device; otherwise they are 0-d
+        tensors.
     """
     factors = {name: float(rate) if reads else rate for name, rate in rates.items()}
     return {name: rate * factors.get(name, 1.0) for name, rate in learning_rate.items()}

@@ -1,9 +1,9 @@
 """The learner: trains an algorithm's parameters on batches.
 
-For each minibatch the learner calls train_step and calc_loss. For each parameter group the learner takes the mean of
-the loss over trainable rows, the gradient of that loss for this group's parameters only, and an optimizer step with the
-clipped gradient (`updates`). Then it calls after_update. With `Learner.compile` everything up to the optimizer step is
-one graph (`compiled_updates`).
+For each minibatch, the learner calls train_step and calc_loss. For each parameter group, it averages the group's loss
+over trainable rows, computes the gradient of this mean for the group's parameters only, clips the gradient, and makes
+an optimizer step (`updates`). Then the learner calls after_update. With `Learner.compile`, one graph computes
+everything from train_step to the optimizer step (`compiled_updates`).
 
 Numbers for summaries stay on the device until a summary is due.
 """
@@ -39,7 +39,8 @@ from alfish.parameters.schedules import Schedule, as_schedule
 from alfish.processes import replicas
 from alfish.runs import random_state
 
-# A compiled update with fewer multiplications takes less than 2 ms on a CPU, and a sum over learners 0.25 to 0.7 ms.
+# Number of multiplications (rows * parameters) of an update below which several learners save no time: a smaller
+# compiled update takes less than 2 ms on a CPU, and a sum over learners takes 0.25 to 0.7 ms.
 SMALL_UPDATE = 20_000_000
 
 
@@ -50,35 +51,36 @@ class Learner:
 
     Args:
       algorithm: algorithm to train, on its device.
-      optimizer: class or factory of an optimizer; called with a group's flat vectors; see
-        `alfish.learner.optimizers`.
-      learning_rate: a number, a schedule of progress, a rate that follows the KL (`@KLAdaptive()`), or a dict from each
-        group to one of these. The dict may also name parts of groups, by a prefix of parameter names:
-        `{'all': 1e-3, 'network.actor_torso.encoder': 1e-5}`.
+      optimizer: class or factory of an optimizer, see `alfish.learner.optimizers`; called with a list of flat parameter
+        vectors.
+      learning_rate: learning rate of the optimizer: a number, a schedule of progress, a rate that follows the KL
+        (`@KLAdaptive()`), or a dict from each group's name to one of these. The dict may also have parts of groups as
+        keys, which are prefixes of parameter names: `{'all': 1e-3, 'network.actor_torso.encoder': 1e-5}`.
       frozen_parts: prefixes of the names of parameters that do not train, such as `['network.actor_torso.encoder']`;
         the modules of these parts stay in evaluation mode.
-      max_grad_norm: largest norm of a group's gradient, to which longer gradients are scaled; None means no limit.
-      max_nonfinite_updates: the run ends after this number of consecutive updates with a loss or gradient that is not
-        finite; such updates are skipped.
-      compile: whether to compile the whole update as one graph. 'auto' compiles in another process, beside plain
-        updates, if the run is long enough to save time (a budget in seconds: from 300), and switches to the graph at an
-        update whose number depends on the configuration only. True compiles at the first batch, while training waits
-        for 10 to 15 seconds, or 3 with a graph in the cache. Hooks that cannot be compiled run as plain updates, after
-        a warning.
-      cuda_graphs: whether to launch a compiled update on a GPU as one CUDA graph, which copies the rows; without effect
-        with several learners.
+      max_grad_norm: maximum norm of a group's gradient; a gradient with a larger norm is scaled down to this norm. None
+        means no limit.
+      max_nonfinite_updates: number of consecutive updates with a non-finite loss or gradient after which the run ends;
+        each of these updates is skipped.
+      compile: whether to compile the whole update as one graph. 'auto' compiles if the run is long enough to save time;
+        a budget in seconds must be at least 300. On a CPU with one learner, another process compiles while plain
+        updates continue; the first compiled update depends on the configuration only. True compiles at the first batch,
+        while training waits for 10 to 15 seconds, or for 3 seconds if the cache has the graph. If the hooks cannot be
+        compiled, updates stay plain, after a warning.
+      cuda_graphs: whether to launch a compiled update on a GPU as one CUDA graph; each update's rows are first copied
+        to fixed memory. Has no effect with several learners.
       precision: precision of large products and convolutions in a compiled update on a CPU, 'float32' or 'bfloat16'.
 
     Attributes:
       frozen: parts that do not train.
       learning_rates: schedule of each optimizer's learning rate, by the optimizer's name.
-      updates: number of updates so far. On a GPU, updates of the last call of `train` that a stop has skipped are
-        included until the next call, or until a call with `summarize`.
-      is_small: whether an update is so small that several learners save no time; set by `plan`.
-      log: function that is called with a line for each compiled update.
-      before_update: function that is called before each update of a call with `summarize`, with the rows and the index
-        of the minibatch. If it returns a function, that function is called after an update that was made. None means
-        that nothing is called.
+      updates: number of updates so far. On a GPU, it includes updates that a stop skipped in the last call of `train`,
+        until the next call. A call with `summarize` excludes them at once.
+      is_small: whether several learners save no time because an update is small; set by `plan`.
+      log: function that is called with messages about compilation.
+      before_update: function that is called before each update of `train` with `summarize`; its arguments are the rows
+        and the index of the minibatch. It may return a second function, which is called after the update if the
+        algorithm does not request a stop. None means no function.
     """
 
     def __init__(
@@ -148,15 +150,15 @@ class Learner:
 
     @property
     def is_switching(self) -> bool:
-        """True if the next call of `train` begins to use the compiled update, for which the call may wait."""
+        """True if the next call of `train` switches to compiled updates; the call may wait for compilation."""
         later = self._compiled
         return type(later) is CompiledLater and self.updates >= later.first
 
     def switch(self, waiting: contextlib.AbstractContextManager[None] | None = None) -> None:
-        """Waits for the compiled update and uses it from now on. Call it only if `is_switching`.
+        """Waits for compilation and switches to compiled updates. Call it only if `is_switching`.
 
         Args:
-          waiting: context in which to wait, which a signal may end; None means that nothing ends the wait.
+          waiting: context manager around the wait, which may end the wait at a signal; None means no context.
         """
         assert isinstance(self._compiled, CompiledLater)
         try:
@@ -167,7 +169,7 @@ class Learner:
             self._fall_back(error)
 
     def close(self) -> None:
-        """Ends a compilation that is not in use yet."""
+        """Ends the process that compiles, if there is one."""
         if self._compiled is not None:
             self._compiled.close()
 
@@ -181,8 +183,8 @@ class Learner:
         Returns:
           A dict with the means of the finite values of `loss` and `grad_norm` over the updates since the last summary
           (with several groups `loss/critic` and so on), the `learning_rate`, the number of `nonfinite_updates` so far,
-          and means of `LossInfo.extra`. Compiled updates average `extra` over all updates, plain ones over those of
-          calls with `summarize`. The dict is empty if `summarize` is False or if this call made no update.
+          and means of `LossInfo.extra`. The means of `extra` are over all compiled updates, or over the plain updates
+          of calls with `summarize`. The dict is empty if `summarize` is False or if this call made no update.
 
         Raises:
           RunError: `max_nonfinite_updates` consecutive updates were not finite. On a GPU, a call without `summarize`
@@ -220,9 +222,9 @@ class Learner:
         return values | {name: float(total / count.clamp(min=1)) for name, (total, count) in sums.items()}
 
     def gradients(self, batch: Batch) -> dict[str, torch.Tensor]:
-        """Returns, by parameter name, the gradient of the loss of the parameter's group on a batch.
+        """Returns gradients on a batch by parameter name; each parameter has the gradient of its group's loss.
 
-        Random states stay unchanged. Gradients are over this learner's rows, and are not clipped.
+        Random states stay unchanged. Gradients are computed on this learner's rows, and are not clipped.
         """
         plain = self._plain
         names = {id(parameter): name for name, parameter in self._algorithm.named_parameters()}
@@ -237,10 +239,10 @@ class Learner:
 
     @contextlib.contextmanager
     def _showing_losses(self) -> Iterator[None]:
-        """Prepares the algorithm for losses that are only shown: all losses, with gradients where a loss needs them."""
+        """Prepares the algorithm for computing the losses of all groups without training."""
         with in_eval_mode(self._algorithm), random_state.preserved(), replicas.apart(), torch.enable_grad():
             try:
-                self._tell(-1)  # an update that trains all groups, whatever their periods
+                self._tell(-1)  # with this number, the periods of all groups are due
                 yield
             finally:
                 self._tell(self.updates)
@@ -329,7 +331,7 @@ class Learner:
         return record
 
     def _settle(self) -> None:
-        """Subtracts updates that a stop has skipped on a device from the count of updates."""
+        """On a GPU, subtracts updates that a stop skipped from the number of updates."""
         if num_stopped := self._plain.settle():
             self.updates -= num_stopped
             self._tell(self.updates)
@@ -366,7 +368,7 @@ class Learner:
         return result
 
     def _schedules(self, learning_rate: Any) -> dict[str, Schedule]:
-        """Returns the learning rate of each optimizer; of a rate that follows the KL, the factor 1."""
+        """Returns the schedule of each optimizer's learning rate; a KL-adaptive rate has the constant schedule 1."""
         given = self._given_rates(learning_rate)
         leads = {name: rate for name, rate in given.items() if isinstance(rate, KLAdaptive)}
         self._plain.lead(leads)

@@ -1,11 +1,11 @@
-"""Optimizers of flat vectors: a parameter group is one tensor for each dtype, with its gradient in `.grad`.
+"""Optimizers of flat vectors. A parameter group has one vector for each dtype, with its gradient in `.grad`.
 
-An update that is not finite must change nothing. On a CPU the learner does not call `step` for such an update. On a
-GPU, reading the flag would wait for the device. On a GPU, therefore, `step` takes the flag as a tensor, `is_applied`
-(0-d float32), and changes nothing if the flag is 0, except Adam's count of steps on the host.
+An update with a non-finite loss or gradient must change nothing. On a CPU, the learner does not call `step` for such an
+update. On a GPU, the learner would have to wait for the device to know this. So `step` takes a flag as a tensor,
+`is_applied` (0-d float32). If the flag is 0, `step` changes nothing except Adam's count of steps on the host.
 
 `FlatOptimizer` divides a step into `coefficients`, numbers computed on the host, and `apply`, operations on tensors. An
-optimizer with both can be part of a compiled update.
+optimizer with these two methods can be part of a compiled update.
 """
 
 import inspect
@@ -36,8 +36,8 @@ class FlatOptimizer:
 
     Attributes:
       num_coefficients: length of `coefficients`.
-      in_proportion: places of the coefficients that are proportional to the learning rate.
-      tensors: tensors of the moments, written by `apply`.
+      in_proportion: indices of the coefficients that are proportional to the learning rate.
+      tensors: moments, which `apply` updates in place.
     """
 
     num_coefficients: int
@@ -52,14 +52,14 @@ class FlatOptimizer:
         raise NotImplementedError
 
     def scaled(self, coefficients: Sequence[Any], factor: Any) -> list[Any]:
-        """Returns the coefficients for a learning rate that is `factor` times the rate of the given coefficients."""
+        """Returns the coefficients for a learning rate that is multiplied by `factor`."""
         return [each * factor if k in self.in_proportion else each for k, each in enumerate(coefficients)]
 
     def count(self) -> None:
         """Called after each step; Adam counts its steps here."""
 
     def uncount(self) -> None:
-        """Called for each step that has changed nothing, because the algorithm had requested a stop."""
+        """Called for each counted step that changed nothing because the algorithm requested a stop."""
 
     def apply(
         self,
@@ -69,7 +69,7 @@ class FlatOptimizer:
         coefficients: Sequence[Any],
         is_applied: torch.Tensor | None,
     ) -> None:
-        """Writes parameters and moments; with `is_applied`, `coefficients` may be 0-d tensors."""
+        """Updates parameters and moments in place; `coefficients` may be 0-d tensors if `is_applied` is given."""
         raise NotImplementedError
 
     def step(self, learning_rate: float, is_applied: torch.Tensor | None = None) -> None:
@@ -87,7 +87,7 @@ class Adam(FlatOptimizer):
       parameters: flat vectors.
       betas: decay rates of the first and second moment.
       eps: number added to the root of the second moment.
-      weight_decay: fraction of the parameters that is subtracted, per unit of learning rate.
+      weight_decay: decoupled weight decay; each step subtracts learning rate * weight_decay * parameters.
 
     Source: Kingma & Ba, 2015, algorithm 1; Loshchilov & Hutter, 2019.
     """
@@ -119,7 +119,7 @@ class Adam(FlatOptimizer):
         self._num_steps -= 1
 
     def denominator(self, second: torch.Tensor, coefficients: Sequence[Any]) -> torch.Tensor:
-        """Returns the divisor of the first moment, as a new tensor."""
+        """Returns a new tensor by which the first moment is divided."""
         return second.sqrt().div_(coefficients[1]).add_(self._eps)
 
     def apply(self, parameters, gradients, tensors, coefficients, is_applied):
@@ -146,15 +146,15 @@ class Adam(FlatOptimizer):
 @gin.configurable(module="alfish.learner.optimizers")
 @checked
 class RAdam(Adam):
-    """Adam whose steps are not divided by the second moment as long as the estimate of this moment is uncertain.
+    """Rectified Adam, which does not divide by the second moment while its estimate is too uncertain.
 
     Args:
       parameters: flat vectors.
       betas: decay rates of the first and second moment.
       eps: number added to the root of the second moment.
 
-    Source: Liu et al., 2020, algorithm 2, https://arxiv.org/abs/1908.03265. A step is divided by the second
-    moment once the length of its moving average exceeds 5 steps, as in torch; in the paper the limit is 4.
+    Source: Liu et al., 2020, algorithm 2, https://arxiv.org/abs/1908.03265. As in torch, the division starts when the
+    length of the second moment's moving average exceeds 5 steps; in the paper, this length is 4.
     """
 
     in_proportion = (0,)
@@ -185,7 +185,7 @@ class RAdam(Adam):
 @gin.configurable(module="alfish.learner.optimizers")
 @checked
 class RMSprop(FlatOptimizer):
-    """RMSprop, with eps outside the root.
+    """RMSprop, with eps outside the square root.
 
     Args:
       parameters: flat vectors.
@@ -227,9 +227,9 @@ class RMSprop(FlatOptimizer):
 @gin.configurable(module="alfish.learner.optimizers")
 @checked
 class TorchOptimizer:
-    """Any torch optimizer that treats each entry separately: `@TorchOptimizer`, `TorchOptimizer.optimizer = 'AdamW'`.
+    """Any torch optimizer that updates entries independently, e.g. with `TorchOptimizer.optimizer = 'AdamW'`.
 
-    The step reads `is_applied`, and so waits for a GPU.
+    On a GPU, each step waits for the device, because it reads `is_applied`.
 
     Args:
       parameters: flat vectors.
@@ -297,7 +297,7 @@ def _silenced(gradient: torch.Tensor | None, is_applied: torch.Tensor | None) ->
 
 
 def _approach(average: torch.Tensor, value: torch.Tensor, rate: Any) -> None:
-    """Computes `average.lerp_(value, rate)`; for a tensor `rate`, without torch's other formula for large weights."""
+    """Computes `average.lerp_(value, rate)`; if `rate` is a tensor, by one formula, where torch has two."""
     if isinstance(rate, torch.Tensor):
         average.add_((value - average) * rate)
     else:

@@ -14,7 +14,7 @@ from alfish.nest import Nest
 
 
 class TracedUpdate:
-    """The function that is traced into a graph: one update, `function((tensors, coefficients, index, source))`.
+    """One update as a function for tracing, `function((tensors, coefficients, index, source))`.
 
     The function reads and writes tensors of its arguments only, so another process can trace it.
 
@@ -22,9 +22,10 @@ class TracedUpdate:
       updates: plain updates.
 
     Attributes:
-      optimizers: optimizers of the updates that can be part of a graph, by name.
-      tensors: tensors that an update reads and writes, the first argument; they are never replaced.
-      num_coefficients: number of coefficients of all optimizers, the length of the second argument.
+      optimizers: optimizers that can be part of a graph, by name.
+      tensors: first argument: tensors that an update reads and writes in place. They are never replaced by other
+        tensors.
+      num_coefficients: length of the second argument: number of coefficients of all optimizers.
       notes: names of the groups with a loss, in order; known after the first call.
     """
 
@@ -56,7 +57,7 @@ class TracedUpdate:
         for name, optimizer in self._updates.optimizers.items():
             if name not in self.optimizers:
                 raise NotCompilable(f"the optimizer of {name!r}, {type(optimizer).__name__}, has no `apply`")
-        # The graph multiplies the coefficients for a learning rate of 1 by the learning rate.
+        # For a KL-adaptive rate, the graph scales the coefficients of a learning rate of 1.
         for name in self._updates.leads:
             optimizer = self.optimizers[name]
             if optimizer.scaled(optimizer.coefficients(1.0), 2.0) != optimizer.coefficients(2.0):

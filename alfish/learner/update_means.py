@@ -8,14 +8,13 @@ import torch
 from alfish.learner.updates import UpdateStats
 from alfish.processes import replicas
 
-# Number of records at which the records are added to the sums. The records' small tensors lie between the large tensors
-# of an update, and malloc rarely reuses the memory between them: with 1000 records, SAC in bfloat16 took 2.5 GB and
-# twice as long.
+# Number of records that are kept before they are added to the sums. Many small tensors of records fragment the memory
+# of an update's large tensors: with 1000 records, SAC in bfloat16 took 2.5 GB and twice as long.
 MAX_RECORDS = 64
 
 
 class UpdateMeans:
-    """Means over the updates since the last summary. The updates' numbers stay on the device until `take`.
+    """Means over the updates since the last summary. Numbers stay on the device until `take`.
 
     Args:
       groups: names of all parameter groups.
@@ -40,7 +39,7 @@ class UpdateMeans:
         return not (self._records or self._sums)
 
     def take(self) -> dict[str, float]:
-        """Returns the means over the updates of all learners, and forgets their numbers; waits for the device.
+        """Returns the means over the updates of all learners, and removes all records; waits for the device.
 
         `loss` and `grad_norm` are means of finite values; with several groups they are `loss/GROUP` and so on.
         """
@@ -54,10 +53,11 @@ class UpdateMeans:
         return dict(zip(means, read))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the numbers since the last summary, so that a resumed run has the same means; empty with several
-        learners.
+        """Returns the numbers since the last summary, so that a resumed run has the same means.
 
-        Records are stacked instead of summed, because with sums the result would depend on when a checkpoint was saved.
+        The state is empty with several learners, because a checkpoint has the numbers of the first learner only.
+
+        Records are stacked, not summed: with sums, rounding would depend on when checkpoints are saved.
         """
         if replicas.is_joined():  # a checkpoint has the numbers of the first learner only
             return {}
@@ -82,7 +82,7 @@ class UpdateMeans:
           device: device of the updates.
 
         Raises:
-          ValueError: a tensor does not have the shape that a state has.
+          ValueError: a tensor of the state has a wrong shape.
         """
         sums, extras = (
             {key: rows.to(device) for key, rows in state.get(name, {}).items()} for name in ("sums", "extras")
@@ -93,7 +93,7 @@ class UpdateMeans:
         fits &= all(rows.shape[1:] == (2,) and len(rows) <= len(records) for rows in extras.values())
         if not fits or not all(pair.shape == (2,) for pair in sums.values()):
             raise ValueError("the shapes of means over updates differ")
-        # Numbers of a key are summed in their order, whichever records have them.
+        # A key's numbers may belong to other records than before: their sum depends on their order only.
         for key, rows in extras.items():
             for record, row in zip(records, rows):
                 record.extra[key] = row

@@ -1,10 +1,11 @@
 """Plain updates: losses, gradients of each parameter group, clipping, and a step of the group's optimizer.
 
-A group's parameters are views of one flat vector. So an optimizer step, a norm and a clip are one operation each, for
-any number of layers. An update reads no value from the device, except one flag on a CPU.
+A group's parameters are views of one flat vector (one for each part and dtype). So an optimizer step, a norm and a clip
+are a few operations for any number of layers. On a GPU, an update does not wait for the device.
 
-With several learners, means are over the rows of all learners. Means and gradients are multiplied by the number of
-their rows, added up over all learners in one sum, and divided by the sum of these numbers.
+With several learners, means and gradients are over the rows of all learners. Each learner multiplies its means and
+gradients by their number of rows. One sum over learners adds up these products and the numbers of rows. Each sum of
+products is divided by the total number of rows.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -29,9 +30,9 @@ from alfish.processes import replicas
 
 OWN_SCALARS = ("loss", "grad_norm", "learning_rate", "nonfinite_updates")  # may have a suffix: 'loss/actor'
 
-EARLY = 10  # number of updates within which each group must have a loss, unless graph_key says that updates differ
+EARLY = 10  # number of first updates in which each group must have a loss, unless the algorithm has a graph_key
 
-# A window's priority mixes the largest priority of its rows with their mean; this is the weight of the largest
+# Weight of the largest row's priority in a window's priority; the mean of the rows' priorities has the rest
 # (Kapturowski et al., 2019, section 2.3).
 LARGEST_FRACTION = 0.9
 
@@ -59,28 +60,28 @@ class Gradients(NamedTuple):
 
     by_group: dict[str, list[torch.Tensor]]  # a flat vector for each dtype, clipped
     total: torch.Tensor  # the groups' losses, then their gradients' norms before clipping
-    is_finite: torch.Tensor  # 0-d float32: 1, or 0 where the update must be skipped
+    is_finite: torch.Tensor  # 0-d float32: 1 if `total` is finite, or 0, so that the update is skipped
     stops: torch.Tensor | None  # 0-d bool, whether the algorithm requests a stop; None if it never does
     kl: torch.Tensor | None  # 0-d mean of `LossInfo.kl`, if a learning rate follows it
 
 
 class Updates:
-    """Plain gradient steps: hooks, losses, gradients, clipping, one optimizer call for each group.
+    """Plain updates: hooks, losses, gradients, clipping, and one optimizer step for each part of a group.
 
     Args:
       algorithm: algorithm to train, on its device.
-      optimizer: class or factory of an optimizer; called with a group's flat vectors.
-      max_grad_norm: largest norm of a group's gradient, to which longer gradients are scaled; None means no limit.
-      parts: prefixes of names of parameters that have a separate optimizer.
+      optimizer: class or factory of an optimizer; called with a list of flat parameter vectors.
+      max_grad_norm: maximum norm of a group's gradient; larger gradients are scaled down. None means no limit.
+      parts: name prefixes of the parameters that have separate optimizers.
 
     Attributes:
       groups: parameter groups by name.
       optimizers: optimizers by the name of their group, and by `group/part` for parts.
       num_applied: 0-d float64, number of updates that were not skipped.
-      consecutive_skips: 0-d, number of updates skipped since the last update that was not skipped.
-      num_stopped: 0-d, number of updates of this iteration that a requested stop has skipped; 0 on a CPU.
-      leads: learning rates that follow the KL, by the name of their optimizer; see `lead`.
-      rates: present values of the learning rates in `leads`, 0-d float32, by the same names.
+      consecutive_skips: 0-d, number of consecutive updates that were skipped because a value was not finite.
+      num_stopped: 0-d, number of updates of this iteration that a stop skipped; 0 on a CPU.
+      leads: KL-adaptive learning rates, by the name of their optimizer; see `lead`.
+      rates: current value of each rate in `leads`, 0-d float32, by the same names.
     """
 
     def __init__(
@@ -109,11 +110,11 @@ class Updates:
         self.rates: dict[str, torch.Tensor] = {}
         self._consecutive_skips = nest.host_view(self.consecutive_skips)
         self._noted: Callable[[], Any] | None = None  # see `note`
-        # Groups of each update since `settle`, if it may have been skipped.
+        # Groups of each update since `settle` that a stop may have skipped.
         self._may_have_stopped: list[list[str]] = []
 
     def lead(self, leads: dict[str, KLAdaptive]) -> None:
-        """Lets learning rates follow the KL, given by the name of their optimizer; call before the first update."""
+        """Sets the KL-adaptive learning rates, by the name of their optimizer; call before the first update."""
         self.leads = leads
         self.rates = {name: torch.full_like(self.consecutive_skips, each.initial) for name, each in leads.items()}
 
@@ -125,23 +126,23 @@ class Updates:
         Args:
           chunk: rows and the minibatches in them.
           index: an entry of `chunk.minibatches()`.
-          learning_rate: learning rate of each optimizer, by name; a rate that follows the KL is multiplied by it.
-          summarize: whether to compute the record's `extra`.
+          learning_rate: learning rate of each optimizer, by name; a factor if the optimizer has a KL-adaptive rate.
+          summarize: whether to compute `extra` of the result.
 
         Returns:
-          None if the algorithm requested a stop; then nothing has changed. On a device the host would wait for this
-          answer, so a stop skips this and all further updates until `settle`, and each of these updates returns
-          statistics.
+          Statistics of the update. On a CPU, None if the algorithm requests a stop, and then nothing has changed. On a
+          GPU, a stop skips this and all further updates until `settle`. The host does not wait to know of the stop, so
+          a skipped update also returns statistics.
         """
         batch = take(chunk.source, index)
         with torch.enable_grad():
             means, loss_info = self.means(batch)
             if self.on_cpu and means.stop is not None and means.num_rows is None and means.stop > 0:
-                return None  # without gradients; several learners decide by the mean of all their rows, below
+                return None  # before gradients; the mean over several learners is tested below
             try:
                 trained = {name: group.parameters for name, group in self.groups.items()}
                 gradients = self.gradients(means, trained, self.num_stopped)
-            except Exception:  # torch raises many kinds for wrong losses; a check then names the mistake
+            except Exception:  # torch raises various errors for wrong losses; the check names the mistake
                 check_loss_info(loss_info, self.algorithm)
                 raise
         stops = gradients.stops
@@ -183,14 +184,14 @@ class Updates:
         return stats if self.on_cpu or stops is None else self.unless_stopped(stats, stops)
 
     def unless_stopped(self, stats: UpdateStats, stops: torch.Tensor) -> UpdateStats:
-        """Returns the statistics of an update, replaced by nan or 0 if a stop has skipped the update; see `settle`."""
+        """Returns the statistics of an update, with nan or 0 in their place if a stop skipped the update."""
         self._may_have_stopped.append(stats.groups)
         extra = {name: torch.where(stops, 0, pair) for name, pair in stats.extra.items()}
         priority = None if stats.priority is None else torch.where(stops, torch.nan, stats.priority)
         return UpdateStats(stats.groups, torch.where(stops, torch.nan, stats.total), extra, priority)
 
     def project(self, names: Iterable[str]) -> None:
-        """Scales weights of fixed norm in the named groups, which were trained; see `Projected`."""
+        """Scales weights of fixed norm in the named groups, after an update of these groups; see `Projected`."""
         if self._unit_rows:
             for name in names:
                 for layer in self._unit_rows.get(name, ()):
@@ -201,13 +202,13 @@ class Updates:
         return int(self._consecutive_skips)
 
     def note(self) -> None:
-        """Begins to read the device's counts after the updates of an iteration; see `settle`, `check_noted_skips`."""
+        """Begins to copy the device's counts to the host, for `settle` and `check_noted_skips`."""
         self._noted = host.read_later((self.consecutive_skips, self.num_stopped))
 
     def settle(self) -> int:
-        """Returns the number of updates since the last call that a requested stop has skipped on a device.
+        """Returns the number of updates since the last call that a stop skipped on a GPU.
 
-        The host and the optimizers have counted these updates; this method subtracts them from the counts.
+        This method subtracts them from the optimizers' counts. The caller corrects its own count of updates.
         """
         if not self._may_have_stopped or self._noted is None:
             return 0
@@ -221,7 +222,7 @@ class Updates:
         return num_stopped
 
     def check_noted_skips(self, limit: int, num_updates: int) -> None:
-        """Raises RunError as `check_skips` does, for the number that was read last, without waiting."""
+        """Raises RunError as `check_skips` does, for the number that `note` began to copy."""
         if self._noted is not None:
             self._check_number(int(self._noted()[0]), limit, num_updates)
 
@@ -258,7 +259,7 @@ class Updates:
     def priority(self, loss_info: LossInfo, batch: Batch) -> torch.Tensor | None:
         """Returns priorities `[N]` of windows; None if replay is not prioritized, or if calc_loss returned none.
 
-        A window's priority is that of its first row. With recurrent state from replay, it combines all trainable rows.
+        A window has the priority of its first row; with recurrent state from replay, a mix of all trainable rows.
         """
         if batch.weight is None or loss_info.priority is None:
             return None
@@ -280,8 +281,8 @@ class Updates:
     ) -> Gradients:
         """Returns the gradients of each group's loss by the group's `parameters`, over the rows of all learners.
 
-        On a device, `num_stopped` counts the updates of this iteration that were skipped; once one is skipped, all
-        later ones are, too.
+        On a GPU, `num_stopped` counts the updates of this iteration that a stop skipped. If it is positive, this update
+        is skipped, too.
         """
         by_group, last = {}, list(means.losses)[-1]
         for name, loss in means.losses.items():
@@ -346,7 +347,7 @@ class Updates:
         return Means(losses, means.get("stop"), means.get("kl"), num_rows)
 
     def _check_groups(self, losses: Collection[str]) -> None:
-        """Raises UsageError if a group had no loss in `EARLY` updates, unless `graph_key` says that updates differ."""
+        """Raises UsageError if a group had no loss in `EARLY` updates, unless the algorithm has a `graph_key`."""
         self._without_loss.difference_update(losses)
         self._num_early += 1
         if self._without_loss and self._num_early == EARLY and self.algorithm.graph_key() is None:
@@ -372,7 +373,7 @@ def counted(
     consecutive_skips: torch.Tensor,
     num_stopped: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Counts an update in the given 0-d tensors; returns 0-d: 1 if the update is applied, 0 if it must be skipped."""
+    """Counts an update in the given 0-d tensors; returns a 0-d flag: 1 if the update is applied, else 0."""
     is_applied, skips = gradients.is_finite, (consecutive_skips + 1) * (1 - gradients.is_finite)
     if gradients.stops is not None:
         is_applied = is_applied * ~gradients.stops
@@ -417,11 +418,11 @@ def extra_sums(loss_info: LossInfo, batch: Batch) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def write_buffers(buffers: Mapping[torch.Tensor, torch.Tensor], is_applied: torch.Tensor | None) -> None:
-    """Writes the new values of buffers; with several learners, the means of their values.
+    """Writes new values to buffers; with several learners, the mean over learners.
 
     Args:
       buffers: `LossInfo.buffers`.
-      is_applied: 0-d tensor, 0 if nothing may change; None means that the values are written.
+      is_applied: 0-d tensor; 0 means that the buffers do not change. None means that they change.
     """
     found, new = list(buffers), [value.detach() for value in buffers.values()]
     for buffer, value in buffers.items():
@@ -440,7 +441,7 @@ def write_buffers(buffers: Mapping[torch.Tensor, torch.Tensor], is_applied: torc
 
 
 def over_learners(means: Means, by_group: dict[str, list[torch.Tensor]]) -> tuple[Means, dict[str, list[torch.Tensor]]]:
-    """Returns means and gradients over the rows of all learners; with one learner, the arguments.
+    """Returns means and gradients over the rows of all learners; with one learner, returns the arguments.
 
     Args:
       means: means of this learner.
@@ -473,7 +474,7 @@ def _mean_of(name: str, rows: torch.Tensor, mask: torch.Tensor, algorithm: RLAlg
 
 
 def _mask(batch: Batch, rows: torch.Tensor) -> torch.Tensor:
-    """Returns the mask of the first rows of a batch, as many as `rows` `[T', N]` has."""
+    """Returns the mask of the first T' rows of a batch, where `rows` is `[T', N]`."""
     return batch.mask[: len(rows)] if rows.ndim and len(rows) else batch.mask
 
 

@@ -1,11 +1,11 @@
-"""Random shifts of images, an augmentation of sampled rows (DrQ).
+"""Random shifts of images: the data augmentation of DrQ.
 
     padded   = image with `pad` copies of its border pixels on each side
     shifted  = a random crop of `padded` that has the size of the image
 
-Kostrikov et al., 2021, https://arxiv.org/abs/2004.13649: the paper's images have 84 x 84 pixels, and `pad` is 4. Each
-row of a window is shifted by itself, so an observation and the next one have different shifts. This is the paper's
-method with one augmentation of a target and one of a value (K = M = 1).
+Kostrikov et al., 2021, https://arxiv.org/abs/2004.13649: in the paper, images have 84 x 84 pixels, and `pad` is 4. Each
+row of a window has a separate shift, so an observation and its next observation are shifted differently. This is the
+paper's method with one augmentation for the target and one for the value (K = M = 1).
 """
 
 import gin
@@ -24,15 +24,15 @@ from alfish.transforms.transform import Transform
 @gin.configurable(module="alfish.transforms")
 @checked
 class RandomShift(Transform):
-    """Shifts the images of sampled rows in training; a policy that acts sees images as they are.
+    """Shifts the images of sampled rows in training. A policy that acts receives images without shifts.
 
-    Replay keeps images without shifts, and each sample of a row draws a new shift. A compiled update computes the
-    shifts in its graph. On-policy sources of batches refuse this transform, because the probabilities of an unroll are
-    those of images without shifts. Normalizers should stand before it.
+    Replay stores images without shifts, and each sample of a row draws a new shift. A compiled update computes the
+    shifts in its graph. On-policy sources of batches do not accept this transform, because the stored probabilities of
+    an unroll belong to images without shifts. Normalizers should precede this transform.
 
     Args:
-      observation_spec, reward_spec: specs of the input rows. The observation has at least one image; other leaves stay
-        unchanged.
+      observation_spec, reward_spec: specs of the input rows. At least one leaf of the observation must be an image;
+        other leaves do not change.
       pad: largest shift in pixels, along both dimensions.
     """
 
@@ -42,7 +42,7 @@ class RandomShift(Transform):
         super().__init__(observation_spec, reward_spec)
         self._pad = pad
         leaves = nest.leaves(observation_spec)
-        # By the number of the leaf: the dimension of the image's height, counted from the end.
+        # Dimension of the height of each image, counted from the end, by the index of the image's leaf.
         self._heights = {k: _height_of(leaf) for k, leaf in enumerate(leaves) if is_image(leaf)}
         if not self._heights:
             raise UsageError(
@@ -57,7 +57,7 @@ class RandomShift(Transform):
         leaves, structure = nest.flatten(time_step.observation)
         num_rows = time_step.step_type.numel()
         for k, height in self._heights.items():
-            # Numbers of [0, 1) and not integers, because a graph and torch draw these in the same order.
+            # Draws from [0, 1) instead of integers, because a graph and plain torch then draw the same numbers.
             numbers = torch.rand(2, num_rows, device=leaves[k].device)
             shift = (numbers * (2 * self._pad + 1)).long() - self._pad
             images = leaves[k].flatten(0, time_step.step_type.ndim - 1)
@@ -66,12 +66,14 @@ class RandomShift(Transform):
 
 
 def shifted(images: torch.Tensor, down: torch.Tensor, right: torch.Tensor, height: int) -> torch.Tensor:
-    """Returns images whose pixel (i, j) is the pixel (i + down, j + right) of the given image, or the nearest one.
+    """Returns images whose pixel (i, j) is pixel (i + down, j + right) of the given images.
+
+    Outside of the image, the nearest border pixel is taken.
 
     Args:
       images: `[M, ...]` images or stacks of images, of any dtype.
       down, right: `[M]` int64, shifts in pixels.
-      height: dimension of the height, negative; the width is the next one.
+      height: dimension of the height, negative; the width is the next dimension.
     """
     images = images.movedim((height, height + 1), (1, 2))
     row = torch.arange(images.shape[1], device=images.device) + down[:, None]  # [M, H]

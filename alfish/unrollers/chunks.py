@@ -1,4 +1,4 @@
-"""The unroller of functional environments: the policy and the environments as one graph of several vector steps."""
+"""The unroller of functional environments: one graph makes several vector steps of the policy and the environments."""
 
 import functools
 from collections.abc import Sequence
@@ -25,20 +25,20 @@ from alfish.unrollers.sync import SyncUnroller
 @gin.configurable(module="alfish.unrollers")
 @checked
 class CompiledUnroller(SyncUnroller):
-    """Steps functional environments with graphs of `chunk_length` vector steps, on any device.
+    """Steps functional environments by a graph that makes `chunk_length` vector steps per call, on any device.
 
-    A graph contains transforms, `rollout_step`, the environments and the writing of rows, so that Python runs once per
-    chunk. Rows, random numbers and checkpoints are those of `SyncUnroller`; results are equal up to rounding. A graph
-    is compared with plain Python from time to time. Hooks or environments that cannot be compiled run as plain Python,
-    after a warning.
+    The graph contains transforms, `rollout_step`, the environments and the writing of rows. So Python runs once for
+    `chunk_length` vector steps. Random numbers and the format of rows and checkpoints are the same as with
+    `SyncUnroller`, and results are equal up to rounding. Some calls compare the graph with plain Python. If hooks or
+    environments cannot be compiled, or if results differ, all steps run as plain Python from then on, after a warning.
 
     Args:
-      environment, algorithm, transforms: parts of the run, see `Unroller`; the environments are functional.
-      chunk_length: number of vector steps in a graph. Longer chunks run faster, and take longer to compile.
-      compile: whether to compile; False runs the same steps as plain Python.
+      environment, algorithm, transforms: parts of the run, see `Unroller`; the environment must be functional.
+      chunk_length: number of vector steps in a graph. Longer graphs run faster, and take longer to compile.
+      compile: whether to compile the steps; False runs the same steps as plain Python.
 
     Raises:
-      UsageError: the environments are not functional.
+      UsageError: the environment is not functional.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class CompiledUnroller(SyncUnroller):
 
     @functools.cached_property
     def _sums(self) -> EpisodeSums | None:
-        """Sums for metrics in place of rows; None if a metric needs rows."""
+        """Sums over episodes, from which metrics are computed; None if a metric needs rows."""
         return None if self.metrics is None else self.metrics.episode_sums()
 
     def _open_episodes(self, unseen: bool) -> OpenEpisodes | None:
-        """Returns the open episodes for `_sums`; new ones if the next row is `unseen`."""
+        """Returns the sums of unfinished episodes for `_sums`; zeros if `unseen`; None without `_sums`."""
         if self._sums is None:
             return None
         assert self.metrics is not None
@@ -102,7 +102,7 @@ class CompiledUnroller(SyncUnroller):
         return nest.map(torch.zeros_like, episodes) if unseen else episodes
 
     def _sum(self, rows: TimeStep, ends: Ends, finished: Finished, episodes: OpenEpisodes | None) -> None:
-        """Sets `records` to sums, and the signs of the rows; all are read together."""
+        """Sets `records` to the sums of an unroll, and computes the signs of its rows; reads the device once."""
         assert self._sums is not None and episodes is not None
         checked = [rows, ends.time_step]
         numbers = self._sums.numbers(finished, ends.time_step.reward)
@@ -112,14 +112,15 @@ class CompiledUnroller(SyncUnroller):
 
     @property
     def _has_to_look(self) -> bool:
-        """True until the hook's results were checked, which the first unroll does."""
+        """True before the first call of `act`, in which the results of the hook are checked."""
         return self._actor.num_calls == 0
 
     def _chunk(self, arguments: Nest) -> Nest:
         """Makes vector steps as a function of tensors.
 
         Args:
-          arguments: tensors that do not change, the state before the first step, and the random numbers `[K, B, n]`.
+          arguments: tensors that the steps do not change, the state before the first step, and random numbers
+            `[K, B, n]`.
 
         Returns:
           The state after the last step; rows, leaves `[K, B, ...]`; `Ends`; and `Finished`, None without sums.
@@ -143,5 +144,5 @@ class CompiledUnroller(SyncUnroller):
 
 
 def _joined(parts: Sequence[Nest]) -> Nest:
-    """Returns nests of rows one after another, in one copy."""
+    """Returns nests of rows concatenated along time."""
     return nest.map(lambda *leaves: torch.cat(leaves), *parts)

@@ -1,9 +1,11 @@
-"""Sources of the learner's batches, which determine the mode of training; a gin file selects one.
+"""Sources of batches for the learner. The source makes training on-policy, off-policy or offline.
 
-A source yields `Minibatches`: rows, and the indices of several minibatches within them, so that the learner may gather
-and train all of them in one call. `epochs` trains on the unroll itself and `phasic` also on the last unrolls, in an
-auxiliary phase (on-policy); `replay` trains on windows of a replay, optionally mixed with recorded data (off-policy),
-and `offline` on recorded data only.
+A source yields `Minibatches`: rows, and the indices of several minibatches in these rows.
+
+- `epochs` (on-policy): the rows of each unroll.
+- `phasic` (on-policy): the rows of each unroll, and in auxiliary phases the rows of the last unrolls.
+- `replay` (off-policy): windows from replay, optionally mixed with recorded data.
+- `offline`: windows of recorded data only.
 """
 
 from alfish.learner.batches.batches import Batches, Minibatches, take

@@ -1,4 +1,4 @@
-"""Interface of a source of batches to the trainer, and of its minibatches to the learner."""
+"""`Batches`, the interface of a source of batches, and `Minibatches`, the rows that a source gives to the learner."""
 
 import abc
 import math
@@ -18,13 +18,14 @@ from alfish.transforms import Transforms
 
 
 class Minibatches(NamedTuple):
-    """K minibatches: rows that all minibatches share, and the indices of each minibatch within these rows.
+    """K minibatches: rows, and the indices of each minibatch in these rows.
 
     Attributes:
       source: rows `[T', M]`, or a view of a ring's rows.
       index: indices of the minibatches: columns of `source`, `[K, N]` int64; or, for a ring, a list of K indices of N
         windows each. None means one minibatch of all rows.
-      is_steady: whether later sources have the same shapes, so that one graph can gather minibatches from every source.
+      is_steady: whether the leaves of `source` have the same shapes in every chunk, so that one graph can gather all
+        minibatches.
       update_priorities: function that is called with `LossInfo.priority` of the trained minibatches, in order; None
         means that priorities are not used.
     """
@@ -42,17 +43,20 @@ class Minibatches(NamedTuple):
 
 
 class Batches(abc.ABC):
-    """A source of batches. The trainer calls `plan` and `bind` once, `start` before a run, then `add` and `chunks`.
+    """A source of batches.
+
+    The trainer calls `plan` and `bind` once, `start` before a run, then `add` and `chunks` in each iteration.
 
     Attributes:
-      on_policy: whether only rows of the current policy are yielded.
+      on_policy: whether training is on-policy, on the rows of the last unrolls.
       algorithm, transforms: the arguments of `bind`.
-      acts: whether the source receives rows of environments.
-      stores_states: whether the state of each row is needed (`StatefulInfo`); known after `bind`.
-      outlasts_acting: whether there are rows to train on after acting has ended.
-      warmup_env_steps: environment steps before the first update; known after `plan`.
-      updates_per_iteration: mean number of minibatches for an unroll; known after `bind`.
-      rows_per_update: number of rows in a minibatch, without the last row of each window; known after `bind`.
+      acts: whether the source trains on rows that the run collects.
+      stores_states: whether unrolls must store the recurrent state of each row (`StatefulInfo`); known after `bind`.
+      outlasts_acting: whether training can continue after the run has stopped collecting rows.
+      warmup_env_steps: number of environment steps before the first update; known after `plan`.
+      updates_per_iteration: mean number of minibatches per unroll; known after `bind`.
+      rows_per_update: number of rows in a minibatch, without the last row of each window, which does not train; known
+        after `bind`.
     """
 
     on_policy: ClassVar[bool]
@@ -64,7 +68,7 @@ class Batches(abc.ABC):
     rows_per_update = 1
 
     def plan(self, num_env_steps: float) -> None:
-        """Sets everything that depends on the length of the run. Default: does nothing.
+        """Sets what depends on the length of the run. Default: does nothing.
 
         Args:
           num_env_steps: number of environment steps of all learners that the budget allows; inf if the budget does not
@@ -77,8 +81,8 @@ class Batches(abc.ABC):
         Args:
           algorithm: algorithm that trains on the batches.
           transforms: transforms of raw rows, applied before the algorithm sees the rows.
-          unroll_length: number of vector steps of an unroll; off-policy it is below 1 if some iterations take no step.
-          num_envs: number of columns of an unroll.
+          unroll_length: number of vector steps of an unroll; below 1 if some off-policy iterations take no step.
+          num_envs: number of environments, the columns of an unroll.
 
         Raises:
           UsageError: the settings are inconsistent.
@@ -93,7 +97,10 @@ class Batches(abc.ABC):
         """
 
     def rest(self) -> int:
-        """Returns the clock steps of an iteration of offline updates only; 0 means that environments are stepped."""
+        """Returns the number of updates of an iteration that only makes offline updates.
+
+        Each of these updates counts as a step of the run's clock. 0 means that the next iteration steps environments.
+        """
         return 0
 
     def acts_at_random(self, env_steps: int) -> bool:
@@ -110,12 +117,12 @@ class Batches(abc.ABC):
 
     @property
     def few_rows(self) -> str:
-        """Sentence which says that an unroll has too few rows for the updates on it; empty if it has enough."""
+        """Warning that an unroll has too few rows for the updates on it; empty if it has enough rows."""
         return ""
 
     @abc.abstractmethod
     def add(self, experience: Experience) -> None:
-        """Adds an unroll of raw rows, arrays or tensors; leaves of batches are tensors."""
+        """Adds an unroll of rows before transforms. Its leaves are arrays or tensors."""
 
     @abc.abstractmethod
     def chunks(self, steps: int, for_graph: bool = False) -> Iterator[Minibatches]:
@@ -123,7 +130,8 @@ class Batches(abc.ABC):
 
         Args:
           steps: clock steps of the run.
-          for_graph: whether updates are graphs, which can gather minibatches from a ring themselves.
+          for_graph: whether updates are compiled; the source may then yield a view of a ring, from which a graph
+            gathers minibatches.
         """
 
     def holdout(self) -> Batch | None:
@@ -141,24 +149,24 @@ class Batches(abc.ABC):
         """Releases resources, e.g. a lock, after the run. Default: does nothing."""
 
     def stored(self) -> dict[str, Any] | None:
-        """Returns state that is too large for every checkpoint and is saved beside the newest one only; else None."""
+        """Returns state that is so large that only the newest checkpoint has it; None without such state."""
         return None
 
     def load_stored(self, stored: dict[str, Any]) -> None:
         """Restores the result of `stored`."""
 
     def take_over(self, other: "Batches") -> None:
-        """Continues from the state and the rows of a source of the same class, which must not be used afterwards."""
+        """Takes the state and the rows of another source of the same class, which must not be used afterwards."""
         self.load_state_dict(other.state_dict())
         if (stored := other.stored()) is not None:
             self.load_stored(stored)
 
     def _prepare(self, experience: Experience, burn_in: int = 0, hook: str = "preprocess_experience") -> Experience:
-        """Transforms raw rows, and calls a hook of the algorithm on whole sequences.
+        """Applies the transforms to rows, and calls a hook of the algorithm with whole sequences.
 
         Args:
           experience: rows `[T, N]`.
-          burn_in: number of first rows that become `Experience.burn_in`.
+          burn_in: number of leading rows that become `Experience.burn_in`.
           hook: name of the hook.
         """
         with torch.no_grad():

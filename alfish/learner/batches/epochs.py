@@ -31,20 +31,20 @@ class EpochBatches(Batches):
     """On-policy: trains on the unroll itself for several epochs, in minibatches drawn without replacement.
 
     Args:
-      num_epochs: number of passes over the unroll; None means 10, or 1 for an algorithm whose `unroll_use` says
-        `single_epoch`, which accepts no other number.
+      num_epochs: number of passes over the unroll; None means 10, or 1 if the algorithm's `unroll_use` has
+        `single_epoch`. Such an algorithm accepts no other number.
       minibatch_size: number of rows in a gradient step, a divisor of the unroll's rows (unroll length x environments).
-        With memory, whole sequences are drawn, so the number must also be a multiple of `sequence_length`. 'auto' means
-        the allowed number nearest to 64 by ratio. None means all rows.
-      sequence_length: number of rows of the sequences that a memory trains on, a divisor of the unroll length. Each
-        sequence begins with the state that the rollout had at its first row; gradients do not reach earlier rows. None
-        means the unroll length.
+        With memory, minibatches consist of whole sequences, so the number must also be a multiple of `sequence_length`.
+        'auto' means the allowed number nearest to 64 by ratio. None means all rows.
+      sequence_length: number of rows of each sequence that a memory trains on, a divisor of the unroll length. A
+        sequence begins with the recurrent state of the rollout; gradients do not flow to earlier rows. None means the
+        unroll length.
 
     Attributes:
-      expected_rows: expected number of rows of an unroll whose columns lack rows, set before `bind`. Minibatches are
-        then drawn from the rows that train, or from the sequences with at least one such row: as many minibatches as
-        can be filled, but at least one. Their size need not divide the rows of an unroll. None means that all columns
-        are complete.
+      expected_rows: expected number of rows of an unroll if some agents do not act in every step; set before `bind`.
+        Minibatches are then drawn from the trainable rows, or from the sequences with at least one trainable row. All
+        minibatches are full, unless there are too few rows for one. Their size need not divide the rows of an unroll.
+        None means that agents act in every step.
     """
 
     on_policy = True
@@ -63,7 +63,7 @@ class EpochBatches(Batches):
         self._checked: set[str] = set()  # hooks whose result was checked
         name = "the preparation of unrolls"
         self._graph = CheckedFunction(self._traced, name)
-        # For unrolls in which episodes end rarely, with fewer rows that are only padding.
+        # For unrolls in which few episodes end: this graph computes fewer rows of padding.
         self._short_graph = CheckedFunction(functools.partial(self._traced, is_short=True), name)
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
@@ -162,12 +162,12 @@ class EpochBatches(Batches):
 
     def _trained_rows(self, for_graph: bool) -> Batch:
         """Returns the rows of the unroll that may train."""
-        # With several learners, the graph is not used: a learner that fell back to plain Python would leave the others
-        # waiting in a sum.
+        # With several learners, the graph is not used: if one learner fell back to plain Python, the others would wait
+        # for it in a sum.
         ends = self._experience.ends
         if not for_graph or ends is None or replicas.is_joined():
             return self._batch(self._experience)
-        # A read would make the host wait for a GPU.
+        # On a GPU, the host would wait for this value, so the longer graph is used.
         is_short = ends.ended.device.type == "cpu" and int(ends.ended.sum(0).max()) <= _few_ends(len(ends.ended))
         prepare = self._short_graph if is_short else self._graph
         return prepare((nest.detach(tensors_of(self.algorithm, self.transforms)), self._experience))
@@ -175,7 +175,7 @@ class EpochBatches(Batches):
     def _traced(self, arguments: Nest, is_short: bool = False) -> Batch:
         """Computes `_batch` as a function of tensors: the tensors of algorithm and transforms, and the experience.
 
-        With `is_short`, no column has more than `_few_ends` LAST rows.
+        `is_short` requires that at most `_few_ends` episodes end in each column.
         """
         tensors, experience = arguments
         length = len(experience.ends.ended)
@@ -183,11 +183,11 @@ class EpochBatches(Batches):
             return self._batch(experience, length + 1 + (_few_ends(length) if is_short else length))
 
     def _batch(self, experience: Experience, num_rows: int | None = None, hook: str = "preprocess_experience") -> Batch:
-        """Returns the T rows that may train: as sequences `[L, T / L * B]`; without memory as one row `[1, T * B]`.
+        """Returns the T rows that may train, as sequences `[L, T / L * B]`; without memory, as `[1, T * B]`.
 
         Args:
           experience: unroll.
-          num_rows: number of rows of the unroll after `in_line`.
+          num_rows: number of rows of the unroll after `in_line`; None means the number that is needed.
           hook: name of the algorithm's hook that prepares the unroll.
         """
         experience, places = in_line(experience, num_rows)
@@ -203,7 +203,7 @@ class EpochBatches(Batches):
         if places is not None:
             place = places[:-1]
             index = place.clamp(0, len(mask) - 1), torch.arange(mask.shape[1], device=mask.device)
-            trains = mask[index] & (place == index[0])  # PAD rows, and rows that no row follows, do not train
+            trains = mask[index] & (place == index[0])  # PAD rows and rows without a next row do not train
 
         def rows(leaves: Nest) -> Nest:
             if self.stores_states:
@@ -224,7 +224,7 @@ class EpochBatches(Batches):
         return leaf.unflatten(0, (-1, self._sequence_length)).transpose(0, 1).flatten(1, 2)
 
     def _check_info(self, info: Nest, length: int, num_envs: int, hook: str) -> None:
-        """Checks the shape of info in the first call for a hook; later unrolls have the same shape."""
+        """Checks the shape of the info that a hook returned; only once for each hook."""
         if hook in self._checked:
             return
         self._checked.add(hook)
@@ -237,7 +237,7 @@ class EpochBatches(Batches):
 
 
 def _few_ends(length: int) -> int:
-    """Returns the largest number of LAST rows of a column in an unroll of `length` steps that counts as short."""
+    """Returns the largest number of episode ends per column for which the short graph is used."""
     return math.ceil(length / 4)
 
 
@@ -253,8 +253,8 @@ def _drawn(trains: torch.Tensor, size: int) -> torch.Tensor:
 
     Args:
       trains: mask of the columns that train, `[N]` bool.
-      size: number of columns of a minibatch. If fewer columns train, there is a single minibatch, filled up with
-        columns that do not train.
+      size: number of columns of a minibatch. If fewer columns train, the only minibatch also has columns that do not
+        train.
     """
     columns = trains.nonzero()[:, 0]
     # Drawn on the CPU, so that a seed gives the same minibatches on every device.

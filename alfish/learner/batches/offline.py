@@ -25,21 +25,20 @@ HOLDOUT_WINDOWS = 4096  # maximum number of windows, spread evenly over the held
 @gin.configurable(module="alfish")
 @checked
 class OfflineBatches(SequenceBatches):
-    """Offline: trains on windows of recorded rows and never acts. The run's clock counts updates.
+    """Offline: trains on windows of recorded data and takes no environment steps. The run's clock counts updates.
 
     The running statistics of transforms are computed once, from all rows.
 
     Args:
       buffer: class or factory of the recorded data, `OfflineBuffer`.
       batch_size: number of windows in an update.
-      window_length: number of rows of a window: one more than the n of n-step returns; with memory, one more than the
-        rows that train.
-      burn_in: number of rows before the window that only bring the state of memory up to date; memory is empty at the
-        first of these rows. Must be 0 without memory.
-      updates_per_iteration: number of updates whose windows are drawn at once.
+      window_length: number of rows of a window: n + 1 for n-step returns; with memory, the number of rows that train
+        plus 1.
+      burn_in: number of rows before the window from which only the recurrent state is computed, starting with the
+        initial state. Must be 0 without memory.
+      updates_per_iteration: number of updates in an iteration; their windows are drawn at once.
       sampler: class or factory of the sampler that draws windows: `Uniform`, `Prioritized` or `Epochs`.
-      hindsight: class or factory of the part that relabels windows with other goals, `HindsightReplay`; None means that
-        windows keep their goals.
+      hindsight: class or factory of hindsight relabelling, `HindsightReplay`; None means that windows keep their goals.
     """
 
     acts = False
@@ -104,7 +103,7 @@ class OfflineBatches(SequenceBatches):
 
 
 def _spread(buffer: RingBuffer, num_rows: int) -> SequenceIndex:
-    """Returns windows at even distances over all episodes, at most `HOLDOUT_WINDOWS`."""
+    """Returns windows that are evenly spaced over all episodes, at most `HOLDOUT_WINDOWS`."""
     low, count = buffer.start_range(num_rows)
     column = np.repeat(np.arange(len(low)), count)
     position = np.concatenate([np.arange(first, first + number) for first, number in zip(low, count)])

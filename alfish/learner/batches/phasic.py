@@ -1,4 +1,4 @@
-"""On-policy batches of the present unroll, and in an auxiliary phase of the last k unrolls."""
+"""On-policy batches of the current unroll, and in auxiliary phases of the last k unrolls."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -22,25 +22,29 @@ from alfish.transforms import Transforms
 @gin.configurable(module="alfish")
 @checked
 class PhasicBatches(EpochBatches):
-    """On-policy: trains on each unroll as `EpochBatches` does, and in an auxiliary phase on the last unrolls.
+    """On-policy: trains on each unroll as `EpochBatches` does, and in auxiliary phases on the last k unrolls.
 
-    An algorithm takes it with `unroll_use = UnrollUse(has_auxiliary_phase=True, ...)` and one more hook:
+    An algorithm with auxiliary phases sets `unroll_use = UnrollUse(has_auxiliary_phase=True, ...)` and has one more
+    hook:
 
         preprocess_auxiliary(experience) -> Experience
 
-    At the beginning of a phase the hook receives each kept unroll, `[T+1, B]`, as `preprocess_experience` does: whole
-    sequences without gradient, transformed with the present statistics. The info that it returns, of a NamedTuple of
-    its own, tells `train_step` and `calc_loss` that a minibatch belongs to the phase.
+    At the beginning of a phase, the learner calls the hook with each kept unroll, `[T+1, B]`. As for
+    `preprocess_experience`, the unroll has whole sequences after transforms, with current statistics, and gradients are
+    disabled. The hook returns an info of a separate NamedTuple class. By this class, `train_step` and `calc_loss`
+    recognize the minibatches of a phase.
 
-    The kept unrolls are raw time steps. They are in every checkpoint, so a resumed run makes the same phases.
+    Unrolls are kept as they were before transforms. Every checkpoint has the kept unrolls, so a resumed run has the
+    same phases.
 
     Args:
-      num_unrolls: number of unrolls that are kept, k; a phase trains on all of them.
-      auxiliary_period: number of iterations from one phase to the next; None means `num_unrolls`, so that each unroll
-        is in one phase. The first phase waits until k unrolls are kept.
+      num_unrolls: number of last unrolls that are kept, k; a phase trains on all k unrolls.
+      auxiliary_period: number of iterations between phases; None means `num_unrolls`, so that each unroll is used in
+        one phase. The first phase starts once k unrolls are kept.
       num_auxiliary_epochs: number of passes over the kept unrolls in a phase.
-      auxiliary_minibatch_size: number of rows in a gradient step of a phase, a divisor of the rows of k unrolls. None
-        means the `minibatch_size` of `EpochBatches`, and the rows of one unroll if that is None.
+      auxiliary_minibatch_size: number of rows in a gradient step of a phase, a divisor of the rows of k unrolls. With
+        memory, it must also be a multiple of `sequence_length`. None means `minibatch_size`, or the rows of one unroll
+        if `minibatch_size` is None.
       epoch_arguments: settings of `EpochBatches`.
     """
 
@@ -59,7 +63,7 @@ class PhasicBatches(EpochBatches):
         self._num_unrolls, self._period = num_unrolls, auxiliary_period or num_unrolls
         self._num_auxiliary_epochs = num_auxiliary_epochs
         self._given_auxiliary_size = auxiliary_minibatch_size
-        # Leaves of each kept unroll, the oldest first.
+        # Leaves of each kept unroll; the oldest unroll comes first.
         self._kept: deque[list[torch.Tensor]] = deque(maxlen=num_unrolls)
         self._structure: Any = None  # structure of the unrolls
         self._since_phase = 0  # number of iterations since the last phase, or since the run began

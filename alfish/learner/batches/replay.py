@@ -1,4 +1,4 @@
-"""Off-policy batches: windows of a replay, optionally mixed with windows of recorded data."""
+"""Off-policy batches: windows from replay, optionally mixed with windows of recorded data."""
 
 import contextlib
 import copy
@@ -30,44 +30,46 @@ MOST_ROWS = 1_000_000  # upper limit of the default capacity
 @gin.configurable(module="alfish")
 @checked
 class ReplayBatches(SequenceBatches):
-    """Off-policy: stores rows in a ring and trains on windows of it, a fixed number of updates per environment step.
+    """Off-policy: trains on windows from a ring buffer, with a fixed number of updates per environment step.
 
     A run makes exactly floor(updates_per_env_step * (env_steps - warmup_env_steps)) updates, independently of the
     unroll length, after `offline_updates` updates on recorded data.
 
-    With `offline`, a fixed fraction of every batch is drawn from recorded data, even while replay is nearly empty (Ball
-    et al., 2023, https://arxiv.org/abs/2302.02948, use one half). Running statistics of transforms begin with the
-    recorded data and continue with the collected rows.
+    With `offline`, a fixed fraction of every batch is drawn from recorded data, even while replay is nearly empty. Ball
+    et al., 2023, https://arxiv.org/abs/2302.02948, use one half. Transforms first compute their running statistics from
+    the recorded data, then update them with collected rows.
 
     Args:
-      capacity: number of rows to store, of all environments together; None means the budget's environment steps, at
-        most 1,000,000.
+      capacity: number of rows to store, over all environments; None means the budget's environment steps, at most
+        1,000,000.
       batch_size: number of windows in an update.
-      window_length: number of rows of a window: one more than the n of n-step returns; with memory, one more than the
-        rows that train.
-      updates_per_env_step: number of gradient steps for each environment step after warm-up; may be below 1.
-      warmup_env_steps: number of environment steps during which no updates are made. Actions are the algorithm's
-        `random_action`, uniform by default, or the policy's after offline updates. Updates that become due before
-        replay holds a batch are made as soon as it does. None means a tenth of the budget's environment steps, but at
-        least one batch and at most 10,000 steps; 1000 if the budget does not limit steps; and never more than the
-        capacity.
-      state_period: with memory, number of rows between two stored states of an environment; windows start at rows with
-        a stored state.
-      burn_in: with memory, number of rows before the window that only bring the state up to date.
+      window_length: number of rows of a window: n + 1 for n-step returns; with memory, the number of rows that train
+        plus 1.
+      updates_per_env_step: number of updates per environment step after warm-up; may be below 1.
+      warmup_env_steps: number of environment steps before the first update. Until then, actions are the algorithm's
+        `random_action`, uniform by default; after offline updates, they are the policy's actions. Updates that become
+        due before replay holds a batch are made as soon as replay holds one. None means a tenth of the budget's
+        environment steps, but at least one batch and at most 10,000 steps; 1000 if the budget does not limit steps; and
+        never more than the capacity.
+      state_period: number of rows between two stored recurrent states of an environment; windows start at rows with a
+        stored state. Used with memory only.
+      burn_in: number of rows before the window from which only the recurrent state is computed. Must be 0 without
+        memory.
       sampler: class or factory of the sampler that draws windows: `Uniform`, `Prioritized` or `Epochs`.
-      hindsight: class or factory of the part that relabels windows with other goals, `HindsightReplay`; None means that
-        windows keep their goals.
+      hindsight: class or factory of hindsight relabelling, `HindsightReplay`; None means that windows keep their goals.
       clear_after_use: whether all rows are removed after an iteration that made updates.
       offline: class or factory of recorded data, `OfflineBuffer`; None means no recorded data.
       offline_fraction: fraction of each batch that is drawn from recorded data, rounded to whole windows.
       offline_sampler: class or factory of the sampler that draws windows of recorded data.
       offline_updates: number of updates on recorded data only, before the first environment step.
-      max_chunk_size: largest number of updates whose windows are drawn at once, by the priorities before these updates.
+      max_chunk_size: maximum number of updates whose windows are drawn at once, with the priorities before the first of
+        these updates.
       device: device of the rows; None means the algorithm's device.
       directory: directory for memory-mapped files of the rows, whose disk space is taken at the start; None means that
         rows are in memory.
-      save: whether checkpoints save the rows. If not, a resumed run collects rows before it trains: for the rest of the
-        warm-up, or for a whole warm-up but at most a tenth of the remaining budget, whichever is longer.
+      save: whether checkpoints save the rows. If False, a resumed run collects new rows before it trains. The number of
+        these environment steps is the larger of the rest of the warm-up, and a whole warm-up but at most a tenth of the
+        remaining budget.
     """
 
     on_policy = False
@@ -137,7 +139,7 @@ class ReplayBatches(SequenceBatches):
                 "lower unroll_length"
             )
         num_rows = self.num_rows
-        # If rows before the first one are missing, the next stored state is up to a period later.
+        # If the rows that transforms read before a stored state are missing, the next state is up to a period later.
         needed = num_envs * (num_rows + transforms.look_back + (state_period or 0))
         num_stored = self._num_stored(needed, num_envs * math.ceil(unroll_length))
         if num_stored < needed:
@@ -224,9 +226,9 @@ class ReplayBatches(SequenceBatches):
         parts += [] if self._recorded is None else [(self._recorded, self._num_recorded)]
         due = schedule.num_due(steps)
         if due and not schedule.can_draw and (replicas.is_joined() or not self.outlasts_acting):
-            # Updates wait for rows. With several learners the clock counts the rows of all learners, and the workers of
-            # one learner may be slower than others. A cleared replay has one unroll, whose windows may all begin at a
-            # LAST row.
+            # Updates wait until every learner's replay holds a window. With several learners, the clock counts the rows
+            # of all learners, so a learner with slow workers may have too few rows. A cleared replay has one unroll, in
+            # which every window may begin at a LAST row.
             can_draw = self.buffer.has_start(self.num_rows)
             schedule.can_draw = all(found > 0 for (found,) in replicas.gather(can_draw))
             due = due if schedule.can_draw else 0
@@ -280,9 +282,9 @@ class ReplayBatches(SequenceBatches):
           steps: clock steps of the run.
 
         Returns:
-          The number of environment steps to act before training resumes.
+          Number of environment steps to take before training continues.
         """
-        self.buffer.clear()  # a file with other content may have been loaded in part
+        self.buffer.clear()  # loading a file with other content may have failed midway
         return self._schedule.resume_without_rows(steps)
 
     def updates_until(self, steps: int) -> int:
@@ -293,10 +295,10 @@ class ReplayBatches(SequenceBatches):
 
         Args:
           window_rows: number of rows in one window of each environment.
-          unroll_rows: number of rows in one unroll. The default storage has room for the larger of the two numbers.
+          unroll_rows: number of rows in one unroll. The default capacity is at least the larger of the two numbers.
 
         Raises:
-          UsageError: the capacity that was given is less than the warm-up.
+          UsageError: the given capacity is less than the warm-up.
         """
         warmup = self.warmup_env_steps
         if self._capacity is None:

@@ -1,4 +1,4 @@
-"""Sampling of windows for the learner: draws them from a ring, relabels them, and adds the transforms' state."""
+"""Sampling of windows for the learner: draws windows from a ring, relabels goals, and adds the transforms' state."""
 
 import functools
 from collections.abc import Callable
@@ -22,17 +22,17 @@ OBSERVED_ROWS = 1024  # rows of each column that `observe` reads at a time
 
 
 class SequenceSampler:
-    """Draws windows of one ring for an algorithm, and relabels the windows in hindsight.
+    """Draws windows from one ring for an algorithm, and relabels their goals in hindsight.
 
     Args:
       buffer: ring to draw from.
       sampler: class or factory of the sampler.
-      hindsight: class or factory of the part that relabels windows; None means no relabelling.
+      hindsight: class or factory of hindsight relabelling; None means that windows keep their goals.
       algorithm: algorithm that trains on the windows.
-      transforms: transforms, applied to the windows later.
+      transforms: transforms of the run; windows have the transforms' state, but are not transformed yet.
       num_rows: number of rows in each window, burn-in included.
-      burn_in: number of burn-in rows before the drawn row, which is the first to train; for recorded data only. If a
-        ring stores states, the drawn row has a state, and burn_in must be 0.
+      burn_in: number of burn-in rows before the drawn row, which is the first row that trains; for recorded data only.
+        In a ring that stores recurrent states, burn-in begins at the drawn row, so this must be 0.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class SequenceSampler:
         self._stored: RingView | None = None
 
     def start(self, environment: Environment) -> None:
-        """Looks up the methods of the environment that settings name; raises UsageError if a method is missing."""
+        """Looks up the environment's methods that hindsight calls; raises UsageError if a method is missing."""
         if self._hindsight is not None:
             self._hindsight.start(environment)
 
@@ -108,13 +108,13 @@ class SequenceSampler:
             batch, before = nest.to((batch, before), self._device)
         experience = batch.experience._replace(transform_state=before)
         if algorithm.replay_needs.recurrent_state and experience.state is None:
-            # Recorded data have no state: memory begins empty, and burn-in brings it up to date.
+            # Recorded data have no recurrent state, so windows begin with the initial state.
             empty = algorithm.initial_state(len(start.column))
             experience = experience._replace(state=nest.to(empty, self._device))
         return batch._replace(experience=experience)
 
     def update_priorities(self, start: SequenceIndex, priority: torch.Tensor) -> None:
-        """Sets priorities `[N]` of windows. A skipped update has priorities that are not finite, which are ignored."""
+        """Sets priorities `[N]` of windows. Non-finite priorities, which skipped updates have, are ignored."""
         if priority.device.type != "cpu":
             priority = torch.from_numpy(host.read(priority.float()))
         finite = torch.isfinite(priority)
@@ -137,11 +137,11 @@ class SequenceSampler:
 
 
 class SequenceBatches(Batches):
-    """Off-policy batches of windows from one ring, or of windows from several rings together.
+    """Base of sources that draw windows from one ring buffer, or from several at once.
 
     Args:
-      window_length: number of rows to train on, the last row included.
-      burn_in: number of rows before the window that only bring the state of memory up to date.
+      window_length: number of rows of a window without burn-in; the last row does not train.
+      burn_in: number of rows before the window from which only the recurrent state is computed.
 
     Attributes:
       window_length, burn_in: the arguments.
@@ -182,7 +182,7 @@ class SequenceBatches(Batches):
         hindsight: Callable[[], HindsightReplay] | None,
         environment: Environment,
     ) -> tuple[OfflineBuffer, SequenceSampler]:
-        """Reads recorded data and updates the statistics of transforms with the data.
+        """Reads recorded data, and updates the running statistics of transforms with all rows.
 
         Args:
           make_buffer: class or factory of the recorded data.
@@ -217,7 +217,7 @@ class SequenceBatches(Batches):
             buffer.check_rewards(sum(environment.reward_spec.shape))
         windows = SequenceSampler(buffer, sampler, hindsight, algorithm, self.transforms, self.num_rows, self.burn_in)
         windows.start(environment)
-        with replicas.apart():  # no sums over learners, because all have the same data
+        with replicas.apart():  # no sums over learners, because all learners have the same data
             observe(self.transforms, buffer)
         return buffer, windows
 
@@ -241,8 +241,8 @@ class SequenceBatches(Batches):
         batch = self._seen(batches[0] if len(batches) == 1 else _side_by_side(batches))
         if num_updates == 1:
             return Minibatches(batch, None, update_priorities=update_priorities)
-        # The batch has all windows of the first ring, then all windows of the next ring. Each update takes a part of
-        # both.
+        # The batch has all windows of the first ring, then all windows of the second ring. Each minibatch has windows
+        # of both rings.
         device, index, before = batch.mask.device, [], 0
         for _, count in parts:
             own = torch.arange(before, before + num_updates * count, device=device)
@@ -251,13 +251,13 @@ class SequenceBatches(Batches):
         return Minibatches(batch, torch.cat(index, 1), is_steady=False, update_priorities=update_priorities)
 
     def _seen(self, batch: Batch) -> Batch:
-        """Transforms and preprocesses windows of raw rows, and returns the rows that the networks receive."""
+        """Applies transforms and `preprocess_experience` to windows, and removes the burn-in rows from the mask."""
         experience = self._prepare(batch.experience, self.burn_in)
         return batch._replace(experience=experience, mask=batch.mask[self.burn_in :])
 
 
 def _cut(start: SequenceIndex, num_parts: int) -> list[SequenceIndex]:
-    """Splits windows into equal parts, in their order."""
+    """Splits windows into parts of equal size, in order."""
     if num_parts == 1:
         return [start]
     leaves, structure = nest.flatten(start)
@@ -273,7 +273,7 @@ def _update_priorities(
     Args:
       parts: samplers and their numbers of windows, see `SequenceBatches._chunk`.
       starts: first rows of all updates' windows, for each ring.
-      priorities: priorities of each update that was made; updates that were not made come last.
+      priorities: priorities of each update that was made. After a stop, there are fewer updates than in `starts`.
     """
     first, of_updates = 0, torch.stack(priorities)
     for (windows, count), start in zip(parts, starts, strict=True):
@@ -288,7 +288,7 @@ def observe(transforms: Transforms, buffer: RingBuffer) -> None:
     column = torch.arange(buffer.num_envs, device=buffer.device)
     oldest, newest = buffer.oldest_position(column), buffer.newest_position(column)
     for first in range(0, int((newest - oldest).max()) + 1, OBSERVED_ROWS):
-        # Shorter columns repeat their newest row as PAD, which does not count.
+        # Shorter columns are filled with their newest row as PAD, which statistics ignore.
         position = oldest + first + torch.arange(OBSERVED_ROWS, device=buffer.device).unsqueeze(1)
         time_step = buffer.read(column, torch.minimum(position, newest)).time_step
         kind = torch.where(position <= newest, time_step.step_type, StepType.PAD)

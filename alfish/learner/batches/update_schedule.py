@@ -1,4 +1,4 @@
-"""Number of updates that are due at a point of a run."""
+"""Number of updates that are due after a number of steps."""
 
 import math
 from typing import Any
@@ -10,9 +10,9 @@ MOST_WARMUP, UNPLANNED_WARMUP = 10_000, 1000
 class UpdateSchedule:
     """Counts the updates that are due for environment steps, independently of the unroll length.
 
-    After `clock` steps of the run's clock, floor(ratio * (clock - warm-up)) updates are due in all, after the offline
-    updates. Updates that become due before replay holds a batch are made as soon as it does. If a run continues with
-    another ratio, the new ratio applies to the steps after that point.
+    After `steps` environment steps, floor(ratio * (steps - warm-up)) updates are due in total, in addition to the
+    offline updates. Updates that become due before replay holds a batch are made as soon as replay holds one. If a run
+    continues with another ratio, the new ratio applies to later steps only.
 
     Args:
       ratio: number of updates for each environment step; positive, may be below 1.
@@ -33,15 +33,15 @@ class UpdateSchedule:
         self.warmup_env_steps = UNPLANNED_WARMUP if warmup_env_steps is None else warmup_env_steps
         self.num_env_steps, self.needed_env_steps = math.inf, 0
         self.num_updates, self.can_draw = 0, False
-        # After `_since` steps, not counting warm-up, `_made` updates were due; `ratio` applies to the steps after that.
+        # After `_since` steps, not counting warm-up, `_made` updates were due; `ratio` applies to later steps.
         self._since, self._made = offline_updates, offline_updates
         self._clock = 0  # clock of the run when updates were last counted
 
     def plan(self, num_env_steps: float, least: int, most: float) -> None:
-        """Chooses the warm-up for the length of the run, unless it was given: a tenth, at most `MOST_WARMUP`.
+        """Chooses the warm-up if none was given: a tenth of the budget's steps, at most `MOST_WARMUP`.
 
         Args:
-          num_env_steps: number of environment steps that the budget allows; inf if the budget is not one of steps.
+          num_env_steps: number of environment steps that the budget allows; inf if the budget does not limit steps.
           least, most: smallest and largest number of steps of a chosen warm-up; `most` takes precedence.
         """
         self.num_env_steps = num_env_steps
@@ -61,7 +61,7 @@ class UpdateSchedule:
 
     @property
     def _first(self) -> int:
-        """Clock steps from which on a new run has enough rows for an update."""
+        """Clock steps after which a new run makes its first update on collected rows."""
         return self._offline_updates + max(self.warmup_env_steps, self.needed_env_steps)
 
     def num_due(self, clock: int) -> int:
@@ -104,8 +104,8 @@ class UpdateSchedule:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state`. If the saved ratio differs, the new ratio applies only to later steps.
 
-        A warm-up derived from the budget with which the run began is kept if the budget has changed, because another
-        warm-up would revoke updates that were already made.
+        A warm-up that was chosen from an earlier budget stays, because with a longer warm-up fewer updates than were
+        made would be due.
         """
         self.num_updates = state["num_updates"]
         if self._follows_budget:
@@ -120,5 +120,5 @@ class UpdateSchedule:
             self._since, self._made = since, self.num_updates
 
     def _total(self, clock: int) -> int:
-        """Returns the number of updates due after `clock` steps without warm-up, offline updates included."""
+        """Returns the number of due updates, including offline updates; `clock` does not count the warm-up."""
         return self._made + max(0, math.floor(self.ratio * (clock - self._since) + 1e-9))

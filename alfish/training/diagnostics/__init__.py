@@ -1,6 +1,6 @@
-"""Diagnostics: statistics of networks and rows for summaries, computed periodically beside training.
+"""Diagnostics: statistics of networks and rows for summaries, computed periodically during training.
 
-A diagnostic has no side effects: it does not draw from the run's generators, or change an update.
+A diagnostic has no side effects: it does not change the run's random numbers or updates.
 """
 
 from alfish.training.diagnostics.diagnostic import Diagnostic, LastUpdate, PhaseTimes, value_estimates

@@ -1,4 +1,4 @@
-"""The interface of diagnostics, the update that diagnostics read, and the times of an iteration's phases."""
+"""The interface of diagnostics, the update that diagnostics receive, and `PhaseTimes`."""
 
 import abc
 import contextlib
@@ -32,7 +32,7 @@ class LastUpdate:
     Args:
       chunk: minibatches of the iteration.
       index: index of the last minibatch, one of `chunk.minibatches()`.
-      parameters: parameters of the algorithm by name; the constructor copies them.
+      parameters: parameters of the algorithm before the update, by name; the constructor copies them.
     """
 
     def __init__(self, chunk: Minibatches, index: Nest, parameters: Mapping[str, torch.Tensor]):
@@ -46,10 +46,10 @@ class LastUpdate:
 
 
 class Diagnostic(abc.ABC):
-    """Computes values for summaries. `measure` is called periodically, after an iteration, and only reads.
+    """Computes values for summaries. `measure` is called periodically after an iteration, and must not change the run.
 
     Attributes:
-      is_of_policy: whether the values describe one policy. In a run of several policies, each policy is then measured.
+      is_of_policy: whether the values describe a policy. If True, a run of several policies measures each policy.
     """
 
     is_of_policy = True
@@ -71,12 +71,12 @@ class Diagnostic(abc.ABC):
         """
 
     def close(self) -> None:
-        """Frees resources of `start`."""
+        """Releases the resources that `start` acquired."""
 
 
 @contextlib.contextmanager
 def reading(algorithm: RLAlgorithm) -> Iterator[None]:
-    """Runs networks in evaluation mode, without gradient, and on this learner only; restores random states."""
+    """Sets evaluation mode without gradients, on this learner only, and restores random states at the end."""
     with in_eval_mode(algorithm), random_state.preserved(), replicas.apart(), torch.no_grad():
         yield
 
@@ -91,21 +91,22 @@ def info_of(algorithm: RLAlgorithm, experience: Experience) -> Any:
 
 
 def module_of(name: str, depth: int) -> str:
-    """Returns the first `depth` parts of a module's name: `critic.mlp` for the parameter `critic.mlp.0.weight`."""
+    """Returns the first `depth` parts of a parameter's name: `critic.mlp` for `critic.mlp.0.weight` with depth 2."""
     parts = name.split(".")
     return ".".join(parts[: max(1, min(depth, len(parts) - 1))])
 
 
 def value_estimates(algorithm: RLAlgorithm, info: Any) -> dict[str, torch.Tensor]:
-    """Returns the detached estimates `value` and `q`, as far as the info of `train_step` contains them.
+    """Returns the detached estimates `value` and `q` if the info of `train_step` contains them.
 
-    Estimates are `[T', N]`, or `[T', N, R]` for a vector reward whose entries are not summed yet. Distributions and
-    ensembles are replaced by their means.
+    Estimates are `[T', N]`, or `[T', N, R]` for vector rewards that are not scalarized yet. Distributions and ensembles
+    are replaced with their means.
 
     Args:
-      algorithm: algorithm whose `values` convert outputs to estimates; without `values`, an output is the estimate. A
-        wrapping algorithm has the attribute `algorithm`.
-      info: info that `train_step` returned; its field `algorithm` is the info of a wrapped algorithm.
+      algorithm: algorithm whose `values` convert network outputs to estimates; without `values`, an output is the
+        estimate. A wrapper's attribute `algorithm` is the wrapped algorithm.
+      info: info that `train_step` returned. The field `algorithm` of a wrapper's info is the info of the wrapped
+        algorithm.
     """
     values = getattr(getattr(algorithm, "algorithm", algorithm), "values", None)
     info, estimates = getattr(info, "algorithm", info), {}
@@ -135,7 +136,7 @@ PHASES = {
 @gin.configurable(module="alfish.training.diagnostics")
 @checked
 class PhaseTimes(Diagnostic):
-    """Milliseconds of each phase of an iteration, averaged since the last measurement."""
+    """Mean time of each phase of an iteration since the last measurement, in milliseconds."""
 
     is_of_policy = False
 

@@ -25,8 +25,8 @@ from alfish.training.listener import Run
 class ExplainedVariance(Diagnostic):
     """Explained variance of the value in the last minibatch, after its update: 1 - Var(target - value) / Var(target).
 
-    1 is perfect, 0 is as good as a constant prediction, and negative values are worse than a constant. The diagnostic
-    applies to algorithms that store value targets (PPO, A2C, APPO). For other algorithms, use `MonteCarlo`.
+    1 is a perfect prediction, 0 is as good as a constant, and negative values are worse than a constant. The diagnostic
+    applies only to algorithms that store value targets (PPO, A2C, APPO). For other algorithms, use `MonteCarlo`.
     """
 
     def measure(self, run: Run, update: LastUpdate) -> dict[str, Shown]:
@@ -50,16 +50,16 @@ class ExplainedVariance(Diagnostic):
 @gin.configurable(module="alfish.training.diagnostics")
 @checked
 class MonteCarlo(Diagnostic):
-    """Compares V and Q with the discounted returns of whole episodes in separate environments.
+    """Compares V and Q with the discounted returns of complete episodes in separate environments.
 
-    Each measurement takes additional environment steps, so this diagnostic is not among the defaults. Returns have the
-    units of the values: rewards are taken after transforms. Returns have no bonuses; SAC's values, for example, include
-    entropy. The return of a truncated episode bootstraps from the estimate at its last action.
+    Each measurement takes additional environment steps, so this diagnostic is not a default. Returns are computed from
+    transformed rewards, so they have the same units as the values. Returns do not include bonuses, such as the entropy
+    in SAC's values. The return of a truncated episode bootstraps from the estimate at its last action.
 
     Args:
-      num_episodes: number of whole episodes; each measurement uses the same seeds.
+      num_episodes: number of complete episodes; each measurement uses the same seeds.
       seed: seed of the first episode; episode k has seed + k.
-      sample: whether to act with `rollout_step`, as in training; if not, with `predict_step`.
+      sample: whether to act with `rollout_step`, as in training, instead of `predict_step`.
     """
 
     def __init__(self, num_episodes: PositiveInt = 5, seed: NonNegativeInt = 1_000_000, sample: bool = False):
@@ -98,7 +98,7 @@ class MonteCarlo(Diagnostic):
             self._evaluator.close()
 
     def _compared(self, run: Run, episode: Episode) -> dict[str, np.ndarray]:
-        """Returns the estimates and the returns at rows of an episode, `[2, K]` for each kind of estimate."""
+        """Returns estimates and returns at the rows of an episode, `[2, K]` by the name of the estimate."""
         algorithm, device = run.algorithm, run.device
         values: Any = algorithm.values
         with reading(algorithm):
@@ -113,7 +113,7 @@ class MonteCarlo(Diagnostic):
             reward, discount = values.reward_and_discount(step)
         length, is_vector, compared = episode.length, isinstance(values, Vector), {}
         for name, estimate in found.items():
-            if is_vector and estimate.ndim == 2:  # a weighted sum cannot complete the return of each reward entry
+            if is_vector and estimate.ndim == 2:  # a sum over entries cannot bootstrap the return of each entry
                 continue
             estimate = estimate.flatten(0, 1)[:length]  # estimates of rows 0 to T-1
             returns = _returns(reward[:, 0], discount[:, 0], None if episode.terminated[-1] else estimate[-1])
@@ -124,7 +124,7 @@ class MonteCarlo(Diagnostic):
 
 
 def _encoded(transforms: Any, observation: Any) -> Any:
-    """Returns observations `[T, 1, ...]` in the form in which rows are stored."""
+    """Returns observations `[T, 1, ...]` as rows store them."""
     flat = transforms.encode(nest.map(lambda leaf: leaf[:, 0], observation))
     return nest.map(lambda leaf: leaf[:, None], flat)
 
@@ -143,9 +143,9 @@ def _returns(reward: torch.Tensor, discount: torch.Tensor, last: torch.Tensor | 
     """Returns the discounted returns `[K, ...]` after rows 0 to K-1 of an episode.
 
     Args:
-      reward, discount: rewards and discounts of arriving at the rows, `[T+1, ...]`.
-      last: estimate at row T-1, from which the returns of a truncated episode bootstrap; K is then T - 1. None means
-        that the episode terminated; K is then T.
+      reward, discount: rewards and discounts at the rows, `[T+1, ...]`; entry t belongs to the action before row t.
+      last: estimate at row T-1, from which the returns of a truncated episode bootstrap, so that K is T - 1. None means
+        that the episode terminated, so that K is T.
     """
     end = len(reward) - 1 if last is None else len(reward) - 2
     return_ = torch.zeros_like(reward[0]) if last is None else last

@@ -1,4 +1,4 @@
-"""Diagnostics of networks: histograms, norms of parameters, noise of gradients, and inactive units."""
+"""Diagnostics of networks: histograms, norms of parameters, gradient noise, and dormant units."""
 
 from collections.abc import Callable, Mapping
 
@@ -23,8 +23,7 @@ from alfish.training.listener import Run
 class Histograms(Diagnostic):
     """Histograms of the actions and observations in the last minibatch, one for each leaf.
 
-    Actions are in the algorithm's units, Box entries in [-1, 1]. Observations are shown after transforms, as networks
-    receive them.
+    Actions are in the algorithm's units: Box entries are in [-1, 1]. Observations are shown after transforms.
 
     Args:
       observations: whether to show observations.
@@ -49,15 +48,15 @@ class Histograms(Diagnostic):
 @gin.configurable(module="alfish.training.diagnostics")
 @checked
 class ModuleNorms(Diagnostic):
-    """Norms of each trained module's parameters, of its gradient, and of its step in the last update.
+    """Norms of the parameters and the gradient of each trained module, and the size of its last update.
 
-    The gradient is computed on the last minibatch, at the parameters after the update, without clipping. The step is
-    the norm of the change divided by the norm of the parameters. 0.001 is usual, 0.1 is too large, and with 1e-6 a
-    module hardly learns.
+    The gradient is computed on the last minibatch, with the parameters after the update, without clipping. The size of
+    an update is the norm of the change of parameters, divided by the norm of the parameters. A size of 0.001 is usual,
+    0.1 is too large, and with 1e-6 a module hardly learns.
 
     Args:
-      depth: number of parts of a parameter's name by which parameters are grouped: 2 groups `critic.mlp.0.weight` under
-        `critic.mlp`.
+      depth: number of leading parts of a parameter's name that are the name of its module: with 2,
+        `critic.mlp.0.weight` belongs to `critic.mlp`.
     """
 
     def __init__(self, depth: PositiveInt = 2):
@@ -87,18 +86,19 @@ class ModuleNorms(Diagnostic):
 class GradientNoise(Diagnostic):
     """Gradient noise scale of each trained module: the minibatch size above which larger minibatches hardly help.
 
-    The scale is tr(C) / |G|^2, in rows, where G is the mean gradient and C the covariance of the gradient of one row. A
-    much smaller minibatch takes more updates for the same progress, and a much larger one takes more rows.
+    The scale is tr(C) / |G|^2, in rows, where G is the mean gradient and C is the covariance of the gradient of one
+    row. A much smaller minibatch needs more updates for the same progress. A much larger minibatch needs more rows.
 
-    Gradients of parts of the last minibatch are compared with the gradient of the whole minibatch, at the parameters
-    after its update. The estimates of tr(C) and |G|^2 are unbiased if rows are independent. They vary much: average
-    each of them over several measurements, and divide the averages. A loss that normalizes over the minibatch, such as
-    one with normalized advantages, is normalized over each part. A measurement takes `num_parts` backward passes, so
-    this diagnostic is not among the defaults.
+    The last minibatch is split into parts. The gradient of each part is computed with the parameters after the update,
+    and compared with the mean of these gradients. The estimates of tr(C) and |G|^2 are unbiased if rows are
+    independent. Both estimates vary much: average each estimate over several measurements, then divide the averages. If
+    a loss normalizes over the minibatch, for example advantages, it normalizes over each part instead. A measurement
+    takes `num_parts` backward passes, so this diagnostic is not a default.
 
     Args:
-      num_parts: number of parts of equal size into which the minibatch is split; at most its number of columns.
-      depth: number of parts of a parameter's name that name its module, as of `ModuleNorms`.
+      num_parts: number of equal parts into which the minibatch is split, at least 2. If the minibatch has fewer
+        columns, nothing is measured.
+      depth: number of leading parts of a parameter's name that are the name of its module, see `ModuleNorms`.
 
     Source: McCandlish et al., 2018, https://arxiv.org/abs/1812.06162, appendix A.1.
     """
@@ -124,7 +124,7 @@ class GradientNoise(Diagnostic):
             trace = num_rows * float(each.var(0).sum())
             squared_norm = float(each.mean(0).square().sum()) - trace / (num_rows * len(parts))
             shown |= {f"gradient_variance/{name}": trace, f"gradient_squared_norm/{name}": squared_norm}
-            if squared_norm > 0:  # the estimate of a small gradient may be negative
+            if squared_norm > 0:  # the estimate may be negative if the gradient is small
                 shown[f"gradient_noise_scale/{name}"] = trace / squared_norm
         return shown
 
@@ -145,12 +145,14 @@ CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d
 class DormantUnits(Diagnostic):
     """Fraction of the units of activation layers that are dormant in the last minibatch.
 
-    A unit is dormant if its mean magnitude over the rows is at most `threshold` times the mean over its layer. A ReLU
-    that is 0 everywhere is dormant at any threshold. In convolutions, a unit is a channel. Each critic of an ensemble
-    has separate units. Only activations that are modules are measured, not functions.
+    A unit is dormant if its mean magnitude over the rows is at most `threshold` times the mean magnitude over its
+    layer. A ReLU whose output is 0 in all rows is dormant at any threshold. In a convolution, a unit is a channel. The
+    critics of an ensemble have separate units. Only activations that are modules are measured, not activation
+    functions.
 
     Args:
-      threshold: fraction of the layer's mean up to which a unit is dormant; 0 counts only units that are 0 everywhere.
+      threshold: fraction of the layer's mean up to which a unit is dormant; 0 counts only units whose output is always
+        0.
 
     Source: Sokar et al., 2023, https://arxiv.org/abs/2302.12902, definition 3.1.
     """
@@ -162,7 +164,7 @@ class DormantUnits(Diagnostic):
         dormant: dict[str, torch.Tensor] = {}  # `[E, K]` bool, by layer
         batch = update.batch
         with reading(run.algorithm):
-            # Uses a separate forward pass, because compiled updates call no hooks.
+            # A separate forward pass is needed, because compiled updates do not call module hooks.
             modules = dict(run.algorithm.named_modules())
             in_ensembles = tuple(f"{name}.body." for name, each in modules.items() if isinstance(each, CriticEnsemble))
             with_images = {name.rpartition(".")[0] for name, each in modules.items() if isinstance(each, CONVOLUTIONS)}
@@ -193,15 +195,15 @@ class DormantUnits(Diagnostic):
 
         Args:
           name: name of the layer.
-          units: function that returns the units in the layer's output, `[E, N, K]` for E networks.
+          units: function that reshapes the layer's output to units `[E, N, K]`, for E networks.
           dormant: dict that receives the dormant units.
         """
 
         def read(layer: nn.Module, arguments: object, output: torch.Tensor) -> None:
             mean = units(output).abs().float().mean(1)
             here = mean <= self._threshold * mean.mean(1, keepdim=True)
-            # If a layer runs several times, a unit is dormant if it is dormant in all runs. A run may include only the
-            # first networks of an ensemble.
+            # If a layer runs several times, a unit is dormant only if it is dormant in all runs. A run may compute only
+            # the first networks of an ensemble.
             found = dormant.setdefault(name, here)
             both = min(len(found), len(here))
             longer = found if len(found) > both else here
