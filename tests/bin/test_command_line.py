@@ -780,7 +780,7 @@ def test_a_sweep_is_refused_before_it_writes_anything(refused, tmp_path):
     assert not (tmp_path / "s").exists()
 
 
-def test_without_a_ray_cluster_a_sweep_writes_no_file(refused, tmp_path, monkeypatch):
+def test_a_sweep_without_a_cluster_of_ray_writes_no_file(refused, tmp_path, monkeypatch):
     def fail(*arguments):
         raise UsageError("--ray finds no Ray cluster")
 
