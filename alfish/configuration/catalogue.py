@@ -53,7 +53,7 @@ def in_force(operative: str) -> Iterator[tuple[str, Setting | None]]:
 
 
 def _of(selector: str, part: Any) -> Iterator[Setting]:
-    """Yields the parameters of a class or function, including those that a class passes to its base class."""
+    """Yields the parameters of a class or function, including parameters that a class passes to its base class."""
     name = selector.rpartition(".")[2]
     seen = gin_internals.unbindable(selector)
     about = (inspect.getdoc(part) or "").partition("\n")[0].rstrip(".")

@@ -60,9 +60,9 @@ def make_environment(
 ) -> Environment:
     """Builds environments that step together.
 
-    A callable that makes a VectorEnv or a Simulator may have the arguments `num_envs`, `seed` (different in each run,
-    worker and evaluation), `device`, `evaluation` and `index`; it receives those that it has. `env_kwargs` take
-    precedence.
+    A callable that makes a VectorEnv or a Simulator may declare the arguments `num_envs`, `seed` (different in each
+    run, worker and evaluation), `device`, `evaluation` and `index`. It receives each of these arguments that it
+    declares. Values in `env_kwargs` take precedence.
 
     Args:
       env_id: gymnasium id (`CartPole-v1`, `my_module:MyEnv-v0`), or a callable or its name (`my_module:MyEnv`). The

@@ -106,7 +106,7 @@ class InitialParts:
         return {"initial_parts": self._origins} if self._origins else {}
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the networks' tensors by name; read anew, because a learner moves them to its device."""
+        """Returns the networks' tensors by name. Each call reads them, because a learner moves them to its device."""
         return _tensors(self._algorithm.state_dict(), self._transforms.state_dict())
 
 
