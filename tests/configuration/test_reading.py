@@ -31,7 +31,7 @@ def test_macros_and_includes_that_lead_nowhere_are_named(refused, tmp_path):
         ("A = [%B]\nB = {'x': %A}\nMLP.layers = %A\n", "which refers to itself: A -> B -> A\n"),
         ("include 'mine.gin'\n", "mine.gin includes itself: mine.gin -> mine.gin; remove one of these includes\n"),
         ("include 'other.gin'\n", "mine.gin includes itself: mine.gin -> other.gin -> mine.gin; remove one"),
-        (f"MLP.layers = {'[' * 500}{']' * 500}\n", "its values are nested too deeply"),
+        (f"MLP.layers = {'[' * 3000}{']' * 3000}\n", "its values are nested too deeply"),
         ("PPO.gamma = 0.9\x00\n", "{file}: "),
         ("PPO.gamma = 0.\xff\n", "{file} is not text in UTF-8: line 2 "),
     ):
