@@ -14,8 +14,8 @@ player. In zero-sum games, the row has the player's Elo rating and exploitabilit
 likelihood of the Bradley-Terry model, with 95 % bootstrap intervals over games. A draw counts as half a win, and
 --anchor has the rating 1000. Exploitability is the mean return of the best opponent against the player.
 
-The result of each pair is stored in a directory that ends in -games, next to --output. If the command is stopped, the
-same command continues. If players are added, it plays only the games of the new pairs.
+The result of each pair is stored in a directory that ends in -games, next to --output. If the command is stopped, run
+it again; it continues. If players are added, it plays only the games of the new pairs.
 """
 
 import sys

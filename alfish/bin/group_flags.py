@@ -83,7 +83,7 @@ def train_group(
             )
             group(directory, whole, jobs, signals, log).run()
         if signals.number is not None:
-            log(f"{signals.name}: stopped; the same command continues")
+            log(f"{signals.name}: stopped; run the same command again to continue")
             return exit_status(signals.number)
         report(directory, whole)
     return 0

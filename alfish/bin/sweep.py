@@ -12,9 +12,9 @@ Trainer.seed + 1 and so on, and its value is their mean. The value of a run is t
 or of its last --last evaluations.
 
 Each run is a directory of `alfish train` in --root_dir, and these directories are the only state. Ctrl-C or SIGTERM
-ends the runs with checkpoints, and the same command continues the sweep, even after it was killed. A run that fails is
-a failed trial; remove its file `failed` to try it again. --prune stops runs whose evaluations are below the median of
-the other runs. More --trials extend a finished sweep.
+ends the runs after they have saved checkpoints. The same command then continues the sweep, even after a kill. A run
+that fails is a failed trial; remove its file `failed` to try it again. --prune stops runs whose evaluations are below
+the median of the other runs. More --trials extend a finished sweep.
 
 --ray trains the runs on a Ray cluster: the one at RAY_ADDRESS, or the one started on this machine. All machines must
 have --root_dir at the same path.

@@ -114,9 +114,11 @@ def _train(trainer: "Trainer") -> int:
     except DiskError as error:
         newest = trainer.directory.checkpoints.steps()[-1:]
         at = f"continues from the checkpoint at {newest[0]:,} steps" if newest else "begins again"
-        raise RunError(f"{error}; once the directory is writable, the same command {at}") from error
+        raise RunError(f"{error}; once the directory is writable, run the same command again: it {at}") from error
     if trainer.interrupted_by is not None:
-        trainer.log(f"{trainer.signals.name}: stopped at {trainer.clock.value:,} steps; the same command continues")
+        trainer.log(
+            f"{trainer.signals.name}: stopped at {trainer.clock.value:,} steps; run the same command again to continue"
+        )
         return exit_status(trainer.interrupted_by)
     if report is None and replicas.rank() == 0:
         from alfish.training import untrained

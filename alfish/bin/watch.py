@@ -11,7 +11,8 @@ those of training: to eval/NAME-STEPS.csv, and to TensorBoard under the same nam
 `compare` and `report` include them.
 
 The command begins with the newest checkpoint, or, with --all, with the oldest checkpoint that is kept. It ends when the
-run is finished, or after --idle_seconds without a new checkpoint. If it is killed, the same command continues.
+run is finished, or after --idle_seconds without a new checkpoint. If it is killed, run the same command again; it
+continues.
 """
 
 import contextlib

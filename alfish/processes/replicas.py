@@ -97,7 +97,7 @@ class _Group:
             reason = first_line(error).partition(". ")[0]
             raise RunError(
                 f"learner {self.rank} cannot reach another learner, which has ended or reports the reason itself "
-                f"({reason}); the same command continues from the newest checkpoint"
+                f"({reason}); run the same command again to continue from the newest checkpoint"
             ) from error
 
 
@@ -250,7 +250,7 @@ def check_equal(tensors: "Mapping[str, torch.Tensor]") -> None:
       tensors: tensors by name.
 
     Raises:
-      RunError: tensors differ; the message names the first one.
+      RunError: a tensor is not equal in all learners; the message names the first such tensor.
     """
     if not is_joined():
         return

@@ -71,7 +71,7 @@ def test_a_signal_ends_runs_with_checkpoints_a_failed_trial_does_not(toy, tmp_pa
     process.send_signal(number)
     assert process.wait(120) == 128 + number and not members(directory)
     assert list(directory.glob("000/checkpoints/*.pt")) and not (directory / "000" / "done").exists()
-    assert "the same command continues" in directory.with_suffix(".log").read_text()
+    assert "run the same command again to continue" in directory.with_suffix(".log").read_text()
     table = list(csv.DictReader(whole(toy, directory, *flags).splitlines()))
     assert [row["state"] for row in table] == ["complete", "failed"]
     assert "not finite" in table[1]["reason"]

@@ -661,7 +661,7 @@ def test_a_signal_saves_a_checkpoint_and_stops(tmp_path, capsys, number, status)
     threading.Thread(target=send).start()
     assert main(command(tmp_path, *TINY, *endless)) == status
     errors = capsys.readouterr().err
-    assert f"{number.name}: stopped at" in errors and "the same command continues" in errors
+    assert f"{number.name}: stopped at" in errors and "run the same command again to continue" in errors
     assert "Traceback" not in errors and not (tmp_path / "done").exists()
     newest = Checkpoints(tmp_path / "checkpoints").steps()[-1]
     assert f"stopped at {newest:,} steps" in errors
