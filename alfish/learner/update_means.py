@@ -92,7 +92,7 @@ class UpdateMeans:
         fits = all(rows.shape[1:] == (2 * len(groups),) for groups, rows in totals)
         fits &= all(rows.shape[1:] == (2,) and len(rows) <= len(records) for rows in extras.values())
         if not fits or not all(pair.shape == (2,) for pair in sums.values()):
-            raise ValueError("the shapes of means over updates differ")
+            raise ValueError("a tensor of the saved means over updates has a wrong shape")
         # A key's numbers may belong to other records than before: their sum depends on their order only.
         for key, rows in extras.items():
             for record, row in zip(records, rows):

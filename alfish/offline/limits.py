@@ -34,8 +34,8 @@ def check_expansion(declared: int, stored: int, name: str) -> None:
     """
     if declared > max(SMALL, MAX_EXPANSION * stored):
         raise UsageError(
-            f"{name} declares {_size(declared)} of content but has {_size(stored)}; it is damaged, or made to exhaust "
-            "memory: download it again, or write it without compression"
+            f"{name} declares {_size(declared)} of uncompressed content, but the file has only {_size(stored)}; the "
+            "file is damaged, or was made to exhaust memory: download it again, or write it without compression"
         )
 
 

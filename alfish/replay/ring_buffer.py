@@ -253,7 +253,7 @@ class RingBuffer:
         return {**self._store.state_dict(), **self._starts.state_dict(), "state_period": self.state_period, **states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state`. If the capacity differs, restores as many of the newest rows as fit.
+        """Restores `state`. If the replay was saved with another capacity, restores as many of the newest rows as fit.
 
         Raises:
           UsageError: the state was saved with a different number of environments or state period.
@@ -262,7 +262,7 @@ class RingBuffer:
         self._store.check_fits(state)
         if state.get("state_period") != self.state_period:
             raise UsageError(
-                f"the saved replay has a state every {state.get('state_period')} rows, but this one every "
+                f"the saved replay stores a memory state every {state.get('state_period')} rows, but this replay every "
                 f"{self.state_period}; keep ReplayBatches.state_period, and the memory"
             )
         self._store.load_state_dict(state)

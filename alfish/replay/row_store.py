@@ -262,8 +262,8 @@ class RowStore:
         pos, start = state["pos"], state["start"]
         if len(pos) != self.num_envs:
             raise UsageError(
-                f"the saved replay has {len(pos)} environments, but this one {self.num_envs}; keep the number of "
-                "environments"
+                f"the saved replay is for {len(pos)} environments, but this replay is for {self.num_envs}; keep the "
+                "number of environments"
             )
         filled = int(pos.clamp(max=state["length"]).max()) * self.num_envs
         saved = nest.leaves(state["rows"])

@@ -55,11 +55,11 @@ class StateStore:
         return self._position[stretch % self._num_slots, column]
 
     def has(self, column: np.ndarray, position: np.ndarray) -> np.ndarray:
-        """Returns whether the states of these rows are stored, `[N]` bool."""
+        """Returns whether the states of the rows at `column` and `position` are stored, `[N]` bool."""
         return self._position[position // self.period % self._num_slots, column] == position
 
     def take(self, column: np.ndarray, position: np.ndarray) -> Nest:
-        """Returns copies of the stored states of these rows, leaves `[N, ...]`."""
+        """Returns copies of the stored states of the rows at `column` and `position`, leaves `[N, ...]`."""
         assert self.has(column, position).all(), "a window starts where no state is stored"
         slot = position // self.period % self._num_slots
         return nest.at(self._states, self._store.tensor(slot * self._store.num_envs + column))

@@ -117,7 +117,9 @@ def read_file(path: Path, step: int, mmap: bool) -> tuple[Header, Nest]:
     except OSError as error:
         raise BrokenCheckpoint(f"Checkpoint {path} cannot be read ({error})") from error
     except pickle.UnpicklingError as error:
-        raise BrokenCheckpoint(f"Checkpoint {path} is refused: it has more than tensors and plain values") from error
+        raise BrokenCheckpoint(
+            f"Checkpoint {path} is refused: it contains objects other than tensors and plain values"
+        ) from error
     except (UsageError, MemoryError):
         raise
     except Exception as error:  # zipfile and torch.load raise many kinds of errors for damaged content

@@ -80,7 +80,8 @@ def content_of(path: Path, max_size: int = MAX_TABLE) -> bytes:
             found = b"" if os.fstat(file.fileno()).st_size > max_size else file.read(max_size + 1)
             if not found and os.fstat(file.fileno()).st_size or len(found) > max_size:
                 raise UsageError(
-                    f"{path} has more than {max_size / 2**20:,.0f} MiB, more than alfish writes there; move it away"
+                    f"{path} is larger than {max_size / 2**20:,.0f} MiB, the largest size that alfish writes there; "
+                    "move it away"
                 )
             return found
     except (FileNotFoundError, NotADirectoryError) as error:

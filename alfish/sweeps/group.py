@@ -62,7 +62,7 @@ class Specification(abc.ABC):
     def __post_init__(self) -> None:
         if self.num_runs > MAX_RUNS:
             raise UsageError(
-                f"a {self.group} of {self.num_runs:,} runs has more than {MAX_RUNS:,}; give smaller "
+                f"a {self.group} of {self.num_runs:,} runs exceeds the limit of {MAX_RUNS:,} runs; reduce "
                 f"{' or '.join(f'--{name}' for name in self.factors)}"
             )
 

@@ -83,7 +83,7 @@ def test_states_with_other_shapes_are_refused():
         {"extras": {"q": torch.zeros(2, 2)}},
         {"totals": [[["a"], torch.zeros(1, 3)]]},
     ):
-        with pytest.raises(ValueError, match="the shapes of means over updates differ"):
+        with pytest.raises(ValueError, match="the saved means over updates has a wrong shape"):
             means.load_state_dict({**state, **part}, torch.device("cpu"))
     means.load_state_dict({}, torch.device("cpu"))
     assert means.is_empty

@@ -300,9 +300,9 @@ def test_rows_of_two_precisions_are_compared_in_the_coarser_one(tmp_path):
 def test_rows_that_only_a_declaration_has_are_refused(tmp_path):
     """HDF5 returns zeros for chunks that were never written."""
     for shape, chunks, words in (
-        ((10**12,), (1000,), "declares 4.0 TB of content but has"),
-        ((10**12, 1), (1000, 1), "declares 4.0 TB of content but has"),
-        ((41,), (10**9,), "declares 4.0 GB of content but has"),
+        ((10**12,), (1000,), "declares 4.0 TB of uncompressed content, but the file has only"),
+        ((10**12, 1), (1000, 1), "declares 4.0 TB of uncompressed content, but the file has only"),
+        ((41,), (10**9,), "declares 4.0 GB of uncompressed content, but the file has only"),
     ):
         name = d4rl(tmp_path / "a", record(), rewards=None)
         with h5py.File(tmp_path / "a", "a") as file:

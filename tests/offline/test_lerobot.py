@@ -306,7 +306,9 @@ def test_rows_that_only_a_declaration_has_are_refused(tmp_path):
     about = json.loads(info.read_text())
     about["features"]["observation.state"]["shape"] = [10**8]
     info.write_text(json.dumps(about))
-    with pytest.raises(UsageError, match=r"file-000.parquet .*declares 32.8 GB of content but has"):
+    with pytest.raises(
+        UsageError, match=r"file-000.parquet .*declares 32.8 GB of uncompressed content, but the file has only"
+    ):
         OfflineBuffer([name], spaces=SPACES)
 
 
@@ -317,7 +319,9 @@ def test_lists_longer_than_declared_count_before_they_are_read(tmp_path, monkeyp
     column = pyarrow.array([[0.0] * 200_000] * len(table))
     parquet.write_table(table.set_column(0, "observation.state", column), path)
     monkeypatch.setattr(limits, "SMALL", 1000)
-    with pytest.raises(UsageError, match=r"file-000.parquet .*declares 65.6 MB of content but has"):
+    with pytest.raises(
+        UsageError, match=r"file-000.parquet .*declares 65.6 MB of uncompressed content, but the file has only"
+    ):
         OfflineBuffer([name], spaces=SPACES)
 
 

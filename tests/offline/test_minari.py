@@ -215,7 +215,7 @@ def test_rows_that_take_no_room_are_refused(home, data_format):
             file.write_table(table)
     else:
         parquet.write_table(table, path, compression="zstd")
-    with pytest.raises(UsageError, match=rf"{path} declares 1\d\d.* MB of content but has"):
+    with pytest.raises(UsageError, match=rf"{path} declares 1\d\d.* MB of uncompressed content, but the file has only"):
         open_source(name)
 
 

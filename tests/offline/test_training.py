@@ -211,7 +211,7 @@ class Kept(Regressor):
 
 @pytest.mark.parametrize("kind", [offline, hybrid])
 def test_algorithms_that_need_missing_data_are_refused(tmp_path, kind):
-    with pytest.raises(UsageError, match="Kept trains on log_prob from its rollout_step"):
+    with pytest.raises(UsageError, match="Kept trains on the info log_prob of its rollout_step"):
         kind(tmp_path, Kept).train()
 
 

@@ -317,7 +317,7 @@ def test_a_ring_with_states_is_not_a_ring_without_them():
     columns, states, buffer = Columns(1), States(1, 4), RingBuffer(20, 1, state_period=4)
     push_with_states(buffer, states, columns, [3])
     for period in (None, 5):
-        with pytest.raises(UsageError, match=f"a state every 4 rows, but this one every {period}"):
+        with pytest.raises(UsageError, match=f"a memory state every 4 rows, but this replay every {period}"):
             RingBuffer(20, 1, state_period=period).load_state_dict(buffer.state_dict())
 
 
@@ -510,7 +510,9 @@ def test_a_ring_of_another_capacity_loads_the_newest_rows(length, counts):
 def test_another_number_of_environments_is_refused_by_both_numbers():
     buffer = RingBuffer(60, 3)
     buffer.push(Columns(3).unroll([5, 5, 5]))
-    with pytest.raises(UsageError, match="3 environments, but this one 2; keep the number of environments"):
+    with pytest.raises(
+        UsageError, match="for 3 environments, but this replay is for 2; keep the number of environments"
+    ):
         RingBuffer(60, 2).load_state_dict(buffer.state_dict())
 
 

@@ -42,7 +42,7 @@ def test_only_links_that_lead_out_of_the_run_are_refused(tmp_path):
 def test_the_largest_size_and_the_deepest_value_are_read(tmp_path, monkeypatch):
     (tmp_path / "x").write_bytes(b"7" * 100)
     assert len(contents.content(tmp_path, "x", 100)) == 100
-    with pytest.raises(UsageError, match="x has more than .* MiB, more than alfish writes there"):
+    with pytest.raises(UsageError, match="x is larger than .* MiB, the largest size that alfish writes there"):
         contents.content(tmp_path, "x", 99)
     for depth, is_right in ((contents.MAX_DEPTH - 1, True), (contents.MAX_DEPTH + 1, False), (100_000, False)):
         (tmp_path / "x").write_text("[" * depth + "]" * depth)

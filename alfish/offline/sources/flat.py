@@ -115,8 +115,8 @@ def cut(table: TransitionTable) -> tuple[np.ndarray, int]:
             arrived = read_rows(table.next_observations, rows)
             for one, other in zip(nest.leaves(after), nest.leaves(arrived)):
                 if one.dtype.kind == other.dtype.kind == "f":
-                    # A difference from NaN is not a cut; the validator reports NaN. If precisions differ, the lower
-                    # precision is used.
+                    # A difference from NaN is not a cut; the validator reports NaN. If the two arrays have different
+                    # precisions, both are compared in the lower one.
                     kind = min(one.dtype, other.dtype, key=lambda dtype: dtype.itemsize)
                     one, other = (part.astype(kind).astype(np.float64) for part in (one, other))
                     apart = np.abs(one - other) > SAME

@@ -176,7 +176,7 @@ class LeRobotSource(EpisodeSource):
             elif i >= total and (declared or self._total is not None):
                 faults[i] = f"meta/info.json declares {counted(total, 'episode')}, numbered from 0"
             elif declared.get(i, counts[i]) != counts[i]:
-                faults[i] = f"it has {counted(counts[i], 'frame')}, but {declared[i]:,} according to {by}"
+                faults[i] = f"it has {counted(counts[i], 'frame')}, but {by} declares {declared[i]:,}"
         return faults, [i for i in range(total) if i not in places]
 
     def _lengths(self) -> tuple[dict[int, int], str]:
@@ -221,7 +221,10 @@ class LeRobotSource(EpisodeSource):
                 before, after = frames[gaps[0] : gaps[0] + 2]
                 return Unreadable(id, f"frames are missing or out of order: {FRAMES} goes from {before} to {after}")
             if frames[0] != 0:
-                self.warn(f"episode {id} begins with frame {frames[0]}: earlier frames are missing, the rest is kept")
+                self.warn(
+                    f"episode {id} begins with frame {frames[0]}: the earlier frames are missing, and the remaining "
+                    "frames are kept"
+                )
         observations: Nest = {name.partition(".")[2]: of[name] for name in self._observations}
         if len(observations) == 1:
             observations = next(iter(observations.values()))

@@ -222,7 +222,7 @@ class NpzSource(EpisodeSource):
                 flat.check_rows(leaf, f"{self.name}: {label}")
                 if len(leaf) != expected:
                     raise UsageError(
-                        f"{self.name}: {label} has {len(leaf):,} rows, but {expected:,} according to its lengths"
+                        f"{self.name}: {label} has {len(leaf):,} rows, but the array of lengths requires {expected:,}"
                     )
         start = 0
         for number, length in enumerate(map(int, lengths)):

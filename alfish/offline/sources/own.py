@@ -63,8 +63,8 @@ class OwnSource(EpisodeSource):
             else:
                 if len(found) != count:
                     self.warn(
-                        f"file {number} of {self._directory} has {len(found):,} episodes, but {count:,} according to "
-                        f"{INDEX_FILE}: {len(found):,} are read"
+                        f"file {number} of {self._directory} has {len(found):,} episodes, but {INDEX_FILE} declares "
+                        f"{count:,}; the {len(found):,} episodes are read"
                     )
                 yield from found
             first += count

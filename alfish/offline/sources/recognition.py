@@ -40,18 +40,18 @@ SUFFIXES = {".json": RLLIB, ".jsonl": RLLIB, ".parquet": TABLE, ".csv": TABLE, "
 
 
 def foreign_scheme(scheme: str) -> Foreign | None:
-    """Returns the format that users know by this name."""
+    """Returns the format with the name `scheme`; None if it is not known."""
     return next((foreign for foreign in FOREIGN if scheme.lower() in foreign.schemes), None)
 
 
 def foreign_file(name: str) -> Foreign | None:
-    """Returns the format that files of this name have."""
+    """Returns the format of a file by its name; None if it is not known."""
     path = Path(name)
     return RLDS if ".tfrecord" in path.name else SUFFIXES.get(path.suffix)
 
 
 def foreign_hdf5(names: Iterable[str]) -> Foreign | None:
-    """Returns the format of an HDF5 file with these entries."""
+    """Returns the format of an HDF5 file by the names of its entries; None if it is not known."""
     names = {*names}
     if {"obs", "act", "rew"} <= names:
         return TIANSHOU
