@@ -49,7 +49,7 @@ def record(call: Callable[[], Nest], device: torch.device) -> tuple[Callable[[],
     try:
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.Stream(device)
-        back = torch.cuda.stream(torch.cuda.current_stream(device))  # a failed recording leaves its stream current
+        back = torch.cuda.stream(torch.cuda.current_stream(device))  # restores the stream if recording fails
         with back, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             results = call()
     except RuntimeError as error:

@@ -25,9 +25,10 @@ WRAPPER_FROM_TORCH = "2.13"  # oldest torch release with which calling kernels f
 
 
 def is_checked(count: int) -> bool:
-    """Returns whether call number `count` is compared with plain Python: the first 8 calls, then powers of 2.
+    """Returns whether the results of call `count`, counted from 0, are compared with those of the uncompiled function.
 
-    With powers of 2 only, a function that differs in every third call would never be found.
+    Calls 0 to 7 are compared, and then each call whose number is a power of 2. With powers of 2 only, a graph that is
+    wrong in every third call would never be found.
     """
     return count < 8 or count & (count - 1) == 0
 

@@ -30,7 +30,7 @@ PRECISIONS = ("float32", "bfloat16")
 # Multiply-adds from which a product is faster in bfloat16, conversions included.
 LARGE_PRODUCT = 1 << 23
 # A product with a smaller dimension stays in float32. Products of first and last layers are so narrow, and take little
-# time. The logits of a categorical critic (`Bins`) also need the precision. When they fit their targets, the gradient
+# time. The logits of a categorical critic (`Bins`) need float32, too: when the logits fit their targets, the gradient
 # is a small difference, and rounding in this layer would change the gradient by half (docs/performance.md).
 NARROW = 128
 # Vector instructions with which `matmul.cpp` was measured. With other instructions, torch's kernels may be faster.

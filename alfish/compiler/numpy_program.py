@@ -81,7 +81,7 @@ class NumpyProgram:
         return self._rest(*self._prepared, *leaves)
 
     def _try(self, graph: torch.fx.Graph, leaves: list[torch.Tensor]) -> None:
-        """Runs the program once on zeros; raises NotTranslatable if it fails, or if a shape or dtype differs."""
+        """Runs the program once on zeros; raises NotTranslatable if it fails, or its results do not fit the graph."""
         generator = torch.get_rng_state()
         try:
             zeros = [np.zeros(tuple(leaf.shape), numpy_dtype(leaf.dtype)) for leaf in leaves]

@@ -1,8 +1,8 @@
 """Decides whether to compile updates, and runs plain updates until another process has compiled them.
 
 The decision (`Learner.compile = 'auto'`) and the number of the first compiled update depend on the configuration only,
-not on a clock, the cache or the machine. So the same configuration gives the same bits on every machine. Both are
-computed from the times below, which were measured on one core of a server processor of 2024
+not on a clock, the cache or the machine. So the same configuration gives the same bits on every machine. The decision
+and this number are computed from the times below, which were measured on one core of a server processor of 2024
 (`python -m benchmarks.growth`). On other machines these times are estimates.
 """
 

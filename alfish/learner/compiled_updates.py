@@ -184,7 +184,7 @@ class CompiledUpdates:
           total: expected `total`, if this call is checked; None otherwise.
 
         Raises:
-          RunError: the CUDA graph's `total` differs.
+          RunError: the CUDA graph's `total` is not close to the expected `total`.
         """
         rows = self._rows
 

@@ -66,7 +66,7 @@ class Learner:
         a budget in seconds must be at least 300. On a CPU with one learner, another process compiles while plain
         updates continue; the first compiled update depends on the configuration only. True compiles at the first batch,
         while training waits for 10 to 15 seconds, or for 3 seconds if the cache has the graph. If the hooks cannot be
-        compiled, updates stay plain, after a warning.
+        compiled, a warning is logged, and updates run without compilation.
       cuda_graphs: whether to launch a compiled update on a GPU as one CUDA graph; each update's rows are first copied
         to fixed memory. Has no effect with several learners.
       precision: precision of large products and convolutions in a compiled update on a CPU, 'float32' or 'bfloat16'.
@@ -125,7 +125,7 @@ class Learner:
 
     @property
     def is_plain(self) -> bool:
-        """True if updates are plain, not compiled."""
+        """True if updates are not compiled."""
         return self._compiled is None
 
     def plan(self, num_updates: float, num_rows: int) -> None:

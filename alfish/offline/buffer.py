@@ -191,7 +191,7 @@ class OfflineBuffer(EpisodeBuffer):
         self._fingerprint: str | None = None
 
     def check_spaces(self, observation_space: Any, action_space: Any) -> None:
-        """Checks that the data fit an environment with these spaces.
+        """Checks that the data fit an environment with the given spaces.
 
         Raises:
           UsageError: the data do not fit; the message names both spaces.

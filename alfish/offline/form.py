@@ -1,6 +1,6 @@
 """The format that all episodes of a data set share: structure, shapes and dtypes.
 
-An episode that differs is converted if only one conversion is correct, and otherwise refused.
+An episode in another format is converted if exactly one conversion is correct; otherwise it is refused.
 """
 
 import math
@@ -45,7 +45,7 @@ class RecordedMask:
 
     @classmethod
     def of(cls, spaces: Spaces) -> "RecordedMask | None":
-        """Returns the mask of these spaces, both of which must be known; None if they have no mask."""
+        """Returns the action mask in the observations of `spaces`; None without a mask. Both spaces must be known."""
         assert spaces.observation is not None and spaces.action is not None
         reader = specs.mask_reader(specs.observation_spec(spaces.observation), specs.action_spec(spaces.action))
         return None if reader is None else cls(reader, specs.ActionUnits(spaces.action))
@@ -105,7 +105,7 @@ class EpisodeForm:
         return [name for name, _ in nest.named_leaves(self._leaves["action"], "action")]
 
     def fitted(self, episode: Episode) -> Episode:
-        """Returns the episode in this form, with T+1 observations and flags for its end.
+        """Returns the episode in the format of the data set, with T+1 observations and flags for its end.
 
         The length of the episode may be 0.
 

@@ -81,7 +81,7 @@ def check_rewards(found: int, wanted: int, name: str) -> None:
     """Checks that rewards have as many entries as the environment's rewards; 0 means a scalar.
 
     Raises:
-      UsageError: the numbers differ; the message gives both, and names the data.
+      UsageError: the numbers of entries are not equal; the message gives both numbers, and names the data.
     """
     if found != wanted:
         has, needs = (f"have {size} entries" if size else "are scalars" for size in (found, wanted))

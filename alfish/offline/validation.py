@@ -212,7 +212,7 @@ def _distance(values: np.ndarray, space: Any) -> float:
         return 0.0
     box = specs.without_vast_bounds(space)
     low, high = (bound.astype(np.float64) for bound in (box.low, box.high))
-    with np.errstate(invalid="ignore"):  # no value exceeds an infinite bound
+    with np.errstate(invalid="ignore"):  # an infinite bound gives nan, which counts as 0
         out = np.stack([(low - values) / np.fmax(1, np.abs(low)), (values - high) / np.fmax(1, np.abs(high))])
     return float(np.nan_to_num(out, nan=0).max(initial=0))
 

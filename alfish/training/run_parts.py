@@ -124,10 +124,10 @@ class Parts(NamedTuple):
         return TrainedSpaces(*spaces).to_json()
 
     def check_equal(self) -> None:
-        """Checks that networks and transforms are the same in all learners.
+        """Checks that networks and transforms have equal tensors in all learners.
 
         Raises:
-          RunError: they differ; the message names the difference.
+          RunError: a tensor is not equal in all learners; the message names the first such tensor.
         """
         if replicas.is_joined():
             modules = {"": self.algorithm, "transforms.": self.transforms}
@@ -368,7 +368,7 @@ def _make_parts(environments: Environments, environment: Environment, settings: 
     if trains:
         iterations = _iterations(settings.budget, collector, source.updates_per_iteration)
         trained.plan(iterations * source.updates_per_iteration, source.rows_per_update)
-    if replicas.rank():  # parameters are equal in all learners; later draws must differ
+    if replicas.rank():  # parameters are equal in all learners, but later random draws must differ between learners
         random_state.seed_all(replicas.seed_of(environments.seed))
     loaded = InitialParts(settings.initial_parts or {}, *networks)
     calibrated = Calibration(settings.calibration if networks[1].keep_statistics else None, num_env_steps)

@@ -157,7 +157,7 @@ class PolicyRunner:
         self._compare(row)
 
     def _compare(self, row: tuple) -> None:
-        """Compares the program with the policy; if their results differ, later calls use torch."""
+        """Compares the results of the numpy program and the policy; if they are not close, later calls use torch."""
         with random_state.preserved():
             expected = nest.leaves(self._act(*row))
         with random_state.preserved():

@@ -87,7 +87,7 @@ def records(
 
 
 def ended(time_step: TimeStep, broken: np.ndarray) -> TimeStep:
-    """Returns the row before a step with LAST where `broken` (`[B]` bool) is True: these episodes end."""
+    """Returns the row before a step, with LAST in place of MID where `broken` `[B]` is True: the episode ends there."""
     step_type = as_array(time_step.step_type).copy()
     step_type[broken & (step_type == StepType.MID)] = StepType.LAST
     return time_step._replace(step_type=step_type)

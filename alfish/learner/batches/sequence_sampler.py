@@ -203,8 +203,8 @@ class SequenceBatches(Batches):
             )
         if needs.info:
             raise UsageError(
-                f"{type(algorithm).__name__} trains on {', '.join(needs.info)} from its rollout_step, which recorded "
-                "data lack; train on data that it collects itself, or turn off the setting that needs this"
+                f"{type(algorithm).__name__} trains on the info {', '.join(needs.info)} of its rollout_step, which "
+                "recorded data lack; train on rows that the run collects, or turn off the setting that needs this info"
             )
         asked: dict[str, Any] = {} if hindsight is None else {"keeps_episodes": True}
         if needs.return_gamma is not None:

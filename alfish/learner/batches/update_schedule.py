@@ -24,7 +24,7 @@ class UpdateSchedule:
       num_env_steps: the argument of `plan`.
       needed_env_steps: number of environment steps after which replay holds a batch; set by the owner of the schedule.
       num_updates: number of updates made in all.
-      can_draw: whether replay (with several learners, the replay of each one) is known to hold a window.
+      can_draw: whether the replay of every learner is known to hold a window.
     """
 
     def __init__(self, ratio: float, warmup_env_steps: int | None, offline_updates: int):
@@ -85,8 +85,8 @@ class UpdateSchedule:
           clock: clock steps of the run.
 
         Returns:
-          Number of environment steps to collect, which is the largest of: the rest of the warm-up; a tenth of the
-          remaining budget, at most a whole warm-up; the steps after which replay holds a batch.
+          Number of environment steps to collect: the largest of three numbers. They are the rest of the warm-up; a
+          tenth of the remaining budget, but no more than the warm-up; and `needed_env_steps`.
         """
         self.can_draw = False
         if self.num_offline_due:
@@ -102,10 +102,10 @@ class UpdateSchedule:
         return {"num_updates": self.num_updates, "warmup_env_steps": self.warmup_env_steps, **counted}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state`. If the saved ratio differs, the new ratio applies only to later steps.
+        """Restores `state`. If the state was saved with another ratio, the new ratio applies only to later steps.
 
-        A warm-up that was chosen from an earlier budget stays, because with a longer warm-up fewer updates than were
-        made would be due.
+        A warm-up that was chosen from an earlier budget is kept. With a longer warm-up, fewer updates would be due than
+        have already been made.
         """
         self.num_updates = state["num_updates"]
         if self._follows_budget:

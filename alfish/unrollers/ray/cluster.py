@@ -46,8 +46,8 @@ class Cluster:
         """Connects the process, unless it is already connected.
 
         Raises:
-          UsageError: there is no cluster, its token or its version of Python or Ray differs, or modules can no longer
-            be sent.
+          UsageError: there is no cluster, this machine lacks the cluster's token, has another version of Python or Ray
+            than the cluster, or modules can no longer be sent.
         """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray

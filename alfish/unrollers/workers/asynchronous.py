@@ -244,7 +244,7 @@ class AsyncUnroller(Unroller):
         taken = self._take()
         self._stats.delivered([self.policy_version - segment.version for segment in taken])
         experience = self._join(taken)
-        if not self._is_on_policy:  # on-policy, slots stay in use until the next unroll, which bounds the lag
+        if not self._is_on_policy:  # on-policy, the slots stay in use until the next unroll; this bounds the lag
             self._ledger.release()
         self._grant()
         return experience

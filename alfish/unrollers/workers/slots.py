@@ -208,11 +208,11 @@ class SlotLedger:
         return not self._granted[worker_index] and all(segment.worker_index != worker_index for segment in self.ready)
 
     def grant(self, worker_index: int) -> None:
-        """Moves `next_free` from free to granted."""
+        """Marks the slot `next_free` as granted."""
         self._granted[worker_index].add(self._free[worker_index].pop())
 
     def fill(self, segment: Segment) -> None:
-        """Moves the segment's slot from granted to ready."""
+        """Marks the segment's slot as ready."""
         worker_index = segment.worker_index
         assert segment.sequence == self._next_sequence[worker_index], "a segment was lost or duplicated"
         assert segment.slot in self._granted[worker_index], "a segment arrived in a slot that was not granted"
@@ -244,13 +244,13 @@ class SlotLedger:
         return taken
 
     def release(self) -> None:
-        """Moves all slots that are in use to free."""
+        """Marks all slots that are in use as free."""
         for segment in self.in_use:
             self._free[segment.worker_index].append(segment.slot)
         self.in_use = []
 
     def on_death(self, worker_index: int) -> None:
-        """Moves a worker's granted slots to free. Its finished segments remain."""
+        """Marks the granted slots of a worker as free. Its finished segments remain."""
         self._free[worker_index] = sorted([*self._free[worker_index], *self._granted[worker_index]])
         self._granted[worker_index].clear()
         self._next_sequence[worker_index] = 0
