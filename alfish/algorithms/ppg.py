@@ -76,9 +76,9 @@ class PPG(PPO):
         torso = getattr(self.network, "actor_torso", None)
         if torso is None or getattr(self.network, "critic_torso", None) is None:
             raise UsageError(
-                "PPG trains a value head on the policy's torso, and a value with a torso of its own, but "
-                f"{type(self.network).__name__} does not have an actor_torso and a critic_torso; set "
-                "ActorCritic.shared_torso = False, or give your networks both"
+                "PPG needs separate torsos for the policy and the value, but {type(self.network).__name__} does not "
+                "have an actor_torso and a critic_torso; set ActorCritic.shared_torso = False, or define both torsos "
+                "in your networks"
             )
         self.unroll_use = self.unroll_use._replace(has_auxiliary_phase=True)
         self._clone_coef = clone_coef

@@ -113,7 +113,10 @@ class SymmetricPPO(PPO):
         if self.has_state:
             raise UsageError(f"{name} mirrors single rows, and the policy has a memory; leave the memory out")
         if not augments and mirror_loss_coef == 0:
-            raise UsageError(f"{name} with augments = False and mirror_loss_coef = 0 is PPO; set one of them")
+            raise UsageError(
+                f"{name} with augments = False and mirror_loss_coef = 0 is the same as PPO; set augments = True, or "
+                "mirror_loss_coef above 0"
+            )
         if mirror_loss_coef and not all(isinstance(leaf, spaces.Box) for leaf in nest.leaves(action_spec)):
             raise UsageError(f"{name}.mirror_loss_coef is for Box actions, not {action_spec}; set it to 0")
         self._mirror_observation = _mirror_of(f"{name}.mirror_observation", mirror_observation, observation_spec)

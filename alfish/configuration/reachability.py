@@ -48,7 +48,8 @@ def refuse_unread(reading: Reading) -> None:
     for one in reading.last():
         if one.layer not in reading.saved and (scoped := _overriding(one, reading, reached)):
             raise UsageError(
-                f"{one.name}, bound in {one.layer}, has no effect: {' and '.join(scoped)} override it; bind these"
+                f"{one.name}, bound in {one.layer}, has no effect, because {' and '.join(scoped)} override it; bind "
+                "those parameters instead"
             )
     _refuse_supplied(reading, reached)
 
@@ -67,7 +68,8 @@ def _refuse_supplied(reading: Reading, reached: set[Key]) -> None:
         if all(key in left_to_gin and one.parameter not in left_to_gin[key] for key in readers):
             instead = "bind Trainer.seed" if one.parameter == "seed" else "remove the binding"
             raise UsageError(
-                f"{one.name}, bound in {one.layer}, has no effect: its caller passes a value of its own; {instead}"
+                f"{one.name}, bound in {one.layer}, has no effect, because the code that calls it passes its own "
+                f"value; {instead}"
             )
 
 

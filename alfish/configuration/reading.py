@@ -47,7 +47,7 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> Reading:
     for one in reader.reading.last():
         if not gin_internals.is_writable(one.value):
             raise UsageError(
-                f"{one.name} is {one.value!r}, bound in {one.layer}, which no configuration can save; write a large "
+                f"{one.layer} binds {one.name} to {one.value!r}, a value that no configuration can save; write a large "
                 "finite number instead of inf, and remove nan"
             )
     return reader.reading
@@ -226,9 +226,9 @@ def _import_names(content: str, origin: str, may_lack: Collection[Lacking] = ())
                 imports.import_named(statement.module, origin)
         elif imports.is_restricted():
             raise UsageError(
-                f"{origin} has `{statement.format()}`, with which it could call any function; this is not allowed in "
-                "the configuration of a run: decorate its classes and functions with @gin.configurable, and import "
-                "their modules"
+                f"{origin} has `{statement.format()}`, a statement that lets a configuration call any function, so the "
+                "configuration of a run must not have it; decorate the classes and functions with @gin.configurable, "
+                "and import their modules"
             )
     for module, name in description.PART.findall(content):
         with _noted(absent, f"{module}.{name}", "parts" in may_lack):

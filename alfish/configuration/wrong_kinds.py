@@ -48,7 +48,7 @@ def mistake(selector: str, parameter: str, value: Any) -> str | None:
       value: bound value, with macros replaced by their values.
     """
     if not selector.startswith("alfish."):
-        return None  # annotations outside alfish may differ from the accepted values
+        return None  # annotations in other packages may not name all accepted values
     taken = members(_hints(selector).get(parameter, Any))
     for one, of_one in _with_values(value, taken):
         is_schedule = kinds.takes_schedule(of_one) and gin_internals.is_reference(one)

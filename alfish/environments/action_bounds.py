@@ -48,6 +48,7 @@ def bounded(space: spaces.Space, bounds: float | Sequence[float]) -> spaces.Spac
     low, high = np.where(box.bounded_below, box.low, -limit), np.where(box.bounded_above, box.high, limit)
     if not (np.isfinite(limit) & (limit > 0) & (low < high)).all():
         raise UsageError(
-            f"{setting}; a bound a must be positive, with -a below the upper and a above the lower bounds of {space}"
+            f"{setting}; each bound a must be positive, -a must be below the upper bound of {space}, and a above the "
+            "lower bound"
         )
     return spaces.Box(low, high, dtype=box.dtype.type)

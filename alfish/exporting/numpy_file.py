@@ -226,7 +226,7 @@ def _dtype(example: torch.Tensor) -> str:
 
 
 class _Functions:
-    """Source text of the functions that a written program uses.
+    """Source texts of alfish's functions that an exported numpy program calls.
 
     Attributes:
       sources: texts of the functions that are not part of numpy; a function follows the functions that it calls.

@@ -43,7 +43,7 @@ class NumpyPolicy:
         path = Path(__file__).with_suffix(".npz")
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != self.weights_sha256:
-            raise ValueError(f"{path} has other weights than those of {Path(__file__).name}; export both again")
+            raise ValueError(f"{path} does not contain the weights of {Path(__file__).name}; export both files again")
         with np.load(path, allow_pickle=False) as weights:
             self._initial = {name: weights[name] for name in self.states}
             self._prepared = self.prepare(*(weights[name] for name in self.weight_names))

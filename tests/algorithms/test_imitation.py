@@ -161,7 +161,7 @@ def BC_LIKE(observation_spec, action_spec, reward_spec, *, expert, torso):
 def test_a_run_is_not_continued_with_another_expert():
     state = make(DAgger, expert_of(trained())).state_dict()
     with pytest.raises(
-        UsageError, match="^runs/x differs from what this run was saved with: its checksum is .*; restore the"
+        UsageError, match="^runs/x has changed since this run was saved: its checksum is .*; restore the"
     ):
         load_model(make(DAgger, expert_of(trained(seed=1))), state, "the student")
     normalized = functools.partial(trained, transforms=(ObservationNormalizer,))

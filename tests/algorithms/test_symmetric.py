@@ -127,7 +127,7 @@ MEMORY = partial(ActorCritic, actor_torso=partial(Torso, memory=GRU))
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"augments": False}, "is PPO; set one of them"),
+        ({"augments": False}, "is the same as PPO; set augments"),
         ({"network": MEMORY}, "the policy has a memory"),
         ({"action": "discrete", "mirror_action": lambda a: 2 - a, "mirror_loss_coef": 1.0}, "is for Box actions"),
         ({"mirror_action": lambda action: action + 1}, "SymmetricPPO.mirror_action does not mirror"),

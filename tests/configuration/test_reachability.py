@@ -39,7 +39,10 @@ def test_bindings_that_are_read_later_are_not_refused(tmp_path):
 
 def test_an_unread_setting_is_refused_with_its_possible_places(refused, tmp_path):
     words = refused(*train(tmp_path / "run", *TINY, "make_environment.seed=7"))
-    assert "seed, bound in --gin_param, has no effect: its caller passes a value of its own; bind Trainer.seed" in words
+    assert (
+        "seed, bound in --gin_param, has no effect, because the code that calls it passes its own value; bind "
+        "Trainer.seed" in words
+    )
     assert "nothing reads RMSprop.decay, bound in --gin_param: no part" in refused(
         *train(tmp_path / "run", *TINY, "RMSprop.decay=0.9")
     )
@@ -112,7 +115,7 @@ def test_a_setting_that_the_conf_overrides_wherever_it_is_read_is_refused(conf, 
         settings_of(conf, parameters=[parameter])
         return
     name = parameter.partition("=")[0]
-    with pytest.raises(UsageError, match=f"{name}, bound in this call, has no effect: {words}; bind these"):
+    with pytest.raises(UsageError, match=f"{name}, bound in this call, has no effect, because {words}; bind those"):
         settings_of(conf, parameters=[parameter])
 
 

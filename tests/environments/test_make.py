@@ -935,7 +935,7 @@ def test_action_bounds_fill_in_what_is_missing():
         (UNBOUNDED, [1.0, 2.0, 3.0], r"which has 3 numbers, but actions have shape \(2,\); give one for each entry"),
         (UNBOUNDED, -1.0, "must be positive"),
         (UNBOUNDED, [1.0, np.nan], "must be positive"),
-        (spaces.Box(5, np.inf, (2,)), 1.0, "must be positive, .* a above the lower bounds of Box"),
+        (spaces.Box(5, np.inf, (2,)), 1.0, "must be positive, .* upper bound of Box.* a above the lower bound"),
     ],
 )
 def test_action_bounds_that_do_not_fit_are_refused(space, bounds, words):

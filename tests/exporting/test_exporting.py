@@ -394,7 +394,7 @@ def test_a_number_that_is_not_one_is_a_difference():
 def test_a_numpy_file_refuses_other_weights(policy, tmp_path):
     exporting.export(policy, tmp_path / "policy.py", sampled(policy, 5))
     np.savez(tmp_path / "policy.npz", w=np.zeros(1))
-    with pytest.raises(ValueError, match=r"policy.npz has other weights"):
+    with pytest.raises(ValueError, match=r"policy.npz does not contain the weights of policy.py"):
         loaded(tmp_path / "policy.py")()
 
 

@@ -55,7 +55,10 @@ COMMANDS = [["evaluate"], ["play"], ["record", "--output=data"], ["export", "--o
 @pytest.mark.parametrize(
     "text, words",
     [
-        (DYNAMIC, "has `from __gin__ import dynamic_registration`, with which it could call any function"),
+        (
+            DYNAMIC,
+            "has `from __gin__ import dynamic_registration`, a statement that lets a configuration call any function",
+        ),
         (
             ALGORITHM + "import my_lab_of_tests\n",
             "imports 'my_lab_of_tests', which is not part of alfish; if you trust",

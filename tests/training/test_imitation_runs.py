@@ -186,7 +186,7 @@ def test_a_run_does_not_continue_with_a_changed_expert_checkpoint(tmp_path, expe
     alfish.train(root_dir=there, algorithm="PPO", environment="Pendulum-v1", on_config_change="new",
                  **{**EXPERT, "num_env_steps": 128}, **{"Torso.memory": GRU, "GRU.size": 6},
                  transforms=[ObservationNormalizer])  # fmt: skip
-    with pytest.raises(UsageError, match=f"{there} differs from what this run was saved with: .*restore the content"):
+    with pytest.raises(UsageError, match=f"{there} has changed since this run was saved: .*restore the content"):
         make(tmp_path / "run", there).train()
     fixed = functools.partial(saved_policy, root_dir=str(there), checkpoint=64)
     make(tmp_path / "run", there, algorithm=functools.partial(DAgger, expert=fixed, beta=0.5, torso=TORSO), batches=(
@@ -283,9 +283,7 @@ def test_a_resumed_run_with_demonstrations_is_bit_identical(tmp_path, demonstrat
 def test_a_run_does_not_continue_with_other_demonstrations(tmp_path, demonstrations):
     stop_after(imitate(tmp_path / "run", demonstrations, "ppo"), 2)
     fewer = functools.partial(demonstrations, top_fraction=0.5)
-    with pytest.raises(
-        UsageError, match="differs from what this run was saved with: its checksum is .*restore the content"
-    ):
+    with pytest.raises(UsageError, match="has changed since this run was saved: its checksum is .*restore the content"):
         imitate(tmp_path / "run", fewer, "ppo").train()
 
 

@@ -96,7 +96,8 @@ class ICM(RewardPart):
 
     Args:
       observation_spec, action_spec: specs of the transformed observations and of the actions, see `Part`.
-      coef: weight of the reward, which is half the mean squared error per feature; a number or a schedule of progress.
+      coef: weight of the reward, a number or a schedule of progress; the reward is half the mean squared error per
+        feature.
       episodic: whether returns of this reward end with the episode, see `RewardPart`.
       encoder: class or factory of the observation encoder; called with the observation spec.
       layers: sizes of the hidden layers of the features and of both models.

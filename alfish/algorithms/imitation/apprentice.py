@@ -1,4 +1,5 @@
-"""The base of algorithms in which a student acts, and clones an expert's labels of its rows."""
+"""Base of algorithms in which a student acts, an expert labels the student's rows, and the student learns the
+labels."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

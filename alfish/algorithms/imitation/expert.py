@@ -50,7 +50,7 @@ class Expert(External):
         raise UsageError(f"{type(self).__name__} has no method `distribution`, so it cannot be a prior policy")
 
     def check_specs(self, observation_spec: Nest, action_spec: Nest) -> None:
-        """Raises UsageError with the first difference if the expert cannot label rows of these specs.
+        """Raises UsageError with the first difference if the expert cannot label rows of the given specs.
 
         Default: accepts all specs.
         """
@@ -152,7 +152,7 @@ class PolicyExpert(Expert):
         return nest.map(lambda _: only, self._transforms.raw_observation_spec)
 
     def _compare(self, kind: str, there: Nest, here: Nest) -> None:
-        """Raises UsageError with the first differing leaf if the specs of the expert and the run differ."""
+        """Raises UsageError with the first leaf whose specs in the expert and in the run are not equal."""
         one, other = dict(nest.named_leaves(there, kind)), dict(nest.named_leaves(here, kind))
         for path in [*one, *other]:
             if one.get(path) != other.get(path):

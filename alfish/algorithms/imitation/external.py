@@ -61,7 +61,8 @@ class External(nn.Module, abc.ABC):
         """
         if None not in (self.checksum, state["sha256"]) and state["sha256"] != self.checksum:
             raise UsageError(
-                f"{self.name} differs from what this run was saved with: its checksum is {self.checksum[:8]}, but was "  # type: ignore[index]
+                f"{self.name} has changed since this run was saved: its checksum is {self.checksum[:8]}, but was "
+                ""  # type: ignore[index]
                 f"{state['sha256'][:8]}; restore the content, or start a new run in another directory"
             )
 
