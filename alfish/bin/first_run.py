@@ -201,7 +201,7 @@ def training_speed(task: Task, base: BaseConf | None) -> float:
                     began, first = now, trainer.clock.env_steps
         finally:
             trainer.close()
-    raise RunError("the budget was spent before its speed could be measured")
+    raise RunError("the run's budget was spent before the speed of training could be measured")
 
 
 def _files(files: Sequence[str]) -> list[str]:

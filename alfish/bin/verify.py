@@ -53,9 +53,9 @@ def main(flag_values: flags.FlagValues) -> int:
         found = checkpoints_of(again).load(steps, mmap=True)[1]
         different = list(differences(saved, found))
         if not different:
-            show(f"{flag_values.root_dir} can be repeated here: equal bits after {steps:,} steps")
+            show(f"{flag_values.root_dir} can be repeated here: after {steps:,} steps, all values are bitwise equal")
             return 0
-        show(f"{flag_values.root_dir} cannot be repeated here: after {steps:,} steps {len(different)} values differ")
+        show(f"{flag_values.root_dir} cannot be repeated here: after {steps:,} steps, {len(different)} values differ")
         rest = len(different) - NUM_SHOWN
         lines = [*different[:NUM_SHOWN], *([f"and {counted(rest, 'other value')}"] if rest > 0 else [])]
         lines += [*_first_evaluation(directory, again), *_other_conditions(directory, again, steps)]

@@ -28,7 +28,7 @@ class Environment(abc.ABC):
     follows.
 
     With `has_gaps`, an environment may have no row in some steps, for example after an agent has left a game that
-    continues without it. From the step after a LAST row until the next FIRST row, the environment's row is then PAD.
+    continues without it. Such an environment returns PAD rows from the step after a LAST row until the next FIRST row.
 
     Leaves are numpy arrays on the host. Leaves of environments that compute in torch are tensors on the environment's
     device. `convert` converts arrays or tensors to this type. Returned leaves are not modified later.

@@ -182,7 +182,7 @@ class SequentialVectorEnv(VectorEnv):
             close(env)
 
     def replace(self, rows: np.ndarray) -> Any:
-        """Rebuilds the environments of these rows (`[B]` bool).
+        """Rebuilds the environments that the mask `rows`, `[B]` bool, selects.
 
         Returns:
           A batch of observations: the first observation of each rebuilt environment, and the last of each other
@@ -204,7 +204,7 @@ class SequentialVectorEnv(VectorEnv):
         return self._rebuild(i)
 
     def _replace_misfits(self, observations: list[Any]) -> list[int]:
-        """Rebuilds environments whose observations do not fit the space, and replaces these by first observations.
+        """Rebuilds environments whose observations do not fit the space, and replaces those observations.
 
         Returns:
           The indices of the rebuilt environments.

@@ -48,7 +48,7 @@ def _has_pixels(spec: spaces.Box) -> bool:
 
 
 def encoder_by_size(spec: spaces.Space) -> type["ImageEncoder"] | None:
-    """Returns the encoder of an image of this size; None for less than 3 x 3 pixels."""
+    """Returns the class of the encoder for images of this spec; None if height or width is below 3 pixels."""
     height, width = _image_shape(spec)[1:]
     if min(height, width) >= 36:
         return NatureCNN

@@ -216,7 +216,7 @@ class LSTM(_Gated):
     def __init__(self, input_size: PositiveInt, size: PositiveInt = 64):
         super().__init__(input_size, size)
         with torch.no_grad():
-            self.input_bias[size : 2 * size] = 1.0  # the cell initially keeps its content (Jozefowicz et al., 2015)
+            self.input_bias[size : 2 * size] = 1.0  # forget gate (Jozefowicz et al., 2015)
 
     def cell(self, projected: torch.Tensor, state: Nest) -> tuple[torch.Tensor, Nest]:
         output, cell = state

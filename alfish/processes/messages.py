@@ -100,7 +100,7 @@ class Setup(NamedTuple):
     seed: int
     process: tuple[int, int]  # index of the worker among all workers of the run, and number of its earlier processes
     first_env_id: int
-    starts: list[int]  # vector steps until each first episode is truncated; 0 means no truncation
+    starts: list[int]  # for each column, vector steps until its first episode is truncated; 0: not truncated
     cpu: int | None
 
 

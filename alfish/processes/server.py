@@ -152,7 +152,7 @@ class Server:
                 raise RunError(
                     f"the process that forks workers ended with exit code {code}; its output above shows the reason"
                 ) from error
-            except BaseException:  # a signal requests a stop; the worker finds its channel closed
+            except BaseException:  # a signal requests a stop; the worker then finds that its channel is closed
                 status.close()
                 raise
         if pid < 0:

@@ -60,7 +60,7 @@ class RslRl(Simulator):
 
 
 def _plain(observation: Any) -> Nest:
-    """Returns a TensorDict, or any mapping, as nested dicts; for a pair with extras, only the observation."""
+    """Returns an observation as nested dicts, without the extras of a pair (observation, extras)."""
     if isinstance(observation, tuple):
         observation = observation[0]
     if isinstance(observation, torch.Tensor):

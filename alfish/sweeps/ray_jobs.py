@@ -24,9 +24,9 @@ STOPPED = 128 + signal.SIGTERM  # exit status of a stopped process
 class RayJobs:
     """`Jobs` on a Ray cluster: each process is a task.
 
-    Ray repeats a task whose machine has died, as often as necessary. The same command continues the run, so at most the
-    steps since its last checkpoint are lost. The file `STOP` in the directory of a run stops its task. Ray's own
-    cancellation could interrupt the saving of a checkpoint.
+    Ray repeats a task whose machine has died, as often as necessary. The repeated task continues the run, so at most
+    the steps since the run's last checkpoint are lost. The file `STOP` in the directory of a run stops its task. Ray's
+    own cancellation could interrupt the saving of a checkpoint.
 
     Args:
       size: number of runs at the same time; None means as many as currently fit into the cluster.
@@ -113,7 +113,7 @@ def train(directory: str, arguments: Sequence[str]) -> int:
     """Runs `alfish train` on a machine of the cluster until it ends or is asked to stop; returns its exit status."""
     path = Path(directory)
     if not path.is_dir():
-        raise UsageError(f"{platform.node()} does not see it; choose a --root_dir that all machines share")
+        raise UsageError(f"{platform.node()} does not see this directory; choose a --root_dir that all machines share")
     jobs, is_asked = LocalJobs(1), False
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ray cancels a task by this signal
     try:

@@ -91,7 +91,7 @@ class Trial:
 
     Attributes:
       number: number of the trial, from 0.
-      bindings: gin texts of the searched parameters.
+      bindings: value of each searched parameter as gin text, by the parameter's name.
       seen: numbers of the trials that were complete when this trial was proposed.
       runs: runs of the trial, one for each seed.
     """

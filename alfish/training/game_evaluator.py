@@ -75,8 +75,8 @@ class GameEvaluator:
     ):
         if isinstance(games, SideBySide):
             raise UsageError(
-                "the environments of SideBySide do not end together, so it cannot be evaluated; bind Trainer.listeners "
-                "without @Evaluate(), and evaluate each policy in its own environment"
+                "SideBySide cannot be evaluated, because the episodes of its environments do not end together; bind "
+                "Trainer.listeners without @Evaluate(), and evaluate each policy in its own environment"
             )
         self.environment = games
         self._members = list(members)

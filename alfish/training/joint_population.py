@@ -69,8 +69,8 @@ class JointPopulation(Listener):
       gap: number of standard errors by which a policy must be worse than the policy that replaces it.
       mutation_rate: probability that a copy's parameter is perturbed, in (0, 1].
       perturbs_others: whether the values of policies that are neither replaced nor among the best are also perturbed.
-      among: names of the policies in the population; None means all policies that train. Policies that may play the
-        same agents can replace each other.
+      among: names of the policies in the population; None means all policies that train. A policy can be replaced only
+        by a policy that may play exactly the same agents.
       keeps: name of a policy that is never replaced and keeps the values of the configuration, but may be copied.
     """
 

@@ -298,7 +298,7 @@ class Loop:
         self._owes_summary = self._owes_summary or summary_is_due
         self._modes.switch(training=True)
         self._is_updating = True
-        # After a failed compilation, updates stay plain.
+        # After a failed compilation, updates run without compilation.
         chunks = () if waits else batches.chunks(self._clock.value, not learner.is_plain)
         learned = learner.train(self._timer.each(SAMPLE, chunks), self._owes_summary)
         self._clock.updates = learner.updates

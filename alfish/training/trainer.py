@@ -395,7 +395,7 @@ class Trainer:
         except DiskError as error:  # the original error must stay visible
             self.log(f"No checkpoint was saved at {self.clock.value:,} steps: {error}")
         else:
-            self.log(f"Saved a checkpoint at {self.clock.value:,} steps after an error")
+            self.log(f"After the error, a checkpoint was saved at {self.clock.value:,} steps")
 
 
 def _checked(trainer: Trainer) -> Iterator[Report]:

@@ -168,7 +168,8 @@ class ObservationRescaler(ObservationNormalizer):
             size = (moments.mean.square() + variance).sqrt()
             is_usual = (size >= self._smallest) & (size <= self._largest)
             moments.shift.masked_fill_(is_usual, 0.0)
-            # The scale of an entry that was constant so far is unknown: a flag must not become 1 / sqrt(epsilon).
+            # The scale of an entry that has been constant so far is unknown. With its variance of 0, a flag that later
+            # becomes 1 would be scaled to 1 / sqrt(epsilon).
             is_constant = variance <= (RESOLUTION * moments.mean).square()
             moments.scale.masked_fill_(is_usual | is_constant, 1.0)
 

@@ -52,9 +52,9 @@ def test_a_run_is_repeated_up_to_each_checkpoint(run, capsys):
     files = sorted(path.name for path in run.rglob("*"))
     assert main(["verify", f"--root_dir={run}"]) == 0
     first, *_, last = checkpoints_of(run).steps()
-    assert capsys.readouterr().out == f"{run} can be repeated here: equal bits after {first} steps\n"
+    assert capsys.readouterr().out == f"{run} can be repeated here: after {first} steps, all values are bitwise equal\n"
     assert main(["verify", f"--root_dir={run}", "--checkpoint=latest"]) == 0
-    assert f"equal bits after {last} steps" in capsys.readouterr().out
+    assert f"after {last} steps, all values are bitwise equal" in capsys.readouterr().out
     assert sorted(path.name for path in run.rglob("*")) == files
 
 

@@ -727,7 +727,7 @@ def test_an_environment_error_ends_the_run_with_a_checkpoint(tmp_path, capsys):
     last = recorder.reports[-1]
     assert not last.finished and recorder.closed == 1 and not (tmp_path / "done").exists()
     assert Checkpoints(tmp_path / "checkpoints").steps() == [last.env_steps]
-    assert f"Saved a checkpoint at {last.env_steps} steps after an error" in capsys.readouterr().err
+    assert f"After the error, a checkpoint was saved at {last.env_steps} steps" in capsys.readouterr().err
     Fragile.count = -1000
     again = make(tmp_path, Fragile, num_envs=1, num_iterations=last.iterations + 2, listeners=[CheckpointSaver(0)])
     assert again.train().iterations == last.iterations + 2

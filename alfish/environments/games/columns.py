@@ -108,7 +108,7 @@ class Columns:
             self.plays[column] = False
 
     def rows(self) -> TimeStep:
-        """Returns the rows of this step, `[columns]`.
+        """Returns the rows of the current step, `[columns]`.
 
         Raises:
           BadRow: an observation does not match its space, or a value is not finite.

@@ -65,7 +65,7 @@ class Temperatures(nn.Module):
         return q
 
     def loss(self, entropies: dict[str, torch.Tensor], mask: torch.Tensor | None) -> torch.Tensor:
-        """Returns the loss of the temperatures, `[...]`: alpha or its logarithm times (entropy - target entropy).
+        """Returns the loss of the temperatures, `[...]`: the sum over the parts of weight (entropy - target entropy).
 
         Args:
           entropies: entropy `[...]` of each part.

@@ -187,7 +187,7 @@ class Watch:
         return digest.hexdigest()
 
     def _was_evaluated_by_training(self) -> bool:
-        """Returns whether training has evaluated the loaded policy on these episodes, under this name."""
+        """Returns whether training has evaluated the loaded policy under the same name and on the same episodes."""
         end = time.monotonic() + SETTLE_SECONDS
         while self._of_training():
             if self._is_in_metrics():
@@ -198,7 +198,7 @@ class Watch:
         return False
 
     def _is_in_metrics(self) -> bool:
-        """Returns whether metrics.csv has an evaluation of the loaded policy on these episodes."""
+        """Returns whether metrics.csv has an evaluation of the loaded policy under the same name."""
         clock = self._trainer.clock
         counters = [str(clock.env_steps), str(clock.iterations), str(clock.updates)]
         column = f"{self._results.name}/mean_return"
@@ -224,12 +224,12 @@ class Watch:
                 )
 
     def _check_training(self) -> None:
-        """Raises UsageError if training evaluates other episodes under this name."""
+        """Raises UsageError if training evaluates other episodes under the same name."""
         found = self._of_training()
         if found and self._seeds(found[-1]) not in (self._own_seeds, []):
             raise UsageError(
-                f"{found[-1]} has other episodes, from training; give these results another name, such as "
-                f"--name={self._results.name}2"
+                f"{found[-1]} was written by training, which evaluates other episodes; give the results of this "
+                f"command another name, such as --name={self._results.name}2"
             )
 
     def _of_training(self) -> list[Path]:
