@@ -6,7 +6,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import gin
 import torch
@@ -19,7 +19,7 @@ from alfish.functional import losses
 from alfish.functional.returns import lambda_return
 from alfish.functional.targets import NextValues
 from alfish.functional.values import Scalar, ValueLoss, of_choice, of_least_critic
-from alfish.parameters import FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval, checked
+from alfish.parameters import FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range, UnitInterval, checked
 from alfish.parameters.parts import bound
 
 
@@ -95,7 +95,7 @@ class Bins(Distribution):
 
     Args:
       gamma: discount per environment step, set by the algorithm.
-      num_bins: number of bins, K, 2 or more.
+      num_bins: number of bins, K.
       low, high: returns of the first and the last bin. Returns beyond this range are clipped without a message; the
         summary `outside` shows the target's probability in these two bins.
       smoothing: standard deviation of the normal around a target's return, in units of the distance between bins; None
@@ -111,15 +111,13 @@ class Bins(Distribution):
     def __init__(
         self,
         gamma: UnitInterval,
-        num_bins: PositiveInt = 51,
+        num_bins: Annotated[int, Range(2)] = 51,
         low: FiniteFloat = -10.0,
         high: FiniteFloat = 10.0,
         smoothing: PositiveFloat | None = None,
     ):
-        if num_bins < 2 or low >= high:
-            raise UsageError(
-                f"Bins are {num_bins} from {low} to {high}; there must be at least 2, and `low` must be below `high`"
-            )
+        if low >= high:
+            raise UsageError(f"Bins.low is {low}, and Bins.high is {high}; `low` must be below `high`")
         super().__init__(gamma, num_bins)
         self._low = low
         self._high = high
