@@ -24,7 +24,7 @@ class StatefulInfo(NamedTuple):
 
 
 def without_states(experience: Experience) -> Experience:
-    """Returns the experience with the info inside `StatefulInfo`; any other info does not change."""
+    """Returns the experience with the info that `StatefulInfo` wraps; keeps an info of any other type."""
     info = experience.info
     return experience._replace(info=info.info) if isinstance(info, StatefulInfo) else experience
 

@@ -1,4 +1,4 @@
-"""Asynchronous PPO: PPO on rows of an older policy, with V-trace instead of generalised advantages.
+"""Asynchronous PPO: PPO on rows that an older policy collected, with V-trace instead of generalised advantages.
 
 The policy loss is PPO's surrogate, https://arxiv.org/abs/1707.06347, or IMPALA's policy gradient. The targets are
 IMPALA's (Espeholt et al., 2018, https://arxiv.org/abs/1802.01561), as in Sample Factory (Petrenko et al., 2020,

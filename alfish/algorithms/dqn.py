@@ -2,8 +2,8 @@
 
     y = r_1 + ... + gamma^(n-1) r_n + gamma^n Q'(s_n, argmax_a Q(s_n, a)),   loss = huber(y - Q(s_0, a_0))
 
-with the target network Q', which is 0 where s_n is terminal. Without double Q-learning, Q' also replaces Q in the
-argmax. `train_step` computes the next values; `calc_loss` computes the target y by `values.Scalar.target`, which calls
+with the target network Q', which is 0 where s_n is terminal. Without double Q-learning, the argmax is also of Q'.
+`train_step` computes the next values; `calc_loss` computes the target y by `values.Scalar.target`, which calls
 `targets.td_target` and `returns.lambda_return`. The learner takes the mean of the loss over rows that train.
 
 Mnih et al., 2015, https://doi.org/10.1038/nature14236. Double: van Hasselt et al., 2016, https://arxiv.org/abs/1509.06461.

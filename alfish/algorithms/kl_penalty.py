@@ -3,8 +3,8 @@
     L = L_PPO + kl_coef KL[pi_old(. | s), pi(. | s)]
 
 The KL is exact, because the distributions of the rollout are stored. Schulman et al., 2017, section 4, use the penalty
-instead of clipping; a very large `clip_range` turns clipping off. Sample Factory uses both, with a weight of 0.1 for
-Box actions.
+instead of clipping; a very large `clip_range` turns clipping off. Sample Factory uses the penalty and clipping, with a
+weight of 0.1 for Box actions.
 """
 
 from typing import Any

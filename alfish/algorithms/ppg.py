@@ -91,7 +91,7 @@ class PPG(PPO):
         return {"all": others, "auxiliary": list(self.auxiliary_head.parameters())}
 
     def graph_key(self) -> str:
-        """Returns a constant other than None, which means that an update need not train every group."""
+        """Returns a constant; without a key, every update would have to train every group."""
         return "phases"
 
     def preprocess_auxiliary(self, experience: Experience) -> Experience:

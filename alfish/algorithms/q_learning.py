@@ -66,7 +66,7 @@ class QLearning(RLAlgorithm):
         return allowed_q(q, self.mask(time_step)).amax(-1)
 
     def mask(self, time_step: TimeStep) -> torch.Tensor | None:
-        """Returns the allowed actions, `[..., A]` bool; None means all."""
+        """Returns the allowed actions, `[..., A]` bool; None means that all are allowed."""
         return None if self.action_masks is None else self.action_masks(time_step.observation)[0]
 
     def _nested(self, action: torch.Tensor) -> Nest:
@@ -82,5 +82,5 @@ def allowed_q(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
 
 
 def greedy_choice(q: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """Returns the best allowed action, `[...]` int64; the best of all actions where `mask` allows none."""
+    """Returns the best allowed action, `[...]` int64; where `mask` allows none, the best of all actions."""
     return allowed_q(q, mask).argmax(-1)

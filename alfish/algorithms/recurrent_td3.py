@@ -54,8 +54,8 @@ class RecurrentTD3(TD3):
         super().__init__(observation_spec, action_spec, reward_spec, **td3_arguments)
         if self._noise_correlation:
             raise UsageError(
-                f"RecurrentTD3.noise_correlation is {self._noise_correlation}, but the policy's state holds its memory "
-                "only; set it to 0"
+                f"RecurrentTD3.noise_correlation is {self._noise_correlation}, but the policy's state has room for the "
+                "memory only; set it to 0"
             )
 
     def make_networks(self, actor: Callable[..., Any], critic: Callable[..., Any], action_size: int) -> None:

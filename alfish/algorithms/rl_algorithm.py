@@ -42,8 +42,8 @@ class UnrollUse(NamedTuple):
 
     single_epoch: bool = True  # False if the loss stays correct after updates, as with a ratio
     preprocess_each_epoch: bool = False  # whether to call preprocess_experience again before each later epoch
-    handles_stale_policies: bool = False  # whether it corrects for older policies, as asynchronous unrollers require
-    has_auxiliary_phase: bool = False  # whether it needs `PhasicBatches`, which call its `preprocess_auxiliary`
+    handles_stale_policies: bool = False  # whether the loss corrects for rows of older policies
+    has_auxiliary_phase: bool = False  # whether to use `PhasicBatches`, which call `preprocess_auxiliary`
 
 
 class RLAlgorithm(nn.Module, abc.ABC):
@@ -146,7 +146,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
         """Updates side modules with the transformed rows that an iteration collected, under no_grad."""
 
     def trains(self, group: str) -> bool:
-        """Returns whether the next update trains a group of `update_periods`; if not, it needs no loss."""
+        """Returns whether the next update trains a group of `update_periods`; if not, the group needs no loss."""
         return (self.num_updates + 1) % self.update_periods.get(group, 1) == 0
 
     def graph_key(self) -> Hashable:

@@ -50,7 +50,7 @@ class SACTrain(NamedTuple):
     q: torch.Tensor  # [E, T', N] or [E, T', N, K] values of the taken action
     following: NextValues  # soft values of rows 1 to L-1, or of the bootstrap row, from the target critics
     value: torch.Tensor | None  # [T', N] soft value of the current policy; None if the actor does not train
-    entropies: dict[str, torch.Tensor]  # [T', N] of the current policy; empty if the actor does not train
+    entropies: dict[str, torch.Tensor]  # [T', N] entropies of the current policy; empty if the actor does not train
 
 
 @gin.configurable(module="alfish.algorithms")
@@ -114,7 +114,7 @@ class SAC(SoftActor):
         self.temperatures = Temperatures(
             self.action_space, initial_alpha, learn_alpha, box_target_entropy, discrete_entropy_fraction
         )
-        self.update_periods = {"actor": actor_period}  # the temperatures have losses in the same updates
+        self.update_periods = {"actor": actor_period}  # the temperatures have losses in the same updates as the actor
         self.replay_needs = ReplayNeeds(return_gamma=self.values.return_gamma)
         self._lambda = self.default_lambda if lambda_ is None else lambda_
         self.values.check(self, self._lambda, discrete_actions=self.action_space.num_choices > 0)

@@ -52,7 +52,7 @@ class SoftActor(RLAlgorithm):
         self.critic: Any = build_network(critic, f"{name}.critic", self.observation_spec, *sizes, has=has)
 
     def policy(self, features: torch.Tensor, mask: torch.Tensor | None) -> HybridPolicy:
-        """Returns the policy.
+        """Returns the policy for features of the actor.
 
         Args:
           features: `[..., F]`, input of the actor.

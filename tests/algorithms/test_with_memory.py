@@ -522,7 +522,9 @@ def test_only_the_td3_critic_loss_trains_the_shared_memory():
 def test_td3_with_memory_requires_shared_features_and_white_noise():
     with pytest.raises(UsageError, match="RecurrentTD3.actor is set, but the actor's input is the critics' features"):
         recurrent_td3(actor=functools.partial(DeterministicActor, gain=0.5))
-    with pytest.raises(UsageError, match="noise_correlation is 0.5, but the policy's state holds its memory only"):
+    with pytest.raises(
+        UsageError, match="noise_correlation is 0.5, but the policy's state has room for the memory only"
+    ):
         recurrent_td3(noise_correlation=0.5)
 
 

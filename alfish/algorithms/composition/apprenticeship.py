@@ -5,8 +5,9 @@ listener `alfish.training.apprenticeship.ApprenticeshipRounds` measures the poli
 
 Differences from the paper: any algorithm may train the policy, and each round continues from the weights of the last
 round; features belong to the observation after a step, in the reward and in the expectations; the projection stays
-within the segment between both points, because a policy that is not optimal could move it away from the expert. The
-result is not the mixture of the policies, but the policy whose expectation is nearest to the expert's.
+within the segment from the mixture to the new expectation, because a policy that is not optimal could move the mixture
+away from the expert. The result is not the mixture of the policies, but the policy whose expectation is nearest to the
+expert's.
 """
 
 from collections.abc import Callable, Sequence

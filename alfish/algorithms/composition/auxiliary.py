@@ -134,7 +134,7 @@ class AuxiliaryLosses(nn.ModuleDict):
             )
 
     def added(self, loss_info: LossInfo, rows: FeatureRows, progress: torch.Tensor) -> LossInfo:
-        """Returns the algorithm's losses and statistics with those of the auxiliary losses.
+        """Returns the algorithm's losses and statistics, with the auxiliary losses and their statistics added.
 
         Args:
           loss_info: losses of the algorithm, a dict.
@@ -143,7 +143,7 @@ class AuxiliaryLosses(nn.ModuleDict):
         """
         assert isinstance(loss_info.loss, dict)
         loss = loss_info.loss.get(self.group)
-        if not self or loss is None:  # this update does not train the group
+        if not self or loss is None:  # this update does not train the features
             return loss_info
         shape, extra, scalar = loss.shape, dict(loss_info.extra or {}), dict(loss_info.scalar or {})
         if rows.features.shape[:1] < shape[:1] or rows.features.shape[1 : len(shape)] != shape[1:]:
@@ -208,11 +208,11 @@ class CPCA(AuxiliaryLoss):
         h_0 = features at t,    h_j = GRU(h_{j-1}, action at t + j - 1),    j = 1 ... horizon
         loss = -log D(h_j, observation at t + j) - mean over others of log (1 - D(h_j, observation of another row))
 
-    D is a classifier with one hidden layer; its inputs are h_j and the encoded observation. The others are random rows
-    of the minibatch. Predictions do not cross ends of episodes. Requires a memory.
+    D is a classifier with one hidden layer; its inputs are h_j and the encoded observation. The other rows are drawn at
+    random from the minibatch. Predictions do not cross ends of episodes. The algorithm must have a memory.
 
     Guo et al., 2018, https://arxiv.org/abs/1811.06407. Difference from the paper: a separate encoder of observations is
-    trained by this loss only, and rows and futures are drawn at random.
+    trained by this loss only, and start rows and predicted rows are drawn at random.
 
     Args:
       observation_spec, action_spec: specs of the transformed observations and of the actions, see `Part`.

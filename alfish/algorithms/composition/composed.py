@@ -33,7 +33,7 @@ class ComposedRows(NamedTuple):
     """Rows on which an on-policy algorithm trains, `[T, B]`."""
 
     algorithm: Nest  # info that the algorithm's preprocess_experience returned
-    transitions: Transitions  # without `trains` and `observation`
+    transitions: Transitions  # `trains` and `observation` are None
     rewards: dict[str, torch.Tensor]  # rewards of each part
 
 
@@ -361,7 +361,7 @@ class Composed(RLAlgorithm):
             self.algorithm._share_progress()
 
     def _apply(self, *arguments: Any, **keywords: Any) -> "Composed":
-        super()._apply(*arguments, **keywords)  # moves both tensors to another device
+        super()._apply(*arguments, **keywords)  # may move the two tensors `progress` to another device
         self._share_progress()
         return self
 

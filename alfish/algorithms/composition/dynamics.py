@@ -62,7 +62,7 @@ class DynamicsModel(nn.Module):
         self.inverse_model = nn.Sequential(inverse, head)
 
     def loss(self, transitions: Transitions, forward_fraction: float, trains_features: bool) -> LossInfo:
-        """Returns the weighted mean `[...]` of both models' losses.
+        """Returns the weighted mean `[...]` of the losses of the forward model and the inverse model.
 
         Args:
           transitions: steps of the environment.
@@ -102,7 +102,7 @@ class ICM(RewardPart):
       encoder: class or factory of the observation encoder; called with the observation spec.
       layers: sizes of the hidden layers of the features and of both models.
       num_features: number of features of an observation.
-      forward_fraction: weight of the forward model's loss, in [0, 1]; the inverse model's has 1 minus this weight.
+      forward_fraction: weight f of the forward model's loss, in [0, 1]; the inverse model's loss has the weight 1 - f.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class DynamicsFeatures(Representation):
       encoder: class or factory of the observation encoder; called with the observation spec.
       layers: sizes of the hidden layers of the features and of both models.
       num_features: number of features of an observation.
-      forward_fraction: weight of the forward model's loss, in [0, 1]; the inverse model's has 1 minus this weight.
+      forward_fraction: weight f of the forward model's loss, in [0, 1]; the inverse model's loss has the weight 1 - f.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class GAIL(LearnedReward):
       coef: weight of the reward; a number or a schedule of progress.
       reward: reward as a function of D, the probability that a step is the expert's. 'softplus' is -log(1 - D), which
         is positive and favours long episodes. 'negative' is log D, which favours short episodes. 'log_ratio' is the sum
-        of both, the logit.
+        of these two, the logit.
       encoder: class or factory of the encoder; called with the spec of the normalized {'action', 'observation'}.
       layers: sizes of the discriminator's hidden layers.
       gradient_penalty: weight of the penalty (|gradient of the logit| - 1)^2, at random interpolations between inputs

@@ -43,7 +43,8 @@ class Expert(External):
         """
 
     def distribution(self, time_step: TimeStep) -> Distribution:
-        """Returns the distributions of actions for rows `[T, B]`, each by itself, without gradient. Default: raises.
+        """Returns the distributions of actions for rows `[T, B]`, each row by itself, without gradient. Default:
+        raises.
 
         `PriorKLPPO` calls it. Forward KLs need the type of distribution that the policy in training has.
         """

@@ -34,7 +34,7 @@ class Fixed(RLAlgorithm):
         expert: Callable[[], Expert] = gin.REQUIRED,
     ):
         super().__init__(observation_spec, action_spec, reward_spec)
-        with opened_to_act(False):  # acting needs the expert too, so it is always loaded
+        with opened_to_act(False):  # acting needs the expert, too, so the expert is always loaded
             self.expert = make_expert(expert, "Fixed.expert")
         self.expert.check_specs(observation_spec, action_spec)
 
