@@ -22,8 +22,8 @@ class CheckedFunction:
 
     The first call with new shapes of arguments compiles a graph. Tracing turns Python values that the function reads
     into constants. A graph is wrong if such a value changes later. So some calls (`is_checked`) compare the graph with
-    plain Python. If the function cannot be compiled, or if results differ, the function runs as plain Python from then
-    on, after a warning.
+    plain Python. If the function cannot be compiled, or if results differ from those of plain Python, a warning is
+    logged, and the function runs as plain Python from then on.
 
     Args:
       function: function that maps a nest of tensors to a nest of tensors, without side effects.
@@ -31,7 +31,7 @@ class CheckedFunction:
       log: function that is called with messages about each graph.
 
     Attributes:
-      is_plain: whether the function runs as plain Python; may be set.
+      is_plain: whether the function runs as plain Python; callers may set it.
     """
 
     def __init__(self, function: Callable[[Nest], Nest], name: str, log: Callable[[str], Any] = logging.info):

@@ -17,7 +17,7 @@ from alfish.nest import Nest
 class RecordedFunction:
     """A recorded `function(arguments)`.
 
-    Random numbers come from the GPU's default generator, in the same order as in plain calls of the function.
+    Random numbers come from the GPU's default generator, in the same order as in calls of the function itself.
 
     Args:
       function: function that maps tensors to a nest of tensors; it was already called several times. The function must

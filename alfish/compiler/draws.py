@@ -1,9 +1,9 @@
 """Random numbers of a graph, drawn before the graph runs.
 
 Torch's compiler keeps the order of two operations only if one reads the result of the other. Random operations do not
-read each other's results, so the compiler may reorder them. Each operation would then draw different numbers than in
-plain Python. Therefore the results of random operations become arguments of the graph. Before each call, they are drawn
-in the order of the trace.
+read each other's results, so the compiler may reorder them. Each operation would then draw different numbers than
+without compilation. Therefore the results of random operations become arguments of the graph. Before each call, they
+are drawn in the order of the trace.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,7 +2,7 @@
 
 The function is traced once. Tracing uses tensors without values, so it has no side effects. All operations are
 recorded, including gradients and in-place writes. Python values are read only during tracing, so the function must not
-depend on values that change. Callers compare some results with plain Python to find such functions.
+depend on values that change. Callers compare some results with those of the uncompiled function to find such functions.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ class TensorLayout:
 class CompiledFunction:
     """A compiled `function(arguments)`, for arguments with fixed shapes, strides and dtypes.
 
-    A call draws the same random numbers as the plain function, in the same order, and writes to the same tensors.
+    A call draws the same random numbers as the uncompiled function, in the same order, and writes to the same tensors.
 
     Args:
       function: function that maps a nest of tensors to a nest of tensors.
@@ -81,7 +81,7 @@ class CompiledFunction:
     def __init__(self, function: Callable[[Nest], Nest], arguments: Nest, precision: str = "float32"):
         if precision not in matmul.PRECISIONS:
             raise UsageError(f"the precision is {precision!r}; it must be one of {matmul.PRECISIONS}")
-        cache.directory()  # here, because torch's own error while tracing would name no remedy
+        cache.directory()  # checked here, because torch's error while tracing would name no remedy
         leaves, structure = nest.flatten(arguments)
         # Torch's disk cache requires a ShapeEnv, even without symbolic shapes.
         symbols = torch_internals.ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)

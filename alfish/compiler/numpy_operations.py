@@ -91,7 +91,7 @@ def equalize_compared(graph: torch.fx.Graph) -> None:
 def align_biases(graph: torch.fx.Graph) -> None:
     """Adds a dimension to the bias of a product with one row, because numpy adds equal shapes in half the time.
 
-    The dimension is added by a node of the graph. So for a fixed bias, it is added only in `prepare`.
+    The dimension is added by a node of the graph. So for a fixed bias, the dimension is added only in `prepare`.
     """
     for node in list(graph.nodes):
         if node.target is not aten.addmm.default:
@@ -159,7 +159,7 @@ def _random(node: torch.fx.Node, value: torch.Tensor) -> Callable[..., Any]:
     if distribution is None:
         raise NotTranslatable(f"{node.target} has no numpy equivalent")
     fill, bounds = DRAWS[distribution], node.args[1:] if distribution == "integers" else ()
-    drawn = torch.empty(value.shape, dtype=value.dtype)  # reused, because creating a tensor takes longer than drawing
+    drawn = torch.empty(value.shape, dtype=value.dtype)  # created once, because creating takes longer than drawing
     array = drawn.numpy()
     # Whether the result may be read after the next draw.
     may_stay = any(user.op == "output" or user.target in VIEWS for user in node.users)
@@ -293,7 +293,7 @@ def _arg_max(x: np.ndarray, dim: int | None = None, keepdim: bool = False) -> An
 
 
 def _relu(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
-    zero = np.zeros((), numpy_dtype(node.meta["val"].dtype))  # created once, because this takes as long as a maximum
+    zero = np.zeros((), numpy_dtype(node.meta["val"].dtype))  # made once, because making it takes as long as a maximum
     return functools.partial(_at_least, zero)
 
 

@@ -1,6 +1,6 @@
 """Translates a function of small CPU tensors to a Python function of numpy calls.
 
-A policy's step consists of many operations on few numbers. For these, torch's dispatch takes longer than the
+A policy's step consists of many operations on few numbers. For such operations, torch's dispatch takes longer than the
 computation. So the function is recorded once on tensors of zeros, and each operation becomes one numpy call, at a tenth
 of the cost. Arrays share the tensors' memory. Torch draws the random numbers, in the same order.
 """
@@ -121,7 +121,7 @@ def prepare_graph(graph: torch.fx.Graph) -> None:
 def written(
     graph: torch.fx.Graph, num_fixed: int, structure: Any, table: Mapping[Any, Callable[..., Any]] = TABLE
 ) -> Written:
-    """Translates a graph to two functions: one computes what depends on fixed leaves only, the other the rest.
+    """Translates a graph to two functions: the first computes what depends on fixed leaves only, the second the rest.
 
     Args:
       graph: graph that `prepare_graph` has changed.

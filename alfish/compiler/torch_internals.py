@@ -1,7 +1,7 @@
 """Private names of torch that the compiler uses. Each name is imported when it is first used.
 
-A release of torch may move a private name. If a name is missing, `TorchChanged` is raised. Callers then use plain
-torch: updates and policies are not compiled, and products use torch's own kernels.
+A release of torch may move a private name. If a name is missing, `TorchChanged` is raised. Callers then do without it:
+updates and policies are not compiled, and products use torch's own kernels.
 """
 
 import functools
@@ -48,7 +48,7 @@ BUILD_SETTINGS = {
 
 
 class TorchChanged(ImportError):
-    """Raised if this release of torch lacks a private name."""
+    """Raised if this release of torch lacks a private name that the compiler uses."""
 
 
 def __getattr__(name: str) -> Any:
@@ -73,7 +73,7 @@ def has_bfloat16_convolutions() -> bool:
 
 
 def build_settings(**settings: Any) -> Any:
-    """Returns a context in which torch's compiler uses these settings and `BUILD_SETTINGS`.
+    """Returns a context in which torch's compiler uses the given settings and `BUILD_SETTINGS`.
 
     The first call also changes how torch calls C++ compilers, until the process ends: see `_build_under_other_name` and
     `_ask_for_flags`.
