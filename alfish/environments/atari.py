@@ -102,7 +102,7 @@ class EpisodicLife(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env):
         super().__init__(env)
         self._lives = _Lives(env)
-        self._game_over = True  # True also before the first game
+        self._game_over = True  # no game has started
         self._start: tuple[Any, dict] = None, {}  # first observation of the next episode of the same game
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:

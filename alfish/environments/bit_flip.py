@@ -20,8 +20,8 @@ class BitFlip(gymnasium.Env):
     """Each action flips one of `num_bits` bits; the reward is 0 if the bits equal the goal, else -1.
 
     The initial bits are uniform, and the goal is uniform among all other values. An episode terminates at the goal, or
-    is truncated after `num_bits` steps, which always suffice. The best return is 1 - (number of bits that differ at the
-    start); the return of a failed episode is -num_bits.
+    is truncated after `num_bits` steps, which always suffice. The best return is 1 - (number of bits that differ from
+    the goal at the start); the return of a failed episode is -num_bits.
 
     Differences from the paper: reaching the goal ends the episode; no episode starts at its goal.
 

@@ -210,7 +210,8 @@ class Environment(abc.ABC):
         raise NotImplementedError
 
     def break_off(self, time_step: TimeStep, rows: np.ndarray) -> TimeStep:
-        """Truncates the episodes of some environments; the next step resets these. Default: truncates none.
+        """Truncates the episodes of some environments; the next step resets these environments. Default: truncates
+        none.
 
         Args:
           time_step: time step that was returned last.
@@ -335,5 +336,5 @@ class EncodedEnvironment:
         return raw._replace(observation=self._environment.convert(self._encode(raw.observation)))
 
     def _set(self, **attributes: Any) -> None:
-        """Sets attributes of this object; plain assignments set attributes of the encoded environment."""
+        """Sets attributes of this object; other assignments set attributes of the encoded environment."""
         self.__dict__.update(attributes)

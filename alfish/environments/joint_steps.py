@@ -82,7 +82,7 @@ class JointCartPoles:
 
 
 def joint_steps(envs: Sequence[gymnasium.Env]) -> JointCartPoles | None:
-    """Returns joint steps for these environments; None if the environments must be stepped one by one.
+    """Returns joint steps for environments; None if the environments must be stepped one by one.
 
     The class and all wrappers must be gymnasium's own. A comparison with single environments on this machine must also
     give equal bits, because rounding depends on the versions of gymnasium and numpy.
@@ -91,7 +91,7 @@ def joint_steps(envs: Sequence[gymnasium.Env]) -> JointCartPoles | None:
 
 
 def _is_plain_cart_pole(env: gymnasium.Env) -> bool:
-    """Returns whether joint steps support this environment: a plain CartPole with default rewards and integrator."""
+    """Returns whether joint steps support an environment: gymnasium's CartPole with default rewards and integrator."""
     if type(env) is not TimeLimit or type(env.env) is not OrderEnforcing or type(env.env.env) is not CartPoleEnv:
         return False
     core: Any = env.unwrapped

@@ -83,8 +83,8 @@ def make_environment(
         Dict.
       seed: seed of the run, passed by a Trainer; environment i receives the i-th child of its SeedSequence.
       evaluation: whether the environments are for evaluation. If so, `vectorization` is ignored: this process steps
-        single environments, which the evaluator resets. With 'envpool', these are EnvPool's. A VectorEnv of the user
-        does not change.
+        single environments, which the evaluator resets. With 'envpool', the single environments are EnvPool's. A
+        VectorEnv of the user does not change.
       render_mode: render mode of gymnasium.
       action_mask: place of the mask of allowed actions: 'observation:LEAF', 'info:KEY' or 'method:NAME'; for vector
         classes only 'observation:LEAF'. The mask becomes a leaf of the observation, see `environments.masks`. None
@@ -163,7 +163,7 @@ def make_environment(
             return env_id
         with named_kwargs(env_id, kwargs):
             if callable(env_id):
-                is_functional = inspect.isclass(env_id) and issubclass(env_id, FuncEnv)  # renders without an argument
+                is_functional = inspect.isclass(env_id) and issubclass(env_id, FuncEnv)  # takes no render_mode
                 return own(env_id)(**own(env_kwargs or {} if is_functional else kwargs))
             make = SinglePool if vectorization == "envpool" else make_single
             return make(env_id, own(kwargs))
@@ -180,21 +180,21 @@ def make_environment(
             )
         for wrapper in wrappers:
             env = wrap(env, wrapper)
-        env_spec = getattr(env, "spec", None)  # before training wrappers, which do not change the task
+        env_spec = getattr(env, "spec", None)  # read before training wrappers, which do not change the task
         for wrapper in () if evaluation else training_wrappers:
             env = wrap(env, wrapper)
         refuse_statistics(env)
         env = LeftOut(env, leave_out) if leave_out else env
         if action_bounds is not None:
             env = gymnasium.wrappers.TransformAction(env, _same, bounded(env.action_space, action_bounds))
-        specs.check_learnable(env.observation_space, "observation")  # before gymnasium batches observations
+        specs.check_learnable(env.observation_space, "observation")  # checked before gymnasium batches observations
         specs.check_learnable(env.action_space, "action")
         if rewards is not None or declared(env) is not None:
             env = VectorRewards(env, rewards)
             if vectorization == "async" and not evaluation:
                 raise UsageError(
-                    "make_environment.vectorization is 'async', which supports only scalar rewards, but this reward is "
-                    "a vector; use 'sync', and AsyncUnroller for processes"
+                    "make_environment.vectorization is 'async', which supports only scalar rewards, but the "
+                    "environment's reward is a vector; use 'sync', and AsyncUnroller for processes"
                 )
         return env if action_mask is None else MaskedObservation(env, action_mask)
 

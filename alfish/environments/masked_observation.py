@@ -146,7 +146,7 @@ class MaskLeaf:
             mask = whole
         if given is None and not has_ended:
             raise UsageError(
-                f"{self._name}, but there was none {when}; the environment must return one at each reset and step"
+                f"{self._name}, but there was no mask {when}; the environment must return a mask at each reset and step"
             )
         return mask
 

@@ -129,7 +129,8 @@ class Members:
     def generator_states(self) -> list[str]:
         """Returns the state of each random generator as JSON.
 
-        If members in other processes were abandoned, they do not answer; the states are then those of new generators.
+        Members in other processes do not answer after they were abandoned; the result then has states of new
+        generators.
         """
         return [to_json(generator) for generator in self._generators()]
 
@@ -139,7 +140,7 @@ class Members:
         for generator, state in zip(generators, states):
             from_json(generator, state)
         if isinstance(self._inner, AsyncVectorEnv):
-            self._inner.set_attr("np_random", generators)  # sends copies to other processes
+            self._inner.set_attr("np_random", generators)  # other processes receive copies
 
     def seeds_of_restart(self) -> list[int] | None:
         """Returns seeds for the reset after a resume; None if restored generators determine the next episodes.

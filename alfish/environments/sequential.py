@@ -108,7 +108,7 @@ class SequentialVectorEnv(VectorEnv):
             own_seed = None if seed is None else seed[i]
             self._observations[i], infos[i] = self.envs[i].reset(seed=own_seed, options=options or None)
         self._waits = self._waits & ~rows
-        some = self._observations[int(np.argmax(rows))]  # placeholder for environments never reset
+        some = self._observations[int(np.argmax(rows))]  # placeholder for environments that were never reset
         self._observations = [some if one is None else one for one in self._observations]
         return self._batch(self._observations), gathered(infos)
 
@@ -127,7 +127,7 @@ class SequentialVectorEnv(VectorEnv):
             batch, infos = self._batch(observations), []
             self._observations = list(batch)
         self.something_ended = any(terminations) or any(truncations)
-        if not was_quiet or self.something_ended:  # only then may an environment wait for a reset
+        if not was_quiet or self.something_ended:  # otherwise no environment waits for a reset
             check_ends(terminations, truncations)
             resting = self._waits if self._rests else False
             self._waits = np.array(terminations, bool) | np.array(truncations, bool) | resting

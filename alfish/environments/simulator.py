@@ -323,11 +323,11 @@ class SimulatorEnvironment(Environment):
 
 def refuse_second(make: Callable[..., Any]) -> None:
     """Raises UsageError if the process already has a simulator of a class that allows only one."""
-    kind: Any = getattr(make, "func", make)  # `func` is the class inside a partial
+    kind: Any = getattr(make, "func", make)  # `func` of a partial is the class
     if getattr(kind, "only_one", False) and any(isinstance(simulator, kind) for simulator in _OPEN):
         raise UsageError(
-            f"{kind.__name__} is used a second time, but a process can hold only one; close the first one, or evaluate "
-            "in another process: `alfish evaluate`"
+            f"{kind.__name__} is used a second time, but a process can hold only one such simulator; close the first "
+            "one, or evaluate in another process: `alfish evaluate`"
         )
 
 

@@ -94,7 +94,7 @@ class _VectorSimulator(Simulator):
 
     def step(self, action: Nest) -> SimulatorStep:
         observation, reward, terminated, truncated, infos = self._env.step(action)
-        final = infos.pop("final_obs", None)  # removed, because it would be stale in the next step
+        final = infos.pop("final_obs", None)  # removed from the infos, because it would be stale in the next step
         return SimulatorStep(observation, reward, terminated, truncated, final, infos)
 
     def state_dict(self) -> Any:

@@ -75,7 +75,7 @@ class VectorEnvironment(Environment):
         self._quiet = np.full(self.num_envs, StepType.MID, np.int32), np.ones(self.num_envs, np.float32)
 
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
-        options = {"options": {"reset_mask": rows.copy()}} if rows is not None else {}  # gymnasium pops the mask
+        options = {"options": {"reset_mask": rows.copy()}} if rows is not None else {}  # gymnasium pops it
         is_first = self._members.first_seeds is not None
         seed = self._members.seed_argument(seeds)
         if rows is not None and not self._members.have_seeds:

@@ -356,7 +356,9 @@ def test_a_second_simulator_of_a_process_is_refused():
         only_one = True
 
     first = make_environment(Only, num_envs=2)
-    with pytest.raises(UsageError, match="Only is used a second time, but a process can hold only one; close"):
+    with pytest.raises(
+        UsageError, match="Only is used a second time, but a process can hold only one such simulator; close"
+    ):
         make_environment(functools.partial(Only, final="lost"), num_envs=2)
     first.close()
     make_environment(Only, num_envs=2).close()

@@ -137,7 +137,7 @@ class FunctionalEnvironment(Environment):
         self.state, self.clock, self.observation = episodes
 
     def tensors(self) -> Nest:
-        """Returns the argument `tensors` of `advanced`: all tensors that it reads apart from its other arguments."""
+        """Returns the tensors that `advanced` reads besides its other arguments, its argument `tensors`."""
         return tensors_of(self.functional), self._units.tensors(), self._observed.tensors(), self._blank
 
     def advanced(

@@ -109,7 +109,7 @@ class Draws(dict[str, torch.Tensor]):
 
 
 def size(kinds: Mapping[str, Kind]) -> int:
-    """Returns the number of uniform numbers that one environment needs for these kinds."""
+    """Returns the number of uniform numbers that one environment needs for the given kinds."""
     return sum(math.prod(kind.shape) for kind in kinds.values())
 
 
@@ -220,7 +220,7 @@ def tensors_of(env: FuncEnv) -> dict[str, torch.Tensor]:
 def with_tensors(env: FuncEnv, tensors: Mapping[str, torch.Tensor]) -> FuncEnv:
     """Returns a shallow copy of an environment with the given tensors as attributes.
 
-    A compiled function takes `tensors_of(env)` as arguments, because a graph cannot contain these tensors:
+    A compiled function takes `tensors_of(env)` as arguments, because a graph cannot contain the environment's tensors:
 
         CompiledFunction(lambda given: advance(with_tensors(env, given[0]), *given[1:]), (tensors_of(env), ...))
     """
@@ -232,7 +232,7 @@ def with_tensors(env: FuncEnv, tensors: Mapping[str, torch.Tensor]) -> FuncEnv:
 
 
 def draws(env: FuncEnv, u: torch.Tensor) -> tuple[Draws, Draws]:
-    """Returns the numbers for `initial` and for a transition, from `u`, `[B, num_draws(env)]`."""
+    """Returns the random numbers for `initial` and for a transition, from `u`, `[B, num_draws(env)]`."""
     at_reset = size(initial_draws(env))
     return Draws(initial_draws(env), u[:, :at_reset]), Draws(transition_draws(env), u[:, at_reset:])
 

@@ -359,9 +359,9 @@ class Memory(NamedTuple):
 class Recall(FuncEnv):
     """A memory task: the first observation shows a cue, and the action `length` steps later must name it.
 
-    The observation has the one-hot code of the cue in the first step, and zeros later. Its last entry is 1 in the last
-    step. The action of the last step has reward 1 if it names the cue. Without memory, the average return is 1 /
-    num_cues.
+    The observation has the one-hot code of the cue in the first step, and zeros in later steps. Its last entry is 1 in
+    the last step. The action of the last step has reward 1 if it names the cue. Without memory, the average return is 1
+    / num_cues.
 
     Args:
       length: number of steps between the cue and the question, at least 1.

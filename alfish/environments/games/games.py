@@ -96,7 +96,7 @@ class Games(abc.ABC):
 
     @property
     def num_envs(self) -> int:
-        """Number of games; the name is that of environments."""
+        """Number of games, under the name that environments have for it."""
         return self.num_games
 
     @abc.abstractmethod

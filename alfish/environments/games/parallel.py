@@ -21,8 +21,8 @@ class ParallelGames(ZooGames):
 
     Raises:
       UsageError: as for `ZooGames`. In a step: a game lacks the observation, the reward or the end of an agent, an
-        agent that has ended stays, an agent outside of `possible_agents` appears, or an observation does not match its
-        space or is not finite.
+        agent that has ended stays in `agents`, an agent outside of `possible_agents` appears, or an observation does
+        not match its space or is not finite.
     """
 
     def _begin(self, game: int, seed: int) -> None:
@@ -50,7 +50,7 @@ class ParallelGames(ZooGames):
                 )
         check_ends([terminated[agent] for agent in present], [truncated[agent] for agent in present])
         ended = {agent for agent in present if terminated[agent] or truncated[agent]}
-        remaining = list(env.agents)  # read once, because each PettingZoo wrapper slows down the access
+        remaining = list(env.agents)  # `agents` is read once, because each wrapper slows down the access
         goes_on = not ended.issuperset(remaining)
         if goes_on and (staying := sorted(ended.intersection(remaining))):
             raise UsageError(

@@ -25,7 +25,7 @@ class TurnGames(ZooGames):
 
     Raises:
       UsageError: as for `ZooGames`, or teams are given and `rewards` takes entries from infos. In a step: an agent
-        leaves without being terminated or truncated, an agent that has ended stays, an agent outside of
+        leaves without being terminated or truncated, an agent that has ended stays in `agents`, an agent outside of
         `possible_agents` appears, or an observation does not match its space or is not finite.
     """
 
@@ -36,7 +36,7 @@ class TurnGames(ZooGames):
         if self._teams and any(where.startswith("info:") for where in sources):
             raise UsageError(
                 f"make_games.teams is set, and make_games.rewards reads entries of infos, but {self.name} is a "
-                "turn-based game, which has infos only at the agent's turn; leave out one of the two"
+                "turn-based game, which has infos only at the agent's turn; leave out one of the two settings"
             )
         self.turns = len(self.agents)
         # For each game and agent: the sum of the team's mean rewards since the agent's last action.

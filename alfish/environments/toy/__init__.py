@@ -1,6 +1,6 @@
 """Small environments with known best returns, for testing an algorithm in seconds.
 
-All are of `gymnasium.Env` or `VectorEnv`. Use them as in `make_environment.env_id = @Corridor`.
+Each class is a `gymnasium.Env` or a `VectorEnv`. Use them as in `make_environment.env_id = @Corridor`.
 """
 
 from alfish.environments.toy.bandits import MaskedIdentity
