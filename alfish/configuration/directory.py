@@ -51,7 +51,8 @@ def is_to_change(saved: Path, choice: str) -> bool:
     """Returns True if the current configuration should replace the existing run's configuration.
 
     Raises:
-      UsageError: the configurations differ, and `choice` is 'stop'; or the saved configuration is not text.
+      UsageError: the saved configuration differs from the current one, and `choice` is 'stop'; or the saved
+        configuration is not text.
     """
     from alfish.runs.checkpoints import Checkpoints
 

@@ -23,7 +23,7 @@ def find(file: str) -> Path:
       UsageError: the file is neither in the working directory nor among the shipped confs.
     """
     shipped = confs_directory()
-    for path in (Path(file), shipped / file, shipped.parent / file):  # the last finds confs/NAME.gin
+    for path in (Path(file), shipped / file, shipped.parent / file):  # the last path finds confs/NAME.gin
         if path.is_file():
             return path
     names = sorted(path.name for path in confs_directory().glob("*.gin"))

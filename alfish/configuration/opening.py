@@ -135,7 +135,7 @@ def load(
       UsageError: the run, the checkpoint or the policy does not exist, the policy has a part from a module that is not
         allowed, or another thread trains.
     """
-    may_lack: list[reading.Lacking] = ["parts", "imports"]  # the policy may not need these
+    may_lack: list[reading.Lacking] = ["parts", "imports"]  # the policy may not need the missing ones
     with (
         as_directory(root_dir) as directory,
         _configured_as(run_directory(directory), allow_import, may_lack, brief=True),

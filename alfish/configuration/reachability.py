@@ -79,7 +79,7 @@ def _is_for_callers(selector: str, parameter: str) -> bool:
 
 
 def _overriding(binding: Binding, reading: Reading, reached: set[Key]) -> list[str]:
-    """Returns the names of bindings in earlier layers that override this binding everywhere."""
+    """Returns the names of bindings in earlier layers that override a binding in every scope."""
     (_, selector), parameter = binding.key, binding.parameter
     later = reading.later_layers(binding.layer)
     earlier = {
@@ -117,7 +117,7 @@ def _is_read(key: Key, reached: Iterable[Key]) -> bool:
 
 
 def _keys_read_by(scope: str, selector: str) -> list[Key]:
-    """Returns the keys that a call of `selector` in a scope reads; for the scope `a/b`, those of '', 'a' and 'a/b'."""
+    """Returns the keys that a call of `selector` reads in a scope; in `a/b`, the keys of '', 'a' and 'a/b'."""
     parts = scope.split("/") if scope else []
     return [("/".join(parts[:i]), selector) for i in range(len(parts) + 1)]
 
@@ -145,7 +145,7 @@ def _may_have_been_read(binding: Binding, reading: Reading, reached: set[Key]) -
 def _default(selector: str, parameter: str) -> Any:
     """Returns the default of a parameter, as a reference if the default is a configurable."""
     found = inspect.signature(gin_internals.configurable(selector)).parameters.get(parameter)
-    if found is None or not callable(found.default):  # the parameter is in **kwargs, or has a plain default
+    if found is None or not callable(found.default):  # the parameter is in **kwargs, or its default is not a part
         return None if found is None else found.default
     known = gin_internals.selector_of(found.default)
     return gin_internals.reference_to(known) if known else found.default

@@ -90,9 +90,9 @@ def configured_run(
             trainer.directory.accepts_config_change = on_config_change == "new" or renews
             with sentences.complete(found):
                 yield trainer
-        except Exception:  # constructors of the user's parts may raise anything
-            if is_new and (trainer is None or trainer.directory.is_whole):  # no other run has replaced it
-                with contextlib.suppress(OSError):  # raised if the directory is not empty
+        except Exception:  # constructors of the user's parts may raise any exception
+            if is_new and (trainer is None or trainer.directory.is_whole):  # no other run has replaced the directory
+                with contextlib.suppress(OSError):  # rmdir raises if the directory is not empty
                     root_dir.rmdir()
             raise
 
