@@ -163,10 +163,10 @@ def _labelled(sources: Sequence[SeriesSource]) -> Iterable[tuple[str, list[Serie
 
 
 def differences(configurations: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Returns, for each configuration, the bindings that differ and may affect learning.
+    """Returns, for each configuration, the bindings that differ between configurations and may affect learning.
 
     Bindings that some configurations lack are added only if the other bindings do not distinguish all configurations.
-    For example, if a binding selects different classes, the settings of these classes are not needed.
+    For example, if a binding selects different classes, the settings of the classes are not needed.
     """
     configurations = [{n: v for n, v in one.items() if not _is_ignored(n, v)} for one in configurations]
     names = list(dict.fromkeys(n for one in configurations for n in one))

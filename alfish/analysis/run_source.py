@@ -110,7 +110,8 @@ class RunSeriesSource:
         steps, env_steps = (float(table.numbers(name)[-1]) if len(table) else 0.0 for name in ("steps", "env_steps"))
         if not env_steps:
             return AXIS_WORDS["updates"]
-        return AXIS_WORDS["env_steps"] if env_steps >= steps else "clock steps"  # some clock steps did not act
+        # In idle clock steps, no environment is stepped.
+        return AXIS_WORDS["env_steps"] if env_steps >= steps else "clock steps"
 
     def _of_evaluations(self, name: str, evaluations: Mapping[int, tuple[float, ...]]) -> Series:
         """Returns the mean over the episodes of each evaluation, at the clock that metrics.csv has for it."""

@@ -49,7 +49,7 @@ ESTIMATES = ("iqm", "mean", "median", "optimality_gap")
 def for_people(comparison: Comparison) -> Table:
     """Returns the table of a comparison for people, without empty columns."""
     axis = _common_axis(comparison)
-    clock = AXIS_WORDS[axis] if axis else ""  # otherwise cells have their own units
+    clock = AXIS_WORDS[axis] if axis else ""  # without a common axis, each cell names its unit
     header = ["environment", "group", "seeds", "IQM", "mean", "median", "optimality gap"]
     header += [f"{clock or 'steps'} to threshold", "seconds to threshold", f"{clock or 'steps'}/s"]
     rows = [

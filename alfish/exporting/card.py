@@ -90,7 +90,7 @@ def _head(title: str, algorithm: str, environment: str, returns: Mapping[int, Se
 
 
 def _chosen(returns: Mapping[int, Sequence[float]]) -> list[tuple[str, int, Sequence[float]]]:
-    """Returns name, steps and returns of the last evaluation, and of the best one if they differ."""
+    """Returns name, steps and returns of the last evaluation, and of the best evaluation if it is another one."""
     if not returns:
         return []
     last = max(returns)

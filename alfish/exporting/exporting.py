@@ -57,7 +57,7 @@ def export(policy: Policy, output: Path, steps: Sequence[Step], sample: bool = F
 
     Raises:
       NotExportable: the format cannot express the policy; the message names the module.
-      RunError: the file would act differently; it is not written.
+      RunError: the file would act differently from the policy; it is not written.
     """
     form = FORMATS[output.suffix]
     program = PolicyGraph(policy, sample)

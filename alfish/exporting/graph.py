@@ -35,7 +35,7 @@ class NotExportable(UsageError):
 
 
 class Noise(NamedTuple):
-    """Random numbers that one step draws.
+    """Random numbers that one step of a policy draws.
 
     Attributes:
       leaf: name and shape of the random numbers.
@@ -134,7 +134,7 @@ class PolicyGraph:
         by_name = dict(zip(names, step.inputs))
         self.inputs = [by_name[node.meta["name"]] for node in nodes if node in needed]
         self.state = [by_name[node.meta["name"]] for node in carried]
-        # Random operations stay, because each one advances torch's generator.
+        # Random operations stay in the graph, because each one advances torch's generator.
         self.graph.eliminate_dead_code(lambda node: node.is_impure() or is_random(node))
         for node in nodes:
             if node not in needed:

@@ -10,7 +10,7 @@ import numpy as np
 
 
 def nested(leaves, policy):
-    """Returns an observation, as dicts of the leaves that the policy reads; a single leaf stays as it is."""
+    """Returns an observation, as dicts of the leaves that the policy reads; a single leaf does not change."""
     observation: dict = {}
     for name, keys, *_ in policy.observations:
         if not keys:

@@ -77,7 +77,7 @@ def _files(root_dir: Path, replay: bool) -> Iterator[Path]:
     yield from (checkpoints.path(step) for step in sorted(steps))
     yield from (replays.path(replays.load(step, mmap=True)[0]) for step in rows)
     yield from sorted((root_dir / "eval").glob("*.csv"))
-    contents.check_inside(root_dir, "films")  # so that directories outside the run are not searched
+    contents.check_inside(root_dir, "films")  # a link could lead the search out of the run
     films = (root_dir / "films").rglob("[!.]*")  # a name that begins with a dot belongs to an unfinished film
     yield from sorted(path for path in films if path.suffix in FILMS and path.is_file())
     for learner in sorted(root_dir.glob("ranks/rank-???")):

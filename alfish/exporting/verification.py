@@ -27,7 +27,7 @@ from alfish.runs import random_state
 from alfish.training.policy import Policy
 from alfish.training.trainer import Trainer
 
-NUM_EPISODES = 8  # episodes per block; environments without individual seeds run them all at once
+NUM_EPISODES = 8  # episodes per block; environments without individual seeds run all episodes at once
 
 
 class Step(NamedTuple):
