@@ -143,7 +143,7 @@ def _named_task(flag_values: flags.FlagValues) -> tuple[Task, bool]:
         if env_id or flag_values.wrappers:
             other = "--env_id" if env_id else "--wrappers"
             raise UsageError(
-                f"--game is {game!r}, but {other} is for environments with one agent; leave one of the two out"
+                f"--game is {game!r}, but {other} is for environments with one agent; give only one of the two flags"
             )
         bindings += ["import alfish.environments.games", f"make_games.game = {game!r}"]
     if env_id.startswith("@") and {".", ":"} & set(env_id):

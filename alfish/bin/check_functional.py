@@ -20,7 +20,7 @@ from alfish.runs import random_state
 NUM_ENVS = 1024  # number of environments in the measurement of speed
 CHECKED_ENVS, CHECKED_STEPS = 64, 100  # numbers of environments and vector steps in checks of methods
 SECONDS = 0.3  # duration of each measurement
-TOLERANCE = 1e-3  # largest allowed difference of compiled and plain results, relative to absolute values above 1
+TOLERANCE = 1e-3  # largest allowed difference that compilation makes, relative to absolute values above 1
 
 
 def as_gymnasium(environment: FunctionalEnvironment) -> VectorEnvironment:
@@ -40,10 +40,10 @@ def as_gymnasium(environment: FunctionalEnvironment) -> VectorEnvironment:
 
 
 def examine(environment: FunctionalEnvironment) -> tuple[list[str], float]:
-    """Measures and prints the speed of plain and of compiled steps.
+    """Checks steps, and prints their speed without and with compilation.
 
     Returns:
-      Sentences about faults, and the number of plain steps per second.
+      Sentences about faults, and the number of steps per second without compilation.
     """
     functional = environment.functional
     name = type(functional).__name__

@@ -225,7 +225,7 @@ def _command(arguments: Sequence[str], root_dir: str) -> str:
 
 
 def _python(algorithm: str, bindings: Sequence[str], budget: int, root_dir: str) -> str:
-    """Returns the equivalent call of `alfish.train`; '' if a binding has no plain value."""
+    """Returns the equivalent call of `alfish.train`; '' if the value of a binding is not a Python literal."""
     environment, others = "", {}
     for binding in bindings:
         name, _, value = (part.strip() for part in binding.partition("="))
