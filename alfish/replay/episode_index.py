@@ -57,8 +57,8 @@ class EpisodeIndex:
         """
         if self.keeps_returns and shape:
             raise UsageError(
-                f"a replay with a return_gamma needs scalar rewards, but these are vectors of {shape[0]}; leave "
-                "return_gamma out"
+                f"a replay with a return_gamma needs scalar rewards, but the rewards are vectors of {shape[0]} "
+                "entries; leave return_gamma out"
             )
 
     def push(self, columns: slice, position: int, step_type: np.ndarray) -> None:
@@ -66,7 +66,7 @@ class EpisodeIndex:
 
         Args:
           columns: indices of the columns, C of them.
-          position: position of the first new row, the same in these columns.
+          position: position of the first new row, the same in all C columns.
           step_type: step types `[T, C]` of the new rows, none of them PAD; T is at most the length of a column.
         """
         num_rows = len(step_type)

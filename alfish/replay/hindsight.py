@@ -34,7 +34,7 @@ class GoalEnvironment(Protocol):
     observation_space: Any
 
     def method(self, name: str) -> Callable[..., Any] | None:
-        """Returns the environment's method of this name; None if the environment has none."""
+        """Returns the environment's method with the given name; None if the environment has no such method."""
 
 
 @gin.configurable(module="alfish.replay")
@@ -109,8 +109,8 @@ class HindsightReplay:
             )
         if not isinstance(observation_spec, dict):
             raise UsageError(
-                "HindsightReplay reads goals from a dict observation, but this observation is "
-                f"{specs.describe(observation_spec)}"
+                "HindsightReplay reads goals from a dict observation, but the observation is "
+                "{specs.describe(observation_spec)}"
             )
         for name, key in (("goal_key", self._goal_key), ("achieved_key", self._achieved_key)):
             if not isinstance(observation_spec.get(key), spaces.Space):

@@ -151,8 +151,8 @@ class RingBuffer:
         Args:
           num_windows: number of windows, N.
           window_length: number of rows of a window, L.
-          newest: number of newest rows of each column to draw from, at least L. If none of them may start a window, all
-            rows are drawn from. None means all rows.
+          newest: number of newest rows of each column to draw from, at least L. If none of them may start a window,
+            windows are drawn from all rows. None means all rows.
 
         Returns:
           First rows of the windows, `[N]` each, on the host, as `windows` requires.
@@ -160,15 +160,16 @@ class RingBuffer:
         return SequenceIndex(*map(torch.from_numpy, self._draw(num_windows, window_length, newest)))
 
     def windows(self, start: SequenceIndex, window_length: int) -> Batch:
-        """Returns the rows `[L, N]` of windows from `start` on, with its weights; `start` should be on the host."""
+        """Returns the rows `[L, N]` of windows from `start` on, with the weights in `start`, preferably on the host."""
         batch = self._windows(start.column.cpu().numpy(), start.position.cpu().numpy(), window_length)
         weight = start.weight
         return batch if weight is None else batch._replace(weight=nest.to(weight, self.device))
 
     def in_place(self, window_length: int) -> RingView | None:
-        """Returns a view of the stored rows from which a compiled graph gathers windows of this length.
+        """Returns a view of the stored rows from which a compiled graph gathers windows of the given length.
 
-        Returns None before the first push, on a GPU, and if windows have states or returns, because the view has none.
+        Returns None before the first push, on a GPU, and if windows have states or returns, because the view has
+        neither.
         """
         rows, keeps_returns = self._store.rows, self._episodes is not None and self._episodes.keeps_returns
         if rows is None or self.device.type != "cpu" or self._states is not None or keeps_returns:

@@ -141,7 +141,7 @@ class RowStore:
           rows: rows `[T, B, ...]`, T at most `length`.
 
         Returns:
-          The position of the first of these rows.
+          The position of the first appended row.
         """
         begin, leaves = int(self.end[0]), nest.leaves(rows)
         at = begin % self.length
@@ -307,7 +307,7 @@ class RowStore:
             unlock = files.lock(self._directory, self)
             if unlock is None:
                 raise UsageError(
-                    f"another replay stores its rows in {self._directory}, and this one would overwrite them; use a "
+                    f"another replay stores its rows in {self._directory}, and this replay would overwrite them; use a "
                     "separate directory for each run"
                 )
             self._unlock = unlock

@@ -44,7 +44,7 @@ class Sampler(abc.ABC):
         """
         name = type(self).__name__
         if hasattr(self, "buffer"):
-            raise UsageError(f"{name} is already used by a replay; make another {name} for this one")
+            raise UsageError(f"{name} is already used by a replay; make another {name} for this replay")
         self.buffer, self.window_length = buffer, window_length
 
     @abc.abstractmethod

@@ -22,7 +22,7 @@ class StartIndex:
 
     Args:
       store: rows to index.
-      states: states of these rows; None if no states are stored.
+      states: store of the rows' states; None if no states are stored.
       num_ignored: number of oldest rows of a column at which no window may start, if earlier rows are missing.
     """
 
@@ -41,11 +41,11 @@ class StartIndex:
         return np.concatenate([self._newest[None], step_type])
 
     def push(self, columns: slice, position: int, step_type: np.ndarray, is_quiet: bool = False) -> None:
-        """Indexes new rows, and the row before these, which now has a successor.
+        """Indexes new rows, and the row before the new rows, which now has a successor.
 
         Args:
           columns: indices of the columns, C of them.
-          position: position of the first new row, the same in these columns.
+          position: position of the first new row, the same in all C columns.
           step_type: step types `[T + 1, C]` of the previous row and of T new rows.
           is_quiet: whether all step types are MID.
         """
@@ -178,7 +178,7 @@ class StartIndex:
     def _draw_tickets(self, count: int, total: int) -> np.ndarray:
         """Returns `count` random integers in [0, total) from torch's global generator.
 
-        The trainer seeds and saves this generator. The next call overwrites the returned array.
+        The trainer seeds and saves torch's generator. The next call overwrites the returned array.
         """
         if len(self._tickets_view) != count:
             self._tickets = torch.empty(count, dtype=torch.int64)  # allocating takes longer than drawing

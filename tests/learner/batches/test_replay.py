@@ -506,7 +506,7 @@ def test_hindsight_refuses_rewards_in_observations(tmp_path, shows):
     transforms, replay = [functools.partial(PreviousStep, reward=shows)], {"hindsight": HindsightReplay}
     with pytest.raises(
         UsageError,
-        match="a transform shows the reward before row 0" if shows else "reads goals from a dict observation, but this",
+        match="a transform shows the reward before row 0" if shows else "reads goals from a dict observation, but the",
     ):
         make(tmp_path, transforms=transforms, replay=replay)
 
