@@ -76,6 +76,6 @@ class CheckedFunction:
             is_close = torch.isclose(a.double(), b.double(), 1e-3, 1e-4, equal_nan=True)
             if (a.dtype, a.shape) != (b.dtype, b.shape) or is_close.double().mean() < LEAST_EQUAL:
                 raise NotCompilable(
-                    "its compiled results differ from the plain ones, because a hook depends on a value that changes "
-                    "between calls; make it a buffer or a part of the state"
+                    "its compiled results differ from its uncompiled results, because a hook depends on a value that "
+                    "changes between calls; make it a buffer or a part of the state"
                 )

@@ -154,7 +154,7 @@ class CompiledUpdates:
             self._rows = []
 
     def _located(self, chunk: Minibatches, index: Nest) -> tuple[Batch | RingView, list[torch.Tensor], Hashable]:
-        """Returns the rows of a chunk, the leaves of its index, and the key of the graph for both."""
+        """Returns the rows of a chunk, the leaves of its index, and the key of the graph for rows and index."""
         if chunk.source is not self._last:
             self._last, self._source = chunk.source, self._hold(chunk.source) if self._records else chunk.source
             self._rows, structure = nest.flatten(self._source)
@@ -190,7 +190,7 @@ class CompiledUpdates:
 
         def call(given: list[torch.Tensor]) -> Nest:
             result = graph.function.call_flat([*self._leaves, *given, *rows])
-            if result["stop"] is None:  # so that projections are recorded, too
+            if result["stop"] is None:  # a CUDA graph records projections, too
                 self._plain.project(graph.trained)
             return result
 
@@ -243,7 +243,7 @@ class CompiledUpdates:
             )
 
     def _compare(self, graph: "_Graph", source: Batch | RingView, index: Nest, at: list[torch.Tensor]) -> torch.Tensor:
-        """Returns the graph's `total`; raises NotCompilable if its losses differ from the plain update's.
+        """Returns the graph's `total`; raises NotCompilable if its losses differ from the losses of the plain update.
 
         Graph and plain update write to copies of the tensors. So the comparison changes no parameter, and no running
         statistic of BatchNorm.
@@ -251,7 +251,7 @@ class CompiledUpdates:
         plain, algorithm = self._plain, self._plain.algorithm
         buffers = {name: buffer.clone() for name, buffer in algorithm.named_buffers()}
         with random_state.preserved():
-            batch = take(source, index)  # may draw random numbers, as the graph does
+            batch = take(source, index)  # `take` may draw random numbers, as the graph does
             # Gradients are enabled, because a hook may compute gradients.
             with torch.enable_grad(), torch_internals.reparametrize_module(algorithm, buffers, tie_weights=True):
                 means, _ = plain.means(batch)
@@ -263,9 +263,9 @@ class CompiledUpdates:
             total = graph.function.call_flat([*copies, coefficients, *at, *self._rows])["total"]
         if list(losses) != graph.trained or not self._is_close(total[: len(expected)], expected):
             raise NotCompilable(
-                f"its compiled losses {graph.trained} are {total[: len(graph.trained)].tolist()}, but its plain losses "
-                f"{list(losses)} are {expected.tolist()}: train_step or calc_loss depends on a value that changes "
-                "between updates; make it a buffer, or return it from `graph_key`"
+                f"its compiled losses {graph.trained} are {total[: len(graph.trained)].tolist()}, but its uncompiled "
+                f"losses {list(losses)} are {expected.tolist()}: train_step or calc_loss depends on a value that "
+                "changes between updates; make it a buffer, or return it from `graph_key`"
             )
         return total
 

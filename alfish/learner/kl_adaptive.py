@@ -46,7 +46,9 @@ class KLAdaptive:
         highest: PositiveFloat = 1e-2,
     ):
         if factor <= 1:
-            raise UsageError(f"KLAdaptive.factor is {factor}; it divides a rate that is too high, so take more than 1")
+            raise UsageError(
+                f"KLAdaptive.factor is {factor}; it divides a rate that is too high, so it must be above 1"
+            )
         if not lowest <= initial <= highest:
             raise UsageError(
                 f"KLAdaptive.initial is {initial}, outside of [{lowest}, {highest}]; move it into the range, or "
@@ -95,7 +97,7 @@ def follow(
       is_applied: 0-d tensor; 0 means that the update is skipped and that the rates do not change.
     """
     for name, lead in leads.items():
-        assert kl is not None  # `Updates.means` requires it
+        assert kl is not None  # `Updates.means` requires the KL
         rates[name].copy_(torch.where(is_applied > 0, lead.next(rates[name], kl), rates[name]))
 
 

@@ -138,7 +138,7 @@ class Updates:
         with torch.enable_grad():
             means, loss_info = self.means(batch)
             if self.on_cpu and means.stop is not None and means.num_rows is None and means.stop > 0:
-                return None  # before gradients; the mean over several learners is tested below
+                return None  # with several learners, the mean over learners is tested below
             try:
                 trained = {name: group.parameters for name, group in self.groups.items()}
                 gradients = self.gradients(means, trained, self.num_stopped)
@@ -353,8 +353,8 @@ class Updates:
         if self._without_loss and self._num_early == EARLY and self.algorithm.graph_key() is None:
             raise UsageError(
                 f"calc_loss of {type(self.algorithm).__name__} returned no loss for the group "
-                f"{min(self._without_loss)!r} in {EARLY} updates, so it does not train; return one, or distinguish the "
-                "updates in which it trains with graph_key"
+                f"{min(self._without_loss)!r} in {EARLY} updates, so the group does not train; return a loss, or "
+                "distinguish the updates in which the group trains with graph_key"
             )
 
     def _only_group(self) -> str:

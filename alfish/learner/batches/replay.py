@@ -167,7 +167,7 @@ class ReplayBatches(SequenceBatches):
         if self._directory is not None and self._device is not None and device.type != "cpu":
             raise UsageError(
                 f"ReplayBatches.directory stores rows in files, but ReplayBatches.device is {self._device!r}; leave "
-                "one of the two out"
+                "out `directory` or `device`"
             )
         directory = None if self._directory is None else replicas.own_directory(absolute(self._directory))
         try:

@@ -56,8 +56,8 @@ class SequenceSampler:
                 )
             if transforms.look_back:
                 raise UsageError(
-                    "HindsightReplay changes the goal of windows, but a transform reads rows before them, which have "
-                    "the old goal; leave the transform out"
+                    "HindsightReplay changes the goal of windows, but a transform reads rows before the windows, which "
+                    "have the old goal; leave the transform out"
                 )
             if buffer.state_period is not None:
                 raise UsageError(
@@ -213,7 +213,7 @@ class SequenceBatches(Batches):
             asked["spaces"] = Spaces(environment.observation_space, environment.action_space)
         buffer = build(make_buffer, OfflineBuffer, "the buffer of recorded rows", **asked)
         buffer.check_spaces(environment.observation_space, environment.action_space)
-        if algorithm.reward_weights is not None or not environment.reward_spec.shape:  # otherwise rewards are not read
+        if algorithm.reward_weights is not None or not environment.reward_spec.shape:  # otherwise, rewards are not read
             buffer.check_rewards(sum(environment.reward_spec.shape))
         windows = SequenceSampler(buffer, sampler, hindsight, algorithm, self.transforms, self.num_rows, self.burn_in)
         windows.start(environment)

@@ -109,8 +109,8 @@ class UpdateSchedule:
         """
         self.num_updates = state["num_updates"]
         if self._follows_budget:
-            self.warmup_env_steps = state.get("warmup_env_steps", UNPLANNED_WARMUP)  # default of older versions
-        if "ratio" not in state:  # as in states of older versions
+            self.warmup_env_steps = state.get("warmup_env_steps", UNPLANNED_WARMUP)  # older versions did not save it
+        if "ratio" not in state:  # older versions did not save it
             return
         self._clock = state["clock"]
         self._since = state["since"]
