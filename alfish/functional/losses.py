@@ -1,6 +1,6 @@
 """Losses for each row, in the shape of the arguments. The learner masks and averages losses.
 
-The last functions are losses that keep policies and values close to those of the rollout.
+The last functions are losses that keep policies and values close to the policies and values of the rollout.
 """
 
 from typing import Any

@@ -45,7 +45,7 @@ class Distribution(nn.Module, Scalar):
         raise NotImplementedError
 
     def shifted(self, values: torch.Tensor, reward: torch.Tensor, discount: torch.Tensor) -> torch.Tensor:
-        """Returns the distributions of reward + discount * Z, `[..., J]`, given those of Z, `values` `[..., K]`."""
+        """Returns distributions `[..., J]` of reward + discount * Z, given distributions `values` `[..., K]` of Z."""
         raise NotImplementedError
 
     def of_choice(self, q: torch.Tensor, choice: torch.Tensor) -> torch.Tensor:
@@ -72,8 +72,8 @@ class Distribution(nn.Module, Scalar):
             )
         for use in (use for use, is_used in uses.items() if is_used):
             raise UsageError(
-                f"{name} does not support {use.replace('_', ' ')} with {kind}, which are distributions; leave one of "
-                "the two out"
+                f"{name} does not support {use.replace('_', ' ')} with {kind}, which are distributions; leave out "
+                "either `values` or this feature"
             )
 
 
@@ -164,7 +164,7 @@ class Bins(Distribution):
         return (below[..., 1:] - below[..., :-1]) / (below[..., -1:] - below[..., :1])
 
     def clipped(self, returns: torch.Tensor) -> torch.Tensor:
-        """Returns 1 for each return `[...]` that is clipped, and 0 for others."""
+        """Returns 1 for each return `[...]` that is clipped, and 0 for each other return."""
         return ((returns < self._low) | (returns > self._high)).float()
 
     def loss(self, q: torch.Tensor, target: torch.Tensor) -> ValueLoss:

@@ -18,8 +18,8 @@ class NextValues(NamedTuple):
 
     value: torch.Tensor  # value of the row under the policy in training
     q: torch.Tensor | None = None  # value of the taken action; None without Retrace
-    trace: torch.Tensor | None = None  # [L-1, N] min(1, pi / mu) of this action; None without Retrace
-    bonus: torch.Tensor | None = None  # [L-1, N] bonus added to the rewards of these rows; None means no bonus
+    trace: torch.Tensor | None = None  # [L-1, N] min(1, pi / mu) of the taken action; None without Retrace
+    bonus: torch.Tensor | None = None  # [L-1, N] bonus added to the rewards of rows 1 to L-1; None means no bonus
 
 
 def td_target(
@@ -71,4 +71,4 @@ def bounded_below(target: torch.Tensor, return_to_go: torch.Tensor | None) -> to
             "LowerBounded needs the returns of whole episodes (Experience.return_to_go), but these batches have none; "
             "train from replay with returns, or leave out `values`"
         )
-    return torch.where(return_to_go[:-1] > target, return_to_go[:-1], target)  # nan is not greater
+    return torch.where(return_to_go[:-1] > target, return_to_go[:-1], target)  # a comparison with nan is False

@@ -87,7 +87,7 @@ class Scalar:
         return value + bonus
 
     def target(self, experience: Experience, following: NextValues, lambda_: float) -> torch.Tensor:
-        """Returns the targets of `targets.td_target`, `[L-1, N, K]`.
+        """Returns the targets `[L-1, N, K]` that `targets.td_target` computes.
 
         If `following` has the bootstrap row only, only the target of row 0 is valid.
         """
@@ -239,7 +239,7 @@ class Vector(nn.Module, Scalar):
         return value + F.pad(bonus.unsqueeze(-1), (self.num_values - 1, 0))
 
     def _extended(self, entries: torch.Tensor, bonus: float) -> torch.Tensor:
-        """Returns `[..., R]` entries, with an additional entry for the bonus if it has a separate entry."""
+        """Returns `[..., R]` entries, with an additional entry for the bonus if the bonus has a separate entry."""
         return F.pad(entries, (0, 1), value=bonus) if self._num_bonuses else entries
 
 
@@ -280,7 +280,8 @@ def values_of(
             continue
         if not reward_spec.shape:
             raise UsageError(
-                f"{name}.{argument} is {value!r}, which is for a vector reward, but this reward is a scalar"
+                f"{name}.{argument} is {value!r}, which is for a vector reward, but the environment's reward is a "
+                "scalar"
             )
         if len(value) != size:
             raise UsageError(
@@ -295,8 +296,8 @@ def values_of(
         return values
     if kind is not None:
         raise UsageError(
-            f"{name}.values is set, but such values require a scalar reward, and this reward has {size} entries; leave "
-            "it out, or select one entry with make_environment.rewards"
+            f"{name}.values is set, but such values require a scalar reward, and the environment's reward has {size} "
+            "entries; leave it out, or select one entry with make_environment.rewards"
         )
     weights = [1.0] * size if weights is None else weights
     if has_bonus and size == 1 and weights[0] != 1:

@@ -59,8 +59,8 @@ def check_scalar_reward(name: str, reward_spec: spaces.Box) -> None:
     """Raises UsageError if rewards are vectors; `name` is the algorithm's name."""
     if reward_spec.shape:
         raise UsageError(
-            f"{name} requires a scalar reward, but this reward is a vector of {reward_spec.shape[0]}; add its entries "
-            "up in a wrapper"
+            f"{name} requires a scalar reward, but the environment's reward is a vector of {reward_spec.shape[0]} "
+            "entries; add its entries up in a wrapper"
         )
 
 
@@ -120,7 +120,7 @@ def check_hybrid_action(name: str, action_spec: Nest) -> None:
     count = sum(isinstance(leaf, spaces.Discrete) for _, leaf in named)
     if count > 1:
         raise UsageError(
-            f"{name} requires at most one Discrete action leaf, but this action has {count}; train with PPO"
+            f"{name} requires at most one Discrete action leaf, but the action space has {count}; train with PPO"
         )
 
 

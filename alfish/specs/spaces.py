@@ -33,7 +33,7 @@ def torch_dtype(spec: spaces.Space) -> torch.dtype:
 
 
 def is_bounded(spec: spaces.Space) -> bool:
-    """Returns whether every entry of a leaf has two bounds, see `without_vast_bounds`; True if it is no Box."""
+    """Returns whether every entry of a leaf has two bounds, see `without_vast_bounds`; True if it is not a Box."""
     return not isinstance(spec, spaces.Box) or without_vast_bounds(spec).is_bounded("both")
 
 

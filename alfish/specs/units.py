@@ -124,9 +124,9 @@ def _start(space: spaces.Space, device: torch.device | None) -> Any:
 class ActionUnits:
     """Converts batches of actions between an algorithm's units and an environment's.
 
-    An action for a bounded Box is clipped to [-1, 1], and stretched to the bounds. For any other Box, it is clipped to
-    existing bounds. For a Box of integers, it is also rounded, and each integer has an equal part of [-1, 1]. For a Box
-    of bools, the result is 0 or 1. The result of `stretch` is within the bounds, in their dtype.
+    An action for a bounded Box is clipped to [-1, 1], and stretched to the bounds. For any other Box, an action is
+    clipped to existing bounds. For a Box of integers, it is also rounded, and each integer has an equal part of [-1,
+    1]. For a Box of bools, the result is 0 or 1. The result of `stretch` is within the bounds, in their dtype.
 
     Args:
       space: action space of one environment.

@@ -264,7 +264,7 @@ def test_executed_actions_are_bounded_samples_or_modes():
 def test_unbounded_actions_and_vector_rewards_are_refused():
     with pytest.raises(UsageError, match="the action.arm has no bounds"):
         IQL(OBSERVATION, {"arm": spaces.Box(-np.inf, np.inf, (1,))}, REWARD)
-    with pytest.raises(UsageError, match="IQL requires a scalar reward, but this reward is a vector of 2"):
+    with pytest.raises(UsageError, match="IQL requires a scalar reward, but the environment's reward is a vector of 2"):
         IQL(OBSERVATION, BOX, spaces.Box(-1, 1, (2,)))
 
 

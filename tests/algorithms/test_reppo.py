@@ -209,7 +209,7 @@ def test_the_share_of_returns_beyond_the_bins_is_shown():
     [
         (spaces.Discrete(3), None, {}, "REPPO requires bounded Box actions, but the action is Discrete"),
         (spaces.Box(-np.inf, np.inf, (2,)), None, {}, "REPPO requires bounded Box actions"),
-        (BOX, 2, {}, "REPPO requires a scalar reward, but this reward is a vector of 2"),
+        (BOX, 2, {}, "REPPO requires a scalar reward, but the environment's reward is a vector of 2"),
         (BOX, None, {"values": Quantiles}, "REPPO.values made a Quantiles; it must be .* returns a Bins"),
         (BOX, None, {"critic": lambda *specs: MLP(3)}, "REPPO.critic made an MLP, which has no features and no value"),
     ],

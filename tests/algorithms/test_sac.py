@@ -531,7 +531,7 @@ def test_a_subset_that_the_ensemble_does_not_have_is_refused(subset):
 
 
 def test_a_second_discrete_leaf_is_refused():
-    with pytest.raises(UsageError, match="SAC requires at most one Discrete action leaf, but this action has 2"):
+    with pytest.raises(UsageError, match="SAC requires at most one Discrete action leaf, but the action space has 2"):
         SAC(OBSERVATION, (DISCRETE, DISCRETE), REWARD)
 
 

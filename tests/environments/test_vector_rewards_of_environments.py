@@ -91,7 +91,7 @@ def test_a_summing_wrapper_makes_a_scalar_reward():
     ({"rewards": {"score": "both"}}, "'both' is not a source of a reward; write 'info:KEY', 'reward', or 'reward:1'"),
     ({"rewards": {"score": "info:other"}}, "'info:other' was missing after a step"),
     ({"rewards": {"score": "info:word"}}, "'info:word' was 'none', which is not a number after a step"),
-    ({"vectorization": "async"}, "which supports only scalar rewards, but the environment's reward is a vector; use 'sync'"),
+    ({"vectorization": "async"}, "only scalar rewards, but the environment's reward is a vector; use 'sync'"),
     ({"env": OneState, "rewards": ["score"]}, "the environment's reward is a scalar: it has no reward_space"),
     ({"env": Forgetful}, r"a step returned a reward of shape \(1,\), but the environment declared \(2,\)"),
 ])  # fmt: skip

@@ -275,7 +275,7 @@ def test_what_distributions_cannot_do_is_refused(algorithm, action, arguments, w
 
 
 def test_a_vector_reward_has_no_distribution():
-    with pytest.raises(UsageError, match="this reward has 2 entries"):
+    with pytest.raises(UsageError, match="the environment's reward has 2 entries"):
         DQN(OBSERVATION, CHOICE, spaces.Box(-1, 1, (2,), np.float32), values=Bins)
 
 

@@ -478,7 +478,7 @@ def test_a_weight_of_0_and_a_scalar_reward_are_refused_by_listeners(tmp_path):
 
 
 def test_iql_requires_a_scalar_reward(tmp_path):
-    with pytest.raises(UsageError, match="IQL requires a scalar reward, but this reward is a vector of 2"):
+    with pytest.raises(UsageError, match="IQL requires a scalar reward, but the environment's reward is a vector of 2"):
         make(tmp_path, "SAC", algorithm=IQL)
 
 
