@@ -199,7 +199,7 @@ class OfflineBuffer(EpisodeBuffer):
         check_fit(self.spaces, Spaces(observation_space, action_space), self.report.name)
 
     def check_rewards(self, num_entries: int) -> None:
-        """Raises UsageError if rewards do not have this number of entries; 0 means scalar rewards."""
+        """Raises UsageError if rewards do not have `num_entries` entries; 0 means scalar rewards."""
         rows = self._store.rows
         assert rows is not None
         found = sum(rows.reward.shape[1:])

@@ -30,7 +30,7 @@ def check_expansion(declared: int, stored: int, name: str) -> None:
       name: name of the file.
 
     Raises:
-      UsageError: the file declares far more; the message gives both sizes.
+      UsageError: the file declares far more than it stores; the message gives both sizes.
     """
     if declared > max(SMALL, MAX_EXPANSION * stored):
         raise UsageError(
@@ -82,7 +82,7 @@ def check_nest(values: Any, name: str) -> None:
         part = waiting.pop()
         count += 1
         if count > MAX_PARTS:
-            raise UsageError(f"{name} has more than {MAX_PARTS} parts; it is damaged, or made to exhaust memory")
+            raise UsageError(f"{name} has more than {MAX_PARTS} parts; it is damaged, or was made to exhaust memory")
         if isinstance(part, (dict, tuple, list)):
             waiting += itertools.islice(part.values() if isinstance(part, dict) else part, MAX_PARTS)
 
@@ -100,7 +100,9 @@ def check_tensor(value: Any, name: str) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
         raise UsageError(f"{name} is a {type(value).__name__}, but a tensor is expected; write the file again")
     if value.layout != torch.strided or value.device.type != "cpu" or not value.is_contiguous() or value.is_quantized:
-        raise UsageError(f"{name} is not a plain tensor ({list(value.shape)}, {value.dtype}); write the file again")
+        raise UsageError(
+            f"{name} is not a dense, contiguous tensor ({list(value.shape)}, {value.dtype}); write the file again"
+        )
     return value.detach()
 
 

@@ -21,7 +21,7 @@ from alfish.offline.sources import SCHEMES
 from alfish.processes.inheritance import variable_set
 from alfish.runs.files import temporary_of
 
-MINARI_VARIABLE = "MINARI_DATASETS_PATH"  # Minari reads it whenever it looks up its data directory
+MINARI_VARIABLE = "MINARI_DATASETS_PATH"  # Minari reads the variable whenever it looks up its data directory
 MINARI_REMARKS = r"`\w+` is set to None|env_spec is None"  # remarks on missing metadata, which are hidden
 
 

@@ -20,7 +20,8 @@ def literal(text: str) -> Any:
     """
     try:
         return ast.literal_eval(text)
-    except (SyntaxError, TypeError, MemoryError, RecursionError) as error:  # the last two occur with 50,000 minus signs
+    # The last two exceptions occur with 50,000 minus signs.
+    except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise ValueError(f"it is not a literal of Python: {type(error).__name__}") from error
 
 
@@ -148,7 +149,7 @@ def tail(name: str, length: int) -> str:
 
 
 def difference(before: str, after: str, with_budget: bool = False) -> str:
-    """Returns the lines that differ, as `- old` and `+ new`; '' if the configurations are equal.
+    """Returns the lines in which two configurations differ, as `- old` and `+ new`; '' if there are none.
 
     The order of entries in dicts is ignored, because older runs were saved with sorted entries.
     """

@@ -17,7 +17,7 @@ def held(brief: bool = False) -> Iterator[None]:
     """Locks the settings for this thread within the context. Contexts may be nested.
 
     Args:
-      brief: whether the context ends soon. Other threads then wait, and otherwise raise.
+      brief: whether the context ends soon. Other threads then wait; otherwise they raise UsageError.
 
     Raises:
       UsageError: another thread holds the settings, in a context that is not brief.

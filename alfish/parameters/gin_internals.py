@@ -1,4 +1,5 @@
-"""Access to internal names of gin-config, which new versions may change. Other modules of alfish do not use these.
+"""Access to internal names of gin-config, which new versions may change. Other modules of alfish do not use internal
+names.
 
 Each function looks up names when it is called. If a name is missing, `import alfish` and Trainers built in Python still
 work; only reading a configuration raises `GinChanged`.
@@ -274,7 +275,7 @@ def parsing(
     own = type("Delegate", (delegate,), {"configurable_reference": refer})
     readers = _name_of("_FILE_READERS")
     names = "parse_config_file", "bind_parameter", "ParserDelegate", "_FILE_READERS"
-    in_utf8 = [(functools.partial(open, encoding="utf-8-sig"), os.path.isfile)]  # independent of the locale
+    in_utf8 = [(functools.partial(open, encoding="utf-8-sig"), os.path.isfile)]  # read independently of the locale
     for name, value in zip(names, (parse_included, bind_and_note, own, in_utf8)):
         setattr(config, name, value)
     try:

@@ -79,7 +79,7 @@ class MeasuredLinear(MeasuredSchedule):
     ):
         super().__init__(scalar, start)
         if begin == finish:
-            raise UsageError(f"MeasuredLinear.begin and finish are both {begin}; they must differ")
+            raise UsageError(f"MeasuredLinear.begin and finish are both {begin}; they must be different numbers")
         self._start, self._end, self._begin, self._finish = start, end, begin, finish
 
     def next_value(self, value: float, measured: float) -> float:

@@ -62,7 +62,7 @@ def build_network(
       takes: number of arguments that `forward` is called with; None means that no `forward` is needed.
 
     Raises:
-      UsageError: the factory does not take the arguments, or the network cannot be used there.
+      UsageError: the factory does not take the arguments, or the network cannot be used for the parameter.
     """
     from torch import nn
 
@@ -181,7 +181,7 @@ def _call(factory: Callable[..., Any], name: str, how: str, *arguments: Any, **k
         return factory(*arguments, **keywords)
     except TypeError as error:
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        given = {*getattr(factory, "keywords", ()), *keywords}  # also inside a partial
+        given = {*getattr(factory, "keywords", ()), *keywords}  # also names that a partial sets
         is_bound = unexpected is not None and unexpected[1] not in given  # see `sentences.complete`
         if is_bound:
             raise

@@ -87,7 +87,7 @@ class Setting(NamedTuple):
     def check(self, number: float) -> None:
         """Raises UsageError if the parameter belongs to alfish and does not accept `number`."""
         if not self.selector.startswith("alfish."):
-            return  # annotations outside alfish may differ from the accepted values
+            return  # annotations in other packages may not name all accepted values
         wrapped = gin_internals.configurable(self.selector)
         annotations = hints(wrapped.__init__ if inspect.isclass(wrapped) else wrapped)
         words = mistake(self.replaced(number), annotations.get(self.parameter, Any))

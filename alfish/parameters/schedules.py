@@ -49,7 +49,7 @@ class Linear:
         self, start: FiniteFloat, end: FiniteFloat = 0.0, begin: UnitInterval = 0.0, finish: UnitInterval = 1.0
     ):
         if not 0 <= begin < finish <= 1:
-            raise UsageError(f"Linear: needs 0 <= begin < finish <= 1, got begin={begin}, finish={finish}")
+            raise UsageError(f"Linear needs 0 <= begin < finish <= 1, but got begin={begin}, finish={finish}")
         self._start = start
         self._end = end
         self._begin = begin
@@ -100,7 +100,10 @@ class Steps:
 
     def __init__(self, values: Sequence[FiniteFloat], boundaries: Sequence[OpenUnitInterval]):
         if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(boundaries):
-            raise UsageError(f"Steps: needs ascending boundaries and one more value, got {values} and {boundaries}")
+            raise UsageError(
+                f"Steps needs ascending boundaries, and one value more than boundaries, but got values {values} and "
+                f"boundaries {boundaries}"
+            )
         self._values, self._boundaries = values, boundaries
 
     def __call__(self, progress: Any) -> Any:
@@ -129,7 +132,7 @@ class Cyclical:
         self._schedule, self._num_cycles = as_schedule(schedule), num_cycles
 
     def __call__(self, progress: Any) -> Any:
-        done = _clip(progress) * self._num_cycles  # cycles; the last one ends with the end of its schedule
+        done = _clip(progress) * self._num_cycles  # cycles; the last cycle ends with the end of the schedule
         if isinstance(done, torch.Tensor):
             return self._schedule(done - done.floor().clamp(max=self._num_cycles - 1))
         return self._schedule(done - min(math.floor(done), self._num_cycles - 1))

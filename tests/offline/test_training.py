@@ -277,7 +277,7 @@ def test_only_the_best_episodes_are_kept():
     assert sorted((e.return_ for e in buffer.episodes), reverse=True) == returns and buffer.holdout is None
     assert len(data(top_fraction=0.01)().episodes) == 1
     vectors = [episode._replace(rewards=np.stack([episode.rewards] * 2, 1)) for episode in record()]
-    with pytest.raises(UsageError, match="ranks episodes by their returns, but these rewards are vectors of 2"):
+    with pytest.raises(UsageError, match="ranks episodes by their returns, but the rewards are vectors of 2"):
         data(vectors, top_fraction=0.3)()
 
 

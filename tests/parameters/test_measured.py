@@ -78,7 +78,7 @@ def test_unlabelled_measurements_are_refused(make, sentence):
 @pytest.mark.parametrize(
     "make, sentence",
     [
-        (lambda: linear(start=1.0, begin=2.0, finish=2.0), "begin and finish are both 2.0; they must differ"),
+        (lambda: linear(start=1.0, begin=2.0, finish=2.0), "are both 2.0; they must be different numbers"),
         (
             lambda: Feedback(scalar="x", target=0.0, initial=1.0, rate=1.0, max_value=0.5),
             "Feedback.initial is 1.0; it must lie between 1e-06 and 0.5",

@@ -36,7 +36,7 @@ def flags(stored: Any, label: str) -> np.ndarray:
       label: name of the flags and their file, for messages.
 
     Raises:
-      UsageError: the shape is neither of these, or a value is neither 0 nor 1.
+      UsageError: the shape is neither [N] nor [N, 1], or a value is neither 0 nor 1.
     """
     check_rows(stored, label)
     if stored.shape[1:] not in ((), (1,)):
@@ -99,7 +99,8 @@ def check_rows(values: Any, label: str) -> None:
 
 
 def cut(table: TransitionTable) -> tuple[np.ndarray, int]:
-    """Finds the ends of episodes: at flags, at the end, and where the next observation is not that of the next row.
+    """Finds the ends of episodes: at flags, at the end, and where the next observation is not the observation of the
+    next row.
 
     Returns:
       The row after the last row of each episode, `[E]` int64; and the number of ends without a flag.

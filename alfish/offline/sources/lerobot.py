@@ -261,7 +261,7 @@ class ParquetTable:
         self.columns, self.length = columns, length
 
     def then(self, other: "ParquetTable") -> "ParquetTable":
-        """Returns these rows followed by the rows of `other`."""
+        """Returns the rows of this table, followed by the rows of `other`."""
         if not self.length:
             return other
         return ParquetTable(

@@ -152,7 +152,8 @@ def _declared(path: Path, data_format: str) -> int:
     ipc = optional_module("pyarrow.ipc", "arrow", "a Minari data set")
     with ipc.open_file(str(path)) as file:
         schema = file.schema
-    one = ipc.IpcReadOptions(included_fields=[schema.names.index("terminations")])  # the narrowest column, a bit a row
+    # The narrowest column, which takes one bit per row.
+    one = ipc.IpcReadOptions(included_fields=[schema.names.index("terminations")])
     with ipc.open_file(str(path), options=one) as file:
         num_rows = sum(file.get_batch(i).num_rows for i in range(file.num_record_batches))
     return num_rows * sum(map(_row_bytes, schema.types))
@@ -235,7 +236,7 @@ def _check_metadata(minari: Any, where: str, metadata: Any) -> None:
         )
     for kind in ("observation_space", "action_space"):
         if kind not in metadata:
-            # Without it, Minari would build the file's environment, and import any module that the file names.
+            # Without the space, Minari would build the file's environment, and import any module that the file names.
             raise UsageError(f"minari:{where} declares no {kind}; write it again with a newer Minari")
 
 

@@ -56,7 +56,7 @@ class NpzMember:
       name: name of the array.
 
     Raises:
-      UsageError: the array is damaged, or holds Python objects; slicing may raise it too.
+      UsageError: the array is damaged, or holds Python objects; slicing may raise this error, too.
     """
 
     def __init__(self, archive: zipfile.ZipFile, name: str):
@@ -141,7 +141,7 @@ def open_npz(path: Path) -> Iterator[Mapping[str, NpzMember]]:
             )
         if begin[:2] != b"PK":  # the beginning of every zip file
             raise UsageError(f"{path} is not an .npz file; write one with numpy.savez")
-        check_zip(path, fits_memory=False)  # only parts of the file need to fit
+        check_zip(path, fits_memory=False)  # only parts of the file must fit in memory
         with zipfile.ZipFile(file) as archive:
             yield _Members(archive)
 

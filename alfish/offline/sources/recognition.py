@@ -21,9 +21,9 @@ PAGE = "docs/offline.md, 'Another format',"
 class Foreign(NamedTuple):
     """A format of another library."""
 
-    what: str  # name of its data
-    reader: str  # package that returns them as arrays
-    schemes: tuple[str, ...]  # names that a user may give it
+    what: str  # name of the library's data
+    reader: str  # package that returns the data as arrays
+    schemes: tuple[str, ...]  # names that a user may give the format
 
     def __str__(self) -> str:
         return f"{self.what} are not read by alfish; {PAGE} shows how to write them as npz:FILE with {self.reader}"

@@ -32,7 +32,7 @@ class RunSource(EpisodeSource):
 
     Args:
       where: directory of an off-policy run of `alfish train`.
-      environment: spaces of the environment, used if the run did not store any.
+      environment: spaces of the environment, used if the run did not store its spaces.
 
     Raises:
       UsageError: the run does not exist, has no replay, or its spaces are unknown.
@@ -107,7 +107,7 @@ def _check_state(state: Any) -> None:
     """Checks that a state is the state of a replay, and has as many rows as it declares.
 
     Raises:
-      UsageError, LookupError, TypeError, ValueError: the state fails one of these checks.
+      UsageError, LookupError, TypeError, ValueError: the state fails a check.
     """
     pos, start, startable = (check_tensor(state[name], name) for name in ("pos", "start", "startable"))
     length, num_columns = operator.index(state["length"]), len(pos)

@@ -156,7 +156,7 @@ class SB3Source(EpisodeSource):
             for sentence in flat.warnings(table, "handle_timeout_termination = True when it is recorded"):
                 self.warn(sentence)
             ends, num_unmarked = flat.cut(table)
-            num_unmarked -= len(ends) > 0 and not flat.marked(table)[-1]  # unfinished when it was saved
+            num_unmarked -= len(ends) > 0 and not flat.marked(table)[-1]  # the last episode was unfinished
             if num_unmarked:
                 self.note(
                     f"column {column} has {num_unmarked} episodes that end without a flag: they count as truncated"

@@ -69,7 +69,7 @@ def check_regular(path: Path) -> None:
     if kind is not None or not path.is_file():
         target = f", which leads to {path.resolve()}," if path.is_symlink() else ""
         raise UsageError(
-            f"{path}{target} is {kind or 'no file'}, but data are read only from files; copy them into one"
+            f"{path}{target} is {kind or 'no file'}, but data are read only from files; copy the data into a file"
         )
 
 
