@@ -38,7 +38,7 @@ class ActorCritic(nn.Module):
       action_spec: canonical action nest.
       reward_spec: spec of the reward; its shape, () or (R,), is the shape of a value.
       actor_torso, critic_torso: classes or factories of the torsos; called with the observation spec. Gin scopes bind
-        each one separately (`@actor/Torso`).
+        each torso separately (`@actor/Torso`).
       policy_head: class or factory of the head; called with the torso's output size and the action spec. The head's
         `forward` is called with features and, if the observation has an action mask, the mask of each leaf of the
         action.

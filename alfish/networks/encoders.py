@@ -136,7 +136,7 @@ class OneHot(nn.Module):
 
     def forward(self, leaf: torch.Tensor) -> torch.Tensor:
         digits = leaf.reshape(*leaf.shape[: leaf.ndim - self._ndim], -1).long()
-        # Not F.one_hot, which reads values to check them: acting in numpy cannot translate that.
+        # F.one_hot is not used, because it reads values to check them, which has no translation to numpy.
         codes = [
             digit == torch.arange(size, device=leaf.device) for digit, size in zip(digits.split(1, -1), self._sizes)
         ]

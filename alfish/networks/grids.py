@@ -20,7 +20,7 @@ from alfish.parameters import PositiveInt, checked
 class OneHotGrid(ImageEncoder):
     """One-hot codes of the integers in each cell of a grid, followed by 3 x 3 convolutions and a linear layer.
 
-    The first convolution has stride 1, the others stride 2. An integer outside its range has a code of zeros.
+    The first convolution has stride 1, and all others have stride 2. An integer outside its range has a code of zeros.
 
     Args:
       spec: integer Box `[H, W, C]`, `[C, H, W]` or `[H, W]`, or a stack of grids, as for images.

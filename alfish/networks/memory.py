@@ -4,9 +4,10 @@ A memory takes features, a state and step types, and returns features and the ne
 step, or `[T, N, F]` for consecutive rows. For one step, the caller resets the state first. For consecutive rows, the
 memory resets the state to zeros at each FIRST row.
 
-Gated memories (`GRU`, `LSTM`) have two implementations for consecutive rows, equal up to float error. One computes row
-by row with plain operations; compiled graphs use it. The other calls torch's fused kernel once for all pieces between
-resets, if that is faster. Other memories (`min_gru`, `attention_window`, `stacked_memory`) have one implementation.
+Gated memories (`GRU`, `LSTM`) have two implementations for consecutive rows, equal up to float error. The first
+computes row by row with elementary operations; compiled graphs use it. The second calls torch's fused kernel once for
+all pieces between resets, if that is faster. Other memories (`min_gru`, `attention_window`, `stacked_memory`) have one
+implementation.
 """
 
 from typing import Any, ClassVar, NamedTuple

@@ -21,7 +21,7 @@ class MinGRU(Memory):
         h_t = (1 - z_t) h_{t-1} + z_t c_t,   z_t = sigmoid(W_z x_t + b_z),   c_t = W_c x_t + b_c
 
     Consecutive rows are computed by doubling, in log2(T) operations on all rows. At FIRST rows, 1 - z_t is replaced by
-    0. This is the paper's plain form, not its logarithmic form. Products in the doubling are in [0, 1], and nothing is
+    0. This is the paper's form without logarithms. Products in the doubling are in [0, 1], and nothing is
     divided, so logarithms are not needed. They would restrict c_t to positive numbers, and turn the zeros of resets
     into infinities.
 

@@ -94,7 +94,7 @@ class TargetNetwork(nn.Module):
             torch._foreach_copy_(list(self.network.buffers()), list(online.buffers()))
 
     def _cache_parameters(self, online: nn.Module) -> None:
-        """Caches the parameters of both networks, as one vector each if they are contiguous in memory."""
+        """Caches the parameters of the network and of its copy, as one vector each if they are contiguous in memory."""
         if self.online == (online,) and [first.data_ptr() for first in self._firsts] == self._addresses:
             return
         mine, theirs = list(self.network.parameters()), list(online.parameters())

@@ -97,7 +97,7 @@ def first_and_bootstrap_rows(experience: Experience, lambda_: float) -> Experien
         kept = nest.at(rows, slice(0, 2))
     else:
         row = torch.arange(1, length - 1, device=step_type.device).unsqueeze(1)
-        end = torch.where(trainable(step_type)[1:], length - 1, row).amin(0)  # [N] first that does not train, or L-1
+        end = torch.where(trainable(step_type)[1:], length - 1, row).amin(0)  # [N] first untrained row, or L-1
         column = torch.arange(end.shape[0], device=end.device)
         kept = nest.at(rows, (torch.stack([torch.zeros_like(end), end]), column))
     time_step, action, info, return_to_go = kept

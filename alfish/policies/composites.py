@@ -164,7 +164,7 @@ class JointBatches:
         return max(one.batches.warmup_env_steps for one in self._trained())
 
     def start(self, environment: GamesByPolicy) -> None:
-        """Starts the batch sources of the policies that train; these may read recorded data."""
+        """Starts the batch sources of the policies that train; a source may read recorded data."""
         for member in self._trained():
             member.start()
 

@@ -69,11 +69,11 @@ class Lineup:
         self._required = self._read_required(requires)
 
     def of_worker(self, games: Games, first_game: int, generation: int) -> "Lineup":
-        """Returns the lineup of a worker's games; games of equal numbers have equal draws in both lineups.
+        """Returns the lineup of a worker's games; a game has the same draws in both lineups.
 
         Args:
           games: games of the worker.
-          first_game: number of its first game among those of all workers.
+          first_game: number of the worker's first game among the games of all workers.
           generation: number of earlier processes of the worker in the run.
         """
         own = copy.copy(self)
@@ -141,7 +141,7 @@ class Lineup:
         return float(sum(shares)) * self._games.groups[key].num_games
 
     def _share(self, number: int, key: str, agent: int) -> float:
-        """Returns the probability that a policy plays an agent; the policy may play this agent."""
+        """Returns the probability that a policy plays an agent; the policy must be one that may play the agent."""
         able = self._able[key][agent]
         drawn = float(self._probabilities(able)[able.index(number)])
         required = self._required
@@ -150,7 +150,7 @@ class Lineup:
         units = self._units(required)
         others = [self._able[key][unit[0]] for unit in units]
         absent = [1.0 - float(self._probabilities(one)[one.index(required)]) for one in others]
-        # Probability that no agent draws the required policy, and that it is then given this agent.
+        # Probability that no agent draws the required policy, and that the policy is then given this agent.
         given = float(np.prod(absent)) / len(units)
         if number == required:
             return drawn + given
@@ -217,7 +217,7 @@ class Lineup:
         return weights / weights.sum()
 
     def _drawn(self, able: Sequence[Sequence[int]], generator: np.random.Generator) -> list[int]:
-        """Returns the policy of each agent of a game's group, drawn among those in `able`."""
+        """Returns the policy of each agent of a game's group, drawn among the policies in `able`."""
         # Policy drawn for each set of candidates. Agents with equal candidates share the draw, unless `mixed`.
         drawn: dict[tuple[int, ...], int] = {}
         result = []

@@ -37,13 +37,13 @@ class PolicySettings:
     """Settings of one of several policies.
 
     A policy's settings and parts are built in the gin scope of its name: `runner/Learner.learning_rate = 1e-3` applies
-    to the policy `runner`, and `Learner.learning_rate` to all policies without such a value.
+    to the policy `runner`, and `Learner.learning_rate` to all policies without a value of their own.
 
     Args:
       algorithm, transforms, batches, learner: arguments as in `Trainer`; None means the value of `Trainer`.
       trains: whether the policy learns; if not, it only acts.
       snapshot_of: name of the policy of which this policy is a snapshot. A snapshot only acts, is built in the scope of
-        the other policy, and periodically receives its weights (`Snapshots`). None means not a snapshot.
+        the other policy, and periodically receives the other policy's weights (`Snapshots`). None means not a snapshot.
       seed: seed of the policy's parameters and random numbers; None means a seed derived from the run's seed and the
         number of the policy.
     """
@@ -334,7 +334,7 @@ class Member:
         if not made.acts:
             raise UsageError(
                 f"{type(made).__name__} of the policy {self.name} trains on recorded data and never acts, but with "
-                "several policies each one must act; bind another source of batches"
+                "several policies each policy must act; bind another source of batches"
             )
         return made
 

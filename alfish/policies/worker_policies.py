@@ -167,7 +167,7 @@ class JointWorkerUnroller(GameUnroller):
     Args:
       arguments: arguments of `GameUnroller`; players are `WorkerPlayer`s.
       watch: watch of the worker's steps.
-      first_game: number of the first game among those of all workers.
+      first_game: number of the first game among the games of all workers.
     """
 
     def __init__(self, *arguments: Any, watch: StepWatch, first_game: int):

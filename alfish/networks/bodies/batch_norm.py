@@ -1,8 +1,8 @@
 """Batch norm for pure hooks: a forward pass does not write running statistics.
 
-The argument `moments`, not `Module.training`, selects the statistics of a pass, because one update uses both kinds.
-Without `Moments`, a pass uses the running statistics. With `Moments`, it uses the statistics of its batch, with
-gradients. The moments then collect new running statistics, which `calc_loss` returns as `LossInfo.buffers`.
+The argument `moments`, not `Module.training`, selects the statistics of a pass, because one update uses both kinds of
+statistics. Without `Moments`, a pass uses the running statistics. With `Moments`, it uses the statistics of its batch,
+with gradients. The moments then collect new running statistics, which `calc_loss` returns as `LossInfo.buffers`.
 """
 
 from typing import Annotated

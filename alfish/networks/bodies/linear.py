@@ -23,7 +23,7 @@ class Projected(abc.ABC):
 
     @abc.abstractmethod
     def project(self) -> None:
-        """Scales the weights to their norm, in place."""
+        """Scales the weights to their fixed norm, in place."""
 
 
 class UnitRows(Projected):

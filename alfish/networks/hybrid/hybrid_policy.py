@@ -23,7 +23,7 @@ from alfish.parameters import FiniteFloat, NonNegativeFloat, PositiveInt, checke
 class HybridAction(NamedTuple):
     """An action in its two parts; None where the space has no such leaf."""
 
-    box: torch.Tensor | None  # [..., A] of all Box leaves
+    box: torch.Tensor | None  # [..., A] entries of all Box leaves
     discrete: torch.Tensor | None  # [...] int64
 
     def select(self, q: torch.Tensor) -> torch.Tensor:
@@ -95,7 +95,7 @@ class Choice(NamedTuple):
 
 
 class HybridPolicy(NamedTuple):
-    """The distributions of both parts; None where the space has no such leaf."""
+    """The distributions of the Box part and the Discrete part; None where the space has no such leaf."""
 
     box: SquashedNormal | None
     discrete: Categorical | None
@@ -107,7 +107,7 @@ class HybridPolicy(NamedTuple):
         return HybridAction(self.box and self.box.mode(), self.discrete and self.discrete.mode())
 
     def log_prob(self, action: HybridAction) -> torch.Tensor:
-        """Returns the log-probability `[...]` of both parts together."""
+        """Returns the log-probability `[...]` of an action, both parts together."""
         return sum_of(part.log_prob(leaf) for part, leaf in zip(self, action) if part and leaf is not None)
 
     def choose(self) -> Choice:
