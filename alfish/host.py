@@ -15,7 +15,7 @@ from alfish.nest import Nest
 
 
 def read(leaves: Nest) -> Nest:
-    """Returns tensors as arrays on the host, see `nest.as_array`; leaves of other kinds stay as they are.
+    """Returns tensors as arrays on the host, see `nest.as_array`; leaves of other kinds do not change.
 
     Tensors on a device are read in one copy, for which the call waits; all must be on the same device.
     """

@@ -51,7 +51,7 @@ def leaves(nest: Nest, is_leaf: Callable[[Any], bool] | None = None) -> list[Any
 
 
 def map(function: Callable[..., Any], nest: Nest, *others: Nest, is_leaf: Callable[[Any], bool] | None = None) -> Nest:
-    """Returns the nest of `function(leaf, *leaves of the others at the same place)`."""
+    """Returns the nest of `function(leaf, *leaves at the same place of the other nests)`."""
     # A bare leaf is the common case, and optree takes longer than most functions.
     if type(nest) is torch.Tensor or type(nest) is np.ndarray:
         return function(nest, *others)
@@ -171,7 +171,7 @@ def at(nest: Nest, index: Any) -> Nest:
 def split(nest: Nest, num_rows: int) -> tuple[Nest, Nest]:
     """Splits leaves of equally many rows into the first `num_rows` rows and the other rows."""
     tensors, structure = flatten(nest)
-    sizes = [num_rows, tensors[0].shape[0] - num_rows]  # `len` of a tensor is slower
+    sizes = [num_rows, tensors[0].shape[0] - num_rows]  # `len` of a tensor is slower than `shape[0]`
     heads, others = zip(*[tensor.split_with_sizes(sizes) for tensor in tensors])
     return unflatten(structure, heads), unflatten(structure, others)
 

@@ -1,7 +1,7 @@
 """Metrics for unrollers with compiled environments: sums over episodes, computed with tensors.
 
-Rows stay on the device. After an unroll, the host reads a few numbers for each metric, all in one copy. Their number
-does not depend on the number of rows.
+Rows stay on the device. After an unroll, the host reads a few numbers for each metric, all in one copy. How many
+numbers it reads does not depend on the number of rows.
 """
 
 import math

@@ -324,7 +324,7 @@ class Metrics:
     def _by_episode(self) -> list[SummedByEpisode]:
         """Returns the metrics of sums over episodes that take tensors.
 
-        A class must set `takes_tensors` itself: a subclass may override a method with one for arrays only.
+        A class must set `takes_tensors` itself: a subclass may override a method with a method for arrays only.
         """
         metrics = self._metrics.values()
         return [one for one in metrics if isinstance(one, SummedByEpisode) and vars(type(one)).get("takes_tensors")]

@@ -19,7 +19,7 @@ VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Sets both limits of glibc's heap for this process; returns whether that succeeded.
+    """Sets the two limits of glibc's heap for this process; returns whether that succeeded.
 
     Does nothing with other C libraries, or if an environment variable of glibc has set these limits.
     """

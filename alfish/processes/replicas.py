@@ -179,7 +179,7 @@ def own_directory(path: str | Path) -> Path:
 
 
 def total(values: "torch.Tensor") -> "torch.Tensor":
-    """Returns the elementwise sum over learners, bitwise equal in each; `values` without torchrun or in `apart`."""
+    """Returns the elementwise sum over learners, bitwise equal in all; `values` without torchrun or in `apart`."""
     return values if _group is None or _is_apart else _group.sum(values)
 
 

@@ -53,7 +53,7 @@ class Publications:
     publication to a header. Other processors may see these writes in any order (ARM reorders them), and the trainer may
     overwrite a copy while it is read; Python has no memory fence to prevent this. Each copy therefore ends with its
     number, its version and a checksum, a word that makes the sum of all words 0. A reader copies everything to private
-    memory, and repeats this until number and checksum are correct.
+    memory, and repeats the copy until number and checksum are correct.
 
     Args:
       num_words: length of the weights in words of 8 bytes.

@@ -15,7 +15,7 @@ _ALIKE = ((int, float), (list, tuple), (dict, OrderedDict), (torch.Tensor, nn.Pa
 
 
 def check_like(state: Any, example: Any, path: str = "") -> None:
-    """Checks the types of plain values and containers, because loading does not.
+    """Checks the types of plain values and containers, because loading does not check them.
 
     Args:
       state: state that was loaded.
@@ -24,7 +24,7 @@ def check_like(state: Any, example: Any, path: str = "") -> None:
       path: path of the entry, for the message.
 
     Raises:
-      ValueError: the types of an entry differ; the message names the first such entry.
+      ValueError: an entry has different types in the two states; the message names the first such entry.
     """
     if state is None or example is None:
         return

@@ -10,7 +10,7 @@ from typing import Any
 from alfish.runs import files
 from alfish.runs.files import DiskError
 
-WARNING = "warning: "  # prefix of absl's warnings; Python's begin with a category, such as UserWarning
+WARNING = "warning: "  # prefix of absl's warnings; Python's warnings begin with a category, such as UserWarning
 
 
 class RunLog(logging.Handler):

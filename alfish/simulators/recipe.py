@@ -1,8 +1,8 @@
 """Translates a runner configuration of rsl_rl to a gin file.
 
-The file has a setting for each field, or a comment with the reason why there is none. Both forms of fields are read:
-rsl_rl 3 has `policy` and 'init_noise_std', rsl_rl 4 and 5 have `actor` and `critic`. Isaac Lab and mjlab write them to
-`params/agent.yaml` of a run.
+The gin file has a setting for each field, or a comment with the reason why there is no setting. Both forms of fields
+are read: rsl_rl 3 has `policy` and 'init_noise_std', rsl_rl 4 and 5 have `actor` and `critic`. Isaac Lab and mjlab
+write runner configurations to `params/agent.yaml` of a run.
 """
 
 import dataclasses

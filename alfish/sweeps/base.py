@@ -97,7 +97,7 @@ class Base(NamedTuple):
         trust.record(self.text)
 
     def difference(self, directory: Path) -> str:
-        """Returns the lines that differ between the copy in a directory and this text, with budgets; '' if equal."""
+        """Returns the lines that differ between the copy in a directory and this text, with budgets; '' if none."""
         return differences.difference(contents.text(directory / BASE, CONFIG_FILE) or "", self.text, with_budget=True)
 
 

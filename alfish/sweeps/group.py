@@ -206,7 +206,7 @@ class Specification(abc.ABC):
         return {parameter.name: str(parameter) for parameter in parameters}
 
     def difference(self, other: "Specification") -> str:
-        """Returns the lines that differ in `other`, without the `extendable` field; '' if equal."""
+        """Returns the lines in which `other` differs from this specification, except the `extendable` field."""
         pairs = zip(dataclasses.asdict(self).items(), dataclasses.asdict(other).values())
         changes = [(name, old, new) for (name, old), new in pairs if old != new and name != self.extendable]
         return "".join(f"-{name} = {old}\n+{name} = {new}\n" for name, old, new in changes)

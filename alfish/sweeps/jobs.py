@@ -104,7 +104,7 @@ class LocalJobs:
             status = {directory: process.poll() for directory, process in self._processes.items()}
             ended = [JobEnded(directory, code) for directory, code in status.items() if code is not None]
             for one in ended:
-                _kill_group(self._processes.pop(one.directory).pid)  # processes that a killed trainer left behind
+                _kill_group(self._processes.pop(one.directory).pid)  # ends processes that a killed trainer left
             if ended or time.monotonic() >= until:
                 return ended
             time.sleep(POLL_SECONDS)

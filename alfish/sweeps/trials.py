@@ -103,7 +103,7 @@ class Trial:
 
     @cached_property
     def state(self) -> State:
-        """State of the trial: that of the first failed or pruned run; otherwise 'running' until all runs are done."""
+        """State of the trial: the state of the first failed or pruned run; else 'running' until all runs are done."""
         for run in self.runs:
             if run.failure is not None:
                 return "failed"

@@ -58,7 +58,7 @@ class Agreement:
 
 
 class SharedAgreement(Agreement):
-    """Agreement of several learners. An error in one learner ends all learners; their states then differ."""
+    """Agreement of several learners. An error in one learner ends all learners, which then have different states."""
 
     saves_after_errors = False
 

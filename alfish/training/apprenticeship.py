@@ -28,7 +28,7 @@ class ApprenticeshipRounds(Listener):
 
     When the run finishes, the policy whose expected features are nearest to the expert's replaces the trained policy,
     before the last evaluation and the last checkpoint. If the budget is raised later, the run continues from the
-    trained policy. The paper also allows a mixture of the policies of all rounds; it is not built.
+    trained policy. The paper also allows a mixture of the policies of all rounds, which this listener does not build.
 
     Scalars: `appl/distance` of the policy and `appl/mixture_distance` of the mixture from the expert, `appl/round`.
 
@@ -133,7 +133,7 @@ def _part(run: Run) -> ApprenticeshipLearning:
     found = [part for part in rewards if isinstance(part, ApprenticeshipLearning)]
     if not found:
         raise UsageError(
-            "ApprenticeshipRounds closes the rounds of ApprenticeshipLearning, which this run has not; bind "
+            "ApprenticeshipRounds closes the rounds of ApprenticeshipLearning, which this run does not have; bind "
             "Trainer.algorithm = @Composed and Composed.rewards = [@ApprenticeshipLearning], or leave the listener out"
         )
     return found[0]

@@ -128,7 +128,7 @@ class Clock:
         self.wall_seconds, self.idle = state["wall_seconds"], state["idle_steps"]
 
 
-MOST_CALIBRATION, UNPLANNED_CALIBRATION = 10_000, 1000  # environment steps; the second for budgets in other units
+MOST_CALIBRATION, UNPLANNED_CALIBRATION = 10_000, 1000  # environment steps; the second is for a budget in another unit
 
 
 class Calibration:
@@ -152,7 +152,7 @@ class Calibration:
         self._end = max(1.0, planned if fraction else 0.0) if self.is_set else 0.0
 
     def lasts(self, env_steps: int) -> bool:
-        """Returns whether calibration still lasts after this many environment steps."""
+        """Returns whether calibration still lasts after `env_steps` environment steps."""
         return env_steps < self._end
 
     def state_dict(self) -> dict[str, Any]:

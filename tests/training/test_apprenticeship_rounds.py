@@ -101,7 +101,7 @@ def test_rounds_without_their_reward_are_refused(tmp_path):
         tmp_path, algorithm=INNER, environment=ENVIRONMENT, unroll_length=8, num_iterations=1, device="cpu",
         batches=EpochBatches, listeners=[ApprenticeshipRounds(), CheckpointSaver(0)],
     )  # fmt: skip
-    with pytest.raises(UsageError, match="closes the rounds of ApprenticeshipLearning, which this run has not"):
+    with pytest.raises(UsageError, match="closes the rounds of ApprenticeshipLearning, which this run does not have"):
         trainer.train()
 
 

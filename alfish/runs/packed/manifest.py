@@ -14,7 +14,7 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 MAX_MANIFEST = 2**24  # maximum bytes, for some hundred thousand files
 CARD = "README.md"
-# A relative path of plain names; no name begins with a dot.
+# A relative path whose names have only the listed characters; no name begins with a dot.
 _NAME = re.compile(r"(?!.*(^|/)\.)[\w\-. +=,()]+(/[\w\-. +=,()]+)*", re.ASCII)
 
 

@@ -54,7 +54,7 @@ class ConsoleProgress:
     ):
         self._budget = budget
         self._unit = unit
-        self._stream = sys.stderr if stream is None else stream  # None where the program has no stream
+        self._stream = sys.stderr if stream is None else stream  # None if the program has no stream
         self._window_seconds = window_seconds
         self._clock = clock
         self._moments: deque[_Moment] = deque()  # states in the window, the oldest first
@@ -122,7 +122,7 @@ class ConsoleProgress:
         if self._bar is None:
             self.line("  " + "  ".join([count, f"{share:.0%}", *parts]))
         else:
-            self._bar.n = share * self._budget  # tqdm drops its total when n is past it
+            self._bar.n = share * self._budget  # tqdm drops its total when n exceeds the total
             self._bar.set_description_str("  ".join([count, *parts]), refresh=True)
 
     def _speed(self, now: _Moment) -> list[str]:

@@ -30,7 +30,7 @@ class CSVWriter(Writer):
         nothing.
 
     Raises:
-      UsageError: if the existing file is not a table of this kind.
+      UsageError: if the existing file is not a table of metrics.
     """
 
     def __init__(self, path: str | os.PathLike, resume_steps: int | None = None):

@@ -28,7 +28,7 @@ class Tracker(Writer):
 
     If the tracker fails, the writer warns once, and sends nothing more in this process; training continues.
 
-    A subclass implements the methods below. They may raise any error, except `check`.
+    A subclass implements the methods below. Each of them except `check` may raise any error.
     """
 
     title: ClassVar[str]  # name of the tracker, for messages
@@ -171,11 +171,11 @@ class Record:
         self._resumed = dict(self._sent)
 
     def is_new(self, name: str, steps: int) -> bool:
-        """Returns True if no earlier process has sent a value of `name` at this clock."""
+        """Returns True if no earlier process has sent a value of `name` at the clock `steps`."""
         return steps > self._resumed.get(name.partition("/")[0], -1)
 
     def add(self, names: list[str], steps: int) -> None:
-        """Records that values of these names are sent."""
+        """Records that values of the given names are sent."""
         later = {name.partition("/")[0] for name in names}
         later = {segment for segment in later if steps > self._sent.get(segment, -1)}
         if later:

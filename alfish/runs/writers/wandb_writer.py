@@ -52,7 +52,7 @@ class WandbWriter(Tracker):
         self._options = {"project": project, "entity": entity, "group": group, "tags": list(tags)}
 
     def check(self) -> None:
-        if self._mode == "online" and not _has_key():  # because wandb.init would ask for a key
+        if self._mode == "online" and not _has_key():  # without a key, wandb.init would ask for one
             raise UsageError(
                 "WandbWriter has no API key; run `wandb login`, set WANDB_API_KEY, or set WandbWriter.mode = 'offline'"
             )

@@ -90,7 +90,7 @@ def _on_host(value: Any) -> np.ndarray:
     """Returns a number, array or tensor as an array; does not import torch."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
-        value = value.float() if value.is_floating_point() else value  # because numpy lacks bfloat16
+        value = value.float() if value.is_floating_point() else value  # numpy lacks bfloat16
     return np.asarray(value)
 
 
