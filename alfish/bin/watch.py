@@ -6,9 +6,9 @@
 
 The command needs only the run's directory, so it may run on another machine with access to it. Each new
 complete checkpoint is evaluated once, on the episodes of the run's Evaluate, or on the episodes that --num_episodes and
---seed select. Checkpoints that training has already evaluated on these episodes are skipped. Results are written like
-those of training: to eval/NAME-STEPS.csv, and to TensorBoard under the same names (tensorboard/watch). `alfish plot`,
-`compare` and `report` include them.
+--seed select. Checkpoints that training has already evaluated on the same episodes are skipped. Results are written
+like those of training: to eval/NAME-STEPS.csv, and to TensorBoard under the same names (tensorboard/watch). `alfish
+plot`, `compare` and `report` include them.
 
 The command begins with the newest checkpoint, or, with --all, with the oldest checkpoint that is kept. It ends when the
 run is finished, or after --idle_seconds without a new checkpoint. If it is killed, run the same command again; it

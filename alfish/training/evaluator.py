@@ -137,7 +137,7 @@ class Evaluator:
           values: whether rows have values, which requires an additional call of the networks for each row.
 
         Raises:
-          UsageError: `num_episodes` is below 1, or exceeds the number of environments and these cannot be seeded
+          UsageError: `num_episodes` is below 1, or exceeds the number of environments, which cannot be seeded
             separately.
           RunError: a return is not finite.
         """
@@ -194,7 +194,7 @@ class Evaluator:
           rewards.
 
         Raises:
-          UsageError: as for `evaluate`; or the evaluator began other episodes before all these episodes were read.
+          UsageError: as for `evaluate`; or the evaluator began other episodes before all episodes were read.
         """
         self._check_number(num_episodes)
         self._under_way = rows = self._rows(num_episodes, seed, sample)

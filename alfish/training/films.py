@@ -216,12 +216,12 @@ class FilmSchedule:
         self.next = next_due(clock, self._period, self.next)
 
     def recorder(self, clock: int, is_last: bool, root_dir: Path, stem: str) -> Recorder | None:
-        """Returns the recorder of an evaluation at this clock, see `Recorder.into_run`; None if no film is due."""
+        """Returns the recorder of an evaluation at `clock`, see `Recorder.into_run`; None if no film is due."""
         assert self._camera is not None
         if clock < self.next and not is_last:
             return None
         return Recorder.into_run(self._camera, root_dir, stem, self.num_episodes, SETTING, self.captions)
 
     def move_on(self, clock: int) -> None:
-        """Plans the next film, after a film at this clock."""
+        """Plans the next film, after a film at `clock`."""
         self.next = next_due(clock, self._period)

@@ -183,7 +183,7 @@ class GameEvaluator:
 
         Args:
           first: number of the round's first game.
-          seed: seed of that game; each further game has the next seed.
+          seed: seed of the round's first game; each further game has the next seed.
           count: number of games that count; further games of the round are not filmed.
           sample, on_row: arguments of `evaluate`.
           keep: function that receives the rows of each group after the reset and each step, and a mask `[G]` bool of
@@ -273,7 +273,7 @@ class GameEvaluator:
 
 
 class _Seats:
-    """The policies of one group of agents in a round of games, and the returns of these agents.
+    """The policies of one group of agents in a round of games, and the agents' returns.
 
     Args:
       group: group of agents.

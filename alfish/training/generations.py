@@ -39,7 +39,7 @@ class Perturbed(Parameter):
         perturbed = cls.of(name.strip(), bounds, said)
         if parameter.partition("[")[0] == "reward_weights":
             raise UsageError(
-                f"{said}: weights of rewards are saved with a policy, so a copy would have those of its parent; "
+                f"{said}: weights of rewards are saved with a policy, so a copy would have the weights of its parent; "
                 "perturb them among policies of one run, by JointPopulation"
             )
         if owner == "Trainer" and parameter in OWN:
@@ -123,7 +123,7 @@ class MemberResult(NamedTuple):
         return self.value == -math.inf
 
     def beats(self, other: "MemberResult", gap: float) -> bool:
-        """Returns whether this value exceeds the other by more than `gap` standard errors of the difference."""
+        """Returns whether this value exceeds that of `other` by more than `gap` standard errors of the difference."""
         margin = gap * math.sqrt(self.variance + other.variance) if gap else 0.0
         return other.has_failed or self.value - other.value > margin
 
@@ -166,7 +166,8 @@ def next_generation(
     others = [result for result in ranked if result not in best and result.member.number not in kept]
     worst = others[::-1][:num_replaced]
     followers = [_follower(result, result) for result in results if not result.has_failed]
-    settings = [(one.parent, one.bindings) for one in followers]  # settings from which copies must differ
+    # The settings of a copy must differ from these settings.
+    settings = [(one.parent, one.bindings) for one in followers]
     members = {one.number: one for one in followers}
     for result in results:
         is_lost = result in worst or result.has_failed

@@ -87,7 +87,8 @@ class InitialParts:
           log: function that receives the origin of each part, and the names and shapes of its tensors.
 
         Raises:
-          UsageError: a directory is not a run, a run has no such part, or shapes differ. No tensor has changed.
+          UsageError: a directory is not a run, a run has no such part, or its tensors do not have the shapes of the new
+            run's. No tensor has changed.
         """
         tensors = self._tensors() if self._sources else {}
         parts = [_Part.read(place, source, tensors) for place, source in self._sources.items()]

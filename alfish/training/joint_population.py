@@ -305,5 +305,5 @@ def _check_alike(one: Policy, other: Policy) -> None:
     if found:
         raise UsageError(
             f"{other.name} cannot continue from {one.name}: {found}; build both with the same algorithm and networks, "
-            "or name others in JointPopulation.among"
+            "or name other policies in JointPopulation.among"
         )

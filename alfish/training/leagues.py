@@ -1,6 +1,6 @@
 """Leagues: snapshots of policies as opponents, and policies that train in turn.
 
-Both listeners are called before other listeners, so that checkpoints contain their changes.
+The two listeners are called before other listeners, so that checkpoints contain their changes.
 """
 
 import copy
@@ -99,7 +99,7 @@ class Snapshots(_PeriodicListener):
 @gin.configurable(module="alfish")
 @checked
 class AlternateTraining(_PeriodicListener):
-    """Trains one policy at a time, in turn; the others act with unchanged weights and statistics.
+    """Trains one policy at a time, in turn; the other policies act with unchanged weights and statistics.
 
     The clock counts the steps of the policy that trains. The warm-up of a policy and its number of updates depend on
     its steps while it trains; its replay stores all its steps.

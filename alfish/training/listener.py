@@ -176,7 +176,7 @@ class Listener:
         return False
 
     def close(self) -> None:
-        """Frees resources of `start`, also after an error; not called if `start` raised."""
+        """Frees resources that `start` acquired, also after an error; not called if `start` raised."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -220,7 +220,7 @@ class Notifier:
 
     def after_iteration(self, run: Run, report: Report) -> None:
         """Passes the report of an iteration to each listener; a signal may interrupt a listener."""
-        run.directory.restore()  # before anything is written
+        run.directory.restore()  # restored before anything is written
         for listener in self._listeners:
             try:
                 with random_state.apart(), _calling(listener, "after_iteration"):

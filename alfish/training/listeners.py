@@ -166,7 +166,7 @@ class Evaluate(Listener):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._next = state["next"]
-        if last := state.get("last"):  # because older versions did not save it
+        if last := state.get("last"):  # older versions did not save it
             self._last = last[0], last[1]
         if self._films:
             self._films.next = state.get("next_film", self._films.next)
@@ -195,7 +195,7 @@ class CheckpointSaver(Listener):
     """Saves checkpoints periodically, at the end, and when a policy has the best evaluation so far.
 
     A checkpoint is due when `period` or `period_minutes` has passed; its name contains the clock. A checkpoint of the
-    best policy that is saved in between has no replay rows, because these may be large. It can be evaluated and played
+    best policy that is saved in between has no replay rows, because replay may be large. It can be evaluated and played
     (`--checkpoint=best`). A killed run continues from the newest checkpoint with replay rows, or from the newest
     checkpoint if the run saves no rows.
 
@@ -286,7 +286,7 @@ class CheckpointSaver(Listener):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._next, self._best = state["next"], state["best"]
-        self._best_clock = state.get("best_clock")  # because older versions did not save it
+        self._best_clock = state.get("best_clock")  # older versions did not save it
 
 
 @gin.configurable(module="alfish.training.listeners")
@@ -423,12 +423,12 @@ def checked_listeners(
     Listeners that change the algorithm come first, then evaluations, then all others. Listeners that save checkpoints
     come last, so that checkpoints contain the state of all listeners after the iteration.
 
-    With several learners, the first learner calls all listeners; the others save only their own state.
+    With several learners, the first learner calls all listeners; the other learners save only their own state.
 
     Args:
       listeners: listeners of the run; None means evaluation, checkpoints, summaries and the progress bar.
-      extra: further listeners, called after the others of their kind.
-      first: further listeners, called before the others of their kind.
+      extra: further listeners, called after all other listeners of their kind.
+      first: further listeners, called before all other listeners of their kind.
 
     Raises:
       UsageError: an entry is not a Listener, or has a method with other arguments or a misspelt name.

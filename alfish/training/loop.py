@@ -229,7 +229,7 @@ class Loop:
         self._clock.load_state_dict(counters)
         self._clock.updates = parts.learner.updates
         self._next_summary, self._owed_steps = counters["next_summary"], counters["owed_steps"]
-        self._owes_summary = counters.get("owes_summary", False)  # because older versions did not save it
+        self._owes_summary = counters.get("owes_summary", False)  # older versions did not save it
         parts.calibration.load_state_dict(state.get("calibration", {"is_set": False}))
         self._at_summary = self._totals()
         kernels.keep_num_threads(state["num_threads"])
@@ -306,7 +306,7 @@ class Loop:
         return learned
 
     def _summary(self) -> dict[str, float]:
-        """Returns the scalars of a summary, except those of updates."""
+        """Returns the scalars of a summary, except the scalars of updates."""
         batches, learner, clock = self._parts.batches, self._parts.learner, self._clock
         self._next_summary = (clock.value // self._summary_period + 1) * self._summary_period
         self._parts.check_equal()

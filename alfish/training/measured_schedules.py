@@ -34,7 +34,7 @@ class MeasuredSchedules(Listener):
 
     def after_iteration(self, run: Run, report: Report) -> None:
         if report.is_missed and replicas.is_joined():
-            return  # only the first learner has this report, so it cannot wait for the others
+            return  # only the first learner has this report, so it cannot wait for other learners
         schedules = {**_of_algorithms(self._parts), **_of_learners(self._parts)}
         names = sorted({schedule.scalar for schedule in schedules.values()})
         measured = dict(zip(names, _means([report.scalars.get(name, math.nan) for name in names])))

@@ -80,7 +80,7 @@ class ScheduledWeights(WeightListener):
         if len(self._weights) != len(names):
             raise UsageError(
                 f"ScheduledWeights.weights has {len(self._weights)} entries, but the reward has {len(names)} "
-                f"({', '.join(names)}); it must have one for each"
+                f"({', '.join(names)}); it must have one weight for each entry"
             )
 
     def change(self, weights: torch.Tensor, names: Sequence[str], report: Report) -> None:

@@ -361,7 +361,7 @@ def _make_parts(environments: Environments, environment: Environment, settings: 
     if networks[1].encoders and "observation" in measured.reads:
         raise UsageError(
             f"a metric reads observations, but {type(networks[1].encoders[0]).__name__} replaces them with features "
-            "when rows arrive; leave one of the two out"
+            "when rows arrive; leave out the metric or the encoder"
         )
     if not measured.reads_infos:
         collector.ignore_infos()

@@ -124,7 +124,7 @@ class SharedRunDirectory(RunDirectory):
                 if clock not in self.checkpoints.steps():
                     raise BrokenCheckpoint(f"{self.checkpoints.directory} has no checkpoint at {clock:,} steps")
                 own = self.checkpoints.load(clock, None, config)[1]
-                extra = own.pop("extra", {})  # older versions have none
+                extra = own.pop("extra", {})  # older versions did not save it
                 state = state | own | {"algorithm": state["algorithm"] | extra}
             load(state)
 

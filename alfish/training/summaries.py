@@ -78,7 +78,7 @@ class Summaries(Listener):
         resumed = run.clock.value  # also if 0: a run killed before its first checkpoint left rows in metrics.csv
         directory = run.directory.path
         origin = RunOrigin(directory, run.directory.checkpoints.origin.run or "", run.log)
-        with contextlib.ExitStack() as stack:  # closes those already started if another cannot start
+        with contextlib.ExitStack() as stack:  # closes what has started if another part cannot start
             for diagnostic in self._diagnostics:
                 diagnostic.start(run)
                 stack.callback(diagnostic.close)

@@ -278,7 +278,7 @@ class Trainer:
         return report
 
     def close(self) -> None:
-        """Closes listeners, environments and files, even if closing one of these raises; `train` calls this method."""
+        """Closes listeners, environments and files, even if closing one of them raises; `train` calls this method."""
         with contextlib.ExitStack() as stack:  # runs in reverse order
             stack.callback(self.directory.close)
             stack.callback(self.learner.close)
@@ -302,7 +302,7 @@ class Trainer:
           options: options of the environment's factory, such as render_mode.
         """
         evaluator = self._environments.evaluator(self._parts, num_episodes, num_envs, max_length, **options)
-        if self.directory.is_open:  # only then this process may write to the log
+        if self.directory.is_open:  # otherwise this process may not write to the log
             evaluator.log = self.log
         return evaluator
 

@@ -57,7 +57,7 @@ class RandomShift(Transform):
         leaves, structure = nest.flatten(time_step.observation)
         num_rows = time_step.step_type.numel()
         for k, height in self._heights.items():
-            # Draws from [0, 1) instead of integers, because a graph and plain torch then draw the same numbers.
+            # Draws from [0, 1) instead of integers, because compiled and uncompiled updates then draw the same numbers.
             numbers = torch.rand(2, num_rows, device=leaves[k].device)
             shift = (numbers * (2 * self._pad + 1)).long() - self._pad
             images = leaves[k].flatten(0, time_step.step_type.ndim - 1)

@@ -22,7 +22,7 @@ class RewardClip(Transform):
     ):
         super().__init__(observation_spec, reward_spec)
         if low >= high:
-            raise UsageError(f"RewardClip: low must be below high, got {low} and {high}")
+            raise UsageError(f"RewardClip.low must be below RewardClip.high, but got {low} and {high}")
         self._low, self._high = low, high
 
     def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:

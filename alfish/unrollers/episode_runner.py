@@ -59,7 +59,8 @@ class StartedEpisodes:
 
     def __init__(self, num_envs: int, num_episodes: int):
         self._num_episodes, self._num_started = num_episodes, min(num_envs, num_episodes)
-        self._episode = np.where(np.arange(num_envs) < num_episodes, np.arange(num_envs), -1)  # episode of each, or -1
+        # Episode of each environment, or -1.
+        self._episode = np.where(np.arange(num_envs) < num_episodes, np.arange(num_envs), -1)
         self._rows = EpisodeAccumulator(num_envs)
         self._starts: dict[int, Nest] = {}
         self.whole: dict[int, tuple[Nest, Nest]] = {}

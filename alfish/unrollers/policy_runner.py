@@ -84,7 +84,7 @@ class PolicyRunner:
         self._program.prepare(self._arrays)
 
     def _share_memory(self) -> None:
-        """Makes arrays that share memory with parameters and buffers; called again after a learner moves these."""
+        """Makes arrays that share memory with parameters and buffers; called again after a learner moves them."""
         self._addresses = [tensor.data_ptr() for tensor in self._sources]
         self._arrays = [tensor.detach().numpy() for tensor in self._sources]
 

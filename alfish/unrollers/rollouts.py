@@ -138,8 +138,8 @@ class StragglerCut:
     """Yields the steps of an unroll, and ends it early if enough other learners have finished their unrolls.
 
     Args:
-      fraction: fraction of the learners, in (0, 1]. When this fraction has finished an unroll, the others end theirs
-        early.
+      fraction: fraction of the learners, in (0, 1]. When this fraction has finished an unroll, the other learners end
+        their unrolls early.
       algorithm: algorithm that acts in the unrolls.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The unroller that steps environments in this process; it is bitwise reproducible, and the reference for others."""
+"""The unroller that steps environments in this process: bitwise reproducible, and the reference for other unrollers."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -49,8 +49,8 @@ class SyncUnroller(Unroller):
         never.
       overwrite_policy_output: whether the info `executed_action` replaces the stored action, for environments in which
         a human or another controller may act. Off-policy only.
-      sync_fraction: fraction of the learners that must finish an unroll, in (0, 1], on-policy only. The others then end
-        their unrolls at their next vector step (`StragglerCut`). None means that all learners finish.
+      sync_fraction: fraction of the learners that must finish an unroll, in (0, 1], on-policy only. The other learners
+        then end their unrolls at their next vector step (`StragglerCut`). None means that all learners finish.
 
     Attributes:
       time_step: row from which the policy acts next, row 0 of the next unroll; None before `start`.

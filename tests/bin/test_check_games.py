@@ -91,7 +91,7 @@ def test_problems_are_named(capsys):
 
 def test_mistakes_name_the_flag(refused):
     assert "--game is 'json', but this module has neither" in refused("check-env", "--game=json")
-    assert "leave one of the two out" in refused("check-env", "--game=json", "--env_id=CartPole-v1")
+    assert "give only one of the two flags" in refused("check-env", "--game=json", "--env_id=CartPole-v1")
     assert "does not take game_kwargs={'x': 1}" in refused(
         "check-env", "--game=toy_games:Meeting", "--env_kwargs={'x': 1}"
     )

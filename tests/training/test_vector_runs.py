@@ -442,7 +442,7 @@ def test_rewards_may_be_normalized_each_by_its_own_spread(tmp_path):
 
 
 @pytest.mark.parametrize(("listener", "words"), [
-    (ScheduledWeights([1.0]), r"weights has 1 entries, but the reward has 2 \(0, 1\); it must have one for each"),
+    (ScheduledWeights([1.0]), r"has 1 entries, but the reward has 2 \(0, 1\); it must have one weight for each"),
     (LagrangianWeights({"2": 1.0}), "has '2', but the entries of the reward are 0, 1"),
 ])  # fmt: skip
 def test_listeners_that_do_not_fit_the_reward_are_refused(tmp_path, listener, words):

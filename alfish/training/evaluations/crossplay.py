@@ -26,7 +26,7 @@ from alfish.training.trainer import Trainer
 from alfish.transforms import Transforms
 
 SIDES = ("first", "second")  # names of the players of a match
-ZERO = 1e-6  # largest |sum| of both sides' returns in a zero-sum game
+ZERO = 1e-6  # largest |sum of the two sides' returns| in a zero-sum game
 
 Side = tuple[str, ...]  # names of agents
 
@@ -190,7 +190,7 @@ class Crossplay:
             )
 
     def matches(self) -> list[Match]:
-        """Returns the matches of all pairs; plays those without a result file."""
+        """Returns the matches of all pairs; plays the matches without a result file."""
         return [self._match(pair) for pair in self.pairs]
 
     def _match(self, pair: Pair) -> Match:
@@ -272,7 +272,7 @@ class Standings:
       anchor: number of the player whose Elo is 1000.
 
     Attributes:
-      is_zero_sum: whether the returns of both sides add up to 0 in each game, as wins and ratings require.
+      is_zero_sum: whether the returns of the two sides add up to 0 in each game, as wins and ratings require.
       ratings: Elo of the players; None unless `is_zero_sum`.
       exploitability: largest mean loss of each player to another player, `[P]`; None unless `is_zero_sum`.
       means: mean return of each player over its opponents, `[P]`; nan for a player without opponents.

@@ -119,7 +119,7 @@ class Results:
     def add(self, result: EvaluationResult) -> None:
         """Writes a result, and the files derived from it."""
         make_directory(self._events)
-        self._events_of(result.steps).unlink(missing_ok=True)  # events of another policy at these steps
+        self._events_of(result.steps).unlink(missing_ok=True)  # events of another policy at the same steps
         make_directory(self.directory)
         write_atomically(self._path(result.steps), result.to_json())
         self.complete(result)
@@ -137,7 +137,7 @@ class Results:
         return self._root_dir / "eval" / f"{self.name}-{steps:012d}.csv"
 
     def first_steps(self, newest: int) -> int:
-        """Returns the steps of the first checkpoint to evaluate: `newest` of the first call under this name."""
+        """Returns the steps of the first checkpoint to evaluate: `newest` of the first call for the results."""
         path = self.directory / f"{self.name}.json"
         found = contents.record(self.directory, path.name, {"first_steps": int})
         if found is None:

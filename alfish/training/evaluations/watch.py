@@ -35,8 +35,8 @@ FileId = tuple[int, int, int, int]
 class Watch:
     """Evaluates each checkpoint of a run once, on the same episodes.
 
-    Checkpoints that training has already evaluated on these episodes are skipped. Only results and films are written to
-    the directory, and training is not affected.
+    Checkpoints that training has already evaluated on the same episodes are skipped. Only results and films are written
+    to the directory, and training is not affected.
 
     Args:
       trainer: trainer of the run, built to read it.
@@ -54,7 +54,7 @@ class Watch:
       num_lost: number of checkpoints that were removed before they could be evaluated.
 
     Raises:
-      UsageError: results of this name come from other episodes, or another process writes them.
+      UsageError: earlier results with this name come from other episodes, or another process writes results with it.
     """
 
     def __init__(
@@ -213,14 +213,14 @@ class Watch:
         return list(range(self._episodes.seed, self._episodes.seed + self._episodes.num_episodes))
 
     def _check_known(self) -> None:
-        """Raises UsageError if earlier results of this name come from other episodes."""
+        """Raises UsageError if earlier results with the same name come from other episodes."""
         for steps, result in self._known.items():
             if result.episodes != self._episodes:
                 before, now = (dataclasses.asdict(one) for one in (result.episodes, self._episodes))
                 name = next(name for name in now if before[name] != now[name])
                 raise UsageError(
                     f"{self._results.csv(steps)} was evaluated with {name} {before[name]} instead of {now[name]}; give "
-                    f"these results another name, such as --name={self._results.name}2"
+                    f"the results of this command another name, such as --name={self._results.name}2"
                 )
 
     def _check_training(self) -> None:
@@ -233,7 +233,7 @@ class Watch:
             )
 
     def _of_training(self) -> list[Path]:
-        """Returns the tables of evaluations that training wrote under this name, in ascending order."""
+        """Returns the tables of evaluations that training wrote under the same name, in ascending order."""
         own = {self._results.csv(steps) for steps in self._known}
         pattern = f"eval/{self._results.name}-{12 * '[0-9]'}.csv"
         return sorted(set(self._trainer.directory.path.glob(pattern)) - own)

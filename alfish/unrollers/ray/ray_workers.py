@@ -183,7 +183,7 @@ class RayWorkers(Transport):
         self._keeper.stop()
         try:
             end_all([host for host in self.hosts if host.greeting], self._limits.close_timeout)
-        finally:  # even if a signal interrupts the wait
+        finally:  # kills hosts even if a signal interrupts the wait
             for host in self.hosts:
                 host.kill()
             self._actors.close()
@@ -236,11 +236,11 @@ class RayWorkers(Transport):
         num_begun = sum(host.greeting is not None for host in self.hosts)
         if num_begun >= self._min_hosts:
             self._deadline = None
-        if num_begun == len(self.hosts):  # earlier, a spare could take the room of a host
+        if num_begun == len(self.hosts):  # before that, a spare could take the room of a host
             self._actors.replenish()
 
     def _on_reply(self, host: RemoteHost, reply: Reply) -> Iterator[tuple[RemoteWorker, FromWorker]]:
-        host.poll()  # at once, so that the next reply is made while the trainer trains
+        host.poll()  # called at once, so that the next reply is made while the trainer trains
         host.newest = reply.newest
         for line in reply.lines:
             self.log(f"{host}: {line}")

@@ -280,7 +280,7 @@ class AsyncUnroller(Unroller):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.policy_version = state["policy_version"]
-        self._first_generation = state.get("generation", -1) + 1  # a state of `SyncUnroller` has none
+        self._first_generation = state.get("generation", -1) + 1  # a state of `SyncUnroller` has no generation
         self.repeat_calls(state)
 
     def close(self) -> None:
