@@ -603,7 +603,7 @@ def test_a_priority_of_another_shape_is_named(tmp_path):
 
 def test_hindsight_and_stacks_of_frames_do_not_go_together(tmp_path):
     hindsight = functools.partial(HindsightReplay, lambda achieved, goal: achieved)
-    with pytest.raises(UsageError, match="a transform reads rows before them"):
+    with pytest.raises(UsageError, match="a transform reads rows before the windows"):
         offline(tmp_path, Stacked, transforms=[FrameStack], batches={"hindsight": hindsight}).train()
 
 
