@@ -265,7 +265,7 @@ class CompiledUpdates:
             raise NotCompilable(
                 f"its compiled losses {graph.trained} are {total[: len(graph.trained)].tolist()}, but its uncompiled "
                 f"losses {list(losses)} are {expected.tolist()}: train_step or calc_loss depends on a value that "
-                "changes between updates; make it a buffer, or return it from `graph_key`"
+                "changes between updates; make this value a buffer, or return it from `graph_key`"
             )
         return total
 

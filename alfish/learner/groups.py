@@ -86,7 +86,7 @@ def claimed_parameters(algorithm: RLAlgorithm) -> dict[str, list[nn.Parameter]]:
             if id(parameter) in owner:
                 raise UsageError(
                     f"parameter {names[id(parameter)]} is in the groups {owner[id(parameter)]!r} and {group!r}; it may "
-                    "be in only one"
+                    "be in only one group"
                 )
             owner[id(parameter)] = group
     unclaimed = [name for name, p in algorithm.named_parameters() if p.requires_grad and id(p) not in owner]

@@ -52,7 +52,7 @@ class Prioritized(Sampler):
         epsilon: PositiveFloat = 1e-6,
     ):
         if not np.float32(epsilon) > 0:
-            raise UsageError(f"Prioritized.epsilon is {epsilon}, which is 0 in float32; raise it")
+            raise UsageError(f"Prioritized.epsilon is {epsilon}, which is 0 in float32; raise epsilon")
         self._alpha_schedule = schedule_of_progress(alpha, "Prioritized.alpha")
         self._beta_schedule = schedule_of_progress(beta, "Prioritized.beta")
         self._normalize, self._epsilon = normalize, epsilon

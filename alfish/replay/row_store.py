@@ -321,7 +321,7 @@ class RowStore:
                 except RuntimeError as error:  # torch raises RuntimeError if memory is short
                     raise UsageError(
                         f"the capacity of replay is {count:,} rows, which does not fit into memory "
-                        f"({first_line(error)}); lower it, or store rows in files (ReplayBatches.directory)"
+                        f"({first_line(error)}); lower the capacity, or store rows in files (ReplayBatches.directory)"
                     ) from error
             dtype = torch.empty(0, dtype=leaf.dtype).numpy().dtype
             path = self._directory / f"leaf-{next(number):03d}.bin"

@@ -121,7 +121,7 @@ class Uniform(Sampler):
         if self._newest < needed:
             raise UsageError(
                 f"Uniform.recent_rows is {self._recent_rows}, which means {self._newest} rows of each of {num_envs} "
-                f"environments, but windows need {needed} rows; raise it to {needed * num_envs}"
+                f"environments, but windows need {needed} rows; raise recent_rows to {needed * num_envs}"
             )
 
     def draw(self, num_windows: int, progress: float, num_batches: int = 1) -> SequenceIndex:

@@ -547,7 +547,7 @@ def test_a_memory_takes_rows_to_learn_across():
             batches.bind(dqn, transforms, 4, B)
         assert str(error.value) == (
             f"{name}.window_length is 2, so only one row trains, but the memory of DQN learns across trainable "
-            "rows; set it to 3 or more (dqn_recall.gin has 16)"
+            "rows; set window_length to 3 or more (dqn_recall.gin has 16)"
         )
     _, ppo, transforms = make(
         functools.partial(PPO, network=functools.partial(ActorCritic, actor_torso=torso(GRU), shared_torso=True))
@@ -555,8 +555,8 @@ def test_a_memory_takes_rows_to_learn_across():
     with pytest.raises(UsageError) as error:
         EpochBatches().bind(ppo, transforms, 1, B)
     assert str(error.value) == (
-        "Trainer.unroll_length is 1, but the memory of PPO learns across the rows of an unroll; set it to 2 or more "
-        "(ppo_recall.gin has 32)"
+        "Trainer.unroll_length is 1, but the memory of PPO learns across the rows of an unroll; set unroll_length "
+        "to 2 or more (ppo_recall.gin has 32)"
     )
 
 

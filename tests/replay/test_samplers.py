@@ -774,7 +774,7 @@ def test_recent_windows_start_where_a_state_is_stored():
         ({"recent_fraction": 0.5}, "set Uniform.recent_rows"),
         (
             {"recent_fraction": 0.5, "recent_rows": 8},
-            "recent_rows is 8, which means 2 rows of each of 3 .* need 3 rows; raise it to 9",
+            "recent_rows is 8, which means 2 rows of each of 3 .* need 3 rows; raise recent_rows to 9",
         ),
     ],
 )

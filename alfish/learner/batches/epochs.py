@@ -92,7 +92,7 @@ class EpochBatches(Batches):
         if self._has_state and unroll_length < 2:
             raise UsageError(
                 f"Trainer.unroll_length is 1, but the memory of {type(algorithm).__name__} learns across the rows of "
-                "an unroll; set it to 2 or more (ppo_recall.gin has 32)"
+                "an unroll; set unroll_length to 2 or more (ppo_recall.gin has 32)"
             )
         self._sequence_length = self._given_length or int(unroll_length)
         if self._given_length and not self._has_state:

@@ -66,8 +66,8 @@ class OfflineBatches(SequenceBatches):
         if parts := algorithm.parts_with_statistics:
             raise UsageError(
                 f"{', '.join(parts)} of {type(algorithm).__name__} has statistics of collected rows, but "
-                "OfflineBatches collects none; leave it out, and normalize observations with Trainer.transforms = "
-                "[@ObservationNormalizer]"
+                "OfflineBatches collects no rows; leave the part out, and normalize observations with "
+                "Trainer.transforms = [@ObservationNormalizer]"
             )
         self.updates_per_iteration = self._num_updates
         self.rows_per_update = self._batch_size * (self.window_length - 1)

@@ -145,7 +145,7 @@ class ReplayBatches(SequenceBatches):
         if num_stored < needed:
             raise UsageError(
                 f"ReplayBatches.capacity is {num_stored}, too small for one window of {num_rows} rows of each of "
-                f"{num_envs} environments; raise it"
+                f"{num_envs} environments; raise the capacity"
             )
         if math.ceil(unroll_length) > num_stored // num_envs:
             raise UsageError(
@@ -183,7 +183,8 @@ class ReplayBatches(SequenceBatches):
             )
         except MemoryError as error:
             raise UsageError(
-                f"ReplayBatches.capacity is {num_stored:,} rows, which does not fit into memory ({error}); lower it"
+                f"ReplayBatches.capacity is {num_stored:,} rows, which does not fit into memory ({error}); lower the "
+                "capacity"
             ) from error
         self._files.callback(self.buffer.close)
         self._collected = SequenceSampler(self.buffer, self._sampler, self._hindsight, algorithm, transforms, num_rows)
@@ -306,7 +307,9 @@ class ReplayBatches(SequenceBatches):
             return max(math.ceil(planned / replicas.size()), window_rows, unroll_rows)
         capacity = self._capacity * replicas.size()
         if capacity < warmup:
-            raise UsageError(f"ReplayBatches.capacity is {capacity}, less than the {warmup} steps of warm-up; raise it")
+            raise UsageError(
+                f"ReplayBatches.capacity is {capacity}, less than the {warmup} steps of warm-up; raise the capacity"
+            )
         return self._capacity
 
 

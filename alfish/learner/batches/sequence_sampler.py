@@ -166,8 +166,8 @@ class SequenceBatches(Batches):
         if algorithm.replay_needs.recurrent_state and self.window_length < 3:
             raise UsageError(
                 f"{type(self).__name__}.window_length is {self.window_length}, so only one row trains, but the memory "
-                f"of {type(algorithm).__name__} learns across trainable rows; set it to 3 or more (dqn_recall.gin has "
-                "16)"
+                f"of {type(algorithm).__name__} learns across trainable rows; set window_length to 3 or more "
+                "(dqn_recall.gin has 16)"
             )
         if self.burn_in and not algorithm.replay_needs.recurrent_state:
             raise UsageError(
