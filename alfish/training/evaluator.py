@@ -205,8 +205,8 @@ class Evaluator:
         for k in range(num_episodes):
             if self._under_way is not rows:
                 raise UsageError(
-                    "the evaluator began other episodes before all episodes of test_episodes had been read; read them "
-                    "first, or use another evaluator"
+                    "the evaluator began other episodes before all episodes of test_episodes had been read; read those "
+                    "episodes first, or use another evaluator"
                 )
             # Between two episodes, the caller's random state and grad mode are restored.
             with self._acting(seed, sample):
@@ -239,7 +239,8 @@ class Evaluator:
         if num_episodes > num_envs and not self.environment.seeds_rows:
             raise UsageError(
                 f"the evaluator was asked for {num_episodes} episodes, but its {num_envs} environments cannot be "
-                "seeded individually; build it with make_evaluator, which makes one environment for each episode"
+                "seeded individually; build the evaluator with make_evaluator, which makes one environment for each "
+                "episode"
             )
 
     @contextlib.contextmanager

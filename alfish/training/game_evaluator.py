@@ -260,7 +260,7 @@ class GameEvaluator:
                     fits = True
                     if name != RANDOM and self._lineup.group.get(name) != key:
                         raise UsageError(
-                            f"the lineup has the policy {name!r} for {agent}; policies with its spaces are "
+                            f"the lineup has the policy {name!r} for {agent}; policies with the agent's spaces are "
                             f"{', '.join(one for one in self._numbers if self._lineup.group[one] == key)} and {RANDOM}"
                         )
                     fixed[key][i] = -1 if name == RANDOM else self._numbers[name]

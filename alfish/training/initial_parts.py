@@ -152,8 +152,8 @@ class _Part(NamedTuple):
         if wrong:
             more = f" ({len(wrong)} differences in all)" if len(wrong) > 1 else ""
             raise UsageError(
-                f"{source.name}: the part of {source.run} does not fit: {wrong[0]}{more}; build both with the same "
-                "networks and spaces, or name another part"
+                f"{source.name}: the part of {source.run} does not fit: {wrong[0]}{more}; build both runs with the "
+                "same networks and spaces, or name another part"
             )
         path = checkpoints.path(steps)
         origin = {

@@ -112,8 +112,8 @@ class JointPopulation(Listener):
         policies = run.unroller.members if isinstance(run.unroller, JointUnroller) else ()
         if len(policies) < 2:
             raise UsageError(
-                "JointPopulation needs several policies in one run, see Trainer.policies; leave it out, or train "
-                "separate runs by `alfish population`"
+                "JointPopulation needs several policies in one run, see Trainer.policies; leave the listener out, or "
+                "train separate runs by `alfish population`"
             )
         self._groups = list(self._grouped(run, self._taking_part(policies)))
         for group in self._groups:
@@ -156,7 +156,7 @@ class JointPopulation(Listener):
                     raise UsageError(f"JointPopulation.{setting} names {name}; the policies are {', '.join(by_name)}")
                 if not by_name[name].trains:
                     raise UsageError(
-                        f"JointPopulation.{setting} names {name}, which does not train; leave it out, or bind "
+                        f"JointPopulation.{setting} names {name}, which does not train; leave the policy out, or bind "
                         f"{name}/PolicySettings.trains = True"
                     )
         return [policy for policy in policies if policy.trains and (self._among is None or policy.name in self._among)]
@@ -178,7 +178,8 @@ class JointPopulation(Listener):
             if not num_replaced:
                 raise UsageError(
                     f"JointPopulation.share is {self._share:g}, which of {len(each)} policies "
-                    f"({', '.join(policy.name for policy in each)}) is less than one; raise it, or train more policies"
+                    f"({', '.join(policy.name for policy in each)}) is less than one; raise the share, or train more "
+                    "policies"
                 )
             for policy in each[1:]:
                 _check_alike(each[0], policy)
@@ -194,7 +195,7 @@ class JointPopulation(Listener):
         if self._objective not in known:
             raise UsageError(
                 f"JointPopulation.objective is {self._objective!r}, and the policies have {', '.join(known)}; name one "
-                "of these"
+                "of these values"
             )
 
     def _begin(self, run: Run, policy: Policy, drawn: Member) -> None:
@@ -304,6 +305,6 @@ def _check_alike(one: Policy, other: Policy) -> None:
     found = f"{kinds[1]} is not {kinds[0]}" if kinds[0] != kinds[1] else other.difference(one)
     if found:
         raise UsageError(
-            f"{other.name} cannot continue from {one.name}: {found}; build both with the same algorithm and networks, "
-            "or name other policies in JointPopulation.among"
+            f"{other.name} cannot continue from {one.name}: {found}; build both policies with the same algorithm and "
+            "networks, or name other policies in JointPopulation.among"
         )

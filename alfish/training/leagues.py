@@ -116,8 +116,8 @@ class AlternateTraining(_PeriodicListener):
         trained = self._trained(run)
         if len(trained) < 2:
             raise UsageError(
-                f"AlternateTraining needs two policies that train, and here there is {trained[0].name} only; leave it "
-                "out"
+                f"AlternateTraining needs two policies that train, and here there is {trained[0].name} only; leave the "
+                "listener out"
             )
         self.change(run, self._num_done)
 
@@ -136,14 +136,16 @@ def check_snapshots(run: Run) -> None:
     unwritten = [member for member in members if member.snapshot_of is not None]
     if unwritten and not any(isinstance(listener, Snapshots) for listener in run.listeners):
         raise UsageError(
-            f"{unwritten[0].name} is a snapshot of {unwritten[0].snapshot_of}, and nothing writes it; bind "
+            f"{unwritten[0].name} is a snapshot of {unwritten[0].snapshot_of}, and nothing writes the snapshot; bind "
             "Trainer.extra_listeners = [@Snapshots()] and Snapshots.period"
         )
 
 
 def _members(run: Run, name: str) -> tuple[Member, ...]:
     if not isinstance(run.unroller, JointUnroller):
-        raise UsageError(f"{name} is for several policies, and this run has one; leave it out, or set Trainer.policies")
+        raise UsageError(
+            f"{name} is for several policies, and this run has one; leave the listener out, or set Trainer.policies"
+        )
     return run.unroller.members
 
 

@@ -356,5 +356,6 @@ def _check_acting_may_end(parts: Parts, clock: Clock) -> None:
     if not parts.batches.outlasts_acting:
         raise UsageError(
             f"Trainer.interaction_env_steps ends acting, and {type(parts.batches).__name__} with these settings keeps "
-            "no rows to train on afterwards; leave it out, or train off-policy from a replay that is not cleared"
+            "no rows to train on afterwards; leave interaction_env_steps out, or train off-policy from a replay that "
+            "is not cleared"
         )

@@ -35,12 +35,13 @@ class WeightListener(Listener, abc.ABC):
         if run.algorithm.reward_weights is None:
             raise UsageError(
                 f"{type(self).__name__} changes the weights of a vector reward, but {type(run.algorithm).__name__} has "
-                "none here; leave it out, or name the entries of a vector reward with make_environment.rewards"
+                "no weights here; leave the listener out, or name the entries of a vector reward with "
+                "make_environment.rewards"
             )
         if any(isinstance(values, Vector) and values.scales_bonus for values in run.algorithm.modules()):
             raise UsageError(
                 f"{type(self).__name__} would have no effect: the reward has one entry, which includes the bonus of "
-                f"{type(run.algorithm).__name__}; leave it out, and scale the reward with RewardScale"
+                f"{type(run.algorithm).__name__}; leave the listener out, and scale the reward with RewardScale"
             )
         self.check(specs.reward_names(run.environment.reward_spec), run.algorithm.reward_weights)
 

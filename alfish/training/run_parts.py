@@ -219,7 +219,7 @@ class Environments:
         if isinstance(parts, JointParts):
             return self._game_evaluator(parts, factory, min(num_envs, num_episodes), limit, **environment_arguments)
         if "lineup" in environment_arguments:
-            raise UsageError(f"a lineup is for games, but {parts.environment.name} is not a game; leave it out")
+            raise UsageError(f"a lineup is for games, but {parts.environment.name} is not a game; leave the lineup out")
         networks = parts.algorithm, parts.transforms
         arguments = {**self._of_run(factory), **environment_arguments}
         return make_evaluator(factory, *networks, num_episodes, num_envs, limit, **arguments)
@@ -493,7 +493,7 @@ def _check_offline(batches: Batches, unroller: Unroller, budget: Budget) -> None
             "Trainer.num_env_steps = None, and Trainer.num_updates instead"
         )
     if not isinstance(unroller, SyncUnroller):
-        raise UsageError(f"Trainer.unroller has nothing to collect, since {name} never acts; leave it out")
+        raise UsageError(f"Trainer.unroller has nothing to collect, since {name} never acts; leave the unroller out")
 
 
 def _planned_env_steps(budget: Budget, unroller: Unroller) -> float:

@@ -23,7 +23,7 @@ def check_budget(trainer: "Trainer") -> None:
     if not batches.updates_until(clock.value + math.ceil(math.ceil(num_iterations) * rows)):
         raise UsageError(
             f"Trainer.{name} is {budget:,}, which ends the run before its first update, so nothing would be trained; "
-            f"raise it{_remedy(trainer)}"
+            f"raise the budget{_remedy(trainer)}"
         )
 
 

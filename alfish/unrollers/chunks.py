@@ -53,7 +53,7 @@ class CompiledUnroller(SyncUnroller):
         super().__init__(environment, algorithm, transforms, numpy_policy=None)
         if not isinstance(self.environment, FunctionalEnvironment) or not self.environment.uneven:
             raise UsageError(
-                f"CompiledUnroller steps functional environments, but {environment.name} is not one; set "
+                f"CompiledUnroller steps functional environments, but {environment.name} is not functional; set "
                 "make_environment.env_id to a subclass of FuncEnv such as 'alfish/CartPole-v1', or bind "
                 "Trainer.unroller = @SyncUnroller"
             )

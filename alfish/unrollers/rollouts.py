@@ -150,7 +150,7 @@ class StragglerCut:
         if not algorithm.on_policy:
             raise UsageError(
                 f"SyncUnroller.sync_fraction is {fraction}, but {type(algorithm).__name__} is off-policy, so learners "
-                "can train from replay while others collect; leave it out"
+                "can train from replay while others collect; leave sync_fraction out"
             )
         self._fraction = fraction
         self._finished: replicas.Counter | None = None  # counter of finished unrolls, shared by all learners
@@ -171,7 +171,7 @@ class StragglerCut:
         if self._num_enough() == size:
             raise UsageError(
                 f"SyncUnroller.sync_fraction is {self._fraction}, which would let all {size} learners finish; set it "
-                f"to at most {math.floor(100 * (size - 1) / size) / 100}, or leave it out"
+                f"to at most {math.floor(100 * (size - 1) / size) / 100}, or leave sync_fraction out"
             )
 
     def steps(self, length: int) -> Iterator[int]:

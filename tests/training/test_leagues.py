@@ -158,7 +158,7 @@ def test_neighbouring_slots_may_have_different_policies(tmp_path):
             {"past": "main"},
             LEAGUE,
             AlternateTraining,
-            "past0 is a snapshot of main, and nothing writes it",
+            "past0 is a snapshot of main, and nothing writes the snapshot",
         ),
         (
             {"past": "man"},

@@ -67,7 +67,7 @@ def test_a_run_stopped_by_a_listener_in_warm_up_always_exits_with_1(train, tmp_p
 def test_a_budget_without_updates_exits_with_2_and_writes_nothing(train, tmp_path, budget):
     status, said = train("ReplayBatches.warmup_env_steps=400", *budget)
     assert status == 2 and said.count("\n") == 1
-    assert "which ends the run before its first update, so nothing would be trained; raise it, or lower Repl" in said
+    assert "which ends the run before its first update, so nothing would be trained; raise the budget, or" in said
     assert not (tmp_path / "run" / "config.gin").exists()
 
 

@@ -112,8 +112,8 @@ def sides_of(games: Games, patterns: Sequence[str], players: Sequence[Player]) -
         found = sorted(played, key=lambda side: agents.index(side[0]))
     if len(found) != 2 or sorted(agent for side in found for agent in side) != sorted(agents):
         raise UsageError(
-            f"crossplay is for two sides, which have all agents of the game once ({', '.join(agents)}); name them by "
-            "--sides, as --sides='adversary_*,agent_*'"
+            f"crossplay is for two sides, which have all agents of the game once ({', '.join(agents)}); name the sides "
+            "by --sides, as --sides='adversary_*,agent_*'"
         )
     return found[0], found[1]
 

@@ -395,8 +395,8 @@ class AsyncUnroller(Unroller):
             if self._is_on_policy and num_left * slots < self._num_needed:
                 raise RunError(
                     f"{num_left} workers with {slots} slots are left, but an iteration needs "
-                    f"AsyncUnroller.segments_per_unroll = {self._num_needed} segments; lower it, or raise "
-                    "AsyncUnroller.slots"
+                    f"AsyncUnroller.segments_per_unroll = {self._num_needed} segments; lower segments_per_unroll, or "
+                    "raise AsyncUnroller.slots"
                 )
 
     def _count_error(self, error: EnvironmentReplaced) -> None:

@@ -152,7 +152,7 @@ class Workers(Pool, Transport):
         if away := sorted(set(cpus) - here):
             raise UsageError(
                 f"Workers.cpus has the core {away[0]}, but this process may run only on the cores {sorted(here)}; list "
-                "only those, or leave it out"
+                "only these cores, or leave cpus out"
             )
         self._slots, self._weights = Slots(forms, plan.num_slots, structure), SharedWeights(tensors)
         self.publish(version)
