@@ -42,7 +42,8 @@ def bounded(space: spaces.Space, bounds: float | Sequence[float]) -> spaces.Spac
     given = np.asarray(bounds, box.dtype)
     if given.ndim and given.size != np.prod(box.shape):
         raise UsageError(
-            f"{setting}, which has {given.size} numbers, but actions have shape {box.shape}; give one for each entry"
+            f"{setting}, which has {given.size} numbers, but actions have shape {box.shape}; give one number for each "
+            "entry"
         )
     limit = np.broadcast_to(given.reshape(box.shape) if given.ndim else given, box.shape)
     low, high = np.where(box.bounded_below, box.low, -limit), np.where(box.bounded_above, box.high, limit)

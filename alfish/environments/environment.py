@@ -292,7 +292,7 @@ class Environment(abc.ABC):
         if empty.any():
             raise UsageError(
                 f"{self.name}: {self._masks.name} forbids every choice of an entry of the action in row "
-                f"{int(np.flatnonzero(empty)[0])}; at least one must be allowed until the episode ends"
+                f"{int(np.flatnonzero(empty)[0])}; at least one choice must be allowed until the episode ends"
             )
 
 

@@ -132,7 +132,8 @@ def make_environment(
     ):
         setting = "wrappers" if wrappers or training_wrappers else "leave_out"
         raise UsageError(
-            f"make_environment.{setting} applies to single environments, but a vector class has none; leave it out"
+            f"make_environment.{setting} applies to single environments, but a vector class has none; leave the "
+            "setting out"
         )
     names = _names(rewards) if is_vector or vectorization in ("vector_entry_point", "envpool") else None
     if callable(env_id) and is_vector:

@@ -141,7 +141,7 @@ class MaskLeaf:
             if not has_ended:
                 raise UsageError(
                     f"{self._name}: the mask {when} forbids every choice of an entry of the action "
-                    f"({_shown(mask[0])}); at least one must be allowed until the episode ends"
+                    f"({_shown(mask[0])}); at least one choice must be allowed until the episode ends"
                 )
             mask = whole
         if given is None and not has_ended:

@@ -315,7 +315,7 @@ class VectorEnvironment(Environment):
         if "final_obs" not in self.infos:
             raise UsageError(
                 "the environment resets in the same step but gives no infos['final_obs'], so truncated episodes cannot "
-                "be bootstrapped; build it with AutoresetMode.NEXT_STEP"
+                "be bootstrapped; build the environment with AutoresetMode.NEXT_STEP"
             )
         final = self.infos["final_obs"]
         if not (isinstance(final, np.ndarray) and final.dtype == object):  # already a batch with the usual structure
@@ -344,9 +344,10 @@ def autoreset_mode(env: VectorEnv) -> AutoresetMode:
     mode = env.metadata.get("autoreset_mode")
     if mode is None:
         raise UsageError(
-            f"{name}.metadata has no 'autoreset_mode', so alfish cannot tell when it resets; set it to one of "
-            "gymnasium.vector.AutoresetMode, as in env.metadata = {**env.metadata, 'autoreset_mode': "
-            "AutoresetMode.NEXT_STEP}, in the function that makes it"
+            f"{name}.metadata has no 'autoreset_mode', so alfish cannot tell when the environment resets; set it to "
+            "one "
+            "of gymnasium.vector.AutoresetMode, as in env.metadata = {**env.metadata, 'autoreset_mode': "
+            "AutoresetMode.NEXT_STEP}, in the function that makes the environment"
         )
     try:
         return AutoresetMode(mode)

@@ -115,9 +115,9 @@ def refuse_statistics(env: gymnasium.Env | VectorEnv) -> None:
             name = type(inside).__name__
             transform = "RewardNormalizer" if "eward" in name else "ObservationNormalizer"
             raise UsageError(
-                f"{name} has running statistics, and each environment would have separate ones: evaluation, "
-                "checkpoints and exported policies would lack the statistics of training; leave it out, and use "
-                f"Trainer.transforms = [@{transform}]"
+                f"{name} has running statistics, and each environment would have separate statistics: evaluation, "
+                "checkpoints and exported policies would lack the statistics of training; leave the wrapper out, and "
+                f"use Trainer.transforms = [@{transform}]"
             )
         inside = vars(inside).get("env")
 

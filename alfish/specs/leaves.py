@@ -34,8 +34,8 @@ class VectorReward(spaces.Box):
         for name in names:
             if not name or "/" in name or name in TAKEN or self.names.count(name) > 1:
                 raise UsageError(
-                    f"the entries of the reward are named {list(names)}; each needs a unique name, without '/' and "
-                    f"other than {' and '.join(TAKEN)}"
+                    f"the entries of the reward are named {list(names)}; each entry needs a unique name, without '/' "
+                    f"and other than {' and '.join(TAKEN)}"
                 )
 
     def __repr__(self) -> str:

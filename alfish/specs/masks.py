@@ -62,7 +62,7 @@ class MaskLayout:
             other = f", or {short} with one for each bit" if short < total else ""
             raise UsageError(
                 f"{name} is an action mask of {size} entries, but the action {action_spec} has {total} choices{other}; "
-                "give it one entry for each"
+                "give it one entry for each choice"
             )
         self.size = size
         self._is_short = size < total  # one mask entry for each bit

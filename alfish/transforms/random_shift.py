@@ -46,7 +46,7 @@ class RandomShift(Transform):
         self._heights = {k: _height_of(leaf) for k, leaf in enumerate(leaves) if is_image(leaf)}
         if not self._heights:
             raise UsageError(
-                "RandomShift shifts images, but there is none among the observation's leaves "
+                "RandomShift shifts images, but there is no image among the observation's leaves "
                 f"{list(map(str, leaves))}; leave the transform out"
             )
 

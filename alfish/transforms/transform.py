@@ -252,7 +252,7 @@ def _check_fits(time_step: TimeStep, transform: Transform) -> None:
         if tuple(leaf.shape[: len(rows)]) != rows:
             raise UsageError(
                 f"{name} returned observations{f' {path}' if path else ''} of shape {tuple(leaf.shape)} for rows of "
-                f"shape {rows}; return one for each row"
+                f"shape {rows}; return one observation for each row"
             )
         shape, dtype = tuple(leaf.shape[len(rows) :]), str(leaf.dtype).removeprefix("torch.")
         if shape != space.shape or dtype != str(specs.torch_dtype(space)).removeprefix("torch."):

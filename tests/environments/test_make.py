@@ -932,7 +932,7 @@ def test_action_bounds_fill_in_what_is_missing():
             r"which requires a Box of floats, but the action space is Discrete\(3\); leave it out",
         ),
         (spaces.Box(-1, 1, (2,)), 1.0, "the action space already has bounds, Box.*; leave it out"),
-        (UNBOUNDED, [1.0, 2.0, 3.0], r"which has 3 numbers, but actions have shape \(2,\); give one for each entry"),
+        (UNBOUNDED, [1.0, 2.0, 3.0], r"which has 3 numbers, but actions have shape \(2,\); give one number for"),
         (UNBOUNDED, -1.0, "must be positive"),
         (UNBOUNDED, [1.0, np.nan], "must be positive"),
         (spaces.Box(5, np.inf, (2,)), 1.0, "must be positive, .* upper bound of Box.* a above the lower bound"),

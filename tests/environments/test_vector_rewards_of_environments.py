@@ -85,8 +85,8 @@ def test_a_summing_wrapper_makes_a_scalar_reward():
 
 @pytest.mark.parametrize(("settings", "words"), [
     ({"rewards": ["score"]}, "rewards names 1 entries, but the environment's reward has 2 entries"),
-    ({"rewards": ["score", "n"]}, "each needs a unique name, without '/' and other than n and nonfinite"),
-    ({"rewards": ["score", "score"]}, "each needs a unique name"),
+    ({"rewards": ["score", "n"]}, "each entry needs a unique name, without '/' and other than n and nonfinite"),
+    ({"rewards": ["score", "score"]}, "each entry needs a unique name"),
     ({"rewards": {"score": "reward:2"}}, "'reward:2' is not one of the 2 entries of the environment's reward"),
     ({"rewards": {"score": "both"}}, "'both' is not a source of a reward; write 'info:KEY', 'reward', or 'reward:1'"),
     ({"rewards": {"score": "info:other"}}, "'info:other' was missing after a step"),

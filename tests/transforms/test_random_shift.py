@@ -83,7 +83,7 @@ class TestTransform:
         assert transform(acting, None) == (acting, None)
 
     def test_without_images_it_is_refused(self):
-        with pytest.raises(UsageError, match="RandomShift shifts images, but there is none among"):
+        with pytest.raises(UsageError, match="RandomShift shifts images, but there is no image among"):
             RandomShift(spaces.Box(-1, 1, (2,), np.float32), SCALAR)
 
     def test_on_policy_it_is_refused(self, tmp_path):

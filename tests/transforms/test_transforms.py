@@ -569,7 +569,7 @@ def test_observations_that_do_not_fit_the_spec_of_their_transform_are_refused(ch
 
 def test_observations_of_fewer_rows_are_refused():
     rows = _rows(reward=torch.ones(3, 2))
-    with pytest.raises(UsageError, match=r"Changes returned .* for rows of shape \(3, 2\); return one for each row"):
+    with pytest.raises(UsageError, match=r"Changes returned .* for rows of shape \(3, 2\); return one observation"):
         Transforms([_changing(lambda x: x[:1])], VECTOR, SCALAR).transform(rows, (None,))
 
 

@@ -207,7 +207,7 @@ def _check_observation(observation: Nest, env: FuncEnv, name: str, num_envs: int
         if leaf.is_floating_point() and np.dtype(space.dtype).kind in "biu":
             raise UsageError(
                 f"{where} has {leaf.dtype}, which would be truncated to integers: its space {space} has {space.dtype}; "
-                "give the space the dtype of the observation, or cast it"
+                "give the space the dtype of the observation, or cast the observation"
             )
 
 
