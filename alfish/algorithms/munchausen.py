@@ -95,8 +95,8 @@ class MunchausenDQN(SoftDQN):
         self._munchausen, self._floor = munchausen, log_policy_floor
         if self.replay_needs.return_gamma is not None:
             raise UsageError(
-                f"{type(self).__name__} cannot use lower bounds, because they are returns of rewards without its "
-                "bonus; leave out DQN.values"
+                f"{type(self).__name__} cannot use lower bounds, because these bounds are returns of rewards without "
+                "the bonus; leave out DQN.values"
             )
 
     def soft_values(self, scaled: torch.Tensor, taken: torch.Tensor) -> NextValues:

@@ -70,8 +70,8 @@ class PPG(PPO):
         super().__init__(observation_spec, action_spec, reward_spec, **ppo_arguments)
         if self.measures_kl:
             raise UsageError(
-                "PPG.target_kl would end an iteration, and with it the auxiliary phase; leave it out, and lower the "
-                "number of epochs"
+                "PPG.target_kl would end an iteration, and with it the auxiliary phase; leave target_kl out, and lower "
+                "the number of epochs"
             )
         torso = getattr(self.network, "actor_torso", None)
         if torso is None or getattr(self.network, "critic_torso", None) is None:

@@ -76,8 +76,8 @@ class PriorKLPPO(PPO):
         if nest.flatten(prior)[1] != nest.flatten(experience.info.policy)[1]:
             raise UsageError(
                 f"the prior policy {self.prior.name} has actions of the distribution {type(prior).__name__}, but this "
-                f"policy has {type(experience.info.policy).__name__}, and their KL has no formula; give the policy the "
-                "head of the prior policy (PolicyHead.box)"
+                f"policy has {type(experience.info.policy).__name__}, and the KL between the two has no formula; give "
+                "the policy the head of the prior policy (PolicyHead.box)"
             )
         return prepared._replace(info=PriorTarget(**prepared.info._asdict(), prior=prior))
 

@@ -55,7 +55,7 @@ class RecurrentTD3(TD3):
         if self._noise_correlation:
             raise UsageError(
                 f"RecurrentTD3.noise_correlation is {self._noise_correlation}, but the policy's state has room for the "
-                "memory only; set it to 0"
+                "memory only; set noise_correlation to 0"
             )
 
     def make_networks(self, actor: Callable[..., Any], critic: Callable[..., Any], action_size: int) -> None:

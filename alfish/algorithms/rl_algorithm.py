@@ -76,8 +76,8 @@ class RLAlgorithm(nn.Module, abc.ABC):
         super().__init__()
         if not isinstance(getattr(self, "on_policy", None), bool):
             raise UsageError(
-                f"the class {type(self).__name__} has no on_policy; set it to True to train on unrolls, or to False to "
-                "train from replay"
+                f"the class {type(self).__name__} has no attribute on_policy; set on_policy = True to train on "
+                "unrolls, or False to train from replay"
             )
         self.check_specs(observation_spec, action_spec, reward_spec)
         self.observation_spec, self.action_spec, self.reward_spec = observation_spec, action_spec, reward_spec

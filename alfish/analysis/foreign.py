@@ -61,8 +61,8 @@ class TableSource:
         if value is None or not clocks:
             lacks = "value, such as 'mean'," if clocks else "clock, such as 'env_steps',"
             raise UsageError(
-                f"{self._path} has no column for a {lacks} among {', '.join(self._columns)}; rename one"
-                + f" or name it with {argument('metric')}" * bool(clocks)
+                f"{self._path} has no column for a {lacks} among {', '.join(self._columns)}; rename one of these "
+                "columns" + f" or name it with {argument('metric')}" * bool(clocks)
             )
         filled = [k for k, cell in enumerate(self._columns[value]) if cell]
         if not filled:

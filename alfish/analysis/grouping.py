@@ -111,7 +111,7 @@ def by_environment(
             ) from error
         if not colon and len(environments) > 1:
             raise UsageError(
-                f"the runs are of different environments: say which one the {noun} {text} is for, as in "
+                f"the runs are of different environments: say which environment the {noun} {text} is for, as in "
                 f"{environments[0]}:{text}"
             )
         if colon and environment not in found:

@@ -88,7 +88,7 @@ def _train(directory: Path, again: Path, steps: int, allow_import: list[str]) ->
         if trainer.clock.budget.name == "wall_seconds":
             raise UsageError(
                 f"the budget of {directory} is Trainer.wall_seconds, and its schedules follow the time, so no training "
-                "repeats it; use a budget in steps, iterations or updates"
+                "repeats the run; use a budget in steps, iterations or updates"
             )
         trainer.train()
         if trainer.interrupted_by is not None:

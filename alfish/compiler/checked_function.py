@@ -77,5 +77,5 @@ class CheckedFunction:
             if (a.dtype, a.shape) != (b.dtype, b.shape) or is_close.double().mean() < LEAST_EQUAL:
                 raise NotCompilable(
                     "its compiled results differ from its uncompiled results, because a hook depends on a value that "
-                    "changes between calls; make it a buffer or a part of the state"
+                    "changes between calls; make this value a buffer or a part of the state"
                 )

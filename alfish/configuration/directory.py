@@ -25,7 +25,7 @@ def run_directory(name: str | Path) -> Path:
     except (OSError, ValueError) as error:  # ValueError means that the name contains a NUL character
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(
-            f"{argument('root_dir', shown(str(name)))} is not a directory: {reason}; choose another one"
+            f"{argument('root_dir', shown(str(name)))} is not a directory: {reason}; choose another directory"
         ) from error
     return path
 

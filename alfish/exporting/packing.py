@@ -61,7 +61,7 @@ def pack(root_dir: Path, output: Path, replay: bool = False) -> Manifest:
         }
         return archive.pack(output, files, about)
     except FileNotFoundError as error:
-        raise RunError(f"{error.filename} was removed by training while it was packed; try again") from error
+        raise RunError(f"{error.filename} was removed by training while the run was packed; try again") from error
 
 
 def _files(root_dir: Path, replay: bool) -> Iterator[Path]:

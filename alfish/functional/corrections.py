@@ -114,7 +114,7 @@ def behaviour_trace(experience: Experience, log_pi: torch.Tensor) -> torch.Tenso
     """
     if experience.info is None:
         raise UsageError(
-            "Retrace needs the probability with which each action was drawn, but recorded data have none; use an "
+            "Retrace needs the probability with which each action was drawn, but recorded data lack it; use an "
             "algorithm without Retrace"
         )
     rows = experience.action, experience.info["action"], experience.info["log_prob"]

@@ -238,7 +238,7 @@ class Quantiles(Distribution):
         if one_critic and self._num_dropped:
             raise UsageError(
                 f"Quantiles.num_dropped is {self._num_dropped}, which is for the targets of several critics, but "
-                f"{type(owner).__name__} has one critic; leave it out"
+                f"{type(owner).__name__} has one critic; leave num_dropped out"
             )
 
     def loss(self, q: torch.Tensor, target: torch.Tensor) -> ValueLoss:

@@ -68,7 +68,7 @@ def bounded_below(target: torch.Tensor, return_to_go: torch.Tensor | None) -> to
     """
     if return_to_go is None:
         raise UsageError(
-            "LowerBounded needs the returns of whole episodes (Experience.return_to_go), but these batches have none; "
-            "train from replay with returns, or leave out `values`"
+            "LowerBounded needs the returns of whole episodes (Experience.return_to_go), but these batches have no "
+            "returns; train from replay with returns, or leave out `values`"
         )
     return torch.where(return_to_go[:-1] > target, return_to_go[:-1], target)  # a comparison with nan is False

@@ -285,7 +285,8 @@ def values_of(
             )
         if len(value) != size:
             raise UsageError(
-                f"{name}.{argument} is {value!r}, but the reward has {size} entries; it must have one number for each"
+                f"{name}.{argument} is {value!r}, but the reward has {size} entries; it must have one number for each "
+                "entry"
             )
     if not reward_spec.shape:
         assert not isinstance(gamma, Sequence)
@@ -297,7 +298,7 @@ def values_of(
     if kind is not None:
         raise UsageError(
             f"{name}.values is set, but such values require a scalar reward, and the environment's reward has {size} "
-            "entries; leave it out, or select one entry with make_environment.rewards"
+            "entries; leave `values` out, or select one entry with make_environment.rewards"
         )
     weights = [1.0] * size if weights is None else weights
     if has_bonus and size == 1 and weights[0] != 1:

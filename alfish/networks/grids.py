@@ -69,7 +69,7 @@ class OneHotGrid(ImageEncoder):
         if not sizes or len(first) % len(sizes):
             raise UsageError(
                 f"OneHotGrid.sizes has {len(sizes)} entries, {tuple(sizes)}, but the leaf has {len(first)} channels; "
-                "give one for each"
+                "give one entry for each channel"
             )
         return first, [*sizes] * (len(first) // len(sizes))
 

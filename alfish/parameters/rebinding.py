@@ -136,8 +136,8 @@ def rebound(bindings: Mapping[str, str], scope: str, complete: bool = True) -> I
         unread = [one.name for one in settings if not is_read(*one.place)]
         if unread and complete:
             raise UsageError(
-                f"no part of {scope} reads {unread[0]}: none has this parameter, or its caller passes another value; "
-                "leave it out"
+                f"no part of {scope} reads {unread[0]}: no part has this parameter, or the code that calls the part "
+                "passes another value; leave it out"
             )
 
 

@@ -98,7 +98,8 @@ class Lineup:
             for agent, able in zip(group.agents, self._able[key]):
                 if not able:
                     raise UsageError(
-                        f"Trainer.policies has no policy that plays {agent}; add it to one of {', '.join(self.names)}"
+                        f"Trainer.policies has no policy that plays {agent}; add the agent to one of "
+                        f"{', '.join(self.names)}"
                     )
         self.is_fixed = all(len(able) == 1 for each in self._able.values() for able in each)
         self.playing = {
@@ -201,7 +202,7 @@ class Lineup:
                 if not found[able].sum():
                     raise UsageError(
                         f"Lineup.weights is 0 for {', '.join(self.names[k] for k in able)}, but no other policy can "
-                        "play an agent; give one of them a weight above 0"
+                        "play an agent; give one of these policies a weight above 0"
                     )
         return found
 

@@ -69,7 +69,7 @@ def load_networks(
     if trained != here and sorted(trained) == sorted(here):
         raise UsageError(
             f"{root_dir} was trained with the rewards {', '.join(trained)}, but here they are {', '.join(here)}; list "
-            "them in that order in make_environment.rewards"
+            "the rewards in the run's order in make_environment.rewards"
         )
     load_model(algorithm, state["algorithm"], f"the {name} configured for {root_dir}")
     load_model(transforms, state["transforms"], f"the transforms configured for {root_dir}")

@@ -282,6 +282,6 @@ def _refuse_shared_store() -> None:
         mistake = UsageError if os.environ["RANK"] == "0" else RepeatedError  # the first learner reports it
         raise mistake(
             f"torchrun has --max-restarts={restarts} and shares its store with the learners "
-            "(TORCHELASTIC_USE_AGENT_STORE), in which a restarted learner may find the address of a dead one; set "
+            "(TORCHELASTIC_USE_AGENT_STORE), in which a restarted learner may find the address of a dead learner; set "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, and use --standalone or --rdzv-backend=c10d"
         )

@@ -54,7 +54,7 @@ def parse(argument: str) -> Parameter:
     low, high = map(float, items)
     check_range(low, high, said, f"{kind}({items[1]}, {items[0]})")
     if kind == "log" and low <= 0:
-        raise UsageError(f"{said}: log(a, b) requires positive numbers; use uniform(a, b) for others")
+        raise UsageError(f"{said}: log(a, b) requires positive numbers; use uniform(a, b) for other numbers")
     return Parameter(name, kind, items)
 
 

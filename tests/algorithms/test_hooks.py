@@ -128,7 +128,7 @@ def test_classes_declare_whether_they_are_on_policy(tmp_path):
         rollout_step, train_step, calc_loss = Right.rollout_step, Right.train_step, Right.calc_loss
 
     for kind in (Silent, type("Silent", (Silent,), {"on_policy": "yes"})):
-        with pytest.raises(UsageError, match="the class Silent has no on_policy; set it to True to train on unrolls"):
+        with pytest.raises(UsageError, match="the class Silent has no attribute on_policy; set on_policy = True to"):
             train(tmp_path, kind)
 
 

@@ -469,7 +469,7 @@ def test_replay_keeps_action_probabilities_for_retrace(action):
 
 
 def test_retrace_of_recorded_data_is_refused():
-    with pytest.raises(UsageError, match="recorded data have none; use an algorithm without Retrace"):
+    with pytest.raises(UsageError, match="recorded data lack it; use an algorithm without Retrace"):
         learn(make(kind=RetraceSAC), rows(BOX))
 
 

@@ -102,7 +102,7 @@ class GAIL(LearnedReward):
             longer = "longer" if reward == "softplus" else "shorter"
             logging.warning(
                 "The episodes of %s have %d to %d steps, but GAIL.reward = %r favours %s episodes whatever the expert "
-                "does; set it to 'log_ratio', or use an environment whose episodes all have the same length",
+                "does; set GAIL.reward = 'log_ratio', or use an environment whose episodes all have the same length",
                 self.demonstrations.name, min(lengths), max(lengths), reward, longer,
             )  # fmt: skip
 

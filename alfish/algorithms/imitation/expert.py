@@ -159,9 +159,9 @@ class PolicyExpert(Expert):
             if one.get(path) != other.get(path):
                 found, wanted = (printable(str(each.get(path, "no such leaf"))) for each in (one, other))
                 raise UsageError(
-                    f"the expert {self.name} was trained on other {kind}s: {path} is {found} there and {wanted} here; "
-                    "train it in this environment, leave out transforms of observations here (the expert applies its "
-                    "own), or name the leaves that it sees with saved_policy.leaves"
+                    f"the expert {self.name} was trained on other {kind}s: {path} is {found} in its run and {wanted} "
+                    "in this run; train it in this environment, leave out transforms of observations here (the expert "
+                    "applies its own), or name the leaves that the expert sees with saved_policy.leaves"
                 )
 
 

@@ -89,7 +89,7 @@ class LeRobotSource(EpisodeSource):
         self._present = [name for name in (REWARD, DONE, SUCCESS) if name in features]
         self._dones = dones
         if dones and DONE not in features:
-            raise UsageError(f"{where} has no {DONE}, to which the option dones={dones} refers; leave it out")
+            raise UsageError(f"{where} has no {DONE}, to which the option dones={dones} refers; leave the option out")
         if images:
             self.note(f"videos are not read: {', '.join(images)}")
         self._tell_what_is_dropped(where)

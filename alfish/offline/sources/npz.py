@@ -262,7 +262,7 @@ class NpzSource(EpisodeSource):
             return ends(length, values[number], False)[0]
         if len(values) != count:
             raise UsageError(
-                f"{self.name}: {name} has {len(values):,} rows, but needs one for each of {num_episodes:,} "
+                f"{self.name}: {name} has {len(values):,} rows, but needs one row for each of {num_episodes:,} "
                 f"episodes or of {count:,} steps"
             )
         return values[rows]

@@ -100,7 +100,9 @@ class CSVWriter(Writer):
             )
         for number, row in enumerate(rows, start=1):
             if not (row[0].isascii() and row[0].isdigit() and len(row[0]) <= MAX_DIGITS):
-                raise UsageError(f"{self._path}, row {number}, does not start with a count of steps; fix or move it")
+                raise UsageError(
+                    f"{self._path}, row {number}, does not start with a count of steps; fix or move the file"
+                )
         return [header, *rows]
 
     def _rewrite(self, rows: list[list[str]]) -> None:
