@@ -200,7 +200,7 @@ def test_runs_of_different_environments_in_one_plot_are_refused(make_run, tmp_pa
     assert alfish.plot(one, axes=axes) is axes.figure
     with pytest.raises(UsageError, match="different environments, CartPole-v1, Acrobot-v1, are not drawn in one plot"):
         alfish.plot([one, other], axes=axes)
-    with pytest.raises(UsageError, match="say which one the threshold 475 is for, as in CartPole-v1:475"):
+    with pytest.raises(UsageError, match="say which environment the threshold 475 is for, as in CartPole-v1:475"):
         alfish.plot([one, other], threshold=475)
     with pytest.raises(UsageError, match="belongs to none of the environments of these runs: CartPole-v1"):
         alfish.plot(one, threshold="Acrobot-v1:3")
