@@ -74,7 +74,7 @@ class IQL(RLAlgorithm):
     """
 
     on_policy = False
-    weighted_losses = None  # all groups: each loss depends on how often an action is drawn
+    weighted_losses = None  # None means all groups: each loss depends on how often an action is drawn
 
     def __init__(
         self,

@@ -46,5 +46,5 @@ class KLPenaltyPPO(PPO):
     def calc_loss(self, experience: Experience, info: PolicyValue) -> LossInfo:
         result = super().calc_loss(experience, info)
         assert isinstance(result.loss, torch.Tensor)  # PPO has one group
-        kl = experience.info.policy.kl(info.policy)  # with gradient, unlike result.kl
+        kl = experience.info.policy.kl(info.policy)  # this KL has a gradient, unlike `result.kl`
         return result._replace(loss=result.loss + self._kl_coef(self.progress) * kl)

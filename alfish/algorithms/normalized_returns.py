@@ -67,7 +67,7 @@ class NormalizedValueHead(nn.Module):
         size = (moments.mean.square() + variance).sqrt()
         self.std.copy_(torch.maximum(variance.sqrt(), SMALLEST_STD * size))
         new_mean, new_std = moments.shift.double(), self.std.double()
-        is_known = std > 0  # before the first statistics there are no values to keep
+        is_known = std > 0  # before the first update of the statistics, there are no values to keep
         weight.copy_(torch.where(is_known, std / new_std, 1).unsqueeze(-1) * weight)
         bias.copy_(torch.where(is_known, (std * bias + mean - new_mean) / new_std, bias))
 

@@ -114,7 +114,7 @@ class PPG(PPO):
 
     def auxiliary_loss(self, stored: AuxiliaryTarget, info: PolicyValue) -> LossInfo:
         """Returns the losses `[T, N]` of the auxiliary phase."""
-        before: Any = stored.policy  # of the type of `info.policy`
+        before: Any = stored.policy  # has the type of `info.policy`
         value = self.auxiliary_head(info.features)
         value = value if self.reward_spec.shape else value.squeeze(-1)
         auxiliary = self.values.total(losses.half_squared(value - stored.target))

@@ -84,7 +84,7 @@ class PriorKLPPO(PPO):
     def calc_loss(self, experience: Experience, info: PolicyValue) -> LossInfo:
         result = super().calc_loss(experience, info)
         assert isinstance(result.loss, torch.Tensor)  # PPO has one group
-        prior: Any = experience.info.prior  # of the type of `info.policy`
+        prior: Any = experience.info.prior  # has the type of `info.policy`
         kl = prior.kl(info.policy)
         loss = result.loss + self._prior_kl_coef(self.progress) * kl
         return result._replace(loss=loss, extra={**(result.extra or {}), "prior_kl": kl})

@@ -24,7 +24,7 @@ class TD3BC(TD3):
       alpha: weight of Q divided by its mean magnitude; 0 means behavioural cloning.
     """
 
-    weighted_losses = None  # all groups: the actor's loss also depends on how often an action is drawn
+    weighted_losses = None  # None means all groups: the actor's loss, too, depends on how often an action is drawn
 
     def __init__(
         self,

@@ -131,7 +131,7 @@ class BackgroundCompiler:
         return Compilation(self, lambda: CompiledFunction(function, layouts, precision), self._num_requests - 1)
 
     def answer(self, index: int, wait: bool = True) -> Answer | None:
-        """Returns the answer to the request with this index; None if `wait` is False and no answer has arrived."""
+        """Returns the answer to the request with the given index; None if `wait` is False and no answer has arrived."""
         deadline = time.monotonic() + LONGEST_SECONDS
         while len(self._answers) <= index:
             messages, gone = self._channel.drain()

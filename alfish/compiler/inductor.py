@@ -202,7 +202,8 @@ def _compile(graph: torch.fx.GraphModule, leaves: list[torch.Tensor], fake: Any)
     options = {"fallback_random": True, "size_asserts": False, "cpp_wrapper": wrapped, "memory_planning": wrapped}
     innermost: list[Callable[[list[torch.Tensor]], Any]] = []
     context = torch_internals.tracing(torch_internals.TracingContext(fake))
-    outer = autograd_config.patch(enable_autograd_cache=False)  # this cache would hide the innermost callable
+    # Torch's autograd cache would hide the innermost callable.
+    outer = autograd_config.patch(enable_autograd_cache=False)
     settings = torch_internals.build_settings(**options)
 
     def compile_inner(inner_graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
@@ -217,8 +218,8 @@ def _compile(graph: torch.fx.GraphModule, leaves: list[torch.Tensor], fake: Any)
             outermost: Any = compile_fx(graph, leaves, inner_compile=compile_inner)
     except Exception as error:
         raise NotCompilable(f"torch's compiler failed: {first_line(error)}") from error
-    # Torch's wrapper around the graph is skipped. It handles inputs and results that share memory, which do not occur
-    # here. For each tensor, of which there are some twenty, it takes as long as a kernel.
+    # Torch's wrapper around the graph is skipped. The wrapper handles inputs and results that share memory, which do
+    # not occur here. For each of some twenty tensors, it takes as long as a kernel.
     return innermost[0] if len(innermost) == 1 else lambda leaves: outermost(*leaves)
 
 

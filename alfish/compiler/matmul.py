@@ -189,7 +189,7 @@ def _seconds(function: Callable[[], object]) -> float:
 
 def _is_right(product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], dtype: torch.dtype) -> bool:
     a, b = torch.arange(7 * 5.0).reshape(7, 5), torch.arange(5 * 19.0).reshape(5, 19)
-    return torch.equal(product(a.to(dtype), b.to(dtype)), a @ b)  # exact for whole numbers
+    return torch.equal(product(a.to(dtype), b.to(dtype)), a @ b)  # products of whole numbers are exact
 
 
 @torch.library.register_fake("alfish::product", lib=_LIBRARY)

@@ -220,7 +220,7 @@ def _first_sentence(error: Exception) -> str:
     token = re.search(r"Failed to parse token '-?(\w+)'", str(error))
     if isinstance(error, SyntaxError) and token:
         found = re.search(rf"=.*?(\b{token[1]}\b[^\s,()\[\]{{}}#]*)", error.text or "")
-        word = (found[1] if found else token[1]).rstrip(":")  # without the colon after a dict's key
+        word = (found[1] if found else token[1]).rstrip(":")  # removes the colon after a dict's key
         if word.lower() in ("inf", "infinity", "nan"):
             return f"line {error.lineno} has {word}, but numbers must be finite: write a finite number"
         if word.capitalize() in ("True", "False", "None"):

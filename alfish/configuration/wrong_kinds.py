@@ -40,7 +40,8 @@ def takes_parts(selector: str, parameter: str | None = None) -> bool:
 
 
 def mistake(selector: str, parameter: str, value: Any) -> str | None:
-    """Returns a sentence about the values that a parameter of alfish takes; None if the parameter takes this value.
+    """Returns a sentence about the values that a parameter of alfish takes; None if the parameter takes the given
+    value.
 
     Args:
       selector: gin's name of the configurable.
@@ -84,7 +85,7 @@ def _hints(selector: str) -> dict[str, Any]:
 
 
 def _refers(value: Any, kind: Any) -> bool | None:
-    """Returns whether `@X` or `@X()` has this kind; None if the value is not a reference."""
+    """Returns whether `@X` or `@X()` has the given kind; None if the value is not a reference."""
     if not gin_internals.is_reference(value):
         return None
     origin, target = typing.get_origin(kind), value.configurable.wrapped

@@ -109,8 +109,8 @@ class Environment(abc.ABC):
         Args:
           seeds: one seed per environment. None means the constructor's seeds in the first call, and no seeds in later
             calls.
-          rows: mask `[B]` bool of the environments to reset; the others do not change. None means all environments.
-            Requires `resets_rows`.
+          rows: mask `[B]` bool of the environments to reset; all other environments do not change. None means all
+            environments. Requires `resets_rows`.
         """
 
     @abc.abstractmethod

@@ -133,7 +133,7 @@ def named(
 
     Args:
       space: space of the environment's rewards; None means a scalar.
-      names: names of the entries; None means the names in the space, or indices if it has none.
+      names: names of the entries; None means the names in the space, or indices if the space has no names.
       setting: name of the setting that gives the names, for messages.
 
     Raises:

@@ -60,7 +60,7 @@ class SequentialVectorEnv(VectorEnv):
         self._env_fns = list(env_fns)
         self.envs: list[gymnasium.Env] = []
         for make in env_fns:
-            self.envs.append(make())  # one by one: gymnasium 1.1 closes `envs` even if a constructor raised
+            self.envs.append(make())  # appended one by one: gymnasium 1.1 closes `envs` even if a constructor raised
         first, self.num_envs = self.envs[0], len(self.envs)
         self.metadata = {**first.metadata, "autoreset_mode": autoreset_mode}
         self.render_mode = first.render_mode

@@ -197,7 +197,7 @@ def _ancestors(nodes: list[torch.fx.Node]) -> set[torch.fx.Node]:
 
 
 def _sort_placeholders(graph: torch.fx.Graph, names: list[str]) -> None:
-    """Moves placeholders to the front: the given names first, in their order, then all others."""
+    """Moves placeholders to the front: the given names first, in their order, then all other placeholders."""
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     order = {name: k for k, name in enumerate(names)}
     placeholders.sort(key=lambda node: order.get(node.meta["name"], len(order)))

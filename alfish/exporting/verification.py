@@ -33,7 +33,7 @@ NUM_EPISODES = 8  # episodes per block; environments without individual seeds ru
 class Step(NamedTuple):
     """The input of a policy before it acts."""
 
-    observation: Nest  # in the units and structure of the environment
+    observation: Nest  # observation in the units and structure of the environment
     first: bool  # whether it is the first observation of an episode
     reward: np.ndarray  # reward of the previous action; zeros at the first observation
 

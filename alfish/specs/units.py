@@ -193,7 +193,8 @@ class _LeafUnits:
             return array if device is None else torch.from_numpy(array).to(device)
 
         self._shape = shape_of(space)
-        self._is_vector = not isinstance(space, spaces.Discrete)  # in the algorithm's units; a 0-d Box is also a vector
+        # Whether the algorithm's action is a vector, also for a 0-d Box.
+        self._is_vector = not isinstance(space, spaces.Discrete)
         self._reshapes = self._is_vector and len(self._shape) != 1
         self._dtype: Any = space.dtype if device is None else torch_dtype(space)
         is_whole = space.dtype == np.bool_ or np.issubdtype(space.dtype, np.integer)

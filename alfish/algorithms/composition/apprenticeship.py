@@ -173,6 +173,6 @@ class ApprenticeshipLearning(RewardPart):
         if self.normalizer is not None:
             kinds = torch.full((1, sum(lengths)), StepType.MID, dtype=torch.int32)
             rows = TimeStep(kinds, None, None, nest.map(lambda leaf: leaf.unsqueeze(0), arrived), None, None)
-            with replicas.apart(), torch.no_grad():  # all learners have the same data
+            with replicas.apart(), torch.no_grad():  # no sums over learners, because all have the same data
                 self.normalizer.observe(rows)
         self.expert.copy_(self.expectation(arrived, lengths))

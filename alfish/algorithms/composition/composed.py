@@ -38,7 +38,7 @@ class ComposedRows(NamedTuple):
 
 
 class ComposedTrain(NamedTuple):
-    experience: Experience  # with the observations and rewards that the inner algorithm receives
+    experience: Experience  # rows with the observations and rewards that the inner algorithm receives
     algorithm: Nest  # info that the algorithm's train_step returned
     transitions: Transitions  # [T', N]
     rewards: dict[str, torch.Tensor]  # [T', N] rewards of each part

@@ -111,7 +111,7 @@ class LearnedReward(RewardPart):
         kinds = torch.full((1, sum(self.demonstrations.lengths)), StepType.MID, dtype=torch.int32)
         steps = nest.map(lambda leaf: leaf.unsqueeze(0), self.demonstrations.steps)
         rows = TimeStep(kinds, None, None, _inputs(steps.observation, steps.action), None, None)
-        with replicas.apart(), torch.no_grad():  # all learners have the same data, so no sums over learners
+        with replicas.apart(), torch.no_grad():  # no sums over learners, because all have the same data
             normalizer.observe(rows)
 
 

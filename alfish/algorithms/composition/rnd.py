@@ -31,7 +31,7 @@ from alfish.parameters.parts import build_network
 from alfish.parameters.schedules import Schedule
 from alfish.transforms import ObservationNormalizer, RewardNormalizer
 
-UNBOUNDED = 1e30  # so large that a normalizer clips nothing
+UNBOUNDED = 1e30  # a limit so large that a normalizer clips nothing
 
 
 @gin.configurable(module="alfish.composition")

@@ -277,7 +277,7 @@ class SeparateNumbers:
     def __init__(self, seeds: Sequence[int], count: int, device: torch.device):
         self._generators = [torch.Generator() for _ in seeds]
         self._count, self._device = count, device
-        self._ahead = torch.zeros(len(seeds), BLOCK, count)  # in blocks, because each call of a generator is slow
+        self._ahead = torch.zeros(len(seeds), BLOCK, count)  # drawn in blocks, because each call of a generator is slow
         self._cursor = torch.full((len(seeds),), BLOCK)  # index of the next step of each environment in `_ahead`
         self.seed(seeds)
 

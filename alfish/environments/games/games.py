@@ -74,7 +74,7 @@ class Games(abc.ABC):
         none failed. Rows of these columns are FIRST or PAD; see `tolerate_errors`.
       stepping: way of stepping games, as text after their number in the log.
       remark: sentence for the log about a faster way to step the games; empty if none is known.
-      env_spec: gymnasium's specification; games have none.
+      env_spec: None, because games have no specification of gymnasium.
       follows_progress: True if the games have a curriculum, which `set_progress` advances.
       name, groups, num_games, has_gaps: as given.
     """

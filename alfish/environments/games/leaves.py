@@ -34,7 +34,8 @@ class Leaves:
       name: name of the game in messages.
 
     Raises:
-      UsageError: 'state' is requested but the game has none, or an observation already has a leaf with an added name.
+      UsageError: 'state' is requested but the game has no state, or an observation already has a leaf with an added
+        name.
     """
 
     def __init__(

@@ -108,7 +108,7 @@ class Recall(gymnasium.Env):
 @gin.configurable(module="alfish.environments.toy")
 @checked
 class HiddenArm(gymnasium.Env):
-    """A bandit: one random arm per episode has reward 1, the others have reward 0. The observation is constant.
+    """A bandit: one random arm per episode has reward 1, and all other arms have reward 0. The observation is constant.
 
     The best policy repeats a rewarded action, so it needs the last action and its reward. With two arms, its return is
     `length` - 0.5; without the last action or its reward, the best return is `length` / 2.

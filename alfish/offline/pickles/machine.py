@@ -157,7 +157,7 @@ class Machine:
     def _extend(self, values: list[Any]) -> None:
         if isinstance(self._stack[-1], list):
             self._stack[-1].extend(values)
-        elif not isinstance(self._stack[-1], Inert):  # no code would read its items
+        elif not isinstance(self._stack[-1], Inert):  # no code reads the items of an inert object
             raise PickleError("it appends to something that is not a list")
 
     def _setitem(self, _: Any) -> None:

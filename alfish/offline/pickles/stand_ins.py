@@ -105,7 +105,7 @@ class ArrayStandIn:
             if not isinstance(content, list) or len(content) != count or self._is_number:
                 raise PickleError("it has an incomplete array of objects")
             made: np.ndarray = np.empty(count, object)
-            for i, value in enumerate(content):  # one by one, because numpy would iterate over sequences
+            for i, value in enumerate(content):  # assigned one by one, because numpy would iterate over sequences
                 made[i] = value
         elif not isinstance(content, (bytes, bytearray)) or len(content) != count * kind.itemsize:
             raise PickleError(f"it has an array of shape {shown(shape)} and {kind} whose content has a different size")
