@@ -227,7 +227,7 @@ class Member:
         """Builds the parts again, in their initial states, with new values of some parameters.
 
         Args:
-          bindings: gin texts of the new values, by parameter; others keep their configured values.
+          bindings: gin texts of the new values, by parameter; other parameters keep their configured values.
         """
         self._become(self._rebuilt(bindings))
 
@@ -240,7 +240,7 @@ class Member:
 
         Args:
           parent: policy with networks of the same shapes.
-          bindings: gin texts of the new values, by parameter; others keep their configured values.
+          bindings: gin texts of the new values, by parameter; other parameters keep their configured values.
 
         Raises:
           UsageError: shapes of tensors differ between the new parts and the parent.

@@ -230,7 +230,7 @@ class Host:
             worker, number = self._pool.all[order.worker_index], order.grant.publication
             if number is not None and number > self._weights.held(number % 2):
                 self._orders.append(order)
-            elif worker.generation == order.generation:  # else the trainer receives `Died`, and sends a new grant
+            elif worker.generation == order.generation:  # otherwise the trainer receives `Died`, and sends a new grant
                 self._pool.grant(worker, order.grant)
 
     def _receive(self) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 # Environment variables that torchrun sets for each process. If one is missing, the process is the only learner, even if
-# a scheduler has set the others.
+# a scheduler has set the other variables.
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # A long timeout, because learners wait while the first learner evaluates and saves. The death of a learner is detected
 # immediately by its broken connection.
@@ -72,7 +72,8 @@ class _Group:
     def reported(self, mistake: UsageError) -> UsageError:
         """Returns the error with which this learner ends; an error that all learners have is printed only once.
 
-        The first learner tells the others what it reports. It waits for them, because torch's store is in its process.
+        The first learner tells the other learners what it reports. It waits for them, because torch's store is in its
+        process.
         """
         text, told = "alfish/mistake", [f"alfish/told-{rank}" for rank in range(1, self.size)]
         if self.rank == 0:

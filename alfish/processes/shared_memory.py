@@ -28,7 +28,7 @@ class SharedMemory:
         if fd is None:
             fd = _anonymous_file()
             os.ftruncate(fd, self.size)
-        os.set_inheritable(fd, False)  # not inherited by programs that environments start
+        os.set_inheritable(fd, False)  # programs that environments start do not inherit the memory
         self.fd = fd
         self.close = weakref.finalize(self, os.close, fd)  # the bytes are freed with the last view of them
         self._map = mmap.mmap(fd, self.size)
@@ -121,7 +121,7 @@ class Publications:
             is_whole = int(self._taken.sum()) == 0
             if is_whole and (found == wanted or (number is None and found > wanted)):
                 return version
-            if number is not None:  # it was complete before the message was sent
+            if number is not None:  # the publication was complete before the message was sent
                 raise LookupError(f"publication {number} has been overwritten")
 
     def _take(self, k: int) -> None:

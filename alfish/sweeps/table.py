@@ -58,7 +58,7 @@ def interval(trial: Trial) -> tuple[float, float] | tuple[None, None]:
 def table(names: Sequence[str], trials: Sequence[Trial]) -> str:
     """Returns a table of complete, pruned, running and failed trials, the best of each state first.
 
-    At most `NUM_SHOWN` trials of each state are listed; the last line counts the others.
+    At most `NUM_SHOWN` trials of each state are listed; the last line counts all other trials.
     """
     rows = [["trial", *names, "state", "steps", "mean", "95 % interval"]]
     left_out, reasons = [], []

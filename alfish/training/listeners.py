@@ -420,8 +420,8 @@ def checked_listeners(
 ) -> list[Listener]:
     """Returns the listeners of a run in the order of their calls.
 
-    Listeners that change the algorithm come first, then evaluations, then all others. Listeners that save checkpoints
-    come last, so that checkpoints contain the state of all listeners after the iteration.
+    Listeners that change the algorithm come first, then evaluations, then all other listeners. Listeners that save
+    checkpoints come last, so that checkpoints contain the state of all listeners after the iteration.
 
     With several learners, the first learner calls all listeners; the other learners save only their own state.
 

@@ -53,8 +53,8 @@ class SharedRunDirectory(RunDirectory):
     def with_rows(self) -> list[int]:
         """Returns the checkpoints for which this learner has all its files, in ascending order.
 
-        All learners continue from the same checkpoint, so the first learner keeps each checkpoint that all others have
-        saved.
+        All learners continue from the same checkpoint, so the first learner keeps each checkpoint that all other
+        learners have saved.
         """
         if replicas.rank():
             # Kept while this learner saves its next checkpoint, which the other learners may not have saved yet.

@@ -106,7 +106,7 @@ def mean(values: Collection[float]) -> float:
         return math.nan
 
 
-@np.errstate(over="ignore", invalid="ignore")  # for numbers near the largest float
+@np.errstate(over="ignore", invalid="ignore")  # numbers near the largest float may overflow
 def deviation(values: np.ndarray) -> float:
     """Returns the standard deviation of two or more numbers; inf or nan if it is not finite."""
     return float(values.std(ddof=1))

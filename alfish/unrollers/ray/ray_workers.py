@@ -47,7 +47,7 @@ class RayWorkers(Transport):
       cpus_per_worker: number of processor cores that a host requests for each worker.
       spare_hosts: number of spare hosts, which replace dead hosts without the seconds that an actor takes to start.
         When all hosts run, each spare requests as many cores as a host.
-      min_hosts: number of hosts with which the run begins; others join later. None means all.
+      min_hosts: number of hosts with which the run begins; further hosts join later. None means all.
       start_timeout: seconds until `min_hosts` hosts have answered.
       host_timeout: seconds of silence after which a host counts as dead. A host that gets no call for twice as long
         ends itself.

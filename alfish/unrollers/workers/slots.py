@@ -250,7 +250,7 @@ class SlotLedger:
         self.in_use = []
 
     def on_death(self, worker_index: int) -> None:
-        """Marks the granted slots of a worker as free. Its finished segments remain."""
+        """Marks the granted slots of a worker as free. The worker's finished segments are kept."""
         self._free[worker_index] = sorted([*self._free[worker_index], *self._granted[worker_index]])
         self._granted[worker_index].clear()
         self._next_sequence[worker_index] = 0
