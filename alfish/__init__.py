@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from alfish.unrollers import SyncUnroller as SyncUnroller
 
 
-# Old and new names of modules that have moved. Programs, gin files and saved runs that import the old ones still work.
+# Old and new names of modules that have moved. Programs, gin files and saved runs that import the old names still work.
 _MOVED = {
     "alfish.batches": "alfish.learner.batches",
     "alfish.composition": "alfish.algorithms.composition",

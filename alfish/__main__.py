@@ -157,7 +157,7 @@ def _flag_help(flag_values) -> str:
     lines = []
     for name in sorted(flag_values):
         flag = flag_values[name]
-        words = flag.help.partition(";\n")[0]  # without absl's remark that a flag may be repeated
+        words = flag.help.partition(";\n")[0]  # cuts off absl's remark that a flag may be repeated
         lines.append(f"  --{name}: {words}")
         if flag.default not in (None, []):
             lines.append(f"      default: {flag.default}")

@@ -36,7 +36,7 @@ def median(scores: np.ndarray) -> np.ndarray:
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
-    """Returns the mean of N = R M scores without the floor(N / 4) lowest and highest ones; nan if a score is nan."""
+    """Returns the mean of N = R M scores without the floor(N / 4) lowest and highest scores; nan if a score is nan."""
     together = scores.reshape(*scores.shape[:-2], -1)
     count = together.shape[-1]
     cut = count // 4

@@ -108,7 +108,7 @@ def _record(
         if least is not None and returns[-1] < least:
             continue
         for _ in validator.check(episode):
-            writer.add(episode)  # with the executed actions, without corrections
+            writer.add(episode)  # written with the executed actions, without corrections
             seeds.append(flag_values.seed + int(episode.id))
         if report.num_bad:
             raise RunError(f"{report.sentences('error')}; fix the environment; nothing was written")
@@ -140,7 +140,7 @@ def origin(trainer: "Trainer", which: str | int) -> dict[str, Any]:
       which: name of the run's checkpoint: 'latest', 'best' or steps.
 
     Raises:
-      UsageError: the checkpoint does not exist, or the content of its file is not that of a checkpoint.
+      UsageError: the checkpoint does not exist, or its file does not hold a checkpoint.
     """
     described: dict[str, Any] = {}
 

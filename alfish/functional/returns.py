@@ -33,7 +33,7 @@ def discounted_return(
       `[T-1, B]` or `[T-1, B, R]`, 0 on rows that do not train.
 
     Raises:
-      ValueError: if T < 2 or the shapes differ.
+      ValueError: if T < 2, or the shapes of the arguments do not fit together.
     """
     return lambda_return(reward, discount, next_value, step_type, 1.0)
 

@@ -64,7 +64,7 @@ class TargetNetwork(nn.Module):
         self._has_buffers = any(True for _ in online.buffers())
         # Iterating over modules takes longer than moving their parameters, so the tensors of parameters are cached. The
         # cache is valid while the addresses of the first tensors are unchanged.
-        self.online: tuple[nn.Module, ...] = (online,)  # in a tuple, so that torch does not register it
+        self.online: tuple[nn.Module, ...] = (online,)  # in a tuple, so that torch does not register the network
         self._firsts: list[nn.Parameter] = []
         self._addresses: list[int] | None = None  # None if nothing is cached
         self._target_tensors: list[torch.Tensor] = []
@@ -113,7 +113,7 @@ class TargetNetwork(nn.Module):
 
 
 class NoTarget:
-    """Replaces a TargetNetwork for algorithms without one: the network itself, without gradient.
+    """Takes the place of a TargetNetwork in algorithms without targets: the network itself, without gradient.
 
     Args:
       online: network that takes the place of the target.

@@ -225,7 +225,7 @@ class GinWriter:
 
 
 def _is_importable(part: Any, module: str, qualname: str) -> bool:
-    """Returns True if the module has this class or function under this name."""
+    """Returns True if the module has the given class or function under the given name."""
     if module == "builtins":
         return False
     found: Any = sys.modules.get(module)

@@ -97,7 +97,7 @@ def mistake(value: Any, annotation: Any, refers: Refers = lambda value, kind: No
 
 
 def takes_schedule(kinds: list[Any]) -> bool:
-    """Returns True if a parameter of these kinds takes a number or a function of progress."""
+    """Returns True if a parameter of the given kinds takes a number or a function of progress."""
     has_number = any(ranges_of(kind) or bare(kind) in (int, float) for kind in kinds)
     return has_number and any(typing.get_origin(bare(kind)) is collections.abc.Callable for kind in kinds)
 
@@ -118,7 +118,7 @@ def _schedule_mistake(schedule: Callable[..., Any], kinds: list[Any]) -> str | N
 
 
 def wanted(value: Any, kinds: list[Any], refers: Refers) -> str:
-    """Returns a sentence about the values that fit these kinds; `value` does not fit."""
+    """Returns a sentence about the values that fit the given kinds; `value` does not fit."""
     sequence = next((kind for kind in kinds if typing.get_origin(bare(kind)) in SEQUENCES), None)
     single = [kind for kind in kinds if kind is not sequence and bare(kind) is not NoneType]
     if sequence is None or (single and not isinstance(value, (list, tuple))):

@@ -84,7 +84,8 @@ class StateStore:
         self.clear()
         copy_entries(state["state_position"], torch.from_numpy(self._position), *stretches)
         in_place = self._position // self.period % self._num_slots == np.arange(self._num_slots)[:, None]
-        self._position[~in_place | (self._position < store.start)] = -1  # no state, or overwritten rows
+        # Slots without a state, or whose rows were overwritten.
+        self._position[~in_place | (self._position < store.start)] = -1
         self._states = nest.map(restored, state["states"])
         self._knows_structure = False
 

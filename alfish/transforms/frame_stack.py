@@ -60,8 +60,8 @@ class FrameStack(Transform):
         num_rows, num_columns = time_step.step_type.shape
         device = time_step.step_type.device
         row = torch.arange(num_rows, device=device).unsqueeze(1)
-        # Index of the first row of each row's episode, if it is among these rows. It replaces older frames of the
-        # stack.
+        # Index of the first row of each row's episode, if it is among these rows. The frame of that row replaces older
+        # frames of the stack.
         start = torch.where(time_step.step_type == StepType.FIRST, row, -self.look_back).cummax(0).values  # [T, N]
         age = torch.arange(self.look_back, -1, -1, device=device)  # oldest first
         source = torch.maximum(row.unsqueeze(-1) - age, start.unsqueeze(-1)) + self.look_back  # [T, N, num_frames]

@@ -162,8 +162,8 @@ class EpochBatches(Batches):
 
     def _trained_rows(self, for_graph: bool) -> Batch:
         """Returns the rows of the unroll that may train."""
-        # With several learners, the graph is not used: if one learner fell back to plain Python, the others would wait
-        # for it in a sum.
+        # With several learners, the graph is not used: if one learner fell back to plain Python, the other learners
+        # would wait for it in a sum.
         ends = self._experience.ends
         if not for_graph or ends is None or replicas.is_joined():
             return self._batch(self._experience)

@@ -217,7 +217,7 @@ class SequenceBatches(Batches):
             buffer.check_rewards(sum(environment.reward_spec.shape))
         windows = SequenceSampler(buffer, sampler, hindsight, algorithm, self.transforms, self.num_rows, self.burn_in)
         windows.start(environment)
-        with replicas.apart():  # no sums over learners, because all learners have the same data
+        with replicas.apart():  # no sums over learners, because all have the same data
             observe(self.transforms, buffer)
         return buffer, windows
 

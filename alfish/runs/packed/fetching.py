@@ -75,7 +75,7 @@ def as_directory(name: str | Path) -> Iterator[Path]:
 
 
 def is_packed(name: str | Path) -> bool:
-    """Returns whether a name is that of a packed run or a repository, not of a directory."""
+    """Returns whether a name refers to a packed run or a repository, not to a directory."""
     return str(name).startswith(PREFIX) or Path(name).suffix == SUFFIX and Path(name).is_file()
 
 
