@@ -4,7 +4,7 @@
     temperature:  log alpha (H[pi(. | s)] - target),    differentiated for log alpha only
 
 The temperature alpha falls while the entropy is above the target, and rises while it is below. After each update, alpha
-is clipped to a range, so that it never needs many updates to return. Habitat's PPO has the same Lagrangian with a loss
+is clipped to a range, so that it can change back within few updates. Habitat's PPO has the same Lagrangian with a loss
 that is linear in alpha; here the loss is linear in log alpha, as in SAC.
 """
 

@@ -4,7 +4,7 @@
 
 The page has the task and algorithm, how the run ended, the command that repeats it, the curve and all episodes of the
 evaluations, metrics of training, films in the directory of the run, warnings, the configuration and its difference from
-the shipped one, versions and machine. Nothing in the run is executed or changed.
+the shipped configuration, versions and machine. Nothing in the run is executed or changed.
 """
 
 from pathlib import Path

@@ -102,7 +102,7 @@ def _replace(graph: torch.fx.Graph, node: torch.fx.Node, arguments: Sequence[tor
     """Replaces the results of a random node with arguments of the graph."""
     inputs = node.all_input_nodes
     if node.target is aten.native_dropout.default:
-        scale, mask = arguments  # dropout's results for an input of ones
+        scale, mask = arguments  # results of dropout for an input of ones
         for part in list(node.users):  # users are calls of `getitem`
             replacement = mask
             if part.args[1] == 0:

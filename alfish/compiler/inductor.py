@@ -72,7 +72,7 @@ class CompiledFunction:
 
     Raises:
       NotCompilable: the function reads a tensor's value, or makes a call that cannot be traced.
-      TorchChanged: this release of torch lacks a private name.
+      TorchChanged: this release of torch lacks a private name that alfish uses.
     """
 
     structure: Any

@@ -38,7 +38,7 @@ class NumpyProgram:
 
     Raises:
       NotTranslatable: an operation is not in the table, or the function cannot be recorded.
-      TorchChanged: this release of torch lacks a private name.
+      TorchChanged: this release of torch lacks a private name that alfish uses.
 
     Attributes:
       used: indices of the leaves that the program reads.

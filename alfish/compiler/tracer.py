@@ -42,7 +42,7 @@ def record(
     Raises:
       NotRecordable: the function reads a tensor's value, or writes to an argument. Without `captures`, also if the
         function reads a tensor that is not an argument.
-      TorchChanged: this release of torch lacks a private name.
+      TorchChanged: this release of torch lacks a private name that alfish uses.
     """
     recorder = _Recorder(arguments, place, captures)
     with torch.no_grad(), _Unreadable(), torch_internals.dispatch_mode(recorder.receive):
@@ -120,7 +120,7 @@ class _Recorder:
             memory.
         """
         overload = torch_internals.functional_overload(function)
-        self._traced(written)  # raises if the tensor is not in the graph
+        self._traced(written)  # this raises if the tensor is not in the graph
         sharers = self._sharers[torch_internals.storage_id(written)]
         if overload is None or any(_is_given(self._traced(sharer)) for sharer in sharers):
             raise NotRecordable(f"{function} writes to its arguments")

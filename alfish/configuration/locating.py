@@ -60,7 +60,7 @@ def file_of(name: str) -> str:
     """Returns the gin file for a path, the name of a shipped conf, or the name of an algorithm ("PPO").
 
     Raises:
-      UsageError: there is no conf of this name.
+      UsageError: there is no conf with the given name.
     """
     shipped = {path.stem.replace("_", ""): path.name for path in confs_directory().glob("*.gin")}
     plain = re.sub(r"[^a-z0-9]", "", name.lower())

@@ -100,7 +100,7 @@ class Environment(abc.ABC):
         """True if the specification has no time limit; False without a specification."""
         spec = self.env_spec
         limits = () if spec is None else (spec.max_episode_steps, spec.kwargs.get("max_num_frames_per_episode"))
-        return spec is not None and not any(limits)  # the second is the limit of Atari's emulator
+        return spec is not None and not any(limits)  # the second limit is the Atari emulator's
 
     @abc.abstractmethod
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:

@@ -199,7 +199,7 @@ def _place(error: BaseException) -> _Place | None:
 
 
 def _rank(file: str) -> int:
-    """Returns how likely a file is the user's, from 0 (a file of alfish) to 4 (a file of no installed library)."""
+    """Returns how likely a file is the user's, from 0 (a file of alfish) to 4 (a file outside installed libraries)."""
     if file.startswith(_ALFISH):
         return 0
     parts = Path(file).parts

@@ -37,7 +37,7 @@ def pack(root_dir: Path, output: Path, replay: bool = False) -> Manifest:
     if not os.path.lexists(root_dir / CONFIG_FILE):
         raise UsageError(f"{root_dir} is not a run of `alfish train`: it has no {CONFIG_FILE}")
     if not Checkpoints(root_dir / "checkpoints").steps():
-        raise UsageError(f"{root_dir} has no checkpoint yet; pack it after the first one is saved")
+        raise UsageError(f"{root_dir} has no checkpoint yet; pack it after the first checkpoint is saved")
     if replay and not _with_rows(root_dir):
         raise UsageError(
             f"{root_dir} has no replay buffer to pack: the algorithm has none, or ReplayBatches.save is False; leave "

@@ -64,7 +64,7 @@ def split(
 ) -> dict[str, dict[str, list[nn.Parameter]]]:
     """Returns the parameters of each group, divided into parts.
 
-    The name of a part is `group/part`. Parameters in no part have the group's name.
+    The name of a part is `group/part`. Parameters outside the parts have the group's name.
 
     A parameter in several parts belongs to the part with the longest name.
 

@@ -122,7 +122,7 @@ class StepBatch:
         """The rows for each entry of a vector reward, with that entry as the reward; empty for scalar rewards."""
         found = {}
         for entry, name in enumerate(self._objectives):
-            found[name] = rows = copy.copy(self)  # shares the results that are already computed
+            found[name] = rows = copy.copy(self)  # the copy shares results that are already computed
             rows.__dict__.pop("reward", None)
             rows._reward, rows._objectives = self._reward[..., entry], ()
         return found

@@ -37,7 +37,7 @@ class EpisodeBuffer(RingBuffer):
     """A read-only ring of episodes; windows are drawn as in `RingBuffer`.
 
     Episodes are placed from the longest to the shortest, each in the currently shortest column. `env_id` is the number
-    of the column, because the rows come from no environment.
+    of the column, because the rows do not come from an environment.
 
     Args:
       episodes: validated episodes; the list is emptied while the ring is filled, so that episodes are not in memory

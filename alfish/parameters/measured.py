@@ -26,7 +26,7 @@ class MeasuredSchedule(nn.Module, abc.ABC):
       initial: value before the first measurement.
 
     Attributes:
-      scalar: the argument.
+      scalar: the constructor's argument.
       value: current value, 0-d float64.
     """
 

@@ -39,7 +39,7 @@ class GamesByPolicy:
       groups: group of each policy's agents, by the policy's name.
 
     Attributes:
-      games: the argument.
+      games: the constructor's argument.
       observation_space, action_space: Dicts of the spaces of an agent, by policy.
       reward_spec: spec of a reward with an entry for each policy, as in evaluations.
       name, num_envs, stepping, remark, env_spec: attributes as in `Environment`.

@@ -26,7 +26,7 @@ class JointUnroller(Unroller):
 
     Attributes:
       games: games of `environment`; with workers an example, which is closed when the workers start.
-      lineup, members, collector: the arguments.
+      lineup, members, collector: the constructor's arguments.
       records: records of the last unroll for the metrics of each policy, in the order of the policies.
     """
 

@@ -113,7 +113,7 @@ class Member:
       bindings: gin texts of parameters that a population has changed, by name; see `parameters.rebinding`.
 
     Attributes:
-      bindings: the argument.
+      bindings: the constructor's argument.
       group: group of the policy's agents.
       trains: whether the policy learns.
       is_training: whether the policy learns now; set by `AlternateTraining`. While False, the steps of the policy are

@@ -71,7 +71,7 @@ class Seat(SyncUnroller):
 
     Attributes:
       columns: columns of the group; a slice if the policy may play all of them.
-      stream, has_gaps: the arguments.
+      stream, has_gaps: the constructor's arguments.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ class RingBuffer:
 
     Attributes:
       length: maximum number of rows of a column.
-      num_envs, device: the arguments.
+      num_envs, device: the constructor's arguments.
     """
 
     has_newest = True  # rows are stored in the order of collection

@@ -109,7 +109,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Restores the state of `rng_state`. With fewer GPUs, warns and restores the GPUs that exist."""
+    """Restores a result of `rng_state`. With fewer GPUs, warns and restores the GPUs that exist."""
     version, words, gauss = json.loads(state["python"])
     random.setstate((version, tuple(words), gauss))
     np.random.set_state(json.loads(state["numpy"]))
@@ -130,7 +130,7 @@ def torch_state(device: torch.device) -> list[torch.Tensor]:
 
 
 def set_torch_state(device: torch.device, states: list[torch.Tensor]) -> None:
-    """Restores the state of `torch_state`."""
+    """Restores a result of `torch_state`."""
     torch.set_rng_state(states[0])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)
@@ -144,7 +144,7 @@ class RandomStream:
       device: device whose generator belongs to the stream, in addition to the CPU's.
 
     Attributes:
-      seed: the argument.
+      seed: the constructor's argument.
     """
 
     def __init__(self, seed: int, device: torch.device):

@@ -14,7 +14,8 @@ WARNING = "warning: "  # prefix of absl's warnings; Python's warnings begin with
 
 
 class RunLog(logging.Handler):
-    """Appends lines with the time. Lines before `open` are kept in memory; after `close`, only `write` appends.
+    """Appends lines to a file, each with the time. Lines before `open` are kept in memory; after `close`, only `write`
+    appends.
 
     Args:
       path: path of the file; its directory must exist when `open` is called.

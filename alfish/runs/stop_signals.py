@@ -75,7 +75,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def breaking(self) -> Iterator[None]:
-        """Sets `breakable` for the block."""
+        """Sets `breakable` within the context."""
         before, self.breakable, self._began = self.breakable, True, None
         try:
             yield

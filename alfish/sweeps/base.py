@@ -46,7 +46,8 @@ class Base(NamedTuple):
 
     @classmethod
     def read(cls, gin_files: Sequence[str], bindings: Sequence[str], variants: Iterable[Sequence[str]]) -> "Base":
-        """Reads a configuration, checks it with the bindings of each variant, and builds a trainer of the first.
+        """Reads a configuration, checks it with the bindings of each variant, and builds a trainer of the first
+        variant.
 
         Args:
           gin_files, bindings: gin files and bindings, as for `reading.read`.

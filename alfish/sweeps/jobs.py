@@ -53,7 +53,7 @@ class Jobs(Protocol):
         """Asks a run to save a checkpoint and end; `wait` then reports its end. Does nothing if the run has ended."""
 
     def wait(self, timeout: float) -> list[JobEnded]:
-        """Returns the runs whose processes have ended; waits at most `timeout` seconds for the first."""
+        """Returns the runs whose processes have ended; waits at most `timeout` seconds for the first one."""
 
     def close(self) -> None:
         """Asks all runs to save and end, and waits for them. KeyboardInterrupt kills the processes."""
@@ -63,7 +63,7 @@ class LocalJobs:
     """`Jobs` on this machine.
 
     Each process uses one thread, and has its own process group, so that Ctrl-C in the terminal does not reach it. When
-    this process ends for any reason, all processes save a checkpoint and end, because they read from a pipe that closes
+    this process ends for any reason, all runs save a checkpoint and end, because they read from a pipe that closes
     with this process.
 
     Args:

@@ -144,7 +144,7 @@ class Population(RunGroup[PopulationSpecification]):
         generation = best.member.generation
         if best.has_failed:
             reasons = [self._state(result.member).failure or "its return is not finite" for result in results]
-            raise RunError(f"all members of generation {generation} have failed; the first one: {reasons[0]}")
+            raise RunError(f"all members of generation {generation} have failed; the first failure: {reasons[0]}")
         settings = bindings_text(best.member.bindings)
         self.log(f"Generation {generation}: best return {significant(best.value)} by {best.member.name} ({settings})")
         link = self.directory / BEST

@@ -56,7 +56,7 @@ class Clock:
       stop_at: clock steps at which training pauses; None means that training does not pause.
 
     Attributes:
-      budget, stop_at: the arguments.
+      budget, stop_at: the constructor's arguments.
       env_steps: number of environment steps of all environments together.
       iterations, updates: numbers of finished iterations and updates.
       wall_seconds: seconds of iterations, without the seconds of listeners.

@@ -62,7 +62,7 @@ class Recorder(contextlib.AbstractContextManager):
     """Films the first episodes of an evaluation, from their first frame to their true final frame.
 
     A film shows `num_tiles` episodes as a grid; an episode that has ended keeps its last frame. The episodes of a film
-    must begin at the same time. Therefore they are the first episodes, or there is one environment and one tile.
+    must begin at the same time. Therefore a film shows the first episodes, or there is one environment and one tile.
     Leaving the context removes an incomplete film.
 
     Args:
@@ -191,7 +191,7 @@ class FilmSchedule:
 
     Attributes:
       next: clock steps from which the next evaluation is filmed; part of a run's state.
-      num_episodes, captions: the arguments.
+      num_episodes, captions: the constructor's arguments.
 
     Raises:
       UsageError: the extra 'video' is missing.

@@ -57,7 +57,7 @@ class GameEvaluator:
       max_length: number of steps after which a game is truncated.
 
     Attributes:
-      environment, max_length: the games, and the argument.
+      environment, max_length: the games, and the constructor's argument.
       log: function that receives a line about truncated games.
       num_cut: number of truncated games of the last evaluation.
 

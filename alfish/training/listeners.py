@@ -52,7 +52,7 @@ class Evaluate(Listener):
         'random' or the name of a policy. None means the lineup of the run.
 
     Attributes:
-      period, name: arguments.
+      period, name: the constructor's arguments.
       samples: whether actions are sampled; if not, the policy takes its most probable action.
     """
 
@@ -207,7 +207,7 @@ class CheckpointSaver(Listener):
       keep_last: number of newest checkpoints to keep.
       keep_period: number of clock steps between checkpoints that are kept permanently; 0 keeps none permanently.
       keep_best: whether to keep the checkpoint with the best mean evaluation return; of equal returns, the newest
-        counts. With several `Evaluate` listeners, the first decides.
+        counts. With several `Evaluate` listeners, the first listener decides.
       best_of: name of the policy (in a run of several policies) or of the reward entry (of a vector reward) whose mean
         return decides which checkpoint is best. None means the return. In a run of several policies, None keeps no best
         checkpoint, because a mean over players does not measure progress.

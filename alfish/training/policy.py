@@ -33,7 +33,7 @@ class Policy:
       env_steps: number of environment steps that the policy was trained for.
 
     Attributes:
-      algorithm, transforms, observation_space, action_space, env_steps: the arguments.
+      algorithm, transforms, observation_space, action_space, env_steps: the constructor's arguments.
     """
 
     def __init__(

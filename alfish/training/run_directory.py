@@ -38,7 +38,7 @@ class RunDirectory:
       arguments: arguments of the trainer by name; they are the configuration of a trainer that was built in Python.
 
     Attributes:
-      path: the argument.
+      path: the constructor's argument.
       is_open: whether this process writes in the directory, after `open`.
       is_whole: whether the directory is in place; False after it was deleted or moved while open.
       checkpoints: checkpoints of the state of the run, without the rows of replay.

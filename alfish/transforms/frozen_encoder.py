@@ -24,7 +24,7 @@ class FrozenEncoder(Transform):
 
     Unrolls and replay store the features instead of the leaf, an exception to the rule that stored rows are raw.
     Environments, recorded data and saved policies contain the leaf itself. Later transforms cannot change the leaf, so
-    this transform must be the first. Recorded rows are refused.
+    this transform must be the first transform. Recorded rows are refused.
 
     Checkpoints contain the encoder's parameters. They do not train, and the encoder is in evaluation mode.
 

@@ -248,7 +248,7 @@ class RewardNormalizer(Transform):
         self._moments.scale.masked_fill_(self._moments.squares == 0, 1.0)
         if self._largest_return is not None:
             _raise_to_largest(self.largest, torch.where(nest.widened(arrives, so_far), so_far.abs(), 0))
-            bound = self._largest_return / self.largest  # infinite before the first reward
+            bound = self._largest_return / self.largest  # the bound is infinite before the first reward
             self._moments.scale.copy_(torch.minimum(self._moments.scale.double(), bound))
 
     def get_extra_state(self) -> dict[str, torch.Tensor | None]:

@@ -27,7 +27,7 @@ class PolicyRunner:
       numpy_policy: number of calls after which acting uses numpy; None means never.
 
     Attributes:
-      initial_state: the argument; a new state of the same shapes may be assigned.
+      initial_state: the constructor's argument; a new state of the same shapes may be assigned.
       num_calls: number of calls so far.
       gave_up: whether acting uses torch permanently. `num_calls` and `gave_up` are saved with the run, so that a
         resumed run is bitwise the same.

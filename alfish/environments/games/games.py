@@ -28,7 +28,7 @@ class Group:
     Attributes:
       num_envs: number of columns, G times the number of agents.
       observation_spec, action_spec: specs of one agent's observation and canonical action, see `alfish.specs`.
-      name, agents, num_games, observation_space, action_space, reward_spec: as given.
+      name, agents, num_games, observation_space, action_space, reward_spec: the constructor's arguments.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Games(abc.ABC):
       remark: sentence for the log about a faster way to step the games; empty if none is known.
       env_spec: None, because games have no specification of gymnasium.
       follows_progress: True if the games have a curriculum, which `set_progress` advances.
-      name, groups, num_games, has_gaps: as given.
+      name, groups, num_games, has_gaps: the constructor's arguments.
     """
 
     turns = 1

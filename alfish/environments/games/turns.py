@@ -17,8 +17,8 @@ class TurnGames(ZooGames):
 
     In a step, one agent of each game acts. The step returns the row of the agent that acts next, and the LAST rows of
     agents that have ended. The reward of a row is the sum of the agent's rewards since its last action. Rewards before
-    an agent's first turn belong to no action, and are left out. An agent whose game ends before its first turn has no
-    episode. If `rewards` takes an entry from the info, the info at the agent's turn is used.
+    an agent's first turn do not belong to an action, and are left out. An agent whose game ends before its first turn
+    has no episode. If `rewards` takes an entry from the info, the info at the agent's turn is used.
 
     Args:
       games, seed, settings: arguments of `ZooGames`.

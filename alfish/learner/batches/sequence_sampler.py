@@ -144,7 +144,7 @@ class SequenceBatches(Batches):
       burn_in: number of rows before the window from which only the recurrent state is computed.
 
     Attributes:
-      window_length, burn_in: the arguments.
+      window_length, burn_in: the constructor's arguments.
       num_rows: number of rows in a window, burn-in included.
     """
 

@@ -20,7 +20,7 @@ class UpdateSchedule:
       offline_updates: number of updates before the first environment step; the clock counts each as a step.
 
     Attributes:
-      ratio, warmup_env_steps: arguments; `warmup_env_steps` is a number after `plan`.
+      ratio, warmup_env_steps: the constructor's arguments; `warmup_env_steps` is a number after `plan`.
       num_env_steps: the argument of `plan`.
       needed_env_steps: number of environment steps after which replay holds a batch; set by the owner of the schedule.
       num_updates: number of updates made in all.

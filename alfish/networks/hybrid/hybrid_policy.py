@@ -63,7 +63,7 @@ class HybridSpace:
         return found
 
     def join(self, action: HybridAction) -> Nest:
-        """Returns the action nest."""
+        """Returns the action nest of an action in two parts."""
         boxes = iter(() if action.box is None else action.box.split(self._box_sizes, -1))
         return nest.map(
             lambda leaf: next(boxes) if isinstance(leaf, spaces.Box) else action.discrete, self._action_spec

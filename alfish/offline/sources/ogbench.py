@@ -1,7 +1,7 @@
 """OGBench's .npz files as published: trajectories of T + 1 states, one after the other.
 
-`terminals` is 1 at the last state of a trajectory, which is the time limit; the action of this row was not taken. A
-trajectory is therefore a truncated episode of T transitions; its final observation is the last state. Extra arrays,
+`terminals` is 1 at the last state of a trajectory, where the time limit ends it; the action of that row was not taken.
+A trajectory is therefore a truncated episode of T transitions; its final observation is the last state. Extra arrays,
 such as `qpos`, are not read. The format declares no spaces, and files of goal-conditioned tasks have no rewards.
 """
 

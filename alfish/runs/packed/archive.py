@@ -17,7 +17,7 @@ from alfish.runs.files import open_atomically, open_regular, temporary_of, writi
 from alfish.runs.packed.manifest import MANIFEST, MAX_MANIFEST, Manifest, of_files, parse
 
 _BLOCK = 1 << 20
-_DATE = (1980, 1, 1, 0, 0, 0)  # time of all members, so that equal files give equal archives
+_DATE = (1980, 1, 1, 0, 0, 0)  # modification time of all members, so that equal files give equal archives
 
 
 def pack(path: Path, files: Mapping[str, Path | bytes], about: dict[str, Any]) -> Manifest:

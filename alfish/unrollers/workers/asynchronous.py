@@ -76,7 +76,7 @@ class AsyncUnroller(Unroller):
       num_workers: number of worker processes.
       envs_per_worker: number of environments of each worker; None means the default of the environment factory.
       mode: schedule of collecting. 'free': workers fill all free slots. 'lockstep': each worker fills one segment while
-        the trainer trains on the previous one, so that the same seed gives the same run.
+        the trainer trains on the previous segment, so that the same seed gives the same run.
       slots: number of slots of each worker; on-policy, one of them holds the segment in training. If workers are
         equally fast, rows are at most `slots - 1` iterations old.
       unroll_length: number of rows of a segment. None means Trainer.unroll_length; off-policy, at least 8 unless replay

@@ -74,7 +74,7 @@ class StepWatch:
         means that a failure ends the worker.
 
     Attributes:
-      heartbeat, tolerate: the arguments.
+      heartbeat, tolerate: the constructor's arguments.
       num_steps: number of vector steps.
       env_seconds: seconds of these steps; the owner resets it.
     """
