@@ -118,7 +118,7 @@ class _MovedLoader:
         return module
 
     def exec_module(self, module: Any) -> None:
-        module.__spec__ = self._spec  # `import` has replaced it with a spec of the old name
+        module.__spec__ = self._spec  # `import` has replaced the spec with one of the old name
 
 
 sys.meta_path.insert(0, _MovedModules)

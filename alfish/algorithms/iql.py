@@ -74,7 +74,7 @@ class IQL(RLAlgorithm):
     """
 
     on_policy = False
-    weighted_losses = None  # None means all groups: each loss depends on how often an action is drawn
+    weighted_losses = None  # None means all groups, because each loss depends on how often an action is drawn
 
     def __init__(
         self,
@@ -196,8 +196,8 @@ class IQL(RLAlgorithm):
 def expectile_loss(error: torch.Tensor, fraction: float) -> torch.Tensor:
     """Returns half the squared error, times `fraction` where the error is positive and times 1 - `fraction` elsewhere.
 
-    With errors `target - value`, the value with the least mean loss is an expectile of the targets. It is the mean of
-    the targets if `fraction` is 0.5, and close to their maximum if `fraction` is near 1.
+    With errors `target - value`, the value with the least mean loss is an expectile of the targets. The expectile is
+    the mean of the targets if `fraction` is 0.5, and close to their maximum if `fraction` is near 1.
 
     Args:
       error: errors `[...]`.

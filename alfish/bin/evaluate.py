@@ -11,7 +11,7 @@ ci_high (a 95 % bootstrap interval of the mean), min, max, returns, lengths and 
 were cut). With several objectives or policies, the object also has by_objective: the returns of each objective, or the
 mean return of each policy's agents, by name. --lineup names the policies of agents in games:
 --lineup='adversary_*=chaser,agent_*=random'. --video films the first episode into the run's directory `films`;
---video_episodes=4 films the first four side by side. Films do not change the results. They need the extra 'video': pip
+--video_episodes=4 films the first four side by side. Films do not change the results. Films need the extra 'video': pip
 install 'alfish[video]'.
 """
 

@@ -5,7 +5,7 @@
 
 A Minari data set needs the extra 'minari': pip install 'alfish[minari]'.
 
-The run must have an off-policy algorithm and ReplayBatches.save = True, the default. Its rows become episodes in
+The run must have an off-policy algorithm and ReplayBatches.save = True, the default. The stored rows become episodes in
 the environment's own units. The oldest episode of each environment may lack its beginning; an unfinished newest episode
 is truncated. The data set stores its origin, as with `alfish record`. An existing output is refused before any work
 starts.

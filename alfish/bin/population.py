@@ -12,10 +12,10 @@ value multiplied by 0.8 or 1.25. With --gap=2, only a member whose value is wors
 --share=0 replaces no member.
 
 A member in a generation is a run directory of `alfish train`, such as g003/m2, with its parent and its settings in
-member.json. It is never overwritten, so no progress is lost, and these directories are the only state. Ctrl-C or
-SIGTERM ends the runs after they have saved checkpoints; after SIGUSR1 the exit status is 75. The same command then
-continues the population, even after a kill. The configuration describes one run, whose budget and schedules span all
-generations. More --generations of the same --steps extend a population, as far as Trainer.num_env_steps allows. A
+member.json. Such a directory is never overwritten, so no progress is lost, and these directories are the only state.
+Ctrl-C or SIGTERM ends the runs after they have saved checkpoints; after SIGUSR1 the exit status is 75. The same command
+then continues the population, even after a kill. The configuration describes one run, whose budget and schedules span
+all generations. More --generations of the same --steps extend a population, as far as Trainer.num_env_steps allows. A
 member that fails is replaced; with --share=0 it is not.
 
 members.csv has the parent, the settings and the value of each member.

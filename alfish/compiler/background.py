@@ -1,8 +1,8 @@
 """Functions of tensors that another process compiles while this process continues.
 
-The other process is started as a new program, because a fork of a process with threads may hang. It receives a function
-and the layouts of the function's arguments, traces and compiles the function, and answers with the path of a shared
-library. Loading the library takes milliseconds, and does not import torch's compiler.
+The other process is started as a new program, because a fork of a process with threads may hang. The process receives a
+function and the layouts of the function's arguments, traces and compiles the function, and answers with the path of a
+shared library. Loading the library takes milliseconds, and does not import torch's compiler.
 """
 
 import contextlib

@@ -1,7 +1,8 @@
 """Rewrites matrix products and convolutions in a graph to the fastest method on a CPU.
 
 - A matrix-vector product becomes a multiplication and a sum, which the compiler fuses with neighbouring loops.
-- Other products in float32 use the kernel in `matmul.cpp`. It needs no preparation, and does not copy transposes.
+- Other products in float32 use the kernel in `matmul.cpp`. The kernel needs no preparation, and does not copy
+  transposes.
 - Large products in bfloat16, if requested, use the same kernel on a processor with AVX512-BF16 (products of pairs of
   bfloat16) and without AMX (tiles for bfloat16). On other processors, they use oneDNN.
 - Large convolutions in bfloat16, if requested, use oneDNN, which sums in float32 and rounds each result to bfloat16.

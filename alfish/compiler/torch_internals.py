@@ -38,8 +38,8 @@ HOMES = {
 
 # Settings of torch's compiler for all builds; settings that a release lacks are left out. By default, the compiler
 # precompiles its headers, which takes longer than the one or two graphs that use them. It also compiles a program to
-# find out which vector instructions the C++ compiler supports, although the processor's flags suffice. It also adds
-# line numbers for debuggers.
+# find out which vector instructions the C++ compiler supports, although the processor's flags suffice. The generated
+# code also has line numbers for debuggers.
 BUILD_SETTINGS = {
     "cpp_cache_precompile_headers": False,
     "cpp.vec_isa_ok": True,

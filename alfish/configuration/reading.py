@@ -55,7 +55,8 @@ def read(files: Sequence[str], bindings: Sequence[str]) -> Reading:
 
 @contextlib.contextmanager
 def saved(path: Path, allow_import: Sequence[str] = (), may_lack: Collection[Lacking] = ()) -> Iterator[Reading]:
-    """Parses the saved configuration of a run. It is not trusted, because it may come from another person.
+    """Parses the saved configuration of a run. The configuration is not trusted, because it may come from another
+    person.
 
     Within the context, the configuration may import modules of alfish, modules that this process has already imported,
     and modules in `allow_import`. If this user trained the run on this machine, all modules that the configuration

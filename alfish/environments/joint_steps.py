@@ -47,8 +47,8 @@ class JointCartPoles:
             for env, begin in zip(self._envs, begins):
                 if begin:
                     env.reset()
-        # After a reset or a change by other code, a state is an array. It is converted to floats, because computing
-        # with numpy scalars is slow.
+        # After a reset or a change by other code, a state is an array. The array is converted to floats, because
+        # computing with numpy scalars is slow.
         states = [core.state if type(core.state) is tuple else core.state.tolist() for core in self._cores]
         angles = np.array([state[2] for state in states])
         trigonometry = zip(np.cos(angles).tolist(), np.sin(angles).tolist())

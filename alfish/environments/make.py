@@ -61,8 +61,8 @@ def make_environment(
     """Builds environments that step together.
 
     A callable that makes a VectorEnv or a Simulator may declare the arguments `num_envs`, `seed` (different in each
-    run, worker and evaluation), `device`, `evaluation` and `index`. It receives each of these arguments that it
-    declares. Values in `env_kwargs` take precedence.
+    run, worker and evaluation), `device`, `evaluation` and `index`. The callable receives each of these arguments that
+    it declares. Values in `env_kwargs` take precedence.
 
     Args:
       env_id: gymnasium id (`CartPole-v1`, `my_module:MyEnv-v0`), or a callable or its name (`my_module:MyEnv`). The

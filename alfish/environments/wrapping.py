@@ -226,7 +226,7 @@ class ScalarReward(gymnasium.Wrapper):
 
     @property
     def process_seed(self) -> int:
-        """The last seed of the process's global random generators. Assigning to it seeds the generators."""
+        """The last seed of the process's global random generators. Assigning a seed also seeds the generators."""
         return random_state.seed_of_torch()
 
     @process_seed.setter

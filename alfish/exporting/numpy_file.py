@@ -1,7 +1,7 @@
 """A policy as a Python file that needs numpy only, and its weights in a file next to it.
 
-The code comes from `alfish.compiler.numpy_program`, which acts during training. Weights are in a separate `.npz` file
-of plain arrays, so the code stays readable, and loading unpickles nothing.
+The code comes from `alfish.compiler.numpy_program`, which also makes the code that acts during training. Weights are in
+a separate `.npz` file of plain arrays, so the code stays readable, and loading unpickles nothing.
 """
 
 import functools

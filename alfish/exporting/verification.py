@@ -179,6 +179,6 @@ def run_numpy_here(program: PolicyGraph, inputs: Sequence[Inputs]) -> Results:
 
 def _stacked(inputs: Sequence[Inputs], act: Callable[[Inputs], Sequence[Any]]) -> Results:
     """Returns the results of all steps; `act` returns the leaves of the action and of the next state."""
-    # Copies: a program may overwrite its results in the next step.
+    # Leaves are copied, because a program may overwrite its results in the next step.
     found = [[np.array(leaf) for leaf in act(row)] for row in inputs]
     return [np.stack(column) for column in zip(*found)]

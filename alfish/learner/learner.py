@@ -79,8 +79,8 @@ class Learner:
       is_small: whether several learners save no time because an update is small; set by `plan`.
       log: function that is called with messages about compilation.
       before_update: function that is called before each update of `train` with `summarize`; its arguments are the rows
-        and the index of the minibatch. It may return a second function, which is called after the update if the
-        algorithm does not request a stop. None means no function.
+        and the index of the minibatch. The function may return a second function, which is called after the update if
+        the algorithm does not request a stop. None means no function.
     """
 
     def __init__(

@@ -293,8 +293,8 @@ class Metrics:
         """Restores a state, also in the middle of episodes.
 
         If environments have been reset, their FIRST rows end the open episodes without counting them. A metric that is
-        not in the state starts empty. It has missed the beginnings of the open episodes, so then no metric counts these
-        episodes.
+        not in the state starts empty. Because such a metric has missed the beginnings of the open episodes, no metric
+        counts these episodes.
 
         Raises:
           UsageError: the state has a different number of environments.

@@ -49,8 +49,8 @@ class CriticEnsemble(nn.Module):
       norm_after: whether to normalize after each activation instead of before.
       bias: whether hidden linear layers have a bias.
       unit_rows: whether the weights of each output, also of the last layer, have norm 1, see `UnitRows`.
-      body: class or factory of hidden layers (`@Residual`); called with the input size and E. It replaces `layers` and
-        the settings of these layers; None means that `layers` are used.
+      body: class or factory of hidden layers (`@Residual`); called with the input size and E. The body replaces
+        `layers` and the settings of these layers; None means that `layers` are used.
       dropout: fraction of features dropped after each hidden linear layer, as in DroQ.
       encoder: class or factory of the encoder; called with the observation spec.
       memory: class or factory of the memory; called with the encoder's output size. None means no memory. It is set by

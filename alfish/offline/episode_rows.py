@@ -43,7 +43,7 @@ class EpisodeEncoder:
         discount[-1] = not episode.terminated[-1]
         taken = self._units.executed(self._units.from_environment(episode.actions))
         taken = nest.map(lambda leaf, spec: np.asarray(leaf, spec.dtype), taken, self._action_spec)
-        fields: tuple[Any, ...] = (  # arrays; the declared types are tensors
+        fields: tuple[Any, ...] = (  # the fields are arrays here, although their declared types are tensors
             step_type,
             _shifted(np.asarray(episode.rewards, np.float32)),
             discount,

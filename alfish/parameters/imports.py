@@ -107,8 +107,8 @@ def admit(module: str, where: str) -> None:
       where: file or parameter that names the module.
 
     Raises:
-      UsageError: the current policy forbids the import. The message contains `where`. It names the flag that allows the
-        import, or says that the module does not exist here.
+      UsageError: the current policy forbids the import. The message contains `where`, and names the flag that allows
+        the import, or says that the module does not exist here.
     """
     policy = _POLICY.get()
     if policy is not None and module not in sys.modules and not policy.admits(module, ["alfish"]):

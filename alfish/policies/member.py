@@ -43,7 +43,8 @@ class PolicySettings:
       algorithm, transforms, batches, learner: arguments as in `Trainer`; None means the value of `Trainer`.
       trains: whether the policy learns; if not, it only acts.
       snapshot_of: name of the policy of which this policy is a snapshot. A snapshot only acts, is built in the scope of
-        the other policy, and periodically receives the other policy's weights (`Snapshots`). None means not a snapshot.
+        the other policy, and periodically receives the other policy's weights (`Snapshots`). None means that the policy
+        is not a snapshot.
       seed: seed of the policy's parameters and random numbers; None means a seed derived from the run's seed and the
         number of the policy.
     """
@@ -118,7 +119,7 @@ class Member:
       trains: whether the policy learns.
       is_training: whether the policy learns now; set by `AlternateTraining`. While False, the steps of the policy are
         not counted.
-      snapshot_of: name of the policy whose snapshot this policy is; None means not a snapshot.
+      snapshot_of: name of the policy whose snapshot this policy is; None means that the policy is not a snapshot.
       algorithm, transforms, batches, seat, learner, metrics: parts of the policy.
       modes: switch between acting and training.
       stream: random numbers with which the policy is built, acts and trains. In workers, it acts with random numbers

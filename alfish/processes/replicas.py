@@ -72,8 +72,8 @@ class _Group:
     def reported(self, mistake: UsageError) -> UsageError:
         """Returns the error with which this learner ends; an error that all learners have is printed only once.
 
-        The first learner tells the other learners what it reports. It waits for them, because torch's store is in its
-        process.
+        The first learner tells the other learners what it reports. The first learner then waits for the other learners,
+        because torch's store is in the first learner's process.
         """
         text, told = "alfish/mistake", [f"alfish/told-{rank}" for rank in range(1, self.size)]
         if self.rank == 0:

@@ -56,8 +56,8 @@ class HindsightReplay:
 
     `terminated_fn` is for environments that terminate when the goal is reached. The first row that reaches the new goal
     becomes LAST with discount 0, and later rows of the episode do not train. A row that terminated at the old goal, but
-    does not reach the new goal, stays LAST and gets discount 1, because the episode would have continued. Other
-    terminations do not change. The episode does not end at row 0, even if row 0 is at the new goal.
+    does not reach the new goal, stays LAST and gets discount 1, because the episode would have continued. Terminations
+    for other reasons do not change. The episode does not end at row 0, even if row 0 is at the new goal.
 
     Differences from the paper: a goal is drawn for each window whenever it is drawn, instead of k goals when rows are
     stored; `fraction` corresponds to the paper's k / (k + 1), 0.8 for k = 4. All rows of a window have the same goal.

@@ -60,7 +60,8 @@ class Prioritized(Sampler):
     def bind(self, buffer: RingBuffer, window_length: int) -> None:
         super().bind(buffer, window_length)
         num_leaves = buffer.num_envs * buffer.length
-        # The leaf of a row is column * length + position % length. Its priority is 0 if the row may not be drawn.
+        # The leaf of a row is column * length + position % length. The leaf's priority is 0 if the row may not be
+        # drawn.
         self._priority = np.zeros(num_leaves, np.float32)  # p
         self._tree = SumTree(num_leaves)  # p^alpha
         self._alpha = self._exponent("alpha", self._alpha_schedule, 0.0)

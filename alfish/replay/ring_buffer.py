@@ -35,7 +35,7 @@ class RingBuffer:
       directory: directory for memory-mapped files that hold the rows of this ring only, on the CPU; None keeps the rows
         in memory.
       num_ignored: number of oldest rows of a column at which no window may start, such as the look-back of a frame
-        stack. It applies if earlier rows were overwritten, or if the column began within an episode.
+        stack. The limit applies if earlier rows were overwritten, or if the column began within an episode.
       state_period: number of positions for which one state is stored, the state at the first push that begins in them.
         Windows start at rows with a state. None stores no states.
       keeps_episodes: whether the ring indexes the start and the end of each row's episode.
@@ -263,8 +263,8 @@ class RingBuffer:
         self._store.check_fits(state)
         if state.get("state_period") != self.state_period:
             raise UsageError(
-                f"the saved replay stores a memory state every {state.get('state_period')} rows, but this replay every "
-                f"{self.state_period}; keep ReplayBatches.state_period, and the memory"
+                f"the saved replay stores a memory state every {state.get('state_period')} rows, but this replay "
+                f"stores one every {self.state_period}; keep ReplayBatches.state_period, and the memory"
             )
         self._store.load_state_dict(state)
         self._starts.load_state_dict(state)

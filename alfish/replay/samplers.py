@@ -94,8 +94,8 @@ class Uniform(Sampler):
 
     Args:
       recent_fraction: fraction of the windows, in [0, 1], that start among the newest rows. Over any part of a run, the
-        number of such windows is exact to within one. They are drawn from all rows if none of the newest rows may start
-        a window, and in an `OfflineBuffer`, which has no newest rows.
+        number of such windows is exact to within one. These windows are drawn from all rows if none of the newest rows
+        may start a window, and in an `OfflineBuffer`, which has no newest rows.
       recent_rows: total number of rows that count as the newest; each environment has an equal part.
     """
 

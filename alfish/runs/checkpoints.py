@@ -240,7 +240,8 @@ class Checkpoints:
                 raise
             except (RunError, MemoryError, torch.OutOfMemoryError):
                 raise
-            except Exception as error:  # `load_state_dict` of the user's parts may raise any error for other content
+            # `load_state_dict` of the user's parts may raise any error if the content does not fit.
+            except Exception as error:
                 raise other_content(path, error) from error
         return state
 

@@ -146,7 +146,7 @@ def open_own(path: str | os.PathLike, mode: Literal["ab", "wb"]) -> BinaryIO:
 def temporary_of(path: Path) -> Path:
     """Returns the path of the temporary file for `path`, in the same directory: `.NAME.PID-MACHINE.tmp`.
 
-    The caller may append a suffix. Also removes temporary files for `path` of killed processes on this machine.
+    The caller may append a suffix. Also removes temporary files for `path` that killed processes left on this machine.
     """
     name = path.name if len(os.fsencode(path.name)) <= MAX_NAME else hashlib.sha256(os.fsencode(path.name)).hexdigest()
     pattern = re.compile(rf"{re.escape(f'.{name}.')}(\d+)-{_machine()}\.tmp.*")

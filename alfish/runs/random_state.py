@@ -68,7 +68,7 @@ def recover(before: int) -> None:
 
     Args:
       before: value of `seed_of_torch()` before the other code ran. The new seed is derived from this value, so that a
-        run stays reproducible. It contains the number of seedings, so that it differs from all earlier seeds.
+        run stays reproducible. The new seed contains the number of seedings, so that it differs from all earlier seeds.
     """
     now = seed_of_torch()
     if now != before and not _is_own(now):

@@ -1,7 +1,7 @@
 """Subnormal numbers, below 1.2e-38 in float32, with which processors compute many times more slowly.
 
 If a gradient is 0, as for a ReLU unit that is never active, Adam's moments shrink with each update until they are
-subnormal. They stay subnormal, because 0.9 times the smallest number is rounded to the same number.
+subnormal. The moments stay subnormal, because 0.9 times the smallest number is rounded to the same number.
 """
 
 import contextlib

@@ -77,7 +77,7 @@ class IsaacLab(ManagerBased):
 
     def step(self, action: Nest) -> SimulatorStep:
         observation, reward, terminated, truncated, extras = self.env.step(action)
-        # Isaac Lab does not remove these keys from its dict.
+        # Isaac Lab does not remove these keys from its dict, so a later step would return old values.
         final, log = (extras.pop(key, None) for key in ("final_obs", "log"))
         return self._stepped(observation, reward, terminated, truncated, final, log)
 

@@ -26,7 +26,7 @@ class ObservationUnits:
     Args:
       space: observation space of one environment.
       device: device of torch tensors; None for numpy arrays.
-      copies: whether results are copies of arrays. This is necessary if rows are kept and the environment overwrites
+      copies: whether results are copies of arrays. Copies are necessary if rows are kept and the environment overwrites
         its observations in place. Tensors are copied only if the dtype changes.
 
     Attributes:

@@ -1,5 +1,5 @@
 """Many runs of one configuration: sweeps over its bindings, and populations.
 
 Run directories are the only state. A process that starts, stops or compares runs derives its next step from these
-directories. It can therefore be killed at any time; the same command continues its work.
+directories. Such a process can therefore be killed at any time; the same command continues its work.
 """

@@ -3,7 +3,7 @@
     g000/m0, g000/m1, ...    run directories of `alfish train`, which stop at `steps`
     g001/m0, ...             each continues from the last checkpoint of a member of g000, and stops at 2 x `steps`
 
-A run directory is written by one run, and does not change afterwards. It belongs to the population if it has
+A run directory is written by one run, and does not change afterwards. The directory belongs to the population if it has
 `member.json`, the last file written when the directory is created. The members of a generation depend only on the
 directories of the previous generation and the specification, so computing them again gives the same members.
 """

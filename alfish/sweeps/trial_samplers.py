@@ -1,7 +1,8 @@
 """Samplers propose the values of the next trial; the pruner stops bad trials early.
 
-Their results depend only on the directories: Optuna's studies are rebuilt for each call, with generators seeded by the
-seed of the sweep and the number of the trial. There is no database, which a killed process could corrupt.
+The results of samplers and pruner depend only on the directories: Optuna's studies are rebuilt for each call, with
+generators seeded by the seed of the sweep and the number of the trial. There is no database, which a killed process
+could corrupt.
 """
 
 import math

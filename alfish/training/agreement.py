@@ -54,7 +54,7 @@ class Agreement:
         return own
 
     def end(self) -> None:
-        """Tells other learners, in place of an iteration, that the run was stopped."""
+        """Tells the other learners that the run was stopped; called in place of an iteration."""
 
 
 class SharedAgreement(Agreement):

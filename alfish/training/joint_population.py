@@ -50,9 +50,9 @@ class JointPopulation(Listener):
     A policy begins with the values that are bound in its scope (`p1/Learner.learning_rate = 1e-3`). Parameters without
     such a value begin with a log-uniform random value within the bounds. At the end of a generation, each of the worst
     policies is replaced: it takes the networks, transforms and optimizers of one of the best policies, and that
-    policy's values times 0.8 or 1.25. It keeps its own rows, metrics, counters and random numbers. The selection is the
-    same as in `alfish population`, and depends only on the results and the run's seed. A policy without a result, for
-    example without a finished episode, continues unchanged.
+    policy's values times 0.8 or 1.25. The replaced policy keeps its own rows, metrics, counters and random numbers. The
+    selection is the same as in `alfish population`, and depends only on the results and the run's seed. A policy
+    without a result, for example without a finished episode, continues unchanged.
 
     `members.csv` in the run's directory has the parent, the values and the result of each policy in each generation.
 

@@ -195,9 +195,9 @@ class CheckpointSaver(Listener):
     """Saves checkpoints periodically, at the end, and when a policy has the best evaluation so far.
 
     A checkpoint is due when `period` or `period_minutes` has passed; its name contains the clock. A checkpoint of the
-    best policy that is saved in between has no replay rows, because replay may be large. It can be evaluated and played
-    (`--checkpoint=best`). A killed run continues from the newest checkpoint with replay rows, or from the newest
-    checkpoint if the run saves no rows.
+    best policy that is saved in between has no replay rows, because replay may be large. Such a checkpoint can be
+    evaluated and played (`--checkpoint=best`). A killed run continues from the newest checkpoint with replay rows, or
+    from the newest checkpoint if the run saves no rows.
 
     Args:
       period: number of clock steps between checkpoints. 0 saves only the best policy, and at the end or an

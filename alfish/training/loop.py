@@ -293,7 +293,7 @@ class Loop:
         return experience, steps
 
     def _update(self, summary_is_due: bool, waits: bool) -> dict[str, float]:
-        """Makes due updates, or none if `waits`; returns their scalars if a summary is due."""
+        """Makes due updates, or no update if `waits`; returns the updates' scalars if a summary is due."""
         batches, learner = self._parts.batches, self._parts.learner
         self._owes_summary = self._owes_summary or summary_is_due
         self._modes.switch(training=True)

@@ -1,8 +1,9 @@
 """Run directories of several learners. Each learner saves its own state; all continue from the same checkpoint.
 
 The first learner writes the run's directory as if it were the only learner. Learner r saves its environments, random
-state, log and replay rows in `ranks/rank-00r`, in files of the same form. Its files also contain extra states of the
-algorithm's modules, such as returns by environment. Networks and optimizers are only in the first learner's checkpoint.
+state, log and replay rows in `ranks/rank-00r`, in files of the same form. The files of learner r also contain extra
+states of the algorithm's modules, such as returns by environment. Networks and optimizers are only in the first
+learner's checkpoint.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -26,7 +26,7 @@ class FrozenEncoder(Transform):
     Environments, recorded data and saved policies contain the leaf itself. Later transforms cannot change the leaf, so
     this transform must be the first transform. Recorded rows are refused.
 
-    Checkpoints contain the encoder's parameters. They do not train, and the encoder is in evaluation mode.
+    Checkpoints contain the encoder's parameters. The parameters do not train, and the encoder is in evaluation mode.
 
     Args:
       observation_spec, reward_spec: specs of the input rows.

@@ -179,9 +179,9 @@ class ObservationRescaler(ObservationNormalizer):
 class RewardNormalizer(Transform):
     """Divides rewards by the standard deviation of discounted running returns, and clips the result.
 
-    The running return of an environment is updated as R <- gamma R + r, from 0 at each episode's start. It is stored by
-    `env_id`, so an environment may change columns between unrolls. The mean is not subtracted. Entries of a vector
-    reward have separate standard deviations.
+    The running return of an environment is updated as R <- gamma R + r, from 0 at each episode's start. The return is
+    stored by `env_id`, so an environment may change columns between unrolls. The mean is not subtracted. Entries of a
+    vector reward have separate standard deviations.
 
     Args:
       observation_spec, reward_spec: specs of the input rows.
@@ -260,8 +260,8 @@ class RewardNormalizer(Transform):
     def _num_known(self, env_id: torch.Tensor) -> int:
         """Returns a number that is larger than all environment ids `[B]`.
 
-        Ids on a device are not read, because reading would wait for the device. They belong to a single environment or
-        ring, and do not change.
+        Ids on a device are not read, because reading would wait for the device. Such ids belong to a single environment
+        or ring, and do not change.
         """
         if env_id.device.type == "cpu" or self._return is None or len(env_id) != self._num_columns:
             self._num_columns = len(env_id)

@@ -45,8 +45,8 @@ class Transform(nn.Module):
       shows_rewards: whether output observations contain the reward of arriving at their row.
       in_graphs: whether a compiled update can contain the transform. Each output row must then depend only on its input
         row, the transform's buffers and random numbers, through operations of torch.
-      observes_rewards: whether `observe` reads only step types, rewards and environment ids. These may then be on the
-        host even if the statistics are on a GPU.
+      observes_rewards: whether `observe` reads only step types, rewards and environment ids. These leaves may then be
+        on the host even if the statistics are on a GPU.
       augments: whether `transform` changes rows at random, and `forward` does not; for off-policy training only.
       encodes: whether the transform defines only `encode`, which changes observations once, before their row is stored.
       source: part of another run from which a new run reads the transform's `encoder`; None if no part is read.

@@ -62,8 +62,8 @@ def _name_nonfinite(time_step: TimeStep) -> None:
 class RowCheck:
     """Tests that an unroll's values are finite, and that values of Discrete and Multi* leaves are inside their spaces.
 
-    A call makes the test, and waits for the device of the rows. Code that reads other values from the device can avoid
-    a separate wait: it calls `sign`, reads the sign together with these values, and calls `judge`.
+    Calling the object tests rows, and waits for the device of the rows. Code that reads other values from the device
+    can avoid a separate wait: it calls `sign`, reads the sign together with these values, and calls `judge`.
 
     Args:
       observation_spec: spec of the observations; leaves without a spec are tested for finite values only.

@@ -206,7 +206,7 @@ class CPCA(AuxiliaryLoss):
     """Contrastive predictive coding with actions: recognizes the observation at row t + j from a memory's output at t.
 
         h_0 = features at t,    h_j = GRU(h_{j-1}, action at t + j - 1),    j = 1 ... horizon
-        loss = -log D(h_j, observation at t + j) - mean over others of log (1 - D(h_j, observation of another row))
+        loss = -log D(h_j, observation at t + j) - mean over other rows of log (1 - D(h_j, observation of another row))
 
     D is a classifier with one hidden layer; its inputs are h_j and the encoded observation. The other rows are drawn at
     random from the minibatch. Predictions do not cross ends of episodes. The algorithm must have a memory.

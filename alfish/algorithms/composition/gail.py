@@ -1,7 +1,7 @@
 """Generative adversarial imitation: the reward comes from a discriminator of the expert's and the policy's steps.
 
 Ho & Ermon, 2016, https://arxiv.org/abs/1606.03476. The discriminator's logit L(s, a) is trained with label 1 for the
-expert's steps and 0 for the policy's steps. It is high for steps that the expert is likely to make.
+expert's steps and 0 for the policy's steps. The logit is high for steps that the expert is likely to make.
 
 Differences from the paper: any algorithm may train the policy; the discriminator makes one gradient step in each update
 of the algorithm, on the minibatch and an equal number of the expert's steps; inputs and rewards are normalized.

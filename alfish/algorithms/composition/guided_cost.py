@@ -1,7 +1,7 @@
 """Guided cost learning: the reward is minus a cost that makes the demonstrations most likely.
 
 Finn, Levine & Abbeel, 2016, https://arxiv.org/abs/1603.00448. The cost c(s, a) is the energy of a distribution of steps
-with density exp(-c) / Z. Its loss is the negative log-likelihood of the demonstrations. Z is estimated by importance
+with density exp(-c) / Z. The loss is the negative log-likelihood of the demonstrations. Z is estimated by importance
 sampling from steps x_j, half from the policy and half from the demonstrations (section 4.2 and equation 7):
 
     loss = mean c(demonstrations) + log mean_j exp(-c(x_j)) / q(x_j),    q = 1/2 pi(a | s) + 1/2 p(a | s)

@@ -75,7 +75,7 @@ class FunctionalEnvironment(Environment):
     ):
         name = type(functional).__name__
         check_class(functional, name)
-        self.device = torch.empty(0, device=device).device  # includes an index, such as cuda:0
+        self.device = torch.empty(0, device=device).device  # the device has an index, as in cuda:0
         self.functional = with_tensors(functional, nest.to(tensors_of(functional), self.device))
         observed = functional.observation_space
         observed = observed if action_mask is None else marked(observed, action_mask)
@@ -137,7 +137,7 @@ class FunctionalEnvironment(Environment):
         self.state, self.clock, self.observation = episodes
 
     def tensors(self) -> Nest:
-        """Returns the tensors that `advanced` reads besides its other arguments, its argument `tensors`."""
+        """Returns the argument `tensors` of `advanced`: all tensors that it reads besides its other arguments."""
         return tensors_of(self.functional), self._units.tensors(), self._observed.tensors(), self._blank
 
     def advanced(

@@ -1,7 +1,7 @@
 """Shipped functional environments: gymnasium's classic control tasks, two tasks of bsuite, and a memory task.
 
-The classic control tasks have gymnasium's dynamics, spaces and time limits. They compute in the dtype of their state,
-float32 in alfish.
+The classic control tasks have gymnasium's dynamics, spaces and time limits. The tasks compute in the dtype of their
+state, float32 in alfish.
 """
 
 import math

@@ -14,7 +14,7 @@ class ParallelGames(ZooGames):
     """Games of PettingZoo's parallel interface.
 
     The episode of an agent begins when it appears in `agents`, after `reset` or during the game, and ends when it is
-    terminated, truncated, or no longer in `agents`. It may appear again later in the same game.
+    terminated, truncated, or no longer in `agents`. The agent may appear again later in the same game.
 
     Args:
       games, seed, rewards, action_mask, leaves, teams, team_spirit: as for `ZooGames`.

@@ -3,7 +3,7 @@
 A pickle is a program for a small stack machine. Its instructions build values, and call functions by name. `machine`
 runs only the instructions that build values. Names in a short list become inert stand-ins (`stand_ins`); all other
 names are refused. The file cannot create numpy objects directly: an array stays a stand-in until the whole file was
-read. It is then made from bytes whose number matches its shape and dtype (`resolving`).
+read. The array is then made from bytes whose number matches its shape and dtype (`resolving`).
 """
 
 import io

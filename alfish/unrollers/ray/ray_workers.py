@@ -43,7 +43,7 @@ class RayWorkers(Transport):
       count: number of workers.
       address: address of the cluster's head, HOST:PORT. 'auto' means RAY_ADDRESS, or the cluster that `ray start` made
         on this machine. None starts Ray on this machine only.
-      per_host: number of workers of one host. It divides `count`.
+      per_host: number of workers of one host. This number divides `count`.
       cpus_per_worker: number of processor cores that a host requests for each worker.
       spare_hosts: number of spare hosts, which replace dead hosts without the seconds that an actor takes to start.
         When all hosts run, each spare requests as many cores as a host.

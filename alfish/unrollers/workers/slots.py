@@ -30,7 +30,7 @@ class ActingPolicy(NamedTuple):
 
     Attributes:
       name: name of the policy; '' if it is the only one.
-      environment: example of the environments of the policy. It is not stepped, and may be closed.
+      environment: example of the environments of the policy. The example is not stepped, and may be closed.
       algorithm, transforms: networks of the policy.
       num_columns: number of the policy's columns in a worker.
       trains: whether the policy's rows are needed; if not, segments contain only its records.
