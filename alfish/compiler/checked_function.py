@@ -1,4 +1,4 @@
-"""A function of tensors that runs as a compiled graph while the graph's results agree with plain Python."""
+"""A function of tensors that runs as a compiled graph while its results agree with those of plain Python."""
 
 import time
 from collections.abc import Callable
@@ -18,11 +18,11 @@ LEAST_EQUAL = 0.99
 
 
 class CheckedFunction:
-    """A compiled `function(arguments)`, which falls back to plain Python.
+    """A compiled `function(arguments)`, which can fall back to plain Python.
 
     The first call with new shapes of arguments compiles a graph. Tracing turns Python values that the function reads
-    into constants. A graph is wrong if such a value changes later. So some calls (`is_checked`) compare the graph with
-    plain Python. If the function cannot be compiled, or if results differ from those of plain Python, a warning is
+    into constants. A graph is wrong if such a value changes later. So some calls (`is_checked`) compare the graph's
+    results with those of plain Python. If the function cannot be compiled, or if the results differ, a warning is
     logged, and the function runs as plain Python from then on.
 
     Args:

@@ -121,7 +121,8 @@ def prepare_graph(graph: torch.fx.Graph) -> None:
 def written(
     graph: torch.fx.Graph, num_fixed: int, structure: Any, table: Mapping[Any, Callable[..., Any]] = TABLE
 ) -> Written:
-    """Translates a graph to two functions: the first computes what depends on fixed leaves only, the second the rest.
+    """Translates a graph to two functions: the first computes values that depend on fixed leaves only, the second all
+    others.
 
     Args:
       graph: graph that `prepare_graph` has changed.

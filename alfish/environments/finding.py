@@ -39,7 +39,7 @@ def make_single(env_id: str, kwargs: Mapping[str, Any]) -> gymnasium.Env:
     """Returns an environment of a registered id; call `resolved` first, which imports the id's module."""
     try:
         return gymnasium.make(env_id, disable_env_checker=True, **kwargs)
-    except Exception as error:  # if the installed physics engine is too new, a package may raise anything
+    except Exception as error:  # if the installed physics engine is too new, a package may raise any exception
         if cure := suites.conflict(env_id):
             raised = in_words(error, f"the constructor of {env_id}")
             raise CodeError(f"{raised}{cure}").with_traceback(error.__traceback__) from error.__cause__

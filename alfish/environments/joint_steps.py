@@ -114,7 +114,7 @@ def _gives_equal_bits() -> bool:
                 core.state, core.steps_beyond_terminated = state, None
         try:
             found = [np.asarray(column) for column in steps.step(actions, nobody_begins)]
-        except AttributeError:  # gymnasium's attributes may differ between releases
+        except AttributeError:  # the attributes of gymnasium's classes may change in a release
             return False
         expected = list(zip(*(env.step(action) for env, action in zip(single, actions))))
         found[0] = found[0].astype(np.float32)

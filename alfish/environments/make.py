@@ -71,9 +71,9 @@ def make_environment(
         may also be given directly.
       num_envs: number of environments, B.
       vectorization: way of stepping the environments. 'sync' steps them in this process, one by one, or in one loop if
-        results are the same (CartPole). 'async' steps the same episodes in one process for each environment, which is
-        faster if a step takes more than about 50 us. 'vector_entry_point' uses the id's own vector class, and 'envpool'
-        uses EnvPool; both draw different random numbers than 'sync'.
+        that gives the same results (CartPole). 'async' steps the same episodes in one process for each environment,
+        which is faster if a step takes more than about 50 us. 'vector_entry_point' uses the id's own vector class, and
+        'envpool' uses EnvPool; both draw different random numbers than 'sync'.
       env_kwargs: arguments of the constructor; each environment receives a deep copy, except of objects that cannot be
         copied. The arguments of wrappers and of a functools.partial are also copied.
       wrappers: wrappers of each single environment, the first innermost. An entry is a callable, the name of a

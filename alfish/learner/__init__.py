@@ -1,1 +1,1 @@
-"""Updates of an algorithm from minibatches: losses, gradients, optimizers, plain and compiled."""
+"""Updates of an algorithm from minibatches: losses, gradients, optimizers, as plain Python and compiled."""

@@ -1,4 +1,4 @@
-"""Decides whether to compile updates, and runs plain updates until another process has compiled them.
+"""Decides whether to compile updates; updates run as plain Python until another process has compiled them.
 
 The decision (`Learner.compile = 'auto'`) and the number of the first compiled update depend on the configuration only,
 not on a clock, the cache or the machine. So the same configuration gives the same bits on every machine. The decision

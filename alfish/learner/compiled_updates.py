@@ -209,7 +209,7 @@ class CompiledUpdates:
     def _make_by_all(self, source: Batch | RingView, index: Nest) -> "_Graph":
         """Returns a new graph; raises an error in every learner if one of them cannot compile it.
 
-        Otherwise plain learners and compiled learners would wait for each other forever.
+        Otherwise learners with plain updates and learners with compiled updates would wait for each other forever.
         """
         failure: Exception | None = None
         try:

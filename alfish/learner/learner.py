@@ -47,7 +47,7 @@ SMALL_UPDATE = 20_000_000
 @gin.configurable(module="alfish")
 @checked
 class Learner:
-    """Makes the updates of an iteration, plain or compiled, and computes their summaries.
+    """Makes the updates of an iteration, as plain Python or compiled, and computes their summaries.
 
     Args:
       algorithm: algorithm to train, on its device.

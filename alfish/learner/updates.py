@@ -1,4 +1,4 @@
-"""Updates of the parameters: losses, gradients of each parameter group, clipping, and a step of the group's optimizer.
+"""Plain updates, which are not compiled: losses, gradients of each parameter group, clipping, and optimizer steps.
 
 A group's parameters are views of one flat vector (one for each part and dtype). So an optimizer step, a norm and a clip
 are a few operations for any number of layers. On a GPU, an update does not wait for the device.

@@ -99,7 +99,7 @@ class Feedback(MeasuredSchedule):
       target: target of the number, at which the value does not change.
       initial: value before the first measurement.
       rate: step size of the value's logarithm, in 1 / units of the number. If positive, the value rises while the
-        number is above the target; if negative, while the number is below the target.
+        number is above the target; if negative, the value rises while the number is below the target.
       min_value, max_value: limits of the value.
     """
 

@@ -35,7 +35,7 @@ def seed_torch(seed: int, count: int = 0) -> None:
       seed: seed of the generators, at least 0.
       count: number of times, modulo 2^24, that other code has seeded the generators; see `recover`.
     """
-    if torch.accelerator.is_available():  # for a CPU alone, `torch.manual_seed` is slow
+    if torch.accelerator.is_available():  # called only with a GPU, because `torch.manual_seed` is slow
         torch.manual_seed(seed)  # GPUs use all bits of the seed
     torch.default_generator.manual_seed(_OWN | count << 32 | seed % 2**32)
 

@@ -95,7 +95,7 @@ class ScheduledWeights(WeightListener):
 @gin.configurable(module="alfish")
 @checked
 class LagrangianWeights(WeightListener):
-    """Increases the weight of a reward entry while its mean is below a threshold, and decreases it while above.
+    """Increases a reward entry's weight while the entry's mean is below a threshold, and decreases it otherwise.
 
         w <- w exp(rate (threshold - mean)), between min_weight and max_weight,   at each summary
 

@@ -29,9 +29,9 @@ class CompiledUnroller(SyncUnroller):
 
     The graph contains transforms, `rollout_step`, the environments and the writing of rows. So Python runs once for
     `chunk_length` vector steps. Random numbers and the format of rows and checkpoints are the same as with
-    `SyncUnroller`, and results are equal up to rounding. Some calls compare the graph with plain Python. If hooks or
-    environments cannot be compiled, or if results differ from those of plain Python, a warning is logged, and all steps
-    run as plain Python from then on.
+    `SyncUnroller`, and results are equal up to rounding. Some calls compare the graph's results with those of plain
+    Python. If hooks or environments cannot be compiled, or if the results differ, a warning is
+    logged, and all steps run as plain Python from then on.
 
     Args:
       environment, algorithm, transforms: parts of the run, see `Unroller`; the environment must be functional.

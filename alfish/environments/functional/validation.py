@@ -60,8 +60,8 @@ def check_class(env: FuncEnv, name: str) -> None:
             taken.bind(*given)
         except TypeError:
             raise UsageError(
-                f"{name}.{method} takes ({', '.join(taken.parameters)}), but is called with ({', '.join(given)}); give "
-                "it the latter arguments"
+                f"{name}.{method} takes ({', '.join(taken.parameters)}), but is called with ({', '.join(given)}); "
+                "declare the arguments of the call"
             ) from None
     for attribute, kinds in (("initial_draws", initial_draws(env)), ("transition_draws", transition_draws(env))):
         wrong = [key for key, kind in dict(kinds).items() if not isinstance(kind, KINDS)]
@@ -95,7 +95,7 @@ def check_methods(env: FuncEnv, name: str, num_envs: int, device: torch.device) 
 
 
 def check_step(env: FuncEnv, name: str, state: Nest, action: Nest, u: torch.Tensor) -> None:
-    """Checks the result of each method, that a second call returns the same, and that arguments do not change.
+    """Checks the result of each method, that a second call returns an equal result, and that arguments do not change.
 
     Args:
       env: functional environment.
