@@ -76,7 +76,7 @@ class PPG(PPO):
         torso = getattr(self.network, "actor_torso", None)
         if torso is None or getattr(self.network, "critic_torso", None) is None:
             raise UsageError(
-                "PPG needs separate torsos for the policy and the value, but {type(self.network).__name__} does not "
+                f"PPG needs separate torsos for the policy and the value, but {type(self.network).__name__} does not "
                 "have an actor_torso and a critic_torso; set ActorCritic.shared_torso = False, or define both torsos "
                 "in your networks"
             )

@@ -134,7 +134,7 @@ def _best(episodes: list[Episode], fraction: float) -> list[Episode]:
     if fraction < 1 and episodes[0].rewards.ndim > 1:
         raise UsageError(
             "OfflineBuffer.top_fraction ranks episodes by their returns, but the rewards are vectors of "
-            "{episodes[0].rewards.shape[1]} entries; set it to 1, or select episodes when you record them"
+            f"{episodes[0].rewards.shape[1]} entries; set it to 1, or select episodes when you record them"
         )
     number = max(1, round(fraction * len(episodes)))
     returns = np.array([episode.rewards.sum(dtype=np.float64) for episode in episodes])

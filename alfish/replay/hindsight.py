@@ -110,7 +110,7 @@ class HindsightReplay:
         if not isinstance(observation_spec, dict):
             raise UsageError(
                 "HindsightReplay reads goals from a dict observation, but the observation is "
-                "{specs.describe(observation_spec)}"
+                f"{specs.describe(observation_spec)}"
             )
         for name, key in (("goal_key", self._goal_key), ("achieved_key", self._achieved_key)):
             if not isinstance(observation_spec.get(key), spaces.Space):
