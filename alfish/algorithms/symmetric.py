@@ -89,7 +89,7 @@ class SymmetricPPO(PPO):
       mirror_observation: mirror of the observations that the networks see, after transforms.
       mirror_action: mirror of the actions, in the algorithm's units: bounds are -1 and 1.
       augments: whether the policy and the value also train on mirrored rows.
-      mirror_loss_coef: weight of the mirror loss, which is for Box actions; 0 means none.
+      mirror_loss_coef: weight of the mirror loss, which is for Box actions; 0 means no mirror loss.
       ppo_arguments: settings of `PPO`.
 
     Raises:

@@ -35,10 +35,12 @@ def bounded(space: spaces.Space, bounds: float | Sequence[float]) -> spaces.Spac
     """
     setting = f"make_environment.action_bounds is {bounds!r}"
     if not isinstance(space, spaces.Box) or not specs.is_float(space):
-        raise UsageError(f"{setting}, which requires a Box of floats, but the action space is {space}; leave it out")
+        raise UsageError(
+            f"{setting}, which requires a Box of floats, but the action space is {space}; leave action_bounds out"
+        )
     box = specs.without_vast_bounds(space)
     if box.is_bounded("both"):
-        raise UsageError(f"{setting}, but the action space already has bounds, {space}; leave it out")
+        raise UsageError(f"{setting}, but the action space already has bounds, {space}; leave action_bounds out")
     given = np.asarray(bounds, box.dtype)
     if given.ndim and given.size != np.prod(box.shape):
         raise UsageError(

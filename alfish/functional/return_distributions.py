@@ -192,7 +192,7 @@ class Quantiles(Distribution):
       gamma: discount per environment step, set by the algorithm.
       num_quantiles: number of quantiles, K.
       num_dropped: number of quantiles per critic that the target leaves out (TQC): with E critics, the E num_dropped
-        largest quantiles of all critics. 0 means none.
+        largest quantiles of all critics. 0 means that no quantile is left out.
       huber_delta: error beyond which the loss is linear, in units of return.
 
     Source: Dabney et al., 2018, eq. 10, https://arxiv.org/abs/1710.10044; Kuznetsov et al., 2020, eq. 12 to 15,

@@ -124,7 +124,7 @@ def _fitting(reading: SourceReading, length: int | None) -> list[Episode]:
         report.add("warning", f"it does not fit into OfflineBuffer.length = {length:,} rows, and is left out", id)
     if not fitting:
         raise UsageError(
-            f"OfflineBuffer.length is {length}, but the first episode of {report.name} has more rows; raise it"
+            f"OfflineBuffer.length is {length}, but the first episode of {report.name} has more rows; raise the length"
         )
     return fitting
 
@@ -134,7 +134,7 @@ def _best(episodes: list[Episode], fraction: float) -> list[Episode]:
     if fraction < 1 and episodes[0].rewards.ndim > 1:
         raise UsageError(
             "OfflineBuffer.top_fraction ranks episodes by their returns, but the rewards are vectors of "
-            f"{episodes[0].rewards.shape[1]} entries; set it to 1, or select episodes when you record them"
+            f"{episodes[0].rewards.shape[1]} entries; set top_fraction to 1, or select episodes when you record them"
         )
     number = max(1, round(fraction * len(episodes)))
     returns = np.array([episode.rewards.sum(dtype=np.float64) for episode in episodes])
@@ -147,7 +147,7 @@ def _split(episodes: list[Episode], fraction: float, name: str) -> tuple[list[Ep
     if number and number >= len(episodes):
         raise UsageError(
             f"OfflineBuffer.holdout_fraction is {fraction}, but {name} has only "
-            f"{counted(len(episodes), 'episode')} to split; lower it"
+            f"{counted(len(episodes), 'episode')} to split; lower the fraction"
         )
     held_out = {int((k + 0.5) * len(episodes) / number) for k in range(number)}
     return [e for i, e in enumerate(episodes) if i not in held_out], [episodes[i] for i in sorted(held_out)]

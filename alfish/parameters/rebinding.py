@@ -137,7 +137,7 @@ def rebound(bindings: Mapping[str, str], scope: str, complete: bool = True) -> I
         if unread and complete:
             raise UsageError(
                 f"no part of {scope} reads {unread[0]}: no part has this parameter, or the code that calls the part "
-                "passes another value; leave it out"
+                "passes another value; leave the setting out"
             )
 
 

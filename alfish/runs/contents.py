@@ -60,7 +60,7 @@ def check_inside(directory: Path, name: str) -> None:
     except ValueError as error:  # raised for a NUL in the name
         raise UsageError(f"{str(directory / name)!r} cannot be read: {error}") from error
     if os.path.islink(directory / name) and not os.path.lexists(target):
-        raise UsageError(f"{directory / name} is a link to a file that does not exist; remove it")
+        raise UsageError(f"{directory / name} is a link to a file that does not exist; remove the link")
     if not Path(target).is_relative_to(root):
         raise UsageError(
             f"{directory / name} is a link that leads out of the run, to {target}; put the file itself there, or "

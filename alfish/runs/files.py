@@ -51,7 +51,7 @@ def writing(path: str | os.PathLike) -> Iterator[None]:
     except OSError as error:
         path = Path(path)
         if error.errno == errno.ELOOP:
-            raise UsageError(f"{path} is a link, but alfish does not write through links; remove it") from error
+            raise UsageError(f"{path} is a link, but alfish does not write through links; remove the link") from error
         if isinstance(error, (FileExistsError, IsADirectoryError, NotADirectoryError)):
             in_the_way = next((one for one in (path, *path.parents) if os.path.lexists(one)), path)
             kind = "a directory" if in_the_way.is_dir() else "not a directory"

@@ -50,7 +50,9 @@ def check_learnable(space: Any, name: str) -> None:
         if isinstance(leaf, spaces.Box) and (np.isnan(leaf.low).any() or np.isnan(leaf.high).any()):
             raise UsageError(f"the space of {path} has bounds that are nan; write -inf or inf for a missing bound")
         if 0 in shape_of(leaf):
-            raise UsageError(f"the space of {path} is {leaf}, which has no entries; leave it out, or give it entries")
+            raise UsageError(
+                f"the space of {path} is {leaf}, which has no entries; leave the leaf out, or give it entries"
+            )
     if not leaves:
         raise UsageError(f"the space of {name} is {space}, which has no parts; it needs at least one Box or Discrete")
 

@@ -57,7 +57,9 @@ class MaskLayout:
         num_bits = [shape_of(leaf)[0] if isinstance(leaf, spaces.MultiBinary) else 0 for leaf in leaves]
         total, short = sum(counts), sum(counts) - sum(num_bits)
         if not counts:
-            raise UsageError(f"{name} is an action mask, but the action {action_spec} has no choices; leave it out")
+            raise UsageError(
+                f"{name} is an action mask, but the action {action_spec} has no choices; leave the mask out"
+            )
         if size not in (total, short):
             other = f", or {short} with one for each bit" if short < total else ""
             raise UsageError(

@@ -66,7 +66,7 @@ def end_of(trainer: "Trainer") -> str:
     if trainer.clock.stop_reason is not None:
         why = f"{trainer.clock.stop_reason}; remove {nearest(trainer.directory.path) / 'done'} to continue"
     elif trainer.clock.progress < 1:
-        why = f"Trainer.wall_seconds is spent before Trainer.{name} = {budget:,}; raise it to continue"
+        why = f"Trainer.wall_seconds is spent before Trainer.{name} = {budget:,}; raise wall_seconds to continue"
     else:
         why = f"Trainer.{name} = {budget:,} is spent; raise it to continue"
     return f"{nearest(trainer.directory.path)} is finished: {why}"

@@ -348,7 +348,8 @@ def test_a_run_stopped_by_a_listener_exits_with_0_and_is_finished(tmp_path, caps
     assert main([*train(tmp_path, *parameters, limit), "--on_config_change=new"]) == 0
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.endswith(
-        "is finished: Trainer.wall_seconds is spent before Trainer.num_env_steps = 2,000; raise it to continue"
+        "is finished: Trainer.wall_seconds is spent before Trainer.num_env_steps = 2,000; raise wall_seconds to "
+        "continue"
     )
 
 

@@ -929,9 +929,9 @@ def test_action_bounds_fill_in_what_is_missing():
         (
             spaces.Discrete(3),
             1.0,
-            r"which requires a Box of floats, but the action space is Discrete\(3\); leave it out",
+            r"which requires a Box of floats, but the action space is Discrete\(3\); leave action_bounds out",
         ),
-        (spaces.Box(-1, 1, (2,)), 1.0, "the action space already has bounds, Box.*; leave it out"),
+        (spaces.Box(-1, 1, (2,)), 1.0, "the action space already has bounds, Box.*; leave action_bounds out"),
         (UNBOUNDED, [1.0, 2.0, 3.0], r"which has 3 numbers, but actions have shape \(2,\); give one number for"),
         (UNBOUNDED, -1.0, "must be positive"),
         (UNBOUNDED, [1.0, np.nan], "must be positive"),

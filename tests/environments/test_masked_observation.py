@@ -154,7 +154,7 @@ def test_a_forbidden_action_is_refused(evaluation):
             r"Game has no method action_space: Game.action_space is .*; give a method without",
         ),
         ("observation:game.legal", spaces.Discrete(3), "an action mask of 4 entries, but the action .* has 3 choices"),
-        ("info:mask", spaces.Box(-1, 1, (2,)), "has no choices; leave it out"),
+        ("info:mask", spaces.Box(-1, 1, (2,)), "has no choices; leave the mask out"),
     ],
 )
 def test_a_source_that_does_not_fit_is_refused_at_once(source, action, sentence):

@@ -327,7 +327,7 @@ def test_fractions_outside_their_range_are_refused(settings):
 
 
 def test_a_holdout_without_training_data_is_refused():
-    with pytest.raises(UsageError, match="has only 1 episode to split; lower it"):
+    with pytest.raises(UsageError, match="has only 1 episode to split; lower the fraction"):
         data(record(1), holdout_fraction=0.5)()
 
 

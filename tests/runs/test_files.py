@@ -59,7 +59,7 @@ def test_nothing_is_written_through_a_link(tmp_path):
         RunDirectory(run, {}).open()
     log = RunLog(run / "log.txt")
     log.write("line")
-    with pytest.raises(UsageError, match="log.txt is a link, but alfish does not write through links; remove it"):
+    with pytest.raises(UsageError, match="log.txt is a link, but alfish does not write through links; remove the link"):
         log.open()
     (run / OUTPUT).symlink_to(own)
     jobs = LocalJobs(1)

@@ -387,7 +387,7 @@ NAN_BOUNDS.low = np.float32([np.nan, -1])
         ),
         (
             spaces.Box(-1, 1, (0,)),
-            "the space of action is Box([], [], (0,), float32), which has no entries; leave it out",
+            "the space of action is Box([], [], (0,), float32), which has no entries; leave the leaf out",
         ),
         (spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1, (2, 0))]), "the space of action.1 is Box([], [], (2, 0), "),
     ],

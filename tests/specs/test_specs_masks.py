@@ -124,7 +124,7 @@ def test_mask_specs_are_marked_by_their_space_at_any_depth():
             "observation.m is an action mask of 4 entries, .* 3 choices",
         ),
         (spaces.Dict(m=ActionMask(4)), spaces.MultiBinary(3), "has 6 choices, or 3 with one for each bit"),
-        (spaces.Dict(m=ActionMask(1)), spaces.Box(-1, 1, (1,)), "has no choices; leave it out"),
+        (spaces.Dict(m=ActionMask(1)), spaces.Box(-1, 1, (1,)), "has no choices; leave the mask out"),
         (spaces.Dict(l=ActionMask(3), m=ActionMask(3)), spaces.Discrete(3), "observation.l and observation.m are"),
     ],
 )

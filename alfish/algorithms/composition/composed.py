@@ -340,7 +340,7 @@ class Composed(RLAlgorithm):
         if rewards and own.unroll_use.preprocess_each_epoch:
             raise UsageError(
                 f"{name}.recompute_advantage would compute the rewards of parts again in each epoch, after the parts "
-                "have trained on the same rows; set it to False"
+                "have trained on the same rows; set recompute_advantage to False"
             )
         endless = [part.name for part in rewards if not part.episodic]
         if endless and not self._separates:

@@ -199,7 +199,8 @@ class SequenceBatches(Batches):
         if self.transforms.encoders:
             raise UsageError(
                 f"{type(self.transforms.encoders[0]).__name__} encodes rows when they are collected, but recorded rows "
-                "have raw observations; leave it out, and freeze the network's encoder with Learner.frozen_parts"
+                "have raw observations; leave the transform out, and freeze the network's encoder with "
+                "Learner.frozen_parts"
             )
         if needs.info:
             raise UsageError(
