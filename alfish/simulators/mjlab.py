@@ -53,7 +53,7 @@ class Mjlab(ManagerBased):
         check_task(task, registry.list_tasks(), "mjlab")
         config = registry.load_env_cfg(task)
         if not hasattr(config, "auto_reset"):
-            raise UsageError(f"this version of mjlab returns no final observations; install a newer one: {COMMAND}")
+            raise UsageError(f"this version of mjlab returns no final observations; install a newer version: {COMMAND}")
         config.scene.num_envs, config.seed, config.auto_reset = num_envs, seed, False
         set_up(config, cfg, "Mjlab.cfg")
         on = str(device_named(device or "auto", "Mjlab.device"))

@@ -328,7 +328,7 @@ def _agents(games: Sequence[Any], name: str) -> list[str]:
     given = getattr(games[0], "possible_agents", None)
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
         raise UsageError(
-            f"{name} has no possible_agents, so its agents are not known in advance; set it to the list of the names "
+            f"{name} has no possible_agents, so its agents are not known in advance; set possible_agents to the names "
             "of all agents that may appear"
         )
     agents = list(given)
