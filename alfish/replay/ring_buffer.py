@@ -160,7 +160,7 @@ class RingBuffer:
         return SequenceIndex(*map(torch.from_numpy, self._draw(num_windows, window_length, newest)))
 
     def windows(self, start: SequenceIndex, window_length: int) -> Batch:
-        """Returns the rows `[L, N]` of windows from `start` on, with the weights in `start`, preferably on the host."""
+        """Returns the rows `[L, N]` of windows that begin at `start`, which should be on the host, with its weights."""
         batch = self._windows(start.column.cpu().numpy(), start.position.cpu().numpy(), window_length)
         weight = start.weight
         return batch if weight is None else batch._replace(weight=nest.to(weight, self.device))
@@ -168,8 +168,7 @@ class RingBuffer:
     def in_place(self, window_length: int) -> RingView | None:
         """Returns a view of the stored rows from which a compiled graph gathers windows of the given length.
 
-        Returns None before the first push, on a GPU, and if windows have states or returns, because the view has
-        neither.
+        Returns None before the first push, on a GPU, and if windows have states or returns, which the view lacks.
         """
         rows, keeps_returns = self._store.rows, self._episodes is not None and self._episodes.keeps_returns
         if rows is None or self.device.type != "cpu" or self._states is not None or keeps_returns:
