@@ -142,7 +142,7 @@ def _built(
     Args:
       function: function that maps leaves to results; no result may share memory with another tensor.
       leaves: example tensors of the mode `fake`.
-      precision: precision of matrix products on a CPU; None means that products stay torch's.
+      precision: precision of matrix products on a CPU; None means that torch computes the products.
       has_kernel: whether alfish's own matrix kernel is available, see `rewrite_products`.
     """
     make_fx = torch_internals.make_fx

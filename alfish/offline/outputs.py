@@ -86,7 +86,7 @@ class MinariWriter(EpisodeWriter):
       env_spec: specification for `recover_environment`; None means that Minari cannot make the environment.
 
     Raises:
-      UsageError: Minari is not installed, or the id is not a valid name or exists.
+      UsageError: Minari is not installed, or the id is not a valid name or is already in use.
       RunError: a file cannot be written; raised by each method.
     """
 
