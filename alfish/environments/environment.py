@@ -57,6 +57,7 @@ class Environment(abc.ABC):
       delivers_calls: True if `call` calls the environments. False if it only stores calls, because the environments are
         in workers, or because a step may never end.
       can_replace: True if `replace` is implemented.
+      only_one: True if a process can hold only one such environment, so that an evaluation in training borrows it.
       lost: environments whose episode ended in the last step without a final observation, `[B]` bool. The time step
         before the end then does not train. None if no final observation is lost.
       sign: 0-d tensor that the unroller reads together with the rows of an unroll, and passes to `judge` as a number.
@@ -68,6 +69,7 @@ class Environment(abc.ABC):
     follows_progress = False
     delivers_calls = True
     can_replace = False
+    only_one = False
     broken: np.ndarray | None = None
     lost: Array | None = None
     sign: torch.Tensor | None = None

@@ -155,7 +155,8 @@ class SimulatorEnvironment(Environment):
         )
         self._before: Nest = None  # observation before the step, for `final_observation` 'before'
         self._restart = self._abandoned = self._is_checked = False
-        if simulator.only_one:
+        self.only_one = simulator.only_one
+        if self.only_one:
             _OPEN.add(simulator)
 
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:

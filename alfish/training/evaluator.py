@@ -224,6 +224,14 @@ class Evaluator:
     def close(self) -> None:
         self.environment.close()
 
+    @property
+    def _refills(self) -> bool:
+        """Whether an environment runs another episode after its first one."""
+        return self.environment.seeds_rows
+
+    def _new_policy(self, sample: bool) -> PaddedPolicy:
+        return PaddedPolicy(self._algorithm, self._transforms, self.environment.num_envs, sample)
+
     def _row(self, episode: np.ndarray, time_step: TimeStep, reward: np.ndarray, with_value: bool) -> FilmRow:
         """Returns the argument of `on_row`; `reward` is `[B, R]`. Values are None if observations lack leaves."""
         value = self._policy.value(time_step) if with_value and self._policy and not self._trained_spec else None
@@ -273,7 +281,7 @@ class Evaluator:
         if environment.can_rest:
             environment.rest(episode < 0)
         stepping = calling(f"{environment.name}.step")
-        policy = self._policy = PaddedPolicy(self._algorithm, self._transforms, num_envs, sample)
+        policy = self._policy = self._new_policy(sample)
         for k in range(started):
             policy.begin(k, seed + k)
         yield episode, time_step, False
@@ -295,7 +303,7 @@ class Evaluator:
             length[finished] = 0
             episode = episode.copy()
             for lane in np.flatnonzero(finished):
-                refill = environment.seeds_rows and started < num_episodes
+                refill = self._refills and started < num_episodes
                 episode[lane] = started if refill else -1
                 if refill:
                     policy.begin(started, seed + started)

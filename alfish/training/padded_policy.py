@@ -38,21 +38,29 @@ class _EqualPlaces(TorchFunctionMode):
 
 
 class PaddedPolicy:
-    """Acts in any number of environments, by calls with `POLICY_BATCH_SIZE` rows each.
+    """Acts in any number of environments, by calls with `batch_size` rows each.
 
     Args:
       algorithm, transforms: modules that act; they are only read.
       num_envs: number of environments.
       sample: whether to act with `rollout_step`, with a random generator for each episode; if not, with `predict_step`.
       has_gaps: whether rows may be PAD; the states of such rows do not change.
+      batch_size: number of rows of a call.
     """
 
     def __init__(
-        self, algorithm: RLAlgorithm, transforms: Transforms, num_envs: int, sample: bool, has_gaps: bool = False
+        self,
+        algorithm: RLAlgorithm,
+        transforms: Transforms,
+        num_envs: int,
+        sample: bool,
+        has_gaps: bool = False,
+        batch_size: int = POLICY_BATCH_SIZE,
     ):
+        self._batch_size = batch_size
         self._actor, self._has_gaps = Actor(algorithm, transforms, sample), has_gaps
         self._device, self._num_envs = self._actor.device, num_envs
-        self._num_rows = -(-num_envs // POLICY_BATCH_SIZE) * POLICY_BATCH_SIZE
+        self._num_rows = -(-num_envs // self._batch_size) * self._batch_size
         self._state = self._actor.first_state(self._num_rows)  # states of all rows, padding included
         self._initial_state = self._state[1]
         self._generators: dict[int, list[torch.Tensor]] = {}  # generators by episode
@@ -97,30 +105,30 @@ class PaddedPolicy:
 
     def _blocks(self, time_step: TimeStep) -> Iterator[tuple[slice, TimeStep, Nest]]:
         """Yields blocks of padded rows: a slice of places, the rows, and the states before the rows."""
-        if self._num_envs == POLICY_BATCH_SIZE:  # one block without padding
+        if self._num_envs == self._batch_size:  # one block without padding
             yield slice(None), nest.to(time_step, self._device), (*self._state, self._initial_state)
             return
         padding = torch.arange(self._num_rows, device=time_step.step_type.device).clamp(max=self._num_envs - 1)
         padded = nest.to(nest.map(lambda leaf: leaf[padding], time_step), self._device)
-        for start in range(0, self._num_rows, POLICY_BATCH_SIZE):
-            block = slice(start, start + POLICY_BATCH_SIZE)
+        for start in range(0, self._num_rows, self._batch_size):
+            block = slice(start, start + self._batch_size)
             rows = padded, (*self._state, self._initial_state)
             yield block, *nest.map(lambda leaf, block=block: leaf[block], rows)
 
     def _see(self, time_step: TimeStep, before: Nest) -> tuple[TimeStep, Nest, Nest]:
-        """Returns the result of `Actor.see` for `POLICY_BATCH_SIZE` raw rows."""
+        """Returns the result of `Actor.see` for a block of raw rows."""
         stored = self._actor.transforms.encode(time_step.observation)
         return self._actor.see(time_step._replace(observation=stored), *before)
 
     def _act_block(self, time_step: TimeStep, before: Nest, episodes: list[int]) -> tuple[Nest, Nest]:
-        """Returns actions and next states of `POLICY_BATCH_SIZE` rows; the first rows belong to `episodes`."""
+        """Returns actions and next states of a block of rows; the first rows belong to `episodes`."""
         seen, transform_state, state = self._see(time_step, before)
         if not self._actor.samples:
             with _EqualPlaces():
                 step = self._actor.step(seen, state)
             if not self._has_looked:
                 self._has_looked = True
-                self._actor.check(step, before[-1], POLICY_BATCH_SIZE)
+                self._actor.check(step, before[-1], self._batch_size)
             return step.output, (transform_state, step.state)
         # One call for each episode, so that its noise depends only on its own generator.
         own: list[Any] = []
@@ -132,7 +140,7 @@ class PaddedPolicy:
             if k >= 0:
                 self._generators[k] = random_state.torch_state(self._device)
             own.append(nest.map(lambda leaf: leaf[:1], (step.output, step.state)))
-        own += own[-1:] * (POLICY_BATCH_SIZE - len(own))
+        own += own[-1:] * (self._batch_size - len(own))
         output, state = nest.map(lambda *rows: torch.cat(rows), *own)
         return output, (transform_state, state)
 

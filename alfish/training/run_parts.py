@@ -42,6 +42,7 @@ from alfish.processes import heap, replicas
 from alfish.runs import random_state
 from alfish.runs.subnormals import flush_subnormals
 from alfish.specs import reward_names
+from alfish.training.borrowing_evaluator import BorrowingEvaluator
 from alfish.training.clock import Budget, Calibration
 from alfish.training.evaluator import Evaluator, make_evaluator
 from alfish.training.game_evaluator import GameEvaluator
@@ -218,9 +219,21 @@ class Environments:
         limit = self.max_evaluation_length if max_length is None else max_length
         if isinstance(parts, JointParts):
             return self._game_evaluator(parts, factory, min(num_envs, num_episodes), limit, **environment_arguments)
+        name, networks = parts.environment.name, (parts.algorithm, parts.transforms)
         if "lineup" in environment_arguments:
-            raise UsageError(f"a lineup is for games, but {parts.environment.name} is not a game; leave the lineup out")
-        networks = parts.algorithm, parts.transforms
+            raise UsageError(f"a lineup is for games, but {name} is not a game; leave the lineup out")
+        if parts.environment.only_one and self._make_for_evaluation is None:
+            if "render_mode" in environment_arguments:
+                raise UsageError(
+                    f"a film needs an environment of its own, but a process can hold only one {name}; leave the film "
+                    "out (Evaluate.video_period = 0)"
+                )
+            if not isinstance(parts.unroller, SyncUnroller):
+                raise UsageError(
+                    f"an evaluation during training borrows the environment of the training process, because a process "
+                    f"can hold only one {name}; bind Trainer.unroller = @SyncUnroller, or leave Evaluate out"
+                )
+            return BorrowingEvaluator(parts.unroller, parts.environment, *networks, limit)
         arguments = {**self._of_run(factory), **environment_arguments}
         return make_evaluator(factory, *networks, num_episodes, num_envs, limit, **arguments)
 

@@ -209,11 +209,17 @@ class SyncUnroller(Unroller):
         if state["time_step"] is None:
             return
         time_step = TimeStep(*state["time_step"])
-        if not goes_on:
-            last = torch.full_like(time_step.step_type, StepType.LAST)
-            step_type = torch.where(time_step.step_type == StepType.PAD, time_step.step_type, last)
-            time_step = time_step._replace(step_type=step_type)
         self.time_step = self.environment.convert(time_step)
+        if not goes_on:
+            self.truncate_episodes()
+
+    def truncate_episodes(self) -> None:
+        """Makes the newest rows LAST, because the next step of the environment resets all environments."""
+        if self.time_step is None:
+            return
+        step_type = nest.tensors(self.time_step.step_type)
+        last = torch.where(step_type == StepType.PAD, step_type, torch.full_like(step_type, StepType.LAST))
+        self.time_step = self.time_step._replace(step_type=self.environment.convert(last))
 
     def break_off(self) -> None:
         self.time_step = None

@@ -59,11 +59,11 @@ class External(nn.Module, abc.ABC):
         Raises:
           UsageError: the content has changed since the run was saved.
         """
-        if None not in (self.checksum, state["sha256"]) and state["sha256"] != self.checksum:
+        found, saved = self.checksum, state["sha256"]
+        if found is not None and saved is not None and found != saved:
             raise UsageError(
-                f"{self.name} has changed since this run was saved: its checksum is {self.checksum[:8]}, but was "
-                ""  # type: ignore[index]
-                f"{state['sha256'][:8]}; restore the content, or start a new run in another directory"
+                f"{self.name} has changed since this run was saved: its checksum is {found[:8]}, but was {saved[:8]}; "
+                "restore the content, or start a new run in another directory"
             )
 
 
