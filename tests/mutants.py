@@ -13,8 +13,8 @@ A mutation breaks one contract. `tests/mutations` has a table for each package:
     old = 'not_done * following'
     new = 'following'
 
-`old` occurs once in the file; `test` has arguments of pytest: files, tests, options. The exit status is 1 unless each
-mutation makes one of its tests fail. That the same tests pass without the mutation is what `make test` says.
+`old` occurs once in the file; `test` has arguments of pytest: files, tests, options but -k. The exit status is 1 unless
+each mutation makes one of its tests fail. That the same tests pass without the mutation is what `make test` says.
 """
 
 import concurrent.futures
