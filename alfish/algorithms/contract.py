@@ -44,7 +44,7 @@ def check_step(step: Any, owner: object, hook: str, action_spec: Nest, batch_siz
     for name, leaf in nest.named_leaves(step.info, "info"):
         if not _is_tensor(leaf) or leaf.shape[:1] != (batch_size,):
             asked = f"a tensor that begins with [{batch_size}]"
-            raise UsageError(f"{who} returned as {name} {kind_of(leaf)}; it must be {asked}")
+            raise UsageError(f"{who} returned {kind_of(leaf)} as {name}; it must be {asked}")
     carried, first = (
         ", ".join(
             f"{path} {list(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}"
@@ -123,31 +123,29 @@ def check_loss_info(loss_info: LossInfo, owner: object) -> None:
 
     The number of rows is not checked.
     """
-    hook = f"calc_loss of {type(owner).__name__} returned as LossInfo"
-    scalar, stop = loss_info.scalar, loss_info.stop
-    if scalar is not None and not isinstance(scalar, Mapping):
-        raise UsageError(f"{hook}.scalar {kind_of(scalar)}; it must be a dict from a parameter group to its 0-d loss")
-    for field, per_row in (("stop", stop), ("kl", loss_info.kl)):
-        if per_row is not None and (not _is_tensor(per_row) or not per_row.ndim):
-            raise UsageError(f"{hook}.{field} {kind_of(per_row)}; it must be a tensor, one number per row")
-    if loss_info.extra is not None and not isinstance(loss_info.extra, Mapping):
-        raise UsageError(f"{hook}.extra {kind_of(loss_info.extra)}; it must be a dict from names to tensors")
-    if loss_info.priority is not None and not _is_tensor(loss_info.priority):
-        raise UsageError(f"{hook}.priority {kind_of(loss_info.priority)}; it must be a tensor, one number per row")
-    buffers = loss_info.buffers
-    if buffers is not None and not (
-        isinstance(buffers, Mapping) and all(map(_is_tensor, [*buffers.keys(), *buffers.values()]))
-    ):
-        raise UsageError(
-            f"{hook}.buffers {kind_of(buffers)}; it must be a dict from buffers to their new values, all tensors"
-        )
+
+    def check(field: str, value: Any, is_right: bool, asked: str) -> None:
+        if not is_right:
+            name = f"calc_loss of {type(owner).__name__}"
+            raise UsageError(f"{name} returned {kind_of(value)} as LossInfo.{field}; it must be {asked}")
+
+    content = {"scalar": "a parameter group to its 0-d loss", "extra": "names to tensors"}
+    content["buffers"] = "buffers to their new values, all tensors"
+    for field, parts in content.items():
+        value = getattr(loss_info, field)
+        check(field, value, isinstance(value, (Mapping, type(None))), f"a dict from {parts}")
+    buffers = [*(loss_info.buffers or {}), *(loss_info.buffers or {}).values()]
+    check("buffers", loss_info.buffers, all(map(_is_tensor, buffers)), f"a dict from {content['buffers']}")
+    for field in ("stop", "kl", "priority"):
+        rows = getattr(loss_info, field)
+        is_right = rows is None or (_is_tensor(rows) and (rows.ndim > 0 or field == "priority"))
+        check(field, rows, is_right, "a tensor, one number per row")
     losses = loss_info.loss if isinstance(loss_info.loss, Mapping) else {"": loss_info.loss}
-    for field, each in (("loss", losses), ("scalar", scalar or {})):
+    for field, each in (("loss", losses), ("scalar", loss_info.scalar or {})):
+        asked = "a float tensor, one number per row" if field == "loss" else "a 0-d float tensor"
         for name, loss in each.items():
-            if not _is_tensor(loss) or not loss.is_floating_point() or (field == "scalar" and loss.ndim):
-                where = f"{hook}.{field}[{name!r}]" if name else f"{hook}.{field}"
-                asked = "a 0-d float tensor" if field == "scalar" else "a float tensor, one number per row"
-                raise UsageError(f"{where} {kind_of(loss)}; it must be {asked}")
+            is_right = _is_tensor(loss) and loss.is_floating_point() and (field == "loss" or loss.ndim == 0)
+            check(f"{field}[{name!r}]" if name else field, loss, is_right, asked)
 
 
 def check_action(action: Nest, owner: object, hook: str, action_spec: Nest, batch_size: int) -> None:
@@ -178,7 +176,7 @@ def _check_leaf(who: str, name: str, action: Any, spec: spaces.Space, batch_size
     fitting = (dtype,) if dtype.is_floating_point else (dtype, torch.int64, torch.int32)
     if not _is_tensor(action) or tuple(action.shape) != asked or action.dtype not in fitting:
         raise UsageError(
-            f"{who} returned as {name} {kind_of(action)}; {spec} asks for a tensor of shape {list(asked)} and dtype "
+            f"{who} returned {kind_of(action)} as {name}; {spec} asks for a tensor of shape {list(asked)} and dtype "
             f"{str(dtype).removeprefix('torch.')}"
         )
     if isinstance(spec, (spaces.Discrete, spaces.MultiDiscrete)):

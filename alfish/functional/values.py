@@ -280,13 +280,11 @@ def values_of(
             continue
         if not reward_spec.shape:
             raise UsageError(
-                f"{name}.{argument} is {value!r}, which is for a vector reward, but the environment's reward is a "
-                "scalar"
+                f"{name}.{argument} is {value!r}, which is for a vector reward, but the reward is a scalar"
             )
         if len(value) != size:
             raise UsageError(
-                f"{name}.{argument} is {value!r}, but the reward has {size} entries; it must have one number for each "
-                "entry"
+                f"{name}.{argument} is {value!r}, but the reward has {size} entries; set one number per entry"
             )
     if not reward_spec.shape:
         assert not isinstance(gamma, Sequence)

@@ -77,9 +77,9 @@ WRONG = {
     "a bare action": ("rollout_step", lambda step: step.output, "returned a tensor of shape .4. and dtype int64; it"),
     "too few actions": ("rollout_step", output(lambda action: action[:1]), r"tensor of shape \[1\] and dtype int64"),
     "a column of actions": ("rollout_step", output(lambda action: action[:, None]), r"asks for .* shape \[4\] and"),
-    "bools": ("rollout_step", output(torch.Tensor.bool), "dtype bool; Discrete.2. asks for .* dtype int64"),
-    "real numbers": ("rollout_step", output(torch.Tensor.float), "dtype float32; Discrete.2. asks for .* dtype int64"),
-    "numpy": ("rollout_step", output(torch.Tensor.numpy), "returned as action a ndarray"),
+    "bools": ("rollout_step", output(torch.Tensor.bool), "dtype bool as action; Discrete.2. asks for .* dtype int64"),
+    "real numbers": ("rollout_step", output(torch.Tensor.float), "float32 as action; Discrete.2. asks for .* int64"),
+    "numpy": ("rollout_step", output(torch.Tensor.numpy), "returned a ndarray as action"),
     "a choice that is none": ("rollout_step", output(lambda action: action + 100), "outside Discrete.2.; choices"),
     "another nest": ("rollout_step", output(lambda action: {"arm": action}), "action.arm; the action space asks for a"),
     "a state from nowhere": ("rollout_step", lambda step: step._replace(state=torch.zeros(B, 3)),
@@ -88,7 +88,7 @@ WRONG = {
     "columns first": ("preprocess_experience", lambda rows: rows._replace(info={"a": torch.zeros(B, 8)}),
                       r"returned info\.a, a tensor of shape \[4, 8\] and .*; its shape must begin with \[8, 4\]"),
     "text for an info": ("preprocess_experience", lambda rows: rows._replace(info="x"), "returned info, a str; its"),
-    "text carried": ("rollout_step", lambda step: step._replace(info={"a": "x"}), r"returned as info.a a str; it must"),
+    "text carried": ("rollout_step", lambda step: step._replace(info={"a": "x"}), r"returned a str as info.a; it must"),
     "an info of others": ("rollout_step", lambda step: step._replace(info=torch.zeros(B + 1)), r"shape \[5\] .* \[4\]"),
     "no initial state": ("initial_state", 5, r"initial_state\(2\) of Wrong returned a int as state; it must be"),
     "one initial state": ("initial_state", torch.zeros(1, 3), r"of shape \[1, 3\] .* tensor whose first dimension"),
@@ -97,13 +97,13 @@ WRONG = {
     "no step": ("train_step", None, "train_step of Wrong returned None; it must return AlgStep"),
     "no loss": ("calc_loss", None, r"calc_loss of Wrong returned None; it must return LossInfo\(loss"),
     "a bare loss": ("calc_loss", lambda info: info.loss, "calc_loss of Wrong returned a tensor of shape"),
-    "extras in a list": ("calc_loss", LossInfo(torch.zeros(1), extra=[]), "as LossInfo.extra .*; it must be a dict"),
-    "a loss of None": ("calc_loss", LossInfo(None), "calc_loss of Wrong returned as LossInfo.loss None; it must be"),
-    "a complex loss": ("calc_loss", lambda info: info._replace(loss=info.loss * 1j), "loss a tensor .* complex64; it"),
+    "extras in a list": ("calc_loss", LossInfo(torch.zeros(1), extra=[]), "a list as LossInfo.extra; it must be"),
+    "a loss of None": ("calc_loss", LossInfo(None), "calc_loss of Wrong returned None as LossInfo.loss; it must be"),
+    "a complex loss": ("calc_loss", lambda info: info._replace(loss=info.loss * 1j), "complex64 as LossInfo.loss; it"),
     "a loss of no row": ("calc_loss", lambda info: info._replace(loss=info.loss[:0]), r"shape \(0, 32\) for rows of"),
-    "many scalars": ("calc_loss", lambda info: info._replace(scalar={"all": info.loss}), r"scalar\['all'\] a tensor"),
-    "a bare scalar": ("calc_loss", lambda info: info._replace(scalar=3.0), "LossInfo.scalar a float; it must be"),
-    "one stop": ("calc_loss", lambda info: info._replace(stop=info.loss.sum()), "LossInfo.stop a tensor .* it must"),
+    "many scalars": ("calc_loss", lambda info: info._replace(scalar={"all": info.loss}), "LossInfo.scalar.'all'.;"),
+    "a bare scalar": ("calc_loss", lambda info: info._replace(scalar=3.0), "a float as LossInfo.scalar; it must be"),
+    "one stop": ("calc_loss", lambda info: info._replace(stop=info.loss.sum()), "a tensor .* as LossInfo.stop; it"),
     "many stops": ("calc_loss", lambda info: info._replace(stop=torch.ones(3, 5)), "LossInfo.stop of .* one number"),
     "a detached loss": ("calc_loss", lambda info: LossInfo(info.loss.detach()), "'all' of Wrong does not depend on"),
     "a number for summaries": ("calc_loss", lambda info: info._replace(extra={"size": 1.0}), "'size'. is a float"),
@@ -193,7 +193,7 @@ def test_replay_asks_for_the_fields_that_it_is_to_keep(tmp_path):
 
     environment = functools.partial(make_environment, "CartPole-v1", num_envs=B)
     parts = {"algorithm": Keeps, "environment": environment, "num_iterations": 1, "device": "cpu", "listeners": []}
-    words = r"rollout_step of Keeps returned as info a dict; it must be a NamedTuple with the fields log_prob"
+    words = r"rollout_step of Keeps returned a dict as info; it must be a NamedTuple with the fields log_prob"
     with pytest.raises(UsageError, match=words):
         Trainer(tmp_path, **parts).train()
 

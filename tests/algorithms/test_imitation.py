@@ -174,9 +174,17 @@ def test_a_run_is_not_continued_with_another_expert():
     ("there", "here", "message"),
     [
         ((spaces.Box(-3, 3, (5,)), BOX), (VECTOR, BOX), r"other observations: observation is .*\(5,\).* and .*\(4,\)"),
-        ((spaces.Box(-1, 1, (4,)), BOX), (VECTOR, BOX), r"other observations: observation is .*-1.*and .*-3.* here;"),
-        ((VECTOR, spaces.Discrete(3)), (VECTOR, BOX), r"other actions: action is Discrete\(3\) there and Box"),
-        ((VECTOR, NESTED), (VECTOR, BOX), r"other actions: action.choice is Discrete\(3\) there and no such leaf here"),
+        (
+            (spaces.Box(-1, 1, (4,)), BOX),
+            (VECTOR, BOX),
+            r"other observations: observation is .*-1.*and .*-3.* in this run;",
+        ),
+        ((VECTOR, spaces.Discrete(3)), (VECTOR, BOX), r"other actions: action is Discrete\(3\) in its run and Box"),
+        (
+            (VECTOR, NESTED),
+            (VECTOR, BOX),
+            r"other actions: action.choice is Discrete\(3\) in its run and no such leaf in this run",
+        ),
     ],
 )
 def test_an_expert_of_other_spaces_is_refused_with_the_first_difference(there, here, message):
@@ -198,8 +206,11 @@ def test_an_expert_whose_actions_have_other_units_is_refused_when_training_start
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        (lambda step, state: (step.observation[..., 0], state), r"forward of Own returned as action .* shape \[5, 2\]"),
-        (lambda step, state: (step.observation[..., :2] > 0, state), "forward of Own returned as action"),
+        (
+            lambda step, state: (step.observation[..., 0], state),
+            r"forward of Own returned .* as action; .* shape \[5, 2\]",
+        ),
+        (lambda step, state: (step.observation[..., :2] > 0, state), "forward of Own returned .* as action"),
         (
             lambda step, state: step.observation[..., :2],
             r"forward of Own returned .*; it must return \(labels, state\)",

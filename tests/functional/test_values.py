@@ -99,7 +99,7 @@ def test_lists_of_another_length_than_the_reward_are_refused(algorithm):
         algorithm(*parts, gamma=[0.9, 0.9, 0.9])
     with pytest.raises(
         UsageError,
-        match=r"reward_weights is \[1.0, 1.0\], which is for a vector reward, but the environment's reward is a",
+        match=r"reward_weights is \[1.0, 1.0\], which is for a vector reward, but the reward is a",
     ):
         algorithm(*parts[:2], specs.reward_spec(), reward_weights=[1.0, 1.0])
     with pytest.raises(UsageError, match=r"gamma is 1.5; it must be a number in \[0, 1\]"):
@@ -113,7 +113,7 @@ def test_arrays_of_discounts_and_weights_are_taken_as_lists(listed):
     assert values.gamma.tolist() == [0.5, 0.75] and values.weights.tolist() == [0, 2]
     with pytest.raises(
         UsageError,
-        match=r"gamma is \[0.5, 0.75\], which is for a vector reward, but the environment's reward is a scalar",
+        match=r"gamma is \[0.5, 0.75\], which is for a vector reward, but the reward is a scalar",
     ):
         PPO(*parts[:2], specs.reward_spec(), gamma=listed([0.5, 0.75]))
 

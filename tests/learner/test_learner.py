@@ -240,11 +240,11 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("field", "value", "words"),
         [
-            ("extra", [torch.zeros(3)], "extra a list; it must be a dict from names to tensors"),
-            ("buffers", {"progress": torch.zeros(())}, "buffers a dict; it must be a dict from buffers to"),
-            ("buffers", [torch.zeros(())], "buffers a list; it must be a dict from buffers"),
-            ("buffers", {torch.zeros(()): 0.5}, "buffers a dict; it must be a dict from buffers"),
-            ("priority", 1.0, "priority a float; it must be a tensor"),
+            ("extra", [torch.zeros(3)], "a list as LossInfo.extra; it must be a dict from names to tensors"),
+            ("buffers", {"progress": torch.zeros(())}, "a dict as LossInfo.buffers; it must be a dict from buffers to"),
+            ("buffers", [torch.zeros(())], "a list as LossInfo.buffers; it must be a dict from buffers"),
+            ("buffers", {torch.zeros(()): 0.5}, "a dict as LossInfo.buffers; it must be a dict from buffers"),
+            ("priority", 1.0, "a float as LossInfo.priority; it must be a tensor"),
         ],
     )
     def test_fields_of_loss_info_of_other_kinds_are_named(self, field, value, words):
@@ -252,7 +252,7 @@ class TestMistakes:
         if field == "priority":
             chunk = _chunk([1, 2, 3], weight=torch.ones(3))
         algorithm = _Regression(lambda self, experience, info: LossInfo(info, **{field: value}))
-        with pytest.raises(UsageError, match=f"returned as LossInfo.{words}"):
+        with pytest.raises(UsageError, match=f"calc_loss of _Regression returned {words}"):
             Learner(algorithm).train([chunk])
 
     def test_a_parameter_that_two_groups_claim_is_named_with_both(self):

@@ -39,7 +39,7 @@ def test_entries_of_dicts_keep_their_order_in_texts_and_workers():
 def test_a_value_that_no_configuration_can_save_is_refused():
     with (
         reading.preserved(),
-        pytest.raises(UsageError, match="env_kwargs is {'limit': inf, 'size': 3}, bound in this call"),
+        pytest.raises(UsageError, match="this call binds make_environment.env_kwargs to {'limit': inf, 'size': 3}"),
     ):
         reading.read(["ppo_cartpole.gin"], ["make_environment.env_kwargs={'limit': 1e999, 'size': 3}"])
 

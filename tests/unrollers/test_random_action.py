@@ -111,6 +111,6 @@ def test_what_is_not_an_action_is_refused_in_a_sentence():
     with pytest.raises(UsageError) as error:
         unroll(unroller, 2, at_random=True)
     assert str(error.value) == (
-        "random_action of Wrong returned as action a tensor of shape [3] and dtype float32; Discrete(3) asks for a "
+        "random_action of Wrong returned a tensor of shape [3] and dtype float32 as action; Discrete(3) asks for a "
         "tensor of shape [3] and dtype int64"
     )

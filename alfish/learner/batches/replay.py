@@ -211,7 +211,7 @@ class ReplayBatches(SequenceBatches):
             kept = {name: getattr(experience.info, name) for name in needed}
         except AttributeError as error:
             raise UsageError(
-                f"rollout_step of {type(self.algorithm).__name__} returned as info {kind_of(experience.info)}; it must "
+                f"rollout_step of {type(self.algorithm).__name__} returned {kind_of(experience.info)} as info; it must "
                 f"be a NamedTuple with the fields {', '.join(needed)}, which its replay_needs lists"
             ) from error
         self.buffer.push(experience._replace(info=kept or None))
