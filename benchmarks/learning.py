@@ -28,6 +28,11 @@ from benchmarks import PROJECT, processes, tables
 RESULTS = PROJECT / "docs" / "results"
 COMPILED = ("Learner.compile = True",)
 IN_BFLOAT16 = (*COMPILED, "Learner.precision = 'bfloat16'")
+KL_OF_RSL_RL = ("Learner.learning_rate = @KLAdaptive()",)  # initial 1e-3, target 0.01, from 1e-5 to 1e-2
+KL_OF_SAMPLE_FACTORY = (
+    *KL_OF_RSL_RL,
+    *("KLAdaptive.initial = 1e-4", "KLAdaptive.target = 0.008", "KLAdaptive.lowest = 1e-6"),
+)
 FIRST_GAME = 1000  # seed of the first game of a lineup: other games than those of the evaluations during training
 
 
@@ -103,6 +108,9 @@ GOALS = [
     Goal("ppo_lunarlander", (0, 1, 2), 200, True),
     Goal("ppg_lunarlander", (0, 1, 2), 200, True),
     Goal("ppo_halfcheetah", (0, 1, 2), 3000, False),
+    # The learning rate follows the KL, with the settings of rsl_rl and of Sample Factory.
+    Goal("ppo_halfcheetah", (0, 1, 2), 3000, False, settings=KL_OF_RSL_RL, variant="kl-rsl-rl"),
+    Goal("ppo_halfcheetah", (0, 1, 2), 3000, False, settings=KL_OF_SAMPLE_FACTORY, variant="kl-sample-factory"),
     Goal("appo_halfcheetah", (0, 1, 2, 3, 4), 3000, False, variant="async", gin_files=("async.gin",)),
     Goal("ppo_hopper", (0, 1, 2), 2300, False),
     Goal("dqn_cartpole", (0, 1, 2, 3, 4), 475, True),

@@ -152,7 +152,7 @@ class Seat(SyncUnroller):
         self._handed.arrived = rows
         self.time_step = self.environment.step(None)
         if info and self._reads_infos:
-            self._infos.append((len(self._rows) - 1 + self._start.unseen, info))
+            self._infos.append((len(self._rows) - 1, info))
 
     def finish(self) -> Experience:
         """Returns the rows of the unroll, and sets `records`."""

@@ -1,6 +1,8 @@
 """Builds the parts of a run from the arguments of the trainer, and checks that they fit together."""
 
 import contextlib
+import copy
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -398,10 +400,6 @@ def _make_joint_parts(
     """
     if replicas.size() > 1:
         raise UsageError("several policies train in one process; start the run without torchrun")
-    if settings.metrics or settings.extra_metrics:
-        raise UsageError(
-            "Trainer.metrics and extra_metrics are for a single policy; with several policies leave them out"
-        )
     defaults = {
         "algorithm": settings.algorithm,
         "transforms": settings.transforms,
@@ -410,9 +408,12 @@ def _make_joint_parts(
     }
     progress = torch.zeros((), dtype=torch.float64, device=settings.device)
     lineup = build(Lineup, Lineup, "Lineup", patterns_of(policies, games), games, environments.seed)
-    kinds = DEFAULT_METRICS if settings.metrics is None else ()
+    # Each policy has its own copies of the metrics, which are measured in its columns.
+    given = [*(settings.metrics or ()), *settings.extra_metrics]
+    metrics: list[Callable[[], Any]] = [*DEFAULT_METRICS] if settings.metrics is None else []
+    metrics += [functools.partial(copy.deepcopy, metric) for metric in given]
     members = [
-        Member(name, number, lineup, games, defaults, kinds, environments.seed, settings.device, progress)
+        Member(name, number, lineup, games, defaults, metrics, environments.seed, settings.device, progress)
         for number, name in enumerate(lineup.names)
     ]
     if not any(member.trains for member in members):

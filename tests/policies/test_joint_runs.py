@@ -8,6 +8,7 @@ import torch
 from gymnasium import spaces
 from toy_games import Kept, Meeting
 
+from alfish.algorithms.appo import APPO
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
@@ -16,10 +17,11 @@ from alfish.environments.games import ParallelGames, SideBySide, make_games
 from alfish.errors import UsageError
 from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.learner.learner import Learner
+from alfish.metrics import AverageReturn, EnvInfo
 from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer
 from alfish.transforms import ObservationNormalizer
-from alfish.unrollers import CompiledUnroller
+from alfish.unrollers import AsyncUnroller, CompiledUnroller
 
 EPOCHS = functools.partial(EpochBatches, num_epochs=2, minibatch_size=16)
 REPLAY = functools.partial(ReplayBatches, batch_size=16, warmup_env_steps=60, capacity=1000)
@@ -193,7 +195,7 @@ def test_replay_of_policies_is_saved_by_policy(tmp_path):
     "changed, sentence",
     [
         ({"unroll_length": 0.5}, "Trainer.unroll_length is 0.5; with several policies it must be an integer"),
-        ({"extra_metrics": [object()]}, "Trainer.metrics and extra_metrics are for a single policy"),
+        ({"extra_metrics": [object()]}, "object is not a metric; it has no name"),
         ({"policies": {"x": "q"}}, "which matches no agent"),
         ({"unroller": CompiledUnroller}, "Trainer.unroller collects for a single policy"),
     ],
@@ -201,6 +203,23 @@ def test_replay_of_policies_is_saved_by_policy(tmp_path):
 def test_settings_that_do_not_suit_several_policies_are_refused(tmp_path, changed, sentence):
     with pytest.raises(UsageError, match=sentence):
         games_trainer(tmp_path, **changed)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_each_policy_has_its_own_metrics(tmp_path, num_workers):
+    workers = functools.partial(AsyncUnroller, num_workers=num_workers, mode="lockstep")
+    given = {"unroller": workers, "algorithm": APPO} if num_workers else {}
+    metric = EnvInfo(include=["time"])
+    trainer = games_trainer(
+        tmp_path, Meeting, num_iterations=3, metrics=[metric], extra_metrics=[AverageReturn()], **given
+    )
+    report = run(trainer)
+    for name, low, high in (("a", 8, 8), ("b", 5, 7), ("c", 7, 7)):  # the times at which each agent's episodes end
+        assert low <= report.scalars[f"metrics/{name}/env_info/time"] <= high
+        assert f"metrics/{name}/average_return" in report.scalars
+        assert f"metrics/{name}/average_episode_length" not in report.scalars  # because `metrics` leaves it out
+    assert metric.result() == {}
+    trainer.close()
 
 
 def test_policies_need_games_and_one_that_trains(tmp_path):
