@@ -91,7 +91,7 @@ def test_a_draw_depends_on_the_game_and_its_resets_only():
             {},
             r"policies\['x'\] is \['foo_\*'\], which matches no agent; agents with equal spaces are a",
         ),
-        ({"x": "a"}, {}, "has no policy that plays b; add it to one of x"),
+        ({"x": "a"}, {}, "has no policy that plays b; add the agent to one of x"),
         ({"x": ("*", 0)}, {}, "it must be a pattern of agents"),
         ({"x": []}, {}, "it must be a pattern of agents"),
         ({}, {}, "a dict from names to agents"),
