@@ -36,20 +36,29 @@ class Mirror(nn.Module):
     """Mirrors a vector: entry i of the result is `signs[i]` times entry `indices[i]`.
 
     Args:
-      indices: index of the opposite entry for each entry; an entry in the middle has its own index.
+      indices: index of the opposite entry for each entry; an entry in the middle has its own index. None means that no
+        entry has an opposite entry.
       signs: sign of each entry: -1 where the quantity changes its sign (a lateral speed, a roll), else 1; None means
         all 1.
 
     Raises:
-      UsageError: mirroring twice is not the identity.
+      UsageError: mirroring twice is not the identity, or both arguments are None.
     """
 
     _indices: torch.Tensor
     _signs: torch.Tensor
 
-    def __init__(self, indices: Sequence[NonNegativeInt], signs: Sequence[Annotated[int, Range(-1, 1)]] | None = None):
+    def __init__(
+        self,
+        indices: Sequence[NonNegativeInt] | None = None,
+        signs: Sequence[Annotated[int, Range(-1, 1)]] | None = None,
+    ):
         super().__init__()
-        indices, signs = list(indices), [1] * len(indices) if signs is None else list(signs)
+        given = signs if indices is None else indices
+        if given is None:
+            raise UsageError("Mirror has neither indices nor signs; set one of them, or both")
+        indices = list(range(len(given)) if indices is None else indices)
+        signs = [1] * len(given) if signs is None else list(signs)
         if sorted(indices) != list(range(len(indices))) or len(signs) != len(indices) or {*signs} - {1, -1}:
             raise UsageError(
                 f"Mirror takes each index from 0 to {len(indices) - 1} once, and a sign of 1 or -1 for each; got "

@@ -33,6 +33,7 @@ class TestMirror:
     def test_entries_change_places_and_signs(self):
         assert OBSERVATION(torch.tensor([[1.0, 2.0, 3.0, 4.0]])).tolist() == [[2, 1, -3, 4]]
         assert Mirror([1, 0])(torch.tensor([5, 6])).tolist() == [6, 5]
+        assert Mirror(signs=[1, -1])(torch.tensor([5, 6])).tolist() == [5, -6]
 
     @pytest.mark.parametrize(
         ("indices", "signs", "words"),
@@ -47,6 +48,10 @@ class TestMirror:
     def test_what_is_not_undone_by_mirroring_again_is_refused(self, indices, signs, words):
         with pytest.raises(UsageError, match=words):
             Mirror(indices, signs)
+
+    def test_a_mirror_needs_indices_or_signs(self):
+        with pytest.raises(UsageError, match="Mirror has neither indices nor signs; set one of them, or both"):
+            Mirror()
 
     def test_a_vector_of_another_length_is_refused(self):
         with pytest.raises(UsageError, match="Mirror has 2 indices, and the vector has 3 entries"):
