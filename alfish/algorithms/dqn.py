@@ -2,7 +2,7 @@
 
     y = r_1 + ... + gamma^(n-1) r_n + gamma^n Q'(s_n, argmax_a Q(s_n, a)),   loss = huber(y - Q(s_0, a_0))
 
-with the target network Q', which is 0 where s_n is terminal. Without double Q-learning, the argmax is also of Q'.
+Q' is the target network; its value counts as 0 if s_n is terminal. Without double Q-learning, the argmax is also of Q'.
 `train_step` computes the next values; `calc_loss` computes the target y by `values.Scalar.target`, which calls
 `targets.td_target` and `returns.lambda_return`. The learner takes the mean of the loss over rows that train.
 
@@ -60,7 +60,7 @@ class DQN(QLearning):
       huber_delta: error beyond which the loss is linear, in units of return; None means half the squared error. A
         distribution of the return has its own loss.
       reward_weights: initial weight of each reward entry, kept in the buffer `values.weights`; None means 1 for all.
-      values: class or factory of the kind of values, called with gamma; requires a scalar reward. `@Bins` and
+      values: class or factory of the value representation, called with gamma; requires a scalar reward. `@Bins` and
         `@Quantiles` are distributions of the return; `@LowerBounded` is the expected return with lower bounds. None
         means the expected return.
     """

@@ -21,7 +21,7 @@ class QLearning(RLAlgorithm):
     """Acts with a network of action values. Subclasses train the network; their constructors call `make_network`.
 
     Attributes:
-      values: the kind of values that the network predicts.
+      values: representation of the values that the network predicts.
       q_network: maps time steps to the values of all actions.
     """
 

@@ -63,7 +63,7 @@ class REPPO(RLAlgorithm):
       actor_mlp: class or factory of the actor's MLP; called with the encoder's output size.
       critic: class or factory of the critic; called with (observation_spec, action_size, initial, predicts); see
         `PredictiveCritic`.
-      values: class or factory of the kind of values, a distribution of the return over bins; takes gamma.
+      values: class or factory of the value representation, a distribution of the return over bins; called with gamma.
       gamma: discount per environment step.
       lambda_: weight of longer returns, in [0, 1]; 1 bootstraps at the end of the unroll only, 0 is the one-step
         return.

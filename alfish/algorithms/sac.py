@@ -14,7 +14,7 @@ Haarnoja et al., 2018, https://arxiv.org/abs/1812.05905. Discrete: Christodoulou
 The action has Box leaves and at most one Discrete leaf (`soft_actor`); each of the two kinds has a temperature. Row 0
 of a window trains, on a return of the window's length.
 
-Variants override one hook each: `redq` with TQC, `retrace`, `recurrent_sac`, `crossq` with XQC, `flashsac`.
+Variants are in `redq` (REDQ and TQC), `retrace`, `recurrent_sac`, `crossq` (CrossQ and XQC) and `flashsac`.
 
 Differences from the papers: all losses are computed before any parameter changes, while the papers update the critics
 before the actor; a truncated episode bootstraps from its true final observation; the temperature's loss is linear in
@@ -76,7 +76,7 @@ class SAC(SoftActor):
         choices; with a mask, n is the number of choices that the mask allows at a row.
       actor_period: number of updates of the critics for each update of the actor and the temperatures.
       reward_weights: initial weight of each reward entry, kept in the buffer `values.weights`; None means 1 for all.
-      values: class or factory of the kind of values, called with gamma; requires a scalar reward. `@Bins` and
+      values: class or factory of the value representation, called with gamma; requires a scalar reward. `@Bins` and
         `@Quantiles` are distributions of the return, for Box actions only; `@LowerBounded` is the expected return with
         lower bounds. None means the expected return.
     """

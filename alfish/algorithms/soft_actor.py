@@ -24,7 +24,7 @@ class SoftActor(RLAlgorithm):
     """Acts with samples of a policy, and in evaluation with the policy's mode. Subclasses train the policy.
 
     Attributes:
-      values: kind of values that the critics predict; set by subclasses.
+      values: representation of the values that the critics predict; set by subclasses.
       target_critic: target network of `critic`, which `make_networks` makes; set by subclasses.
     """
 

@@ -33,7 +33,7 @@ class ValueLoss(NamedTuple):
 
 
 class Scalar:
-    """Values of a scalar reward, one number per value; also the interface of all kinds of values.
+    """Values of a scalar reward, one number per value; also the interface of all value representations.
 
     In the shapes below, K is the number of entries per value. Scalar values have no such dimension: `scalarized` and
     `total` return their argument, and `each` calls the function once.
@@ -105,11 +105,11 @@ class Scalar:
         return {"q": self.scalarized(q)}
 
     def sized(self, network: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns the factory of a network of action values, with K outputs for each action value."""
+        """Returns the given factory of a network, set to K outputs for each action value."""
         return network if self.num_values is None else bound(network, type(self).__name__, num_values=self.num_values)
 
     def check(self, owner: object, lambda_: float, one_critic: bool = False, **uses: bool) -> None:
-        """Raises UsageError if this kind of values does not support the given features.
+        """Raises UsageError if this value representation does not support the given features.
 
         Args:
           owner: the algorithm, for messages.
@@ -257,7 +257,7 @@ def values_of(
     huber_delta: float | None = None,
     kind: Callable[[float], Scalar] | None = None,
 ) -> Scalar:
-    """Returns the kind of values that fits a reward.
+    """Returns the value representation that fits a reward.
 
     Args:
       owner: the algorithm, for messages.
@@ -266,8 +266,8 @@ def values_of(
       weights: weight of each entry; None means 1 for all.
       has_bonus: whether the algorithm adds a bonus to its values.
       huber_delta: error beyond which the loss is linear, as in `Scalar`.
-      kind: class or factory of the kind of values (`Bins`, `Quantiles`, `LowerBounded`); called with gamma; requires a
-        scalar reward. None means expected returns.
+      kind: class or factory of the value representation (`Bins`, `Quantiles`, `LowerBounded`); called with gamma;
+        requires a scalar reward. None means expected returns.
 
     Raises:
       UsageError: the number of discounts or weights differs from the number of entries, a weight would scale a bonus,

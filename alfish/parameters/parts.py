@@ -156,7 +156,7 @@ def bound(network: Callable[..., Any], values: str, **size: int) -> Callable[...
 
     Args:
       network: class or function of the network.
-      values: name of the kind of values, for the message.
+      values: name of the value representation, for the message.
       size: size of the values, by the name of the network's parameter.
 
     Raises:
