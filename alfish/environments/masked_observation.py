@@ -34,8 +34,8 @@ class MaskedObservation(gymnasium.Wrapper):
       source: place of the mask: 'observation:LEAF', 'info:KEY' or 'method:NAME'.
 
     Raises:
-      UsageError: the source has no mask, or the mask does not fit the action. While acting: a mask is missing, or
-        allows no choice for an entry of the action, or forbids the action taken.
+      UsageError: the source has no mask, or the mask does not fit the action. A reset or step raises it if a mask is
+        missing or allows no choice for an entry of the action; a step also if the mask forbids the action taken.
     """
 
     def __init__(self, env: gymnasium.Env, source: str):

@@ -33,8 +33,9 @@ class VectorRewards(gymnasium.Wrapper):
       reward_space: space of the reward, `specs.VectorReward`.
 
     Raises:
-      UsageError: the environment has no vector reward, or the number of names differs from the number of its entries.
-        In a step: a reward does not have the declared shape, or an entry of the info is missing or not a number.
+      UsageError: the environment has no vector reward, or the number of names differs from the number of its entries. A
+        step raises it if a reward does not have the declared shape, or if an entry of the info is missing or not a
+        number.
     """
 
     def __init__(self, env: gymnasium.Env, rewards: Rewards | None = None):

@@ -149,8 +149,9 @@ def _wrapper(wrapper: Any) -> Callable[[gymnasium.Env], gymnasium.Env]:
     is_named = len(entry) == 2 and (isinstance(entry[0], str) or callable(entry[0])) and isinstance(entry[1], Mapping)
     if not is_named:
         raise UsageError(
-            f"make_environment.wrappers has {wrapper!r}; an entry must be a class, its name, or a list of either and "
-            "its keyword arguments, such as ['gymnasium.wrappers:TimeLimit', {'max_episode_steps': 1000}]"
+            f"make_environment.wrappers has {wrapper!r}; an entry must be a class, the name of a class, or a list of "
+            "one of these and a dict of keyword arguments, such as ['gymnasium.wrappers:TimeLimit', "
+            "{'max_episode_steps': 1000}]"
         )
     name, keywords = entry
     if callable(name):

@@ -552,7 +552,7 @@ WRAPPERS = [
     ),
     (
         [["gymnasium.wrappers:TimeLimit", {}, 7]],
-        "an entry must be a class, its name, or a list of either and its keyword",
+        "an entry must be a class, the name of a class, or a list of one of these and a dict of keyword",
     ),
     ([[]], r"wrappers has \[\]; an entry must be"),
     (["builtins:id"], "make_environment.wrappers: id returned a int, not a gymnasium.Env"),

@@ -20,9 +20,9 @@ class ParallelGames(ZooGames):
       games, seed, rewards, action_mask, leaves, teams, team_spirit: as for `ZooGames`.
 
     Raises:
-      UsageError: as for `ZooGames`. In a step: a game lacks the observation, the reward or the end of an agent, an
-        agent that has ended stays in `agents`, an agent outside of `possible_agents` appears, or an observation does
-        not match its space or is not finite.
+      UsageError: as for `ZooGames`. A step raises it if a game returns no observation, reward, termination or
+        truncation for an agent that acted; if an agent that has ended stays in `agents`; if an agent appears that is
+        not in `possible_agents`; or if an observation does not match its space or is not finite.
     """
 
     def _begin(self, game: int, seed: int) -> None:

@@ -24,9 +24,9 @@ class TurnGames(ZooGames):
       games, seed, settings: arguments of `ZooGames`.
 
     Raises:
-      UsageError: as for `ZooGames`, or teams are given and `rewards` takes entries from infos. In a step: an agent
-        leaves without being terminated or truncated, an agent that has ended stays in `agents`, an agent outside of
-        `possible_agents` appears, or an observation does not match its space or is not finite.
+      UsageError: as for `ZooGames`, or teams are given and `rewards` takes entries from infos. A step raises it if an
+        agent leaves without being terminated or truncated; if an agent that has ended stays in `agents`; if an agent
+        appears that is not in `possible_agents`; or if an observation does not match its space or is not finite.
     """
 
     def __init__(self, games: Sequence[Any], seed: int = 0, **settings: Any):

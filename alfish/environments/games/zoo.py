@@ -55,7 +55,7 @@ class ZooGames(Games):
 
     Raises:
       UsageError: the games do not follow PettingZoo's interface, differ from each other, or lack a part that the
-        arguments refer to. While acting: see the subclasses.
+        arguments refer to. For errors of a step, see the subclasses.
     """
 
     _is_checked = False  # whether the form of a game's state has been checked
