@@ -79,8 +79,8 @@ class AsyncUnroller(Unroller):
         the trainer trains on the previous segment, so that the same seed gives the same run.
       slots: number of slots of each worker; on-policy, one of them holds the segment in training. If workers are
         equally fast, rows are at most `slots - 1` iterations old.
-      unroll_length: number of rows of a segment. None means Trainer.unroll_length; off-policy, at least 8 unless replay
-        stores states.
+      unroll_length: number of rows of a segment. None means Trainer.unroll_length, but at least 8 if training is
+        off-policy and replay stores no recurrent states.
       segments_per_unroll: number of segments in an unroll, on-policy; None means `num_workers`.
       max_unroll_length: maximum number of rows of each environment in an unroll, off-policy; None means no limit.
       max_policy_lag: maximum age of a segment in iterations, on-policy. Rows of older segments are masked and counted.
@@ -91,9 +91,9 @@ class AsyncUnroller(Unroller):
         first episode after `stagger * i / n` steps, so that equally long episodes end at different times. 0 means no
         truncation.
       max_env_errors: maximum number of errors of environments in a run. An environment is replaced if it raises, or
-        returns a value that is not finite or has the wrong shape or dtype; its episode ends with the row before. If
-        environments are not stepped one by one, their worker is restarted instead. None means that the first error ends
-        the worker.
+        returns a value that is not finite or has the wrong shape or dtype; its episode ends with the row before. If a
+        worker cannot step its environments one by one, the worker is restarted instead. None means that the first error
+        ends the worker.
       numpy_policy, overwrite_policy_output: settings of acting, see `SyncUnroller`.
       workers: class or factory of the transport; called with the number of workers. See `Workers` for time limits,
         restarts and cores, and `alfish.unrollers.ray.RayWorkers` for workers on other machines.

@@ -110,9 +110,10 @@ class Workers(Pool, Transport):
 
     Args:
       count: number of workers.
-      start_timeout: maximum seconds of imports, and of building and first resetting the environments.
-      step_timeout: maximum seconds of one vector step, one call of the policy, and the answer to a grant.
-      close_timeout: maximum seconds of closing environments at the end.
+      start_timeout: maximum time in seconds for the imports, and for building and first resetting the environments.
+      step_timeout: maximum time in seconds for one vector step, for one call of the policy, and for the answer to a
+        grant.
+      close_timeout: maximum time in seconds for closing the environments at the end.
       max_deaths: largest number of deaths within `death_window` for which workers are restarted; `on_failure` applies
         to a further death. If the process that forks workers ends, all workers end; this counts as one death.
       death_window: seconds of the window in which deaths are counted.

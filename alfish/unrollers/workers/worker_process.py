@@ -188,8 +188,8 @@ class WorkerUnroller(SyncUnroller):
             return time_step, replaced
         while (bad := self._nonfinite_rows(time_step)) is not None:  # the trainer limits the number of errors
             for column in np.flatnonzero(bad):
-                row = time_step.reward, time_step.observation
-                reward, observation = nest.map(lambda leaf, column=column: str(leaf[column]), row)  # shortens images
+                row = time_step.reward, time_step.observation  # `str` abbreviates large arrays, such as images
+                reward, observation = nest.map(lambda leaf, column=column: str(leaf[column]), row)
                 text = f"it returned a value that is not finite: reward {reward}, observation {observation}"
                 tolerate(int(self.environment.env_id[column]), text, text)
             time_step = self.environment.replace(time_step, bad)
