@@ -150,7 +150,7 @@ def in_line(experience: Experience, num_rows: int | None = None) -> InLine:
 def trainable(step_type: Any) -> Any:
     """Returns the mask of rows that train: row t trains if it is FIRST or MID and row t + 1 is MID or LAST.
 
-    The learner, the returns, and replay's starts and priorities all use this mask.
+    The learner, the returns, and replay all use this mask; replay uses it for window starts and priorities.
 
     Args:
       step_type: `[T, B]` int32, a tensor or a numpy array.

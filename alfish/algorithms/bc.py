@@ -7,7 +7,7 @@ normal has no finite log-density. Samples beyond the bounds are clipped when the
 does not depend on the observation. It has a lower bound, because the likelihood of constant actions would otherwise be
 unbounded. `PolicyHead.learn_std = False` makes this a regression with squared error.
 
-Rewards are not read. Row 0 of a window trains; with memory, every row but the last trains.
+Training does not use rewards. Row 0 of a window trains; with memory, every row but the last trains.
 """
 
 from collections.abc import Callable

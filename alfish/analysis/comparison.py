@@ -45,8 +45,8 @@ class ComparisonRow:
       num_runs: number of runs in each environment.
       scores: final scores `[R, M]` of R runs in each of M environments.
       iqm, mean, median: aggregates of the scores.
-      optimality_gap: mean amount by which scores are below 1, with a score range, or below the threshold; None without
-        either.
+      optimality_gap: mean amount by which scores are below the target: 1 with a score range, else the threshold. None
+        means that there is neither.
       way: time to the threshold and number of runs that reach it; None means no threshold.
       axis: clock of `way.clock` and `rate`: environment steps, or updates if a run has no environment steps. Empty for
         all environments together.
@@ -216,7 +216,7 @@ def _note_ends(
         sources = [source for one in groups if one.environment == environment for source in one.sources]
         ends = [series[source].clocks[axis][-1] for source in sources]
         for source, end in zip(sources, ends):
-            if 1.01 * end < max(ends):  # a tolerance of 1 %, because iterations end at slightly different clocks
+            if 1.01 * end < max(ends):  # a tolerance of 1 %, because final clocks of runs differ slightly
                 reached = f"{end:,.0f} of {max(ends):,.0f} {AXIS_WORDS[axis]}"
                 note(f"{source.name} has its last value at {reached}; this value is used")
 

@@ -10,7 +10,7 @@ from alfish.analysis.grouping import SeriesGroup
 from alfish.analysis.series import AXES, Series
 from alfish.errors import UsageError, argument, significant
 
-NUM_POINTS = 200  # number of points of a curve whose runs have no points in common
+NUM_POINTS = 200  # number of interpolated points of a curve whose runs share too few points, see `aligned`
 
 
 def _median_of_runs(scores: np.ndarray) -> np.ndarray:

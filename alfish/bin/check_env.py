@@ -265,8 +265,8 @@ def _trace(error: Exception) -> None:
 def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[str]:
     """Acts at random in two environments built for evaluation, and yields a sentence for each kind of fault.
 
-    With an action mask, only allowed actions are taken. A slow environment takes fewer steps, but at least until an
-    episode ends.
+    With an action mask, only allowed actions are taken. In a slow environment, acting stops earlier, but not before an
+    episode has ended or `num_steps` steps were taken.
 
     Args:
       environment: vector environment of two environments.

@@ -9,13 +9,13 @@ players play against each other, in both seatings unless a player's policy has o
 made with the first run's settings. Game k of each pair has the seed `seed + k`.
 
 --output has a row for each pair and seating: mean returns of both sides with 95 % bootstrap intervals, and the numbers
-of games that the first side has won, drawn and lost. A second file, which ends in -players.csv, has a row for each
+of games that the first side has won, drawn and lost. A second file, whose name ends in -players.csv, has a row for each
 player. In zero-sum games, the row has the player's Elo rating and exploitability. Elo ratings are the maximum
 likelihood of the Bradley-Terry model, with 95 % bootstrap intervals over games. A draw counts as half a win, and
 --anchor has the rating 1000. Exploitability is the mean return of the best opponent against the player.
 
-The result of each pair is stored in a directory that ends in -games, next to --output. If the command is stopped, run
-it again; it continues. If players are added, it plays only the games of the new pairs.
+The result of each pair is stored next to --output, in a directory whose name ends in -games. If the command is stopped,
+run it again, and it continues. If players are added, it plays only the games of the new pairs.
 """
 
 import sys

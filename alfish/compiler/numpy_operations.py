@@ -91,7 +91,8 @@ def equalize_compared(graph: torch.fx.Graph) -> None:
 def align_biases(graph: torch.fx.Graph) -> None:
     """Adds a dimension to the bias of a product with one row, because numpy adds equal shapes in half the time.
 
-    The dimension is added by a node of the graph. So for a fixed bias, the dimension is added only in `prepare`.
+    The dimension is added by a node of the graph. Therefore, if the bias does not change, `prepare` adds the dimension
+    only once.
     """
     for node in list(graph.nodes):
         if node.target is not aten.addmm.default:

@@ -40,8 +40,8 @@ def record(
         `aten.lift_fresh`, whose `meta["val"]` is the tensor.
 
     Raises:
-      NotRecordable: the function reads a tensor's value, or writes to an argument. Without `captures`, also if the
-        function reads a tensor that is not an argument.
+      NotRecordable: the function reads a tensor's value, or writes to an argument; or, if `captures` is False, it reads
+        a tensor that is not an argument.
       TorchChanged: this release of torch lacks a private name that alfish uses.
     """
     recorder = _Recorder(arguments, place, captures)

@@ -19,7 +19,8 @@ from alfish.errors import UsageError
 from alfish.parameters import checking, gin_internals, kinds
 from alfish.parameters.kinds import SEQUENCES, bare, elements, is_ours, members, values_of
 
-UNNAMED = "undescribed", "Class"  # placeholders in a text for objects without a name, such as a lambda
+# The word for an object without a name, such as a lambda, and its replacement in messages.
+UNNAMED = "undescribed", "Class"
 PLAIN = (int, float, str, bool, NoneType, Path)
 
 

@@ -154,7 +154,7 @@ class Members:
         return self._new_seeds()
 
     def note_failure(self, error: BaseException) -> None:
-        """Records whether a call may still be running: `error` came from a signal handler, or a process has died."""
+        """Records whether a call may still be running: only if a signal handler raised `error` or a process died."""
         self._is_pending = not isinstance(error, Exception) or isinstance(error, EOFError | OSError)
 
     def close(self) -> None:

@@ -237,8 +237,8 @@ class Quantiles(Distribution):
         super().check(owner, lambda_, one_critic, **uses)
         if one_critic and self._num_dropped:
             raise UsageError(
-                f"Quantiles.num_dropped is {self._num_dropped}, which is for the targets of several critics, but "
-                f"{type(owner).__name__} has one critic; leave num_dropped out"
+                f"Quantiles.num_dropped is {self._num_dropped}, but it requires several critics and "
+                f"{type(owner).__name__} has one; leave num_dropped out"
             )
 
     def loss(self, q: torch.Tensor, target: torch.Tensor) -> ValueLoss:

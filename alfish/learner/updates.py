@@ -279,10 +279,10 @@ class Updates:
     def gradients(
         self, means: Means, parameters: Mapping[str, list[Any]], num_stopped: torch.Tensor | None = None
     ) -> Gradients:
-        """Returns the gradients of each group's loss by the group's `parameters`, over the rows of all learners.
+        """Returns the gradients of each group's loss with respect to the group's `parameters`.
 
-        On a GPU, `num_stopped` counts the updates of this iteration that a stop skipped. If it is positive, this update
-        is skipped, too.
+        Losses are means over the rows of all learners. On a GPU, `num_stopped` counts the updates of this iteration
+        that a stop skipped. If it is positive, this update is skipped, too.
         """
         by_group, last = {}, list(means.losses)[-1]
         for name, loss in means.losses.items():
@@ -347,7 +347,7 @@ class Updates:
         return Means(losses, means.get("stop"), means.get("kl"), num_rows)
 
     def _check_groups(self, losses: Collection[str]) -> None:
-        """Raises UsageError if a group had no loss in `EARLY` updates, unless the algorithm has a `graph_key`."""
+        """Raises UsageError if a group had no loss in any of the first `EARLY` updates, unless there is a graph key."""
         self._without_loss.difference_update(losses)
         self._num_early += 1
         if self._without_loss and self._num_early == EARLY and self.algorithm.graph_key() is None:

@@ -322,7 +322,7 @@ class Metrics:
         self._num_rows = 0
 
     def _by_episode(self) -> list[SummedByEpisode]:
-        """Returns the metrics of sums over episodes that take tensors.
+        """Returns the `SummedByEpisode` metrics that take tensors.
 
         A class must set `takes_tensors` itself: a subclass may override a method with a method for arrays only.
         """

@@ -92,8 +92,8 @@ class Publications:
         """Publishes the weights that were written into `copies[number % 2]`.
 
         Args:
-          number: number of the publication, higher than that of the copy that it replaces; may be `newest - 1` if two
-            publications are written in reverse order.
+          number: number of the publication, higher than that of the copy that it replaces; it can be `newest - 1` if
+            two publications are written in reverse order.
           version: `policy_version` of the weights.
         """
         whole = self._whole[number % 2]

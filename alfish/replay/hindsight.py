@@ -43,8 +43,8 @@ class HindsightReplay:
     """Relabels some windows with a goal that was achieved in the same episode.
 
     The new goal of a window is the achieved goal of a row in the same episode. t is the position of the window's row 0.
-    T is the position of the last row of the episode, or of the newest stored row if the episode is open. The row is
-    drawn
+    T is the position of the last row of the episode, or of the newest stored row if the episode is open. The row whose
+    achieved goal is the new goal is drawn
 
         'future'   uniformly from t+1 .. T
         'final'    as T

@@ -274,7 +274,7 @@ class RowStore:
             )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores a `state` that passes `check_fits`; only the newest rows if they do not all fit."""
+        """Restores a `state` that passes `check_fits`; if not all rows fit, restores the newest."""
         self.end, self.start = state["pos"].numpy().copy(), state["start"].numpy().copy()
         if state["length"] < self.length:
             self.start = np.maximum(self.start, self.end - state["length"])  # the saved store overwrote earlier rows

@@ -27,7 +27,7 @@ class IsaacLab(ManagerBased):
     observations, see `make_environment.final_observation`.
 
     Args:
-      task: id of the task, such as 'Isaac-Velocity-Flat-G1-v0'; 3.0 has ids without '-v0'.
+      task: id of the task, such as 'Isaac-Velocity-Flat-G1-v0'; ids of Isaac Lab 3.0 have no '-v0'.
       num_envs: number of environments, B.
       seed: seed of the task's configuration; events at the start use it.
       device: device of the simulation; None means the device in the task's configuration.

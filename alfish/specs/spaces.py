@@ -54,8 +54,8 @@ def missing_bounds(spec: spaces.Box) -> str:
 def without_vast_bounds(space: spaces.Box) -> spaces.Box:
     """Returns a Box with infinity in place of values that represent a missing bound.
 
-    Such values are floats of magnitude `LARGEST_BOUND` or more, the largest number of the dtype, and, as a lower bound
-    without an upper bound, the smallest positive number.
+    These values are floats of magnitude `LARGEST_BOUND` or more; the largest number of the dtype; and the smallest
+    positive number, if it is the lower bound of an entry without an upper bound.
     """
     if not is_float(space):
         return space

@@ -30,7 +30,8 @@ class ApprenticeshipRounds(Listener):
     before the last evaluation and the last checkpoint. If the budget is raised later, the run continues from the
     trained policy. The paper also allows a mixture of the policies of all rounds, which this listener does not build.
 
-    Scalars: `appl/distance` of the policy and `appl/mixture_distance` of the mixture from the expert, `appl/round`.
+    Scalars: `appl/distance`, the distance of the policy's features from the expert's; `appl/mixture_distance`, the
+    distance of the mixture's features; and `appl/round`, the number of rounds.
 
     Args:
       period: number of clock steps of a round.

@@ -137,8 +137,8 @@ class Evaluator:
           values: whether rows have values, which requires an additional call of the networks for each row.
 
         Raises:
-          UsageError: `num_episodes` is below 1, or exceeds the number of environments, which cannot be seeded
-            separately.
+          UsageError: `num_episodes` is below 1, or it exceeds the number of environments although these cannot be
+            seeded separately.
           RunError: a return is not finite.
         """
         self._check_number(num_episodes)

@@ -199,7 +199,7 @@ class JointPopulation(Listener):
             )
 
     def _begin(self, run: Run, policy: Policy, drawn: Member) -> None:
-        """Gives a policy its first values; after a resume, its values from before.
+        """Gives a policy its first values; after a resume, its saved values.
 
         Args:
           run: run of the policy.

@@ -35,7 +35,7 @@ class Evaluate(Listener):
 
     File names, summaries and the log show the nominal clock of an evaluation: the multiple of the period, or the budget
     of environment steps, at which the evaluation was due. The iteration itself ends a little later, at a clock that
-    depends on the seed. If it ends at twice the budget or later, its own clock is shown.
+    depends on the seed. If an iteration ends at twice the budget or later, the clock at its end is shown.
 
     Args:
       period: number of clock steps between evaluations; 0 evaluates only at the end.

@@ -104,7 +104,7 @@ class PaddedPolicy:
         return torch.cat(values)[: self._num_envs].cpu().numpy().astype(np.float64)
 
     def _blocks(self, time_step: TimeStep) -> Iterator[tuple[slice, TimeStep, Nest]]:
-        """Yields blocks of padded rows: a slice of places, the rows, and the states before the rows."""
+        """Yields blocks of padded rows: the slice of their indices, the rows, and the states before the rows."""
         if self._num_envs == self._batch_size:  # one block without padding
             yield slice(None), nest.to(time_step, self._device), (*self._state, self._initial_state)
             return

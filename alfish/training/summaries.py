@@ -116,7 +116,7 @@ class Summaries(Listener):
             self._describe(run, report)
         measured: dict[str, Shown] = {}
         try:
-            with run.signals.breaking():  # environments and functions of the user may block
+            with run.signals.breaking():  # environments and functions of the user can block
                 measured = self._measured(run, report)
         finally:  # values are written even if diagnostics are interrupted
             self._write(report, measured)

@@ -244,7 +244,8 @@ class RewardNormalizer(Transform):
         self._return = returns
         rows, mask = nest.to((so_far.flatten(0, 1), arrives.reshape(-1)), self._moments.mean.device)
         self._moments.update(rows, mask, self._epsilon)
-        # If all rewards so far are 0, the scale would be 1 / sqrt(epsilon), and the first other reward very large.
+        # If all rewards so far are 0, the scale would be 1 / sqrt(epsilon), which would make the first nonzero reward
+        # very large.
         self._moments.scale.masked_fill_(self._moments.squares == 0, 1.0)
         if self._largest_return is not None:
             _raise_to_largest(self.largest, torch.where(nest.widened(arrives, so_far), so_far.abs(), 0))

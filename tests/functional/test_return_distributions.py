@@ -299,9 +299,7 @@ def test_quantiles_are_not_all_dropped():
 def test_one_network_has_no_quantiles_to_drop():
     values = functools.partial(Quantiles, num_dropped=2)
     space = spaces.Box(-1, 1, (3,), np.float32)
-    with pytest.raises(
-        UsageError, match="num_dropped is 2, which is for the targets of several critics, but DQN has one"
-    ):
+    with pytest.raises(UsageError, match="num_dropped is 2, but it requires several critics and DQN has one"):
         DQN(space, spaces.Discrete(2), specs.reward_spec(), values=values)
 
 

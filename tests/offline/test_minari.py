@@ -85,7 +85,11 @@ def test_text_is_left_out_of_observations(data_format, option):
     buffer = OfflineBuffer([name])
     assert buffer.spaces.observation == spaces.Dict(here=SPACES.observation)
     assert buffer.sample(9).experience.time_step.observation.keys() == {"here"}
-    told = "is left out" if option else "minari:test/stamped-v0?leave_out=mission states this explicitly"
+    told = (
+        "is left out"
+        if option
+        else "to leave it out without this warning, use minari:test/stamped-v0?leave_out=mission"
+    )
     assert told in buffer.report.sentences("note" if option else "warning", 9)
 
 

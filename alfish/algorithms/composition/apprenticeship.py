@@ -58,7 +58,7 @@ class SigmoidFeatures(nn.Module):
 @gin.configurable(module="alfish.composition")
 @checked
 class ApprenticeshipLearning(RewardPart):
-    """A linear reward of features, changed in rounds; the module's docstring has the paper and the differences from it.
+    """A reward that is linear in features and changes after each round; see the module's docstring for the paper.
 
         r(s, a, s') = w . phi(s'),     mu = mean over episodes of the sum over steps t of gamma^t phi(s_{t+1})
         mixture <- mixture + share (mu - mixture),     w = (mu of the expert - mixture) / its length

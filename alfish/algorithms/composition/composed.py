@@ -194,7 +194,7 @@ class Composed(RLAlgorithm):
         self.algorithm.after_update()
         for part in self._parts().values():
             part.after_update()
-        if self._separates and not self.on_policy:  # off-policy runs may train without collecting
+        if self._separates and not self.on_policy:  # an off-policy run can train without collecting
             self._weigh()
 
     def after_iteration(self, experience: Experience) -> None:
@@ -361,7 +361,7 @@ class Composed(RLAlgorithm):
             self.algorithm._share_progress()
 
     def _apply(self, *arguments: Any, **keywords: Any) -> "Composed":
-        super()._apply(*arguments, **keywords)  # may move the two tensors `progress` to another device
+        super()._apply(*arguments, **keywords)  # this can move the two tensors `progress` to another device
         self._share_progress()
         return self
 

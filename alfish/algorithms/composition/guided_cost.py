@@ -10,8 +10,8 @@ Here, pi is the policy, and p is a model of the demonstrations' actions, trained
 cost.
 
 A constant added to c does not change the loss, but it changes the policy: a reward of constant sign favours long or
-short episodes. Therefore r = mean c(policy) - c, so that the mean reward of the policy's steps is 0. An average step is
-then worth as much as a step after the end of an episode, which has no reward.
+short episodes. Therefore r = mean c(policy) - c, so that the mean reward of the policy's steps is 0. An average step
+then has the reward 0, like each step after the end of an episode.
 
 Differences from the paper: samples are steps instead of trajectories, so q has no product over time, and assumes the
 same distribution of states for policy and demonstrations; the cost makes one gradient step in each update of the

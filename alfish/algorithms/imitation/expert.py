@@ -153,7 +153,7 @@ class PolicyExpert(Expert):
         return nest.map(lambda _: only, self._transforms.raw_observation_spec)
 
     def _compare(self, kind: str, there: Nest, here: Nest) -> None:
-        """Raises UsageError with the first leaf whose specs in the expert and in the run are not equal."""
+        """Raises UsageError that names the first leaf whose spec in the expert differs from its spec in the run."""
         one, other = dict(nest.named_leaves(there, kind)), dict(nest.named_leaves(here, kind))
         for path in [*one, *other]:
             if one.get(path) != other.get(path):

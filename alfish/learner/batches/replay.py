@@ -68,8 +68,8 @@ class ReplayBatches(SequenceBatches):
       directory: directory for memory-mapped files of the rows, whose disk space is taken at the start; None means that
         rows are in memory.
       save: whether checkpoints save the rows. If False, a resumed run collects new rows before it trains. The number of
-        these environment steps is the larger of the rest of the warm-up, and a whole warm-up but at most a tenth of the
-        remaining budget.
+        environment steps is the larger of two numbers: the rest of the warm-up, and the length of the warm-up limited
+        to a tenth of the remaining budget.
     """
 
     on_policy = False
@@ -228,8 +228,8 @@ class ReplayBatches(SequenceBatches):
         due = schedule.num_due(steps)
         if due and not schedule.can_draw and (replicas.is_joined() or not self.outlasts_acting):
             # Updates wait until every learner's replay holds a window. With several learners, the clock counts the rows
-            # of all learners, so a learner with slow workers may have too few rows. A cleared replay has one unroll, in
-            # which every window may begin at a LAST row.
+            # of all learners, so a learner with slow workers may have too few rows. After a clear, replay holds only
+            # newer rows, and possibly none of them can start a window.
             can_draw = self.buffer.has_start(self.num_rows)
             schedule.can_draw = all(found > 0 for (found,) in replicas.gather(can_draw))
             due = due if schedule.can_draw else 0
@@ -294,9 +294,11 @@ class ReplayBatches(SequenceBatches):
     def _num_stored(self, window_rows: int, unroll_rows: int) -> int:
         """Returns the number of rows that this learner stores.
 
+        Without a given capacity, the number is at least `window_rows` and at least `unroll_rows`.
+
         Args:
           window_rows: number of rows in one window of each environment.
-          unroll_rows: number of rows in one unroll. The default capacity is at least the larger of the two numbers.
+          unroll_rows: number of rows in one unroll.
 
         Raises:
           UsageError: the given capacity is less than the warm-up.

@@ -83,8 +83,8 @@ class MinariSource(EpisodeSource):
                 self.note(f"{name} is left out")
             else:
                 self.warn(
-                    f"{name} is text or another unsupported kind, and is left out; minari:{where}?leave_out={key} "
-                    "states this explicitly"
+                    f"{name} is text or another unsupported kind, so it is left out; to leave it out without this "
+                    f"warning, use minari:{where}?leave_out={key}"
                 )
         if getattr(self._dataset.storage, "jpeg_encoding", True) and any(map(_is_image, self.spaces)):
             self.note(

@@ -70,9 +70,9 @@ class MonteCarlo(Diagnostic):
         algorithm = run.algorithm
         if not isinstance(getattr(algorithm, "values", None), Scalar) or algorithm.replay_needs.info:
             raise UsageError(
-                f"MonteCarlo cannot measure {type(algorithm).__name__}, because it has no `values` that state the "
-                "discount, or trains on data that rows do not contain (as with Retrace); leave MonteCarlo out of "
-                "Summaries.diagnostics"
+                f"MonteCarlo cannot measure {type(algorithm).__name__}; it requires an algorithm that has `values`, "
+                "from which it reads the discount, and that trains only on data in the rows (Retrace does not); leave "
+                "MonteCarlo out of Summaries.diagnostics"
             )
         self._evaluator = run.evaluator(self._num_episodes)
         environment = run.environment
@@ -113,7 +113,7 @@ class MonteCarlo(Diagnostic):
             reward, discount = values.reward_and_discount(step)
         length, is_vector, compared = episode.length, isinstance(values, Vector), {}
         for name, estimate in found.items():
-            if is_vector and estimate.ndim == 2:  # a sum over entries cannot bootstrap the return of each entry
+            if is_vector and estimate.ndim == 2:  # a sum of all entries cannot bootstrap each entry
                 continue
             estimate = estimate.flatten(0, 1)[:length]  # estimates of rows 0 to T-1
             returns = _returns(reward[:, 0], discount[:, 0], None if episode.terminated[-1] else estimate[-1])
