@@ -34,10 +34,10 @@ class SelfPlay(gymnasium.Wrapper):
     has moved and against the other one. Seat, opponent and the opponent's moves, which are sampled as in training, are
     drawn from the environment's generator: they depend on its seed and on the checkpoints that exist.
 
-    Training draws from the complete checkpoints that were saved at less progress of training than its own, which are
-    the same ones in a resumed run and in workers in lockstep. An evaluation draws from all. Without a checkpoint the
-    opponent moves at random, among those that a leaf `action_mask` of the observation allows. A process loads each
-    checkpoint once.
+    Training draws from the complete checkpoints that were saved at a smaller progress of training than its own. These
+    checkpoints are the same in a resumed run and in workers in lockstep. An evaluation draws from all checkpoints.
+    Without a checkpoint the opponent moves at random, among those that a leaf `action_mask` of the observation allows.
+    A process loads each checkpoint once.
 
     Args:
       env: the game.
@@ -88,7 +88,7 @@ class SelfPlay(gymnasium.Wrapper):
             return self._draw()  # a run has removed checkpoints in the meantime
 
     def _earlier(self, directory: str, steps: list[int]) -> list[int]:
-        """Returns those of a run's checkpoints, ascending, that were saved at less progress than the present one."""
+        """Returns the checkpoints of a run, ascending, that were saved at less than the present progress."""
         if steps and _loaded(directory, steps[-1])[0].algorithm.progress >= self._progress:
             return self._earlier(directory, steps[:-1])
         return steps
