@@ -51,8 +51,8 @@ class DQN(QLearning):
     Args:
       q_network: class or factory of the network; called with (observation_spec, number of actions).
       gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
-      lambda_: weight of longer returns within a window, in [0, 1]; 1 bootstraps at the last row only, 0 is the one-step
-        return; None means 1 without memory and 0 with memory.
+      lambda_: weight of longer returns within a window, in [0, 1]; 1 bootstraps only at the last row, and 0 gives the
+        one-step return; None means 1 without memory and 0 with memory.
       epsilon: probability of a uniform action in rollout, in [0, 1]; a number or a schedule of progress.
       double: whether the online network chooses the next action, and the target network evaluates it.
       target_period: number of network updates for each update of the target network.

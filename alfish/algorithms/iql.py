@@ -65,8 +65,8 @@ class IQL(RLAlgorithm):
         one-hot inputs.
       value: class or factory of V, an ensemble with one member; called with (observation_spec, 0).
       gamma: discount per environment step.
-      lambda_: mixing factor of the return within a window, in [0, 1]; 1 bootstraps at the last row only, 0 is the
-        one-step return.
+      lambda_: mixing factor of the return within a window, in [0, 1]; 1 bootstraps only at the last row, and 0 gives
+        the one-step return.
       target_rate: step size of the target critics' updates, in (0, 1]; they are updated after each gradient step.
       expectile: expectile of Q over recorded actions that V estimates, in (0, 1); near 1, V estimates the maximum.
       beta: factor of the advantage in the exponential weight, in 1 / units of return; 0 means behavioural cloning.

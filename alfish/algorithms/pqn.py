@@ -45,7 +45,7 @@ class PQN(QLearning):
     Args:
       q_network: class or factory of the Q network; called with (observation_spec, number of actions).
       gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
-      lambda_: weight of longer returns, in [0, 1]; 1 bootstraps at the end of the unroll only, 0 is the one-step
+      lambda_: weight of longer returns, in [0, 1]; 1 bootstraps only at the end of the unroll, and 0 gives the one-step
         return.
       epsilon: probability of a uniform action in rollout, in [0, 1]; number or schedule of progress.
       reward_weights: initial weight of each reward entry, kept in the buffer `values.weights`; None means 1 for all.

@@ -65,7 +65,7 @@ class REPPO(RLAlgorithm):
         `PredictiveCritic`.
       values: class or factory of the value representation, a distribution of the return over bins; called with gamma.
       gamma: discount per environment step.
-      lambda_: weight of longer returns, in [0, 1]; 1 bootstraps at the end of the unroll only, 0 is the one-step
+      lambda_: weight of longer returns, in [0, 1]; 1 bootstraps only at the end of the unroll, and 0 gives the one-step
         return.
       initial_alpha: temperature at the start.
       entropy_fraction: target entropy for each Box entry in nats, with the sign reversed.

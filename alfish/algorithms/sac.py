@@ -64,8 +64,8 @@ class SAC(SoftActor):
       critic: class or factory of the critics; called with (observation_spec, action_size, num_outputs). The result has
         an `ensemble_size`.
       gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
-      lambda_: weight of longer returns within a window, in [0, 1]; 1 bootstraps at the last row only, 0 is the one-step
-        return; None means 1, or 0 in `RecurrentSAC`.
+      lambda_: weight of longer returns within a window, in [0, 1]; 1 bootstraps only at the last row, and 0 gives the
+        one-step return; None means 1, or 0 in `RecurrentSAC`.
       target_rate: step size of the target critics' updates, in (0, 1]; None means no target critics: the critics
         themselves compute the targets.
       target_period: number of updates of the critics for each update of the target critics.

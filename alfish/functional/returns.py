@@ -47,7 +47,7 @@ def lambda_return(
 
     With two rows, G_0 = r_1 + g_1 v_1.
 
-    Args, returns and raises: as for `discounted_return`; also `lambda_` in [0, 1], where 0 is the one-step return.
+    Args, returns and raises: as for `discounted_return`; also `lambda_` in [0, 1], where 0 gives the one-step return.
 
     Source: Sutton & Barto, 2018, ch. 12.3.
     """
