@@ -176,7 +176,7 @@ class RingBuffer:
         return RingView(rows, torch.from_numpy(self._store.env_id), torch.arange(window_length).unsqueeze(1))
 
     def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the range of positions in which windows may start; not all rows in it may start one, see `may_start`.
+        """Returns the range of positions that are drawn; some of these rows cannot start a window, see `may_start`.
 
         Args:
           window_length: number of rows of a window, L.
