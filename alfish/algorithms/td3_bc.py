@@ -18,7 +18,7 @@ class TD3BC(TD3):
         loss = (pi(s) - a)^2 - alpha / mean |Q(s, pi(s))| Q(s, pi(s)),   the square averaged over the action's entries
 
     The mean of |Q| is taken over the minibatches of all learners, without gradient. The paper also normalizes
-    observations; add an `ObservationNormalizer` to the transforms for it.
+    observations; to do so, add an `ObservationNormalizer` to the transforms.
 
     Args:
       alpha: weight of Q divided by its mean magnitude; 0 means behavioural cloning.

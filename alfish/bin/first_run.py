@@ -30,7 +30,7 @@ class BaseConf(NamedTuple):
 
     Attributes:
       algorithm: name of the algorithm's class; in lower case, name of the configuration file.
-      budget: environment steps of a first run on vector observations, until the return usually rises.
+      budget: number of environment steps in which the return of a first run on vector observations usually rises.
       for_speed: bindings that give a short run the speed of a long run.
       virtue: reason to choose the algorithm, as a clause.
     """

@@ -11,7 +11,7 @@ from alfish.parameters import differences, gin_internals
 
 
 def refuse_unused(reading: Reading) -> None:
-    """Raises UsageError if no value refers to a macro, which is usually meant as a parameter and lacks the class."""
+    """Raises UsageError if no value refers to a macro; such a macro is usually a parameter that lacks its class."""
     used = {name for one in reading.bindings for name in macros(one.value)}
     for one in reading.bindings:
         if one.key[1] == MACRO and one.name not in used:

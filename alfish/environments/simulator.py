@@ -104,7 +104,8 @@ class SimulatorEnvironment(Environment):
       simulator: simulator to step.
       seed: seed of the first reset.
       action_mask: leaf of the observation that is an action mask, 'observation:LEAF'; None means no mask.
-      rewards: names of the entries of a vector reward; None means the names in `reward_space`, or else numbers.
+      rewards: names of the entries of a vector reward; None means the names in `reward_space`, or the indices of the
+        entries if there are no names.
       final_observation: treatment of a truncation without a final observation. 'given' raises UsageError. 'drop' does
         not train on the time step before the truncation; returns bootstrap from the observation of this step. 'before'
         uses the observation of this step as the final observation, as rsl_rl does, for comparisons. Terminations need

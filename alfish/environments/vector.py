@@ -32,7 +32,8 @@ class VectorEnvironment(Environment):
       autoreset: whether environments reset themselves. If False and the mode is DISABLED, the caller resets the
         environments (`reset(seeds, rows)`), as evaluation does.
       action_mask: leaf to mark as the action mask, 'observation:LEAF'; None means that the space itself marks any mask.
-      rewards: names of the entries of a vector reward; None means the names in `env.reward_space`, or else numbers.
+      rewards: names of the entries of a vector reward; None means the names in `env.reward_space`, or the indices of
+        the entries if there are no names.
 
     Raises:
       UsageError: the autoreset mode is missing, or a space is not supported.

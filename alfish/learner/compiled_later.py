@@ -31,9 +31,9 @@ COMPILATION_SECONDS, CACHED_SECONDS = 12.0, 5.0
 def first_compiled_update(work: float) -> int:
     """Returns the number of plain updates that take as long as a compilation with the graph in the cache.
 
-    If the cache lacks the graph, the run waits at that update until compilation has ended. A later switch would save
-    little of this wait, because compiled updates soon make up for it. A later switch would also slow down every later
-    run of the same configuration, for which the cache has the graph.
+    If the cache lacks the graph, the run waits at that update until compilation has ended. A switch at a later update
+    would save little time, because compiled updates soon make up for the wait. It would also slow down every later run
+    of the same configuration, for which the cache has the graph.
 
     Args:
       work: number of rows of an update, times the number of parameters.

@@ -43,8 +43,8 @@ class StackedMemory(nn.Module):
             memory = build_memory(layer, f"StackedMemory.layers[{k}]", self.output_size)
             if residual and k > 0 and memory.output_size != self.output_size:
                 raise UsageError(
-                    f"StackedMemory.residual is True, but StackedMemory.layers[{k}] makes {memory.output_size} "
-                    f"features of {self.output_size}; give these layers one size, or set residual = False"
+                    f"StackedMemory.residual is True, but StackedMemory.layers[{k}] returns {memory.output_size} "
+                    f"features for {self.output_size} inputs; give all layers the same size, or set residual = False"
                 )
             self.layers.append(memory)
             self.output_size = memory.output_size

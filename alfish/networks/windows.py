@@ -13,7 +13,7 @@ Network: TypeAlias = Callable[[TimeStep, Nest], tuple[Any, Nest]]  # (time step,
 
 
 def burn_in_state(network: Network, burn_in: TimeStep | None, state: Nest) -> Nest:
-    """Returns the state after the burn-in rows, without gradient; `state` itself without burn-in rows.
+    """Returns the state after the burn-in rows, without gradient; returns `state` if there are no burn-in rows.
 
     The stored state was computed with older parameters; burn-in updates it. Source: Kapturowski et al., 2019.
 

@@ -362,7 +362,7 @@ class _Translation:
             self._set("ObservationNormalizer.leaves", list(dict.fromkeys(groups)))
             self._comment("obs_normalization", normalized, "a group that both read is normalized for both")
         self._comment(
-            "", "", "rsl_rl adds 0.01 to the deviation that divides observations, alfish 1e-8 to the variance"
+            "", "", "rsl_rl adds 0.01 to the deviation that divides observations; alfish adds 1e-8 to the variance"
         )
 
     def _left(self, prefix: str, fields: Mapping[str, Any]) -> None:

@@ -18,11 +18,11 @@ from alfish.unrollers import SyncUnroller
 class BorrowingEvaluator(Evaluator):
     """Evaluates in the training environment, whose episodes it truncates; training then begins new episodes.
 
-    All environments step together, and one call of the policy serves all of them. The result covers the first episodes
-    that start: first one in each environment, then the next ones in the environments that end first. The seed of the
-    evaluation seeds the simulator as a whole, so an episode depends on the number of environments.
+    All environments step together, and one call of the policy serves all of them. The result covers the episodes that
+    start first: one episode in each environment, then further episodes in the environments whose episodes end first.
+    The seed of the evaluation seeds the simulator as a whole, so an episode depends on the number of environments.
 
-    Counters that the simulator saves, such as those of a curriculum, continue after the evaluation as before it. Random
+    Counters that the simulator saves, such as those of a curriculum, are restored after the evaluation. Random
     generators do not, so training differs from a run without evaluations.
 
     Args:

@@ -171,8 +171,8 @@ def advice(measured: Measured, run: Run, worker_idle: float | None = None) -> It
             yield "most of the time is updates: Trainer.num_threads = 'auto' uses idle cores for large matrix products"
     if measured.share(ENVIRONMENT) > 0.4 and env_step > 50:
         yield (
-            f"most of it is the environment, {env_step:,.0f} us/step: make_environment.vectorization = 'async', with "
-            "more environments, steps them side by side"
+            f"most of the time is environment steps, {env_step:,.0f} us each: make_environment.vectorization = 'async' "
+            "with more environments steps them in parallel"
         )
     if measured.share(POLICY) > 0.3 and num_envs < 8:
         yield "acting is expensive: with a larger make_environment.num_envs, environments share one call of the policy"

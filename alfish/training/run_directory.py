@@ -273,7 +273,7 @@ class RunDirectory:
         return self._done().get("reason")
 
     def _done(self) -> dict[str, Any]:
-        """Returns the content of the file `done`; empty without such a file."""
+        """Returns the content of the file `done`; empty if there is no such file."""
         try:
             return contents.record(self.path, "done", {"reason": str}, ["reason"]) or {}
         except UsageError as error:  # a file from elsewhere does not mark a run as finished

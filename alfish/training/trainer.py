@@ -346,8 +346,8 @@ class Trainer:
 
         Args:
           best: whether to mark the checkpoint as the best one so far.
-          rows: whether to also write the replay rows, which may take long. A run continues from the newest checkpoint
-            that has rows, if there is one.
+          rows: whether to also write the replay rows, which can take a long time. A run continues from the newest
+            checkpoint that has rows, if there is one.
         """
         stored = self.batches.stored() if rows else None
         path = self.directory.save(self.clock.value, self.state_dict(), stored, best)

@@ -104,8 +104,8 @@ class RowCheck:
             if wrong.any():
                 row, column, *_ = (int(index) for index in wrong.nonzero()[0])
                 raise RunError(
-                    f"environment {int(time_step.env_id[row, column])} returned {leaf[row, column].tolist()} as {name} "
-                    f"in row {row} of the unroll (counted from the lowest value of its space), but its space is "
+                    f"environment {int(time_step.env_id[row, column])} returned {leaf[row, column].tolist()} (counted "
+                    f"from the lowest value of its space) as {name} in row {row} of the unroll, but its space is "
                     f"{spec}; make the space contain all values, which `alfish check-env` tests"
                 )
 

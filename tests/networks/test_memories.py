@@ -268,7 +268,7 @@ def test_layers_of_a_stack_have_settings_of_their_own_in_gin():
         (lambda: StackedMemory(F, [GRU, nn.Linear]), r"StackedMemory.layers\[1\] cannot be called as the shipped"),
         (
             lambda: StackedMemory(F, [GRU, functools.partial(GRU, size=H)], residual=True),
-            r"residual is True, but StackedMemory.layers\[1\] makes 4 features of 64; give these layers one size",
+            r"residual is True, but StackedMemory.layers\[1\] returns 4 features for 64 inputs; give all layers",
         ),
     ],
 )

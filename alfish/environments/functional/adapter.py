@@ -44,7 +44,8 @@ class FunctionalEnvironment(Environment):
       device: device of all tensors.
       evaluation: whether environments are reset and seeded one by one.
       action_mask: leaf of the observation that is an action mask, 'observation:LEAF'; None means no mask.
-      rewards: names of the entries of a vector reward; None means the names in `reward_space`, or else numbers.
+      rewards: names of the entries of a vector reward; None means the names in `reward_space`, or the indices of the
+        entries if there are no names.
       env_spec: specification in gymnasium's registry; None means a new specification with the environment's time limit.
 
     Attributes:
@@ -289,7 +290,7 @@ class SeparateNumbers:
                 self._cursor[row] = BLOCK
 
     def draw(self, num_steps: int, rows: np.ndarray | None = None) -> torch.Tensor:
-        """Returns the numbers of the next steps, `[num_steps, B, n]`; only the generators of `rows` advance."""
+        """Returns random numbers of the next steps, `[num_steps, B, n]`; only the generators of `rows` advance."""
         which = torch.ones_like(self._cursor) if rows is None else torch.from_numpy(rows).long()
         every = torch.arange(len(self._cursor))
         steps = []

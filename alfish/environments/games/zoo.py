@@ -271,7 +271,7 @@ class ZooGames(Games):
           step_type: FIRST, MID or LAST.
           observation: observation of the agent, as the game returned it.
           seen: values that all rows of the game share.
-          info: info of the agent; None without one.
+          info: info of the agent; None if the agent has no info.
           reward: reward of the agent, see `_reward`.
           terminated: whether the agent's episode has ended by termination.
         """
