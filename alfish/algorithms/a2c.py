@@ -31,7 +31,7 @@ class A2CTarget(NamedTuple):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class A2C(ActorCriticAlgorithm):
-    """Advantage actor-critic; the module's docstring has the paper and the differences from it.
+    """Advantage actor-critic; see the module's docstring for the paper and the differences from it.
 
     Args:
       network: class or factory of the networks; called with (observation_spec, action_spec, reward_spec). The

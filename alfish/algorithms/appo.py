@@ -9,9 +9,9 @@ multiplies the ratio by q - V, without a second weight rho. Without lag, the fir
 al., 2020) instead divides pi by the policy of a target network, and needs a second clipped weight between that policy
 and mu.
 
-With lag, the first ratio differs from 1. A row trains only the value if its ratio already exceeds clip_range in the
-direction of its advantage. V-trace corrects for the lag at the start of the iteration. The updates of the iteration add
-lag; recompute_advantage corrects for it before each epoch.
+With lag, the first ratio differs from 1. If a row's ratio already exceeds clip_range in the direction of the row's
+advantage, the row trains only the value, not the policy. V-trace corrects for the lag at the start of the iteration.
+The updates of the iteration add lag; recompute_advantage corrects for it before each epoch.
 
 Differences from the papers: a truncated episode bootstraps from its true final observation; advantages are normalized
 over the trained rows of the unroll.
@@ -34,7 +34,7 @@ from alfish.parameters import PositiveFloat, checked
 @gin.configurable(module="alfish.algorithms")
 @checked
 class APPO(PPO):
-    """Asynchronous PPO; the module's docstring has the papers and the differences from them.
+    """Asynchronous PPO; see the module's docstring for the papers and the differences from them.
 
     Args:
       rho_bar: upper limit of the weight of each step's TD error. With `loss` 'impala', it also limits the weight of the

@@ -39,7 +39,7 @@ class DDPGTrain(NamedTuple):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class DDPG(RLAlgorithm):
-    """Deep deterministic policy gradients; the module's docstring has the papers and the differences from them.
+    """Deep deterministic policy gradients; see the module's docstring for the papers and the differences from them.
 
     Args:
       actor: class or factory of the actor; called with (observation_spec, action_size).

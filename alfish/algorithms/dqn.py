@@ -46,7 +46,7 @@ class DQNTrain(NamedTuple):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class DQN(QLearning):
-    """Deep Q-learning; the module's docstring has the papers and the differences from them.
+    """Deep Q-learning; see the module's docstring for the papers and the differences from them.
 
     Args:
       q_network: class or factory of the network; called with (observation_spec, number of actions).

@@ -29,7 +29,7 @@ from alfish.parameters import FiniteFloat, PositiveFloat, checked
 @gin.configurable(module="alfish.algorithms")
 @checked
 class EntropyTargetPPO(PPO):
-    """PPO that keeps the policy's mean entropy at a target; the module's docstring has the losses.
+    """PPO that keeps the policy's mean entropy at a target; see the module's docstring for the losses.
 
     The temperature is the parameter group `temperature`, which may have its own learning rate:
     `Learner.learning_rate = {'all': 3e-4, 'temperature': 1e-2}`.

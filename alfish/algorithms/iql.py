@@ -55,7 +55,7 @@ class IQLTrain(NamedTuple):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class IQL(RLAlgorithm):
-    """Implicit Q-learning; the module's docstring has the paper and the differences from it.
+    """Implicit Q-learning; see the module's docstring for the paper and the differences from it.
 
     Args:
       actor_encoder: class or factory of the actor's encoder; called with the observation spec.

@@ -24,7 +24,7 @@ from alfish.parameters.schedules import Schedule, as_schedule
 @gin.configurable(module="alfish.algorithms")
 @checked
 class KLPenaltyPPO(PPO):
-    """PPO with a penalty on the KL from the rollout policy; the module's docstring has the equation.
+    """PPO with a penalty on the KL from the rollout policy; see the module's docstring for the equation.
 
     Args:
       kl_coef: weight of KL(rollout policy, policy) in nats; a number or a schedule of progress.

@@ -106,7 +106,7 @@ class NormalizedReturns(ActorCriticAlgorithm):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class NormalizedReturnsPPO(NormalizedReturns, PPO):
-    """PPO with normalized returns; the module's docstring has the papers.
+    """PPO with normalized returns; see the module's docstring for the papers.
 
     Args:
       arguments: settings of `PPO`.
@@ -116,7 +116,7 @@ class NormalizedReturnsPPO(NormalizedReturns, PPO):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class NormalizedReturnsA2C(NormalizedReturns, A2C):
-    """A2C with normalized returns; the module's docstring has the papers.
+    """A2C with normalized returns; see the module's docstring for the papers.
 
     Args:
       arguments: settings of `A2C`.
@@ -126,7 +126,7 @@ class NormalizedReturnsA2C(NormalizedReturns, A2C):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class NormalizedReturnsAPPO(NormalizedReturns, APPO):
-    """APPO with normalized returns; the module's docstring has the papers.
+    """APPO with normalized returns; see the module's docstring for the papers.
 
     Args:
       arguments: settings of `APPO`.

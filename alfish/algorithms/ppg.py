@@ -45,7 +45,7 @@ class AuxiliaryTarget(NamedTuple):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class PPG(PPO):
-    """Phasic policy gradient; the module's docstring has the losses and the differences from the paper.
+    """Phasic policy gradient; see the module's docstring for the losses and the differences from the paper.
 
     Requires `Trainer.batches = @PhasicBatches`. The auxiliary value head is the parameter group `auxiliary`, which
     trains in auxiliary phases only.

@@ -52,13 +52,13 @@ class PPOTarget(NamedTuple):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class PPO(ActorCriticAlgorithm):
-    """Proximal policy optimization; the module's docstring has the paper and the differences from it.
+    """Proximal policy optimization; see the module's docstring for the paper and the differences from it.
 
     Args:
       network: class or factory of the networks; called with (observation_spec, action_spec, reward_spec). The
         networks have `policy`, `value`, `forward` for policy and value together, and `initial_state`.
       gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
-      lambda_: weight of longer returns in the generalised advantage, in [0, 1]; 1 is the Monte-Carlo return.
+      lambda_: weight of longer returns in the generalised advantage, in [0, 1]; 1 gives the Monte-Carlo return.
       clip_range: largest change of an action's probability ratio that lowers the loss.
       reciprocal_clip: whether the ratio is clipped below at 1 / (1 + clip_range), as in Sample Factory, instead of
         1 - clip_range.

@@ -37,7 +37,7 @@ class PQNTrain(NamedTuple):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class PQN(QLearning):
-    """Parallelised Q-network; the module's docstring has the paper and the differences from it.
+    """Parallelised Q-network; see the module's docstring for the paper and the differences from it.
 
     Targets are lambda-returns of greedy values, computed once for each unroll with the network that acted. As in Peng's
     Q(lambda), exploratory actions do not end a return.

@@ -42,7 +42,7 @@ class PriorTarget(NamedTuple):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class PriorKLPPO(PPO):
-    """PPO whose loss contains KL(prior policy, policy); the module's docstring has the equation.
+    """PPO whose loss contains KL(prior policy, policy); see the module's docstring for the equation.
 
     Checkpoints contain the checksum of the prior policy, not the prior policy itself. A saved policy that only acts
     does not load the prior policy.

@@ -56,7 +56,7 @@ class REPPOTrain(NamedTuple):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class REPPO(RLAlgorithm):
-    """Relative entropy pathwise policy optimization; the module's docstring has the paper and the differences from it.
+    """Relative entropy pathwise policy optimization; see the module's docstring for the paper and differences from it.
 
     Args:
       actor_encoder: class or factory of the actor's encoder; called with the observation spec.

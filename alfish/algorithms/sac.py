@@ -56,7 +56,7 @@ class SACTrain(NamedTuple):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class SAC(SoftActor):
-    """Soft actor-critic; the module's docstring has the papers and the differences from them.
+    """Soft actor-critic; see the module's docstring for the papers and the differences from them.
 
     Args:
       actor_encoder: class or factory of the actor's encoder; called with the observation spec.

@@ -89,7 +89,7 @@ class SymmetricTrain(NamedTuple):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class SymmetricPPO(PPO):
-    """PPO on rows and their mirror images; the module's docstring has the losses.
+    """PPO on rows and their mirror images; see the module's docstring for the losses.
 
     A mirror is a function of tensors `[..., *shape]`, such as `@left_right/Mirror()`. For a Dict or Tuple, it is a dict
     of such functions by the path of a leaf; leaves without a mirror do not change.

@@ -92,7 +92,7 @@ class ICM(RewardPart):
 
         loss = forward_fraction * forward error + (1 - forward_fraction) * inverse loss
 
-    The module's docstring has the paper and the differences from it.
+    See the module's docstring for the paper and the differences from it.
 
     Args:
       observation_spec, action_spec: specs of the transformed observations and of the actions, see `Part`.
@@ -134,8 +134,8 @@ class ICM(RewardPart):
 class DynamicsFeatures(Representation):
     """Features that are trained by an inverse model and a forward model.
 
-    The forward model's target has no gradient, and the inverse model prevents constant features. The
-    module's docstring has the paper.
+    The forward model's target has no gradient, and the inverse model prevents constant features. See the module's
+    docstring for the paper.
 
     Args:
       observation_spec, action_spec: specs of the transformed observations and of the actions, see `Part`.

@@ -34,7 +34,7 @@ REWARDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @gin.configurable(module="alfish.composition")
 @checked
 class GAIL(LearnedReward):
-    """Generative adversarial imitation; the module's docstring has the paper and the differences from it.
+    """Generative adversarial imitation; see the module's docstring for the paper and the differences from it.
 
     `Composed.extrinsic_coef = 0` leaves the environment's reward out; metrics and evaluations keep it.
 

@@ -45,7 +45,7 @@ NEVER = -1e9  # log weight of a step that does not train; -inf would give nan gr
 @gin.configurable(module="alfish.composition")
 @checked
 class GuidedCost(LearnedReward):
-    """Guided cost learning; the module's docstring has the paper and the differences from it.
+    """Guided cost learning; see the module's docstring for the paper and the differences from it.
 
     `Composed.extrinsic_coef = 0` leaves the environment's reward out; metrics and evaluations keep it. The policy needs
     a density of its actions (`RLAlgorithm.log_prob`), and no memory.

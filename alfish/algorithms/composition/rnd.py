@@ -37,7 +37,7 @@ UNBOUNDED = 1e30  # a limit so large that a normalizer clips nothing
 @gin.configurable(module="alfish.composition")
 @checked
 class RND(RewardPart):
-    """Random network distillation; the module's docstring has the paper and the differences from it.
+    """Random network distillation; see the module's docstring for the paper and the differences from it.
 
         r = 1/2 |f(s') - g(s')|^2 / standard deviation of the discounted returns of r,   f fixed, g trained
 

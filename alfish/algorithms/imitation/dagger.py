@@ -30,7 +30,7 @@ from alfish.parameters.schedules import Schedule, as_schedule
 @gin.configurable(module="alfish.algorithms")
 @checked
 class DAgger(Apprentice):
-    """Dataset aggregation; the module's docstring has the paper and the differences from it.
+    """Dataset aggregation; see the module's docstring for the paper and the differences from it.
 
     Args:
       expert: class or factory of the expert, which labels rows: `@saved_policy`, or an `Expert` of your own.
