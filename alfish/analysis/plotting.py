@@ -76,8 +76,8 @@ def curves_of(
     for source, of in series.items():
         if num_undefined := int((~np.isfinite(of.values)).sum()):
             note(
-                f"{source.name}: {num_undefined} of {counted(len(of.values), 'value')} not finite and therefore not "
-                "drawn"
+                f"{source.name}: {num_undefined} of {counted(len(of.values), 'value')} are not finite and therefore "
+                "not drawn"
             )
     for one in groups:
         found.append(curve(one, [series[source] for source in one.sources], axis, statistic))

@@ -76,8 +76,8 @@ def make_environment(
         'envpool' uses EnvPool; both draw different random numbers than 'sync'.
       env_kwargs: arguments of the constructor; each environment receives a deep copy, except of objects that cannot be
         copied. The arguments of wrappers and of a functools.partial are also copied.
-      wrappers: wrappers of each single environment, the first innermost. An entry is a callable, the name of a
-        callable such as `gymnasium.wrappers:FlattenObservation`, or a list of either and keyword arguments.
+      wrappers: wrappers of each single environment, the first innermost. An entry is a callable, the name of a callable
+        such as `gymnasium.wrappers:FlattenObservation`, or a list of one of these and a dict of keyword arguments.
       training_wrappers: further wrappers outside `wrappers`, which evaluation leaves out.
       leave_out: names of the parts of a Dict observation to leave out, such as 'mission', or 'goal.text' in a nested
         Dict.

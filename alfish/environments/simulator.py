@@ -74,7 +74,7 @@ class Simulator(abc.ABC):
         """Executes actions `[B, ...]` in the units of `action_space`; the caller does not modify them later."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns a state from which episodes continue exactly; if impossible, counters only, or {}."""
+        """Returns a state from which episodes continue exactly; if this is impossible, only counters, or {}."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:

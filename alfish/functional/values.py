@@ -1,8 +1,8 @@
-"""Kinds of values: what a critic predicts for an action, with its target and its loss.
+"""Value representations: what a critic predicts for an action, with its target and its loss.
 
 A value is one number (`Scalar`), one number for each entry of a vector reward (`Vector`), or a distribution of the
-return (`functional.return_distributions`). All kinds have the interface of `Scalar`, so algorithms need not know which
-kind they use. `values_of` returns the kind that fits a reward.
+return (`functional.return_distributions`). All these classes have the interface of `Scalar`, so algorithms need not
+know which class they use. `values_of` returns an object of the class that fits a reward.
 
 Values, targets and advantages have one entry for each entry of the reward. Only the policy uses the weighted sum of
 entries, so values stay valid when weights change.

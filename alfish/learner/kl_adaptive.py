@@ -92,7 +92,7 @@ def follow(
 
     Args:
       leads: `KLAdaptive` of each rate, by the name of the rate's optimizer.
-      rates: 0-d tensor of each rate, by the same name; overwritten.
+      rates: 0-d tensor of each rate, by the same names; changed in place.
       kl: 0-d KL of the minibatch; None if `leads` is empty.
       is_applied: 0-d tensor; 0 means that the update is skipped and that the rates do not change.
     """

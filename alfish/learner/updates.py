@@ -60,7 +60,7 @@ class Gradients(NamedTuple):
 
     by_group: dict[str, list[torch.Tensor]]  # a flat vector for each dtype, clipped
     total: torch.Tensor  # the groups' losses, then their gradients' norms before clipping
-    is_finite: torch.Tensor  # 0-d float32: 1 if `total` is finite, or 0, so that the update is skipped
+    is_finite: torch.Tensor  # 0-d float32: 1 if `total` is finite, else 0, which skips the update
     stops: torch.Tensor | None  # 0-d bool, whether the algorithm requests a stop; None if it never does
     kl: torch.Tensor | None  # 0-d mean of `LossInfo.kl`, if a learning rate follows it
 
@@ -130,9 +130,9 @@ class Updates:
           summarize: whether to compute `extra` of the result.
 
         Returns:
-          Statistics of the update. On a CPU, None if the algorithm requests a stop, and then nothing has changed. On a
-          GPU, a stop skips this and all further updates until `settle`. The host does not wait to know of the stop, so
-          a skipped update also returns statistics.
+          Statistics of the update. On a CPU, the result is None if the algorithm requests a stop; the update then
+          changes nothing. On a GPU, a stop skips this and all further updates until `settle`. The host does not wait to
+          know of the stop, so a skipped update also returns statistics.
         """
         batch = take(chunk.source, index)
         with torch.enable_grad():

@@ -185,7 +185,7 @@ def total(values: "torch.Tensor") -> "torch.Tensor":
 
 
 def mean(own: "torch.Tensor", mask: "torch.Tensor") -> "torch.Tensor":
-    """Returns the mean over the rows of all learners; `own` itself without torchrun, or within `apart`.
+    """Returns the mean over the rows of all learners; without torchrun or within `apart`, returns `own`.
 
     Args:
       own: 0-d mean over the rows of this learner.

@@ -70,8 +70,8 @@ class Profile(Listener):
 
     Args:
       warmup_updates: number of gradient steps before measuring begins.
-      trace_seconds: minimum seconds of the trace, which covers complete iterations; the table excludes these
-        iterations. 0 means no trace.
+      trace_seconds: minimum duration of the trace in seconds; the trace covers complete iterations; the table excludes
+        these iterations. 0 means no trace.
     """
 
     def __init__(self, warmup_updates: NonNegativeInt = 16, trace_seconds: NonNegativeFloat = 0.5):

@@ -330,7 +330,7 @@ class Trainer:
         return Policy(algorithm, transforms, observed, acted, self.clock.env_steps)
 
     def load_policy(self, checkpoint: str | int = "latest") -> int:
-        """Loads weights, transforms and counters of a checkpoint, nothing else; returns its environment steps."""
+        """Loads only weights, transforms and counters of a checkpoint; returns the number of its environment steps."""
 
         def load(state: dict[str, Any]) -> None:
             self._parts.rebuild(state)

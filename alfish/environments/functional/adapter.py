@@ -56,8 +56,8 @@ class FunctionalEnvironment(Environment):
       device: device of all tensors.
 
     Raises:
-      UsageError: a space or an attribute of the class cannot be used. At the first reset: a method does not return the
-        structure, shape, dtype or device that alfish requires, or writes to its arguments.
+      UsageError: a space or an attribute of the class cannot be used. The first reset raises it if a method does not
+        return the structure, shape, dtype or device that alfish requires, or if it writes to its arguments.
     """
 
     state: Nest

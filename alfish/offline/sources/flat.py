@@ -99,8 +99,8 @@ def check_rows(values: Any, label: str) -> None:
 
 
 def cut(table: TransitionTable) -> tuple[np.ndarray, int]:
-    """Finds the ends of episodes: at flags, at the end, and where the next observation is not the observation of the
-    next row.
+    """Finds the ends of episodes: at flags, at the end of the table, and where the next observation is not the
+    observation of the next row.
 
     Returns:
       The row after the last row of each episode, `[E]` int64; and the number of ends without a flag.
