@@ -117,8 +117,8 @@ class SimulatorEnvironment(Environment):
       device: device of all tensors.
 
     Raises:
-      UsageError: a space is not supported. At the first reset and step: the simulator does not return the structure,
-        shape or device that it declares. In an unroll, with 'given': a final observation is lost.
+      UsageError: a space is not supported. The first reset or step raises it if the simulator does not return the
+        structure, shape or device that it declares; an unroll raises it if a final observation is lost with 'given'.
     """
 
     env: Any
