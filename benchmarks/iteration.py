@@ -2,7 +2,8 @@
 
   python -m benchmarks.iteration                                    all sizes: 15 minutes
   python -m benchmarks.iteration --num_envs=1024 --layers=64        some sizes
-  python -m benchmarks.iteration --sides=numpy,compiled             some sides
+  python -m benchmarks.iteration --sides=numpy-1,compiled-2         some sides
+  python -m benchmarks.iteration --device=cuda --num_envs=4096,65536 --sides=compiled-1,jax-2    on a GPU
   python -m benchmarks.iteration --table                            only the tables, from existing rows
 
 An iteration is an unroll of 16 steps, metrics, advantages, and one epoch of four minibatches. Each side is a process of
@@ -33,7 +34,7 @@ from benchmarks import PROJECT, processes, tables
 from benchmarks.runs.turns import READY
 
 CSV = PROJECT / "docs" / "results" / "iteration.csv"
-KEY = ("side", "num_envs", "length", "layers", "round")
+KEY = ("side", "num_envs", "length", "layers", "device", "round")
 FIELDS = (*KEY, "steps_per_second", "steps_per_cpu_second", "versions", "machine")
 LENGTH = 16  # vector steps of an unroll
 ROUNDS, SECONDS = 5, 2.0  # number of rounds, and seconds of each side in a round
@@ -47,27 +48,29 @@ def main() -> None:
     parser.add_argument("--num_envs", default="1024,4096")
     parser.add_argument("--layers", default="32,64", help="sizes of the two layers of policy and value")
     parser.add_argument("--sides", default=",".join((*OWN, *PEERS)))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     if not arguments.table:
         for num_envs in map(int, arguments.num_envs.split(",")):
             for layers in map(int, arguments.layers.split(",")):
-                measure(arguments.sides.split(","), num_envs, layers)
+                measure(arguments.sides.split(","), num_envs, layers, arguments.device)
     rows = tables.read_rows(CSV)
-    print(f"{table(rows, OWN)}\n\n{table(rows, (*PEERS, BASELINE))}")
+    own, peers = (table(rows, sides, arguments.device) for sides in (OWN, (*PEERS, BASELINE)))
+    print(f"{own}\n\n{peers}")
 
 
-def measure(sides: Sequence[str], num_envs: int, layers: int) -> None:
+def measure(sides: Sequence[str], num_envs: int, layers: int, device: str = "cpu") -> None:
     """Measures all sides in turns, and writes their rows."""
     with contextlib.ExitStack() as stack:
-        take_turn = {side: stack.enter_context(_Side(side, num_envs, layers)) for side in sides}
+        take_turn = {side: stack.enter_context(_Side(side, num_envs, layers, device)) for side in sides}
         rows = []
         for number in range(ROUNDS):
             for side, take in take_turn.items():
                 result = take(SECONDS)
                 rows.append(
                     {
-                        **dict(zip(KEY, (side, num_envs, LENGTH, layers, number))),
+                        **dict(zip(KEY, (side, num_envs, LENGTH, layers, device, number))),
                         "steps_per_second": round(result["steps"] / result["seconds"]),
                         "steps_per_cpu_second": round(result["steps"] / result["cpu_seconds"]),
                         "versions": take.versions,
@@ -84,14 +87,14 @@ class _Side:
       versions: names of the packages that the side uses, with versions.
     """
 
-    def __init__(self, side: str, num_envs: int, layers: int):
+    def __init__(self, side: str, num_envs: int, layers: int, device: str = "cpu"):
         name, threads = side.split("-")
         sizes = [str(number) for number in (num_envs, LENGTH, layers)]
-        python, script, arguments = _script(name)
+        python, script, arguments = _script(name, device)
         command = [python, str(PROJECT / "benchmarks" / "runs" / f"{script}_iteration_run.py"), *arguments, *sizes]
         self._process = subprocess.Popen(
             [*command, threads] if script != "jax" else command,
-            env=processes.with_threads(int(threads)) | {"JAX_PLATFORMS": "cpu"},
+            env=processes.with_threads(int(threads)) | {"JAX_PLATFORMS": device},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -118,18 +121,19 @@ class _Side:
         self._process.communicate()  # closes the pipes
 
 
-def _script(name: str) -> tuple[str, str, list[str]]:
+def _script(name: str, device: str) -> tuple[str, str, list[str]]:
     """Returns the Python of a side, the name of its script, and the first arguments."""
     if name in ("jax", "gymnax"):
         return processes.peer_python("jax"), "jax", [name]
     if name == "rlox":
         return processes.peer_python("rlox"), "rlox", []
-    return sys.executable, "alfish", [name]
+    return sys.executable, "alfish", [name, device]
 
 
-def table(rows: Sequence[dict[str, str]], sides: Sequence[str]) -> str:
+def table(rows: Sequence[dict[str, str]], sides: Sequence[str], device: str = "cpu") -> str:
     """Returns a Markdown table: medians of steps per second, and in brackets of steps per second of the processor."""
     lines = [tables.header(["environments", "layers", *sides])]
+    rows = [row for row in rows if row["device"] == device]
     for num_envs, layers in sorted({(int(row["num_envs"]), int(row["layers"])) for row in rows}):
         cells = []
         for side in sides:

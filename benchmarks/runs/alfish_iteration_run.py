@@ -1,6 +1,6 @@
 """alfish's side of `benchmarks.iteration`: whole iterations of its trainer.
 
-python -m benchmarks.runs.alfish_iteration_run VARIANT NUM_ENVS LENGTH LAYERS THREADS
+python -m benchmarks.runs.alfish_iteration_run VARIANT DEVICE NUM_ENVS LENGTH LAYERS THREADS
 """
 
 import functools
@@ -28,7 +28,7 @@ STEPPING = "envpool_stepping"  # EnvPool's environments with random actions, wit
 WARM_UP = 25  # iterations in which graphs are made and compared
 
 
-def main(variant: str, num_envs: int, length: int, layers: int, threads: int) -> None:
+def main(variant: str, device: str, num_envs: int, length: int, layers: int, threads: int) -> None:
     if variant == STEPPING:
         step_envpool(num_envs, threads)
         return
@@ -49,6 +49,7 @@ def main(variant: str, num_envs: int, length: int, layers: int, threads: int) ->
             num_env_steps=10**12,
             summary_period=10**6,
             num_threads=threads,
+            device=device,
         )
         trainer.start()
         iterations = trainer.iterate()
@@ -80,4 +81,4 @@ def step_envpool(num_envs: int, threads: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))

@@ -43,8 +43,9 @@ def test_the_tables_of_the_page_match_their_raw_data():
 
 def test_a_cell_is_a_median_and_is_empty_without_rows():
     rows = [
-        {"side": "jax-2", "num_envs": "1024", "layers": "32", "steps_per_second": str(n), "steps_per_cpu_second": "7"}
-        for n in (1000, 3000, 9000)
+        {"side": "jax-2", "num_envs": "1024", "layers": "32", "device": device, "steps_per_second": str(n)}
+        | {"steps_per_cpu_second": "7"}
+        for n, device in ((1000, "cpu"), (3000, "cpu"), (9000, "cpu"), (90_000, "cuda"))
     ]
     *_, line = iteration.table(rows, ("jax-2", "rlox-1")).splitlines()
     assert line == "| 1,024 | 2 x 32 | 3,000 (7) |  |"
