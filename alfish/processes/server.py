@@ -224,7 +224,26 @@ def main(trainer_fd: int, program: str) -> None:
     os.environ.update(launch.environment)
     sys.path[:] = launch.path
     importlib.invalidate_caches()
-    worker.main(launch.setup, dict(zip(launch.names, fds[4:], strict=True)))
+    try:
+        worker.main(launch.setup, dict(zip(launch.names, fds[4:], strict=True)))
+    except SystemExit as end:
+        if not isinstance(end.code, int):  # the interpreter prints it
+            raise
+        _end(end.code)
+    _end(0)
+
+
+def _end(code: int) -> None:
+    """Ends a worker without the interpreter's clean-up, which would copy all pages that the worker shares."""
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.main_thread():
+            thread.join()
+    gc.collect()  # closes files in reference cycles; shared objects are exempt
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # the stream is closed
+            stream.flush()
+    os._exit(code)
 
 
 def _serve(trainer: socket.socket) -> list[int]:

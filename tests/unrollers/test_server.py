@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from test_async import QUICK, processes, unroller_of
-from worker_parts import Telling
+from worker_parts import Leaving, Telling
 
 from alfish.environments import make_environment
 from alfish.errors import RunError
@@ -59,6 +59,18 @@ def test_a_worker_behaves_like_a_separate_program(tmp_path, monkeypatch, capfd):
     assert not [name for name in second["modules"] if name.startswith("alfish.policies")]  # there is one policy
     assert second["random"] == first["random"]  # by the seed, not by the order of the forks
     assert capfd.readouterr() == ("out\n", "err")
+
+
+def test_a_worker_ends_in_order_but_leaves_its_memory_to_the_system(tmp_path, capfd):
+    """The interpreter's clean-up would copy all pages that a worker shares with the server: 128 MB."""
+    path = tmp_path / "ends"
+    unroller = unroller_of(functools.partial(make_environment, functools.partial(Leaving, os.getpid(), str(path))))
+    unroller.unroll(4)
+    (process,) = processes(unroller)
+    unroller.close()
+    assert process.returncode == 0
+    assert sorted(path.read_text().split("\n")) == ["", "exit function", "file", "thread"]
+    assert capfd.readouterr().out == "out"
 
 
 def test_closing_the_single_threaded_server_ends_its_workers():

@@ -1,5 +1,6 @@
 """Environments and algorithms that worker processes of the tests import."""
 
+import atexit
 import json
 import os
 import random
@@ -335,6 +336,52 @@ class Parting(Stamped):
     def close(self):
         if os.getpid() != self._home:
             open(self._path, "w").close()
+
+
+class Leaving(Stamped):
+    """In a worker, leaves things to the end of the process: each adds a line to a file.
+
+    Args:
+      home: process id of the trainer.
+      path: of the file.
+    """
+
+    def __init__(self, home, path):
+        super().__init__()
+        if os.getpid() == home:
+            return
+        self._closed = threading.Event()
+        self._file = open(path, "a")  # noqa: SIM115  # kept by a reference cycle alone
+        self._itself = self
+        self._file.write("file\n")
+        threading.Thread(target=self._wait, args=(self._closed, path)).start()
+        atexit.register(_add_line, path, "exit function")
+        sys.stdout.write("out")
+        Leaving.remains = _Remaining(path)
+
+    def close(self):
+        if hasattr(self, "_closed"):
+            self._closed.set()
+
+    @staticmethod
+    def _wait(closed, path):
+        closed.wait()
+        _add_line(path, "thread")
+
+
+class _Remaining:
+    """Adds a line where the interpreter deletes what modules refer to."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def __del__(self):
+        _add_line(self._path, "clean-up")
+
+
+def _add_line(path, text, open=open):
+    with open(path, "a") as file:
+        file.write(f"{text}\n")
 
 
 class Masked(gymnasium.Env):
