@@ -178,6 +178,7 @@ Trainer.num_env_steps = 64
 Trainer.unroll_length = 8
 Trainer.transforms = [@ObservationNormalizer]
 make_environment.env_id = 'Pendulum-v1'
+make_environment.env_kwargs = {'max_episode_steps': 20}
 make_environment.num_envs = 2
 make_environment.wrappers = [@SplitObservation]
 SplitObservation.sizes = {'angle': 2, 'velocity': 1}

@@ -106,15 +106,18 @@ def _takes(name, kind, num_rewards=None):
     return True
 
 
-def _takes_reward(name, num_rewards):
-    return _takes(name, KINDS[name][0], num_rewards)
-
-
 KINDS = {name: [kind for kind in SPACES if _takes(name, kind)] for name in ALGORITHMS}
 REWARDS = [None, 1, 2, B]  # how many; as many as environments too
 
 
-def _for_each(argument, values):
+def _kinds_and_rewards(name):
+    """Each kind of spaces with one reward and with as many as environments, and one kind with each number of them."""
+    for kind in KINDS[name]:
+        numbers = REWARDS if kind == KINDS[name][0] else (None, B)
+        yield from ((kind, number) for number in numbers if _takes(name, kind, number))
+
+
+def _for_each(arguments, values):
     """Calls a test once for each of `values(name)` of its algorithm, and tells at which one it failed."""
 
     def decorate(test):
@@ -122,26 +125,28 @@ def _for_each(argument, values):
         def repeated(name, **others):
             for value in values(name):
                 try:
-                    test(name=name, **{argument: value}, **others)
+                    test(name=name, **dict(zip(arguments, value, strict=True)), **others)
                 except Exception as error:
-                    raise AssertionError(f"{name} fails with {argument} {value!r}") from error
+                    raise AssertionError(f"{name} fails with {arguments} {value!r}") from error
 
         signature = inspect.signature(test)
-        kept = [parameter for parameter in signature.parameters.values() if parameter.name != argument]
+        kept = [parameter for parameter in signature.parameters.values() if parameter.name not in arguments]
         repeated.__signature__ = signature.replace(parameters=kept)
         return repeated
 
     return decorate
 
 
-def _of(algorithms):
+_each_kind = _for_each(("kind",), lambda name: [(kind,) for kind in KINDS[name]])
+
+
+def _of(algorithms, each=_each_kind):
     """Every one of `algorithms` with each kind of spaces that it takes."""
-    each_kind = _for_each("kind", KINDS.get)
-    return lambda test: pytest.mark.parametrize("name", algorithms)(each_kind(test))
+    return lambda test: pytest.mark.parametrize("name", algorithms)(each(test))
 
 
 anywhere, everywhere, from_replay = _of(ALGORITHMS), _of(ON_POLICY), _of(OFF_POLICY)
-with_rewards = _for_each("num_rewards", lambda name: [number for number in REWARDS if _takes_reward(name, number)])
+with_rewards = _of(ON_POLICY, _for_each(("kind", "num_rewards"), _kinds_and_rewards))
 
 
 def _make(name, kind=None, num_rewards=None, seed=0):
@@ -153,6 +158,10 @@ def _make(name, kind=None, num_rewards=None, seed=0):
         specs.reward_spec(num_rewards),
         **NEEDED.get(name, {}),
     )
+
+
+# For tests that change nothing of an algorithm; to build its networks takes longer than most of them.
+_shared = functools.cache(_make)
 
 
 def _time_step(algorithm, leading, step_type=StepType.MID, seed=0):
@@ -256,7 +265,7 @@ def test_the_shipped_algorithms_are_found_and_take_something():
 @anywhere
 @pytest.mark.parametrize("size", [1, B])
 def test_acting_returns_one_action_per_environment(name, kind, size):
-    algorithm = _make(name, kind)
+    algorithm = _shared(name, kind)
     state = algorithm.initial_state(size)
     with torch.no_grad():
         for step in (algorithm.rollout_step, algorithm.predict_step):
@@ -270,28 +279,26 @@ def test_acting_returns_one_action_per_environment(name, kind, size):
 
 @anywhere
 def test_predicting_twice_gives_the_same_action(name, kind):
-    algorithm = _make(name, kind)
+    algorithm = _shared(name, kind)
     row = _time_step(algorithm, (B,))
     actions = [algorithm.predict_step(row, algorithm.initial_state(B)).output for _ in range(2)]
     for a, b in zip(*map(nest.leaves, actions)):
         assert torch.equal(a, b)
 
 
-@everywhere
 @with_rewards
 def test_preprocessing_keeps_the_rows_that_may_train(name, kind, num_rewards):
-    algorithm = _make(name, kind, num_rewards)
+    algorithm = _shared(name, kind, num_rewards)
     prepared = _prepared(algorithm, _unroll(algorithm))
     for path, leaf in zip(nest.paths(prepared.info), nest.leaves(prepared.info)):
         assert leaf.shape[:2] in ((T, B), (T + 1, B)), path
         assert not leaf.requires_grad, path
 
 
-@everywhere
 @with_rewards
 @pytest.mark.parametrize("merged", [False, True], ids=["[T, B]", "[1, N]"])
 def test_a_loss_per_row_and_summaries_per_row(name, kind, num_rewards, merged):
-    algorithm = _make(name, kind, num_rewards)
+    algorithm = _shared(name, kind, num_rewards)
     prepared = nest.map(lambda leaf: leaf[:T], _prepared(algorithm, _unroll(algorithm))._replace(policy_version=None))
     if merged:
         prepared = nest.merge_leading(prepared)
@@ -310,7 +317,6 @@ def test_a_loss_per_row_and_summaries_per_row(name, kind, num_rewards, merged):
         assert value.shape in (leading, ()), key
 
 
-@everywhere
 @with_rewards
 def test_a_whole_update_changes_the_parameters_and_stays_finite(name, kind, num_rewards):
     algorithm = _make(name, kind, num_rewards)
@@ -357,14 +363,13 @@ def test_updates_from_replay_change_the_parameters_and_stay_finite(name, kind):
 
 
 @from_replay
-@pytest.mark.parametrize("garbage", [1e6, float("nan")])
-def test_values_outside_transitions_are_never_read(name, kind, garbage):
+def test_values_outside_transitions_are_never_read(name, kind):
     """Row 0's reward and discount, those of FIRST rows, and the last row's action."""
     losses = []
-    for is_dirty in (False, True):
+    for garbage in (None, 1e6, float("nan")):
         algorithm = _make(name, kind)
         experience = _window(algorithm)
-        if is_dirty:
+        if garbage is not None:
             step = experience.time_step
             unread = step.step_type == StepType.FIRST
             unread[0] = True
@@ -375,7 +380,7 @@ def test_values_outside_transitions_are_never_read(name, kind, garbage):
         torch.manual_seed(0)
         values = Learner(algorithm).train(_replayed(experience, 2))
         losses.append({key: value for key, value in values.items() if key.startswith("loss")})
-    assert losses[0] == losses[1] and losses[0]
+    assert losses[0] == losses[1] == losses[2] and losses[0]
 
 
 @from_replay
@@ -392,7 +397,7 @@ def test_hooks_on_windows_change_no_attribute_or_experience(name, kind):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_weighted_losses_are_of_groups_that_there_are(name):
-    algorithm = _make(name)
+    algorithm = _shared(name)
     assert set(algorithm.weighted_losses or ()) <= set(algorithm.parameter_groups())
     assert algorithm.replay_needs.return_gamma is None
     assert bool(algorithm.replay_needs.info) == ("Retrace" in name and name != "RetraceDQN")
@@ -418,7 +423,7 @@ def test_rows_of_a_batch_do_not_touch_one_another(name):
 @pytest.mark.parametrize("name", ON_POLICY)
 @pytest.mark.parametrize("garbage", [1e6, float("nan")])
 def test_reward_discount_and_action_of_first_rows_are_never_read(name, garbage):
-    algorithm = _make(name)
+    algorithm = _shared(name)
     experience = _unroll(algorithm)
     step = experience.time_step
     unread = step.step_type == StepType.FIRST
@@ -496,11 +501,18 @@ def test_targets_carry_no_gradient(name):
     torch.testing.assert_close(slope, expected.detach())
 
 
+@functools.cache
+def _with_learner(name, kind):
+    """An algorithm in training, for tests that do not change it; a learner makes views of the parameters."""
+    algorithm = _make(name, kind)
+    algorithm.progress.fill_(0.25)
+    Learner(algorithm)
+    return algorithm
+
+
 @anywhere
 def test_state_dict_round_trip(name, kind):
-    algorithm, other = _make(name, kind), _make(name, kind, seed=1)
-    algorithm.progress.fill_(0.25)
-    Learner(algorithm)  # makes views of the parameters
+    algorithm, other = _with_learner(name, kind), _make(name, kind, seed=1)
     other.load_state_dict(algorithm.state_dict())
     assert other.progress.item() == 0.25
     row = _time_step(algorithm, (B,))
@@ -511,8 +523,7 @@ def test_state_dict_round_trip(name, kind):
 
 @anywhere
 def test_pickling_to_a_worker(name, kind):
-    algorithm = _make(name, kind)
-    Learner(algorithm)
+    algorithm = _with_learner(name, kind)
     other = pickle.loads(pickle.dumps(algorithm))
     row = _time_step(algorithm, (B,))
     steps = []
@@ -544,10 +555,10 @@ def _attributes(algorithm):
 
 @anywhere
 def test_acting_writes_no_attribute_and_counts_no_calls(name, kind):
-    algorithm = _make(name, kind)
+    algorithm = _shared(name, kind)
     row, state = _time_step(algorithm, (B,)), algorithm.initial_state(B)
     before = _attributes(algorithm)
-    for _ in range(20):
+    for _ in range(5):
         state = algorithm.rollout_step(row, state).state
         algorithm.predict_step(row, state)
     after = _attributes(algorithm)
@@ -556,11 +567,11 @@ def test_acting_writes_no_attribute_and_counts_no_calls(name, kind):
 
 @everywhere
 def test_hooks_write_no_attribute_and_count_no_calls(name, kind):
-    algorithm = _make(name, kind)
+    algorithm = _shared(name, kind)
     experience = _unroll(algorithm)
     row, state = _time_step(algorithm, (B,)), algorithm.initial_state(B)
     before = _attributes(algorithm)
-    for _ in range(20):
+    for _ in range(5):
         algorithm.rollout_step(row, state)
         algorithm.predict_step(row, state)
         prepared = nest.map(lambda leaf: leaf[:T], _prepared(algorithm, experience)._replace(policy_version=None))
@@ -571,7 +582,7 @@ def test_hooks_write_no_attribute_and_count_no_calls(name, kind):
 
 @everywhere
 def test_hooks_edit_no_time_step_and_no_experience(name, kind):
-    algorithm = _make(name, kind)
+    algorithm = _shared(name, kind)
     experience = _unroll(algorithm)
     before = nest.map(torch.clone, experience)
     prepared = nest.map(lambda leaf: leaf[:T], _prepared(algorithm, experience)._replace(policy_version=None))
@@ -583,7 +594,7 @@ def test_hooks_edit_no_time_step_and_no_experience(name, kind):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_parameter_belongs_to_one_group(name):
-    algorithm = _make(name)
+    algorithm = _shared(name)
     claimed = [id(p) for group in algorithm.parameter_groups().values() for p in group if p.requires_grad]
     assert len(claimed) == len(set(claimed))
     assert set(claimed) == {id(p) for p in algorithm.parameters() if p.requires_grad}
@@ -592,14 +603,14 @@ def test_every_parameter_belongs_to_one_group(name):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_algorithms_own_parameters_but_no_run_state(name):
     """Progress is its only counter, and travels with the weights."""
-    algorithm = _make(name)
+    algorithm = _shared(name)
     assert algorithm.progress.dtype == torch.float64
     assert "progress" in algorithm.state_dict()
     assert isinstance(algorithm.has_state, bool)
 
 
 def test_who_corrects_for_rows_of_an_older_policy():
-    assert [name for name in ALGORITHMS if _make(name).unroll_use.handles_stale_policies] == [
+    assert [name for name in ALGORITHMS if _shared(name).unroll_use.handles_stale_policies] == [
         "APPO",
         "NormalizedReturnsAPPO",
     ]

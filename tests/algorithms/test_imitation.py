@@ -439,7 +439,7 @@ def test_actions_of_the_student_keep_their_deviation():
 def test_a_student_learns_what_its_expert_does(cls, torso):
     student = make(cls, Opposite(), torso=torso)
     learner = Learner(student, learning_rate=1e-2, compile=False)
-    for k in range(150):
+    for k in range(100):
         experience = unroll(student, 8, 16, seed=k)
         if cls is DAgger:
             experience = experience._replace(info={"label": experience.info.label})

@@ -201,7 +201,7 @@ def test_it_prefers_the_better_action_that_most_of_the_data_do_not_take():
         lambda n: torch.multinomial(torch.tensor([0.7, 0.25, 0.05]), n, True), lambda a: (a == 1).float()
     )
     assert cloned(action, experience).predict_step(ONE_ROW, None).output.item() == 0
-    algorithm = trained(make(action, target_rate=0.05, beta=10.0), experience, 400)
+    algorithm = trained(make(action, target_rate=0.05, beta=10.0), experience, 250)
     assert algorithm.predict_step(ONE_ROW, None).output.item() == 1
 
 
@@ -233,7 +233,7 @@ def chain(num_windows=1000, seed=0):
 def test_an_upper_expectile_stitches_trajectories_unlike_the_mean(expectile, best):
     """Of state 1, the data's mean is 0.2, less than 0.5; its best is 1."""
     settings = {"gamma": 0.9, "expectile": expectile, "beta": 20.0, "target_rate": 0.05}
-    algorithm = trained(make(spaces.Discrete(2), **settings), chain(), 500, 5e-3)
+    algorithm = trained(make(spaces.Discrete(2), **settings), chain(), 300, 5e-3)
     row = TimeStep(None, None, None, torch.eye(3)[:2], None, None)
     value = algorithm.value(row.observation)[0, 1].item()
     assert value > 0.7 if expectile > 0.9 else abs(value - 0.2) < 0.1

@@ -123,7 +123,7 @@ def test_networks_without_a_linear_value_head_are_refused():
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_compiled_updates_equal_plain_updates():
+def test_compiled_updates_equal_plain_updates(interpreted):
     plain, compiled = normalizing(), normalizing()
     unrolls = [_unroll(plain, seed=seed) for seed in range(2)]
     for algorithm, compiles in ((plain, False), (compiled, True)):

@@ -42,9 +42,10 @@ from alfish.unrollers import SyncUnroller
 FIRST, MID, LAST, PAD = StepType.FIRST, StepType.MID, StepType.LAST, StepType.PAD
 B = 3
 NEXT_STEP, SAME_STEP = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP
-modes = pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=["next step", "same step"])
+MODES = {"next step": NEXT_STEP, "same step": SAME_STEP}
 WINDOW = functools.partial(AttentionWindow, length=4, num_heads=1)
-kinds = pytest.mark.parametrize("kind", [GRU, LSTM, MinGRU, WINDOW], ids=["GRU", "LSTM", "MinGRU", "window"])
+KINDS = {"GRU": GRU, "LSTM": LSTM, "MinGRU": MinGRU, "window": WINDOW}
+kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 SMALL = functools.partial(MLP, layers=(6,))
 CRITIC = functools.partial(CriticEnsemble, layers=(6,))
 
@@ -112,14 +113,18 @@ NETWORKS = {
 }
 
 
-@modes
-@kinds
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("algorithm", [PPO, A2C])
+# Each network with each kind of memory, and each of them in both modes.
+MIXED = [(network, kind, [*MODES][(i + k) % 2]) for i, network in enumerate(NETWORKS) for k, kind in enumerate(KINDS)]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "network", "kind", "mode"),
+    [*((PPO, *case) for case in MIXED), (A2C, "shared", "GRU", "next step"), (A2C, "two", "LSTM", "same step")],
+)
 def test_the_policy_in_training_is_the_one_that_acted(algorithm, network, kind, mode):
     """Over unrolls that start within episodes, and episodes that start within unrolls."""
-    recurrent = functools.partial(ActorCritic, actor_torso=torso(kind), **NETWORKS[network])
-    unroller, made, transforms = make(functools.partial(algorithm, network=recurrent), mode)
+    recurrent = functools.partial(ActorCritic, actor_torso=torso(KINDS[kind]), **NETWORKS[network])
+    unroller, made, transforms = make(functools.partial(algorithm, network=recurrent), MODES[mode])
     source = EpochBatches(1, 6)
     source.bind(made, transforms, 6, B)
     begun_within = 0
@@ -151,12 +156,10 @@ def test_the_policy_in_training_is_the_one_that_acted(algorithm, network, kind, 
     assert unroll.state is not None and any(leaf.any() for leaf in nest.leaves(unroll.state))
 
 
-@modes
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("kind", [GRU, LSTM, WINDOW], ids=["GRU", "LSTM", "window"])
+@pytest.mark.parametrize(("network", "kind", "mode"), [case for case in MIXED if case[1] != "MinGRU"])
 def test_sequences_shorter_than_the_unroll_begin_with_the_state_of_the_rollout(network, kind, mode):
-    recurrent = functools.partial(ActorCritic, actor_torso=torso(kind), **NETWORKS[network])
-    unroller, made, transforms = make(functools.partial(PPO, network=recurrent), mode)
+    recurrent = functools.partial(ActorCritic, actor_torso=torso(KINDS[kind]), **NETWORKS[network])
+    unroller, made, transforms = make(functools.partial(PPO, network=recurrent), MODES[mode])
     unroller._actor._numpy_policy = None  # whose floats differ in the last bits
     source = EpochBatches(1, 6, sequence_length=3)
     source.bind(made, transforms, 12, B)
@@ -233,14 +236,18 @@ def replay(algorithm, transforms, unroller, **settings):
     return source
 
 
-@modes
-@kinds
-@pytest.mark.parametrize("burn_in", [0, 3])
-@pytest.mark.parametrize("factories", [(), (functools.partial(FrameStack, num_frames=3),)], ids=["plain", "stacks"])
-def test_training_replays_the_memory_inputs_of_acting(kind, mode, burn_in, factories):
+STACKS = {"plain": (), "stacks": (functools.partial(FrameStack, num_frames=3),)}
+WAYS = [(mode, stacks) for mode in MODES for stacks in STACKS]
+
+
+@pytest.mark.parametrize(
+    ("kind", "burn_in", "mode", "stacks"),
+    [(kind, burn_in, *WAYS[(k + burn_in) % 4]) for k, kind in enumerate(KINDS) for burn_in in (0, 3)],
+)
+def test_training_replays_the_memory_inputs_of_acting(kind, burn_in, mode, stacks):
     """Whatever the window: Q of its rows is what Q was then, for the parameters have not changed."""
-    telling = functools.partial(Telling, q_network=q_network(kind))
-    unroller, dqn, transforms = make(telling, mode, factories)
+    telling = functools.partial(Telling, q_network=q_network(KINDS[kind]))
+    unroller, dqn, transforms = make(telling, MODES[mode], STACKS[stacks])
     source = replay(dqn, transforms, unroller, burn_in=burn_in)
     assert unroller._actor._program is not None
     begun_within = begun_while_warming = 0

@@ -8,7 +8,7 @@ from alfish.compiler.checked_function import CheckedFunction
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 
-def test_results_equal_plain_python_for_each_shape():
+def test_results_equal_plain_python_for_each_shape(interpreted):
     lines = []
     doubled = CheckedFunction(lambda given: {"sum": given[0] + 2 * given[1]}, "a sum", lines.append)
     for size in (3, 3, 5):
@@ -27,7 +27,7 @@ def test_random_numbers_equal_those_of_the_plain_call():
 
 
 @pytest.mark.parametrize("kind", ["reads a value", "depends on the number of calls"])
-def test_what_cannot_be_a_graph_runs_as_plain_python(kind, caplog):
+def test_what_cannot_be_a_graph_runs_as_plain_python(kind, interpreted, caplog):
     calls = [0]
 
     def function(given):

@@ -42,13 +42,14 @@ def stream(env, num_steps, acts):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("acts", ["at random", "well"])
-@pytest.mark.parametrize("num_envs", [1, 3, 8])
+@pytest.mark.parametrize("num_envs", [1, 3])
 def test_vector_cart_poles_equal_single_environments(num_envs, acts, mode):
     joint = SequentialVectorEnv([cart_pole] * num_envs, mode)
     assert isinstance(joint.joint, JointCartPoles)
     num_terminated = num_truncated = 0
-    expected = stream(SyncVectorEnv([cart_pole] * num_envs, autoreset_mode=mode), 1200, acts)
-    for one, other in zip(stream(joint, 1200, acts), expected, strict=True):
+    num_steps = 200 if acts == "at random" else 1200  # an episode is truncated after 500
+    expected = stream(SyncVectorEnv([cart_pole] * num_envs, autoreset_mode=mode), num_steps, acts)
+    for one, other in zip(stream(joint, num_steps, acts), expected, strict=True):
         assert_identical(one, other)
         if len(other) == 5:
             num_terminated, num_truncated = num_terminated + other[2].sum(), num_truncated + other[3].sum()

@@ -2,46 +2,65 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 
+import gymnasium
+import numpy as np
 import pytest
-
-PROGRAM = """
-import os, sys, time
-import gymnasium, numpy
 from gymnasium import spaces
+
 from alfish.environments import make_environment
 
+
 class Slow(gymnasium.Env):
+    """Its step adds the process id to a file, and takes a minute."""
+
     observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
-    def reset(self, seed=None, options=None):
-        return numpy.zeros(2, numpy.float32), {}
+
+    def __init__(self, path):
+        self._path = path
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
     def step(self, action):
-        os.write(1, f"{os.getpid()}{os.linesep}".encode())  # one write, because two processes share the pipe
+        with open(self._path, "a") as file:
+            file.write(f"{os.getpid()}\n")
         time.sleep(60)
 
-environment = make_environment(Slow, num_envs=2, vectorization="async")
-environment.reset()
-environment.step(numpy.zeros(2, int))
-"""
+
+def step(path):
+    environment = make_environment(Slow, num_envs=2, vectorization="async", env_kwargs={"path": path})
+    environment.reset()
+    environment.step(np.zeros(2, int))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux ends processes with their parent")
-def test_processes_of_async_environments_end_with_a_trainer_that_was_killed():
-    trainer = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
-    pids = [int(trainer.stdout.readline()) for _ in range(2)]
+def test_processes_of_async_environments_end_with_a_trainer_that_was_killed(tmp_path):
+    path = tmp_path / "pids"
+    path.touch()
+    trainer = os.fork()
+    if trainer == 0:
+        try:
+            step(str(path))
+        finally:
+            os._exit(1)
+    pids = []
     try:
-        trainer.kill()
-        trainer.wait()
+        began = time.monotonic()
+        while len(pids) < 2:
+            assert time.monotonic() - began < 60
+            time.sleep(0.05)
+            pids = [int(line) for line in path.read_text().split("\n")[:-1]]
+        os.kill(trainer, signal.SIGKILL)
+        os.waitpid(trainer, 0)
         end = time.monotonic() + 10
         while (alive := [pid for pid in pids if is_alive(pid)]) and time.monotonic() < end:
             time.sleep(0.05)
         assert not alive
     finally:
-        trainer.stdout.close()
-        for pid in filter(is_alive, pids):
+        for pid in filter(is_alive, [trainer, *pids]):
             os.kill(pid, signal.SIGKILL)
 
 

@@ -18,7 +18,7 @@ from alfish.errors import UsageError
 from alfish.functional.return_distributions import Bins, ImplicitQuantiles, Quantiles
 from alfish.functional.targets import NextValues
 from alfish.functional.values import LowerBounded, Scalar
-from alfish.networks import ImplicitQNetwork, QNetwork, first_and_bootstrap_rows
+from alfish.networks import CriticEnsemble, ImplicitQNetwork, QNetwork, first_and_bootstrap_rows
 
 OBSERVATION = spaces.Box(-1, 1, (3,), np.float32)
 REWARD = spaces.Box(-np.inf, np.inf, (), np.float32)
@@ -213,7 +213,11 @@ def test_the_distributions_of_sac_learn_the_value_of_the_only_action(values):
     """One state, reward 1, terminated: the mean of each critic goes to 1."""
     torch.manual_seed(0)
     sac = SAC(
-        OBSERVATION, BOX, REWARD, values=lambda gamma: values(gamma, *([21, -2.0, 2.0] if values is Bins else [5]))
+        OBSERVATION,
+        BOX,
+        REWARD,
+        critic=functools.partial(CriticEnsemble, layers=(32,)),
+        values=lambda gamma: values(gamma, *([21, -2.0, 2.0] if values is Bins else [5])),
     )
     experience = window([0.0, 1.0], [1.0, 0.0], num_columns=8)._replace(action=torch.zeros(2, 8, 2))
     optimizer = torch.optim.Adam(sac.critic.parameters(), 1e-2)
@@ -344,9 +348,9 @@ def test_iqn_learns_the_quantiles_of_a_reward():
     torch.manual_seed(0)
     dqn = DQN(OBSERVATION, spaces.Discrete(1), REWARD, q_network=ImplicitQNetwork,
               values=lambda gamma: ImplicitQuantiles(gamma, huber_delta=0.01))  # fmt: skip
-    experience = window([0.0, 0.0], [1.0, 0.0], num_columns=64)
+    experience = window([0.0, 0.0], [1.0, 0.0], num_columns=8)
     experience.time_step.observation.fill_(0.5)
-    step = experience.time_step._replace(reward=(torch.arange(64) % 2).float().expand(2, 64))
+    step = experience.time_step._replace(reward=(torch.arange(8) % 2).float().expand(2, 8))
     experience = experience._replace(time_step=step)
     optimizer = torch.optim.Adam(dqn.q_network.parameters(), 3e-3)
     for _ in range(200):

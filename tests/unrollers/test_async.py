@@ -7,8 +7,8 @@ import os
 import re
 import runpy
 import signal
-import subprocess
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -34,6 +34,7 @@ from alfish.processes import pool
 from alfish.processes.channel import from_bytes, to_bytes
 from alfish.processes.heartbeat import Heartbeat
 from alfish.processes.messages import Died, Plan, Seconds, Segment, Stepping
+from alfish.processes.server import SERVER
 from alfish.replay import RingBuffer
 from alfish.runs import stop_signals
 from alfish.runs.checkpoints import Checkpoints
@@ -798,57 +799,59 @@ def test_workers_end_in_order_though_a_process_has_a_copy_of_their_sockets():
         os.waitpid(copy, 0)
 
 
-def test_a_killed_trainer_leaves_no_processes():
+@contextlib.contextmanager
+def forked(function, *arguments):
+    """Process id of a copy of this process that calls a function, until the context ends; the copy has no server."""
+    copy = os.fork()
+    if copy == 0:
+        try:
+            function(*arguments)
+        finally:
+            os._exit(1)
+    try:
+        yield copy
+    finally:
+        os.kill(copy, signal.SIGKILL)
+        os.waitpid(copy, 0)
+
+
+def start_workers(end):
+    """Starts workers that wait and one that hangs in a step, and writes process ids: the server's and theirs."""
+    waiting = unroller_of(num_workers=2)
+    waiting.unroll(4)
+    hanging = unroller_of(functools.partial(make_environment, functools.partial(Faulty, "hang", at=1)))
+    hanging._start()
+    (worker,) = hanging._workers.all
+    while not worker.started:
+        for message in hanging._workers.wait(1):
+            hanging._receive(*message)
+    hanging._grant()
+    while worker.heartbeat.get()[0] != Heartbeat.STEPPING:
+        time.sleep(0.01)
+    running = [*processes(waiting), *processes(hanging)]
+    os.write(end, " ".join(str(pid) for pid in (SERVER.pid, *(process.pid for process in running))).encode())
+    time.sleep(1000)  # keeps the unrollers
+
+
+def start_workers_in_another_thread(end):
+    threading.Thread(target=start_workers, args=(end,)).start()
+    time.sleep(1000)
+
+
+@pytest.mark.parametrize("start", [start_workers, start_workers_in_another_thread])
+def test_a_killed_trainer_leaves_no_processes(start):
     """Workers that wait, and workers in the midst of a step, whichever thread of the trainer started them."""
-    script = (
-        "import functools, sys, threading, time; sys.path.insert(0, sys.argv[1]); import test_async\n"
-        "from alfish.processes.server import SERVER\n"
-        "def start():\n"
-        "    waiting = test_async.unroller_of(num_workers=2)\n"
-        "    waiting.unroll(4)\n"
-        "    hanging = functools.partial(test_async.Faulty, 'hang', at=1)\n"
-        "    environment = functools.partial(test_async.make_environment, hanging)\n"
-        "    hanging = test_async.unroller_of(environment)\n"
-        "    hanging._start()\n"
-        "    (worker,) = hanging._workers.all\n"
-        "    while not worker.started:\n"
-        "        for message in hanging._workers.wait(1):\n"
-        "            hanging._receive(*message)\n"
-        "    hanging._grant()\n"
-        "    while worker.heartbeat.get()[0] != test_async.Heartbeat.STEPPING:\n"
-        "        time.sleep(0.01)\n"
-        "    running = [*test_async.processes(waiting), *test_async.processes(hanging)]\n"
-        "    print(SERVER.pid, *(process.pid for process in running), flush=True)\n"
-        "    if sys.argv[2] == 'main':\n"
-        "        time.sleep(100)\n"
-        "thread = threading.Thread(target=start)\n"
-        "start() if sys.argv[2] == 'main' else thread.start()\n"
-        "time.sleep(100)\n"
-    )
     shared_before = set(os.listdir("/dev/shm"))
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    trainers = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(Path(__file__).parent), thread],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for thread in ("main", "another")
-    ]
-    with contextlib.ExitStack() as ended:
-        for trainer in trainers:
-            ended.enter_context(trainer)
-            ended.callback(trainer.kill)
-        for trainer in trainers:
-            pids = [int(pid) for pid in trainer.stdout.readline().split()]
-            assert len(pids) == 4 and all(Path(f"/proc/{pid}").exists() for pid in pids)
-            trainer.kill()
-            trainer.wait()
-            began = time.monotonic()
-            while any(Path(f"/proc/{pid}").exists() for pid in pids):
-                assert time.monotonic() - began < 4.5  # less than the lifeline takes
-                time.sleep(0.05)
+    read, write = os.pipe()
+    with forked(start, write):
+        os.close(write)
+        pids = [int(pid) for pid in os.read(read, 1000).split()]
+        os.close(read)
+        assert len(pids) == 4 and all(Path(f"/proc/{pid}").exists() for pid in pids)
+    began = time.monotonic()
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() - began < 4.5  # less than the lifeline takes
+        time.sleep(0.05)
     began = time.monotonic()
     while not set(os.listdir("/dev/shm")) <= shared_before:  # tests in other processes may hold some for a while
         assert time.monotonic() - began < 20
@@ -915,21 +918,16 @@ def test_a_worker_that_is_importing_dies_with_the_trainer(tmp_path):
         f"os.rename({str(pid_file) + '.new'!r}, {str(pid_file)!r})\n"
         "time.sleep(10000)\n"
     )
-    script = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import test_async\n"
-        "sys.path.insert(0, sys.argv[2])\n"
-        "test_async.unroller_of().unroll(4)\n"
-    )
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", script, str(Path(__file__).parent), str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
-    )
+
+    def train():
+        sys.path.insert(0, str(tmp_path))
+        unroller_of().unroll(4)
+
     began = time.monotonic()
-    while not pid_file.exists():
-        assert trainer.poll() is None and time.monotonic() - began < 300
-        time.sleep(0.05)
-    trainer.kill()
-    trainer.wait()
+    with forked(train) as trainer:
+        while not pid_file.exists():
+            assert os.waitpid(trainer, os.WNOHANG) == (0, 0) and time.monotonic() - began < 300
+            time.sleep(0.05)
     killed = time.monotonic()
     while Path(f"/proc/{pid_file.read_text()}").exists():
         assert time.monotonic() - killed < 60

@@ -2,9 +2,9 @@
 
 import functools
 
+import plain_graphs
 import pytest
 import torch
-from plain_graphs import interpreted
 
 from alfish import nest
 from alfish.algorithms.ppo import PPO
@@ -156,7 +156,7 @@ def test_every_row_trains_once_in_an_epoch(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_graphs_prepare_unrolls_like_plain_python():
+def test_graphs_prepare_unrolls_like_plain_python(interpreted):
     unroller = unroller_of(PLAIN, num_envs=4)
     found = [EpochBatches(1, 32) for _ in range(2)]
     for source in found:
@@ -182,7 +182,7 @@ def test_unrolls_in_which_episodes_end_rarely_are_prepared_with_fewer_rows(too_m
     assert most > 1
     monkeypatch.setattr(epochs, "_few_ends", lambda length: most - too_many)
     rows = []
-    with interpreted():
+    with plain_graphs.interpreted():
         for for_graph in (False, True):
             source = EpochBatches(1, 64)
             source.bind(unroller._algorithm, unroller._transforms, 64, 4)

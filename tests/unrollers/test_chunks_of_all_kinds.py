@@ -77,13 +77,6 @@ class Rails(CartPole):
         return torch.stack([torch.ones_like(state.position), -(action == 2).to(torch.float32)], -1)
 
 
-class OneReward(Rails):
-    reward_space = None
-
-    def reward(self, state, action, next_state, rng, params=None):
-        return super().reward(state, action, next_state, rng)[:, 0]
-
-
 def unroller_of(kind, algorithm, num_envs):
     """An unroller that starts with the same random numbers whatever its kind."""
     torch.manual_seed(0)
@@ -186,11 +179,7 @@ REPLAY = functools.partial(ReplayBatches, 320, 16, updates_per_env_step=0.125, w
 MASKED = {"action_mask": "observation:legal"}
 CASES = {
     "memory": ("alfish/Recall-v0", ppo(RECURRENT), EPOCHS, {}),
-    "stored states": ("alfish/Recall-v0", ppo(RECURRENT), functools.partial(EPOCHS, sequence_length=4), {}),
-    "masks and Dicts": (OneReward, ppo(), EPOCHS, MASKED),
-    "two rewards": (Rails, ppo(), EPOCHS, {}),
     "all": (Rails, ppo(RECURRENT), functools.partial(EPOCHS, sequence_length=4), MASKED),
-    "DQN": ("alfish/CartPole-v1", dqn(), REPLAY, {}),
     "DQN, priorities": ("alfish/CartPole-v1", dqn(), functools.partial(REPLAY, sampler=Prioritized), {}),
     "DQN, 3 steps": ("alfish/Catch-v0", dqn(), functools.partial(REPLAY, window_length=4), {}),
     "DQN, all": (
@@ -200,21 +189,20 @@ CASES = {
         MASKED,
     ),
     "SAC": ("alfish/Pendulum-v1", SMALL_SAC, REPLAY, {}),
-    "SAC, priorities": ("alfish/Pendulum-v1", SMALL_SAC, functools.partial(REPLAY, sampler=Prioritized), {}),
     "SAC, masks": (Rails, SMALL_SAC, REPLAY, MASKED),
     "many": ("alfish/CartPole-v1", ppo(), functools.partial(EPOCHS, minibatch_size=8192), {"num_envs": 2048}),
 }
-SMALL = [case for case in CASES if case != "many"]
 
 
-@pytest.mark.parametrize("case", SMALL)
+# Those that "all" and "DQN, all" are made of are not run alone, apart from the shortest way through each source.
+@pytest.mark.parametrize("case", ["memory", "all", "DQN, priorities", "DQN, 3 steps", "DQN, all", "SAC", "SAC, masks"])
 def test_a_run_equals_a_run_with_the_sync_unroller_bit_for_bit(tmp_path, case):
     ours, reference = (run(tmp_path / kind.func.__name__, kind, case) for kind in (PLAIN, SYNC))
     assert_same_run(ours, reference)
     assert ours.learner.updates > 20
 
 
-@pytest.mark.parametrize("case", ["all", "DQN, all", "SAC, priorities"])
+@pytest.mark.parametrize("case", ["all", "DQN, all"])
 def test_results_depend_on_the_seed_only(tmp_path, case):
     runs = [run(tmp_path / f"{k}", PLAIN, case, seed=seed) for k, seed in enumerate((3, 3, 4))]
     assert_same_run(*runs[:2])
@@ -250,6 +238,6 @@ def test_one_and_two_threads_give_the_same_rows(threads):
 )
 def test_two_threads_give_the_same_bits_each_time(tmp_path, threads, compile):
     kind = functools.partial(CompiledUnroller, compile=compile, chunk_length=2)
-    runs = [run(tmp_path / f"{k}", kind, "many", num_iterations=3, num_threads=2) for k in range(2)]
+    runs = [run(tmp_path / f"{k}", kind, "many", num_iterations=2, num_threads=2) for k in range(2)]
     assert torch.get_num_threads() == 2
     assert_same_run(*runs)

@@ -147,8 +147,10 @@ def test_last_rows_stand_beside_the_rows(mode):
 
 
 @pytest.mark.parametrize("on_policy", [True, False])
-@pytest.mark.parametrize("truncates", [True, False])
-@pytest.mark.parametrize("lengths", [LENGTHS, ((1,), (1,)), ((4,), (4,)), ((100,), (100,))])
+@pytest.mark.parametrize(
+    ("lengths", "truncates"),
+    [(LENGTHS, False), (LENGTHS, True), (((1,), (1,)), True), (((4,), (4,)), False), (((100,), (100,)), True)],
+)
 def test_all_modes_have_the_same_columns_in_unrolls_of_any_length(lengths, truncates, on_policy):
     algorithm = Scripted if on_policy else ScriptedOffPolicy
     rng, columns = np.random.default_rng(0), {}

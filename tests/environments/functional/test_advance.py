@@ -26,7 +26,7 @@ from alfish.environments.functional import (
 
 class Walk(NamedTuple):
     place: torch.Tensor  # [B]
-    moves: dict[str, torch.Tensor]  # 'count' [B] int64
+    moves: dict[str, torch.Tensor]  # 'count' [B] int64, and 'luck' [B], a column of what was drawn
 
 
 class Drunk(FuncEnv):
@@ -34,7 +34,7 @@ class Drunk(FuncEnv):
 
     observation_space, action_space = spaces.Box(-10, 10, (2,)), spaces.Discrete(2)
     max_episode_steps = 6
-    initial_draws = {"start": Integers(3)}
+    initial_draws = {"start": Integers(3), "luck": Uniform(0, 1, (2,))}
     transition_draws = {"noise": Normal((2,)), "slip": Uniform()}
     truncates = True
 
@@ -43,12 +43,12 @@ class Drunk(FuncEnv):
         self.lengths = torch.tensor([-0.5, 1.0])
 
     def initial(self, rng, params=None):
-        return Walk(rng["start"].float(), {"count": torch.zeros_like(rng["start"])})
+        return Walk(rng["start"].float(), {"count": torch.zeros_like(rng["start"]), "luck": rng["luck"][:, 1]})
 
     def transition(self, state, action, rng, params=None):
         length = torch.where(rng["slip"] < 0.1, torch.zeros_like(state.place), self.lengths[action])
         place = state.place + length + 0.1 * rng["noise"].sum(-1)
-        return Walk(place, {"count": state.moves["count"] + 1})
+        return Walk(place, state.moves | {"count": state.moves["count"] + 1})
 
     def observation(self, state, rng, params=None):
         return torch.stack([state.place, state.moves["count"].float()], -1)
@@ -74,7 +74,7 @@ def block(env, num_steps, num_envs, seed=0):
 def test_block_draws_equal_single_step_draws():
     whole, one_by_one = block(Drunk(), 50, 7), generator()
     steps = [torch.rand(7, num_draws(Drunk()), generator=one_by_one) for _ in range(50)]
-    assert whole.shape == (50, 7, 4) and torch.equal(whole, torch.stack(steps))
+    assert whole.shape == (50, 7, 6) and torch.equal(whole, torch.stack(steps))
 
 
 def test_kinds_of_numbers_have_their_distributions_and_shapes():
@@ -107,7 +107,7 @@ def reference(env, num_steps, num_envs, actions, u):
         count = 0
         for t in range(1, num_steps + 1):
             drawn = u[t, i : i + 1]
-            rng = Draws(env.transition_draws, drawn[:, 1:])
+            rng = Draws(env.transition_draws, drawn[:, 3:])
             after = env.transition(state, actions[t - 1, i : i + 1], rng)
             reward, terminated = (
                 env.reward(state, actions[t - 1, i : i + 1], after, rng),
@@ -148,8 +148,12 @@ def test_a_vector_step_equals_separate_steps_of_each_environment():
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's compiler, at import
-@pytest.mark.parametrize("env", [Drunk(), CartPole()], ids=["Drunk", "CartPole"])
-def test_the_compiled_step_equals_the_plain_one(env):
+@pytest.mark.parametrize(
+    ("env", "way"), [(Drunk(), "compiled"), (CartPole(), "interpreted")], ids=["Drunk", "CartPole"]
+)
+def test_the_compiled_step_equals_the_plain_one(request, env, way):
+    if way == "interpreted":  # without the seconds of torch's compiler
+        request.getfixturevalue("interpreted")
     num_envs = 16
     u = block(env, 30, num_envs)
     actions = torch.randint(2, (30, num_envs), generator=generator(1))
