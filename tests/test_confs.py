@@ -16,7 +16,7 @@ from alfish.bin.confs import read
 from alfish.configuration import reachability, reading
 from alfish.configuration.locating import confs_directory
 from alfish.training.trainer import Trainer
-from benchmarks.fingerprints import recorded, trained
+from benchmarks.fingerprints import recorded
 
 # Box2D's SWIG types are deprecated; made an error while the module is being imported, the warning is a crash.
 pytestmark = [
@@ -68,6 +68,7 @@ TINY_WHERE = {
     # An iteration is 16 environment steps, so the first one trains already.
     "@ReplayBatches": [
         "ReplayBatches.warmup_env_steps=8",
+        "ReplayBatches.updates_per_env_step=0.25",
         "ReplayBatches.batch_size=8",
         "ReplayBatches.capacity=64",
     ],
@@ -97,6 +98,15 @@ TINY_WHERE = {
         "make_environment.vectorization='sync'",
         "Trainer.unroll_length=16",
     ],
+}
+EXPERT = {
+    "num_iterations": 1,
+    "unroll_length": 16,
+    "make_environment.num_envs": 1,
+    "EpochBatches.num_epochs": 1,
+    "EpochBatches.minibatch_size": 8,
+    "Evaluate.num_episodes": 1,
+    "max_evaluation_length": 40,
 }
 EVALUATED = {"ppo_cartpole", "bc_pendulum", "dqn_recall"}  # by the command
 
@@ -135,7 +145,8 @@ def tiny(path, tmp_path):
         chosen = [one for one in chosen if not one.startswith("OfflineBatches.")]
     env_id = next(iter(re.findall(r"make_environment.env_id = '([^']+)'", text)), "")
     if "@saved_policy" in text:
-        chosen.append(f"saved_policy.root_dir='{trained(env_id, tmp_path / 'expert')}'")
+        alfish.train("PPO", env_id, root_dir=tmp_path / "expert", **EXPERT)
+        chosen.append(f"saved_policy.root_dir='{tmp_path / 'expert'}'")
     if "@OfflineBuffer" in text:
         chosen.append(f"OfflineBuffer.sources=['{recorded(env_id, tmp_path / 'data')}']")
     if "@actor/Residual" in text:  # in place of every MLP

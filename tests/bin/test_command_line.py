@@ -18,7 +18,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from commands import TINY, train
+from commands import TINY, run_forked, train
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 import alfish
@@ -70,17 +70,13 @@ def test_a_closed_pipe_is_not_an_error(arguments):
     assert command.returncode == 0 and words == b""
 
 
-def test_environments_cannot_close_a_commands_streams(tmp_path):
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_environments_cannot_close_a_commands_streams(tmp_path, monkeypatch, untried_training):
     closing = COUNTED.replace("Counted.count += 1", "import sys; sys.stdout.close(); sys.stderr.close()")
     (tmp_path / "my_closing.py").write_text(closing)
-    code = (
-        "import runpy; from alfish.bin import first_run; first_run.training_speed = lambda task, base: 200.0; "
-        "runpy.run_module('alfish', run_name='__main__', alter_sys=True)"
-    )
-    command = [sys.executable, "-c", code, "check-env", "--env_id=my_closing:Counted", "--num_steps=10"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert ran.returncode == 0 and "Counted" in ran.stdout, ran.stderr
+    monkeypatch.syspath_prepend(tmp_path)
+    status, out, err = run_forked(tmp_path, "check-env", "--env_id=my_closing:Counted", "--num_steps=10")
+    assert status == 0 and "Counted" in out, err
 
 
 def test_a_run_that_failed_before_its_first_checkpoint_may_be_configured_again(refused, run, tmp_path):
@@ -597,7 +593,10 @@ def test_loading_a_run_builds_only_the_needed_environments(tmp_path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     run = tmp_path / "run"
     settings = {"MLP.layers": (8,), "num_env_steps": 512, "Evaluate.num_episodes": 1, "make_environment.num_envs": 4}
-    settings |= {"EpochBatches.minibatch_size": 64, "unroll_length": 32} if algorithm == "PPO" else {}
+    if algorithm == "PPO":
+        settings |= {"EpochBatches.minibatch_size": 64, "EpochBatches.num_epochs": 1, "unroll_length": 32}
+    else:
+        settings |= {"ReplayBatches.updates_per_env_step": 0.1}
     alfish.train(algorithm, "my_counted:Counted", root_dir=run, **settings)
     config = run / "config.gin"
     many = config.read_text().replace("make_environment.num_envs = 4", "make_environment.num_envs = 1000000")

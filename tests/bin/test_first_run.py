@@ -131,9 +131,11 @@ def test_check_env_suggests_a_first_run_that_trains(hard, tmp_path, monkeypatch)
         "budget; raise it if the return is still rising at the end"
     )
     command = shlex.split(said["command"].replace("=100000", "=256"))
-    assert command[:2] == ["alfish", "train"] and main(command[1:]) == 0
+    assert command[:2] == ["alfish", "train"] and main([*command[1:], "--gin_param=EpochBatches.num_epochs=1"]) == 0
     assert (tmp_path / "runs" / "ppo_uneven" / "done").is_file()
-    python = said["Python"].replace("100_000", "256").replace("runs/ppo", "runs/python")
+    python = (
+        said["Python"].replace("100_000", "256, **{'EpochBatches.num_epochs': 1}").replace("runs/ppo", "runs/python")
+    )
     eval(python, {"alfish": alfish})
     saved = [tmp_path / "runs" / name / "config.gin" for name in ("ppo_uneven", "python_uneven")]
     assert saved[0].read_text() == saved[1].read_text() and wrapper in saved[0].read_text()
@@ -198,7 +200,8 @@ def test_the_speed_of_training_is_measured_with_updates_and_without_files(tmp_pa
         env_id = "Pendulum-v1" if name in ("SAC", "TD3") else "CartPole-v1"
         monkeypatch.setattr(first_run, "MEASURED_SECONDS", iterations[name] / 100)
         bindings = [f"make_environment.env_id = '{env_id}'", "Learner.compile = False"]  # which takes seconds
-        bindings += [] if name == "PPO" else ["ReplayBatches.batch_size = 8"]
+        bindings += ["MLP.layers = (8,)"] if name == "PPO" else ["ReplayBatches.batch_size = 8"]
+        bindings += ["CriticEnsemble.layers = (8,)"] if name in ("SAC", "TD3") else []
         assert first_run.training_speed(first_run.Task([], bindings), base) > 1
     assert len(updates) == 4 and min(updates) > 8
     assert not any(tmp_path.iterdir()) and gin.config_str() == ""

@@ -11,6 +11,7 @@ from alfish.__main__ import main
 PAGE = (PROJECT / "docs" / "own_task.md").read_text()
 EXAMPLE = (PROJECT / "examples" / "tanks.py").read_text()
 FEW = ("--gin_param=Trainer.num_env_steps=2000", "--gin_param=Evaluate.num_episodes=1")
+FEW += ("--gin_param=EpochBatches.num_epochs=1",)
 COMMANDS = re.findall(r"^    (alfish .*)", PAGE, re.MULTILINE)
 BLOCKS = [block for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE) if block != EXAMPLE]
 CHECKED = re.search(r"^```text\n(observation .*?)^```", PAGE, re.DOTALL | re.MULTILINE)
@@ -51,7 +52,7 @@ def test_the_policy_of_the_page_is_trained_evaluated_and_used(beside_the_file, c
     assert run(train, *FEW) == 0
     assert run(evaluate, "--num_episodes=2") == 0
     assert "num_env_steps=100_000" in by_python
-    exec(compile(by_python.replace("100_000", "2_000"), "own_task.md", "exec"), names)
+    exec(compile(by_python.replace("100_000", "2_000, **{'EpochBatches.num_epochs': 1}"), "own_task.md", "exec"), names)
     capsys.readouterr()
     exec(compile(use, "own_task.md", "exec"), names)
     assert float(capsys.readouterr().out) < 0

@@ -39,6 +39,9 @@ FEW = (
 )
 
 
+SMALL = "Evaluate.num_episodes=2", "Learner.compile=False", "MLP.layers=(8,)", "EpochBatches.num_epochs=1"
+
+
 def train(tmp_path, text, *more):
     conf = tmp_path / "tag.gin"
     conf.write_text(text)
@@ -62,8 +65,8 @@ def test_an_addition_of_the_page_trains(tmp_path, addition):
 
 
 def test_the_population_of_the_page_trains_and_is_continued(tmp_path):
-    more = "JointPopulation.period=20", "Trainer.num_iterations=12", "make_games.num_games=8"
-    for stop_at in ("Trainer.stop_at=100", "Trainer.stop_at=None"):
+    more = "JointPopulation.period=20", "Trainer.num_iterations=6", "make_games.num_games=4"
+    for stop_at in ("Trainer.stop_at=50", "Trainer.stop_at=None"):
         run = train(tmp_path, POPULATION, *more, stop_at)
     rows = [line.split(",") for line in (run / "members.csv").read_text().splitlines()]
     assert rows[0][:4] == ["generation", "member", "parent", "Learner.learning_rate"]
@@ -106,7 +109,7 @@ def test_the_commands_of_the_page_run(tmp_path, capsys):
 
 def test_the_example_trains_two_players_in_turns(tmp_path, monkeypatch):
     monkeypatch.chdir(PROJECT)
-    few = ["Trainer.num_env_steps=600", "make_games.num_games=4", "Evaluate.num_episodes=2", "Learner.compile=False"]
+    few = ["Trainer.num_env_steps=600", "make_games.num_games=4", *SMALL]
     command = ["train", "--gin_file=examples/tictactoe.gin", f"--root_dir={tmp_path / 'run'}"]
     assert main([*command, *(f"--gin_param={one}" for one in few)]) == 0
     names = {path.name.partition("-")[0] for path in (tmp_path / "run" / "eval").glob("*.csv")}
@@ -115,7 +118,7 @@ def test_the_example_trains_two_players_in_turns(tmp_path, monkeypatch):
 
 def test_the_league_of_the_examples_trains_and_is_rated(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(PROJECT)
-    few = ["Trainer.num_env_steps=600", "make_games.num_games=4", "Evaluate.num_episodes=2", "Learner.compile=False"]
+    few = ["Trainer.num_env_steps=600", "make_games.num_games=4", *SMALL]
     few += ["Snapshots.period=200", "CheckpointSaver.period=300", "Evaluate.period=300"]
     run = tmp_path / "run"
     command = ["train", "--gin_file=examples/league.gin", f"--root_dir={run}"]

@@ -27,7 +27,7 @@ SHOWN = {
     "network": ["residual.py", "residual_cartpole.gin"],
     "data": ["swing_up.py"],
 }
-FEW = ("Trainer.num_env_steps=1024", "Evaluate.num_episodes=2")
+FEW = ("Trainer.num_env_steps=1024", "Evaluate.num_episodes=2", "EpochBatches.num_epochs=1")
 
 
 def train(tmp_path, gin_file, *bindings):
@@ -75,6 +75,7 @@ def test_a_variant_of_a_shipped_algorithm_learns_from_data_and_then_acts(tmp_pat
     data = f"OfflineBuffer.sources=['npz:{tmp_path / 'pendulum.npz'}']"
     few = ("ReplayBatches.offline_updates=5", "ReplayBatches.warmup_env_steps=256", "Trainer.num_env_steps=300")
     named = ("OfflineBuffer.env_id='Pendulum-v1'", "Learner.compile=False", "Evaluate.num_episodes=1")
+    named += ("MLP.layers=(8,)", "CriticEnsemble.layers=(8,)")
     assert train(tmp_path, "examples/awac_pendulum.gin", data, *few, *named) == 0
     with open(tmp_path / "run" / "metrics.csv") as file:
         last = list(csv.DictReader(file))[-1]
@@ -107,6 +108,7 @@ def test_a_loss_is_added_to_a_shipped_algorithm(tmp_path, monkeypatch, conf, sca
     monkeypatch.chdir(PROJECT)
     few = ("Trainer.num_env_steps=512", "Trainer.unroll_length=16", "EpochBatches.minibatch_size=32")
     few += ("Learner.compile=False", "Evaluate.num_episodes=1", "Trainer.summary_period=64")
+    few += ("EpochBatches.num_epochs=1", "MLP.layers=(8,)")
     assert train(tmp_path, f"examples/{conf}_cartpole.gin", *few) == 0
     with open(tmp_path / "run" / "metrics.csv") as file:
         assert float(list(csv.DictReader(file))[-1][scalar]) > 0

@@ -13,6 +13,7 @@ from alfish.environments import make_environment
 from alfish.environments.toy import MaskedIdentity
 from alfish.errors import UsageError
 from alfish.learner.batches import OfflineBatches
+from alfish.learner.learner import Learner
 from alfish.offline import Arrays, Episode, OfflineBuffer, Spaces, Validator
 from alfish.offline.recorded_spaces import check_fit, from_json, to_json
 from alfish.specs import ActionMask
@@ -150,7 +151,8 @@ def test_offline_training_takes_masks_from_the_data_or_adds_them(tmp_path, algor
         environment=make,
         batches=functools.partial(OfflineBatches, functools.partial(OfflineBuffer, [source]), batch_size=32),
         listeners=[],
-        num_updates=250,
+        learner=functools.partial(Learner, learning_rate=1e-2, compile=False),
+        num_updates=60,
         device="cpu",
     )
     trainer.train()

@@ -23,8 +23,8 @@ from alfish.training.trainer import Trainer
 from alfish.transforms import ObservationNormalizer
 from alfish.unrollers import AsyncUnroller, CompiledUnroller
 
-EPOCHS = functools.partial(EpochBatches, num_epochs=2, minibatch_size=16)
-REPLAY = functools.partial(ReplayBatches, batch_size=16, warmup_env_steps=60, capacity=1000)
+EPOCHS = functools.partial(EpochBatches, num_epochs=1, minibatch_size=16)
+REPLAY = functools.partial(ReplayBatches, batch_size=16, warmup_env_steps=60, capacity=1000, updates_per_env_step=0.1)
 TASKS = {"cart": ("CartPole-v1", 4), "pole": ("Pendulum-v1", 2), "car": ("MountainCar-v0", 3)}
 CASES = {
     "two of PPO": {"cart": (PPO, EPOCHS), "pole": (PPO, EPOCHS)},
@@ -91,12 +91,12 @@ def check_equal(together, alone, name):
 @pytest.mark.parametrize("case", CASES)
 def test_policies_of_separate_environments_equal_runs_of_their_own(tmp_path, case):
     case = CASES[case]
-    together = joint(tmp_path / "joint", case, num_iterations=6)
+    together = joint(tmp_path / "joint", case, num_iterations=4)
     run(together)
     assert together.clock.updates == sum(member.learner.updates for member in together.unroller.members)
     gin.clear_config()
     for name in case:
-        alone = separate(tmp_path, case, name, num_iterations=6)
+        alone = separate(tmp_path, case, name, num_iterations=4)
         run(alone)
         check_equal(together, alone, name)
         assert alone.clock.updates > 0
@@ -104,15 +104,15 @@ def test_policies_of_separate_environments_equal_runs_of_their_own(tmp_path, cas
 
 def test_the_order_of_policies_changes_no_bit(tmp_path):
     case = CASES["PPO and DQN"]
-    one = joint(tmp_path / "one", case, num_iterations=6)
+    one = joint(tmp_path / "one", case, num_iterations=4)
     run(one)
     gin.clear_config()
     reverse = dict(reversed(case.items()))
-    other = joint(tmp_path / "other", reverse, num_iterations=6)
+    other = joint(tmp_path / "other", reverse, num_iterations=4)
     for member in one.unroller.members:
         gin.bind_parameter(f"{member.name}/PolicySettings.seed", list(case).index(member.name) + 3)
     other = Trainer(
-        environment=games_of(reverse), policies="each", algorithm=PPO, **settings(tmp_path / "third", num_iterations=6)
+        environment=games_of(reverse), policies="each", algorithm=PPO, **settings(tmp_path / "third", num_iterations=4)
     )
     run(other)
     torch.testing.assert_close(one.algorithm.state_dict(), other.algorithm.state_dict(), rtol=0, atol=0)
@@ -135,12 +135,13 @@ def in_settings(**by_policy):
 def test_a_resumed_run_is_bit_identical(tmp_path, lineup):
     in_settings(y={"algorithm": DQN, "batches": REPLAY})
     saver = functools.partial(CheckpointSaver, period=10**9)
-    whole = games_trainer(tmp_path / "whole", policies=lineup, listeners=[saver()])
+    given = {"policies": lineup, "num_iterations": 6}
+    whole = games_trainer(tmp_path / "whole", listeners=[saver()], **given)
     whole.train()
     for stop_at in (100, 300, None):
-        parts = games_trainer(tmp_path / "parts", policies=lineup, listeners=[saver()], stop_at=stop_at)
+        parts = games_trainer(tmp_path / "parts", listeners=[saver()], stop_at=stop_at, **given)
         parts.train()
-    assert parts.clock.iterations == whole.clock.iterations == 12
+    assert parts.clock.iterations == whole.clock.iterations == 6
     torch.testing.assert_close(parts.algorithm.state_dict(), whole.algorithm.state_dict(), rtol=0, atol=0)
     torch.testing.assert_close(parts.transforms.state_dict(), whole.transforms.state_dict(), rtol=0, atol=0)
     torch.testing.assert_close(parts.learner.state_dict(), whole.learner.state_dict(), rtol=0, atol=0)

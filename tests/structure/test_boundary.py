@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from test_imports import FILES, imports_of, is_module, module_of, parse
+from test_imports import FILES, imports_of, is_module, module_of, nodes, parse
 
 import alfish
 
@@ -77,8 +77,9 @@ def is_command(module):
 
 def private_names(tree):
     """Private names that a module takes from another one, or from an object that is not its own."""
-    own = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and ast.unparse(n.value) in ("self", "cls")}
-    for node in ast.walk(tree):
+    attributes = [node for node in nodes(tree) if isinstance(node, ast.Attribute)]
+    own = {node.attr for node in attributes if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")}
+    for node in nodes(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("alfish"):
             yield from (alias.name for alias in node.names if alias.name.startswith("_"))
         elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):

@@ -32,6 +32,10 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.count = self.num_bytes = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False  # avoids importing all of torch's compiler at the first call
+
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         result = function(*arguments, **(keywords or {}))
         self.count += 1

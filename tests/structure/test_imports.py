@@ -64,11 +64,13 @@ def module_of(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
 def is_module(name):
     path = PACKAGE.joinpath(*name.split(".")[1:])
     return path.with_suffix(".py").is_file() or path.is_dir()
 
 
+@functools.cache
 def imports_of(tree):
     """Each module of ours that is imported, inside functions too."""
 
@@ -85,12 +87,17 @@ def imports_of(tree):
                     yield whole if child.module.startswith("alfish") and is_module(whole) else child.module
             yield from walk(child)
 
-    return (module for module in walk(tree) if module == "alfish" or module.startswith("alfish."))
+    return [module for module in walk(tree) if module == "alfish" or module.startswith("alfish.")]
 
 
 @functools.cache
 def parse(path):
     return ast.parse(path.read_text(), str(path))
+
+
+@functools.cache
+def nodes(tree):
+    return tuple(ast.walk(tree))
 
 
 def is_sibling(module):
@@ -206,12 +213,12 @@ def test_no_module_is_named_for_leftovers():
 def gin_calls(tree):
     """Lines that use gin other than as a decorator or for `gin.REQUIRED`."""
     allowed = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             allowed |= {id(inner) for decorator in node.decorator_list for inner in ast.walk(decorator)}
         elif isinstance(node, ast.Attribute) and node.attr == "REQUIRED":
             allowed.add(id(node.value))
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.ImportFrom):
             hidden = (node.module or "").split(".")[0] == "gin"
         elif isinstance(node, ast.alias):
@@ -246,7 +253,7 @@ def test_gin_calls_are_found():
 
 def unsafe(tree):
     """Lines that would execute what they load, or that swallow everything."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.ExceptHandler) and node.type is None:
             yield node.lineno, "bare except"
         if isinstance(node, ast.ClassDef) and any("Unpickler" in ast.unparse(base) for base in node.bases):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from lines_to_read import needed
+from test_imports import nodes, parse
 
 import alfish
 
@@ -56,9 +57,9 @@ def attributes(node):
     return {n.attr for n in stored if isinstance(n.value, ast.Name) and n.value.id == "self"}
 
 
-def too_large(path, text):
+def too_large(path, tree):
     """What of a module exceeds a limit, each in words."""
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(tree):
         if not isinstance(node, ast.ClassDef):
             continue
         if length(node) > CLASS_LINES:
@@ -72,7 +73,7 @@ def too_large(path, text):
 
 
 def test_no_class_and_no_constructor_is_too_large():
-    found = [one for path in FILES for one in too_large(path.relative_to(PACKAGE), path.read_text())]
+    found = [one for path in FILES for one in too_large(path.relative_to(PACKAGE), parse(path))]
     print("\n".join(found))
     assert [one for one in found if one.partition(" has ")[0] not in REASONS] == []
     assert all(any(one.startswith(name) for one in found) for name in REASONS), "a reason for what is small"
@@ -104,9 +105,11 @@ def test_the_off_policy_algorithms_are_short():
 
 def test_a_large_class_would_be_found():
     lines = "\n".join(f"        self.a{k} = {k}" for k in range(CLASS_ATTRIBUTES + 1))
-    assert list(too_large("x.py", f"class A:\n    def __init__(self):\n{lines}\n")) == ["x.py: A has 21 attributes"]
+    assert list(too_large("x.py", ast.parse(f"class A:\n    def __init__(self):\n{lines}\n"))) == [
+        "x.py: A has 21 attributes"
+    ]
     lines = "\n".join("        x = 1" for _ in range(CLASS_LINES))
-    assert list(too_large("x.py", f"class A:\n    def __init__(self):\n{lines}\n")) == [
+    assert list(too_large("x.py", ast.parse(f"class A:\n    def __init__(self):\n{lines}\n"))) == [
         "x.py: A has 302 lines",
         "x.py: A.__init__ has 301 lines",
     ]

@@ -30,7 +30,7 @@ from alfish.transforms import ObservationNormalizer, RewardNormalizer
 NUM_ENVS = 16
 # Algorithm, length of an unroll, length of an episode, batches.
 RECIPES = {
-    "ppo": (PPO, 8, 5, functools.partial(EpochBatches, num_epochs=2, minibatch_size=32)),
+    "ppo": (PPO, 8, 5, functools.partial(EpochBatches, num_epochs=2, minibatch_size=64)),
     "sac": (
         SAC,
         1,
@@ -99,7 +99,7 @@ def make(root_dir, recipe, transforms=(), env=Far, device="meta", learning_rate=
     return trainer, iterations
 
 
-def waits_of(far, iterations, count=3):
+def waits_of(far, iterations, count=2):
     """Returns the waits of an iteration; all of `count` iterations have the same."""
     found = []
     for _ in range(count):
@@ -129,7 +129,7 @@ def test_an_iteration_in_a_simulator_waits_only_here(tmp_path, far, monkeypatch,
 
 
 def test_a_limit_of_the_kl_is_not_read(tmp_path, far):
-    trainer, iterations = make(tmp_path, "ppo", target_kl=1e-4)
+    trainer, iterations = make(tmp_path, "ppo", learning_rate=1e-2, target_kl=1e-4)
     assert waits_of(far, iterations) == UNROLL
     made = trainer.learner.updates
     trainer.learner.state_dict()  # settles the last updates

@@ -12,7 +12,6 @@ def python_calls(function):
         nonlocal count
         count += event in ("call", "c_call")
 
-    gc.collect()
     gc.disable()  # collecting calls the finalizers of what other tests have left
     sys.setprofile(on_event)
     try:

@@ -25,7 +25,6 @@ from unittest import mock
 import optree
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 import alfish
 from alfish import nest
@@ -96,11 +95,15 @@ class FarDevice(TorchDispatchMode):
         super().__exit__(*error)
         self._replaced.close()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # avoids importing all of torch's compiler at the first call
+
     def __torch_dispatch__(
         self, function: Any, types: Any, arguments: tuple = (), keywords: dict[str, Any] | None = None
     ) -> Any:
         keywords = dict(keywords or {})
-        tensors = [leaf for leaf in tree_leaves((arguments, keywords)) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in optree.tree_leaves((arguments, keywords)) if isinstance(leaf, torch.Tensor)]
         far = {id(tensor): tensor for tensor in tensors if tensor.is_meta}
         target = keywords.get("device")
         to_far = bool(far) if target is None else torch.device(target).type == "meta"
@@ -110,7 +113,7 @@ class FarDevice(TorchDispatchMode):
         if to_far and target is not None:
             keywords["device"] = torch.device("cpu")
         twins = {key: twin(tensor) for key, tensor in far.items()}
-        arguments, keywords = tree_map(lambda leaf: twins.get(id(leaf), leaf), (arguments, keywords))
+        arguments, keywords = optree.tree_map(lambda leaf: twins.get(id(leaf), leaf), (arguments, keywords))
         known = {id(tensor): tensor for tensor in tensors} | {id(twins[key]): tensor for key, tensor in far.items()}
         storages = {id(tensor.untyped_storage().twin): tensor.untyped_storage() for tensor in far.values()}
 
@@ -121,7 +124,7 @@ class FarDevice(TorchDispatchMode):
                 return known[id(leaf)]
             return _far(leaf, storages.get(id(leaf.untyped_storage())))
 
-        return tree_map(back, function(*arguments, **keywords))
+        return optree.tree_map(back, function(*arguments, **keywords))
 
     def _count(
         self, function: Any, arguments: tuple, keywords: dict[str, Any], tensors: list[torch.Tensor], to_far: bool

@@ -9,7 +9,7 @@ granted are left out.
 
 import argparse
 import ast
-from collections.abc import Iterator
+import functools
 from pathlib import Path
 
 import alfish
@@ -23,11 +23,14 @@ def file_of(module: str) -> Path | None:
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
-def imports(file: Path) -> Iterator[tuple[str, str]]:
-    """Yields module and name of each import from the package."""
+@functools.cache
+def imports(file: Path) -> list[tuple[str, str]]:
+    """Returns module and name of each import from the package."""
+    found = []
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "alfish":
-            yield from ((node.module, alias.name) for alias in node.names)
+            found += [(node.module, alias.name) for alias in node.names]
+    return found
 
 
 def definition(module: str, name: str) -> Path | None:

@@ -1,8 +1,13 @@
 """Stopping a run, and comparing all that it is with another run, bit for bit."""
 
+import os
+import signal
+
 import torch
 
 from alfish import nest
+from alfish.__main__ import main
+from alfish.training.trainer import Trainer
 
 
 def stop_after(trainer, num_iterations):
@@ -14,6 +19,22 @@ def stop_after(trainer, num_iterations):
     trainer.save()
     trainer.close()
     return trainer
+
+
+def run_killed_after_a_save(arguments):
+    """Runs a command in a process that is killed when it has saved its first checkpoint."""
+    process = os.fork()  # which has imported everything already
+    if not process:
+        save = Trainer.save
+
+        def save_and_die(*arguments, **settings):
+            save(*arguments, **settings)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        Trainer.save = save_and_die
+        main(arguments)
+        os._exit(0)
+    assert os.waitpid(process, 0)[1] == signal.SIGKILL
 
 
 def parameters(trainer):

@@ -86,14 +86,16 @@ def make(root_dir, name, algorithm, env=None, listeners=(), **options):
     env_id, env_kwargs = env or ((TensorPointMass, {"length": 6}) if name in ("sac", "td3") else (Bandit, {}))
     of_rows = functools.partial(EpochBatches, num_epochs=1 if name == "a2c" else 2)
     if name not in ON_POLICY:
-        of_rows = functools.partial(ReplayBatches, capacity=200, batch_size=8, window_length=3, warmup_env_steps=20)
+        of_rows = functools.partial(
+            ReplayBatches, capacity=200, batch_size=8, window_length=3, warmup_env_steps=20, updates_per_env_step=0.5
+        )
     defaults = {
         "algorithm": algorithm,
         "environment": functools.partial(make_environment, env_id, num_envs=2, env_kwargs=env_kwargs),
         "batches": of_rows,
         "listeners": list(listeners),
         "unroll_length": 5,
-        "num_iterations": 8,
+        "num_iterations": 4,
         "summary_period": 10,
         "device": "cpu",
     }
@@ -153,7 +155,7 @@ def test_stored_rows_and_metrics_have_the_rewards_of_the_environment(tmp_path, n
     for parts in ([], [Distance, functools.partial(SMALL_RND, coef=100.0)]):
         listener = Kept()
 
-        class Spying(make(tmp_path / f"x{len(parts)}", name, composed(name))._parts.batches.__class__):
+        class Spying(EpochBatches if name in ON_POLICY else ReplayBatches):
             def add(self, experience):
                 rows[-1].extend(torch.as_tensor(leaf) for leaf in nest.leaves(experience.time_step))
                 super().add(experience)
@@ -188,11 +190,11 @@ def assert_resumed_equals_whole(runs, stop):
 @pytest.mark.parametrize("name", ["ppo", "dqn", "td3"])
 def test_a_resumed_run_is_bit_identical(tmp_path, name):
     env = (TensorPointMass, {"length": 6}) if name != "dqn" else (Bandit, {"length": 4})
-    unroll_length, stop = (5, 4) if name != "dqn" else (7, 7)
+    unroll_length, stop = (5, 4) if name != "dqn" else (7, 2)
     runs = []
     for directory in ("whole", "cut"):
         algorithm = composed(name, rewards=[SMALL_RND, SMALL_ICM], representation=FEATURES)
-        settings = {"env": env, "unroll_length": unroll_length, "num_iterations": 10}
+        settings = {"env": env, "unroll_length": unroll_length, "num_iterations": stop + 2}
         saving = [CheckpointSaver(0)]
         runs.append(functools.partial(make, tmp_path / directory, name, algorithm, listeners=saving, **settings))
     assert_resumed_equals_whole(runs, stop)
@@ -216,10 +218,10 @@ def with_auxiliary_losses(root_dir, name, **options):
 
 @pytest.mark.parametrize("name", AUXILIARY)
 def test_a_resumed_run_with_auxiliary_losses_is_bit_identical(tmp_path, name):
-    unroll_length, stop = (5, 4) if name == "ppo" else (7, 7)  # at an episode's end, because a bandit has no state
+    unroll_length, stop = (5, 2) if name == "ppo" else (7, 2)  # at an episode's end, because a bandit has no state
     runs = []
     for directory in ("whole", "cut"):
-        settings = {"unroll_length": unroll_length, "num_iterations": 10, "listeners": [CheckpointSaver(0)]}
+        settings = {"unroll_length": unroll_length, "num_iterations": 4, "listeners": [CheckpointSaver(0)]}
         runs.append(functools.partial(with_auxiliary_losses, tmp_path / directory, name, **settings))
     assert assert_resumed_equals_whole(runs, stop).learner.updates > 0
 
@@ -229,7 +231,9 @@ def test_compiled_and_plain_auxiliary_losses_are_equal(tmp_path, name, interpret
     runs = []
     for is_compiled in (False, True):
         learner = functools.partial(Learner, compile=is_compiled)
-        runs.append(with_auxiliary_losses(tmp_path / str(is_compiled), name, learner=learner, num_iterations=4))
+        runs.append(
+            with_auxiliary_losses(tmp_path / str(is_compiled), name, learner=learner, unroll_length=3, num_iterations=6)
+        )
         runs[-1].train()
     plain, compiled = runs
     assert compiled.learner.updates == plain.learner.updates > 0 and not compiled.learner.is_plain
@@ -285,9 +289,9 @@ def test_without_reward_parts_memory_algorithms_are_unchanged(tmp_path, name):
 def test_a_run_with_a_value_for_each_part_continues_with_its_weights(tmp_path, name):
     part = functools.partial(SMALL_RND, coef=Linear(1.0), episodic=False)
     algorithm = composed(name, rewards=[part], separate_values=True)
-    env, stop, options = (TensorPointMass, {"length": 6}), 4, {}
+    env, stop, options = (TensorPointMass, {"length": 6}), 1, {}
     if name == "dqn":  # at the end of all episodes there is no state of the environment
-        env, stop, options = (Bandit, {"length": 4}), 7, {"unroll_length": 7, "num_iterations": 10}
+        env, stop, options = (Bandit, {"length": 4}), 2, {"unroll_length": 7}
     runs = [
         functools.partial(make, tmp_path / k, name, algorithm, env, [CheckpointSaver(0)], **options)
         for k in ("whole", "cut")

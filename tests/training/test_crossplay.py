@@ -21,17 +21,18 @@ Trainer.policies = {'main': '*', 'past': ('*', 2)}
 past/PolicySettings.snapshot_of = 'main'
 Trainer.extra_listeners = [@Snapshots()]
 Snapshots.period = 60
-Trainer.num_env_steps = 300
+Trainer.num_env_steps = 200
 Trainer.unroll_length = 16
 Trainer.calibration = None
 Trainer.listeners = [@CheckpointSaver()]
-CheckpointSaver.period = 100
+CheckpointSaver.period = 70
 CheckpointSaver.keep_last = 9
 EpochBatches.num_epochs = 1
 EpochBatches.minibatch_size = 8
 MLP.layers = (8,)
 Learner.compile = False
 """
+NUM_GAMES = 4  # of a pair
 TAG = """
 include 'ppo.gin'
 import alfish.environments.games
@@ -68,7 +69,7 @@ def crossplay(tmp_path, capsys):
     def crossplay(*flags, output="cross.csv", status=0):
         capsys.readouterr()
         path = tmp_path / output
-        assert main(["crossplay", f"--output={path}", "--num_games=6", *flags]) == status
+        assert main(["crossplay", f"--output={path}", f"--num_games={NUM_GAMES}", *flags]) == status
         lines = capsys.readouterr().err.splitlines()
         if status:
             return lines
@@ -90,8 +91,8 @@ def test_every_pair_plays_in_both_seats(run, crossplay):
     pairs = [(row["first"], row["second"]) for row in matches]
     assert pairs == [(one, other) for one in names for other in names if one != other] and len(lines) == len(pairs)
     for row in matches:
-        assert int(row["wins"]) + int(row["draws"]) + int(row["losses"]) == int(row["games"]) == 6
-        net = (int(row["wins"]) - int(row["losses"])) / 6
+        assert int(row["wins"]) + int(row["draws"]) + int(row["losses"]) == int(row["games"]) == NUM_GAMES
+        net = (int(row["wins"]) - int(row["losses"])) / NUM_GAMES
         assert float(row["mean_return/first"]) == -float(row["mean_return/second"]) == pytest.approx(net)
         assert float(row["ci_low/first"]) <= net <= float(row["ci_high/first"])
     assert {row["player"] for row in players} == set(names)
@@ -123,7 +124,7 @@ def test_the_same_command_continues(run, crossplay, tmp_path):
 
 
 def test_players_are_policies_of_several_runs_and_checkpoints(run, crossplay, tmp_path):
-    other = train(tmp_path / "other", TICTACTOE.replace("Trainer.num_env_steps = 300", "Trainer.num_env_steps = 100"))
+    other = train(tmp_path / "other", TICTACTOE.replace("Trainer.num_env_steps = 200", "Trainer.num_env_steps = 100"))
     last = steps_of(run)[-1]
     matches, players, _ = crossplay(f"--root_dir={run}", f"--root_dir={other}", "--policies=main,past1")
     names = [f"main@{run}:{last}", f"past1@{run}:{last}"]

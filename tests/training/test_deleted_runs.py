@@ -14,6 +14,7 @@ from alfish.training.listeners import CheckpointSaver, Evaluate, Summaries
 
 SETTINGS = {
     "num_iterations": 8, "unroll_length": 16, "make_environment.num_envs": 1, "MLP.layers": (4,), "summary_period": 16,
+    "EpochBatches.num_epochs": 1,
 }  # fmt: skip
 
 
@@ -31,6 +32,14 @@ class At(Listener):
 def train(root_dir, call):
     listeners = [Evaluate(32, 1), CheckpointSaver(period=32), Summaries(), At(4, call)]
     return alfish.train("PPO", "CartPole-v1", root_dir=root_dir, listeners=listeners, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of which nothing was deleted."""
+    root_dir = tmp_path_factory.mktemp("runs") / "whole"
+    train(root_dir, lambda path: None)
+    return root_dir
 
 
 def rows(root_dir):
@@ -63,9 +72,8 @@ def test_a_partial_run_is_written_again_with_known_values(tmp_path, call, caplog
 
 
 @pytest.mark.parametrize("name", ["metrics.csv", "config.gin", "run_id", "tensorboard"])
-def test_a_single_file_is_restored_and_the_run_is_whole(tmp_path, name, caplog):
-    whole, root_dir = tmp_path / "whole", tmp_path / "run"
-    train(whole, lambda path: None)
+def test_a_single_file_is_restored_and_the_run_is_whole(tmp_path, whole, name, caplog):
+    root_dir = tmp_path / "run"
 
     def remove(path):
         shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink()

@@ -124,9 +124,9 @@ def test_diagnostics_read_an_algorithm_that_differentiates_in_train_step(tmp_pat
 
 @pytest.mark.parametrize("kind", [ppo, sac, recurrent])
 def test_diagnostics_do_not_change_a_run(tmp_path, kind):
-    plain = kind(tmp_path / "plain", Summaries([]))
+    plain = kind(tmp_path / "plain", Summaries([]), num_iterations=4)
     plain.train()
-    watched = kind(tmp_path / "watched", everything())
+    watched = kind(tmp_path / "watched", everything(), num_iterations=4)
     watched.train()
     assert {"monte_carlo/return", "custom/noise", "dormant_units/all"} < names_in(tmp_path / "watched")
     assert_same(tensors_of(plain), tensors_of(watched))
@@ -205,7 +205,7 @@ def test_the_gradient_noise_scale_is_estimated_without_bias():
     trace, squared_norm = (
         np.mean([shown[f"gradient_{name}/net"] for shown in found]) for name in ("variance", "squared_norm")
     )
-    assert trace == pytest.approx(10, rel=0.05) and squared_norm == pytest.approx(5, rel=0.05)
+    assert trace == pytest.approx(10, rel=0.05) and squared_norm == pytest.approx(5, rel=0.02)
     shown = found[0]
     scale = shown["gradient_variance/net"] / shown["gradient_squared_norm/net"]
     assert shown["gradient_noise_scale/net"] == pytest.approx(scale)

@@ -87,9 +87,10 @@ class SumsOfActions(gymnasium.Env):
         return self.np_random.uniform(-1, 1, 5).astype(np.float32), reward, False, self.time == 6, {}
 
 
-@pytest.mark.parametrize("algorithm", [PPO, SAC, TD3])
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
-def test_actions_do_not_depend_on_the_row_position_bit_for_bit(size, algorithm):
+@pytest.mark.parametrize(
+    ("algorithm", "size"), [*((PPO, size) for size in (1, 2, 3, 4, 7)), (SAC, 1), (SAC, 7), (TD3, 1), (TD3, 7)]
+)
+def test_actions_do_not_depend_on_the_row_position_bit_for_bit(algorithm, size):
     parts = parts_of(SumsOfActions, env_kwargs={"size": size}, make_algorithm=algorithm)
     results = [evaluate(parts, 17, num_envs) for num_envs in (1, 3, 5, 8, 17)]
     assert len(set(results[0].returns)) == 17
@@ -161,8 +162,8 @@ def test_cart_poles_of_one_loop_rest_too():
 def test_all_episodes_that_start_are_counted():
     """The first to finish would be the short ones: 8 environments of 10 or 500 steps would report 138."""
     parts = parts_of(TwoLengths, make_algorithm=Zero)
-    num_episodes = 200
-    evaluation = evaluate(parts, num_episodes, 50)
+    num_episodes = 60
+    evaluation = evaluate(parts, num_episodes, 15)
     expected = []
     for k in range(num_episodes):
         env = TwoLengths()

@@ -32,7 +32,9 @@ def train(path, *parameters):
     """Trains PPO on CartPole for 2048 steps, with small networks and short evaluations."""
     settings = [
         "Trainer.num_env_steps=2048",
-        "Trainer.max_evaluation_length=30",
+        "Trainer.max_evaluation_length=12",
+        "MLP.layers=(8,)",
+        "EpochBatches.num_epochs=1",
         "Evaluate.num_episodes=3",
         "Trainer.unroll_length=64",
         *parameters,

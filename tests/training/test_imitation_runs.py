@@ -74,12 +74,9 @@ def make(root_dir, expert, algorithm=DAgger, torso=TORSO, **settings):
     )
 
 
-CASES = [(algorithm, torso) for algorithm in (DAgger, Distillation) for torso in (TORSO, MEMORY)]
-
-
-@pytest.mark.parametrize(("algorithm", "torso"), CASES)
-def test_a_resumed_run_is_bit_identical(tmp_path, expert, algorithm, torso):
-    settings = {"algorithm": algorithm, "torso": torso}
+@pytest.mark.parametrize("algorithm", [DAgger, Distillation])
+def test_a_resumed_run_is_bit_identical(tmp_path, expert, algorithm):
+    settings = {"algorithm": algorithm, "torso": MEMORY}
     whole = make(tmp_path / "whole", expert, **settings)
     whole.train()
     stop_after(make(tmp_path / "cut", expert, **settings), 5)
@@ -262,7 +259,7 @@ def imitate(root_dir, demonstrations, name, part=GAIL, **settings):
     return make(root_dir, None, **settings)
 
 
-PARTS = [("ppo", GAIL), ("sac", GAIL), ("ppo", GuidedCost), ("sac", GuidedCost)]
+PARTS = [("ppo", GAIL), ("sac", GuidedCost)]
 
 
 @pytest.mark.parametrize(("name", "part"), PARTS)
@@ -301,7 +298,7 @@ def test_compiled_updates_with_a_learned_reward_equal_plain_updates(tmp_path, de
         learner = functools.partial(Learner, compile=is_compiled, max_grad_norm=0.5)
         settings = {
             "learner": learner,
-            "num_iterations": 4,
+            "num_iterations": 3,
             "unroller": functools.partial(SyncUnroller, numpy_policy=None),
         }
         trainer = imitate(tmp_path / str(is_compiled), demonstrations, name, part, **settings)

@@ -19,8 +19,8 @@ from alfish.training.joint_population import CSV, JointPopulation
 from alfish.training.listeners import CheckpointSaver, Evaluate
 from alfish.training.trainer import Trainer
 
-EPOCHS = functools.partial(EpochBatches, num_epochs=2, minibatch_size=16)
-REPLAY = functools.partial(ReplayBatches, batch_size=16, warmup_env_steps=60, capacity=1000)
+EPOCHS = functools.partial(EpochBatches, num_epochs=1, minibatch_size=16)
+REPLAY = functools.partial(ReplayBatches, batch_size=16, warmup_env_steps=60, capacity=1000, updates_per_env_step=0.1)
 RATE = "Learner.learning_rate"
 
 
@@ -75,17 +75,18 @@ def test_the_worst_continue_from_the_best_with_perturbed_settings(tmp_path):
         assert member.algorithm is trainer.algorithm.get_submodule(name)
 
 
-@pytest.mark.parametrize("algorithm, batches", [(PPO, EPOCHS), (DQN, REPLAY)])
-def test_a_run_stopped_at_any_point_resumes_bit_for_bit(tmp_path, algorithm, batches):
+@pytest.mark.parametrize(
+    "algorithm, batches, stops", [(PPO, EPOCHS, (60, 200, 210)), (DQN, REPLAY, (210,))], ids=["PPO", "DQN"]
+)
+def test_a_run_stopped_at_any_point_resumes_bit_for_bit(tmp_path, algorithm, batches, stops):
     make = functools.partial(JointPopulation, {RATE: "1e-6..1e-1"}, period=150)
     saver = functools.partial(CheckpointSaver, period=10**9)
-    whole = trainer_of(tmp_path / "whole", make(), listeners=[saver()], algorithm=algorithm, batches=batches)
+    given = {"algorithm": algorithm, "batches": batches, "num_iterations": 8}
+    whole = trainer_of(tmp_path / "whole", make(), listeners=[saver()], **given)
     whole.train()
-    for stop_at in (60, 200, 210, 420, None):
+    for stop_at in (*stops, None):
         own = make(), [saver()]
-        parts = trainer_of(
-            tmp_path / "parts", own[0], listeners=own[1], algorithm=algorithm, batches=batches, stop_at=stop_at
-        )
+        parts = trainer_of(tmp_path / "parts", own[0], listeners=own[1], stop_at=stop_at, **given)
         parts.train()
     torch.testing.assert_close(state_of(parts)[0], state_of(whole)[0], rtol=0, atol=0)
     assert state_of(parts)[1] == state_of(whole)[1]
@@ -161,9 +162,10 @@ def test_a_perturbed_list_entry_affects_the_copy(tmp_path):
 def test_policies_are_compared_by_evaluations(tmp_path):
     evaluate = functools.partial(Evaluate, period=200, num_episodes=8, num_envs=4)
     make = functools.partial(JointPopulation, {RATE: "1e-6..1e-1"}, "evaluation/mean_return", period=200)
-    trainer_of(tmp_path / "whole", make(), listeners=[evaluate(), CheckpointSaver()]).train()
+    trainer_of(tmp_path / "whole", make(), listeners=[evaluate(), CheckpointSaver()], num_iterations=8).train()
     for stop_at in (200, None):
-        trainer_of(tmp_path / "parts", make(), listeners=[evaluate(), CheckpointSaver()], stop_at=stop_at).train()
+        given = {"listeners": [evaluate(), CheckpointSaver()], "num_iterations": 8, "stop_at": stop_at}
+        trainer_of(tmp_path / "parts", make(), **given).train()
     assert rows_of(tmp_path / "parts") == rows_of(tmp_path / "whole") != []
     returns = {}
     for row in csv.DictReader((tmp_path / "whole/eval/evaluation-000000000200.csv").read_text().splitlines()):

@@ -21,8 +21,8 @@ from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer
 from alfish.transforms import ObservationNormalizer
 
-EPOCHS = functools.partial(EpochBatches, num_epochs=2, minibatch_size=16)
-REPLAY = functools.partial(ReplayBatches, batch_size=16, warmup_env_steps=60, capacity=1000)
+EPOCHS = functools.partial(EpochBatches, num_epochs=1, minibatch_size=16)
+REPLAY = functools.partial(ReplayBatches, batch_size=16, warmup_env_steps=60, capacity=1000, updates_per_env_step=0.1)
 LEAGUE = {"main": "*", "past": ("*", 3)}
 
 
@@ -107,15 +107,14 @@ def check_equal_runs(one, other):
     torch.testing.assert_close(*states, rtol=0, atol=0)
 
 
-# Stops after these iterations; after the last one, at least one of the three snapshots is not written again.
-@pytest.mark.parametrize("iterations", [(2, 7, 12), (3, 4, 13)])
-def test_a_resumed_league_is_bit_identical(tmp_path, iterations):
+def test_a_resumed_league_is_bit_identical(tmp_path):
+    """After the last stop, at least one of the three snapshots is not written again."""
     gin.bind_parameter("Lineup.weights", {"main": 3.0, "past": 1.0})
     gin.bind_parameter("Lineup.requires", "main")
     saver, history = functools.partial(CheckpointSaver, period=10**9), History()
     whole = league(tmp_path / "whole", saver(), history)
     whole.train()
-    for stop_at in (*(history.clocks[number - 1] for number in iterations), None):
+    for stop_at in (*(history.clocks[number - 1] for number in (2, 3, 12)), None):
         parts = league(tmp_path / "parts", saver(), stop_at=stop_at)
         parts.train()
         if stop_at is not None:
@@ -205,7 +204,7 @@ def test_one_policy_trains_at_a_time(tmp_path):
     members = {member.name: member for member in trainer.unroller.members}
     assert trainer.clock.env_steps == sum(member.num_steps for member in members.values())
     # The updates of DQN follow the steps of its own turns.
-    assert members["b"].learner.updates == members["b"].num_steps - 60 > 0
+    assert members["b"].learner.updates == (members["b"].num_steps - 60) // 10 > 0
 
 
 def test_a_resumed_alternation_is_bit_identical(tmp_path):

@@ -55,6 +55,7 @@ ALGORITHMS = {
         RecurrentSAC, actor_mlp=SMALL, critic=CRITIC, memory=functools.partial(GRU, size=4)),
 }  # fmt: skip
 MEMORY = {"burn_in": 1, "state_period": 3}  # of replay
+EACH_STEP = {"updates_per_env_step": 1.0}
 # The environment's state is saved, so any moment will do; or it is not, but at the end of all episodes there is none:
 # an episode of 4 actions is 5 rows, so after 5 k - 1 steps the row to act from is LAST.
 POINT_MASS = (TensorPointMass, {"length": 6})
@@ -62,13 +63,13 @@ SETTINGS = {  # algorithm, environment, unroll length, iterations, of them befor
     "dqn_episode_boundary": ("dqn", (Bandit, {"action": "discrete", "length": 4}), 7, 10, 7),
     "sac_saved_state": ("sac", POINT_MASS, 3, 16, 7),
     "sac_saved_state_same_step": ("sac", (TensorPointMass, {"length": 6, "autoreset": "same_step"}), 5, 10, 5),
-    "sac_half_a_step": ("sac", POINT_MASS, 0.5, 60, 41),
+    "sac_half_a_step": ("sac", POINT_MASS, 0.5, 50, 41),
     "sac_episode_boundary": ("sac", (Bandit, {"action": "box", "length": 4}), 7, 10, 7),
     "td3_saved_state": ("td3", POINT_MASS, 3, 16, 7),
-    "recurrent_sac_saved_state": ("recurrent sac", POINT_MASS, 3, 20, 13),
+    "recurrent_sac_saved_state": ("recurrent sac", POINT_MASS, 3, 16, 13),
     "recurrent_sac_saved_state_same_step": (
-        "recurrent sac", (TensorPointMass, {"length": 6, "autoreset": "same_step"}), 3, 20, 13),
-    "recurrent_dqn_episode_boundary": ("recurrent dqn", (Bandit, {"action": "discrete", "length": 4}), 3, 25, 13),
+        "recurrent sac", (TensorPointMass, {"length": 6, "autoreset": "same_step"}), 3, 16, 13),
+    "recurrent_dqn_episode_boundary": ("recurrent dqn", (Bandit, {"action": "discrete", "length": 4}), 3, 16, 13),
     "td3_episode_boundary": ("td3", (Bandit, {"action": "box", "length": 4}), 7, 10, 7),
 }  # fmt: skip
 
@@ -76,6 +77,7 @@ SETTINGS = {  # algorithm, environment, unroll length, iterations, of them befor
 def make(root_dir, name, replay=None, **options):
     algorithm, (env_id, env_kwargs), unroll_length, num_iterations, _ = SETTINGS[name]
     settings = {"capacity": 60, "batch_size": 4, "window_length": 3, "warmup_env_steps": 20, "max_chunk_size": 8}
+    settings["updates_per_env_step"] = 0.5
     settings |= (MEMORY if algorithm.startswith("recurrent") else {}) | (replay or {})
     defaults = {
         "algorithm": ALGORITHMS[algorithm],
@@ -167,7 +169,7 @@ runs.stop_after(runs.make(sys.argv[1], name, listeners=listeners), runs.SETTINGS
 
 
 def test_a_run_resumes_while_it_trains_on_without_acting(tmp_path):
-    name, options = "sac_saved_state", {"interaction_env_steps": 40, "num_iterations": None, "num_updates": 90}
+    name, options = "sac_saved_state", {"interaction_env_steps": 40, "num_iterations": None, "num_updates": 45}
     whole = make(tmp_path / "whole", name, **options)
     whole.train()
     cut = stop_after(make(tmp_path / "cut", name, **options), 13)
@@ -178,7 +180,7 @@ def test_a_run_resumes_while_it_trains_on_without_acting(tmp_path):
 
 
 def test_a_run_without_saved_rows_acts_again_before_training(tmp_path):
-    name, replay = "sac_saved_state", {"save": False}
+    name, replay = "sac_saved_state", {"save": False, **EACH_STEP}
     options = {"interaction_env_steps": 40, "num_iterations": None, "num_updates": 150}
     cut = stop_after(make(tmp_path, name, replay, **options), 20)
     assert cut.clock.env_steps >= 40 and cut.state_dict()["counters"]["idle_steps"] > 20
@@ -213,7 +215,7 @@ def test_rows_in_files_resume_to_the_same_bits(tmp_path):
 )
 def test_a_run_resumed_without_its_replay_continues_with_a_message(tmp_path, capsys, name, how, batch_size, again):
     """A tenth of the 60 steps that are left would be 6: too few for a window of 5 rows of each of 2 environments."""
-    replay = {"batch_size": batch_size} | ({"save": False} if how == "not saved" else {})
+    replay = {"batch_size": batch_size, **EACH_STEP} | ({"save": False} if how == "not saved" else {})
     cut = stop_after(make(tmp_path, name, replay), SETTINGS[name][-1])
     stored = list((tmp_path / "replay").glob("*.pt"))
     assert bool(stored) == (how == "removed")
@@ -411,7 +413,7 @@ def test_rows_go_into_replay_as_arrays_and_a_hook_sees_tensors(tmp_path, name):
     runs = []
     for algorithm in (factory, functools.partial(Watching, **factory.keywords)):
         replay = MEMORY if name.startswith("recurrent") else {}
-        batches = functools.partial(Spying, 60, 4, 3, 1.0, 20, **replay)
+        batches = functools.partial(Spying, 60, 4, 3, 0.5, 20, **replay)
         trainer = make(tmp_path / str(len(runs)), name, algorithm=algorithm, batches=batches, transforms=[])
         trainer.train()
         runs.append((trainer.algorithm.state_dict(), trainer.batches.buffer.state_dict()))
@@ -538,9 +540,8 @@ def test_summaries_due_without_updates_are_written_later(tmp_path):
 
 def test_a_budget_that_ends_before_the_first_update_is_refused_before_it_starts(tmp_path):
     for budget, is_refused in ((20, True), (21, False)):
-        trainer = make(
-            tmp_path / str(budget), "dqn_episode_boundary", unroll_length=1, num_iterations=None, num_env_steps=budget
-        )
+        options = {"unroll_length": 1, "num_iterations": None, "num_env_steps": budget}
+        trainer = make(tmp_path / str(budget), "dqn_episode_boundary", EACH_STEP, **options)
         if is_refused:
             with pytest.raises(UsageError, match="Trainer.num_env_steps is 20, which ends the run before its first up"):
                 trainer.start()
@@ -575,17 +576,21 @@ def test_warm_up_and_capacity_follow_the_budget(tmp_path, budget, warmup):
 
 
 def test_a_larger_budget_does_not_change_the_warm_up(tmp_path):
-    options = {"replay": {"warmup_env_steps": None, "capacity": None}, "num_iterations": None}
-    make(tmp_path, "dqn_episode_boundary", **options, num_env_steps=100).train()
-    longer = make(tmp_path, "dqn_episode_boundary", **options, num_env_steps=300)
+    options = {"replay": {"warmup_env_steps": None, "capacity": None, **EACH_STEP}, "num_iterations": None}
+    make(tmp_path, "dqn_episode_boundary", **options, num_env_steps=60).train()
+    longer = make(tmp_path, "dqn_episode_boundary", **options, num_env_steps=180)
     longer.train()
-    assert longer.batches.warmup_env_steps == 10
-    assert longer.clock.updates == longer.clock.env_steps - 10
+    assert longer.batches.warmup_env_steps == 6
+    assert longer.clock.updates == longer.clock.env_steps - 6
 
 
 def test_a_run_killed_in_warm_up_resumes_with_the_rest_of_it(tmp_path):
     """Its rows are lost; today's budget would end in a second warm-up."""
-    options = {"replay": {"warmup_env_steps": 60, "save": False}, "num_iterations": None, "num_env_steps": 100}
+    options = {
+        "replay": {"warmup_env_steps": 60, "save": False, **EACH_STEP},
+        "num_iterations": None,
+        "num_env_steps": 100,
+    }
     cut = stop_after(make(tmp_path, "dqn_episode_boundary", **options), 3)
     assert 0 < cut.clock.env_steps < 60 and cut.clock.updates == 0
     resumed = make(tmp_path, "dqn_episode_boundary", **options)

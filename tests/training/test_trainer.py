@@ -417,6 +417,7 @@ def test_evaluations_are_written_wherever_they_stand_among_the_listeners(tmp_pat
 def test_sampled_actions_are_evaluated_beside_the_mode_on_the_same_episodes(tmp_path, capsys):
     """With the returns of `alfish evaluate --sample`, and without a change of what is trained or best."""
     given = ["Trainer.num_env_steps=500", "Trainer.unroll_length=32", "Evaluate.num_episodes=4", "Evaluate.seed=3"]
+    given += ["EpochBatches.num_epochs=1"]
     for name, more in (("plain", []), ("both", ["Trainer.extra_listeners=[@EvaluateSampled()]"])):
         flags = [f"--gin_param={one}" for one in given + more]
         assert main(["train", "--gin_file=ppo_cartpole.gin", f"--root_dir={tmp_path / name}", *flags]) == 0
@@ -902,8 +903,10 @@ def test_checkpoints_change_no_bits_of_training(tmp_path, algorithm):
         if algorithm == "ppo":
             trainer = make(tmp_path / name, num_iterations=5, listeners=listeners)
         else:
-            batches = functools.partial(ReplayBatches, capacity=500, batch_size=8, warmup_env_steps=20)
-            options = {"batches": batches, "unroll_length": 4, "algorithm": SAC, "num_iterations": 20}
+            batches = functools.partial(
+                ReplayBatches, capacity=500, batch_size=8, warmup_env_steps=20, updates_per_env_step=0.5
+            )
+            options = {"batches": batches, "unroll_length": 4, "algorithm": SAC, "num_iterations": 12}
             trainer = make(tmp_path / name, "Pendulum-v1", listeners=listeners, **options)
         trainer.train()
         found.append([*trainer.algorithm.parameters(), *trainer.algorithm.buffers(), torch.rand(2)])

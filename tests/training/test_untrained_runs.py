@@ -1,14 +1,10 @@
 """Runs that end without an update: refused before they start where that is known, else one sentence and status 1."""
 
 import functools
-import os
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 import toy_confs
+from resuming import run_killed_after_a_save
 
 import alfish
 from alfish.__main__ import main
@@ -21,7 +17,6 @@ from alfish.training.listener import Listener
 from alfish.training.listeners import CheckpointSaver, Evaluate
 from alfish.training.trainer import Trainer
 
-REPOSITORY = Path(alfish.__file__).parents[1]
 FEW = ["Trainer.num_env_steps=400", "Evaluate.num_episodes=1", "MLP.layers=(8,)", "ReplayBatches.batch_size=8"]
 
 
@@ -83,24 +78,19 @@ def test_alfish_train_raises_the_same(tmp_path):
         )
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_run_killed_in_warm_up_reaches_updates_after_a_restart(tmp_path):
     conf = tmp_path / "toy.gin"
     conf.write_text(
-        f"{toy_confs.SAC}\nTrainer.num_env_steps = 12_000\nReplayBatches.warmup_env_steps = 10_000\n"
-        "ReplayBatches.capacity = 12_000\nReplayBatches.save = False\nReplayBatches.updates_per_env_step = 0.01\n"
+        f"{toy_confs.SAC}\nTrainer.num_env_steps = 1200\nReplayBatches.warmup_env_steps = 1000\n"
+        "ReplayBatches.capacity = 1200\nReplayBatches.save = False\nReplayBatches.updates_per_env_step = 0.1\n"
         "CheckpointSaver.period = 500\nEvaluate.num_episodes = 1\n"
     )
-    command = [sys.executable, "-m", "alfish", "train", f"--gin_file={conf}", f"--root_dir={tmp_path / 'run'}"]
-    environment = os.environ | {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    command = ["train", f"--gin_file={conf}", f"--root_dir={tmp_path / 'run'}"]
     saved = Checkpoints(tmp_path / "run" / "checkpoints")
-    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
-        until = time.monotonic() + 120
-        while not saved.steps() and process.poll() is None and time.monotonic() < until:
-            time.sleep(0.01)
-        process.kill()
-    assert saved.steps()[-1] < 10_000, "the signal came too late"
+    run_killed_after_a_save(command)
     assert saved.load("latest")[1]["learner"]["updates"] == 0
-    assert subprocess.run(command, env=environment, timeout=200, stderr=subprocess.DEVNULL).returncode == 0
+    assert main(command) == 0
     assert saved.load("latest")[1]["learner"]["updates"] > 0
 
 

@@ -23,6 +23,7 @@ def train(path, *parameters):
     """Trains PPO on Pendulum for 2048 steps in four iterations, with a checkpoint after each."""
     settings = ["Trainer.num_env_steps=2048", "Trainer.unroll_length=64", "CheckpointSaver.period=512", *parameters]
     settings += ["Trainer.max_evaluation_length=40", "CheckpointSaver.keep_last=9", "Trainer.summary_period=512"]
+    settings += ["MLP.layers=(8,)", "EpochBatches.num_epochs=1"]
     flags = [f"--gin_param={setting}" for setting in settings]
     assert main(["train", "--gin_file=ppo_pendulum.gin", f"--root_dir={path}", *flags]) == 0
 
@@ -131,6 +132,7 @@ def test_without_all_the_newest_comes_first_and_a_restart_skips_none_after_it(co
     Results(copy, "evaluation").first_steps(before_last)  # where a killed process began, which had no result yet
     (hidden / later.name).rename(later)
     assert evaluations(evaluate_kept(copy, all_kept=False)) == [before_last, last]
+    assert Results(copy, "evaluation").first_steps(last) == before_last
     assert evaluations(evaluate_kept(copy)) == steps_of(copy)[:-2]
 
 
