@@ -246,7 +246,7 @@ def test_a_table_without_its_columns_is_named(tmp_path, make_monitor):
     with pytest.raises(UsageError, match="no column for a clock, such as 'env_steps', among a, b"):
         one(tmp_path / "x.csv").series("b")
     (tmp_path / "y.csv").write_text("step,b\n1,2\n")
-    with pytest.raises(UsageError, match="no column for a value.*among step, b; rename one or name it with metric$"):
+    with pytest.raises(UsageError, match="no column for a value.*among step, b; rename one of these columns or name"):
         one(tmp_path / "y.csv").series("evaluation/mean_return")
     assert list(one(tmp_path / "y.csv").series("b").values) == [2]
     with pytest.raises(UsageError, match="is a monitor file without 'entropy'"):

@@ -273,7 +273,7 @@ def test_values_that_are_not_finite_are_noted_and_not_drawn(make_run, tmp_path, 
         assert main(["plot", str(tmp_path / "runs"), *flags]) == 0
         words = capsys.readouterr().err
         assert (
-            f"note: {tmp_path}/runs/a-1: 1 of 3 values not finite and therefore not drawn\n" in words
+            f"note: {tmp_path}/runs/a-1: 1 of 3 values are not finite and therefore not drawn\n" in words
             and "a-2:" not in words
         )
     assert main(["report", f"--root_dir={tmp_path / 'runs' / 'a-2'}", f"--output={tmp_path / 'x.html'}"]) == 0

@@ -119,7 +119,7 @@ def test_an_empty_mask_at_an_episode_end_allows_everything():
     ("settings", "sentence"),
     [
         ({"empty_at": 2}, r"'info:mask': the mask after 2 steps of an episode forbids every choice .*\[0 0 0 0\]"),
-        ({"missing_at": 1}, "'info:mask', but there was none after 1 steps of an episode"),
+        ({"missing_at": 1}, "'info:mask', but there was no mask after 1 steps of an episode"),
     ],
 )
 def test_a_mask_that_is_missing_or_allows_nothing_is_refused_with_its_row(settings, sentence):

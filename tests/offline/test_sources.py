@@ -641,7 +641,7 @@ def test_an_index_cannot_declare_episodes_without_end(tmp_path):
         OfflineBuffer([name])
     index.write_text(json.dumps(about | {"num_episodes_of_file": [10**12]}))
     report = OfflineBuffer([name]).report
-    assert "has 11 episodes, but 1,000,000,000,000 according to data_set.json" in report.sentences("warning")
+    assert "has 11 episodes, but data_set.json declares 1,000,000,000,000" in report.sentences("warning")
     for change in ({"num_episodes_of_file": [-1]}, {"num_episodes_of_file": 3}, {"observation_space": []},
                    {"observation_space": {"type": "Box", "low": 0, "high": 1, "shape": [10**10], "dtype": "uint8"}},
                    {"observation_space": {"type": "Tuple", "spaces": [{**BOX, "shape": [2**24]}] * 3}},

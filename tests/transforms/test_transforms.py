@@ -493,7 +493,7 @@ def test_reward_clip_and_scale():
     rows = _rows(reward=torch.tensor([[-3.0, 0.25, 7.0]]))
     assert RewardClip(VECTOR, SCALAR).transform(rows, None).reward.tolist() == [[-1, 0.25, 1]]
     assert RewardScale(VECTOR, SCALAR, scale=2.0).transform(rows, None).reward.tolist() == [[-6, 0.5, 14]]
-    with pytest.raises(UsageError, match="low must be below high"):
+    with pytest.raises(UsageError, match="RewardClip.low must be below RewardClip.high"):
         RewardClip(VECTOR, SCALAR, low=1.0, high=1.0)
 
 

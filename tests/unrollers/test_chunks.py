@@ -101,7 +101,7 @@ def test_a_hook_that_cannot_be_traced_runs_as_plain_python(caplog):
 
 
 def test_other_environments_are_refused_with_the_remedy():
-    with pytest.raises(UsageError, match="CompiledUnroller steps functional environments, but CartPole-v1 is not one"):
+    with pytest.raises(UsageError, match="steps functional environments, but CartPole-v1 is not functional"):
         unroller_of(CompiledUnroller, "CartPole-v1")
 
 

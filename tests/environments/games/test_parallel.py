@@ -243,7 +243,7 @@ class TestMasks:
             ParallelGames([Stuck()]).reset()
 
     def test_missing_are_named(self):
-        with pytest.raises(UsageError, match="action_mask = 'info:legal', but there was none of a in game 0"):
+        with pytest.raises(UsageError, match="action_mask = 'info:legal', but there was no mask of a in game 0"):
             ParallelGames([Masked("info")], action_mask="info:legal").reset()
         with pytest.raises(UsageError, match="make_games.action_mask is 'observation:legal', but the observation has"):
             ParallelGames([Masked()], action_mask="observation:legal")
