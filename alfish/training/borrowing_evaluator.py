@@ -23,7 +23,7 @@ class BorrowingEvaluator(Evaluator):
     The seed of the evaluation seeds the simulator as a whole, so an episode depends on the number of environments.
 
     Counters that the simulator saves, such as those of a curriculum, are restored after the evaluation. Random
-    generators do not, so training differs from a run without evaluations.
+    generators are not restored, so training differs from a run without evaluations.
 
     Args:
       unroller: unroller that steps `environment` in training.
