@@ -139,7 +139,7 @@ def set_index(row, value):
         (4, 1 + 2.0**40, r"meta/info.json declares 11 episodes, numbered from 0", {"1"}),
         (4, 2.0, "its frames are not contiguous: its episode_index appears in 2 places", {"1", "2"}),
         (4, 1.5, "episode_index is 1.5", {"1"}),
-        (7, 2.0, "it has 4 frames, but 5 according to meta/episodes", {"1", "2"}),
+        (7, 2.0, "it has 4 frames, but meta/episodes", {"1", "2"}),
         (8, 1.0, "it is not there", {"1", "2"}),
     ],
 )
@@ -296,7 +296,7 @@ def test_an_episode_whose_first_frames_are_missing_is_reported(tmp_path):
     name = written(tmp_path / "set", record(), 1000)
     changed(name, lambda columns: [values.pop(0) for values in columns.values()])
     report = OfflineBuffer([name], spaces=SPACES).report
-    assert "episode 0 begins with frame 1: earlier frames are missing" in report.sentences("warning")
+    assert "episode 0 begins with frame 1: the earlier frames are missing" in report.sentences("warning")
 
 
 def test_rows_that_only_a_declaration_has_are_refused(tmp_path):

@@ -252,7 +252,8 @@ def test_the_best_action_depends_on_the_reward_weights(tmp_path, name, weights):
     settings = dict(LEARNS[name])
     learner = functools.partial(Learner, learning_rate=settings.pop("learning_rate"), compile=False)
     algorithm = functools.partial(RECIPES[name], reward_weights=list(weights), gamma=0.0)
-    trainer = trained(tmp_path, name, length=1, algorithm=algorithm, learner=learner, **settings)
+    batches = EpochBatches if name in ON_POLICY else REPLAY
+    trainer = trained(tmp_path, name, length=1, algorithm=algorithm, learner=learner, batches=batches, **settings)
     x = chosen(trainer, 32).mean()
     assert abs(x - (weights[0] - weights[1])) < 0.15
 
