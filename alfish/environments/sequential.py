@@ -106,7 +106,7 @@ class SequentialVectorEnv(VectorEnv):
         infos: list[dict[str, Any]] = [{} for _ in self.envs]
         for i in np.flatnonzero(rows).tolist():
             own_seed = None if seed is None else seed[i]
-            self._observations[i], infos[i] = self.envs[i].reset(seed=own_seed, options=options or None)
+            self._observations[i], infos[i] = self.envs[i].reset(seed=own_seed, options=options)
         self._waits = self._waits & ~rows
         some = self._observations[int(np.argmax(rows))]  # placeholder for environments that were never reset
         self._observations = [some if one is None else one for one in self._observations]
