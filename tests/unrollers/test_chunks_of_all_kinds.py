@@ -202,7 +202,7 @@ def test_a_run_equals_a_run_with_the_sync_unroller_bit_for_bit(tmp_path, case):
     assert ours.learner.updates > 20
 
 
-@pytest.mark.parametrize("case", ["all", "DQN, all"])
+@pytest.mark.parametrize("case", ["all", "DQN, all", "SAC"])
 def test_results_depend_on_the_seed_only(tmp_path, case):
     runs = [run(tmp_path / f"{k}", PLAIN, case, seed=seed) for k, seed in enumerate((3, 3, 4))]
     assert_same_run(*runs[:2])
