@@ -57,7 +57,7 @@ def open_run(root_dir: str | Path, device: str = "cpu", allow_import: Sequence[s
 
 
 def _opened_trainer(root_dir: Path, device: str) -> Trainer:
-    """Returns a Trainer without listeners and metrics; gin would otherwise build those that the configuration binds."""
+    """Returns a Trainer without listeners and metrics, even if the configuration binds some."""
     parts = "listeners", "extra_listeners", "metrics", "extra_metrics"
     reading.bind({f"alfish.Trainer.{name}": [] for name in parts})
     return Trainer(root_dir, device=device)

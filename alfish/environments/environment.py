@@ -212,8 +212,7 @@ class Environment(abc.ABC):
         raise NotImplementedError
 
     def break_off(self, time_step: TimeStep, rows: np.ndarray) -> TimeStep:
-        """Truncates the episodes of some environments; the next step resets these environments. Default: truncates
-        none.
+        """Truncates the episodes of some environments, which the next step resets. Default: truncates none.
 
         Args:
           time_step: time step that was returned last.

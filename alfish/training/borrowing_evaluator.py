@@ -72,7 +72,7 @@ class BorrowingEvaluator(Evaluator):
 
 
 class _WholePolicy(PaddedPolicy):
-    """Acts by one call for all environments, whose random numbers come from the generators of the process."""
+    """Acts by one call for all environments; sampled actions draw from the generators of the process."""
 
     def __init__(self, algorithm: RLAlgorithm, transforms: Transforms, num_envs: int, sample: bool):
         super().__init__(algorithm, transforms, num_envs, sample, batch_size=num_envs)
@@ -80,6 +80,8 @@ class _WholePolicy(PaddedPolicy):
     def begin(self, episode: int, seed: int) -> None: ...
 
     def _act_block(self, time_step: TimeStep, before: Nest, episodes: list[int]) -> tuple[Nest, Nest]:
+        if not self._actor.samples:
+            return super()._act_block(time_step, before, episodes)
         seen, transform_state, state = self._see(time_step, before)
         step = self._actor.step(seen, state)
         return step.output, (transform_state, step.state)

@@ -226,7 +226,7 @@ class Evaluator:
 
     @property
     def _refills(self) -> bool:
-        """Whether an environment runs another episode after its first one."""
+        """True if an environment runs further episodes after its first one."""
         return self.environment.seeds_rows
 
     def _new_policy(self, sample: bool) -> PaddedPolicy:

@@ -232,7 +232,7 @@ class Environments:
                 )
             if not isinstance(parts.unroller, SyncUnroller):
                 raise UsageError(
-                    f"an evaluation during training borrows the environment of the training process, because a process "
+                    "an evaluation during training borrows the environment of the training process, because a process "
                     f"can hold only one {name}; bind Trainer.unroller = @SyncUnroller, or leave Evaluate out"
                 )
             return BorrowingEvaluator(parts.unroller, parts.environment, *networks, limit)

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from alfish.__main__ import main
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
-from alfish.data import StepType
+from alfish.data import AlgStep, StepType
 from alfish.environments import make_environment
 from alfish.errors import UsageError
 from alfish.learner.batches import EpochBatches, ReplayBatches
@@ -154,6 +154,15 @@ def test_one_call_of_the_policy_serves_all_environments(tmp_path, monkeypatch):
     )
     evaluation = trainer.evaluator(B).evaluate(B)
     assert rows == [B] * max(evaluation.lengths)
+    trainer.close()
+
+
+def test_a_wrong_result_of_the_policy_is_named(tmp_path, monkeypatch):
+    trainer = make(tmp_path)
+    trainer.start()
+    monkeypatch.setattr(trainer.algorithm, "predict_step", lambda seen, state: AlgStep(torch.zeros(B), state))
+    with pytest.raises(UsageError, match=r"predict_step of PPO returned a tensor of shape \[4\] .* as action"):
+        trainer.evaluator(B).evaluate(B)
     trainer.close()
 
 

@@ -89,7 +89,7 @@ class Acting(abc.ABC):
 
     @property
     def learns_on_policy(self) -> bool:
-        """Whether at least one of the policies that train is on-policy."""
+        """True if at least one of the policies that train is on-policy."""
         return any(algorithm.on_policy for algorithm in self.learning().values())
 
     def check(self, stepping: Stepping, lockstep: bool) -> None:

@@ -166,7 +166,7 @@ class AsyncUnroller(Unroller):
 
     @property
     def _is_on_policy(self) -> bool:
-        """Whether at least one of the policies that train is on-policy."""
+        """True if at least one of the policies that train is on-policy."""
         return self._acting.learns_on_policy
 
     def _check_settings(self) -> None:
