@@ -88,11 +88,14 @@ def _is_own(seed: int) -> bool:
 @contextlib.contextmanager
 def preserved() -> Iterator[None]:
     """Restores the state of the generators on exit."""
-    state = rng_state()
+    state = random.getstate(), np.random.get_state(legacy=False), _torch_states()
     try:
         yield
     finally:
-        set_rng_state(state)
+        python, numpy, states = state
+        random.setstate(python)
+        np.random.set_state(numpy)
+        _set_torch_states(*states)
 
 
 def rng_state() -> dict[str, Any]:
@@ -100,11 +103,12 @@ def rng_state() -> dict[str, Any]:
 
     CUDA is not initialized: a process that has not used a GPU has not drawn numbers there.
     """
+    on_cpu, on_gpus = _torch_states()
     return {
         "python": json.dumps(random.getstate()),
         "numpy": json.dumps(np.random.get_state(legacy=False), default=np.ndarray.tolist),
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "torch": on_cpu,
+        "cuda": on_gpus,
     }
 
 
@@ -113,13 +117,23 @@ def set_rng_state(state: dict[str, Any]) -> None:
     version, words, gauss = json.loads(state["python"])
     random.setstate((version, tuple(words), gauss))
     np.random.set_state(json.loads(state["numpy"]))
-    torch.set_rng_state(state["torch"].cpu())  # map_location may have moved the state
-    num_gpus = torch.cuda.device_count() if state["cuda"] else 0
-    if num_gpus < len(state["cuda"]):
+    _set_torch_states(state["torch"], state["cuda"])
+
+
+def _torch_states() -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Returns the states of torch's generators on the CPU and on each GPU."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+
+def _set_torch_states(on_cpu: torch.Tensor, on_gpus: list[torch.Tensor]) -> None:
+    """Restores a result of `_torch_states`."""
+    torch.set_rng_state(on_cpu.cpu())  # map_location may have moved the state
+    num_gpus = torch.cuda.device_count() if on_gpus else 0
+    if num_gpus < len(on_gpus):
         logging.warning(
-            "The states of %d GPU generators were saved, but this machine has %d GPUs.", len(state["cuda"]), num_gpus
+            "The states of %d GPU generators were saved, but this machine has %d GPUs.", len(on_gpus), num_gpus
         )
-    for gpu, generator in enumerate(state["cuda"][:num_gpus]):
+    for gpu, generator in enumerate(on_gpus[:num_gpus]):
         torch.cuda.set_rng_state(generator.cpu(), gpu)
 
 
