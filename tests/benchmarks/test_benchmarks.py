@@ -40,6 +40,8 @@ from benchmarks.runs import script as run_scripts
 from benchmarks.runs.script import NO_SUCH_RECIPE
 from benchmarks.runs.shipped import TASKS, evaluation_line
 
+pytestmark = pytest.mark.slow
+
 RACE = ["--benchmark=threshold", "ppo_cartpole", "0", "--max_env_steps=500"]
 PUBLISHED = sorted([*RESULTS.glob("*.csv"), *learning.RESULTS.glob("*.csv")])
 RUN = {

@@ -11,6 +11,8 @@ from benchmarks import defaults, tables
 from benchmarks.runs import unknown_tasks
 from benchmarks.runs.unknown_tasks import BUDGETS, TASKS
 
+pytestmark = pytest.mark.slow
+
 OWN = [task for task in TASKS.values() if not isinstance(task.env, str)]
 
 

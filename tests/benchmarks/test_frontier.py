@@ -12,6 +12,8 @@ from benchmarks.frontier import Costs, Curve
 from benchmarks.runs import alfish_costs
 from benchmarks.runs.alfish_costs import Reading
 
+pytestmark = pytest.mark.slow
+
 SAC = {"warmup_env_steps": 5000, "start_seconds": 10.0, "warmup_step_seconds": 0.001, "step_seconds": 0.01}
 CONFS = ("sac_halfcheetah", "ppo_halfcheetah", "crossq_halfcheetah")
 

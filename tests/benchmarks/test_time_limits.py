@@ -9,6 +9,8 @@ from alfish.data import StepType
 from alfish.environments import make_environment
 from benchmarks import time_limits
 
+pytestmark = pytest.mark.slow
+
 
 def steps_of(rule, num_steps=120):
     """The observation before each step, the row that it returned, where episodes ended, and the FIRST rows there."""

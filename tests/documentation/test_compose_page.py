@@ -11,6 +11,8 @@ from test_confs import NEEDS, tiny
 import alfish
 from alfish.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(alfish.__file__).parent.parent / "docs" / "compose.md"
 # An indented block with a configuration, below the heading of its section.
 BLOCK = re.compile(r"^## ([^\n]+)$|(?:^    include [^\n]+\n(?:(?:    [^\n]*)?\n)+)", re.MULTILINE)

@@ -10,6 +10,8 @@ import alfish
 from alfish.__main__ import main
 from alfish.environments import FunctionalEnvironment, make_environment
 
+pytestmark = pytest.mark.slow
+
 PAGE = (PROJECT / "docs" / "environments_in_tensors.md").read_text()
 (ROOM,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 COMMANDS = re.findall(r"^    (alfish .*)", PAGE, re.MULTILINE)

@@ -4,7 +4,11 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from alfish.__main__ import main
+
+pytestmark = pytest.mark.slow
 
 PROJECT = Path(__file__).parents[2]
 EXAMPLE = PROJECT / "examples" / "reinforce.py"

@@ -8,6 +8,8 @@ from test_examples import PROJECT
 
 from alfish.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 PAGE = (PROJECT / "docs" / "own_task.md").read_text()
 EXAMPLE = (PROJECT / "examples" / "tanks.py").read_text()
 FEW = ("--gin_param=Trainer.num_env_steps=2000", "--gin_param=Evaluate.num_episodes=1")

@@ -31,6 +31,8 @@ from alfish.errors import UsageError
 from alfish.parameters import gin_internals
 from benchmarks import settings_tables
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(alfish.__file__).parent.parent
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 NAMES = [str(page.relative_to(ROOT / "docs")) for page in PAGES]

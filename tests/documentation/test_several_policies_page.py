@@ -13,6 +13,8 @@ import alfish
 from alfish.__main__ import main
 from alfish.errors import UsageError
 
+pytestmark = pytest.mark.slow
+
 PAGE = (PROJECT / "docs" / "several_policies.md").read_text()
 BLOCKS = [textwrap.dedent(block) for block in re.findall(r"^(?:    .+\n|\n)+", PAGE, re.MULTILINE) if block.strip()]
 WHOLE = next(block for block in BLOCKS if "include" in block)

@@ -11,6 +11,8 @@ import pytest
 import alfish
 from alfish.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(alfish.__file__).parent.parent / "docs" / "troubleshooting.md"
 BLOCKS = [" ".join(block.split()) for block in re.findall(r"^```text\n(.*?)^```", PAGE.read_text(), re.S | re.M)]
 COMMANDS = [block for block in BLOCKS if block.startswith("$ ")]

@@ -16,6 +16,8 @@ from alfish.__main__ import main
 from alfish.data import TimeStep
 from examples import awac, swing_up, test_end_prediction, test_small_ddpg
 
+pytestmark = pytest.mark.slow
+
 PAGES = PROJECT / "docs" / "tutorials"
 SHOWN = {
     "environment": ["reach.py", "reach.gin"],
