@@ -100,6 +100,10 @@ def _run(name: str, module, rest: list[str]) -> int:
                     raise UsageError(f"--{flag} is nan; it must be a number")
             if module.FLAGS.verbosity:
                 logging.set_verbosity(logging.DEBUG)
+            if "code" in module.FLAGS and module.FLAGS.code == "run":
+                from alfish.bin import code_of_run
+
+                return code_of_run.call(name, rest, module.FLAGS.root_dir)
             with calling():
                 return module.main(module.FLAGS, *left)
     except RepeatedError:

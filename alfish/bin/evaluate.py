@@ -12,7 +12,7 @@ were cut). With several objectives or policies, the object also has by_objective
 mean return of each policy's agents, by name. --lineup names the policies of agents in games:
 --lineup='adversary_*=chaser,agent_*=random'. --video films the first episode into the run's directory `films`;
 --video_episodes=4 films the first four side by side. Films do not change the results. Films need the extra 'video': pip
-install 'alfish[video]'.
+install 'alfish[video]'. --code=run evaluates with the source code that the listener CodeSnapshot saved in the run.
 """
 
 import contextlib
@@ -27,6 +27,7 @@ from alfish.errors import counted, significant
 FLAGS = flags.FlagValues()
 shared_flags.define_episodes(FLAGS, 20)
 shared_flags.define_lineup(FLAGS)
+shared_flags.define_code(FLAGS)
 flags.DEFINE_integer("num_envs", 8, shared_flags.NUM_ENVS, 1, flag_values=FLAGS)
 shared_flags.define_films(FLAGS)
 flags.DEFINE_boolean("json", False, "Print one JSON object and nothing else.", flag_values=FLAGS)

@@ -23,6 +23,7 @@ from alfish.errors import UsageError, significant
 FLAGS = flags.FlagValues()
 shared_flags.define_episodes(FLAGS, 1)
 shared_flags.define_lineup(FLAGS)
+shared_flags.define_code(FLAGS)
 flags.DEFINE_string("video", None, "File of the film, .mp4 or .gif.", flag_values=FLAGS)
 flags.DEFINE_boolean("grid", False, "Film all episodes at once, side by side in one file.", flag_values=FLAGS)
 shared_flags.define_captions(FLAGS)

@@ -32,6 +32,12 @@ def define_episodes(flag_values: flags.FlagValues, num_episodes: int) -> None:
     flags.DEFINE_multi_string("allow_import", [], ALLOW_IMPORT, flag_values=flag_values)
 
 
+def define_code(flag_values: flags.FlagValues) -> None:
+    """Defines the flag for the code that the command runs; see `bin.code_of_run`."""
+    words = "Code to run: installed, or run for the code that CodeSnapshot saved in the run, which is then trusted."
+    flags.DEFINE_enum("code", "installed", ["installed", "run"], words, flag_values=flag_values)
+
+
 def define_lineup(flag_values: flags.FlagValues) -> None:
     """Defines the flag for the policies of agents in games."""
     words = "Policies of agents in games, such as 'agent_*=runner' or 'agent_*=random'; default: the run's lineup."

@@ -31,6 +31,7 @@ flags.DEFINE_string(
     flag_values=FLAGS,
 )
 flags.DEFINE_multi_string("allow_import", [], shared_flags.ALLOW_IMPORT, flag_values=FLAGS)
+shared_flags.define_code(FLAGS)
 
 COMPARED = ("algorithm", "transforms", "learner")  # entries of a trainer's state that training computes
 NUM_SHOWN = 5  # number of printed differences

@@ -11,13 +11,13 @@ from alfish.errors import RunError, UsageError
 from alfish.exporting.card import card
 from alfish.parameters.description import CONFIG_FILE, OPERATIVE_FILE
 from alfish.runs import contents
-from alfish.runs.checkpoints import RUN_FILE, Checkpoints, checkpoints_of
+from alfish.runs.checkpoints import CODE_FILE, RUN_FILE, Checkpoints, checkpoints_of
 from alfish.runs.packed import archive
 from alfish.runs.packed.manifest import CARD, Manifest, check_names
 
 # Files that are packed in addition to checkpoints, replay buffer, evaluations and films. The log and the files of
 # TensorBoard are not packed.
-FILES = (CONFIG_FILE, OPERATIVE_FILE, RUN_FILE, "provenance.json", "done", "metrics.csv")
+FILES = (CONFIG_FILE, OPERATIVE_FILE, RUN_FILE, CODE_FILE, "provenance.json", "done", "metrics.csv")
 FILMS = (".mp4", ".gif")
 CHECKPOINT = re.compile(r"checkpoints/checkpoint-(\d+)\.pt")
 PREVIEW = "replay.mp4"  # name of the film that the hub shows
@@ -92,7 +92,7 @@ def _source(root_dir: Path, name: str) -> Path | bytes:
     """
     path = root_dir / name
     contents.check_inside(root_dir, name)
-    if path.suffix in (".pt", *FILMS):
+    if path.suffix in (".pt", *FILMS) or name == CODE_FILE:
         return path
     if (found := contents.content(root_dir, name, contents.MAX_TABLE)) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))

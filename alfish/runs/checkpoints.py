@@ -34,6 +34,7 @@ from alfish.runs.checkpoint_file import (
 from alfish.runs.files import make_directory, write_atomically, writing
 
 RUN_FILE = "run_id"
+CODE_FILE = "code.zip"  # name of the archive of the run's source code, see `runs.code`
 SUPERSEDED = ".superseded"
 # Number of superseded files to keep, those with the most steps.
 NUM_SUPERSEDED = 2

@@ -15,6 +15,8 @@ from alfish.parameters import FiniteFloat, NonNegativeFloat, NonNegativeInt, Pos
 from alfish.parameters.kinds import shown
 from alfish.policies.composites import GamesByPolicy
 from alfish.processes import replicas
+from alfish.runs import code
+from alfish.runs.checkpoints import CODE_FILE
 from alfish.runs.files import make_directory, write_atomically
 from alfish.runs.writers.console import ConsoleProgress
 from alfish.training.clock import next_due
@@ -287,6 +289,18 @@ class CheckpointSaver(Listener):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._next, self._best = state["next"], state["best"]
         self._best_clock = state.get("best_clock")  # older versions did not save it
+
+
+@gin.configurable(module="alfish.training.listeners")
+class CodeSnapshot(Listener):
+    """Writes the source code of alfish and of the user's imported modules into `code.zip` in the run's directory.
+
+    `alfish evaluate --code=run`, `play` and `verify` then work after the code has changed. When a run continues with
+    other code, the archive is replaced.
+    """
+
+    def start(self, run: Run) -> None:
+        write_atomically(run.directory.path / CODE_FILE, code.snapshot())
 
 
 @gin.configurable(module="alfish.training.listeners")

@@ -19,14 +19,14 @@ from alfish.parameters.description import CONFIG_FILE, as_gin
 from alfish.processes import replicas
 from alfish.runs import contents, files, trust
 from alfish.runs.checkpoint_file import BrokenCheckpoint
-from alfish.runs.checkpoints import RUN_FILE, SUPERSEDED, Checkpoints, Origin, new_run_id, run_id
+from alfish.runs.checkpoints import CODE_FILE, RUN_FILE, SUPERSEDED, Checkpoints, Origin, new_run_id, run_id
 from alfish.runs.files import DiskError, write_atomically
 from alfish.runs.provenance import with_entry
 from alfish.runs.run_log import RunLog
 from alfish.training.clock import Clock
 
 # Files that a run writes into its directory, in addition to its configuration.
-FILES = ("metrics.csv", "log.txt", "provenance.json", RUN_FILE, "done")
+FILES = ("metrics.csv", "log.txt", "provenance.json", CODE_FILE, RUN_FILE, "done")
 DIRECTORIES = ("checkpoints", "replay", "eval", "tensorboard")
 
 
