@@ -3,15 +3,18 @@
   alfish play --root_dir=runs/ppo
   alfish play --root_dir=runs/ppo --num_episodes=3 --video=cartpole.mp4
   alfish play --root_dir=runs/ppo --num_episodes=4 --video=four.mp4 --grid --captions
+  alfish play --root_dir=runs/ppo --beside=runs/a2c --video=both.mp4
 
 Filming needs no screen, because the environment renders to arrays. MuJoCo renders through EGL or OSMesa (MUJOCO_GL
 selects one), with the tracking camera if the model has one. A film shows an episode from its first frame to its true
 final frame. With several episodes, the name of each film has the number of its episode; --grid shows all episodes in
-one film, side by side. A film appears under its name when it is complete. Films need the extra 'video': pip install
-'alfish[video]'. --lineup names the policies of agents in games: --lineup='agent_*=random'.
+one film, side by side. --beside shows the policy of another run to the right, on episodes with the same seeds. A film
+appears under its name when it is complete. Films need the extra 'video': pip install 'alfish[video]'. --lineup names
+the policies of agents in games: --lineup='agent_*=random'.
 """
 
 import contextlib
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +30,45 @@ shared_flags.define_code(FLAGS)
 flags.DEFINE_string("video", None, "File of the film, .mp4 or .gif.", flag_values=FLAGS)
 flags.DEFINE_boolean("grid", False, "Film all episodes at once, side by side in one file.", flag_values=FLAGS)
 shared_flags.define_captions(FLAGS)
+words = "Directory of another run, shown to the right on episodes with the same seeds; repeatable."
+flags.DEFINE_multi_string("beside", [], words, flag_values=FLAGS)
 
 
 def main(flag_values: flags.FlagValues) -> int:
+    shared_flags.check_root_dir(flag_values.root_dir)
+    video = Path(flag_values.video) if flag_values.video else None
+    if video:
+        _check(video, 1 if flag_values.grid else flag_values.num_episodes)
+    if not flag_values.beside:
+        for film, count in _play(flag_values, flag_values.root_dir, video):
+            print(f"{film}: {count} frames")
+        return 0
+    if video is None or video.suffix != ".mp4":
+        raise UsageError("--beside shows runs side by side in a film; give its name by --video=NAME.mp4")
+    from alfish.runs.film_file import side_by_side
+
+    columns = []
+    with tempfile.TemporaryDirectory(prefix="alfish-films-") as place:
+        for number, root_dir in enumerate([flag_values.root_dir, *flag_values.beside]):
+            print(f"{root_dir}:")
+            columns.append(_play(flag_values, root_dir, Path(place, str(number), video.name)))
+        for films in zip(*columns):
+            target = video.with_name(films[0][0].name)
+            side_by_side([film for film, _ in films], target, f"--video={video}")
+            print(f"{target}: {max(count for _, count in films)} frames")
+    return 0
+
+
+def _play(flag_values: flags.FlagValues, root_dir: str, video: Path | None) -> list[tuple[Path, int]]:
+    """Plays the episodes of a run and prints their returns; returns the films, each with its number of frames."""
     from alfish.configuration.opening import open_run
     from alfish.training.camera import Camera
     from alfish.training.films import Recorder
 
-    shared_flags.check_root_dir(flag_values.root_dir)
-    num_episodes, video = flag_values.num_episodes, flag_values.video
+    num_episodes = flag_values.num_episodes
     num_tiles = num_episodes if flag_values.grid else 1
-    if video:
-        _check(Path(video), num_episodes // num_tiles)
     with contextlib.ExitStack() as stack:
-        trainer = stack.enter_context(
-            open_run(flag_values.root_dir, flag_values.device, allow_import=flag_values.allow_import)
-        )
+        trainer = stack.enter_context(open_run(root_dir, flag_values.device, allow_import=flag_values.allow_import))
         env_steps = trainer.load_policy(shared_flags.checkpoint(flag_values.checkpoint))
         # If each film shows one episode, only one environment runs at a time, to keep frames in order.
         arguments: dict[str, Any] = {"render_mode": "rgb_array"} if video else {}
@@ -56,10 +82,10 @@ def main(flag_values: flags.FlagValues) -> int:
             )
         recorder = None
         if video:
-            camera, setting = Camera(evaluator.environment, "--video"), f"--video={video}"
+            camera, setting = Camera(evaluator.environment, "--video"), f"--video={flag_values.video}"
 
-            def path(first: int, return_: float) -> Path:
-                return _path(Path(video), first if num_tiles < num_episodes else None)
+            def path(first: int, return_: float, video: Path = video) -> Path:
+                return _path(video, first if num_tiles < num_episodes else None)
 
             recorder = Recorder(camera, num_episodes, num_tiles, path, setting, flag_values.captions)
             stack.enter_context(recorder)
@@ -68,9 +94,7 @@ def main(flag_values: flags.FlagValues) -> int:
         )
     for k, (value, length) in enumerate(zip(evaluation.returns, evaluation.lengths)):
         print(f"episode {k} (seed {flag_values.seed + k}): return {significant(value)} in {length} steps")
-    for film, count in recorder.written if recorder else ():
-        print(f"{film}: {count} frames")
-    return 0
+    return recorder.written if recorder else []
 
 
 def _path(video: Path, episode: int | None) -> Path:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,34 @@ class FilmFile:
             yield
         except OSError as error:
             raise RunError(f"{self._setting} cannot be written: {first_line(error)}") from error
+
+
+def side_by_side(films: Sequence[Path], path: Path, setting: str) -> None:
+    """Writes a film that shows films from left to right, as high as the first one; a short film keeps its last frame.
+
+    Args:
+      films: at least two complete films.
+      path: path of the film to write, .mp4.
+      setting: name of the film in messages.
+
+    Raises:
+      RunError: the film cannot be written.
+    """
+    import imageio_ffmpeg  # imported here, because it is an extra
+
+    reader = imageio_ffmpeg.read_frames(str(films[0]))
+    height = next(reader)["size"][1]
+    reader.close()
+    scaled = "".join(f"[{k}]scale=-2:{height},setsar=1[film{k}];" for k in range(len(films)))
+    joined = "".join(f"[film{k}]" for k in range(len(films))) + f"hstack=inputs={len(films)}"
+    unfinished = Path(f"{temporary_of(path)}{path.suffix}")
+    inputs = [word for film in films for word in ("-i", str(film))]
+    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-y", *inputs, "-filter_complex", scaled + joined]
+    ran = subprocess.run([*command, "-pix_fmt", "yuv420p", str(unfinished)], capture_output=True)
+    if ran.returncode:
+        unfinished.unlink(missing_ok=True)
+        raise RunError(f"{setting} cannot be written: {printable(ran.stderr.decode(errors='replace'))}")
+    os.replace(unfinished, path)
 
 
 def as_gif(path: Path) -> bytes:

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import weakref
@@ -19,7 +20,7 @@ import alfish
 from alfish.__main__ import main
 from alfish.environments import make_environment
 from alfish.errors import RunError, UsageError
-from alfish.runs.film_file import FilmFile, as_gif
+from alfish.runs.film_file import FilmFile, as_gif, side_by_side
 from alfish.training.camera import Camera
 from alfish.training.films import FilmRow, Recorder, captioned, grid
 from alfish.training.listeners import Evaluate
@@ -154,6 +155,44 @@ def test_play_shows_all_episodes_in_one_grid(run, tmp_path, capsys):
     lengths = [int(found) for found in re.findall(r" in (\d+) steps", words)]
     assert f"{film}: {max(lengths) + 1} frames" in words and len(lengths) == 4
     assert [path.name for path in tmp_path.iterdir()] == ["four.gif"]
+
+
+def test_play_shows_another_run_beside_on_the_same_episodes(run, tmp_path, capsys):
+    shutil.copytree(run, tmp_path / "other")
+    film = tmp_path / "films" / "both.mp4"
+    flags = [f"--root_dir={run}", "--num_episodes=2", "--max_length=60"]
+    assert main(["play", *flags, f"--beside={tmp_path / 'other'}", f"--video={film}"]) == 0
+    words = capsys.readouterr().out
+    lengths = [int(found) for found in re.findall(r" in (\d+) steps", words)]
+    assert lengths[:2] == lengths[2:], "both runs play episodes with the same seeds"
+    films = [film.with_name(f"both-{k}.mp4") for k in range(2)]
+    assert sorted(film.parent.iterdir()) == films
+    for path, length in zip(films, lengths):
+        assert f"{path}: {length + 1} frames" in words and num_frames(path) == length + 1
+    both = frame_of(films[0], 0, (400, 1200)).astype(int)
+    assert np.abs(both[:, :600] - both[:, 600:]).mean() < 2, "the same picture twice"
+
+
+def test_a_short_film_keeps_its_last_frame_beside_a_long_one(tmp_path):
+    films = [tmp_path / "long.mp4", tmp_path / "short.mp4"]
+    for path, shade, count in zip(films, (40, 200), (8, 3)):
+        file = FilmFile(tmp_path, ".mp4", 10, "film")
+        for _ in range(count):
+            file.append(np.full((64, 64, 3), shade, np.uint8))
+        file.finish(path)
+    side_by_side(films, tmp_path / "both.mp4", "--video=both.mp4")
+    assert num_frames(tmp_path / "both.mp4") == 8
+    last = frame_of(tmp_path / "both.mp4", 7, (64, 128)).astype(int)
+    assert abs(last[:, :60].mean() - 40) < 6 and abs(last[:, 68:].mean() - 200) < 6
+    films[1].write_bytes(b"no film")
+    with pytest.raises(RunError, match="--video=both.mp4 cannot be written"):
+        side_by_side(films, tmp_path / "both.mp4", "--video=both.mp4")
+
+
+@pytest.mark.parametrize("video", [[], ["--video=both.gif"]])
+def test_runs_side_by_side_need_a_film(run, refused, video):
+    sentence = refused("play", f"--root_dir={run}", f"--beside={run}", *video)
+    assert "--beside shows runs side by side in a film; give its name by --video=NAME.mp4" in sentence
 
 
 @pytest.mark.slow
