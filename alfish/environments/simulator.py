@@ -219,7 +219,9 @@ class SimulatorEnvironment(Environment):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the simulator, if it has one; an empty dict after `abandon`."""
         state = None if self._abandoned else self._simulator_state()
-        return {} if state is None else {"env": state}
+        if state is None:
+            return {}
+        return {"env": state, **({"before": self._before} if self._final == "before" else {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         self._restart = True
@@ -227,6 +229,8 @@ class SimulatorEnvironment(Environment):
             self.reset()
             with calling(f"{self.name}.load_state_dict"):
                 self._restart = not self.simulator.load_state_dict(state["env"])
+        if "before" in state and not self._restart:
+            self._before = self.convert(state["before"])
         return not self._restart
 
     def abandon(self) -> None:
