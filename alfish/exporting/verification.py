@@ -48,7 +48,9 @@ def from_environment(trainer: Trainer, num_steps: int, seed: int, policy: str | 
       policy: name of the policy, in a run with several policies; None means the only policy.
     """
     options: dict[str, Any] = {} if policy is None else {"policy": policy}
-    with contextlib.closing(trainer.evaluator(NUM_EPISODES, 1, num_steps)) as evaluator:
+    # Agents that take turns act in some of a game's steps only.
+    num_agents = sum(len(group.agents) for group in getattr(trainer.environment, "groups", {}).values())
+    with contextlib.closing(trainer.evaluator(NUM_EPISODES, 1, num_steps * max(1, num_agents))) as evaluator:
         evaluator.log = lambda line: None  # hides lines about cut episodes, which are irrelevant here
         seeds = itertools.count(seed, NUM_EPISODES)
         blocks = (evaluator.test_episodes(NUM_EPISODES, first, **options) for first in seeds)

@@ -28,6 +28,7 @@ from alfish.transforms import Transforms
 from alfish.unrollers.episode_runner import EpisodeAccumulator
 
 RANDOM = "random"  # name of an opponent with uniformly random actions
+_CPU = torch.device("cpu")
 
 
 class Player(Protocol):
@@ -140,23 +141,30 @@ class GameEvaluator:
           num_games: number of games.
           seed: seed of game 0.
           policy: name of the policy.
+
+        In a game that is cut, the episode of an agent that acted at the cut ends there. Other episodes are left out.
         """
         key = self._lineup.group[policy]
         group, number = self.environment.groups[key], self._numbers[policy]
         for first in range(0, num_games, self.environment.num_games):
+            count = min(self.environment.num_games, num_games - first)
             found: list[Episode] = []
             kept = EpisodeAccumulator(group.num_envs)
             is_own = self._playing(key, seed + first) == number
+            is_own &= np.arange(self.environment.num_games).repeat(len(group.agents)) < count
 
-            def keep(rows: Mapping[str, TimeStep], counts: np.ndarray, kept=kept, is_own=is_own, found=found) -> None:
-                own = rows[key]
-                present = is_own & np.repeat(counts, len(group.agents)) & (own.step_type != StepType.PAD)
-                kept.add(own, np.flatnonzero(present).tolist())
-                for column in np.flatnonzero(present & (own.step_type == StepType.LAST)).tolist():
+            def keep(
+                rows: Mapping[str, TimeStep], counts: np.ndarray, cut: np.ndarray, kept=kept, is_own=is_own, found=found
+            ) -> None:
+                own, counts, cut = rows[key], *(each.repeat(len(group.agents)) for each in (counts, cut))
+                present = is_own & counts & (own.step_type != StepType.PAD)
+                ends = present & ((own.step_type == StepType.LAST) | cut & (own.step_type == StepType.MID))
+                kept.add(own._replace(step_type=np.where(ends, StepType.LAST, own.step_type)), _indices(present))
+                for column in _indices(ends):
                     found.append(episode_of(len(found), kept.take(column), group.observation_space, group.action_space))
 
             with self._acting(False):
-                self._play(first, seed + first, self.environment.num_games, False, None, keep)
+                self._play(first, seed + first, count, False, None, keep)
             yield from found
 
     def close(self) -> None:
@@ -177,7 +185,7 @@ class GameEvaluator:
         count: int,
         sample: bool,
         on_row: Callable[[FilmRow], Any] | None,
-        keep: Callable[[Mapping[str, TimeStep], np.ndarray], None] | None = None,
+        keep: Callable[[Mapping[str, TimeStep], np.ndarray, np.ndarray], None] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Plays a round of games.
 
@@ -186,8 +194,8 @@ class GameEvaluator:
           seed: seed of the round's first game; each further game has the next seed.
           count: number of games that count; further games of the round are not filmed.
           sample, on_row: arguments of `evaluate`.
-          keep: function that receives the rows of each group after the reset and each step, and a mask `[G]` bool of
-            the games to which they count; None keeps no rows.
+          keep: function that receives the rows of each group after the reset and each step, and two masks `[G]` bool:
+            games to which the rows count, and games that are cut at these rows. None keeps no rows.
 
         Returns:
           The mean return of each policy's agents in each game, `[G, P+1]`, and the lengths of the games, `[G]`. The
@@ -198,8 +206,10 @@ class GameEvaluator:
         random_state.seed_all(seed)
         with calling(f"{games.name}.reset"):
             rows = games.reset([seed + k for k in range(num_games)])
-        seats = {key: _Seats(group, self._playing(key, seed), self._members, sample, seed) for key, group in
-                 games.groups.items()}  # fmt: skip
+        seats, first_agent = {}, 0
+        for key, group in games.groups.items():
+            seats[key] = _Seats(group, self._playing(key, seed), self._members, sample, seed, first_agent)
+            first_agent += len(group.agents)
         is_over, length = np.zeros(num_games, bool), np.zeros(num_games, np.int64)
         numbers = np.where(np.arange(num_games) < count, first + np.arange(num_games), -1)
 
@@ -214,17 +224,17 @@ class GameEvaluator:
         shown = np.zeros(num_games)  # returns in the rows that were shown
         show(is_over)
         if keep is not None:
-            keep(rows, ~is_over)
+            keep(rows, ~is_over, is_over)
         while not is_over.all():
             actions = {key: own.act(rows[key]) for key, own in seats.items()}
             with calling(f"{games.name}.step"):
                 rows = games.step(actions)
             length += ~is_over
+            is_cut = ~is_over & ~games.is_over & (length >= self.max_length)
             if keep is not None:
-                keep(rows, ~is_over)
+                keep(rows, ~is_over, is_cut)
             for key, own in seats.items():
                 own.count(rows[key], is_over)
-            is_cut = ~is_over & ~games.is_over & (length >= self.max_length)
             self.num_cut += int(is_cut[:count].sum())
             ends = ~is_over & (games.is_over | is_cut)
             is_over = is_over | ends
@@ -233,10 +243,10 @@ class GameEvaluator:
 
     def _means(self, seats: Iterable["_Seats"]) -> np.ndarray:
         """Returns the mean return so far of each policy's agents, and of agents with random actions, `[G, P+1]`."""
-        found = np.full((self.environment.num_games, len(self._members) + 1), np.nan)
+        totals, counts = np.zeros((2, self.environment.num_games, len(self._members) + 1))
         for own in seats:
-            own.add_means(found)
-        return found
+            own.add_returns(totals, counts)
+        return np.divide(totals, counts, out=np.full_like(totals, np.nan), where=counts > 0)
 
     def _playing(self, key: str, seed: int) -> np.ndarray:
         """Returns the number of the policy of each column of a group, -1 for random actions, `[columns]`."""
@@ -281,33 +291,37 @@ class _Seats:
       members: policies.
       sample: whether policies act with `rollout_step`.
       seed: seed of the round.
+      first_agent: number of agents in earlier groups.
     """
 
-    def __init__(self, group: Group, playing: np.ndarray, members: Sequence[Player], sample: bool, seed: int):
-        self._group, self._playing, num_games = group, playing, len(playing) // len(group.agents)
-        self._masks = specs.mask_reader(group.observation_spec, group.action_spec)
+    def __init__(
+        self, group: Group, playing: np.ndarray, members: Sequence[Player], sample: bool, seed: int, first_agent: int
+    ):
+        self._playing, num_games = playing, len(playing) // len(group.agents)
         self._game = np.repeat(np.arange(num_games), len(group.agents))
         self._returns = np.zeros(len(playing))
         self._has_played = np.zeros(len(playing), bool)
-        self._policies = {}
-        for number in sorted(set(playing.tolist()) - {-1}):
-            member = members[number]
-            policy = PaddedPolicy(member.algorithm, member.transforms, len(playing), sample, has_gaps=True)
-            for column in range(len(playing)):
-                # The noise of an agent depends only on its game and its place.
+        self._policies: dict[int, PaddedPolicy | _RandomPolicy] = {}
+        for number in sorted(set(playing.tolist())):
+            if number < 0:
+                policy: PaddedPolicy | _RandomPolicy = _RandomPolicy(group)
+            else:
+                member = members[number]
+                policy = PaddedPolicy(member.algorithm, member.transforms, len(playing), sample, has_gaps=True)
+            for column in _indices(playing == number):
+                # The noise of an agent depends only on its game and its place among all agents.
                 game, agent = divmod(column, len(group.agents))
-                policy.begin(column, int(np.random.SeedSequence([seed + game, agent]).generate_state(1)[0]))
+                policy.begin(
+                    column, int(np.random.SeedSequence([seed + game, first_agent + agent]).generate_state(1)[0])
+                )
             self._policies[number] = policy
 
     def act(self, rows: TimeStep) -> Nest:
         """Returns the actions of all columns, arrays `[columns, ...]`."""
         time_step, columns = nest.tensors(rows), np.arange(len(self._playing))
         actions: Nest = None
-        if (self._playing == -1).any():
-            mask = None if self._masks is None else self._masks(time_step.observation)
-            actions = nest.arrays(specs.sample(self._group.action_spec, len(columns), mask))
         for number, policy in self._policies.items():
-            found = nest.arrays(policy.act(time_step, columns))
+            found = nest.arrays(policy.act(time_step, np.where(self._playing == number, columns, -1)))
             actions = found if actions is None else nest.where(self._playing == number, found, actions)
         return actions
 
@@ -318,10 +332,39 @@ class _Seats:
         self._returns += np.where(counts & (rows.step_type != StepType.FIRST), reward, 0.0)
         self._has_played |= counts
 
-    def add_means(self, found: np.ndarray) -> None:
-        """Writes the mean return of each policy's agents in each game into `found`, `[G, P+1]`."""
-        for number in set(self._playing.tolist()):
-            for game in range(len(found)):
-                own = (self._game == game) & (self._playing == number) & self._has_played
-                if own.any():
-                    found[game, number] = self._returns[own].mean()
+    def add_returns(self, totals: np.ndarray, counts: np.ndarray) -> None:
+        """Adds the returns of agents that have played to `totals`, and their numbers to `counts`, both `[G, P+1]`."""
+        own = self._game[self._has_played], self._playing[self._has_played]
+        np.add.at(totals, own, self._returns[self._has_played])
+        np.add.at(counts, own, 1)
+
+
+class _RandomPolicy:
+    """Takes uniformly random actions among the allowed ones, with a generator for each column; see `PaddedPolicy`."""
+
+    def __init__(self, group: Group):
+        self._action_spec = group.action_spec
+        self._masks = specs.mask_reader(group.observation_spec, group.action_spec)
+        self._generators: dict[int, list[torch.Tensor]] = {}
+
+    def begin(self, column: int, seed: int) -> None:
+        """Seeds the generator of a column."""
+        random_state.seed_torch(seed)
+        self._generators[column] = random_state.torch_state(_CPU)
+
+    def act(self, time_step: TimeStep, columns: np.ndarray) -> Nest:
+        """Returns actions `[columns, ...]`; zeros in place of columns that are -1."""
+        actions = specs.zeros(self._action_spec, (len(columns),))
+        for column in _indices(columns >= 0):
+            own = nest.map(lambda leaf, column=column: leaf[column : column + 1], time_step.observation)
+            mask = None if self._masks is None else self._masks(own)
+            random_state.set_torch_state(_CPU, self._generators[column])
+            drawn = specs.sample(self._action_spec, 1, mask)
+            self._generators[column] = random_state.torch_state(_CPU)
+            for target, leaf in zip(nest.leaves(actions), nest.leaves(drawn), strict=True):
+                target[column] = leaf[0]
+        return actions
+
+
+def _indices(mask: np.ndarray) -> list[int]:
+    return np.flatnonzero(mask).tolist()

@@ -20,6 +20,8 @@ from alfish.transforms import Transforms
 POLICY_BATCH_SIZE = 8
 
 
+_OWN = 1  # second entry of the entropy of an episode's generator
+
 # Number of outputs of a linear layer from which rounding does not depend on a row's place in the batch. With 2 or 3
 # outputs, MKL sums the first and last rows in a different order.
 NUM_OUTPUTS = 8
@@ -67,9 +69,13 @@ class PaddedPolicy:
         self._has_looked = False  # whether the result of `predict_step` was checked
 
     def begin(self, episode: int, seed: int) -> None:
-        """Seeds the generator of an episode."""
+        """Seeds the generator of an episode.
+
+        The generator differs from one that an environment seeds with the same number, so that actions do not depend on
+        the environment's random numbers.
+        """
         if self._actor.samples:
-            random_state.seed_torch(seed)
+            random_state.seed_torch(int(np.random.SeedSequence([seed, _OWN]).generate_state(1)[0]))
             self._generators[episode] = random_state.torch_state(self._device)
 
     def act(self, time_step: TimeStep, episode: np.ndarray) -> Nest:

@@ -3,12 +3,14 @@
 import contextlib
 import functools
 import random
+from typing import ClassVar, NamedTuple
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.experimental.functional import FuncEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from toys import NestedBandit, OneState, Stamped, TwoLengths
 
@@ -19,6 +21,7 @@ from alfish.algorithms.sac import SAC
 from alfish.algorithms.td3 import TD3
 from alfish.data import AlgStep, StepType, TimeStep
 from alfish.environments import VectorEnvironment, make_environment
+from alfish.environments.functional import Integers
 from alfish.environments.toy import TensorPointMass
 from alfish.errors import RunError, UsageError
 from alfish.networks import ActorCritic, PolicyHead
@@ -49,6 +52,37 @@ def evaluate(parts, num_episodes, num_envs=8, **options):
         return evaluator.evaluate(num_episodes, **options)
     finally:
         evaluator.close()
+
+
+class Coin(NamedTuple):
+    side: torch.Tensor
+
+
+class Guessing(FuncEnv):
+    """Gives 1 for an action that names a side of a coin, which is not observed."""
+
+    observation_space, action_space = spaces.Box(0, 1, (1,), np.float32), spaces.MultiBinary(1)
+    max_episode_steps = 1
+    initial_draws: ClassVar = {"side": Integers(2)}
+
+    def initial(self, rng, params=None):
+        return Coin(rng["side"])
+
+    def transition(self, state, action, rng, params=None):
+        return state
+
+    def observation(self, state, rng, params=None):
+        return torch.zeros(len(state.side), 1)
+
+    def reward(self, state, action, next_state, rng, params=None):
+        return (action[:, 0] == state.side).float()
+
+    def terminal(self, state, rng, params=None):
+        return torch.zeros_like(state.side, dtype=torch.bool)
+
+
+def test_sampled_actions_are_independent_of_the_environments_random_numbers():
+    assert 0.3 < evaluate(parts_of(Guessing), 100, sample=True).mean < 0.7
 
 
 @pytest.mark.parametrize("sample", [False, True])

@@ -1,11 +1,13 @@
 """Evaluation of several policies in games."""
 
 import functools
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
-from toy_games import Counting, Meeting
+from gymnasium import spaces
+from toy_games import Counting, Dash, Meeting
 
 from alfish.algorithms.ppo import PPO
 from alfish.data import AlgStep
@@ -53,6 +55,46 @@ def test_a_game_does_not_depend_on_the_games_beside_it(tmp_path, sample, game):
     assert np.isnan(list(found[0].by_objective.values())).any()  # not each policy plays in each game
 
 
+@pytest.mark.parametrize("sample", [False, True])
+def test_random_opponents_do_not_depend_on_the_games_beside_them(tmp_path, sample):
+    trainer = trainer_of(tmp_path, OfLengths)
+    lineup = {"player_[12]": "random"}
+    found = [trainer.evaluator(4, num_envs, lineup=lineup).evaluate(4, 7, sample) for num_envs in (1, 2, 4)]
+    assert repr(found[0]) == repr(found[1]) == repr(found[2])
+
+
+class Recorded(Dash):
+    """Dash, whose right runner observes a further number; records the actions of both runners."""
+
+    pairs: ClassVar[list] = []
+
+    def observation_space(self, agent):
+        return spaces.Box(0, 1, (4 if agent == "right" else 3,), np.float32)
+
+    def observed(self):
+        observed = super().observed()
+        return observed | {"right": np.append(observed["right"], np.float32(0))}
+
+    def step(self, actions):
+        self.pairs.append((int(actions["left"]), int(actions["right"])))
+        return super().step(actions)
+
+
+@pytest.mark.parametrize("lineup", [None, {"left": "random"}, {"right": "random"}])
+def test_agents_of_different_groups_act_independently(tmp_path, lineup):
+    trainer = trainer_of(tmp_path, Recorded)
+    Recorded.pairs.clear()
+    trainer.evaluator(40, 1, lineup=lineup).evaluate(40, 0, sample=True)
+    equal = np.mean([left == right for left, right in Recorded.pairs])
+    assert 0.2 < equal < 0.5 and len(Recorded.pairs) > 200  # of 3 actions; 1 if both draw the same numbers
+
+
+def test_the_mean_of_random_agents_covers_all_groups(tmp_path):
+    evaluator = trainer_of(tmp_path, Recorded).evaluator(1, lineup={"left": "random", "right": "random"})
+    evaluation = evaluator.evaluate(1)
+    assert evaluation.returns == (0,)  # one runner gets 1 and the other -1, or both get 0
+
+
 def test_an_evaluation_changes_no_random_number(tmp_path):
     trainer = trainer_of(tmp_path)
     before = torch.get_rng_state()
@@ -97,6 +139,20 @@ def test_a_game_without_an_end_is_cut(tmp_path):
     assert isinstance(evaluator, GameEvaluator)
     evaluation = evaluator.evaluate(2)
     assert evaluation.num_cut == 2 and evaluation.lengths == (3, 3) and evaluation.means()["a"] == 6
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 3])
+def test_episodes_of_a_policy_are_those_of_the_games_asked_for(tmp_path, num_envs):
+    evaluator = trainer_of(tmp_path).evaluator(3, num_envs)
+    assert [episode.length for episode in evaluator.test_episodes(3, policy="a")] == [8, 8, 8]
+
+
+def test_a_cut_game_ends_the_episodes_of_agents_that_act(tmp_path):
+    evaluator = trainer_of(tmp_path).evaluator(2, 2, max_length=5)
+    for policy, lengths in (("a", [5, 5]), ("b", [2, 2]), ("c", [5, 5])):
+        episodes = list(evaluator.test_episodes(2, policy=policy))
+        assert [episode.length for episode in episodes] == lengths
+        assert all(episode.truncated[-1] and not episode.terminated.any() for episode in episodes)
 
 
 def test_a_run_evaluates_its_policies_and_keeps_the_best_of_one(tmp_path):
