@@ -156,20 +156,27 @@ class SimulatorEnvironment(Environment):
         )
         self._before: Nest = None  # observation before the step, for `final_observation` 'before'
         self._restart = self._abandoned = self._is_checked = False
+        self._is_new = True  # until the first reset
         self.only_one = simulator.only_one
         if self.only_one:
             _OPEN.add(simulator)
 
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
-        is_first = self._seed is not None
-        seed, self._seed = (self._seed if seeds is None else seeds[0]), None
+        """Resets all environments; with seeds, for an evaluation, whose episodes begin at their start."""
+        if seeds is not None:
+            return self._reset(seeds[0], spreads=False)
+        seed, self._seed = self._seed, None
+        return self._reset(seed, spreads=seed is not None)
+
+    def _reset(self, seed: int | None, spreads: bool) -> TimeStep:
         with calling(f"{self.name}.reset"):
             observation = self.simulator.reset(seed)
-            if self._spreads and (is_first or self._restart):
+            if self._spreads and spreads:
                 self.simulator.spread_first_episodes()
         self._check_observation(observation, self.observation_space, "observation")
         self._observed.check_kinds(observation, self.name)
-        if is_first:
+        if self._is_new:
+            self._is_new = False
             check_loadable(self._simulator_state(), f"{self.name}.{self._state_method}()")
         self._restart = False
         self._resets = None
@@ -182,7 +189,7 @@ class SimulatorEnvironment(Environment):
         if self._restart:
             # Seeds come from a generator that the run restores, so that a resumed run does not repeat its first
             # episodes.
-            return self.reset(random_state.draw_seeds(1))
+            return self._reset(random_state.draw_seeds(1)[0], spreads=True)
         executed = self._units.executed(action)
         handed = nest.map(_apart, self._units.stretch(executed), executed)
         try:
@@ -226,7 +233,7 @@ class SimulatorEnvironment(Environment):
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         self._restart = True
         if "env" in state:
-            self.reset()
+            self._reset(self._seed, spreads=False)
             with calling(f"{self.name}.load_state_dict"):
                 self._restart = not self.simulator.load_state_dict(state["env"])
         if "before" in state and not self._restart:

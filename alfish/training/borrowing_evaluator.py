@@ -1,6 +1,6 @@
 """Evaluation in the environments of the training, for simulators of which a process can hold only one."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class BorrowingEvaluator(Evaluator):
             )
         super()._report_cut(count, num_episodes)
 
-    def _rows(self, num_episodes: int, seed: int, sample: bool) -> Iterator[tuple[np.ndarray, TimeStep, bool]]:
+    def _rows(self, num_episodes: int, seed: int, sample: bool) -> Generator[tuple[np.ndarray, TimeStep, bool]]:
         saved = self.environment.state_dict()
         try:
             yield from super()._rows(num_episodes, seed, sample)

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -202,24 +202,27 @@ class Evaluator:
         spaces = self.environment.observation_space, self.environment.action_space
         whole: dict[int, Episode] = {}
         generators = None
-        for k in range(num_episodes):
-            if self._under_way is not rows:
-                raise UsageError(
-                    "the evaluator began other episodes before all episodes of test_episodes had been read; read those "
-                    "episodes first, or use another evaluator"
-                )
-            # Between two episodes, the caller's random state and grad mode are restored.
-            with self._acting(seed, sample):
-                if generators is not None:
-                    random_state.set_rng_state(generators)
-                while k not in whole:
-                    episode, time_step, _ = next(rows)
-                    kept.add(nest.arrays(time_step), np.flatnonzero(episode >= 0).tolist())
-                    ended = nest.as_array(time_step.step_type) == StepType.LAST
-                    for lane in np.flatnonzero(ended & (episode >= 0)).tolist():
-                        whole[int(episode[lane])] = episode_of(int(episode[lane]), kept.take(lane), *spaces)
-                generators = random_state.rng_state()
-            yield whole.pop(k)
+        try:
+            for k in range(num_episodes):
+                if self._under_way is not rows:
+                    raise UsageError(
+                        "the evaluator began other episodes before all episodes of test_episodes had been read; read "
+                        "those episodes first, or use another evaluator"
+                    )
+                # Between two episodes, the caller's random state and grad mode are restored.
+                with self._acting(seed, sample):
+                    if generators is not None:
+                        random_state.set_rng_state(generators)
+                    while k not in whole:
+                        episode, time_step, _ = next(rows)
+                        kept.add(nest.arrays(time_step), np.flatnonzero(episode >= 0).tolist())
+                        ended = nest.as_array(time_step.step_type) == StepType.LAST
+                        for lane in np.flatnonzero(ended & (episode >= 0)).tolist():
+                            whole[int(episode[lane])] = episode_of(int(episode[lane]), kept.take(lane), *spaces)
+                    generators = random_state.rng_state()
+                yield whole.pop(k)
+        finally:
+            rows.close()  # a borrowed environment is returned
 
     def close(self) -> None:
         self.environment.close()
@@ -261,7 +264,7 @@ class Evaluator:
             random_state.seed_all(seed)
             yield
 
-    def _rows(self, num_episodes: int, seed: int, sample: bool) -> Iterator[tuple[np.ndarray, TimeStep, bool]]:
+    def _rows(self, num_episodes: int, seed: int, sample: bool) -> Generator[tuple[np.ndarray, TimeStep, bool]]:
         """Runs the episodes and yields their rows. Call it within `_acting`.
 
         Yields:

@@ -82,14 +82,19 @@ def test_the_first_episodes_that_start_count(tmp_path, num_episodes, sample):
     trainer.close()
 
 
+@pytest.mark.parametrize("collects", [False, True], ids=["evaluate", "test_episodes"])
 @pytest.mark.parametrize("recipe", [ON_POLICY, OFF_POLICY], ids=["on_policy", "off_policy"])
-def test_training_truncates_its_episodes_and_begins_new_ones(tmp_path, recipe):
+def test_training_truncates_its_episodes_and_begins_new_ones(tmp_path, recipe, collects):
     trainer = make(tmp_path, recipe, num_env_steps=1000)
     trainer.start()
     iterations = trainer.iterate()
     next(iterations)
     before = trainer.unroller.time_step
-    trainer.evaluator(B).evaluate(B)
+    evaluator = trainer.evaluator(B)
+    if collects:
+        evaluator.generate_test_episodes(B)
+    else:
+        evaluator.evaluate(B)
     assert trainer.unroller.time_step.step_type.tolist() == [StepType.LAST] * B
     assert torch.equal(trainer.unroller.time_step.observation, before.observation)
     assert torch.equal(trainer.unroller.time_step.discount, before.discount)
@@ -114,6 +119,36 @@ def test_a_run_evaluates_in_its_only_simulator(tmp_path, monkeypatch, recipe, ca
     assert len(made) == 1 and launched
     assert len(list((tmp_path / "eval").glob("*.csv"))) == 3
     assert capsys.readouterr().err.count("Evaluation at") == 3
+
+
+class Spread(Only):
+    """Begins first episodes of 20 steps at various steps, and saves a counter."""
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs, lengths=(20,))
+
+    def spread_first_episodes(self):
+        self.clocks.step = torch.arange(5, 5 + B)
+
+    def state_dict(self):
+        return {"counter": 0}
+
+    def load_state_dict(self, state):
+        return False
+
+
+def test_evaluated_episodes_begin_at_their_start_and_use_no_seed_of_training(tmp_path):
+    trainer = make(tmp_path, kind=Spread, num_env_steps=1000)
+    seeds, seed = trainer.environment.simulator.seeds, trainer.environment._seed
+    for _ in range(2):
+        assert trainer.evaluator(B).evaluate(B, 7).lengths == (20,) * B
+    trainer.start()
+    iterations = trainer.iterate()
+    next(iterations)
+    assert seeds[-1] == seed and trainer.environment.simulator.clocks.step.tolist() == [9, 10, 11, 12]
+    for _ in range(2):  # two listeners of one iteration
+        assert trainer.evaluator(B).evaluate(B, 7).lengths == (20,) * B
+    trainer.close()
 
 
 class _Bounded(IsaacLab):
