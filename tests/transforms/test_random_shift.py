@@ -12,11 +12,15 @@ from test_frozen_encoder import IMAGE, SCALAR, TORSO, dqn, make, ppo
 from alfish import nest
 from alfish.algorithms.sac import SAC
 from alfish.data import StepType, TimeStep
+from alfish.environments import make_environment
 from alfish.environments.toy import Catch
 from alfish.errors import UsageError
-from alfish.learner.batches import ReplayBatches
+from alfish.learner.batches import OfflineBatches, ReplayBatches
 from alfish.learner.learner import Learner
 from alfish.networks import CriticEnsemble, Encoder, SmallCNN
+from alfish.offline import Arrays, OfflineBuffer, Spaces
+from alfish.training.diagnostics import Histograms
+from alfish.training.summaries import Summaries
 from alfish.transforms import RandomShift, RewardScale
 from alfish.transforms.random_shift import shifted
 from alfish.unrollers import AsyncUnroller
@@ -124,6 +128,36 @@ class TestRuns:
             found.append((trainer, torch.cat([p.detach().reshape(-1) for p in trainer.algorithm.parameters()])))
         assert not found[1][0].learner.is_plain and found[0][0].learner.updates > 10
         assert torch.allclose(found[0][1], found[1][1], atol=1e-4)
+
+    def test_diagnostics_of_compiled_updates_change_no_result(self, tmp_path, interpreted):
+        found = []
+        for diagnostics in ([], [Histograms()]):
+            trainer = make(
+                tmp_path / str(len(diagnostics)),
+                dqn(TORSO),
+                [SHIFT],
+                learner=functools.partial(Learner, learning_rate=1e-3, compile=True),
+                listeners=[Summaries(diagnostics=diagnostics, diagnostics_period=24)],
+                summary_period=24,
+                num_iterations=8,
+            )
+            trainer.train()
+            found.append((*trainer.algorithm.parameters(), torch.get_rng_state()))
+        assert all(torch.equal(one, other) for one, other in zip(*found))
+
+    def test_held_out_rows_have_equal_shifts_in_each_summary(self, tmp_path):
+        environment = functools.partial(make_environment, Catch, num_envs=2)
+        trainer = make(tmp_path / "run", dqn(TORSO), [], num_iterations=1)
+        episodes = trainer.evaluator(20, 4).generate_test_episodes(20)
+        spaces_of = Spaces(trainer.environment.observation_space, trainer.environment.action_space)
+        buffer = functools.partial(OfflineBuffer, [Arrays(episodes, spaces_of)], holdout_fraction=0.3)
+        batches = functools.partial(OfflineBatches, buffer=buffer, batch_size=8)
+        offline = make(tmp_path / "offline", dqn(TORSO), [SHIFT], environment=environment, batches=batches,
+                       num_iterations=None, num_updates=8)  # fmt: skip
+        offline.start()
+        before = torch.get_rng_state()
+        one, other = (offline.batches.holdout().experience.time_step.observation for _ in range(2))
+        assert torch.equal(one, other) and torch.equal(torch.get_rng_state(), before)
 
     def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(self, tmp_path):
         def made(name):

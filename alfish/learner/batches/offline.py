@@ -17,6 +17,7 @@ from alfish.offline import OfflineBuffer
 from alfish.parameters import NonNegativeInt, PositiveInt, Range, checked
 from alfish.processes import replicas
 from alfish.replay import HindsightReplay, RingBuffer, Sampler, SequenceIndex, Uniform
+from alfish.runs import random_state
 from alfish.transforms import Transforms
 
 HOLDOUT_WINDOWS = 4096  # maximum number of windows, spread evenly over the held-out episodes
@@ -92,7 +93,11 @@ class OfflineBatches(SequenceBatches):
         yield self._chunk([(self._windows, self._batch_size)], self._num_updates, for_graph)
 
     def holdout(self) -> Batch | None:
-        return None if self._held is None else self._seen(self._held.at(self._held_starts))
+        if self._held is None:
+            return None
+        with random_state.preserved():
+            random_state.seed_torch(0)  # a transform that augments draws the same numbers in each call
+            return self._seen(self._held.at(self._held_starts))
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self._windows is None else self._windows.state_dict()

@@ -41,8 +41,9 @@ class LastUpdate:
 
     @cached_property
     def batch(self) -> Batch:
-        """The minibatch."""
-        return take(self._chunk.source, self._index)
+        """The minibatch. If a transform augments it in the update, its random numbers are others here."""
+        with random_state.preserved():
+            return take(self._chunk.source, self._index)
 
 
 class Diagnostic(abc.ABC):
