@@ -121,6 +121,7 @@ class Learner:
         self._fell_back = False
         self._tell(0)
         self.updates, self.is_small = 0, False
+        self._learning_rate: dict[str, float] = {}  # of the last updates of this process
         self._means = UpdateMeans(self._plain.groups)
 
     @property
@@ -193,8 +194,7 @@ class Learner:
         if not self._plain.on_cpu:  # a check after the updates would wait for the GPU
             self._plain.check_noted_skips(self._max_nonfinite_updates, self.updates)
             self._settle()
-        progress = float(self._progress) if self._plain.on_cpu else self._algorithm.progress_number()
-        self._learning_rate = {name: float(schedule(progress)) for name, schedule in self.learning_rates.items()}
+        self._learning_rate = self._scheduled_rates()
         before = self.updates
         if self._compiled is not None and self.is_switching:
             self.switch()
@@ -210,6 +210,8 @@ class Learner:
 
     def unreported(self) -> dict[str, float]:
         """Returns the scalars of updates since the last summary, as `train` does; empty without updates."""
+        if not self._learning_rate:  # the updates were made before a resume
+            self._learning_rate = self._scheduled_rates()
         return self._finish(summarize=not self._means.is_empty)
 
     @torch.no_grad()
@@ -236,6 +238,15 @@ class Learner:
                 vectors = group.gradients(loss, group.parameters, retain_graph=True)
                 found |= {names[id(p)]: view for p, view in zip(group.parameters, group.views(vectors), strict=True)}
         return found
+
+    def num_loss_rows(self, batch: Batch) -> int:
+        """Returns the number of leading rows of a batch that have a loss: 1 in windows without memory.
+
+        Random states stay unchanged.
+        """
+        with self._showing_losses():
+            loss = self._plain.means(batch)[1].loss
+        return max(map(len, loss.values())) if isinstance(loss, dict) else len(loss)
 
     @contextlib.contextmanager
     def _showing_losses(self) -> Iterator[None]:
@@ -280,8 +291,7 @@ class Learner:
                 raise ValueError(f"{name} is {state[name]}")
         for name, rate in state.get("rates", {}).items():
             if name in self._plain.rates:
-                self._plain.leads[name].check(rate)
-                self._plain.rates[name].copy_(rate)
+                self._plain.rates[name].copy_(self._plain.leads[name].bounded(rate))
         self._plain.num_applied.copy_(state["num_applied"])
         self._plain.consecutive_skips.copy_(state["consecutive_skips"])
         if not self._plain.on_cpu:
@@ -291,6 +301,10 @@ class Learner:
         self._means.load_state_dict(state.get("means", {}), self._plain.num_applied.device)
         if state.get("fell_back"):  # a new graph might pass its first comparisons
             self._compiled, self._fell_back = None, True
+
+    def _scheduled_rates(self) -> dict[str, float]:
+        progress = float(self._progress) if self._plain.on_cpu else self._algorithm.progress_number()
+        return {name: float(schedule(progress)) for name, schedule in self.learning_rates.items()}
 
     def _updates(self, chunks: Iterable[Minibatches], summarize: bool) -> Iterator[UpdateStats]:
         for chunk in chunks:

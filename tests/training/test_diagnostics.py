@@ -189,12 +189,13 @@ def test_norms_cover_parameters_gradient_and_last_step(tmp_path):
     assert row["gradient_norm/network"] == pytest.approx(float(expected), rel=1e-4)
 
 
-def test_the_gradient_noise_scale_is_estimated_without_bias():
+@pytest.mark.parametrize("length", [1, 4], ids=["first_rows_have_a_loss", "all_rows_have_a_loss"])
+def test_the_gradient_noise_scale_is_estimated_without_bias(length):
     # The gradient of a row x is x: independent, of mean (2, 1) and variance 9 + 1. A row of the four does not train.
     def gradients(batch):
-        return {"net.a": batch.experience.action[batch.mask].mean(0)}
+        return {"net.a": batch.experience.action[:length][batch.mask[:length]].mean(0)}
 
-    run = SimpleNamespace(learner=SimpleNamespace(gradients=gradients))
+    run = SimpleNamespace(learner=SimpleNamespace(gradients=gradients, num_loss_rows=lambda batch: length))
     generator, found = torch.Generator().manual_seed(0), []
     for _ in range(2000):
         x = torch.randn(4, 24, 2, generator=generator) * torch.tensor([3.0, 1.0]) + torch.tensor([2.0, 1.0])

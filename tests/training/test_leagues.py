@@ -215,3 +215,11 @@ def test_a_resumed_alternation_is_bit_identical(tmp_path):
         parts = alternating(tmp_path / "parts", saver(), stop_at=stop_at)
         parts.train()
     check_equal_runs(parts, whole)
+
+
+def test_a_run_resumed_in_its_last_turn_reports_policies_that_trained_before(tmp_path):
+    for stop_at in (150, None):
+        listeners = [CheckpointSaver(period=10**9), AlternateTraining(period=120)]
+        given = {"num_iterations": 12, "unroll_length": 8, "stop_at": stop_at}
+        report = trainer_of(tmp_path, listeners, {"p": ("*", 2)}, **given).train()
+    assert report.scalars["train/p0/learning_rate"] == report.scalars["train/p1/learning_rate"] == 1e-3

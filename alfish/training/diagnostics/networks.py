@@ -117,7 +117,8 @@ class GradientNoise(Diagnostic):
         if len(parts) < 2:
             return {}
         gradients = [self._by_module(run.learner.gradients(part)) for part in parts]
-        num_rows = float(torch.stack([part.mask.sum() for part in parts]).float().mean())
+        length = run.learner.num_loss_rows(parts[0])
+        num_rows = float(torch.stack([part.mask[:length].sum() for part in parts]).float().mean())
         shown: dict[str, Shown] = {}
         for name in gradients[0]:
             each = torch.stack([gradient[name] for gradient in gradients]).double()
