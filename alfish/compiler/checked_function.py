@@ -32,13 +32,15 @@ class CheckedFunction:
 
     Attributes:
       is_plain: whether the function runs as plain Python; callers may set it.
+      checks_next: whether the next call compares the results of the graph with those of the function; callers set it
+        after they have changed a value that the function may read.
     """
 
     def __init__(self, function: Callable[[Nest], Nest], name: str, log: Callable[[str], Any] = logging.info):
         self._function, self._name, self._log = function, name, log
         self._graphs: dict[Any, CompiledFunction] = {}
         self._num_calls = 0
-        self.is_plain = False
+        self.is_plain = self.checks_next = False
 
     def __call__(self, arguments: Nest) -> Nest:
         """Returns the function's results for a nest of tensors. Gradients are disabled."""
@@ -61,7 +63,8 @@ class CheckedFunction:
             self._log(f"Compiling {self._name}; training waits")
             graph = self._graphs[layout] = CompiledFunction(self._function, arguments)
             self._log(f"Compiled {self._name} in {time.perf_counter() - began:.1f} s")
-        if is_checked(self._num_calls):
+        if self.checks_next or is_checked(self._num_calls):
+            self.checks_next = False
             self._compare(graph, arguments)
         self._num_calls += 1
         return graph.call_flat(leaves)

@@ -11,6 +11,7 @@ from alfish.algorithms.ppo import PPO
 from alfish.algorithms.sac import SAC
 from alfish.data import in_line
 from alfish.environments import make_environment
+from alfish.environments.functional import CartPole
 from alfish.errors import UsageError
 from alfish.learner.batches import EpochBatches, ReplayBatches, epochs
 from alfish.learner.learner import Learner
@@ -98,6 +99,27 @@ def test_a_hook_that_cannot_be_traced_runs_as_plain_python(caplog):
         assert len(ours.unroll(4).time_step.step_type) == 5
     assert ours._run.is_plain
     assert "test_chunks.py" in caplog.text and ".item() > 1e9" in caplog.text
+
+
+class Leveled(CartPole):
+    """Its rewards are a level that a method changes."""
+
+    level = 1.0
+
+    def set_level(self, level):
+        self.level = level
+
+    def reward(self, state, action, next_state, rng, params=None):
+        return torch.full_like(super().reward(state, action, next_state, rng), self.level)
+
+
+def test_a_call_of_a_method_of_the_environment_changes_the_next_unroll(interpreted, caplog):
+    unroller = unroller_of(CompiledUnroller, Leveled)
+    for _ in range(9):  # the next comparisons are far apart
+        unroller.unroll(4)
+    unroller.environment.call("set_level", 5.0)
+    rewards = unroller.unroll(4).ends.time_step.reward
+    assert (rewards == 5).all() and "make this value a buffer" in caplog.text
 
 
 def test_other_environments_are_refused_with_the_remedy():
