@@ -4,6 +4,7 @@ A rate is a 0-d tensor on the algorithm's device. So the host does not wait for 
 updates and CUDA graphs can change the rate.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,11 +72,15 @@ class KLAdaptive:
         higher = (rate * self._factor).clamp(max=self._highest)
         return torch.where(kl > 2 * self._target, lower, torch.where(kl < self._target / 2, higher, rate))
 
-    def check(self, rate: torch.Tensor) -> None:
-        """Raises ValueError if a saved rate is outside of [lowest, highest]."""
-        # The limits are wider than the settings, because the saved rate is rounded to float32.
-        if rate.ndim or not 0.999 * self._lowest <= float(rate) <= 1.001 * self._highest:
-            raise ValueError(f"the learning rate is {rate}, outside of [{self._lowest}, {self._highest}]")
+    def bounded(self, rate: torch.Tensor) -> torch.Tensor:
+        """Returns a saved rate, limited to [lowest, highest], because the run may continue with other bounds.
+
+        Raises:
+          ValueError: the rate is not a positive number.
+        """
+        if rate.ndim or not 0 < float(rate) < math.inf:
+            raise ValueError(f"the learning rate is {rate}")
+        return rate.clamp(self._lowest, self._highest)
 
     def __repr__(self) -> str:
         return f"KLAdaptive({self.initial}, target={self._target})"

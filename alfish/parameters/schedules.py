@@ -129,6 +129,11 @@ class Cyclical:
     """
 
     def __init__(self, schedule: FiniteFloat | Schedule = gin.REQUIRED, num_cycles: PositiveInt = gin.REQUIRED):
+        if isinstance(schedule, torch.nn.Module):
+            raise UsageError(
+                f"Cyclical.schedule is a {type(schedule).__name__}, which follows a measured number and cannot be "
+                "repeated; give a schedule of progress such as @Cosine()"
+            )
         self._schedule, self._num_cycles = as_schedule(schedule), num_cycles
 
     def __call__(self, progress: Any) -> Any:

@@ -175,12 +175,19 @@ def test_device_updates_equal_cpu_updates(monkeypatch, optimizer):
 
 
 class TestResume:
-    @pytest.mark.parametrize("rate", [torch.tensor(1.0), torch.tensor(float("nan")), torch.ones(2) * 1e-3])
+    @pytest.mark.parametrize("rate", [torch.tensor(-1.0), torch.tensor(float("nan")), torch.ones(2) * 1e-3])
     def test_a_rate_that_no_run_has_is_refused(self, rate):
         learner = Learner(far_from(), learning_rate=KLAdaptive())
         state = learner.state_dict()
         with pytest.raises(ValueError, match="learning rate is"):
             learner.load_state_dict({**state, "rates": {"all": rate}})
+
+    @pytest.mark.parametrize("bounds, expected", [({"highest": 5e-3}, 5e-3), ({"lowest": 2e-2, "highest": 1e-1}, 2e-2)])
+    def test_a_rate_outside_of_new_bounds_continues_at_the_nearest_one(self, bounds, expected):
+        before = Learner(far_from(), learning_rate=KLAdaptive(1e-2)).state_dict()
+        learner = Learner(far_from(), learning_rate=KLAdaptive(bounds.get("lowest", 1e-3), **bounds))
+        learner.load_state_dict(before)
+        assert learner._plain.rates["all"].item() == pytest.approx(expected)
 
     def test_a_state_without_rates_begins_with_the_initial_one(self):
         learner = Learner(far_from(), learning_rate=KLAdaptive(2e-3))

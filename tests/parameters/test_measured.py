@@ -12,7 +12,7 @@ from alfish.algorithms.ppo import PPO
 from alfish.environments.games.teams import Teams
 from alfish.errors import UsageError
 from alfish.parameters.measured import Feedback, MeasuredLinear
-from alfish.parameters.schedules import as_schedule
+from alfish.parameters.schedules import Cyclical, as_schedule
 from alfish.replay import Prioritized
 from alfish.training.reward_weights import ScheduledWeights
 
@@ -66,6 +66,7 @@ def test_scheduled_values_are_buffers_of_their_algorithm():
     [
         (lambda s: Prioritized(beta=s), "Prioritized.beta is a MeasuredLinear, but only settings of the algorithm"),
         (lambda s: Prioritized(alpha=s), "Prioritized.alpha is a MeasuredLinear"),
+        (lambda s: Cyclical(s, 2), "Cyclical.schedule is a MeasuredLinear, which follows a measured number"),
         (lambda s: ScheduledWeights([s]), "ScheduledWeights.weights is a MeasuredLinear"),
         (lambda s: Teams({"a": ["x"]}, s, ["x"]), "make_games.team_spirit is a MeasuredLinear"),
     ],
