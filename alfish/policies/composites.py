@@ -156,10 +156,6 @@ class JointBatches:
         self._members = members
 
     @property
-    def outlasts_acting(self) -> bool:
-        return all(one.batches.outlasts_acting for one in self._members if one.trains)
-
-    @property
     def warmup_env_steps(self) -> int:
         return max(one.batches.warmup_env_steps for one in self._trained())
 
@@ -170,6 +166,11 @@ class JointBatches:
 
     def rest(self) -> int:
         return 0
+
+    def resume_without_rows(self, steps: int) -> int | None:
+        """Continues without rows of replay; see `Batches.resume_without_rows`. Each policy counts its own steps."""
+        needed = [one.batches.resume_without_rows(one.num_steps) for one in self._trained()]
+        return max((num_steps for num_steps in needed if num_steps is not None), default=None)
 
     def updates_until(self, steps: int) -> float:
         total = sum(one.steps_per_step for one in self._trained())

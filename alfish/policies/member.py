@@ -18,6 +18,7 @@ from alfish.learner.learner import Learner
 from alfish.metrics import Metrics
 from alfish.offline.recorded_spaces import TrainedSpaces
 from alfish.parameters import Range, checked, gin_internals
+from alfish.parameters.measured import MeasuredSchedule
 from alfish.parameters.parts import build
 from alfish.parameters.rebinding import rebound
 from alfish.policies.lineup import Lineup, family_of
@@ -261,6 +262,10 @@ class Member:
         own = self.learner.state_dict()
         counts = {name: own[name] for name in ("updates", "num_applied", "means", "fell_back")}
         new.learner.load_state_dict(copy.deepcopy({**parent.learner.state_dict(), **counts}))
+        for name, rate in new.learner.learning_rates.items():
+            source = parent.learner.learning_rates.get(name)
+            if isinstance(rate, MeasuredSchedule) and isinstance(source, MeasuredSchedule):
+                rate.value.copy_(source.value)
         new.seat.load_state_dict(copy.deepcopy(self.seat.state_dict()), continues=True)
         new.metrics.load_state_dict(copy.deepcopy(self.metrics.state_dict()))
         new.batches.take_over(self.batches)
@@ -293,12 +298,12 @@ class Member:
     def observe(self, experience: Experience) -> None:
         """Calls the transforms' `observe` with the rows of an unroll."""
         with self.stream:
-            observe(self.algorithm, self.transforms, experience)
+            observe(self.algorithm, self.transforms, experience, self.seat.has_gaps)
 
     def after_iteration(self, experience: Experience, observes: bool) -> None:
         """Passes the rows of an unroll to the algorithm, and to the transforms if they observe all unrolls."""
         with self.stream:
-            after_iteration(self.algorithm, self.transforms, experience, observes)
+            after_iteration(self.algorithm, self.transforms, experience, observes, self.seat.has_gaps)
 
     def spaces(self) -> TrainedSpaces:
         """Returns the spaces of the policy's agents."""
@@ -331,6 +336,11 @@ class Member:
             raise UsageError(
                 f"{type(self.algorithm).__name__} of the policy {self.name} is {kind}, but its batches are "
                 f"{type(made).__name__}; bind {self.name}/PolicySettings.batches = @{fitting}"
+            )
+        if getattr(made, "has_offline_updates", False):
+            raise UsageError(
+                f"the policy {self.name} has ReplayBatches.offline_updates, but with several policies all policies act "
+                "from the first step on; leave it out"
             )
         if not made.acts:
             raise UsageError(

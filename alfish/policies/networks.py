@@ -11,7 +11,7 @@ from alfish import nest, specs
 from alfish.algorithms.acting import without_states
 from alfish.algorithms.contract import check_initial_state, check_registered
 from alfish.algorithms.rl_algorithm import RLAlgorithm
-from alfish.data import Experience, in_line
+from alfish.data import Experience, StepType, in_line
 from alfish.errors import UsageError
 from alfish.errors.user_code import check_methods
 from alfish.nest import Nest
@@ -109,18 +109,21 @@ def state_of_policy(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return {**parts, "spaces": state["spaces"]["policies"][name]}
 
 
-def observe(algorithm: RLAlgorithm, transforms: Transforms, experience: Experience) -> None:
-    """Calls `observe` of the transforms with the rows of an unroll."""
-    _observe(algorithm, transforms, _in_line(experience))
+def observe(algorithm: RLAlgorithm, transforms: Transforms, experience: Experience, has_gaps: bool) -> None:
+    """Calls `observe` of the transforms with the rows of an unroll; see `after_iteration` for the arguments."""
+    _observe(algorithm, transforms, _in_line(experience), has_gaps)
 
 
-def after_iteration(algorithm: RLAlgorithm, transforms: Transforms, experience: Experience, observes: bool) -> None:
+def after_iteration(
+    algorithm: RLAlgorithm, transforms: Transforms, experience: Experience, observes: bool, has_gaps: bool
+) -> None:
     """Passes the rows of an unroll to an algorithm, and to its transforms if they observe all unrolls.
 
     Args:
       algorithm, transforms: networks that trained on the rows.
       experience: rows as the unroller returned them.
       observes: whether the transforms observe the rows.
+      has_gaps: whether a column may have no row in some steps.
     """
     experience = _in_line(experience)
     if algorithm.overrides("after_iteration"):
@@ -129,14 +132,26 @@ def after_iteration(algorithm: RLAlgorithm, transforms: Transforms, experience: 
             seen = transforms.transform(experience.time_step, experience.transform_state)
             algorithm.after_iteration(experience._replace(time_step=seen))
     if observes:
-        _observe(algorithm, transforms, experience)
+        _observe(algorithm, transforms, experience, has_gaps)
 
 
 def _in_line(experience: Experience) -> Experience:
     return without_states(in_line(nest.tensors(experience)).experience)
 
 
-def _observe(algorithm: RLAlgorithm, transforms: Transforms, experience: Experience) -> None:
+def _observe(algorithm: RLAlgorithm, transforms: Transforms, experience: Experience, has_gaps: bool) -> None:
     # On-policy, row 0 was the last row of the previous unroll; statistics count each row once.
-    num_seen = 1 if algorithm.on_policy else 0
-    transforms.observe(experience.time_step, experience.transform_state, num_seen)
+    time_step, num_seen = experience.time_step, 1 if algorithm.on_policy else 0
+    if algorithm.on_policy and has_gaps:
+        # In a column with a gap there, row 0 is new. So rows that the next unroll repeats are left out instead: a
+        # column's last row, unless an episode ends there.
+        time_step, num_seen = time_step._replace(step_type=_once(time_step.step_type)), 0
+    transforms.observe(time_step, experience.transform_state, num_seen)
+
+
+def _once(step_type: torch.Tensor) -> torch.Tensor:
+    """Returns the step types of an on-policy unroll, with PAD for rows that are counted with another unroll."""
+    following = torch.cat([step_type[1:], torch.full_like(step_type[:1], StepType.PAD)])
+    is_repeated = (following == StepType.PAD) & (step_type <= StepType.MID)
+    is_repeated[0] |= step_type[0] == StepType.LAST
+    return torch.where(is_repeated, StepType.PAD, step_type).to(step_type.dtype)

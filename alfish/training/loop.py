@@ -13,7 +13,6 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiler import kernels
 from alfish.data import Experience
 from alfish.errors import UsageError, first_line
-from alfish.learner.batches import ReplayBatches
 from alfish.metrics.episode_sums import StepSums
 from alfish.policies.networks import load_networks
 from alfish.processes import replicas
@@ -24,7 +23,7 @@ from alfish.training.agreement import Agreement, RunEnded, SharedAgreement
 from alfish.training.clock import Clock
 from alfish.training.listener import Report
 from alfish.training.run_directory import RunDirectory
-from alfish.training.run_parts import MAX_THREADS, Parts
+from alfish.training.run_parts import MAX_THREADS, JointParts, Parts
 
 # Parts of an iteration; see `Timer`.
 COLLECT, METRICS, STORE = "unroll, the rest", "metrics", "batches: storing rows"
@@ -175,8 +174,7 @@ class Loop:
             loss: str | None = "is of another number of learners"
         else:
             loss = directory.load_rows(found, batches.load_stored)
-        if loss is not None and isinstance(batches, ReplayBatches):
-            num_steps = batches.resume_without_rows(clock.value)
+        if loss is not None and (num_steps := batches.resume_without_rows(clock.value)) is not None:
             # If acting has ended, it must begin again, because training needs rows.
             self._interaction_env_steps = max(self._interaction_env_steps, clock.env_steps + num_steps)
             self._log(f"Its replay {loss}: rows are collected before training continues on")
@@ -352,6 +350,11 @@ def _check_acting_may_end(parts: Parts, clock: Clock) -> None:
         raise UsageError(
             "Trainer.interaction_env_steps ends acting, so a budget of num_env_steps would never be spent; give "
             "num_updates, num_iterations or wall_seconds"
+        )
+    if isinstance(parts, JointParts):
+        raise UsageError(
+            "Trainer.interaction_env_steps is for a single policy, because each policy trains by the number of its own "
+            "steps; leave it out"
         )
     if not parts.batches.outlasts_acting:
         raise UsageError(

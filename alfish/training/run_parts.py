@@ -95,11 +95,12 @@ class Parts(NamedTuple):
 
     def observe(self, experience: Experience) -> None:
         """Calls the transforms' `observe` with the rows of an unroll."""
-        observe(self.algorithm, self.transforms, experience)
+        observe(self.algorithm, self.transforms, experience, self.environment.has_gaps)
 
     def after_iteration(self, experience: Experience) -> None:
         """Passes the rows of an unroll to the algorithm, and to transforms that observe all unrolls."""
-        after_iteration(self.algorithm, self.transforms, experience, not self.calibration.is_set)
+        observes = not self.calibration.is_set
+        after_iteration(self.algorithm, self.transforms, experience, observes, self.environment.has_gaps)
 
     def modes(self) -> Any:
         """Returns the switch between acting and training, see `ModeSwitch`."""

@@ -237,7 +237,7 @@ class RewardNormalizer(Transform):
         increment = torch.where(nest.widened(arrives, reward), reward, 0)
         so_far, env_id = torch.zeros_like(increment), time_step.env_id[0].long()
         returns = self._returns(self._num_known(env_id), increment)
-        for columns in _turns(env_id, step_type[0] != StepType.PAD):
+        for columns in _turns(env_id, (step_type != StepType.PAD).any(0)):
             increment[0, columns] += decay[0, columns] * returns[env_id[columns]]
             so_far[:, columns] = reverse_scan(decay[:, columns].flip(0), increment[:, columns].flip(0)).flip(0)
             returns[env_id[columns]] = so_far[-1, columns]

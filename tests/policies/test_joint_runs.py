@@ -6,7 +6,7 @@ import gin
 import pytest
 import torch
 from gymnasium import spaces
-from toy_games import Kept, Meeting
+from toy_games import Dash, Kept, Meeting
 
 from alfish.algorithms.appo import APPO
 from alfish.algorithms.dqn import DQN
@@ -18,6 +18,7 @@ from alfish.errors import UsageError
 from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.learner.learner import Learner
 from alfish.metrics import AverageReturn, EnvInfo
+from alfish.offline import OfflineBuffer
 from alfish.training.listeners import CheckpointSaver
 from alfish.training.trainer import Trainer
 from alfish.transforms import ObservationNormalizer
@@ -191,9 +192,34 @@ def test_replay_of_policies_is_saved_by_policy(tmp_path):
     assert trainer.batches.stored().keys() == {"a"}
 
 
+def test_a_run_without_its_replay_collects_before_it_trains(tmp_path):
+    num_rows = []
+
+    class Watched(ReplayBatches):
+        def chunks(self, steps, for_graph=False):
+            for chunk in super().chunks(steps, for_graph):
+                num_rows.append(self.buffer.num_rows)
+                yield chunk
+
+    replay = functools.partial(Watched, batch_size=16, warmup_env_steps=100, updates_per_env_step=0.25, save=False)
+    given = {"game": Dash, "algorithm": DQN, "batches": replay, "num_iterations": 60}
+    games_trainer(tmp_path, listeners=[CheckpointSaver()], stop_at=500, **given).train()
+    num_rows.clear()
+    games_trainer(tmp_path, listeners=[CheckpointSaver()], stop_at=900, **given).train()
+    assert num_rows and num_rows[0] >= 30
+
+
 @pytest.mark.parametrize(
     "changed, sentence",
     [
+        (
+            {"algorithm": DQN, "batches": REPLAY, "interaction_env_steps": 100},
+            "Trainer.interaction_env_steps is for a single policy",
+        ),
+        (
+            {"algorithm": DQN, "batches": functools.partial(REPLAY, offline=OfflineBuffer, offline_updates=3)},
+            "the policy a has ReplayBatches.offline_updates, but with several policies all policies act",
+        ),
         ({"unroll_length": 0.5}, "Trainer.unroll_length is 0.5; with several policies it must be an integer"),
         ({"extra_metrics": [object()]}, "object is not a metric; it has no name"),
         ({"policies": {"x": "q"}}, "which matches no agent"),

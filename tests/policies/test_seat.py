@@ -1,6 +1,8 @@
 """Each executed action trains exactly once, in the rows of the policy that chose it."""
 
 import collections
+import functools
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, LossInfo, StepType, trainable
 from alfish.environments.games import ParallelGames, TurnGames
 from alfish.training.trainer import Trainer
+from alfish.transforms import RewardNormalizer, Transform
 
 
 class Counter(RLAlgorithm):
@@ -95,6 +98,52 @@ def test_moves_of_returning_agents_train_once(tmp_path, lineup, length):
     assert sorted(found) == sorted(made) or lineup != "shared"
     assert counts == {move: made.count(move) for move in made}
     assert all(len(names) == 1 for names in players.values())
+
+
+class Observing(Transform):
+    """Records the observed rows as (column, step type, observation)."""
+
+    rows: ClassVar[list] = []
+
+    def transform(self, time_step, state):
+        return time_step
+
+    def observe(self, time_step):
+        for t, column in (time_step.step_type != StepType.PAD).nonzero().tolist():
+            row = time_step.observation[t, column].tolist()
+            self.rows.append((column, int(time_step.step_type[t, column]), *row))
+
+
+@pytest.mark.parametrize("length", [3, 7, 10])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **_: ParallelGames([Meeting(), Meeting()], seed=3),
+        lambda **_: TurnGames([Counting(length=9), Counting(length=7)], seed=3),
+    ],
+    ids=["parallel", "turns"],
+)
+def test_transforms_observe_each_row_once_and_in_order(tmp_path, make, length):
+    trainer = Trainer(
+        tmp_path / "run",
+        environment=make,
+        algorithm=Memoryless,
+        transforms=[Observing, functools.partial(RewardNormalizer, gamma=0.5)],
+        policies="each",
+        unroll_length=length,
+        num_iterations=30,
+        listeners=[],
+    )
+    Observing.rows.clear()
+    trainer.train()
+    episodes = collections.Counter()
+    kinds = {}
+    for column, kind, agent, *_ in Observing.rows:
+        before = kinds.get((agent, column), StepType.LAST)
+        assert kind == StepType.FIRST if before == StepType.LAST else kind in (StepType.MID, StepType.LAST)
+        kinds[agent, column] = kind
+        episodes[agent] += kind == StepType.FIRST
+    assert min(episodes.values()) > 5
 
 
 def test_agents_in_turns_train_on_each_move_once_with_their_own_memory(tmp_path):

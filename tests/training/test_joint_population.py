@@ -118,6 +118,23 @@ def test_a_policy_can_take_over_networks_but_not_rows(tmp_path):
         gin.query_parameter("p0/Learner.learning_rate")
 
 
+def test_a_copy_takes_the_value_of_a_measured_learning_rate(tmp_path):
+    gin.parse_config("""
+        Learner.learning_rate = @Feedback()
+        Feedback.scalar = 'train/p0/entropy'
+        Feedback.target = 0.0
+        Feedback.initial = 1e-3
+        Feedback.rate = -0.5
+    """)
+    trainer = trainer_of(tmp_path, summary_period=64)
+    trainer.train()
+    one, other = (members_of(trainer)[name] for name in ("p0", "p1"))
+    rate = float(other.learner.learning_rates["all"].value)
+    assert rate < 9e-4
+    trainer.unroller.rebuild(one, {"PPO.lambda_": "0.9"}, other)
+    assert float(one.learner.learning_rates["all"].value) == rate
+
+
 def test_a_failed_copy_changes_nothing(tmp_path):
     trainer = trainer_of(tmp_path)
     one, other = trainer.unroller.members[:2]

@@ -107,6 +107,17 @@ class Batches(abc.ABC):
         """Returns whether the next unroll uses the algorithm's `random_action`."""
         return False
 
+    def resume_without_rows(self, steps: int) -> int | None:
+        """Continues a run whose rows of replay are missing: collects rows before training. Default: does nothing.
+
+        Args:
+          steps: clock steps of the run.
+
+        Returns:
+          Number of environment steps to take before training continues; None without a replay.
+        """
+        return None
+
     def updates_until(self, steps: int) -> float:
         """Returns the number of updates until the run's clock reaches `steps`. Default: inf, which means unknown.
 

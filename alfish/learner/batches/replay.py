@@ -277,16 +277,14 @@ class ReplayBatches(SequenceBatches):
         self.load_stored(rows)
 
     def resume_without_rows(self, steps: int) -> int:
-        """Continues with an empty replay: collects before training, and skips updates that become due meanwhile.
-
-        Args:
-          steps: clock steps of the run.
-
-        Returns:
-          Number of environment steps to take before training continues.
-        """
+        """Continues with an empty replay, and skips updates that become due while rows are collected."""
         self.buffer.clear()  # loading a file with other content may have failed midway
         return self._schedule.resume_without_rows(steps)
+
+    @property
+    def has_offline_updates(self) -> bool:
+        """True if updates are made before the first environment step."""
+        return self._schedule.has_offline_updates
 
     def updates_until(self, steps: int) -> int:
         return self._schedule.num_until(steps)
