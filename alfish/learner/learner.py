@@ -155,15 +155,15 @@ class Learner:
         later = self._compiled
         return type(later) is CompiledLater and self.updates >= later.first
 
-    def switch(self, waiting: contextlib.AbstractContextManager[None] | None = None) -> None:
+    def switch(self, waiting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext) -> None:
         """Waits for compilation and switches to compiled updates. Call it only if `is_switching`.
 
         Args:
-          waiting: context manager around the wait, which may end the wait at a signal; None means no context.
+          waiting: function that makes the context of the wait, which may end the wait at a signal.
         """
         assert isinstance(self._compiled, CompiledLater)
         try:
-            with waiting or contextlib.nullcontext():
+            with waiting():
                 self._compiled.wait(self.updates)
             self._compiled = self._compiled.finished(self.updates)
         except (NotCompilable, TorchChanged) as error:

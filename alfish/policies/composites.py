@@ -5,6 +5,7 @@ own random numbers. A policy whose columns no other policy affects therefore has
 separate run.
 """
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -249,7 +250,7 @@ class JointLearner:
     def is_switching(self) -> bool:
         return any(member.learner.is_switching for member in self._members)
 
-    def switch(self, waiting: Any = None) -> None:
+    def switch(self, waiting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext) -> None:
         for member in self._members:
             if member.learner.is_switching:
                 with member.stream:

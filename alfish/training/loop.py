@@ -88,7 +88,7 @@ class Loop:
         """Makes one iteration: collects rows, makes due updates, and advances the counters."""
         clock, timer = self._clock, self._timer
         if self._parts.learner.is_switching:
-            self._parts.learner.switch(self._signals.breaking())
+            self._parts.learner.switch(self._signals.breaking)
         began = timer.begin(COLLECT)
         self._agreement.begin(began)
         _tell_progress(self._parts.algorithm, self._progress, clock.progress)

@@ -12,6 +12,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from toy_games import Kept
 
 from alfish.algorithms.dqn import DQN
 from alfish.algorithms.ppo import PPO
@@ -20,6 +21,7 @@ from alfish.compiler import background, inductor
 from alfish.compiler.background import Compiled, NotSendable
 from alfish.compiler.inductor import CompiledFunction, NotCompilable
 from alfish.environments import make_environment
+from alfish.environments.games import make_games
 from alfish.environments.toy import TensorPointMass
 from alfish.errors import UsageError
 from alfish.learner import compiled_later, compiled_updates
@@ -137,10 +139,9 @@ def run(root, recipe="dqn", compile="auto", **settings):
     """A trained run: its trainer, and metrics.csv without times."""
     trainer = Trainer(
         root,
-        **RECIPES[recipe],
         learner=functools.partial(Learner, compile=compile),
         listeners=[Summaries([]), CheckpointSaver(period=10**6)],
-        **{"num_env_steps": 200, "summary_period": 16, **settings},
+        **{**RECIPES[recipe], "num_env_steps": 200, "summary_period": 16, **settings},
     )
     trainer.train()
     with open(root / "metrics.csv") as file:
@@ -171,6 +172,14 @@ def test_a_run_whose_compiler_is_slow_has_the_same_bits(recipe, tmp_path, monkey
     assert "for the compiled update" in log_of(tmp_path / "slow") and "Waiting" not in log_of(tmp_path / "quick")
     plain, _ = run(tmp_path / "plain", recipe, compile=False)
     assert not all(torch.equal(a, b) for a, b in zip(parameters(plain), parameters(quick)))
+
+
+def test_policies_that_switch_in_the_same_iteration_wait_one_after_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(InThisProcess, "ready", False)
+    game = functools.partial(make_games, Kept, num_games=2)
+    trainer, _ = run(tmp_path, "ppo", environment=game, policies="each", num_env_steps=1000)
+    assert InThisProcess.num_waits == 3
+    assert not any(member.learner.is_plain for member in trainer.unroller.members)
 
 
 @pytest.mark.parametrize("recipe", [slow("ppo"), "dqn"])
