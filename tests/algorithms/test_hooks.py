@@ -1,6 +1,7 @@
 """What a hook returns in place of what it should is named in one sentence, with the hook and what is asked for."""
 
 import functools
+from typing import ClassVar
 
 import pytest
 import torch
@@ -283,6 +284,24 @@ def test_a_group_that_never_has_a_loss_is_refused(tmp_path):
         UsageError, match="calc_loss of ForgetsTheCritic returned no loss for the group 'critic' in 10 updates"
     ):
         train(tmp_path, ForgetsTheCritic, num_iterations=EARLY)
+
+
+class WithPeriods(TwoGroups):
+    update_periods: ClassVar = {"actor": 3}
+
+    def calc_loss(self, experience, info):
+        return LossInfo({"critic": info["critic"]} | ({"actor": info["actor"]} if self.trains("actor") else {}))
+
+
+class WithPeriodsForgetsTheCritic(WithPeriods):
+    def calc_loss(self, experience, info):
+        return LossInfo({"actor": info["actor"]})
+
+
+def test_a_group_beside_one_with_a_period_must_have_a_loss(tmp_path):
+    assert train(tmp_path / "right", WithPeriods, num_iterations=3 * EARLY + 1) == 3 * EARLY + 1
+    with pytest.raises(UsageError, match="returned no loss for the group 'critic' in 30 updates"):
+        train(tmp_path / "wrong", WithPeriodsForgetsTheCritic, num_iterations=3 * EARLY)
 
 
 class Holds(Right):
