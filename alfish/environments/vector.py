@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -268,8 +269,20 @@ class VectorEnvironment(Environment):
     def _refuse(self, error: BaseException, method: str) -> None:
         """Records an error of `step` or `reset`; raises a clear error instead if the cause is known."""
         self._members.note_failure(error)
-        refuse_breach(error, self.name, method)
+        refuse_breach(error, self._name_with_wrappers(), method)
         refuse(error, f"{self.name}.{method}")
+
+    def _name_with_wrappers(self) -> str:
+        """Returns the name of the environment with the user's wrappers, whose faults look like the environment's."""
+        env = next(iter(getattr(self.env, "envs", ())), None)
+        names = []
+        while isinstance(env, gymnasium.Wrapper):
+            if type(env).__module__.partition(".")[0] not in ("gymnasium", "alfish"):
+                names.append(type(env).__name__)
+            env = env.env
+        return (
+            f"{self.name} in the wrapper{'s' * (len(names) > 1)} {', '.join(reversed(names))}" if names else self.name
+        )
 
     def _first(self, observation: Nest) -> TimeStep:
         return TimeStep(

@@ -941,3 +941,18 @@ def test_action_bounds_fill_in_what_is_missing():
 def test_action_bounds_that_do_not_fit_are_refused(space, bounds, words):
     with pytest.raises(UsageError, match=f"make_environment.action_bounds is .*{words}"):
         bounded(space, bounds)
+
+
+class OldStep(gymnasium.Wrapper):
+    """A wrapper for the old gym: `step` returns four values."""
+
+    def step(self, action):
+        return super().step(action)[:4]
+
+
+def test_a_breach_names_the_wrappers_that_may_cause_it():
+    environment = make_environment("CartPole-v1", wrappers=[OldStep])
+    environment.reset()
+    with pytest.raises(UsageError, match="CartPole-v1 in the wrapper OldStep violates gymnasium's interface"):
+        environment.step(np.zeros(1, np.int64))
+    environment.close()
