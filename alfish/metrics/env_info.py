@@ -12,11 +12,14 @@ from typing import Any, Literal
 import gin
 import numpy as np
 import torch
+from absl import logging
 
 from alfish.errors import UsageError
 from alfish.metrics.metric import Metric, MovingWindow
 from alfish.metrics.step_batch import StepBatch
 from alfish.parameters import PositiveInt, checked
+
+ENOUGH_ROWS = 20  # number of rows after which a name in `include` that matches no number is reported
 
 
 @gin.configurable(module="alfish.metrics")
@@ -56,6 +59,10 @@ class EnvInfo(Metric):
         self._windows: dict[str, MovingWindow] = {}
         self._open: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # for `sum`: totals and numbers of reports, [B]
         self._wanted: dict[str, bool] = {}
+        # Globs that matched no number so far; none after the warning. And the keys in the infos that were read.
+        self._unmatched = {glob for glob in include if glob.strip("*.?")}
+        self._keys: set[str] = set()
+        self._num_read = 0  # rows
 
     def update(self, rows: StepBatch) -> None:
         if self._when == "sum":
@@ -112,17 +119,38 @@ class EnvInfo(Metric):
         columns = {}
         for row, info in rows.infos:
             for key, value, present in _at_row(info, where[row], rows.last[row]):
+                if self._unmatched:
+                    self._keys.add(key)
                 if not self._wants(key):
                     continue
                 numbers = _numbers(value, present)
                 if numbers is None:
                     continue
+                if self._unmatched:
+                    self._unmatched = {glob for glob in self._unmatched if not fnmatchcase(key, glob)}
                 if key not in columns:
                     columns[key] = np.zeros(where.shape), np.zeros(where.shape, bool)
                 values, presences = columns[key]
                 np.copyto(values[row], numbers[0], where=numbers[1])
                 presences[row] |= numbers[1]
+        if self._unmatched:
+            self._num_read += int(where.sum())
+            self._warn()
         return columns
+
+    def _warn(self) -> None:
+        """Warns once of names in `include` that no number has, which may be misspelt."""
+        if self._num_read < ENOUGH_ROWS:
+            return
+        rows = "at the ends of episodes" if self._when == "episode_end" else "in steps"
+        keys = f"has {', '.join(sorted(self._keys)[:20])}" if self._keys else "is empty"
+        logging.warning(
+            "EnvInfo.include has %s, which matches no number in the infos so far; the info %s %s",
+            ", ".join(map(repr, sorted(self._unmatched))),
+            rows,
+            keys,
+        )
+        self._unmatched = set()
 
     def _wants(self, key: str) -> bool:
         if key not in self._wanted:

@@ -1,6 +1,7 @@
 """Scalars from infos, in the format of gymnasium's vector environments."""
 
 import math
+import re
 
 import gymnasium
 import numpy as np
@@ -272,3 +273,18 @@ def test_mistakes_in_settings_are_refused():
         EnvInfo(when="always")
     with pytest.raises(UsageError, match="success"):
         EnvInfo(include="success")
+
+
+@pytest.mark.parametrize(
+    "include, when, words",
+    [
+        (["succes", "step"], "episode_end", "EnvInfo.include has 'succes', which .* ends of episodes has .*success"),
+        (["success"], "episode_end", None),
+        (["mode"], "step", "EnvInfo.include has 'mode', which matches no number .* in steps has "),
+        (["*"], "step", None),
+    ],
+)
+def test_a_name_that_no_number_has_is_reported_once(include, when, words, caplog):
+    roll(AutoresetMode.SAME_STEP, Metrics([EnvInfo(include=include, when=when)], 2), 80)
+    assert len(caplog.records) == (words is not None)
+    assert words is None or re.search(words, caplog.text)
