@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from absl import logging
+
 from alfish.configuration import locating, moved_settings, reading
 from alfish.errors import UsageError, argument, is_command
 from alfish.parameters import description, differences
@@ -67,6 +69,10 @@ def is_to_change(saved: Path, choice: str) -> bool:
     if not changes or choice == "new":
         return True
     if choice == "old":
+        logging.warning(
+            "The run continues with its saved configuration and budget, without these changes (- saved, + given):\n%s",
+            differences.difference(before, reading.text(), with_budget=True),
+        )
         return False
     raise UsageError(
         f"{saved.parent} is a run with another configuration (- then, + now):\n{changes}\nchoose another "

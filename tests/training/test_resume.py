@@ -675,10 +675,12 @@ def test_another_configuration_is_shown_and_stops(tmp_path, capsys):
     assert "PPO.gamma = 0.98" in (tmp_path / "config.gin").read_text()
 
 
-def test_another_configuration_can_be_taken_or_left(tmp_path, capsys):
+def test_another_configuration_can_be_taken_or_left(tmp_path, caplog):
     assert main(command(tmp_path, *TINY)) == 0
     more = [*TINY, "Trainer.num_env_steps=3000", "PPO.gamma=0.5"]
     assert main([*command(tmp_path, *more), "--on_config_change=old"]) == 0
+    words = caplog.text
+    assert "without these changes" in words and "+PPO.gamma = 0.5" in words and "+Trainer.num_env_steps = 3000" in words
     assert "PPO.gamma = 0.98" in (tmp_path / "config.gin").read_text()
     assert main([*command(tmp_path, *more), "--on_config_change=new"]) == 0
     text = (tmp_path / "config.gin").read_text()
