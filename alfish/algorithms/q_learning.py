@@ -41,8 +41,9 @@ class QLearning(RLAlgorithm):
     def check_specs(cls, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box) -> None:
         leaves = nest.leaves(action_spec)
         if len(leaves) != 1 or not isinstance(leaves[0], spaces.Discrete):
+            others = "SAC or PPO" if isinstance(action_spec, spaces.Box) else "PPO"
             raise UsageError(
-                f"{cls.__name__} requires one Discrete action leaf, not {action_spec}; train with SAC or PPO"
+                f"{cls.__name__} requires one Discrete action leaf, not {action_spec}; train with {others}"
             )
 
     def initial_state(self, batch_size: int) -> Nest:

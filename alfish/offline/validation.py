@@ -164,7 +164,10 @@ class Validator:
         if report.num_kept:
             self._survey.warn()
         if report.found("error") and self._policy == "raise":
-            remedy = "fix the data, or leave these episodes out with the policy 'drop_episode' (--policy=drop_episode)"
+            remedy = (
+                "fix the data, or leave these episodes out with OfflineBuffer.policy = 'drop_episode' in training, or "
+                "--policy=drop_episode of `alfish import`"
+            )
             if report.num_bad - self._num_unreadable >= MISFIT_FRACTION * report.num_read:
                 remedy = self._misfit_remedy
             raise UsageError(
