@@ -295,9 +295,7 @@ class Counting(StampedSimulator):
 @pytest.mark.parametrize("num_steps", [3, 4, 5])
 @pytest.mark.parametrize("final, final_observation", [("ends", "given"), ("lost", "before")])
 def test_a_whole_state_continues_with_the_same_rows(num_steps, final, final_observation):
-    one, other = (
-        SimulatorEnvironment(Whole(B, final=final), 0, final_observation=final_observation) for _ in range(2)
-    )
+    one, other = (SimulatorEnvironment(Whole(B, final=final), 0, final_observation=final_observation) for _ in range(2))
     one.reset()
     for _ in range(num_steps):
         one.step(torch.zeros(B, 1))
