@@ -61,10 +61,18 @@ class CompiledUnroller(SyncUnroller):
         self._chunk_length = chunk_length
         name = f"{chunk_length} steps of {environment.name}"
         self._run = CheckedFunction(self._chunk, name, lambda line: self.log(line))
-        self._run.is_plain = not compile
+        self._compiles, self._run.is_plain = compile, not compile
         self._known_calls = self.calls
         self._steps_actor = Actor(algorithm, transforms)
         self._modules = algorithm, transforms
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "rejected_graph": self._compiles and self._run.is_plain}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if state.get("rejected_graph"):  # a new graph might pass its first comparisons
+            self._run.is_plain = True
 
     def _steps_of(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Ends | None]:
         if self._at_random or self._has_to_look:

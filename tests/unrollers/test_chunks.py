@@ -120,6 +120,9 @@ def test_a_call_of_a_method_of_the_environment_changes_the_next_unroll(interpret
     unroller.environment.call("set_level", 5.0)
     rewards = unroller.unroll(4).ends.time_step.reward
     assert (rewards == 5).all() and "make this value a buffer" in caplog.text
+    resumed = unroller_of(CompiledUnroller, Leveled)
+    resumed.load_state_dict(unroller.state_dict())
+    assert resumed._run.is_plain, "the graph of a resumed run is rejected, too"
 
 
 def test_other_environments_are_refused_with_the_remedy():
