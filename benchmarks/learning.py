@@ -108,9 +108,9 @@ GOALS = [
     Goal("ppo_lunarlander", (0, 1, 2), 200, True),
     Goal("ppg_lunarlander", (0, 1, 2), 200, True),
     Goal("ppo_halfcheetah", (0, 1, 2), 3000, False),
-    # The learning rate follows the KL, with the settings of rsl_rl and of Sample Factory.
-    Goal("ppo_halfcheetah", (0, 1, 2), 3000, False, settings=KL_OF_RSL_RL, variant="kl-rsl-rl"),
-    Goal("ppo_halfcheetah", (0, 1, 2), 3000, False, settings=KL_OF_SAMPLE_FACTORY, variant="kl-sample-factory"),
+    # The learning rate follows the KL, with the settings of rsl_rl and of Sample Factory; the bar is the conf's own mean.
+    Goal("ppo_halfcheetah", (0, 1, 2), 5928, False, settings=KL_OF_RSL_RL, variant="kl-rsl-rl"),
+    Goal("ppo_halfcheetah", (0, 1, 2), 5928, False, settings=KL_OF_SAMPLE_FACTORY, variant="kl-sample-factory"),
     Goal("appo_halfcheetah", (0, 1, 2, 3, 4), 3000, False, variant="async", gin_files=("async.gin",)),
     Goal("ppo_hopper", (0, 1, 2), 2300, False),
     Goal("dqn_cartpole", (0, 1, 2, 3, 4), 475, True),
