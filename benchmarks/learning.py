@@ -33,6 +33,8 @@ KL_OF_SAMPLE_FACTORY = (
     *KL_OF_RSL_RL,
     *("KLAdaptive.initial = 1e-4", "KLAdaptive.target = 0.008", "KLAdaptive.lowest = 1e-6"),
 )
+# As many minibatches of each policy as the shared policy has.
+SPREAD_EACH = ("Trainer.policies = 'each'", "EpochBatches.minibatch_size = 170")
 FIRST_GAME = 1000  # seed of the first game of a lineup: other games than those of the evaluations during training
 
 
@@ -85,12 +87,19 @@ def _imitation(
 def _tag(conf: str) -> list[Goal]:
     """Returns the goals of the chasers against a runner that moves at random, and of the runner against the chasers."""
     return [
-        Goal(conf, (0, 1, 2), bar, False, 200, imports="mpe2", lineup=lineup, policy=policy, match=policy)
+        Goal(conf, (0, 1, 2, 3, 4), bar, False, 200, imports="mpe2", lineup=lineup, policy=policy, match=policy)
         for policy, lineup, bar in (
             ("chaser", "adversary_*=chaser,agent_*=random", 25),
             ("runner", "adversary_*=chaser,agent_*=runner", -30),
         )
     ]
+
+
+def _listener(speaker: str, bar: float, match: str = "") -> Goal:
+    """Returns the goal of a listener with its speaker, or with one that acts at random and tells it nothing."""
+    lineup = f"speaker_*={speaker},listener_*=listener"
+    conf = "ppo_speaker_listener"
+    return Goal(conf, (0, 1, 2), bar, True, 200, imports="mpe2", lineup=lineup, policy="listener", match=match)
 
 
 def _bfloat16(conf: str, bar: float) -> Goal:
@@ -108,7 +117,7 @@ GOALS = [
     Goal("ppo_lunarlander", (0, 1, 2), 200, True),
     Goal("ppg_lunarlander", (0, 1, 2), 200, True),
     Goal("ppo_halfcheetah", (0, 1, 2), 3000, False),
-    # The learning rate follows the KL, with the settings of rsl_rl and of Sample Factory; the bar is the conf's own mean.
+    # The learning rate follows the KL, by rsl_rl's and Sample Factory's settings. The bar is the conf's own mean.
     Goal("ppo_halfcheetah", (0, 1, 2), 5928, False, settings=KL_OF_RSL_RL, variant="kl-rsl-rl"),
     Goal("ppo_halfcheetah", (0, 1, 2), 5928, False, settings=KL_OF_SAMPLE_FACTORY, variant="kl-sample-factory"),
     Goal("appo_halfcheetah", (0, 1, 2, 3, 4), 3000, False, variant="async", gin_files=("async.gin",)),
@@ -136,7 +145,12 @@ GOALS = [
     Goal("ppo_asymmetric_halfcheetah", (0, 1, 2, 3, 4), 3427, False),  # the mean of its control run
     Goal("ppo_minigrid_doorkey", (0, 1, 2), 0.95, False, imports="minigrid"),
     Goal("sac_fetch_reach", (0, 1, 2), -2.0, False, imports="gymnasium_robotics"),
+    Goal("dqn_highway", (0, 1, 2), 22.9, False),
+    Goal("sac_cartpole_swingup", (0, 1, 2), 813, False),  # SAC's 835 at 100 k steps minus its spread (CURL, table 1)
     *_tag("ppo_tag"),
+    _listener("speaker", -12.5),
+    Goal("ppo_spread", (0, 1, 2), -20.1, False, 200, imports="mpe2"),  # the interval of an earlier run
+    Goal("ppo_spread", (0, 1, 2), -20.1, False, 200, SPREAD_EACH, "each", imports="mpe2"),
     Goal("c51_cartpole", (0, 1, 2), 475, False),
     Goal("c51_acrobot", (0, 1, 2), -95, False),
     Goal("qrdqn_cartpole", (0, 1, 2, 3, 4), 490, False),
@@ -271,6 +285,7 @@ ABLATIONS = [
         variant="ppo",
     ),
     Goal("rnd_mountaincar", (0, 1, 2, 3, 4), -180, True, settings=("RND.coef = 0.0",), variant="without-bonus"),
+    _listener("random", -100, "random-speaker"),
     _bfloat16("sac_halfcheetah", 4500),
     _bfloat16("td3_halfcheetah", 4500),
     Goal(

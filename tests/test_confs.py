@@ -39,6 +39,7 @@ NEEDS = {
     r"minigrid:": "minigrid",
     r"gymnasium_robotics:": "gymnasium_robotics",
     r"mpe2\.": "mpe2",
+    r"EnvPool": "envpool",
     r"CartPole|Pendulum|Acrobot|MountainCar|Recall|BitFlip|MaskedIdentity|Catch": "gymnasium",
 }
 TINY = [

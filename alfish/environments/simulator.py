@@ -156,7 +156,6 @@ class SimulatorEnvironment(Environment):
         )
         self._before: Nest = None  # observation before the step, for `final_observation` 'before'
         self._restart = self._abandoned = self._is_checked = False
-        self._is_new = True  # until the first reset
         self.only_one = simulator.only_one
         if self.only_one:
             _OPEN.add(simulator)
@@ -166,7 +165,10 @@ class SimulatorEnvironment(Environment):
         if seeds is not None:
             return self._reset(seeds[0], spreads=False)
         seed, self._seed = self._seed, None
-        return self._reset(seed, spreads=seed is not None)
+        rows = self._reset(seed, spreads=seed is not None)
+        if seed is not None:
+            check_loadable(self._simulator_state(), f"{self.name}.{self._state_method}()")
+        return rows
 
     def _reset(self, seed: int | None, spreads: bool) -> TimeStep:
         with calling(f"{self.name}.reset"):
@@ -175,9 +177,6 @@ class SimulatorEnvironment(Environment):
                 self.simulator.spread_first_episodes()
         self._check_observation(observation, self.observation_space, "observation")
         self._observed.check_kinds(observation, self.name)
-        if self._is_new:
-            self._is_new = False
-            check_loadable(self._simulator_state(), f"{self.name}.{self._state_method}()")
         self._restart = False
         self._resets = None
         self.infos = {}

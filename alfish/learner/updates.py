@@ -347,18 +347,15 @@ class Updates:
         return Means(losses, means.get("stop"), means.get("kl"), num_rows)
 
     def _check_groups(self, losses: Collection[str]) -> None:
-        """Raises UsageError if a group had no loss in any of the first updates, unless there is a graph key.
-
-        These are `EARLY` updates, or as many in which the group of `update_periods` that trains most rarely is due.
-        """
+        """Raises UsageError if a group had no loss in `EARLY` of its updates, unless there is a graph key."""
         self._without_loss.difference_update(losses)
         self._num_early += 1
-        num_updates = EARLY * max([1, *self.algorithm.update_periods.values()])
-        if self._without_loss and self._num_early == num_updates and not self.algorithm.overrides("graph_key"):
+        is_enough = self._num_early == EARLY * max([1, *self.algorithm.update_periods.values()])
+        if self._without_loss and is_enough and not self.algorithm.overrides("graph_key"):
             raise UsageError(
                 f"calc_loss of {type(self.algorithm).__name__} returned no loss for the group "
-                f"{min(self._without_loss)!r} in {num_updates} updates, so the group does not train; return a loss, or "
-                "distinguish the updates in which the group trains with graph_key"
+                f"{min(self._without_loss)!r} in {self._num_early} updates, so the group does not train; return a "
+                "loss, or distinguish the updates in which the group trains with graph_key"
             )
 
     def _only_group(self) -> str:

@@ -25,7 +25,8 @@ def snapshot() -> bytes:
     """
     buffer = BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
-        for name, path in sorted(_sources()):
+        # A namespace package may have a file in two places; Python imports it from the first one.
+        for name, path in sorted(dict(reversed([*_sources()])).items()):
             member = zipfile.ZipInfo(name, _DATE)
             member.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(member, path.read_bytes())

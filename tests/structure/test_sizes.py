@@ -34,6 +34,7 @@ REASONS = {
     "environments/vector.py: VectorEnvironment": "it has each method of `Environment` for three modes of resets",
     "unrollers/workers/asynchronous.py: AsyncUnroller": "it decides all that concerns segments",
     "learner/learner.py: Learner": "it keeps the state of plain, switching and compiled updates in one place",
+    "learner/updates.py: Updates": "it is a whole update: its losses, gradients, checks and step",
     "training/trainer.py: Trainer": "its arguments are all parts of a run, each of which its docstring describes",
     "training/trainer.py: Trainer.__init__": "its arguments are all parts of a run",
     "unrollers/sync.py: SyncUnroller": "an unroll has three parts, which the seats of several policies call one by one",
