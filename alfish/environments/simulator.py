@@ -165,10 +165,10 @@ class SimulatorEnvironment(Environment):
         if seeds is not None:
             return self._reset(seeds[0], spreads=False)
         seed, self._seed = self._seed, None
-        rows = self._reset(seed, spreads=seed is not None)
+        first = self._reset(seed, spreads=seed is not None)
         if seed is not None:
             check_loadable(self._simulator_state(), f"{self.name}.{self._state_method}()")
-        return rows
+        return first
 
     def _reset(self, seed: int | None, spreads: bool) -> TimeStep:
         with calling(f"{self.name}.reset"):
