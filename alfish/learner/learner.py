@@ -121,7 +121,7 @@ class Learner:
         self._fell_back = False
         self._tell(0)
         self.updates, self.is_small = 0, False
-        self._learning_rate: dict[str, float] = {}  # of the last updates of this process
+        self._learning_rate: dict[str, float] = {}  # of the last updates
         self._means = UpdateMeans(self._plain.groups)
 
     @property
@@ -194,7 +194,8 @@ class Learner:
         if not self._plain.on_cpu:  # a check after the updates would wait for the GPU
             self._plain.check_noted_skips(self._max_nonfinite_updates, self.updates)
             self._settle()
-        self._learning_rate = self._scheduled_rates()
+        progress = float(self._progress) if self._plain.on_cpu else self._algorithm.progress_number()
+        self._learning_rate = {name: float(schedule(progress)) for name, schedule in self.learning_rates.items()}
         before = self.updates
         if self._compiled is not None and self.is_switching:
             self.switch()
@@ -210,8 +211,6 @@ class Learner:
 
     def unreported(self) -> dict[str, float]:
         """Returns the scalars of updates since the last summary, as `train` does; empty without updates."""
-        if not self._learning_rate:  # the updates were made before a resume
-            self._learning_rate = self._scheduled_rates()
         return self._finish(summarize=not self._means.is_empty)
 
     @torch.no_grad()
@@ -267,6 +266,7 @@ class Learner:
             "consecutive_skips": plain.consecutive_skips,
             "updates": self.updates,
             "means": self._means.state_dict(),
+            "learning_rate": dict(self._learning_rate),  # reported with the means, also if no update follows
         }
         frozen = {"frozen_parts": self.frozen.names} if self.frozen.names else {}
         rates = {"rates": plain.rates} if plain.rates else {}
@@ -299,12 +299,9 @@ class Learner:
         self.updates = state["updates"]
         self._tell(self.updates)
         self._means.load_state_dict(state.get("means", {}), self._plain.num_applied.device)
+        self._learning_rate = dict(state.get("learning_rate", {}))  # older versions did not save it
         if state.get("fell_back"):  # a new graph might pass its first comparisons
             self._compiled, self._fell_back = None, True
-
-    def _scheduled_rates(self) -> dict[str, float]:
-        progress = float(self._progress) if self._plain.on_cpu else self._algorithm.progress_number()
-        return {name: float(schedule(progress)) for name, schedule in self.learning_rates.items()}
 
     def _updates(self, chunks: Iterable[Minibatches], summarize: bool) -> Iterator[UpdateStats]:
         for chunk in chunks:
