@@ -15,7 +15,6 @@ from alfish.parameters import FiniteFloat, NonNegativeFloat, NonNegativeInt, Pos
 from alfish.parameters.kinds import shown
 from alfish.policies.composites import GamesByPolicy
 from alfish.processes import replicas
-from alfish.runs import code
 from alfish.runs.checkpoints import CODE_FILE
 from alfish.runs.files import make_directory, write_atomically
 from alfish.runs.writers.console import ConsoleProgress
@@ -300,6 +299,8 @@ class CodeSnapshot(Listener):
     """
 
     def start(self, run: Run) -> None:
+        from alfish.runs import code  # imported here, because few runs need its modules of the standard library
+
         write_atomically(run.directory.path / CODE_FILE, code.snapshot())
 
 
