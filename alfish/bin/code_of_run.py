@@ -13,7 +13,10 @@ from alfish.runs import code, contents
 from alfish.runs.checkpoints import CODE_FILE
 from alfish.runs.packed.fetching import as_directory
 
-_PROGRAM = "import sys; sys.path[:] = [{!r}, *filter(None, sys.path)]; from alfish.__main__ import main; sys.exit(main())"
+_PROGRAM = """
+import sys; sys.path[:] = [{!r}, *filter(None, sys.path)]
+from alfish.__main__ import main; sys.exit(main())
+"""
 
 
 def call(command: str, arguments: Sequence[str], root_dir: str | None) -> int:
