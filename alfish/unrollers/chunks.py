@@ -62,7 +62,7 @@ class CompiledUnroller(SyncUnroller):
         name = f"{chunk_length} steps of {environment.name}"
         self._run = CheckedFunction(self._chunk, name, lambda line: self.log(line))
         self._compiles, self._run.is_plain = compile, not compile
-        self._known_calls = self.calls
+        self._known_calls = self.calls()
         self._steps_actor = Actor(algorithm, transforms)
         self._modules = algorithm, transforms
 
@@ -78,8 +78,8 @@ class CompiledUnroller(SyncUnroller):
         if self._at_random or self._has_to_look:
             return super()._steps_of(length, unseen)
         environment = self._functional
-        if self.calls != self._known_calls:  # the methods may have changed values that the graph has as constants
-            self._known_calls, self._run.checks_next = self.calls, True
+        if (calls := self.calls()) != self._known_calls:  # they may have changed values that the graph has as constants
+            self._known_calls, self._run.checks_next = calls, True
         carry = environment.episodes, self.time_step, self._state, self._transform_state, self._open_episodes(unseen)
         fixed = nest.detach(tensors_of(*self._modules)), environment.tensors(), self._initial_state
         parts = []

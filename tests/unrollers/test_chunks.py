@@ -115,7 +115,7 @@ class Leveled(CartPole):
 
 def test_a_call_of_a_method_of_the_environment_changes_the_next_unroll(interpreted, caplog):
     unroller = unroller_of(CompiledUnroller, Leveled)
-    for _ in range(9):  # the next comparisons are far apart
+    for _ in range(11):  # the next comparison is some unrolls away
         unroller.unroll(4)
     unroller.environment.call("set_level", 5.0)
     rewards = unroller.unroll(4).ends.time_step.reward
