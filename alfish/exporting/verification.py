@@ -27,6 +27,7 @@ from alfish.runs import random_state
 from alfish.training.policy import Policy
 from alfish.training.trainer import Trainer
 
+LEAST_LENGTH = 100  # number of steps, for each agent of a game, before which no game is cut
 NUM_EPISODES = 8  # episodes per block; environments without individual seeds run all episodes at once
 
 
@@ -48,9 +49,10 @@ def from_environment(trainer: Trainer, num_steps: int, seed: int, policy: str | 
       policy: name of the policy, in a run with several policies; None means the only policy.
     """
     options: dict[str, Any] = {} if policy is None else {"policy": policy}
-    # Agents that take turns act in some of a game's steps only.
-    num_agents = sum(len(group.agents) for group in getattr(trainer.environment, "groups", {}).values())
-    with contextlib.closing(trainer.evaluator(NUM_EPISODES, 1, num_steps * max(1, num_agents))) as evaluator:
+    with contextlib.closing(trainer.evaluator(NUM_EPISODES, 1, num_steps)) as evaluator:
+        # Agents that take turns, or come late, act in some of a game's steps only.
+        if groups := getattr(evaluator.environment, "groups", None):
+            evaluator.max_length = max(num_steps, LEAST_LENGTH) * sum(len(group.agents) for group in groups.values())
         evaluator.log = lambda line: None  # hides lines about cut episodes, which are irrelevant here
         seeds = itertools.count(seed, NUM_EPISODES)
         blocks = (evaluator.test_episodes(NUM_EPISODES, first, **options) for first in seeds)

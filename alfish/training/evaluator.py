@@ -202,7 +202,7 @@ class Evaluator:
         spaces = self.environment.observation_space, self.environment.action_space
         whole: dict[int, Episode] = {}
         generators = None
-        try:
+        with contextlib.closing(rows):  # a borrowed environment is returned
             for k in range(num_episodes):
                 if self._under_way is not rows:
                     raise UsageError(
@@ -221,8 +221,6 @@ class Evaluator:
                             whole[int(episode[lane])] = episode_of(int(episode[lane]), kept.take(lane), *spaces)
                     generators = random_state.rng_state()
                 yield whole.pop(k)
-        finally:
-            rows.close()  # a borrowed environment is returned
 
     def close(self) -> None:
         self.environment.close()

@@ -140,10 +140,11 @@ class GameEvaluator:
         Args:
           num_games: number of games.
           seed: seed of game 0.
-          policy: name of the policy.
+          policy: name of the policy; '' means the only one.
 
         In a game that is cut, the episode of an agent that acted at the cut ends there. Other episodes are left out.
         """
+        policy = policy or next(iter(self._numbers))
         key = self._lineup.group[policy]
         group, number = self.environment.groups[key], self._numbers[policy]
         for first in range(0, num_games, self.environment.num_games):

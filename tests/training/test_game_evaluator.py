@@ -13,6 +13,7 @@ from alfish.algorithms.ppo import PPO
 from alfish.data import AlgStep
 from alfish.environments.games import make_games
 from alfish.errors import UsageError
+from alfish.exporting import verification
 from alfish.learner.batches import EpochBatches
 from alfish.training.game_evaluator import GameEvaluator
 from alfish.training.listeners import CheckpointSaver, Evaluate
@@ -139,6 +140,14 @@ def test_a_game_without_an_end_is_cut(tmp_path):
     assert isinstance(evaluator, GameEvaluator)
     evaluation = evaluator.evaluate(2)
     assert evaluation.num_cut == 2 and evaluation.lengths == (3, 3) and evaluation.means()["a"] == 6
+
+
+@pytest.mark.parametrize("policies, names", [(None, [None, "shared"]), ("each", ["player_0", "player_1", "player_2"])])
+def test_an_export_is_compared_on_a_step_of_each_policy(tmp_path, policies, names, monkeypatch):
+    trainer = trainer_of(tmp_path, Counting, policies)
+    monkeypatch.setattr(verification.itertools, "count", lambda seed, step: range(seed, seed + 3 * step, step))
+    for name in names:
+        assert len(verification.from_environment(trainer, 1, 0, name)) == 1
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 3])
