@@ -134,7 +134,7 @@ class GameEvaluator:
         whole = np.nanmean(of_policies if np.isfinite(of_policies).any(1).all() else returns, axis=1)
         return Evaluation(env_steps, seed, tuple(whole.tolist()), tuple(lengths.tolist()), self.num_cut, objectives)
 
-    def test_episodes(self, num_games: int, seed: int = 0, policy: str = "") -> Iterator[Episode]:
+    def test_episodes(self, num_games: int, seed: int = 0, *, policy: str = "") -> Iterator[Episode]:
         """Yields the episodes of a policy's agents, in the order in which they end; see `Evaluator.test_episodes`.
 
         Args:
