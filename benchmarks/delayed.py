@@ -36,6 +36,11 @@ def slow(env_id: str, seconds: float) -> gymnasium.Env:
     return Delayed(gymnasium.make(env_id), seconds, 0.0)
 
 
+def unequal(env_id: str, seconds: float) -> gymnasium.Env:
+    """Returns an environment whose steps wait for log-normal times with this mean, sigma 1."""
+    return Delayed(gymnasium.make(env_id), seconds, 1.0)
+
+
 def slow_frames(seconds: float) -> gymnasium.Env:
     """Returns an environment with frames of 84 x 84 bytes whose steps all wait for this time."""
     return Delayed(Catch(rows=12, columns=12, scale=7), seconds, 0.0)

@@ -123,6 +123,16 @@ class Environment(abc.ABC):
           action: actions `[B, ...]` in the algorithm's units.
         """
 
+    def begin(self, action: Nest) -> None:
+        """Begins a step in other processes or threads, and returns at once. `step` with the same action ends the step.
+
+        Only `abandon`, `close` and `state_dict` may be called before `step`. Default: does nothing, so that `step`
+        makes the whole step.
+
+        Args:
+          action: actions `[B, ...]` in the algorithm's units.
+        """
+
     def convert(self, rows: Nest) -> Nest:
         """Converts leaves (arrays or tensors) to the type of this environment.
 

@@ -2,7 +2,7 @@
 
 import difflib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -39,6 +39,10 @@ class EnvPoolEnvironment(VectorEnvironment):
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None):
         self._members.first_seeds = None
         return super().reset(None, rows)
+
+    def _halves_of_step(self) -> tuple[Callable[[Any], Any], Callable[[], Any]]:
+        pool: Any = self.env
+        return pool.send, pool.recv
 
 
 class SinglePool(gymnasium.Env):

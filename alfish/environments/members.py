@@ -68,6 +68,7 @@ class Members:
       progress: argument of `set_progress` for rebuilt members; None means that `set_progress` is not called.
       first_seeds: seeds for the first reset; None after the first reset.
       abandoned: True if a step is running that may never end.
+      is_pending: True if a call of the members is still running; `close` then ends their processes.
     """
 
     def __init__(self, env: VectorEnv, seeds: Sequence[int], calls: Mapping[str, EnvironmentCall]):
@@ -76,7 +77,7 @@ class Members:
         self._inner = env.unwrapped  # the vector environment without vector wrappers
         self.first_seeds: Sequence[int] | None = list(seeds)
         self.abandoned = False
-        self._is_pending = False  # whether a call of the members is still running
+        self.is_pending = False
         # An extra environment in this process, from which `method` returns methods if members are in other processes.
         self._one_here: gymnasium.Env | None = None
         if isinstance(env, SequentialVectorEnv):
@@ -155,13 +156,13 @@ class Members:
 
     def note_failure(self, error: BaseException) -> None:
         """Records whether a call may still be running: only if a signal handler raised `error` or a process died."""
-        self._is_pending = not isinstance(error, Exception) or isinstance(error, EOFError | OSError)
+        self.is_pending = not isinstance(error, Exception) or isinstance(error, EOFError | OSError)
 
     def close(self) -> None:
         """Closes the vector environment, even during a step."""
         if not isinstance(self._inner, AsyncVectorEnv):
             close(self._env)
-        elif self._is_pending:
+        elif self.is_pending:
             _end_processes(self._inner)  # gymnasium would wait for the end of the call
         else:
             try:

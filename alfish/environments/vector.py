@@ -69,6 +69,8 @@ class VectorEnvironment(Environment):
         read = ObservationUnits(self.observation_space, copies=copies).from_environment
         self._read_step = precision.watched(read, self) if autoreset else read
         self._reads_executed = False
+        self._halves = self._halves_of_step()
+        self._end_step: Callable[[], Any] | None = None  # function that ends a step that `begin` has begun
         self._was_done = np.zeros(self.num_envs, bool)  # in NEXT_STEP, environments that reset in the next step
         self._resets: tuple[np.ndarray, TimeStep] | None = None
         self._restart = False  # whether the next step resets all environments, after a resume
@@ -97,14 +99,27 @@ class VectorEnvironment(Environment):
         self._check_masks(first.observation)
         return first
 
+    def begin(self, action: Nest) -> None:
+        if self._restart or self._halves is None:
+            return
+        begin, end = self._halves
+        try:
+            begin(self._units.stretch(self._units.executed(action)))
+        except BaseException as error:  # as in `reset`
+            self._refuse(error, "step")
+            raise
+        self._end_step = end
+
     def step(self, action: Nest) -> TimeStep:
         if self._restart:
             return self.reset(self._members.seeds_of_restart())
         executed = self._units.executed(action)
         # The environment receives a copy of the action, because it may write to the action.
         handed = nest.map(_apart, self._units.stretch(executed), executed)
+        end_step, self._end_step = self._end_step, None
         try:
-            observation, reward, terminated, truncated, self.infos = self.env.step(handed)
+            results = self.env.step(handed) if end_step is None else end_step()
+            observation, reward, terminated, truncated, self.infos = results
         except BaseException as error:  # as in `reset`
             self._refuse(error, "step")
             raise
@@ -263,8 +278,15 @@ class VectorEnvironment(Environment):
         super().abandon()
 
     def close(self) -> None:
+        if self._end_step is not None:
+            self._members.is_pending = True
         with calling(f"{self.name}.close"):
             self._members.close()
+
+    def _halves_of_step(self) -> tuple[Callable[[Any], Any], Callable[[], Any]] | None:
+        """Returns functions that begin and end a step of the vector environment; None if it cannot begin a step."""
+        env = self.env
+        return (env.step_async, env.step_wait) if isinstance(env, gymnasium.vector.AsyncVectorEnv) else None
 
     def _refuse(self, error: BaseException, method: str) -> None:
         """Records an error of `step` or `reset`; raises a clear error instead if the cause is known."""

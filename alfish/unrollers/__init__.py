@@ -1,9 +1,18 @@
 """Unrollers: act with a policy in environments, and collect rows of experience."""
 
 from alfish.unrollers.chunks import CompiledUnroller
+from alfish.unrollers.double_buffered import DoubleBufferedUnroller
 from alfish.unrollers.sync import SyncUnroller
 from alfish.unrollers.unroller import StepRecords, Unroller
 from alfish.unrollers.workers.asynchronous import AsyncUnroller
 from alfish.unrollers.workers.transport import Workers
 
-__all__ = ["StepRecords", "AsyncUnroller", "CompiledUnroller", "SyncUnroller", "Unroller", "Workers"]
+__all__ = [
+    "StepRecords",
+    "AsyncUnroller",
+    "CompiledUnroller",
+    "DoubleBufferedUnroller",
+    "SyncUnroller",
+    "Unroller",
+    "Workers",
+]

@@ -37,6 +37,14 @@ class UnrollStart(NamedTuple):
     transform_state: Nest
 
 
+class Steps(NamedTuple):
+    """The vector steps of an unroll so far."""
+
+    rows: list[tuple[TimeStep, Nest, Nest]]  # time step, action and info of each row
+    ends: list[tuple[Array, TimeStep]]  # LAST rows that are stored separately, see `SyncUnroller._take_end`
+    infos: list[tuple[int, dict[str, Any]]]  # pairs of a step's index and its info
+
+
 @gin.configurable(module="alfish.unrollers")
 @checked
 class SyncUnroller(Unroller):
@@ -273,27 +281,35 @@ class SyncUnroller(Unroller):
 
     def _steps_of(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Ends | None]:
         """Makes the steps of an unroll, and sets `records`; returns time steps, actions with infos, and ends."""
-        rows, ends, infos = [], [], []
+        made = Steps([], [], [])
         for t in self._steps(length):
             seen = self.time_step
             step, transform_state = self.act()
             self.advance(step, transform_state)
-            if info := self._info():
-                infos.append((t, info))
-            action = self._executed(step.output) if self._overwrites else step.output
-            if self.environment.broken is not None:
-                seen = rollouts.ended(seen, self.environment.broken)
-            rows.append((seen, action, step.info))
-            if self.environment.uneven:
-                ends.append(self._take_end())
-        newest: TimeStep | None = self.time_step
+            self._keep(made, t, seen, step)
+        return self._rows_of(made, length, unseen)
+
+    def _keep(self, made: Steps, t: int, seen: TimeStep, step: AlgStep) -> None:
+        """Adds vector step t to the steps of an unroll: the policy's step from `seen`, which led to `time_step`."""
+        if info := self._info():
+            made.infos.append((t, info))
+        action = self._executed(step.output) if self._overwrites else step.output
+        if self.environment.broken is not None:
+            seen = rollouts.ended(seen, self.environment.broken)
+        made.rows.append((seen, action, step.info))
+        if self.environment.uneven:
+            made.ends.append(self._take_end())
+
+    def _rows_of(self, made: Steps, length: int, unseen: bool) -> tuple[TimeStep, Nest, Ends | None]:
+        """Sets `records` to the records of an unroll's steps; returns time steps, actions with infos, and ends."""
+        newest = self.time_step
         if self._algorithm.on_policy:
             step, _ = self.act()  # the next unroll acts from this row again, so the state is dropped
-            rows.append((newest, step.output, step.info))
+            made.rows.append((newest, step.output, step.info))
             newest = None
-        time_step, *others = rollouts.stacked(rows)
-        beside = rollouts.ends_of(ends) if ends else None
-        self._record(time_step, newest, beside, unseen, infos)
+        time_step, *others = rollouts.stacked(made.rows)
+        beside = rollouts.ends_of(made.ends) if made.ends else None
+        self._record(time_step, newest, beside, unseen, made.infos)
         if self._cut is not None and len(time_step.step_type) <= length:
             return rollouts.filled_up(time_step, others, beside, length)
         return time_step, others, beside

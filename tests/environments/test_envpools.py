@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 
+from alfish import nest
 from alfish.__main__ import main
 from alfish.algorithms.ppo import PPO
 from alfish.environments import make_environment
@@ -98,3 +99,27 @@ def test_envpools_environments_are_filmed():
     environment.reset([1, 2])
     frame = environment.env.envs[1].render()
     assert frame.ndim == 3 and frame.shape[2] == 3 and frame.dtype == np.uint8
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_a_step_may_be_made_in_halves(env_id):
+    def rows(halves):
+        environment = made(env_id, num_envs=3, seed=2)
+        found = [environment.reset()]
+        action = np.zeros((3, *environment.action_spec.shape), environment.action_spec.dtype)
+        for _ in range(40):
+            if halves:
+                environment.begin(action)
+            found.append(environment.step(action))
+        environment.close()
+        return nest.leaves(found)
+
+    for a, b in zip(rows(halves=True), rows(halves=False), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_an_environment_in_a_step_can_be_closed():
+    environment = made("CartPole-v1", num_envs=2)
+    environment.reset()
+    environment.begin(np.zeros(2, np.int64))
+    environment.close()
