@@ -24,7 +24,7 @@ from alfish.learner.traced_update import TracedUpdate
 from alfish.learner.updates import Updates, UpdateStats, over_learners
 from alfish.nest import Nest
 from alfish.processes import replicas
-from alfish.replay import RingView
+from alfish.replay import ReplayView
 from alfish.runs import random_state
 
 # Number of first calls of a graph that are not recorded, because kernels are loaded and libraries allocate memory.
@@ -153,10 +153,11 @@ class CompiledUpdates:
             self._source = None
             self._rows = []
 
-    def _located(self, chunk: Minibatches, index: Nest) -> tuple[Batch | RingView, list[torch.Tensor], Hashable]:
+    def _located(self, chunk: Minibatches, index: Nest) -> tuple[Batch | ReplayView, list[torch.Tensor], Hashable]:
         """Returns the rows of a chunk, the leaves of its index, and the key of the graph for rows and index."""
         if chunk.source is not self._last:
-            self._last, self._source = chunk.source, self._hold(chunk.source) if self._records else chunk.source
+            holds = self._records and isinstance(chunk.source, Batch)  # the rows of a ring stay where they are
+            self._last, self._source = chunk.source, self._hold(chunk.source) if holds else chunk.source
             self._rows, structure = nest.flatten(self._source)
             # Rows of one form may be prepared by two hooks, which return an info of different types.
             layout = structure, *((leaf.dtype, leaf.shape, leaf.stride()) for leaf in self._rows)
@@ -206,7 +207,7 @@ class CompiledUpdates:
             )
         return result
 
-    def _make_by_all(self, source: Batch | RingView, index: Nest) -> "_Graph":
+    def _make_by_all(self, source: Batch | ReplayView, index: Nest) -> "_Graph":
         """Returns a new graph; raises an error in every learner if one of them cannot compile it.
 
         Otherwise learners with plain updates and learners with compiled updates would wait for each other forever.
@@ -220,7 +221,7 @@ class CompiledUpdates:
             raise failure or NotCompilable("another learner could not compile it")
         return graph
 
-    def _make(self, source: Batch | RingView, index: Nest) -> "_Graph":
+    def _make(self, source: Batch | ReplayView, index: Nest) -> "_Graph":
         self._update.check()
         name, began = type(self._plain.algorithm).__name__, time.perf_counter()
         self._log(f"Compiling the update of {name}; training waits")
@@ -242,7 +243,9 @@ class CompiledUpdates:
                 "float32; Learner.precision = 'float32' is faster"
             )
 
-    def _compare(self, graph: "_Graph", source: Batch | RingView, index: Nest, at: list[torch.Tensor]) -> torch.Tensor:
+    def _compare(
+        self, graph: "_Graph", source: Batch | ReplayView, index: Nest, at: list[torch.Tensor]
+    ) -> torch.Tensor:
         """Returns the graph's `total`; raises NotCompilable if its losses differ from the losses of the plain update.
 
         Graph and plain update write to copies of the tensors. So the comparison changes no parameter, and no running

@@ -48,6 +48,7 @@ class RingBuffer:
     """
 
     has_newest = True  # rows are stored in the order of collection
+    knows_starts = True  # the host knows which rows may start a window
 
     def __init__(
         self,
@@ -66,14 +67,19 @@ class RingBuffer:
                 f"a replay of {capacity} rows keeps {length} rows for each of {num_envs} environments, too few for a "
                 "window; raise its capacity"
             )
-        self._store = RowStore(length, num_envs, device, directory)
-        self.length = length
-        self.num_envs = num_envs
+        self.length, self.num_envs = length, num_envs
+        self._store = self._make_store(device, directory)
         self.device = self._store.device
         self._states = None if state_period is None else StateStore(self._store, state_period)
-        self._starts = StartIndex(self._store, self._states, num_ignored)
+        self._starts = self._make_starts(num_ignored)
         keeps_episodes = keeps_episodes or return_gamma is not None
         self._episodes = EpisodeIndex(self._store, return_gamma) if keeps_episodes else None
+
+    def _make_store(self, device: torch.device | str, directory: str | Path | None) -> RowStore:
+        return RowStore(self.length, self.num_envs, device, directory)
+
+    def _make_starts(self, num_ignored: int) -> StartIndex:
+        return StartIndex(self._store, self._states, num_ignored)
 
     @property
     def keeps_episodes(self) -> bool:
@@ -196,6 +202,11 @@ class RingBuffer:
         """Returns the stored rows at `position` (`[L, N]`) of `column` (`[N]`)."""
         return self._read(column.cpu().numpy(), position.cpu().numpy())
 
+    def stream(self, column: int) -> Experience:
+        """Returns all rows of a column, `[T, 1, ...]`."""
+        position = np.arange(self._store.oldest()[column], self._store.end[column])
+        return self._read(np.array([column]), position[:, None])
+
     def step_type(self, column: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         """Returns the step types of the rows at `position` (`[K, N]`) of `column` (`[N]`)."""
         return self._store.step_type(column, position)
@@ -260,6 +271,11 @@ class RingBuffer:
           ValueError: the state's positions do not agree with its rows.
         """
         self._store.check_fits(state)
+        if self.knows_starts and "startable" not in state:
+            raise UsageError(
+                "the saved replay is an AlignedRingBuffer; bind ReplayBatches.buffer = @AlignedRingBuffer, or move the "
+                "run's directory replay/ away to collect rows again"
+            )
         if state.get("state_period") != self.state_period:
             raise UsageError(
                 f"the saved replay stores a memory state every {state.get('state_period')} rows, but this replay "

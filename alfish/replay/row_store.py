@@ -57,23 +57,33 @@ class RowStore:
       device: device of the rows.
       directory: directory for memory-mapped files that hold the rows of this store only, on the CPU; None keeps the
         rows in memory.
+      num_extra: number of further rows at the end of `rows`, which belong to the owner of the store.
 
     Attributes:
       start: first position of each column since the last `clear`, `[B]` int64.
       end: position of each column's next row, `[B]` int64.
       env_id: global id of each column's environment, `[B]` int32; 0 until a column has a row.
-      rows: stored rows `[length * B, ...]`, at `(position % length) * B + column`; None before the first rows.
+      knows_env_ids: whether all columns have an id.
+      rows: stored rows `[length * B + num_extra, ...]`, at `(position % length) * B + column`; None before the first
+        rows.
     """
 
-    def __init__(self, length: int, num_envs: int, device: torch.device | str, directory: str | Path | None):
-        self.length, self.num_envs = length, num_envs
+    def __init__(
+        self,
+        length: int,
+        num_envs: int,
+        device: torch.device | str,
+        directory: str | Path | None = None,
+        num_extra: int = 0,
+    ):
+        self.length, self.num_envs, self._num_extra = length, num_envs, num_extra
         self.device = torch.device("cpu" if directory else device)
         self._on_cpu = self.device.type == "cpu"
         self._directory = None if directory is None else Path(directory)
         self.end = np.zeros(num_envs, np.int64)
         self.start = np.zeros(num_envs, np.int64)
         self.env_id = np.zeros(num_envs, np.int32)
-        self._has_env_id, self._has_all_env_ids = np.zeros(num_envs, bool), False
+        self._has_env_id, self.knows_env_ids = np.zeros(num_envs, bool), False
         self.rows: StoredRow | None = None
         self._structure: Any = None  # structure of `rows`
         self._knows_structure = False  # whether NamedTuples within rows are known; checkpoints do not store them
@@ -100,23 +110,31 @@ class RowStore:
         return np.maximum(self.start, self.end - self.length)
 
     def accept(self, experience: Experience) -> tuple[StoredRow, np.ndarray]:
-        """Returns the part of new rows to store, and their step types as an array.
-
-        The first call allocates memory. The first call after a load restores the NamedTuples within rows.
+        """Returns the part of new rows to store, and their step types as an array; see `prepare`.
 
         Args:
           experience: rows `[T, B, ...]`, arrays or tensors.
+        """
+        rows, step_type = StoredRow.of(experience), nest.as_array(experience.time_step.step_type)
+        if not self._on_cpu or step_type is not experience.time_step.step_type:
+            rows = nest.tensors(rows, self.device)
+        self.prepare(rows)
+        if not self.knows_env_ids:
+            # Row 0 of a column without new rows is PAD.
+            self.learn_env_ids(step_type[0] != StepType.PAD, nest.as_array(experience.time_step.env_id[0]))
+        return rows, step_type
+
+    def prepare(self, rows: StoredRow) -> None:
+        """Checks new rows `[T, B, ...]`. The first call allocates memory; the first one after a load restores types.
 
         Raises:
           UsageError: T is more than `length`, there is not enough memory, another store uses the directory, or shapes
             or dtypes differ from those of the loaded rows.
         """
-        rows, step_type = StoredRow.of(experience), nest.as_array(experience.time_step.step_type)
-        if not self._on_cpu or step_type is not experience.time_step.step_type:
-            rows = nest.tensors(rows, self.device)
-        if len(step_type) > self.length:
+        num_rows = len(rows.step_type)
+        if num_rows > self.length:
             raise UsageError(
-                f"an unroll of {len(step_type)} rows does not fit into a replay of {self.length} rows per environment; "
+                f"an unroll of {num_rows} rows does not fit into a replay of {self.length} rows per environment; "
                 "raise the replay's capacity, or shorten the unroll"
             )
         if not self._knows_structure:
@@ -126,13 +144,13 @@ class RowStore:
             _check_like(own, rows)
             self._set_rows(own)
             self._knows_structure = True
-        if not self._has_all_env_ids:
-            # Row 0 of a column without new rows is PAD.
-            new = (step_type[0] != StepType.PAD) & ~self._has_env_id
-            self.env_id[new] = nest.as_array(experience.time_step.env_id[0])[new]
-            self._has_env_id |= new
-            self._has_all_env_ids = bool(self._has_env_id.all())
-        return rows, step_type
+
+    def learn_env_ids(self, has_row: np.ndarray, env_id: np.ndarray) -> None:
+        """Stores the ids `[B]` of the columns' environments, where the mask `has_row` `[B]` is True."""
+        new = has_row & ~self._has_env_id
+        self.env_id[new] = env_id[new]
+        self._has_env_id |= new
+        self.knows_env_ids = bool(self._has_env_id.all())
 
     def append(self, rows: StoredRow) -> int:
         """Appends rows to all columns at the same positions, in one block, or in two blocks if the ring wraps.
@@ -229,7 +247,7 @@ class RowStore:
         if self.rows is None:
             yield from [(0, np.zeros(0, np.int32))] * self.num_envs
             return
-        step_type = self.rows.step_type.cpu().numpy().reshape(self.length, self.num_envs)
+        step_type = self._grid(self.rows.step_type).cpu().numpy()
         for column, (oldest, end) in enumerate(zip(self.oldest().tolist(), self.end.tolist())):
             yield oldest, step_type[np.arange(oldest, end) % self.length, column]
 
@@ -279,14 +297,13 @@ class RowStore:
         if state["length"] < self.length:
             self.start = np.maximum(self.start, self.end - state["length"])  # the saved store overwrote earlier rows
         self.env_id[:] = state["env_id"].numpy()
-        self._has_env_id, self._has_all_env_ids = self.end > 0, False
+        self._has_env_id, self.knows_env_ids = self.end > 0, False
         if state["rows"] is None:
             return
         if self.rows is None:
             self._allocate(StoredRow(*state["rows"]))
         for leaf, saved in zip(nest.leaves(self.rows), nest.leaves(state["rows"]), strict=True):
-            source, target = saved.unflatten(0, (-1, self.num_envs)), leaf.unflatten(0, (-1, self.num_envs))
-            copy_entries(source, target, self.oldest(), self.end)
+            copy_entries(saved.unflatten(0, (-1, self.num_envs)), self._grid(leaf), self.oldest(), self.end)
 
     def check_valid(self) -> None:
         """Raises AssertionError if positions, sizes and rows do not agree."""
@@ -297,11 +314,11 @@ class RowStore:
             assert not self.end.any(), "there are positions but no rows"
             return
         for leaf, grid in zip(nest.leaves(self.rows), self._grids, strict=True):
-            assert len(leaf) == self.length * self.num_envs and leaf.data_ptr() == _address(grid)
+            assert len(leaf) == self.length * self.num_envs + self._num_extra and leaf.data_ptr() == _address(grid)
 
     def _allocate(self, row: StoredRow) -> None:
         """Allocates memory for rows like `row`, leaves `[B, ...]`."""
-        count = self.length * self.num_envs
+        count = self.length * self.num_envs + self._num_extra
         if self._directory is not None:
             files.make_directory(self._directory)
             unlock = files.lock(self._directory, self)
@@ -331,7 +348,7 @@ class RowStore:
 
         self._set_rows(nest.map(allocate, row))
         self._stores = [nest.host_view(leaf) for leaf in nest.leaves(self.rows)]
-        self._grids = [store.reshape(self.length, self.num_envs, *store.shape[1:]) for store in self._stores]
+        self._grids = [self._grid(store) for store in self._stores]
 
     def _write(self, first: int, leaves: list[Any]) -> None:
         """Writes leaves `[T, B, ...]` to all columns, from index `first` on."""
@@ -340,6 +357,10 @@ class RowStore:
             if type(leaf) is not np.ndarray and type(grid) is np.ndarray:
                 leaf = leaf.numpy()
             grid[target] = leaf
+
+    def _grid(self, leaf: Any) -> Any:
+        """Returns a leaf's rows as a view `[length, B, ...]`."""
+        return leaf[: self.length * self.num_envs].reshape(self.length, self.num_envs, *leaf.shape[1:])
 
     def _set_rows(self, rows: StoredRow) -> None:
         self.rows, self._structure = rows, nest.flatten(rows)[1]

@@ -25,10 +25,12 @@ class Sampler(abc.ABC):
 
     Attributes:
       uses_priorities: whether `update` must be called with the priorities of trained windows.
+      needs_starts: whether the ring must know on the host which rows may start a window.
       buffer, window_length: the arguments of `bind`.
     """
 
     uses_priorities: ClassVar[bool] = False
+    needs_starts: ClassVar[bool] = True
     buffer: RingBuffer
     window_length: int
 
@@ -40,9 +42,14 @@ class Sampler(abc.ABC):
           window_length: number of rows of every window, L.
 
         Raises:
-          UsageError: the sampler is bound already.
+          UsageError: the sampler is bound already, or needs a ring that knows which rows may start a window.
         """
         name = type(self).__name__
+        if self.needs_starts and not buffer.knows_starts:
+            raise UsageError(
+                f"{name} reads which rows may start a window, which {type(buffer).__name__} does not know; use the "
+                "sampler Uniform, or leave ReplayBatches.buffer out"
+            )
         if hasattr(self, "buffer"):
             raise UsageError(f"{name} is already used by a replay; make another {name} for this replay")
         self.buffer, self.window_length = buffer, window_length
@@ -98,6 +105,8 @@ class Uniform(Sampler):
         may start a window, and in an `OfflineBuffer`, which has no newest rows.
       recent_rows: total number of rows that count as the newest; each environment has an equal part.
     """
+
+    needs_starts = False
 
     def __init__(self, recent_fraction: UnitInterval = 0.0, recent_rows: PositiveInt | None = None):
         if recent_fraction > 0 and recent_rows is None:

@@ -64,7 +64,7 @@ from alfish.networks import (
 )
 from alfish.networks.bodies.linear import UnitLinear
 from alfish.parameters.schedules import Linear, Steps
-from alfish.replay import Prioritized, RingView, Uniform
+from alfish.replay import AlignedRingBuffer, Prioritized, ReplayView, RingBuffer, Uniform
 from alfish.training.trainer import Trainer
 from alfish.transforms import ObservationNormalizer, Transforms
 
@@ -1018,17 +1018,26 @@ def test_a_chunk_is_let_go_of_after_training(interpreted, is_compiled):
     assert learner.updates == 9
 
 
-def runs_from_replay(root, sampler=Uniform, device="cpu", transforms=(), window_length=2, **settings):
+def runs_from_replay(
+    root,
+    sampler=Uniform,
+    device="cpu",
+    transforms=(),
+    window_length=2,
+    env_id="CartPole-v1",
+    buffer=RingBuffer,
+    **settings,
+):
     """Updates and state, plain and with the learner's settings; and the latter's trainer."""
     networks = functools.partial(QNetwork, torso=functools.partial(Torso, mlp=functools.partial(MLP, layers=(8,))))
     replay = {"capacity": 200, "batch_size": 8, "warmup_env_steps": 20, "updates_per_env_step": 0.5}
-    replay["window_length"] = window_length
+    replay |= {"window_length": window_length, "buffer": buffer}
     runs = []
     for is_compiled in (False, True):
         trainer = Trainer(
             root / str(is_compiled),
             algorithm=functools.partial(DQN, q_network=networks, target_period=10),
-            environment=functools.partial(make_environment, "CartPole-v1", num_envs=2),
+            environment=functools.partial(make_environment, env_id, num_envs=2),
             batches=functools.partial(ReplayBatches, sampler=sampler, **replay),
             learner=functools.partial(Learner, compile=is_compiled, **settings if is_compiled else {}),
             transforms=transforms,
@@ -1048,6 +1057,7 @@ def runs_from_replay(root, sampler=Uniform, device="cpu", transforms=(), window_
         (Uniform, {}),
         (Prioritized, {}),
         (Prioritized, {"transforms": [ObservationNormalizer], "window_length": 4}),
+        (Uniform, {"env_id": "alfish/CartPole-v1", "window_length": 4, "buffer": AlignedRingBuffer}),
     ],
 )
 def test_gathering_windows_in_the_graph_gives_equal_results(tmp_path, interpreted, sampler, options):
@@ -1055,7 +1065,7 @@ def test_gathering_windows_in_the_graph_gives_equal_results(tmp_path, interprete
     assert_close(*runs)
     assert runs[0][0] > 120 and not trainer.learner.is_plain
     made = trainer.learner._compiled
-    assert len(made._made) == 1 and isinstance(made._source, RingView)
+    assert len(made._made) == 1 and isinstance(made._source, ReplayView)
 
 
 @pytest.mark.parametrize("summarize", [True, False])

@@ -55,6 +55,31 @@ def test_every_row_that_a_run_keeps_is_an_episodes(tmp_path, truncates, steps):
     assert_rows(buffer, [episode for episode in read if episode.length])
 
 
+def test_rows_of_an_aligned_replay_are_the_same_episodes(tmp_path):
+    """The environment is a functional one, which resets in the same step."""
+    settings = """
+make_environment.env_id = 'alfish/CartPole-v1'
+make_environment.num_envs = 2
+Trainer.num_env_steps = 600
+Trainer.unroll_length = 300  # all updates follow the last action
+ReplayBatches.batch_size = 4
+ReplayBatches.warmup_env_steps = 100
+ReplayBatches.capacity = 1200
+MLP.layers = (4,)
+"""
+    aligned = "ReplayBatches.buffer = @AlignedRingBuffer\nAlignedRingBuffer.end_fraction = 0.5\n"
+    episodes = []
+    for name, more in (("aligned", aligned), ("plain", "")):
+        (tmp_path / name).mkdir()
+        source = trained(tmp_path / name, TOY + settings + more)
+        episodes.append(list(open_source(source).episodes()))
+    assert len(episodes[0]) == len(episodes[1]) > 10
+    for found, expected in zip(*episodes):
+        assert np.array_equal(found.observations, expected.observations)
+        assert np.array_equal(found.actions, expected.actions)
+        assert np.array_equal(found.terminated, expected.terminated)
+
+
 def test_rows_that_were_never_written_need_no_memory(monkeypatch):
     capacity = 100_000
     state = {

@@ -23,6 +23,7 @@ from alfish.environments.toy import TensorPointMass
 from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.learner.kl_adaptive import KLAdaptive
 from alfish.learner.learner import Learner
+from alfish.replay import AlignedRingBuffer
 from alfish.simulators.isaac_lab import IsaacLab
 from alfish.training.trainer import Trainer
 from alfish.transforms import ObservationNormalizer, RewardNormalizer
@@ -116,6 +117,16 @@ def test_an_iteration_waits_only_here(tmp_path, far, recipe, expected, transform
     trainer, iterations = make(tmp_path, recipe, transforms)
     expected = Counter(expected)
     assert waits_of(far, iterations) == expected
+    trainer.close()
+
+
+@pytest.mark.parametrize("env", [FarSimulator, FarIsaacLab])
+def test_an_iteration_with_an_aligned_replay_waits_for_its_records_only(tmp_path, far, monkeypatch, env):
+    install_isaac_lab(monkeypatch, device=far.device)
+    algorithm, *lengths, batches = RECIPES["sac"]
+    monkeypatch.setitem(RECIPES, "sac", (algorithm, *lengths, functools.partial(batches, buffer=AlignedRingBuffer)))
+    trainer, iterations = make(tmp_path, "sac", env=env)
+    assert waits_of(far, iterations) == UNROLL
     trainer.close()
 
 

@@ -21,15 +21,27 @@ from alfish.__main__ import main
 from alfish.algorithms.ppg import PPG
 from alfish.algorithms.ppo import PPO
 from alfish.algorithms.reppo import REPPO
+from alfish.algorithms.sac import SAC
 from alfish.compiler import kernels
 from alfish.environments import make_environment
 from alfish.environments.toy import TensorPointMass
 from alfish.errors import UsageError
-from alfish.learner.batches import EpochBatches, PhasicBatches
+from alfish.learner.batches import EpochBatches, PhasicBatches, ReplayBatches
 from alfish.learner.kl_adaptive import KLAdaptive
 from alfish.learner.learner import Learner
-from alfish.networks import GRU, LSTM, MLP, ActorCritic, AttentionWindow, MinGRU, PredictiveCritic, StackedMemory, Torso
+from alfish.networks import (
+    GRU,
+    LSTM,
+    MLP,
+    ActorCritic,
+    AttentionWindow,
+    MinGRU,
+    PredictiveCritic,
+    StackedMemory,
+    Torso,
+)
 from alfish.parameters.schedules import Linear
+from alfish.replay import AlignedRingBuffer
 from alfish.runs.checkpoints import Checkpoints, Origin, run_id
 from alfish.runs.stop_signals import Interrupted
 from alfish.training.listener import Listener
@@ -94,6 +106,27 @@ def test_a_resumed_actor_critic_run_is_bit_identical(tmp_path):
     torch.manual_seed(99)
     resumed = make_reppo(tmp_path / "cut")
     assert resumed.train().iterations == 8
+    assert_same(tensors_of(whole), tensors_of(resumed))
+
+
+def test_a_resumed_run_with_an_aligned_replay_is_bit_identical(tmp_path):
+    replay = {"capacity": 160, "batch_size": 8, "window_length": 3, "warmup_env_steps": 24, "updates_per_env_step": 0.2}
+    make_sac = functools.partial(
+        make,
+        env_id=TensorPointMass,
+        env_kwargs={"length": 6, "autoreset": "same_step"},
+        unroll_length=3,
+        num_iterations=40,
+        algorithm=SAC,
+        batches=functools.partial(ReplayBatches, **replay, buffer=AlignedRingBuffer),
+    )
+    whole = make_sac(tmp_path / "whole")
+    whole.train()
+    assert whole.batches.buffer.num_pushed == 480
+    stop_after(make_sac(tmp_path / "cut"), 25)
+    torch.manual_seed(99)
+    resumed = make_sac(tmp_path / "cut")
+    assert resumed.train().iterations == 40
     assert_same(tensors_of(whole), tensors_of(resumed))
 
 

@@ -13,7 +13,7 @@ from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import Batch, Experience
 from alfish.environments import Environment
 from alfish.nest import Nest
-from alfish.replay import RingView, SequenceIndex
+from alfish.replay import ReplayView, SequenceIndex
 from alfish.transforms import Transforms
 
 
@@ -30,7 +30,7 @@ class Minibatches(NamedTuple):
         means that priorities are not used.
     """
 
-    source: Batch | RingView
+    source: Batch | ReplayView
     index: torch.Tensor | list[SequenceIndex] | None  # type: ignore[assignment]
     is_steady: bool = True
     update_priorities: Callable[[list[torch.Tensor]], None] | None = None
@@ -196,9 +196,9 @@ class Batches(abc.ABC):
         return prepared
 
 
-def take(source: Batch | RingView, index: Nest) -> Batch:
+def take(source: Batch | ReplayView, index: Nest) -> Batch:
     """Returns a minibatch of `source`; `index` is an entry of `Minibatches.minibatches`."""
-    if isinstance(source, RingView):
+    if not isinstance(source, Batch):
         return source.windows(index)
     return source if index is None else _columns(source, index)
 

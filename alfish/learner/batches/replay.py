@@ -19,6 +19,7 @@ from alfish.learner.batches.update_schedule import UpdateSchedule
 from alfish.offline import OfflineBuffer
 from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, Range, UnitInterval, checked
 from alfish.parameters.kinds import device_named
+from alfish.parameters.parts import build
 from alfish.processes import replicas
 from alfish.replay import HindsightReplay, RingBuffer, Sampler, Uniform
 from alfish.runs.files import absolute
@@ -55,6 +56,8 @@ class ReplayBatches(SequenceBatches):
         stored state. Used with memory only.
       burn_in: number of rows before the window from which only the recurrent state is computed. Must be 0 without
         memory.
+      buffer: class of the ring, `RingBuffer` or `AlignedRingBuffer`; the latter is faster for many environments that
+        reset in the same step, and does not wait for a GPU.
       sampler: class or factory of the sampler that draws windows: `Uniform`, `Prioritized` or `Epochs`.
       hindsight: class or factory of hindsight relabelling, `HindsightReplay`; None means that windows keep their goals.
       clear_after_use: whether all rows are removed after an iteration that made updates.
@@ -83,6 +86,7 @@ class ReplayBatches(SequenceBatches):
         warmup_env_steps: NonNegativeInt | None = None,
         state_period: PositiveInt = 8,
         burn_in: NonNegativeInt = 0,
+        buffer: Callable[..., RingBuffer] = RingBuffer,
         sampler: Callable[[], Sampler] = Uniform,
         hindsight: Callable[[], HindsightReplay] | None = None,
         clear_after_use: bool = False,
@@ -105,7 +109,7 @@ class ReplayBatches(SequenceBatches):
         self._batch_size, self._state_period = replicas.fraction(batch_size, "ReplayBatches.batch_size"), state_period
         self._num_recorded = 0 if offline is None else _num_recorded(self._batch_size, offline_fraction)
         self._schedule = UpdateSchedule(updates_per_env_step, warmup_env_steps, offline_updates)
-        self._sampler, self._hindsight = sampler, hindsight
+        self._make_buffer, self._sampler, self._hindsight = buffer, sampler, hindsight
         self.outlasts_acting = not clear_after_use
         self._offline, self._offline_sampler = offline, offline_sampler
         self._max_chunk_size = max_chunk_size
@@ -171,7 +175,10 @@ class ReplayBatches(SequenceBatches):
             )
         directory = None if self._directory is None else replicas.own_directory(absolute(self._directory))
         try:
-            self.buffer = RingBuffer(
+            self.buffer = build(
+                self._make_buffer,
+                RingBuffer,
+                "ReplayBatches.buffer",
                 num_stored,
                 num_envs,
                 device,
@@ -201,7 +208,7 @@ class ReplayBatches(SequenceBatches):
         return env_steps < self._schedule.warmup_env_steps and not self._schedule.has_offline_updates
 
     def add(self, experience: Experience) -> None:
-        if experience.ends is not None:
+        if experience.ends is not None and self.buffer.knows_starts:
             experience = in_line(experience).experience
         needed = self.algorithm.replay_needs.info
         if not needed and experience.info is None:

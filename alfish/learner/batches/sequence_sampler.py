@@ -15,7 +15,7 @@ from alfish.learner.batches.batches import Batches, Minibatches
 from alfish.offline import OfflineBuffer, Spaces
 from alfish.parameters.parts import build
 from alfish.processes import replicas
-from alfish.replay import HindsightReplay, RingBuffer, RingView, Sampler, SequenceIndex
+from alfish.replay import HindsightReplay, ReplayView, RingBuffer, Sampler, SequenceIndex
 from alfish.transforms import Transforms, TransformsInGraph
 
 OBSERVED_ROWS = 1024  # rows of each column that `observe` reads at a time
@@ -68,7 +68,7 @@ class SequenceSampler:
         self._algorithm, self._transforms, self._num_rows = algorithm, transforms, num_rows
         self._burn_in = 0 if self._hindsight is not None else burn_in
         self._progress, self._device = nest.host_view(algorithm.progress), algorithm.progress.device
-        self._stored: RingView | None = None
+        self._stored: ReplayView | None = None
 
     def start(self, environment: Environment) -> None:
         """Looks up the environment's methods that hindsight calls; raises UsageError if a method is missing."""
@@ -81,7 +81,7 @@ class SequenceSampler:
         progress = float(self._progress) if on_cpu else self._algorithm.progress_number()
         return self.sampler.draw(num_windows, progress, num_batches)
 
-    def in_place(self) -> RingView | None:
+    def in_place(self) -> ReplayView | None:
         """Returns a view of the stored rows, the same in every call; None if graphs cannot gather batches from it."""
         if self._stored is None:
             has_state = self._algorithm.replay_needs.recurrent_state
@@ -157,6 +157,7 @@ class SequenceBatches(Batches):
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
+        self._on_cpu = algorithm.progress.device.type == "cpu"
         self._preprocesses = algorithm.overrides("preprocess_experience")
         if algorithm.replay_needs.return_gamma is not None and transforms.changes_rewards:
             raise UsageError(
@@ -237,7 +238,8 @@ class SequenceBatches(Batches):
         if for_graph and len(parts) == 1 and not self._preprocesses:
             stored = parts[0][0].in_place()
             if stored is not None:
-                return Minibatches(stored, _cut(starts[0], num_updates), update_priorities=update_priorities)
+                start = starts[0] if self._on_cpu else nest.to(starts[0], self.algorithm.progress.device)
+                return Minibatches(stored, _cut(start, num_updates), update_priorities=update_priorities)
         batches = [windows.at(start) for (windows, _), start in zip(parts, starts)]
         batch = self._seen(batches[0] if len(batches) == 1 else _side_by_side(batches))
         if num_updates == 1:

@@ -22,7 +22,7 @@ from alfish.offline.recorded_spaces import NO_SPACES, Spaces, spaces_by_policy
 from alfish.offline.sources.recognition import said_of_directory
 from alfish.offline.sources.source_files import existing_directory
 from alfish.parameters.description import CONFIG_FILE
-from alfish.replay import RingBuffer
+from alfish.replay import AlignedRingBuffer, RingBuffer
 from alfish.runs.checkpoints import checkpoints_of
 from alfish.specs import ActionUnits, ObservationUnits, observation_spec
 
@@ -70,15 +70,13 @@ class RunSource(EpisodeSource):
     def episodes(self) -> Iterator[Episode | Unreadable]:
         _, state = self._replay.load("latest", _check_state)
         sizes = (state["pos"] - state["start"]).clamp(max=state["length"]).tolist()
-        ring = RingBuffer(state["length"] * len(sizes), len(sizes), state_period=state.get("state_period"))
+        kind = AlignedRingBuffer if "end_before" in state else RingBuffer
+        ring = kind(state["length"] * len(sizes), len(sizes), state_period=state.get("state_period"))
         ring.load_state_dict(state)
         for column, size in enumerate(sizes):
             if size == 0:
                 continue
-            which = torch.tensor([column])
-            oldest = int(ring.oldest_position(which))
-            experience = ring.read(which, torch.arange(oldest, oldest + size)[:, None])
-            step = nest.map(lambda leaf: leaf[:, 0].numpy(), experience.time_step)
+            step = nest.map(lambda leaf: leaf[:, 0].numpy(), ring.stream(column).time_step)
             if step.step_type[0] != StepType.FIRST:
                 self.note(
                     f"environment {column}: the beginning of its oldest episode was overwritten; the rest is kept"
@@ -109,9 +107,10 @@ def _check_state(state: Any) -> None:
     Raises:
       UsageError, LookupError, TypeError, ValueError: the state fails a check.
     """
-    pos, start, startable = (check_tensor(state[name], name) for name in ("pos", "start", "startable"))
+    by_row = "end_before" if "end_before" in state else "startable"
+    pos, start, of_rows = (check_tensor(state[name], name) for name in ("pos", "start", by_row))
     length, num_columns = operator.index(state["length"]), len(pos)
-    if length < 1 or tuple(startable.shape) != (length, num_columns) or start.shape != pos.shape:
+    if length < 1 or tuple(of_rows.shape) != (length, num_columns) or start.shape != pos.shape:
         raise ValueError(f"its {num_columns} columns of {length} rows do not match its arrays")
     if not ((start >= 0) & (start <= pos)).all():
         raise ValueError("its positions are not valid")
@@ -120,5 +119,19 @@ def _check_state(state: Any) -> None:
     filled = min(int(pos.max()), length) * num_columns
     if any(leaf.shape[:1] != (filled,) for leaf in leaves):
         raise ValueError(f"it does not have {filled} rows")
+    if by_row == "end_before":
+        _check_ends(state, of_rows, leaves)
     row_bytes = sum(leaf[:1].nbytes for leaf in leaves)
     check_memory(row_bytes * filled, "the replay")  # rows that were never written use no memory
+
+
+def _check_ends(state: Any, end_before: torch.Tensor, rows: list[torch.Tensor]) -> None:
+    """Checks the LAST rows in the state of an `AlignedRingBuffer`; raises as `_check_state` does."""
+    num_ends = int(check_tensor(state["num_ends"], "num_ends"))
+    check_nest(state["last"], "last")
+    leaves = [check_tensor(leaf, "last") for leaf in nest.leaves(state["last"])]
+    alike = len(leaves) == len(rows) and all(a.shape[1:] == b.shape[1:] for a, b in zip(leaves, rows))
+    if not alike or len({len(leaf) for leaf in leaves}) != 1:
+        raise ValueError("its last rows of episodes do not match its rows")
+    if end_before.dtype != torch.int64 or (end_before >= num_ends).any():
+        raise ValueError("its episodes have more ends than last rows")
