@@ -12,7 +12,7 @@ from alfish.errors.user_code import calling
 from alfish.nest import Nest
 from alfish.policies.lineup import Lineup
 from alfish.policies.seat import Seat
-from alfish.runs.random_state import apart
+from alfish.runs.random_state import apart, called_apart, set_torch_state, torch_state
 from alfish.runs.timer import Timer
 from alfish.unrollers.unroller import ENVIRONMENT, StepRecords, Unroller
 
@@ -50,7 +50,7 @@ class GameUnroller(Unroller):
         self.games: Games = environment.games
         self.lineup, self._players = lineup, tuple(players)
         self.num_envs = self.envs_per_worker = self.games.num_games
-        self._step = self.games.step
+        self._step = called_apart(self.games.step)
         self._has_begun = False
         self._by_group = {
             key: [player for player in players if lineup.group[player.name] == key] for key in self.games.groups
@@ -61,11 +61,13 @@ class GameUnroller(Unroller):
         if self._has_begun:
             return
         self._tell_progress()
+        if not any(player.seat.reads_infos for player in self._players):
+            self.games.ignore_infos()
         rows = self._reset_games()
         self.lineup.draw()
         for player in self._players:
             own = rows[self.lineup.group[player.name]]
-            player.seat.seat(player.seat.place(own, self._is_played(player)))
+            player.seat.seat(own, self._is_played(player))
         self._has_begun = True
 
     def unroll(self, length: int, at_random: Collection[str] = ()) -> dict[str, Experience]:  # type: ignore[override]
@@ -88,13 +90,17 @@ class GameUnroller(Unroller):
             with player.seat.stream:
                 player.seat.begin(player.name in at_random, self.policy_version)
         for _ in range(length):
-            rows = self._step_games({key: self._actions(key) for key in self.games.groups})
-            self.lineup.draw()
+            rows = self._step_games(self._all_actions())
+            if not self.lineup.is_fixed:
+                self.lineup.draw()
+            infos, broken = self.games.infos, self.games.broken
             for key, players in self._by_group.items():
                 for player in players:
-                    seat, is_played = player.seat, self._is_played(player)
-                    info = _own_info(self.games.infos[key], seat.columns, is_played)
-                    seat.arrive(seat.place(rows[key], is_played), info, self.games.broken.get(key))
+                    seat, info = player.seat, {}
+                    is_played = None if self.lineup.is_fixed else self._is_played(player)
+                    if infos[key] and seat.reads_infos:
+                        info = _own_info(infos[key], seat.columns, is_played)
+                    seat.arrive(rows[key], is_played, info, broken.get(key))
         found, self.records = {}, {}
         for player in self._players:
             with player.seat.stream:
@@ -143,8 +149,7 @@ class GameUnroller(Unroller):
             return self.games.reset()
 
     def _step_games(self, actions: dict[str, Nest]) -> dict[str, TimeStep]:
-        with apart():
-            return self._step(actions)
+        return self._step(actions)
 
     def _tell_progress(self) -> None:
         if self.games.follows_progress:
@@ -156,14 +161,24 @@ class GameUnroller(Unroller):
             return None
         return self.lineup.playing[self.lineup.group[player.name]] == self.lineup.names.index(player.name)
 
+    def _all_actions(self) -> dict[str, Nest]:
+        """Returns the actions of all groups; each policy acts with its own random numbers."""
+        device = self._algorithm.progress.device
+        others = torch_state(device)
+        try:
+            return {key: self._actions(key) for key in self._by_group}
+        finally:
+            set_torch_state(device, others)
+
     def _actions(self, key: str) -> Nest:
         """Returns a group's actions, arrays `[columns, ...]`; the policy that plays a column chooses its action."""
         actions: Nest = None
         for player in self._by_group[key]:
             seat = player.seat
-            with seat.stream:
-                own = seat.choose()
-            if type(seat.columns) is slice and self.lineup.is_fixed:
+            seat.stream.resume()
+            own = seat.choose()
+            seat.stream.suspend()
+            if self.lineup.is_fixed and type(seat.columns) is slice:
                 return own  # the only policy of the group
             if actions is None:
                 num_columns = self.games.groups[key].num_envs

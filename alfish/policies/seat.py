@@ -101,18 +101,23 @@ class Seat(SyncUnroller):
         # Leaves of the states of the policy and the transforms at the last row of each column.
         self._states_at_row: list[torch.Tensor] | None = None
 
-    def place(self, time_step: TimeStep, is_played: np.ndarray | None) -> TimeStep:
-        """Returns this policy's rows out of its group's rows; the step type is PAD where another policy plays."""
-        rows = time_step if type(self.columns) is slice else nest.at(time_step, self.columns)
-        if is_played is not None:
-            step_type = np.where(is_played[self.columns], rows.step_type, np.int32(StepType.PAD))
-            rows = rows._replace(step_type=step_type)
-        return rows._replace(env_id=self._handed.env_id)
+    def seat(self, rows: TimeStep, is_played: np.ndarray | None) -> None:
+        """Receives the first rows of all games; arguments as for `arrive`."""
+        self._receive(rows, is_played)
+        self._unseen = True
 
-    def seat(self, rows: TimeStep) -> None:
-        """Receives the first rows of all games, `[C]`."""
-        self._handed.arrived = rows
-        self.time_step, self._unseen = self.environment.reset(), True
+    def _receive(self, rows: TimeStep, is_played: np.ndarray | None) -> None:
+        """Sets `time_step` to this policy's rows out of its group's rows, with PAD where another policy plays."""
+        if type(self.columns) is not slice:
+            rows = nest.at(rows, self.columns)
+        step_type, reward, discount, observation, prev_action, _ = rows
+        if is_played is not None:
+            step_type = np.where(is_played[self.columns], step_type, np.int32(StepType.PAD))
+        self._handed.arrived = TimeStep(
+            step_type, reward, discount, observation, prev_action, self._handed.env_id
+        )  # `_replace` takes longer
+        # With encoders, `environment` encodes the rows of `_handed`.
+        self.time_step = self._handed.arrived if self.environment is self._handed else self.environment.step(None)
 
     def begin(self, at_random: bool, policy_version: int) -> None:
         """Begins an unroll."""
@@ -135,23 +140,29 @@ class Seat(SyncUnroller):
             # The memory of an agent without a row does not change.
             after = nest.tensors((step.state, transform_state), self._device)
             self._state, self._transform_state = nest.where(is_absent, before, after)
-        return nest.arrays(step.output)
+        return self.environment.convert(step.output)
 
-    def arrive(self, rows: TimeStep, info: dict[str, Any], broken: np.ndarray | None = None) -> None:
-        """Receives the rows `[C]` that follow the actions.
+    def arrive(
+        self,
+        rows: TimeStep,
+        is_played: np.ndarray | None,
+        info: dict[str, Any],
+        broken: np.ndarray | None = None,
+    ) -> None:
+        """Receives the rows that follow the actions.
 
         Args:
-          rows: rows of the policy.
-          info: gymnasium's info of the step.
+          rows: rows of the policy's group.
+          is_played: mask of the group's columns that the policy plays; None means that each column has one policy.
+          info: gymnasium's info of the step, for the policy's columns.
           broken: mask of the group's columns whose game has failed and was built again. The episodes of these columns
             end with the rows before this step. None means no columns.
         """
         if broken is not None:
             seen, *others = self._rows[-1]
             self._rows[-1] = (rollouts.ended(seen, broken[self.columns]), *others)
-        self._handed.arrived = rows
-        self.time_step = self.environment.step(None)
-        if info and self._reads_infos:
+        self._receive(rows, is_played)
+        if info:
             self._infos.append((len(self._rows) - 1, info))
 
     def finish(self) -> Experience:

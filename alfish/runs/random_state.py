@@ -18,7 +18,10 @@ from absl import logging
 # Highest bits of seeds that alfish sets, to recognise them. A CPU's generator uses only the lowest 32 bits.
 _OWN = 0x5A << 56
 
-seed_of_torch: Callable[[], int] = torch.default_generator.initial_seed  # returns the seed of the generator
+# Methods of the generator on the CPU, which are called in each step.
+seed_of_torch: Callable[[], int] = torch.default_generator.initial_seed
+cpu_state: Callable[[], torch.Tensor] = torch.default_generator.get_state
+set_cpu_state: Callable[[torch.Tensor], Any] = torch.default_generator.set_state
 
 
 def seed_all(seed: int) -> None:
@@ -139,13 +142,12 @@ def _set_torch_states(on_cpu: torch.Tensor, on_gpus: list[torch.Tensor]) -> None
 
 def torch_state(device: torch.device) -> list[torch.Tensor]:
     """Returns the state of torch's generators on the CPU and on a device."""
-    on_device = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
-    return [torch.get_rng_state(), *on_device]
+    return [cpu_state()] if device.type != "cuda" else [cpu_state(), torch.cuda.get_rng_state(device)]
 
 
 def set_torch_state(device: torch.device, states: list[torch.Tensor]) -> None:
     """Restores a result of `torch_state`."""
-    torch.set_rng_state(states[0])
+    set_cpu_state(states[0])
     if device.type == "cuda":
         torch.cuda.set_rng_state(states[1], device)
 
@@ -169,11 +171,23 @@ class RandomStream:
 
     def __enter__(self) -> None:
         self._others = torch_state(self._device)
-        set_torch_state(self._device, self._state)
+        self.resume()
 
     def __exit__(self, *exception: object) -> None:
-        self._state = torch_state(self._device)
+        self.suspend()
         set_torch_state(self._device, self._others)
+
+    def resume(self) -> None:
+        """Makes the stream active until `suspend`; the caller saves and restores the generators' own states."""
+        set_cpu_state(self._state[0])
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(self._state[1], self._device)
+
+    def suspend(self) -> None:
+        """Ends what `resume` has begun."""
+        self._state = [cpu_state()]
+        if self._device.type == "cuda":
+            self._state.append(torch.cuda.get_rng_state(self._device))
 
     def state_dict(self) -> dict[str, Any]:
         return {"generators": self._state}

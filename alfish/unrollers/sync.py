@@ -62,6 +62,7 @@ class SyncUnroller(Unroller):
 
     Attributes:
       time_step: row from which the policy acts next, row 0 of the next unroll; None before `start`.
+      reads_infos: whether records have infos.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class SyncUnroller(Unroller):
         self.time_step: Any = None  # a TimeStep `[B]`; None before the first reset
         actor = Actor(algorithm, transforms)
         self._transform_state, self._initial_state = actor.first_state(environment.num_envs)
-        self._reads_infos = True
+        self.reads_infos = True
         self._unseen = False  # whether `time_step` is not yet row 0 of an unroll
         self._state = self._initial_state
         self._actor = PolicyRunner(actor, self._initial_state, numpy_policy)
@@ -105,7 +106,7 @@ class SyncUnroller(Unroller):
 
     def ignore_infos(self) -> None:
         super().ignore_infos()
-        self._reads_infos = False
+        self.reads_infos = False
 
     def start(self) -> None:
         """Resets the environment. Without this call, the first unroll resets it."""
@@ -347,7 +348,7 @@ class SyncUnroller(Unroller):
 
     def _info(self) -> dict[str, Any]:
         """Returns the infos of the last step; empty if they are not needed."""
-        return own_info(self.environment.infos) if self._reads_infos else {}
+        return own_info(self.environment.infos) if self.reads_infos else {}
 
     def _tell_progress(self) -> None:
         if self.environment.follows_progress:

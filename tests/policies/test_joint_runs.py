@@ -5,6 +5,7 @@ import functools
 import gin
 import pytest
 import torch
+from calls import python_calls
 from gymnasium import spaces
 from toy_games import Dash, Kept, Meeting
 
@@ -277,3 +278,18 @@ def test_the_only_policy_of_games_is_shared(tmp_path):
     assert [member.name for member in trainer.unroller.members] == ["shared"]
     assert trainer.policy().act(torch.zeros(4).numpy()) in (0, 1, 2)
     assert isinstance(trainer.environment.games, ParallelGames)
+
+
+@pytest.mark.parametrize(("case", "most"), [("two of PPO", 1.25), ("PPO and DQN", 1.16), ("SAC, PPO and DQN", 1.18)])
+def test_a_joint_step_makes_little_more_calls_than_separate_steps(tmp_path, case, most):
+    def of_a_step(trainer):
+        trainer.start()
+        iterations = trainer.iterate()
+        next(iterations), next(iterations)
+        few, many = (python_calls(lambda n=n: trainer.unroller.unroll(n)) for n in (4, 20))
+        trainer.close()
+        return many - few
+
+    together = of_a_step(joint(tmp_path / "joint", CASES[case]))
+    apart = sum(of_a_step(separate(tmp_path, CASES[case], name)) for name in CASES[case])
+    assert 0.9 * most < together / apart < most

@@ -40,6 +40,7 @@ class Columns:
       waits: mask of columns whose newest row waits for an action, `[columns]` bool.
       plays: mask of columns whose agent is in an episode, `[columns]` bool.
       infos: infos of the last step's rows, in gymnasium's format for vector environments; {} without infos.
+      gathers_infos: whether `infos` is set.
     """
 
     def __init__(self, group: Group, name: str):
@@ -58,6 +59,7 @@ class Columns:
         self._batch = self._observed.from_environment(self._concatenated(self._observations))
         self._acted: Nest = nest.arrays(specs.zeros(group.action_spec, (group.num_envs,)))  # the executed actions
         self.infos: dict[str, Any] = {}
+        self.gathers_infos = True
         self.begin()
 
     def begin(self) -> None:
@@ -122,7 +124,7 @@ class Columns:
         self._batch = self._observed.from_environment(batch)
         self._check_finite(self._batch, arrived)
         self.waits = (step_type == StepType.FIRST) | (step_type == StepType.MID)
-        self.infos = gathered(self._infos) if any(self._infos) else {}
+        self.infos = gathered(self._infos) if self.gathers_infos and any(self._infos) else {}
         first = step_type == StepType.FIRST
         before = self._acted
         if first.any():

@@ -117,6 +117,9 @@ class Games(abc.ABC):
             action are ignored.
         """
 
+    def ignore_infos(self) -> None:
+        """Allows `infos` to stay empty from now on. Default: does nothing."""
+
     def set_progress(self, progress: float) -> None:
         """Sets the progress of training, in [0, 1]; requires `follows_progress`."""
 
@@ -187,6 +190,10 @@ class SideBySide(Games):
             for name, one in self.environments.items()
         })  # fmt: skip
 
+    def ignore_infos(self) -> None:
+        for environment in self.environments.values():
+            environment.ignore_infos()
+
     def step(self, action: Mapping[str, Nest]) -> dict[str, TimeStep]:
         self.starts, restart = np.zeros(1, bool), self._restart
         self._restart = set()
@@ -224,6 +231,9 @@ class SideBySide(Games):
             environment.close()
 
     def _rows(self, rows: dict[str, TimeStep]) -> dict[str, TimeStep]:
-        self.infos = {name: one.infos for name, one in self.environments.items()}
-        self.broken = {name: one.broken for name, one in self.environments.items() if one.broken is not None}
+        self.broken = {}
+        for name, environment in self.environments.items():
+            self.infos[name] = environment.infos
+            if environment.broken is not None:
+                self.broken[name] = environment.broken
         return rows

@@ -134,6 +134,10 @@ class ZooGames(Games):
                 self._replace(game, error)
         return self._rows()
 
+    def ignore_infos(self) -> None:
+        for columns in self._columns.values():
+            columns.gathers_infos = False
+
     def set_progress(self, progress: float) -> None:
         self._teams.set_progress(progress)
         self._replacements.set_progress(progress, self.games)
