@@ -3,14 +3,18 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import nn
 
 from alfish import nest, specs
 from alfish.data import AlgStep, LossInfo
-from alfish.errors import UsageError
+from alfish.errors import RunError, UsageError, first_line
+from alfish.errors.user_code import CodeError, overridden, refuse
 from alfish.nest import Nest
+
+BEYOND = 1e-3  # largest distance of an action from its bounds that is ignored as rounding
 
 
 def return_error(found: Any, expected: str, owner: object, hook: str) -> UsageError:
@@ -58,6 +62,22 @@ def check_step(step: Any, owner: object, hook: str, action_spec: Nest, batch_siz
         raise UsageError(
             f"{who} returned a state of {carried}, but initial_state returned a state of {first}; make the two equal"
         )
+
+
+def refuse_hooks(error: Exception, algorithm: Any) -> None:
+    """Raises CodeError if alfish's code failed on the result of a method that the user's algorithm overrides.
+
+    Args:
+      error: error of an update. If the user's code was running, the error names its place, and is not changed.
+      algorithm: algorithm of the update.
+    """
+    names = overridden(algorithm)
+    refuse(error, "")
+    if names and not isinstance(error, (UsageError, RunError)):
+        raise CodeError(
+            f"an update of {type(algorithm).__name__} raised {type(error).__name__}: {first_line(error)}; the cause "
+            f"may be the result of a method that the class overrides: {', '.join(names)}"
+        ).with_traceback(error.__traceback__) from error.__cause__ or error.__context__
 
 
 def check_initial_state(algorithm: Any) -> None:
@@ -168,6 +188,31 @@ def check_action(action: Nest, owner: object, hook: str, action_spec: Nest, batc
         )
     for name, spec in asked.items():
         _check_leaf(who, name, found[name], spec, batch_size)
+
+
+def check_bounds(action: Nest, algorithm: Any) -> None:
+    """Raises UsageError if Box actions on the host are beyond the bounds of the canonical action space.
+
+    Environments execute clipped actions, so an algorithm that learns from replay would learn from other actions than
+    those that were executed.
+
+    Args:
+      action: actions `[T, B, ...]`, arrays or tensors; tensors on a device are not read.
+      algorithm: algorithm that chose the actions.
+    """
+    pairs = zip(nest.named_leaves(action, "action"), nest.leaves(algorithm.action_spec), strict=True)
+    for (name, leaf), spec in pairs:
+        if not isinstance(spec, spaces.Box) or (isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu"):
+            continue
+        values = nest.as_array(leaf)
+        beyond = np.maximum(spec.low - values, values - spec.high).max(initial=-np.inf)
+        if beyond > BEYOND:
+            low, high = float(spec.low.min()), float(spec.high.max())
+            raise UsageError(
+                f"{type(algorithm).__name__} chose an {name} that is {beyond:.3g} beyond the bounds [{low:g}, "
+                f"{high:g}], but the environment executes clipped actions; clamp actions in rollout_step, also after "
+                "adding noise"
+            )
 
 
 def _check_leaf(who: str, name: str, action: Any, spec: spaces.Space, batch_size: int) -> None:

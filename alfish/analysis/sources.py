@@ -105,7 +105,8 @@ def _read(path: Path, label: str | None) -> list[SeriesSource]:
     if is_monitor(path):
         return [MonitorSource([path], label)]
     if path.suffix != ".csv":
-        raise UsageError(f"{path} is not a run: it is neither a directory nor a CSV file")
+        remedy = f"; unpack it: alfish unpack --input={path} --root_dir=DIRECTORY" if path.suffix == ".zip" else ""
+        raise UsageError(f"{path} is not a run: it is neither a directory nor a CSV file{remedy}")
     return list(read_table(path, label))
 
 

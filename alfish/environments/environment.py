@@ -57,6 +57,7 @@ class Environment(abc.ABC):
       delivers_calls: True if `call` calls the environments. False if it only stores calls, because the environments are
         in workers, or because a step may never end.
       can_replace: True if `replace` is implemented.
+      can_break_off: True if `break_off` truncates episodes.
       only_one: True if a process can hold only one such environment, so that an evaluation in training borrows it.
       lost: environments whose episode ended in the last step without a final observation, `[B]` bool. The time step
         before the end then does not train. None if no final observation is lost.
@@ -68,7 +69,7 @@ class Environment(abc.ABC):
     has_gaps = False
     follows_progress = False
     delivers_calls = True
-    can_replace = False
+    can_replace = can_break_off = False
     only_one = False
     broken: np.ndarray | None = None
     lost: Array | None = None

@@ -1,6 +1,7 @@
 """EnvPool's environments, which step in C++ threads and take seeds in the constructor only."""
 
 import difflib
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ import gymnasium
 import numpy as np
 
 from alfish import nest
+from alfish.data import TimeStep
 from alfish.environments.environment import Environment
 from alfish.environments.finding import named_kwargs
 from alfish.environments.vector import VectorEnvironment
@@ -26,18 +28,40 @@ def make_envpool(
     rewards: Sequence[str] | None,
 ) -> Environment:
     """Returns environments of EnvPool for training."""
-    env = _pool(env_id, seeds, kwargs)
-    assert env.num_envs == num_envs
-    environment = EnvPoolEnvironment(env, seeds, action_mask=action_mask, rewards=rewards)
+    environment = EnvPoolEnvironment(env_id, seeds, kwargs, action_mask, rewards)
+    assert environment.num_envs == num_envs
     environment.name, environment.stepping = env_id, "in EnvPool"
     return environment
 
 
 class EnvPoolEnvironment(VectorEnvironment):
-    """Environments of EnvPool, which take seeds in the constructor."""
+    """Environments of EnvPool, which take seeds in the constructor, so that a reset with seeds builds a new pool.
 
-    def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None):
+    Args:
+      env_id: EnvPool's id of the environments.
+      seeds: one seed for each environment.
+      kwargs: arguments of EnvPool's constructor.
+      action_mask, rewards: see `VectorEnvironment`.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        seeds: Sequence[int],
+        kwargs: Mapping[str, Any],
+        action_mask: str | None = None,
+        rewards: Sequence[str] | None = None,
+    ):
+        super().__init__(_pool(env_id, seeds, kwargs), seeds, action_mask=action_mask, rewards=rewards)
+        self._make_pool = functools.partial(_pool, env_id, kwargs=kwargs)
+
+    def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
         self._members.first_seeds = None
+        if seeds is not None:
+            self.env.close()
+            self.env = self._make_pool([seed or 0 for seed in seeds])
+            self._members.follow(self.env)
+            self._halves = self._halves_of_step()
         return super().reset(None, rows)
 
     def _halves_of_step(self) -> tuple[Callable[[Any], Any], Callable[[], Any]]:

@@ -83,6 +83,10 @@ class Members:
         if isinstance(env, SequentialVectorEnv):
             env.prepare = self.prepare
 
+    def follow(self, env: VectorEnv) -> None:
+        """Sets a vector environment in place of the previous one, which has the same members."""
+        self._env, self._inner = env, env.unwrapped
+
     @property
     def have_seeds(self) -> bool:
         """True if each member takes its own seed."""
@@ -143,16 +147,10 @@ class Members:
         if isinstance(self._inner, AsyncVectorEnv):
             self._inner.set_attr("np_random", generators)  # other processes receive copies
 
-    def seeds_of_restart(self) -> list[int] | None:
-        """Returns seeds for the reset after a resume; None if restored generators determine the next episodes.
-
-        The seeds are drawn from a generator that the run restores, so that the run does not repeat its first episodes.
-        """
+    def seed_processes(self, seeds: Sequence[int]) -> None:
+        """Seeds the global generators of members in other processes; does nothing for members in this process."""
         if isinstance(self._inner, AsyncVectorEnv):
-            self._inner.set_attr("process_seed", self._new_seeds())
-        if self._generators():
-            return None
-        return self._new_seeds()
+            self._inner.set_attr("process_seed", list(seeds))
 
     def note_failure(self, error: BaseException) -> None:
         """Records whether a call may still be running: only if a signal handler raised `error` or a process died."""

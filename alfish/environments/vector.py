@@ -20,6 +20,7 @@ from alfish.environments.sequential import SequentialVectorEnv, refuse_breach
 from alfish.errors import UsageError
 from alfish.errors.user_code import calling, refuse
 from alfish.nest import Nest
+from alfish.runs import random_state
 from alfish.specs import ActionUnits, ObservationUnits
 
 
@@ -56,12 +57,13 @@ class VectorEnvironment(Environment):
             named(declared(env), rewards),
         )
         self.env, self._mode = env, mode
-        self._members = Members(env, seeds, self.calls)
+        self._members, self._seed = Members(env, seeds, self.calls), seeds[0]
         self.resets_rows = mode == AutoresetMode.DISABLED
         self.seeds_rows = self.resets_rows and self._members.have_seeds
         self.uneven = mode != AutoresetMode.NEXT_STEP and autoreset
         self._sequential = env if isinstance(env, SequentialVectorEnv) and not self.uneven else None
         self.can_replace = self._sequential is not None
+        self.can_break_off = self.can_replace and mode == AutoresetMode.NEXT_STEP
         self.follows_progress = bool(self._members.methods("set_progress"))
         self._units = ActionUnits(env.single_action_space)
         self._observed = ObservationUnits(self.observation_space)
@@ -112,7 +114,7 @@ class VectorEnvironment(Environment):
 
     def step(self, action: Nest) -> TimeStep:
         if self._restart:
-            return self.reset(self._members.seeds_of_restart())
+            return self.reset()
         executed = self._units.executed(action)
         # The environment receives a copy of the action, because it may write to the action.
         handed = nest.map(_apart, self._units.stretch(executed), executed)
@@ -225,8 +227,9 @@ class VectorEnvironment(Environment):
         return nest.map(lambda new, old: np.where(nest.widened(rows, new), new, old), first, time_step)
 
     def break_off(self, time_step: TimeStep, rows: np.ndarray) -> TimeStep:
-        if self._sequential is None or self._mode != AutoresetMode.NEXT_STEP:
+        if not self.can_break_off:
             return time_step
+        assert self._sequential is not None
         rows = rows & np.equal(time_step.step_type, StepType.MID)
         self._sequential.break_off(rows)
         self._was_done = self._was_done | rows
@@ -257,18 +260,23 @@ class VectorEnvironment(Environment):
             state["env"] = state_of(self.env, self.name)
         else:
             state["generators"] = self._members.generator_states()
+            state["seeds"] = torch.tensor(random_state.derived_seeds(self.num_envs, self._seed))
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         if not state:
             return False
-        self.reset()
         if "env" in state and hasattr(self.env, "set_state"):
+            self.reset()
             with calling(f"{self.name}.set_state"):
                 self.env.set_state(state["env"])
             self._was_done = state["was_done"].numpy().copy()
             self._nothing_began = not self._was_done.any()
             return True
+        # Generators that cannot be saved must not repeat the episodes after the run's first reset.
+        seeds = state["seeds"].tolist() if "seeds" in state else random_state.draw_seeds(self.num_envs)
+        self._members.seed_processes(seeds)
+        self.reset(seeds)
         self._members.set_generator_states(state.get("generators", ()))
         self._restart = True
         return False

@@ -136,24 +136,32 @@ def check_methods(part: object, base: type) -> None:
 
     Args:
       part: object of a class that may be the user's.
-      base: base class of the part, whose public methods alfish calls.
+      base: base class of the part, whose public methods alfish calls. alfish also calls the public methods of its own
+        subclasses of `base`.
     """
-    called = {name: method for name, method in vars(base).items() if name[0] != "_" and inspect.isfunction(method)}
+    kinds = type(part).__mro__[: type(part).__mro__.index(base)]
+    shipped = [kind for kind in kinds if _is_own(kind)] + [base]
+    called: dict[str, Any] = {}
+    for kind in reversed(shipped):
+        called |= {name: method for name, method in vars(kind).items() if name[0] != "_" and inspect.isfunction(method)}
     for name, method in called.items():
-        given = list(inspect.signature(method).parameters)[1:]
         taken = inspect.signature(getattr(part, name))
+        owner = next(kind for kind in type(part).__mro__ if name in vars(kind))
+        if name not in vars(base) and _is_own(owner):
+            continue
+        parameters = [*inspect.signature(method).parameters.values()][1:]
+        given = [one.name for one in parameters if one.kind != one.KEYWORD_ONLY]
+        keywords = {one.name: None for one in parameters if one.kind == one.KEYWORD_ONLY}
         try:
-            taken.bind(*given)
+            taken.bind(*given, **keywords)
         except TypeError:
             raise UsageError(
                 f"{name} of {type(part).__name__} takes ({', '.join(taken.parameters)}), but is called with "
-                f"({', '.join(given)})"
+                f"({', '.join([*given, *keywords])})"
             ) from None
-    for kind in type(part).__mro__:
-        if kind is base:
-            break
+    for kind in kinds:
         for name in vars(kind):
-            if kind.__module__.startswith("alfish.") or name[0] == "_" or hasattr(base, name):
+            if _is_own(kind) or name[0] == "_" or any(hasattr(one, name) for one in shipped):
                 continue
             close = difflib.get_close_matches(name, called, 1, _CLOSE)
             if close and close[0] not in vars(kind):
@@ -161,6 +169,18 @@ def check_methods(part: object, base: type) -> None:
                     f"{kind.__name__} has a method {name!r}, which alfish never calls; did you mean {close[0]}? If "
                     f"not, rename it to _{name}"
                 )
+
+
+def overridden(part: object) -> list[str]:
+    """Returns the methods of alfish's classes that the class of a part overrides; empty for a class of alfish."""
+    kinds = type(part).__mro__
+    own = [kind for kind in kinds if not _is_own(kind) and kind is not object]
+    names = dict.fromkeys(name for kind in own for name in vars(kind) if inspect.isfunction(vars(kind)[name]))
+    return [name for name in names if name[:2] != "__" and any(name in vars(kind) for kind in kinds if _is_own(kind))]
+
+
+def _is_own(kind: type) -> bool:
+    return kind.__module__.startswith("alfish.")
 
 
 class _Place(NamedTuple):

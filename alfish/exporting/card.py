@@ -55,7 +55,10 @@ def continuing(is_whole: bool) -> str:
       is_whole: False if the run has a replay buffer that is not packed.
     """
     if is_whole:
-        return "A run that continues from here makes the same updates as the original would have made."
+        return (
+            "A run that continues from here makes the same updates as the original would have made. It needs the files "
+            "that its configuration names, such as recorded data, which are not packed."
+        )
     return (
         "The replay buffer is not packed: a run that continues from here has the same networks, optimizers and "
         "counters, but collects new experience first, so its later updates differ from those of the original."

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from alfish import host, nest
-from alfish.algorithms.contract import check_detached, check_loss_info, losses_error, return_error
+from alfish.algorithms.contract import check_detached, check_loss_info, losses_error, refuse_hooks, return_error
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.data import AlgStep, Batch, LossInfo
 from alfish.errors import RunError, UsageError
@@ -244,10 +244,18 @@ class Updates:
     def means(self, batch: Batch) -> tuple[Means, LossInfo]:
         """Returns the means over the rows of this learner's batch, and the result of calc_loss."""
         algorithm, experience = self.algorithm, batch.experience._replace(trains=batch.mask)
-        step = algorithm.train_step(experience, experience.state)
+        try:
+            step = algorithm.train_step(experience, experience.state)
+        except Exception as error:
+            refuse_hooks(error, algorithm)
+            raise
         if not isinstance(step, AlgStep):
             raise return_error(step, "AlgStep(info=...)", algorithm, "train_step")
-        loss_info = algorithm.calc_loss(experience, step.info)
+        try:
+            loss_info = algorithm.calc_loss(experience, step.info)
+        except Exception as error:
+            refuse_hooks(error, algorithm)
+            raise
         if not isinstance(loss_info, LossInfo):
             raise return_error(loss_info, "LossInfo(loss, ...)", algorithm, "calc_loss")
         try:

@@ -46,6 +46,7 @@ class JointUnroller(Unroller):
         self.games: Games = environment.games
         self.lineup, self.members = lineup, tuple(members)
         self.drains, self.num_envs = collector.drains, collector.num_envs
+        self.tolerates_errors = collector.tolerates_errors
         self._num_steps = 0
 
     @property

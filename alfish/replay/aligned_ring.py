@@ -35,8 +35,7 @@ class AlignedRingBuffer(RingBuffer):
     They are drawn uniformly from all rows, and the mask shows which of their rows train.
 
     Args:
-      capacity, num_envs, device, num_ignored, state_period: see `RingBuffer`; no window starts at the oldest
-        `num_ignored` rows.
+      capacity, num_envs, device, num_ignored, state_period: see `RingBuffer`.
       end_fraction: number of LAST rows that are stored, as a fraction of `capacity`; at least one of each environment.
         If more episodes end, the oldest LAST rows are lost, the rows before them do not train, and a warning is logged.
       directory, keeps_episodes, return_gamma: settings of `RingBuffer` that must have their defaults, because they
@@ -115,6 +114,7 @@ class AlignedRingBuffer(RingBuffer):
         store.prepare(rows)
         if not store.knows_env_ids:
             store.learn_env_ids(np.ones(self.num_envs, bool), nest.as_array(experience.time_step.env_id[0]))
+            self._note_beginning(rows.step_type[0])
         if self._states is not None:
             self._states.push(experience.state, np.ones(self.num_envs, bool))
         step_type = self._without_breaks(rows.step_type, ended)
@@ -125,6 +125,11 @@ class AlignedRingBuffer(RingBuffer):
             self._append(*nest.at((rows, ended, last_rows), piece))
         if not self._has_warned:
             self._warn_of_lost_ends()
+
+    def _note_beginning(self, step_type: torch.Tensor) -> None:
+        """Notes whether the columns begin with episodes; `step_type` `[B]` belongs to position 0, or is ignored."""
+        assert isinstance(self._starts, AllRows)
+        self._starts.begins_with_episodes = bool((step_type == StepType.FIRST).all())
 
     def _warn_of_lost_ends(self) -> None:
         """Logs a warning, once, if stored rows have lost their LAST rows; a push later, so as not to wait for a GPU."""
@@ -181,14 +186,23 @@ class AlignedRingBuffer(RingBuffer):
         return None if self._states is not None else self._view(window_length)
 
     def stream(self, column: int) -> Experience:
-        """Returns all rows of a column, LAST rows included, as `[T, 1, ...]`."""
+        """Returns all rows of a column, LAST rows included, as `[T, 1, ...]`.
+
+        Where a LAST row was overwritten, the row before it is LAST, and the discount is 1.
+        """
         oldest, end = int(self._store.oldest()[column]), int(self._store.end[column])
         view = self._view(end - oldest + 1)  # the newest row may have a LAST row, before a row that does not exist yet
         assert view is not None
         start = SequenceIndex(torch.tensor([column]), torch.tensor([oldest]))
         source = view.sources(nest.to(start, self.device), 2 * (end - oldest))
-        num_rows = end - oldest + int((view.ends(start) >= 0).sum())
-        return nest.at(view.read(source, start.column), slice(num_rows))
+        num_rows = end - oldest + int((view.ends(start) != NONE).sum())
+        experience = nest.at(view.read(source, start.column), slice(num_rows))
+        time_step = experience.time_step
+        step_type = time_step.step_type.clone()
+        is_lost = step_type == StepType.PAD
+        step_type[:-1][is_lost[1:] & (step_type[:-1] == StepType.MID)] = StepType.LAST
+        whole = experience._replace(time_step=time_step._replace(step_type=step_type))
+        return nest.at(whole._replace(policy_version=None), ~is_lost[:, 0])  # type: ignore[arg-type]
 
     def state_dict(self) -> dict[str, Any]:
         first, count = self.length * self.num_envs, min(self._num_last, int(self._num_ends))
@@ -208,6 +222,8 @@ class AlignedRingBuffer(RingBuffer):
         copy_entries(state["end_before"], self._end_before, oldest + 1, end + 1)
         if state["rows"] is None:
             return
+        assert self._store.rows is not None
+        self._note_beginning(self._store.rows.step_type[: self.num_envs])
         count, num_ends = self.length * self.num_envs, np.array([int(state["num_ends"])])
         for stored, leaf in zip(nest.leaves(self._store.rows), nest.leaves(state["last"]), strict=True):
             kept = np.maximum(num_ends - min(len(leaf), self._num_last), 0)
@@ -303,7 +319,12 @@ class AllRows(StartIndex):
 
     Args:
       store, states, num_ignored: see `StartIndex`. All columns of the store have the same positions.
+
+    Attributes:
+      begins_with_episodes: whether the rows at position 0 are FIRST.
     """
+
+    begins_with_episodes = False
 
     def __init__(self, store: RowStore, states: Any, num_ignored: int):
         self._store, self._states, self._num_ignored = store, states, num_ignored
@@ -312,7 +333,9 @@ class AllRows(StartIndex):
         self._tickets_view = self._tickets.numpy()
 
     def start_range(self, window_length: int, newest: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        end, low = self._store.end, self._store.oldest() + self._num_ignored
+        end, low = self._store.end, self._store.oldest()
+        if low[0] or not self.begins_with_episodes:
+            low = low + self._num_ignored
         if newest is not None:
             low = np.maximum(low, end - newest)
         return low, np.maximum(end - (window_length - 1) - low, 0)

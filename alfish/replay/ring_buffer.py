@@ -146,8 +146,13 @@ class RingBuffer:
           Batch of `[L, N]` rows and a mask `[L-1, N]`. Without stored states row 0 of the mask is true.
 
         Raises:
-          UsageError: no row may start such a window yet.
+          UsageError: no row may start such a window yet, `num_windows` is below 1, or `window_length` is below 2.
         """
+        if num_windows < 1 or window_length < 2:
+            raise UsageError(
+                f"sample was asked for {num_windows} windows of {window_length} rows; it needs at least 1 window of at "
+                "least 2 rows"
+            )
         column, position = self._draw(num_windows, window_length)
         return self._windows(column, position, window_length)
 

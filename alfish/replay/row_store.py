@@ -131,7 +131,12 @@ class RowStore:
           UsageError: T is more than `length`, there is not enough memory, another store uses the directory, or shapes
             or dtypes differ from those of the loaded rows.
         """
-        num_rows = len(rows.step_type)
+        num_rows, *num_columns = rows.step_type.shape
+        if num_columns != [self.num_envs]:
+            raise UsageError(
+                f"the step types have shape {tuple(rows.step_type.shape)}, but the replay is for {self.num_envs} "
+                f"environments; their shape must be (T, {self.num_envs})"
+            )
         if num_rows > self.length:
             raise UsageError(
                 f"an unroll of {num_rows} rows does not fit into a replay of {self.length} rows per environment; "
@@ -141,7 +146,8 @@ class RowStore:
             if self.rows is None:
                 self._allocate(nest.map(lambda leaf: nest.as_tensor(leaf[0]), rows))
             own = nest.like(rows, self.rows)
-            _check_like(own, rows)
+            remedy = "move the run's directory replay/ away to collect rows again"
+            _check_like(own, rows, "saved replay", remedy)
             self._set_rows(own)
             self._knows_structure = True
 
@@ -353,10 +359,15 @@ class RowStore:
     def _write(self, first: int, leaves: list[Any]) -> None:
         """Writes leaves `[T, B, ...]` to all columns, from index `first` on."""
         target = slice(first, first + len(leaves[0]))
-        for grid, leaf in zip(self._grids, leaves):
-            if type(leaf) is not np.ndarray and type(grid) is np.ndarray:
-                leaf = leaf.numpy()
-            grid[target] = leaf
+        try:
+            for grid, leaf in zip(self._grids, leaves):
+                if type(leaf) is not np.ndarray and type(grid) is np.ndarray:
+                    leaf = leaf.numpy()
+                grid[target] = leaf
+        except (ValueError, RuntimeError):
+            remedy = "push rows of the shapes and dtypes of the first push"
+            _check_like(self.rows, nest.unflatten(self._structure, leaves), "replay", remedy)
+            raise
 
     def _grid(self, leaf: Any) -> Any:
         """Returns a leaf's rows as a view `[length, B, ...]`."""
@@ -366,15 +377,14 @@ class RowStore:
         self.rows, self._structure = rows, nest.flatten(rows)[1]
 
 
-def _check_like(own: StoredRow, rows: StoredRow) -> None:
+def _check_like(own: Nest, rows: StoredRow, whose: str, remedy: str) -> None:
     """Raises UsageError if shapes or dtypes of new rows `[T, B, ...]` differ from those of stored rows `[N, ...]`."""
     for (name, like), leaf in zip(nest.named_leaves(own, "row"), nest.leaves(rows)):
         one = nest.as_tensor(leaf)
         if (like.shape[1:], like.dtype) != (one.shape[2:], one.dtype):
             raise UsageError(
-                f"the rows of the saved replay do not fit: {name.partition('.')[2]} is {list(like.shape[1:])} "
-                f"{like.dtype} there, but {list(one.shape[2:])} {one.dtype} here; move the run's directory replay/ "
-                "away to collect rows again"
+                f"the rows of the {whose} do not fit: {name.partition('.')[2]} is {list(like.shape[1:])} "
+                f"{like.dtype} there, but {list(one.shape[2:])} {one.dtype} here; {remedy}"
             )
 
 

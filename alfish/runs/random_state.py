@@ -6,6 +6,7 @@ then (`apart`).
 """
 
 import contextlib
+import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -77,6 +78,13 @@ def recover(before: int) -> None:
     if now != before and not _is_own(now):
         count = (before >> 32) + 1 & 0xFFFFFF if _is_own(before) else 1
         seed_torch(int(np.random.SeedSequence(before).generate_state(1)[0]), count)
+
+
+def derived_seeds(count: int, *numbers: int) -> list[int]:
+    """Returns 31-bit seeds that depend on the state of torch's generator, which does not change, and on numbers."""
+    state = hashlib.sha256(cpu_state().numpy().tobytes()).digest()
+    entropy = [int.from_bytes(state, "little"), *numbers]
+    return [int(seed >> 1) for seed in np.random.SeedSequence(entropy).generate_state(count)]
 
 
 def draw_seeds(count: int) -> list[int]:

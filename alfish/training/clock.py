@@ -42,8 +42,8 @@ class Budget(NamedTuple):
             return cls("wall_seconds", wall_limit, wall_limit)
         if len(chosen) != 1:
             raise UsageError(
-                f"Trainer requires exactly one budget of {', '.join(BUDGETS)}, optionally together with wall_seconds; "
-                f"given: {said}"
+                "Trainer requires exactly one budget: num_env_steps, num_iterations or num_updates, each optionally "
+                f"together with wall_seconds, or wall_seconds alone; given: {said}"
             )
         return cls(*next(iter(chosen.items())), wall_limit)
 

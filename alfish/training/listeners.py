@@ -9,7 +9,7 @@ from typing import Any
 import gin
 
 from alfish import specs
-from alfish.errors import UsageError, significant
+from alfish.errors import RunError, UsageError, significant
 from alfish.errors.user_code import check_methods
 from alfish.parameters import FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, checked
 from alfish.parameters.kinds import shown
@@ -29,6 +29,11 @@ from alfish.training.summaries import Summaries
 TRAINER_SCALARS = ("train", "holdout", "metrics", "unroller", "time")
 
 
+# An evaluation after a budget of environment steps is reported at the budget, if the run took at most this many times
+# the budget.
+LARGEST_EXCESS = 1.1
+
+
 @gin.configurable(module="alfish.training.listeners")
 @checked
 class Evaluate(Listener):
@@ -36,7 +41,10 @@ class Evaluate(Listener):
 
     File names, summaries and the log show the nominal clock of an evaluation: the multiple of the period, or the budget
     of environment steps, at which the evaluation was due. The iteration itself ends a little later, at a clock that
-    depends on the seed. If an iteration ends at twice the budget or later, the clock at its end is shown.
+    depends on the seed. If an iteration exceeds the budget by a tenth or more, the clock at its end is shown.
+
+    If an environment fails in a run that tolerates errors of environments (`AsyncUnroller.max_env_errors`), the
+    evaluation is left out, with a line in the log.
 
     Args:
       period: number of clock steps between evaluations; 0 evaluates only at the end.
@@ -100,6 +108,9 @@ class Evaluate(Listener):
             )
         if self.period:
             self._next = next_due(run.clock.value, self.period, self._next)
+        self._make_evaluator(run)
+
+    def _make_evaluator(self, run: Run) -> None:
         if self._films is None:
             self._evaluator = run.evaluator(self._num_episodes, self._num_envs, **self._options)
         else:
@@ -119,11 +130,21 @@ class Evaluate(Listener):
         assert self._evaluator is not None
         nominal = self._nominal_clock(run, report)
         stem = f"{self.name}-{nominal:012d}"
-        with run.signals.breaking():
-            evaluation = self._evaluate(run, report, stem)
+        evaluation: Evaluation | None = None
+        try:
+            with run.signals.breaking():
+                evaluation = self._evaluate(run, report, stem)
+        except (RunError, UsageError) as error:
+            if not run.unroller.tolerates_errors:
+                raise
+            run.log(f"The evaluation at {nominal:,} steps is left out, because an environment failed: {error}")
+            self._evaluator.close()
+            self._make_evaluator(run)
         self._last = report.clock, report.updates
         if self.period:
             self._next = next_due(report.clock, self.period)
+        if evaluation is None:
+            return
         directory = run.directory.path / "eval"
         make_directory(directory)
         write_atomically(directory / f"{stem}.csv", evaluation.to_csv())
@@ -150,10 +171,11 @@ class Evaluate(Listener):
 
     def _nominal_clock(self, run: Run, report: Report) -> int:
         name, budget, _ = run.clock.budget
-        is_first = self._last is None or self._last[0] < budget  # the budget may have been lowered
-        # A very long iteration may take several times the budget.
-        if name == "num_env_steps" and budget <= report.env_steps < 2 * budget and is_first:
-            return int(budget)
+        at_budget = budget + run.clock.idle
+        is_first = self._last is None or self._last[0] < at_budget  # the budget may have been lowered
+        # An iteration that is long compared with the budget may exceed the budget by far.
+        if name == "num_env_steps" and budget <= report.env_steps < LARGEST_EXCESS * budget and is_first:
+            return int(at_budget)
         # The period may have changed during the run; this evaluation was due at `_next`.
         return report.clock if run.clock.finished else max(report.clock // self.period * self.period, self._next)
 

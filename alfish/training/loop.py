@@ -59,7 +59,7 @@ class Loop:
         summary_period: int,
     ):
         if interaction_env_steps is not None:
-            _check_acting_may_end(parts, clock)
+            _check_acting_may_end(parts, clock, interaction_env_steps)
         self._parts = parts
         self._clock = clock
         self._timer = timer
@@ -177,6 +177,7 @@ class Loop:
         if loss is not None and (num_steps := batches.resume_without_rows(clock.value)) is not None:
             # If acting has ended, it must begin again, because training needs rows.
             self._interaction_env_steps = max(self._interaction_env_steps, clock.env_steps + num_steps)
+            _check_rows_can_come(clock, num_steps, f"the replay of {checkpoints.directory} {loss}")
             self._log(f"Its replay {loss}: rows are collected before training continues on")
         return True
 
@@ -345,7 +346,17 @@ def _check_counts(counts: dict[str, float]) -> None:
             raise ValueError(f"{name} is {count}")
 
 
-def _check_acting_may_end(parts: Parts, clock: Clock) -> None:
+def _check_rows_can_come(clock: Clock, num_steps: int, loss: str) -> None:
+    """Raises UsageError if the budget ends before replay, whose rows are lost, has enough rows for an update."""
+    name, budget, _ = clock.budget
+    if name == "num_env_steps" and num_steps >= budget - clock.env_steps:
+        raise UsageError(
+            f"{loss}, and collecting the {num_steps:,} environment steps that training requires would spend the rest "
+            f"of Trainer.num_env_steps = {budget:,}; raise it"
+        )
+
+
+def _check_acting_may_end(parts: Parts, clock: Clock, interaction_env_steps: int) -> None:
     if clock.budget.name == "num_env_steps":
         raise UsageError(
             "Trainer.interaction_env_steps ends acting, so a budget of num_env_steps would never be spent; give "
@@ -361,4 +372,9 @@ def _check_acting_may_end(parts: Parts, clock: Clock) -> None:
             f"Trainer.interaction_env_steps ends acting, and {type(parts.batches).__name__} with these settings keeps "
             "no rows to train on afterwards; leave interaction_env_steps out, or train off-policy from a replay that "
             "is not cleared"
+        )
+    if interaction_env_steps < (needed := parts.batches.needed_env_steps):
+        raise UsageError(
+            f"Trainer.interaction_env_steps is {interaction_env_steps}, but the first batch requires {needed} "
+            "environment steps; raise it, or bind Trainer.batches = @OfflineBatches to train on recorded data only"
         )

@@ -381,8 +381,10 @@ def _make_parts(environments: Environments, environment: Environment, settings: 
         )
     if not measured.reads_infos:
         collector.ignore_infos()
+    iterations = _iterations(settings.budget, collector, source.updates_per_iteration) if trains else math.inf
+    if settings.budget.name == "num_updates" and source.acts:
+        num_env_steps = iterations * _rows_per_iteration(collector)  # for the calibration only
     if trains:
-        iterations = _iterations(settings.budget, collector, source.updates_per_iteration)
         trained.plan(iterations * source.updates_per_iteration, source.rows_per_update)
     if replicas.rank():  # parameters are equal in all learners, but later random draws must differ between learners
         random_state.seed_all(replicas.seed_of(environments.seed))
@@ -516,14 +518,19 @@ def _planned_env_steps(budget: Budget, unroller: Unroller) -> float:
     if budget.name == "num_env_steps":
         return budget.size
     if budget.name == "num_iterations":
-        return budget.size * unroller.unroll_length * unroller.num_columns * replicas.size()
+        return budget.size * _rows_per_iteration(unroller)
     return math.inf
+
+
+def _rows_per_iteration(unroller: Unroller) -> float:
+    """Returns the number of rows that an iteration of all learners collects."""
+    return unroller.unroll_length * unroller.num_columns * replicas.size()
 
 
 def _iterations(budget: Budget, unroller: Unroller, updates_per_iteration: float) -> float:
     """Returns the number of iterations that a budget is expected to last."""
     if budget.name == "num_env_steps":
-        return budget.size / (unroller.unroll_length * unroller.num_columns * replicas.size())
+        return budget.size / _rows_per_iteration(unroller)
     if budget.name == "num_updates":
         return budget.size / updates_per_iteration
     if budget.name == "wall_seconds":

@@ -32,31 +32,38 @@ def check_finite(time_step: TimeStep) -> None:
 
 
 def _name_nonfinite(time_step: TimeStep) -> None:
-    """Raises RunError for the first value that is not finite.
+    """Raises RunError for the first row with a value that is not finite, because later ones may follow from it.
 
     Does nothing if all values are finite and only the sum has overflowed.
     """
-    leaves = _numbers(time_step)
     paths = nest.paths(time_step.observation)
     names = ["a reward", "a discount", *(f"an observation {path}".rstrip() for path in paths)]
-    for name, leaf in zip(names, leaves):
-        leaf = as_tensor(leaf)
+    found: list[tuple[int, int, str, torch.Tensor]] = []  # row, column, name and value
+    for name, leaf in zip(names, map(as_tensor, _numbers(time_step))):
         bad = (~torch.isfinite(leaf)).flatten(2).any(-1) if leaf.ndim > 2 else ~torch.isfinite(leaf)
-        if bad.any():
-            row, column = (int(i) for i in bad.nonzero()[0])
-            env_id = int(time_step.env_id[row, column])
-            for action in nest.leaves(time_step.prev_action):
-                before = as_tensor(action)[row, column]
-                if before.is_floating_point() and not before.isfinite().all():
-                    raise RunError(
-                        f"the policy's action before row {row} of the unroll in environment {env_id} is not finite: "
-                        f"{before.cpu().numpy()}; check rollout_step, and the parameters after the last update"
-                    )
-            raise RunError(
-                f"environment {env_id} returned {name} that is not finite in row {row} of the unroll: "
-                f"{leaf[row, column].cpu().numpy()} as float32; fix the environment, because such rows cannot be "
-                "trained on"
-            )
+        for row, column in bad.nonzero()[:1].tolist():
+            found.append((row, column, name, leaf[row, column]))
+    if not found:
+        return
+    row, column, name, value = min(found, key=lambda one: one[0])
+    env_id = int(time_step.env_id[row, column])
+    if (action := nonfinite_action(nest.at(nest.tensors(time_step.prev_action), (row, column)))) is not None:
+        raise RunError(
+            f"the policy's action before row {row} of the unroll in environment {env_id} is not finite: {action}; "
+            "check rollout_step, and the parameters after the last update"
+        )
+    raise RunError(
+        f"environment {env_id} returned {name} that is not finite in row {row} of the unroll: "
+        f"{value.cpu().numpy()} as float32; fix the environment, because such rows cannot be trained on"
+    )
+
+
+def nonfinite_action(action: Nest) -> Any:
+    """Returns the first leaf of an action of one environment, tensors, that is not finite, as an array; or None."""
+    for leaf in nest.leaves(action):
+        if leaf.is_floating_point() and not leaf.isfinite().all():
+            return leaf.cpu().numpy()
+    return None
 
 
 class RowCheck:

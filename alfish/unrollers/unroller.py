@@ -64,6 +64,7 @@ class Unroller(abc.ABC):
       log: function that receives lines for the user.
       check_signals: function called while waiting for other processes; raises if a signal asks to stop.
       drains: whether `unroll` ignores `length`, and returns all rows that other processes have collected.
+      tolerates_errors: whether environments that fail are replaced.
       metrics: metrics for which the unroller may compute `episode_sums` instead of records; None if a metric needs
         rows.
       shown: names of the optional fields (`SHOWN_FIELDS`) in records; set before the first unroll.
@@ -72,7 +73,7 @@ class Unroller(abc.ABC):
       policy_version: number of publications of weights.
     """
 
-    drains = False
+    drains = tolerates_errors = False
     metrics: Metrics | None = None
     shown: tuple[str, ...] = ()
     stores_states = False

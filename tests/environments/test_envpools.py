@@ -123,3 +123,20 @@ def test_an_environment_in_a_step_can_be_closed():
     environment.reset()
     environment.begin(np.zeros(2, np.int64))
     environment.close()
+
+
+def test_a_resumed_pool_does_not_repeat_the_episodes_of_its_beginning():
+    def beginnings(environment, count):
+        rows = [environment.step(np.ones(2, np.int64)) for _ in range(count)]
+        return {row.observation[0].tobytes() for row in rows if row.step_type[0] == 0}
+
+    environment = made("CartPole-v1", num_envs=2, seed=2)
+    environment.reset()
+    found = beginnings(environment, 120)
+    state = environment.state_dict()
+    environment.close()
+    resumed = made("CartPole-v1", num_envs=2, seed=2)
+    assert not resumed.load_state_dict(state)
+    later = beginnings(resumed, 120)
+    resumed.close()
+    assert len(found) > 5 and len(later) > 5 and not found & later

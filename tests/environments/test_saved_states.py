@@ -2,6 +2,7 @@
 
 import random
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -10,6 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from toys import OneState
 
 from alfish import nest
+from alfish.data import StepType
 from alfish.environments import make_environment
 from alfish.environments.toy import TensorPointMass
 from alfish.errors import UsageError
@@ -124,3 +126,50 @@ def test_single_environments_receive_only_given_options():
     environment.reset([3, None], np.array([True, False]))
     assert given == [None] * 3
     assert nest.leaves(environment.reset([1, 2]).observation)
+
+
+class OwnGenerator(gymnasium.Env):
+    """Draws its first observations from a generator that it makes itself, and that a checkpoint cannot hold."""
+
+    observation_space = spaces.Box(0, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self._own = np.random.default_rng(seed)
+        return self._own.random(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), 0.0, True, False, {}
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_resumed_environment_does_not_repeat_the_episodes_of_its_beginning(vectorization):
+    def beginnings(environment, count):
+        rows = [environment.step(np.zeros(2, np.int64)) for _ in range(2 * count)]
+        return [row.observation[0].item() for row in rows if row.step_type[0] == StepType.FIRST]
+
+    def made():
+        return make_environment(OwnGenerator, 2, vectorization=vectorization, seed=3)
+
+    environment = made()
+    environment.reset()
+    found = beginnings(environment, 6)
+    state = environment.state_dict()
+    environment.close()
+    found_later = []
+    for _ in range(2):
+        resumed = made()
+        assert not resumed.load_state_dict(state)
+        found_later.append(beginnings(resumed, 6))
+        resumed.close()
+    assert not set(found) & set(found_later[0])
+    assert found_later[0] == found_later[1]  # a resumed run is reproducible
+
+
+def test_groups_of_environments_resume_with_different_seeds():
+    first, second = (make_environment(OwnGenerator, 2, seed=seed) for seed in (3, 4))
+    for environment in (first, second):
+        environment.reset()
+    assert first.state_dict()["seeds"].tolist() != second.state_dict()["seeds"].tolist()

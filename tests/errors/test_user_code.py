@@ -12,10 +12,12 @@ import torch
 from toys import OneState
 
 from alfish.algorithms.ppo import PPO
+from alfish.algorithms.sac import SAC
 from alfish.environments import Environment, make_environment
 from alfish.errors import RunError, UsageError
 from alfish.errors.user_code import CodeError, calling, refuse
-from alfish.learner.batches import EpochBatches
+from alfish.learner.batches import EpochBatches, ReplayBatches
+from alfish.learner.learner import Learner
 from alfish.networks import MLP, ActorCritic, Torso
 from alfish.training.listener import Listener
 from alfish.training.listeners import checked_listeners
@@ -315,3 +317,53 @@ class Misspelt(Listener):
 def test_a_method_of_a_listener_that_cannot_be_called_is_named_before_training(listener, words):
     with pytest.raises(UsageError, match=words):
         checked_listeners([listener()], [])
+
+
+def with_method(name, method):
+    return type("Overrides", (SAC,), {name: method, "__module__": __name__})
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "words"),
+    [
+        ("next_value", lambda self, features, experience: None, "has a method 'next_value', which .* mean next_values"),
+        ("targets_q", lambda self, q: q, "has a method 'targets_q', which alfish never calls; did you mean target_q"),
+        ("target_q", lambda self: None, r"target_q of Overrides takes \(\), but is called with \(q\)"),
+    ],
+)
+def test_methods_of_a_variant_are_checked_against_the_class_that_it_extends(tmp_path, name, method, words):
+    with pytest.raises(UsageError, match=words):
+        sac(tmp_path, with_method(name, method))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [lambda self, *arguments: None, lambda self, q: q[..., :1].squeeze(0), lambda self, q: q.numpy().tolist()],
+    ids=["nothing", "shape", "list"],
+)
+def test_an_error_in_an_update_names_the_methods_that_a_variant_overrides(tmp_path, method):
+    trainer = sac(tmp_path, with_method("target_q", method))
+    words = "update of Overrides raised .*; the cause may be the result of a method that the class overrides: target_q"
+    with pytest.raises(CodeError, match=words):
+        trainer.train()
+
+
+def test_an_error_of_a_variants_own_code_names_its_place(tmp_path):
+    def target_q(self, q):
+        raise ValueError("in my code")
+
+    with pytest.raises(CodeError, match=r"target_q raised ValueError: in my code \(.*test_user_code.py"):
+        sac(tmp_path, with_method("target_q", target_q)).train()
+
+
+def sac(root_dir, algorithm):
+    return Trainer(
+        root_dir,
+        algorithm=algorithm,
+        environment=functools.partial(make_environment, "Pendulum-v1", num_envs=1),
+        batches=functools.partial(ReplayBatches, batch_size=4, warmup_env_steps=10),
+        learner=functools.partial(Learner, compile=False),
+        listeners=[],
+        unroll_length=1,
+        num_env_steps=20,
+    )

@@ -103,7 +103,7 @@ def test_a_run_continued_with_its_replay_buffer_is_bit_identical(tmp_path, repla
     command = ["pack", f"--root_dir={original}", f"--output={tmp_path / 'run.zip'}", *["--replay"] * replay]
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert ("same updates" in said) == replay and ("not packed" in said) != replay
+    assert ("same updates" in said) == replay and ("buffer is not packed" in said) != replay
     assert main(["unpack", f"--input={tmp_path / 'run.zip'}", f"--root_dir={tmp_path / 'copy'}"]) == 0
     weights = []
     for root_dir in (original, tmp_path / "copy"):

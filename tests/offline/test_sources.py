@@ -797,3 +797,13 @@ def test_an_index_with_a_byte_order_mark_is_read(tmp_path):
     index = tmp_path / "set" / "data_set.json"
     index.write_bytes(b"\xef\xbb\xbf" + index.read_bytes())
     assert len(list(open_source(name).episodes())) == len(record())
+
+
+def test_a_table_whose_next_observations_are_rounded_is_warned_of(tmp_path):
+    table = table_of(record())
+    table["next_observations"] = table["next_observations"] + np.float32(0.001)
+    np.savez(tmp_path / "a.npz", **table)
+    buffer = buffer_of(f"npz:{tmp_path}/a.npz")
+    sentence = buffer.report.sentences("warning")
+    assert "rows end an episode because the next observation is not the observation of the next row" in sentence
+    assert "(typical difference 0.001)" in sentence

@@ -413,6 +413,16 @@ def test_offline_updates_come_first_and_add_to_those_of_the_update_ratio(tmp_pat
     assert {int(is_recorded(seen[0]).sum()) for seen in trainer.algorithm.seen[10:]} == {2}
 
 
+@pytest.mark.parametrize("period", [0, 17, 50])
+def test_the_last_evaluation_of_a_hybrid_run_is_at_its_clock(tmp_path, period):
+    """The clock counts the offline updates, too."""
+    listeners = [Evaluate(period, num_episodes=1)]
+    trainer = hybrid(tmp_path, batches={"offline_updates": 10}, num_env_steps=40, listeners=listeners)
+    trainer.train()
+    assert trainer.clock.value == 50
+    assert max(path.name for path in (tmp_path / "eval").iterdir()) == "evaluation-000000000050.csv"
+
+
 @pytest.mark.parametrize("offline_updates", [0, 10])
 def test_a_hybrid_run_acts_by_its_policy_after_offline_updates(tmp_path, offline_updates):
     trainer = hybrid(tmp_path, batches={"offline_updates": offline_updates})
@@ -450,7 +460,7 @@ def test_a_hybrid_run_without_saved_rows_does_not_catch_up_updates(tmp_path):
     ("batches", "complaint"),
     [
         ({"offline_fraction": 0.01}, "0 of 8 windows"),
-        ({"offline_fraction": 1.0}, "8 of 8 windows; a batch must have windows of both kinds"),
+        ({"offline_fraction": 1.0}, "8 of 8 windows, but a batch must have windows of both kinds"),
         ({"offline": None, "offline_updates": 5}, "there are no data; bind ReplayBatches.offline"),
     ],
 )

@@ -285,3 +285,37 @@ def test_states_of_the_other_class_are_refused(order):
     saved.push(experience if saved.knows_starts is False else in_line(experience).experience)
     with pytest.raises(UsageError, match="the saved replay is an? (Aligned)?RingBuffer"):
         other.load_state_dict(saved.state_dict())
+
+
+def test_a_restored_stream_has_the_newest_rows_and_ends_episodes_whose_last_row_is_lost():
+    stream = Stream(2, 0.6)
+    aligned = AlignedRingBuffer(2 * 16, 2)
+    for _ in range(5):
+        aligned.push(stream.unroll(4))
+    restored = AlignedRingBuffer(2 * 16, 2, end_fraction=1.0)
+    restored.load_state_dict(copy.deepcopy(aligned.state_dict()))
+    for column in range(2):
+        found, expected = restored.stream(column), aligned.stream(column)
+        assert_equal_windows(found, expected)
+        kinds = found.time_step.step_type[:, 0]
+        assert not (kinds == PAD).any() and not ((kinds[:-1] == MID) & (kinds[1:] == FIRST)).any()
+        newest = aligned.read(torch.tensor([column]), torch.tensor([[19]])).time_step.observation
+        assert newest[0, 0] in found.time_step.observation[-2:, 0]
+
+
+def test_rows_that_begin_with_an_episode_are_drawn_from_the_first_one():
+    """The look-back of a frame stack only matters where earlier rows are missing."""
+    aligned = aligned_ring(12, num_ignored=2)
+    stream = Stream(3)
+    aligned.push(stream.unroll(6))
+    assert aligned.start_range(2)[0].tolist() == [0, 0, 0]
+    aligned.push(stream.unroll(8))
+    assert aligned.start_range(2)[0].tolist() == [4, 4, 4]
+    late = aligned_ring(12, num_ignored=2)
+    late.push(stream.unroll(4))
+    assert late.start_range(2)[0].tolist() == [2, 2, 2]
+
+
+def test_rows_of_another_number_of_environments_are_refused():
+    with pytest.raises(UsageError, match=r"shape \(4, 3\), but the replay is for 2 environments"):
+        AlignedRingBuffer(100, 2).push(Stream(3).unroll(4))

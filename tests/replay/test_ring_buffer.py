@@ -712,3 +712,29 @@ def test_named_tuples_are_saved_as_tuples_and_restored_by_a_push(tmp_path):
     assert isinstance(other.experience.info, Memory) and isinstance(other.experience.state, Memory)
     assert nest.paths(one) == nest.paths(other)
     assert all(torch.equal(a, b) for a, b in zip(nest.leaves(one), nest.leaves(other)))
+
+
+def test_rows_of_another_shape_are_refused_in_words():
+    ring = RingBuffer(60, 3)
+    rows = Experience(
+        TimeStep(
+            torch.ones(2, 3, dtype=torch.int32),
+            *[torch.zeros(2, 3) for _ in range(2)],
+            torch.zeros(2, 3, 4),
+            torch.zeros(2, 3),
+            torch.zeros(2, 3, dtype=torch.int32),
+        ),
+        torch.zeros(2, 3),
+        None,
+        None,
+        None,
+    )
+    ring.push(rows)
+    with pytest.raises(UsageError, match=r"shape \(2, 2\), but the replay is for 3 environments; their shape must be"):
+        ring.push(nest.map(lambda leaf: leaf[:, :2], rows))
+    other = rows._replace(time_step=rows.time_step._replace(observation=torch.zeros(2, 3, 5)))
+    with pytest.raises(UsageError, match=r"do not fit: time_step.observation|do not fit: observation is \[4\]"):
+        ring.push(other)
+    for arguments in ((0, 2), (-1, 2), (4, 1)):
+        with pytest.raises(UsageError, match="it needs at least 1 window of at least 2 rows"):
+            ring.sample(*arguments)

@@ -107,9 +107,8 @@ def test_without_warm_up_updates_begin_at_once(tmp_path, kind):
     assert counts == sorted(set(counts))
 
 
-@pytest.mark.parametrize("budget", [{"num_updates": 3}, {"wall_seconds": 1e9}])
-def test_other_budgets_end_after_1000_environment_steps(tmp_path, budget):
-    trainer = make(tmp_path, "ppo", 0.1, **budget)
+def test_a_budget_of_seconds_ends_it_after_1000_environment_steps(tmp_path):
+    trainer = make(tmp_path, "ppo", 0.1, wall_seconds=1e9)
     trainer.start()
     for report in trainer.iterate():
         assert (report.updates > 0) == (report.env_steps >= 1000)
@@ -122,6 +121,13 @@ def test_other_budgets_end_after_1000_environment_steps(tmp_path, budget):
 def test_an_iteration_budget_is_converted_to_steps(tmp_path):
     _, seen = watched(tmp_path, calibration=0.3, num_iterations=10)
     assert [updates > 0 for _, updates, _ in seen] == [k + 1 >= 3 for k in range(10)]
+
+
+def test_a_budget_of_updates_is_converted_to_steps(tmp_path):
+    """Otherwise, updates that wait for the calibration could exceed the budget in one iteration."""
+    trainer, seen = watched(tmp_path, "sac", calibration=0.3, num_updates=40)
+    assert seen[0][1] == 0 and [updates for _, updates, _ in seen if updates][0] < 20
+    assert 40 <= trainer.clock.updates < 40 + 2 * STEPS
 
 
 def test_transforms_without_statistics_do_not_delay_updates(tmp_path):

@@ -37,7 +37,7 @@ def train(path, *parameters):
         "MLP.layers=(8,)",
         "EpochBatches.num_epochs=1",
         "Evaluate.num_episodes=3",
-        "Trainer.unroll_length=64",
+        "Trainer.unroll_length=32",
         *parameters,
     ]
     flags = [f"--gin_param={setting}" for setting in settings]
@@ -211,7 +211,7 @@ def test_custom_vector_classes_are_filmed_side_by_side(tmp_path):
         command = [sys.executable, "-m", "alfish", *words, "--root_dir=run"]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 
-    settings = ["Trainer.num_env_steps=64", "Trainer.unroll_length=16", "Trainer.listeners=[@CheckpointSaver()]"]
+    settings = ["Trainer.num_env_steps=64", "Trainer.unroll_length=32", "Trainer.listeners=[@CheckpointSaver()]"]
     assert alfish_command("train", "--gin_file=own.gin", *(f"--gin_param={one}" for one in settings)).returncode == 0
     played = alfish_command("play", "--allow_import=own_vector", "--video=play.mp4", "--num_episodes=3")
     assert played.returncode == 2

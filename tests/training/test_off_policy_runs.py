@@ -33,7 +33,7 @@ from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.learner.learner import Learner
 from alfish.networks import GRU, LSTM, MLP, CriticEnsemble, DeterministicActor, QNetwork, Torso
 from alfish.parameters.schedules import Linear
-from alfish.replay import Prioritized, Uniform
+from alfish.replay import AlignedRingBuffer, Prioritized, RingBuffer, Uniform
 from alfish.runs.checkpoints import Checkpoints
 from alfish.training.listener import Listener
 from alfish.training.listeners import CheckpointSaver, Evaluate
@@ -628,3 +628,29 @@ def test_noisy_layers_explore_in_rollouts_only_and_evaluations_are_greedy(tmp_pa
     with in_eval_mode(trainer.algorithm):
         actions = [trainer.algorithm.predict_step(time_step, None).output for _ in range(20)]
     assert len(torch.stack(actions).unique()) == 1
+
+
+def test_a_run_whose_lost_rows_take_the_rest_of_the_budget_is_refused(tmp_path):
+    options = {"num_iterations": None, "num_env_steps": 80, "unroll_length": 3}
+    stop_after(make(tmp_path, "sac_saved_state", {"save": False}, **options), 14)
+    with pytest.raises(UsageError, match="would spend the rest of Trainer.num_env_steps = 80; raise it"):
+        make(tmp_path, "sac_saved_state", {"save": False}, **options).train()
+    assert make(tmp_path, "sac_saved_state", {"save": False}, **options | {"num_env_steps": 150}).train().updates > 30
+
+
+@pytest.mark.parametrize("buffer", [RingBuffer, AlignedRingBuffer])
+@pytest.mark.parametrize(("state_period", "unroll_length"), [(4, 3), (8, 7)])
+def test_the_first_batch_of_a_memory_with_stacked_frames_waits_for_a_state_with_its_frames(
+    tmp_path, buffer, state_period, unroll_length
+):
+    """States are stored where unrolls begin, so that two states may be almost two periods apart."""
+    name = "recurrent_sac_saved_state_same_step"
+    replay = {"capacity": 400, "warmup_env_steps": 10, "state_period": state_period, "buffer": buffer, "save": False}
+    options = {"unroll_length": unroll_length, "environment": endless}
+    stop_after(make(tmp_path, name, replay, num_iterations=12, **options), 12)
+    assert make(tmp_path, name, replay, num_iterations=30, **options).train().updates > 20
+
+
+endless = functools.partial(
+    make_environment, TensorPointMass, num_envs=2, env_kwargs={"length": 1000, "autoreset": "same_step"}
+)

@@ -127,9 +127,9 @@ def test_a_wall_clock_budget_ends_a_run(tmp_path):
 
 
 def test_there_is_exactly_one_budget(tmp_path):
-    with pytest.raises(UsageError, match="exactly one budget .* given: Trainer.num_env_steps = 5 and Trainer.num_upd"):
+    with pytest.raises(UsageError, match="exactly one budget: .* given: Trainer.num_env_steps = 5 and Trainer.num_upd"):
         make(tmp_path, num_env_steps=5, num_updates=3)
-    with pytest.raises(UsageError, match="exactly one budget .* given: none"):
+    with pytest.raises(UsageError, match="exactly one budget: .* given: none"):
         make(tmp_path, num_iterations=None)
     with pytest.raises(UsageError, match="num_iterations is 0; it must be an integer of at least 1"):
         make(tmp_path, num_iterations=0)

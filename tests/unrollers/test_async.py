@@ -20,7 +20,19 @@ import torch
 import worker_parts
 from scripted import FIRST, LAST, MID, PAD, Expert, ScriptedOffPolicy, check_stamps
 from toys import OneState, Stamped
-from worker_parts import Curriculum, Failing, Faulty, Informing, Levels, NotCorrecting, Seeing, SeeingOffPolicy, Slowed
+from worker_parts import (
+    Curriculum,
+    Diverged,
+    Failing,
+    Faulty,
+    Following,
+    Informing,
+    Levels,
+    NotCorrecting,
+    Seeing,
+    SeeingOffPolicy,
+    Slowed,
+)
 
 from alfish import nest
 from alfish.algorithms.rl_algorithm import ReplayNeeds
@@ -38,7 +50,7 @@ from alfish.processes.server import SERVER
 from alfish.replay import RingBuffer
 from alfish.runs import stop_signals
 from alfish.runs.checkpoints import Checkpoints
-from alfish.training.listeners import CheckpointSaver
+from alfish.training.listeners import CheckpointSaver, Evaluate
 from alfish.training.trainer import Trainer
 from alfish.transforms import RewardNormalizer, Transforms
 from alfish.unrollers import AsyncUnroller, SyncUnroller, Workers
@@ -1306,3 +1318,46 @@ def test_a_wrong_call_is_refused_where_it_is_made(made):
     unroller.unroll(5)
     with pytest.raises(UsageError, match="Levels has no method 'set_lewel'"):
         unroller.environment.call("set_lewel", 1.0)
+
+
+def test_a_policy_whose_actions_are_not_finite_is_named_and_no_environment_is_replaced(made):
+    environment = functools.partial(make_environment, Following, num_envs=2)
+    unroller = made(environment, algorithm=Diverged, max_env_errors=100)
+    with pytest.raises(
+        UsageError, match=r"the policy's action in environment [01] is not finite: \[nan\]; check rollou"
+    ):
+        for _ in range(20):
+            unroller.unroll()
+    assert unroller.num_env_errors == 0
+
+
+def test_episodes_of_environments_that_are_not_stepped_one_by_one_cannot_be_staggered(made):
+    environment = functools.partial(make_environment, "CartPole-v1", 2, vectorization="vector_entry_point")
+    with pytest.raises(UsageError, match="AsyncUnroller.stagger is 8, but the environments of CartPole-v1 are not"):
+        made(environment, stagger=8)
+
+
+@pytest.mark.parametrize("max_env_errors", [100, None])
+def test_an_evaluation_in_which_an_environment_fails_is_left_out_where_errors_are_tolerated(root, max_env_errors):
+    def environment(**arguments):
+        kind = functools.partial(Faulty, "raise", episode=0) if arguments.get("evaluation") else Stamped
+        return make_environment(kind, **arguments)
+
+    trainer = Trainer(
+        root,
+        algorithm=SeeingOffPolicy,
+        environment=functools.partial(make_environment, Stamped),
+        evaluation_environment=environment,
+        unroller=functools.partial(AsyncUnroller, max_env_errors=max_env_errors, mode="lockstep", workers=QUICK),
+        batches=functools.partial(ReplayBatches, capacity=400, batch_size=8, warmup_env_steps=20),
+        num_iterations=20,
+        unroll_length=4,
+        listeners=[Evaluate(20, num_episodes=1)],
+    )
+    if max_env_errors is None:
+        with pytest.raises(RunError, match="broken on purpose"):
+            trainer.train()
+        return
+    assert trainer.train().evaluation is None
+    log = (root / "log.txt").read_text()
+    assert log.count("is left out, because an environment failed: ") > 2 and "broken on purpose" in log

@@ -31,7 +31,7 @@ def test_values_that_cancel_out_are_found(kind):
     unroll = rows(2, 3)
     quiet(check_finite)(kind(unroll))
     unroll.observation["a"][1, 2, 0], unroll.observation["b"][0, 1] = math.inf, -math.inf
-    with pytest.raises(RunError, match="environment 2 returned an observation a that is not finite in row 1"):
+    with pytest.raises(RunError, match="environment 1 returned an observation b that is not finite in row 0"):
         quiet(check_finite)(kind(unroll))
 
 
@@ -39,6 +39,14 @@ def test_an_action_that_is_not_finite_is_the_policys_fault():
     unroll = rows(2, 3)._replace(prev_action=torch.zeros(2, 3, 1))
     unroll.reward[1, 2] = unroll.prev_action[1, 2, 0] = math.nan
     with pytest.raises(RunError, match="the policy's action before row 1 of the unroll in environment 2 is not finite"):
+        check_finite(unroll)
+
+
+def test_the_earliest_row_is_named_because_later_ones_follow_from_it():
+    """A policy that observes nan returns nan, and the environment then returns nan rewards."""
+    unroll = rows(3, 3)._replace(prev_action=torch.zeros(3, 3, 1))
+    unroll.observation["b"][1, 2] = unroll.reward[2, 2] = unroll.prev_action[2, 2, 0] = math.nan
+    with pytest.raises(RunError, match="environment 2 returned an observation b that is not finite in row 1"):
         check_finite(unroll)
 
 

@@ -69,7 +69,7 @@ def test_a_worker_ends_in_order_but_leaves_its_memory_to_the_system(tmp_path, ca
     (process,) = processes(unroller)
     unroller.close()
     assert process.returncode == 0
-    assert sorted(path.read_text().split("\n")) == ["", "exit function", "file", "thread"]
+    assert sorted(path.read_text().split("\n")) == ["", "exit function", "finalizer", "thread"]
     assert capfd.readouterr().out == "out"
 
 

@@ -65,6 +65,30 @@ class Pushing(Seeing):
         return AlgStep(-time_step.observation[:, :1], state)
 
 
+class Diverged(SeeingOffPolicy):
+    """Chooses actions that are not finite, after its first steps."""
+
+    def rollout_step(self, time_step, state):
+        action = torch.where(time_step.observation > 2, torch.nan, 0.5)
+        return AlgStep(action, state, {"seen": time_step.observation})
+
+
+class Following(gymnasium.Env):
+    """Its observation is the number of steps plus 0 times the action, which is not finite if the action is not."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self._count += 1
+        return (self._count + 0 * action).astype(np.float32), 1.0, False, False, {}
+
+
 class NotCorrecting(Seeing):
     unroll_use = UnrollUse()
 
@@ -351,9 +375,7 @@ class Leaving(Stamped):
         if os.getpid() == home:
             return
         self._closed = threading.Event()
-        self._file = open(path, "a")  # noqa: SIM115  # kept by a reference cycle alone
-        self._itself = self
-        self._file.write("file\n")
+        self._closing, self._itself = _Remaining(path, "finalizer"), self  # kept by a reference cycle alone
         threading.Thread(target=self._wait, args=(self._closed, path)).start()
         atexit.register(_add_line, path, "exit function")
         sys.stdout.write("out")
@@ -370,13 +392,13 @@ class Leaving(Stamped):
 
 
 class _Remaining:
-    """Adds a line where the interpreter deletes what modules refer to."""
+    """Adds a line to a file when it is deleted."""
 
-    def __init__(self, path):
-        self._path = path
+    def __init__(self, path, line="clean-up"):
+        self._path, self._line = path, line
 
     def __del__(self):
-        _add_line(self._path, "clean-up")
+        _add_line(self._path, self._line)
 
 
 def _add_line(path, text, open=open):

@@ -54,6 +54,7 @@ class Batches(abc.ABC):
       stores_states: whether unrolls must store the recurrent state of each row (`StatefulInfo`); known after `bind`.
       outlasts_acting: whether training can continue after the run has stopped collecting rows.
       warmup_env_steps: number of environment steps before the first update; known after `plan`.
+      needed_env_steps: number of environment steps without which no batch can be made; known after `bind`.
       updates_per_iteration: mean number of minibatches per unroll; known after `bind`.
       rows_per_update: number of rows in a minibatch, without the last row of each window, which does not train; known
         after `bind`.
@@ -65,6 +66,7 @@ class Batches(abc.ABC):
     outlasts_acting = False
     warmup_env_steps = 0
     updates_per_iteration = 1.0
+    needed_env_steps = 0
     rows_per_update = 1
 
     def plan(self, num_env_steps: float) -> None:

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import gin
 
-from alfish.algorithms.contract import kind_of
+from alfish.algorithms.contract import check_bounds, kind_of
 from alfish.algorithms.rl_algorithm import RLAlgorithm
+from alfish.compiler.inductor import is_checked
 from alfish.data import Experience, in_line
 from alfish.environments import Environment
 from alfish.errors import UsageError
@@ -71,8 +72,8 @@ class ReplayBatches(SequenceBatches):
       directory: directory for memory-mapped files of the rows, whose disk space is taken at the start; None means that
         rows are in memory.
       save: whether checkpoints save the rows. If False, a resumed run collects new rows before it trains. The number of
-        environment steps is the larger of two numbers: the rest of the warm-up, and the length of the warm-up limited
-        to a tenth of the remaining budget.
+        environment steps is the largest of three numbers: the rest of the warm-up, the length of the warm-up limited to
+        a tenth of the remaining budget, and the number of steps for a batch.
     """
 
     on_policy = False
@@ -117,11 +118,16 @@ class ReplayBatches(SequenceBatches):
         self._directory = directory
         self._saves = save
         self._recorded: SequenceSampler | None = None  # see `start`
+        self._num_added = 0  # number of calls of `add`
         self._files = contextlib.ExitStack()  # open files of the buffer
 
     @property
     def warmup_env_steps(self) -> int:  # type: ignore[override]
         return self._schedule.warmup_env_steps
+
+    @property
+    def needed_env_steps(self) -> int:  # type: ignore[override]
+        return self._schedule.needed_env_steps
 
     def plan(self, num_env_steps: float) -> None:
         most = math.inf if self._capacity is None else self._capacity * replicas.size()
@@ -143,8 +149,10 @@ class ReplayBatches(SequenceBatches):
                 "lower unroll_length"
             )
         num_rows = self.num_rows
-        # If the rows that transforms read before a stored state are missing, the next state is up to a period later.
-        needed = num_envs * (num_rows + transforms.look_back + (state_period or 0))
+        # If the rows that transforms read before a stored state are missing, windows begin at the next state: at the
+        # first unroll that begins in the next `state_period` rows.
+        to_next_state = 0 if state_period is None else state_period + math.ceil(unroll_length)
+        needed = num_envs * (num_rows + transforms.look_back + to_next_state)
         num_stored = self._num_stored(needed, num_envs * math.ceil(unroll_length))
         if num_stored < needed:
             raise UsageError(
@@ -208,9 +216,19 @@ class ReplayBatches(SequenceBatches):
         return env_steps < self._schedule.warmup_env_steps and not self._schedule.has_offline_updates
 
     def add(self, experience: Experience) -> None:
+        """See `Batches`. Some calls test that actions on the host are inside their bounds.
+
+        They are not tested for algorithms that train on an info in place of the action, such as DAgger.
+
+        Raises:
+          UsageError: an action is out of bounds, or the info lacks a field that the algorithm needs.
+        """
+        needed = self.algorithm.replay_needs.info
+        if not needed and is_checked(self._num_added):
+            check_bounds(experience.action, self.algorithm)
+        self._num_added += 1
         if experience.ends is not None and self.buffer.knows_starts:
             experience = in_line(experience).experience
-        needed = self.algorithm.replay_needs.info
         if not needed and experience.info is None:
             self.buffer.push(experience)
             return
@@ -329,8 +347,8 @@ def _num_recorded(batch_size: int, offline_fraction: float) -> int:
     count = round(offline_fraction * batch_size)
     if not 0 < count < batch_size:
         raise UsageError(
-            f"ReplayBatches.offline_fraction is {offline_fraction}, which means {count} of {batch_size} windows; a "
-            "batch must have windows of both kinds; to train only on recorded data, bind Trainer.batches = "
-            "@OfflineBatches"
+            f"ReplayBatches.offline_fraction is {offline_fraction}, which means {count} of {batch_size} windows, but a "
+            "batch must have windows of both kinds; change it, or bind "
+            + ("Trainer.batches = @OfflineBatches" if count else "ReplayBatches.offline = None")
         )
     return count

@@ -54,6 +54,6 @@ class D4RLSource(EpisodeSource):
                 ends, num_unmarked = flat.cut(table)
             for sentence in flat.notes(table, num_unmarked):
                 self.note(sentence)
-            for sentence in flat.warnings(table, "timeouts"):
+            for sentence in flat.warnings(table, "timeouts", num_unmarked):
                 self.warn(sentence)
             yield from flat.episodes(table, ends)

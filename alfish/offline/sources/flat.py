@@ -188,11 +188,27 @@ def notes(table: TransitionTable, num_unmarked: int) -> Iterator[str]:
         yield f"{which} without a flag, where observations are not continuous: they count as truncated"
 
 
-def warnings(table: TransitionTable, flag: str) -> Iterator[str]:
-    """Yields warnings about a table that does not record whether episodes timed out.
+def warnings(table: TransitionTable, flag: str, num_unmarked: int = 0) -> Iterator[str]:
+    """Yields warnings about a table that does not record whether episodes timed out, or whose rows do not join.
 
     Args:
+      table: table to read.
       flag: name of the time-out flag in this format.
+      num_unmarked: number of ends without a flag, see `cut`.
     """
     if table.truncated is None and table.next_observations is None:
         yield f"no time-outs were recorded: transitions across resets are trained on; give {flag}"
+    count = len(table.rewards)
+    if table.next_observations is not None and num_unmarked > count / 2:
+        rows = min(count - 1, block_size(table))
+        pairs = zip(
+            nest.leaves(read_rows(table.observations, slice(1, rows + 1))),
+            nest.leaves(read_rows(table.next_observations, slice(0, rows))),
+        )
+        largest = [np.abs(a.astype(np.float64) - b.astype(np.float64)).reshape(rows, -1).max(1) for a, b in pairs]
+        typical = np.median(np.max(largest, axis=0))
+        yield (
+            f"{num_unmarked:,} of {count:,} rows end an episode because the next observation is not the observation of "
+            f"the next row (typical difference {typical:.1g}), so n-step returns, memory and returns of episodes are "
+            "meaningless; if rounding is the cause, write both in the same precision"
+        )

@@ -204,7 +204,7 @@ class NpzSource(EpisodeSource):
         cuts, num_unmarked = flat.cut(table)
         for sentence in flat.notes(table, num_unmarked):
             self.note(sentence)
-        for sentence in flat.warnings(table, "truncated"):
+        for sentence in flat.warnings(table, "truncated", num_unmarked):
             self.warn(sentence)
         yield from flat.episodes(table, cuts)
 

@@ -70,8 +70,10 @@ class RunSource(EpisodeSource):
     def episodes(self) -> Iterator[Episode | Unreadable]:
         _, state = self._replay.load("latest", _check_state)
         sizes = (state["pos"] - state["start"]).clamp(max=state["length"]).tolist()
-        kind = AlignedRingBuffer if "end_before" in state else RingBuffer
-        ring = kind(state["length"] * len(sizes), len(sizes), state_period=state.get("state_period"))
+        shape = state["length"] * len(sizes), len(sizes)
+        ring = RingBuffer(*shape, state_period=state.get("state_period"))
+        if "end_before" in state:
+            ring = AlignedRingBuffer(*shape, state_period=state.get("state_period"), end_fraction=1.0)
         ring.load_state_dict(state)
         for column, size in enumerate(sizes):
             if size == 0:

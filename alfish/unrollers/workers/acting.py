@@ -143,6 +143,12 @@ class OnePolicy(Acting):
         super().check(stepping, lockstep)
         if stepping.overwrites:
             refuse_on_policy(self._algorithm)
+        environment = self._unroller.environment
+        if stepping.stagger and not environment.can_break_off:
+            raise UsageError(
+                f"AsyncUnroller.stagger is {stepping.stagger}, but the environments of {environment.name} are not "
+                "stepped one by one, so their first episodes cannot be truncated; leave stagger out"
+            )
 
     def sent(self) -> SentPolicies:
         shown, stores_states = self._unroller.shown, self._unroller.stores_states

@@ -133,7 +133,7 @@ class AsyncUnroller(Unroller):
         super().__init__(environment, algorithm, transforms)
         num_workers, segments = _own_part(num_workers, segments_per_unroll)
         max_lag = math.inf if max_policy_lag is None else max_policy_lag
-        tolerates = max_env_errors is not None
+        self.tolerates_errors = tolerates = max_env_errors is not None
         stepping = envs_per_worker, stagger, worker_step_interval, tolerates, numpy_policy, overwrite_policy_output
         self._settings = Collecting(
             *(workers, mode == "lockstep", slots, segments, max_unroll_length or sys.maxsize, max_lag),

@@ -47,7 +47,7 @@ from alfish.processes.messages import (
 from alfish.processes.shared_memory import SharedMemory
 from alfish.runs.random_state import apart, seed_all
 from alfish.runs.subnormals import flush_subnormals
-from alfish.unrollers.nonfinite import nonfinite_rows
+from alfish.unrollers.nonfinite import nonfinite_action, nonfinite_rows
 from alfish.unrollers.sync import SyncUnroller
 from alfish.unrollers.workers.environment_maker import EnvironmentMaker
 from alfish.unrollers.workers.shared_tensors import SharedWeights
@@ -58,6 +58,10 @@ GRACE_SECONDS = 5.0  # seconds for closing environments after the trainer has en
 
 class EnvironmentFailure(Exception):
     """An environment raised, and the worker cannot replace it."""
+
+
+class PolicyFailure(Exception):
+    """The policy's action is not finite."""
 
 
 class Stopped(Exception):
@@ -188,6 +192,12 @@ class WorkerUnroller(SyncUnroller):
             return time_step, replaced
         while (bad := self._nonfinite_rows(time_step)) is not None:  # the trainer limits the number of errors
             for column in np.flatnonzero(bad):
+                action = nonfinite_action(nest.at(nest.tensors(time_step.prev_action), int(column)))
+                if action is not None:
+                    raise PolicyFailure(
+                        f"the policy's action in environment {int(self.environment.env_id[column])} is not finite: "
+                        f"{action}; check rollout_step, and the parameters after the last update"
+                    )
                 row = time_step.reward, time_step.observation  # `str` abbreviates large arrays, such as images
                 reward, observation = nest.map(lambda leaf, column=column: str(leaf[column]), row)
                 text = f"it returned a value that is not finite: reward {reward}, observation {observation}"
@@ -216,7 +226,7 @@ def main(setup: bytes, fds: dict[str, int]) -> None:
             is_sentence = isinstance(error, (RunError, UsageError))
             sentence = str(error) if is_sentence else f"{type(error).__name__}: {first_line(error)}"
             _end(channel, EnvironmentFailed(sentence, _trace(error)))
-        except UsageError as error:
+        except (UsageError, PolicyFailure) as error:
             _end(channel, Refused(str(error)))
         except (Exception, SystemExit) as error:
             missing = (error.name or str(error)) if isinstance(error, ImportError) else ""

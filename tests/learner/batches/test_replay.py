@@ -542,3 +542,25 @@ def test_off_policy_trains_from_replay_by_default(tmp_path):
 def test_a_capacity_beyond_memory_is_reported_in_one_sentence(tmp_path):
     with pytest.raises(UsageError, match="capacity is 1,000,000,000,000,000,000 rows, which does not fit into memory"):
         make(tmp_path, replay={"capacity": 10**18})
+
+
+class Beyond(Recorder):
+    """Adds noise to its actions, and does not clamp them."""
+
+    replay_needs = ReplayNeeds()
+
+    def rollout_step(self, time_step, state):
+        return super().rollout_step(time_step, state)._replace(output=torch.full((len(time_step.reward), 1), 15.0))
+
+
+def test_actions_beyond_their_bounds_are_refused_because_others_are_executed(tmp_path):
+    words = r"Beyond chose an action that is 1\d\S* beyond the bounds \[-1, 1\], but the environment executes clipped"
+    with pytest.raises(UsageError, match=words):
+        list(run(make(tmp_path, algorithm=Beyond, replay={"warmup_env_steps": 1})))
+
+
+def test_acting_must_last_until_replay_holds_a_batch(tmp_path):
+    with pytest.raises(
+        UsageError, match="interaction_env_steps is 3, but the first batch requires 4 environment steps"
+    ):
+        make(tmp_path, num_updates=20, interaction_env_steps=3)
