@@ -646,7 +646,9 @@ def test_the_first_batch_of_a_memory_with_stacked_frames_waits_for_a_state_with_
     """States are stored where unrolls begin, so that two states may be almost two periods apart."""
     name = "recurrent_sac_saved_state_same_step"
     replay = {"capacity": 400, "warmup_env_steps": 10, "state_period": state_period, "buffer": buffer, "save": False}
-    options = {"unroll_length": unroll_length, "environment": endless}
+    replay |= EACH_STEP
+    stack = [functools.partial(FrameStack, num_frames=2)]
+    options = {"unroll_length": unroll_length, "environment": endless, "transforms": stack}
     stop_after(make(tmp_path, name, replay, num_iterations=12, **options), 12)
     assert make(tmp_path, name, replay, num_iterations=30, **options).train().updates > 20
 
