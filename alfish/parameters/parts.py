@@ -19,6 +19,13 @@ MAX_DEPTH = 50  # maximum depth of nested networks
 _CALLERS = (__file__, checking.__file__, os.path.join("gin", "config.py"))
 
 
+# Ends of messages about the result of a factory, by the name of the parameter.
+HINTS = {
+    "Trainer.environment": ", such as functools.partial(make_environment, make_env) with a function that makes a "
+    "gymnasium.Env"
+}
+
+
 def build(factory: Callable[..., T], kind: type | tuple[type, ...], name: str, *arguments: Any, **keywords: Any) -> T:
     """Calls a class or factory, and checks the type of its result.
 
@@ -37,6 +44,7 @@ def build(factory: Callable[..., T], kind: type | tuple[type, ...], name: str, *
     if not isinstance(part, kind):
         raise UsageError(
             f"{name} made {_described(part)}; it must be a class, or a function that returns {_article(kind)}"
+            f"{HINTS.get(name, '')}"
         )
     return part
 
@@ -195,6 +203,7 @@ def _call(factory: Callable[..., Any], name: str, how: str, *arguments: Any, **k
         if inner is not None and inner[1] != getattr(factory, "__name__", inner[1]):  # an argument such as `@Linear()`
             raise UsageError(f"{inner[1]}.{inner[2]} has no value; bind it, because @{inner[1]}() is bound") from error
         hint = "" if arguments or inspect.isclass(factory) else "; give a class, or a function that makes the part"
+        hint += HINTS.get(name, "")
         raise UsageError(f"{refusal}: {first_line(error)}{hint}") from error
     except (Exception, SystemExit) as error:
         refuse(error, name)

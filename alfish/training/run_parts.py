@@ -14,7 +14,7 @@ from alfish.algorithms.imitation.external import External, is_opened_to_act
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiler import kernels
 from alfish.data import Experience
-from alfish.environments import Environment
+from alfish.environments import Environment, make_environment
 from alfish.environments.games import Games
 from alfish.errors import UsageError
 from alfish.errors.user_code import refuse_default_dtype
@@ -143,23 +143,24 @@ class Environments:
     """Builds the environments of a run.
 
     Args:
-      make: factory of environments, called with the keywords `seed`, `num_envs`, `evaluation`, `render_mode`.
-      make_for_evaluation: factory of environments for evaluation with the same spaces; None means `make`.
+      make: factory of environments, called with the keywords `seed`, `num_envs`, `evaluation`, `render_mode`; or an
+        environment's id or name.
+      make_for_evaluation: the same for evaluation, with the same spaces; None means `make`.
       seed: seed of the run.
       max_evaluation_length: number of actions after which an episode of an evaluation is truncated.
     """
 
     def __init__(
         self,
-        make: Callable[..., Environment],
-        make_for_evaluation: Callable[..., Environment] | None,
+        make: str | Callable[..., Environment],
+        make_for_evaluation: str | Callable[..., Environment] | None,
         seed: int,
         device: torch.device,
         max_evaluation_length: int,
     ):
-        self.make, self.seed, self.max_evaluation_length = make, seed, max_evaluation_length
+        self.make, self.seed, self.max_evaluation_length = _factory(make), seed, max_evaluation_length
         self._device = str(device)
-        self._make_for_evaluation = make_for_evaluation
+        self._make_for_evaluation = None if make_for_evaluation is None else _factory(make_for_evaluation)
         self._made: Environment | None = None  # newest training environment
 
     @random_state.apart()
@@ -500,6 +501,10 @@ def _make_batches(batches: Callable[[], Batches] | None, algorithm: RLAlgorithm)
             f"{name} is {kind}, but Trainer.batches is {type(made).__name__}; bind Trainer.batches = @{fitting}"
         )
     return made
+
+
+def _factory(environment: str | Callable[..., Environment]) -> Callable[..., Environment]:
+    return functools.partial(make_environment, environment) if isinstance(environment, str) else environment
 
 
 def _check_offline(batches: Batches, unroller: Unroller, budget: Budget) -> None:

@@ -61,10 +61,10 @@ class Trainer:
     Args:
       root_dir: directory of the run, created if needed; an existing run is continued.
       algorithm: class or factory of the algorithm; called with (observation_spec, action_spec, reward_spec).
-      environment: factory like `make_environment`; called with the keywords `seed`, `num_envs`, `evaluation`,
-        `render_mode`.
-      evaluation_environment: factory of environments for evaluation, with the same spaces. Observations may lack leaves
-        that do not affect the action. None means `environment`.
+      environment: factory like `make_environment`, called with the keywords `seed`, `num_envs`, `evaluation`,
+        `render_mode`; or an id or a name for `make_environment`.
+      evaluation_environment: the same for evaluation, with the same spaces. Observations may lack leaves that do not
+        affect the action. None means `environment`.
       batches: class or factory of the source of batches; None means `EpochBatches` on-policy, else `ReplayBatches`.
       unroller: class or factory of the unroller, `SyncUnroller` or `AsyncUnroller`; called with (environment,
         algorithm, transforms).
@@ -117,8 +117,8 @@ class Trainer:
         root_dir: str | Path,
         *,
         algorithm: Callable[..., RLAlgorithm] = gin.REQUIRED,
-        environment: Callable[..., Environment] = make_environment,
-        evaluation_environment: Callable[..., Environment] | None = None,
+        environment: str | Callable[..., Environment] = make_environment,
+        evaluation_environment: str | Callable[..., Environment] | None = None,
         batches: Callable[[], Batches] | None = None,
         unroller: Callable[..., Unroller] = SyncUnroller,
         learner: Callable[[RLAlgorithm], Learner] = Learner,

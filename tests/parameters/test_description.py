@@ -88,10 +88,8 @@ def test_a_class_that_is_defined_again_is_trained(tmp_path, monkeypatch):
     alfish.train("PPO", Redefined, root_dir=tmp_path / "one", **settings)
     monkeypatch.setattr(sys.modules[__name__], "Redefined", again)
     alfish.train("PPO", again, root_dir=tmp_path / "two", **settings)
-    returns = [
-        (tmp_path / name / "eval" / "evaluation-000000000400.csv").read_text().splitlines()[1].split(",")[2]
-        for name in ("one", "two")
-    ]
+    files = [next((tmp_path / name / "eval").iterdir()) for name in ("one", "two")]
+    returns = [file.read_text().splitlines()[1].split(",")[2] for file in files]
     assert list(map(float, returns)) == [5, 50]
 
 

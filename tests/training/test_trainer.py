@@ -935,6 +935,26 @@ def test_evaluations_run_each_period_and_at_the_end(tmp_path):
     assert "Evaluation at 40 steps: return 9 [9, 9] over 3 episodes" in (tmp_path / "log.txt").read_text()
 
 
+@pytest.mark.parametrize("evaluation", [None, "alfish/CartPole-v1"])
+def test_an_environment_may_be_an_id(tmp_path, evaluation):
+    trainer = Trainer(
+        tmp_path,
+        algorithm=PPO,
+        environment="CartPole-v1",
+        evaluation_environment=evaluation,
+        num_iterations=1,
+        unroll_length=16,
+        listeners=[Evaluate(0, 1)],
+    )
+    assert trainer.train().evaluation is not None and trainer.environment.env_spec.id == "CartPole-v1"
+
+
+def test_a_function_that_makes_a_single_environment_is_refused_with_the_remedy(tmp_path):
+    words = "Trainer.environment made an OneState; it must be .* such as functools.partial.make_environment, make_env"
+    with pytest.raises(UsageError, match=words):
+        Trainer(tmp_path, algorithm=PPO, environment=lambda **_: OneState(), num_iterations=1)
+
+
 def test_the_last_evaluation_stands_at_a_budget_of_steps(tmp_path):
     trainer = make(tmp_path, num_env_steps=75, listeners=[Evaluate(30, 1), Summaries()], summary_period=25)
     trainer.train()
