@@ -22,10 +22,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from absl import flags
-from gymnasium.vector.utils import batch_space, iterate
+from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
 import alfish.algorithms
 from alfish import nest, specs
@@ -36,6 +37,8 @@ from alfish.bin.observed import Observed
 from alfish.configuration import reading, sentences
 from alfish.environments import Environment, FunctionalEnvironment, make_environment
 from alfish.environments.games import Games, make_games
+from alfish.environments.members import single_environments
+from alfish.environments.objectives import declared
 from alfish.errors import UsageError, first_line
 from alfish.errors.user_code import CodeError, calling, package_of, refuse_default_dtype
 from alfish.parameters import imports
@@ -322,12 +325,36 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
             with random_state.apart():
                 observation = environment.reset([None, None], done).observation
     refuse_default_dtype(f"{environment.name}.reset or step")
+    for single in single_environments(env)[:1] if masks is None else ():
+        with calling(f"{environment.name}.step"):
+            observed.remarks += dict.fromkeys(mistyped(single))
     if not observed.lengths:
         yield (
             f"no episode ended in {observed.num_steps:,} random steps, so there are no returns to report; if episodes "
             f"are longer, raise --num_steps to {MORE_STEPS * observed.num_steps}, otherwise set a time limit with "
             "make_environment.wrappers = [['gymnasium.wrappers:TimeLimit', {'max_episode_steps': 1000}]]"
         )
+
+
+def mistyped(env: gymnasium.Env) -> Iterator[str]:
+    """Makes a step of one environment, and yields a sentence for each result of another type than its space declares.
+
+    Such results are converted in each step, and may fail where they are stored.
+    """
+    with random_state.apart():
+        first, _ = env.reset(seed=5)
+        observation, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+    for name, value in (("reset", first), ("step", observation)):
+        expected = create_empty_array(env.observation_space, 1)
+        for (path, leaf), like in zip(nest.named_leaves(value, "observation"), nest.leaves(expected)):
+            if not isinstance(leaf, (np.ndarray, np.generic, int)) or np.asarray(leaf).dtype.kind != like.dtype.kind:
+                dtype = f" of dtype {leaf.dtype}" if isinstance(leaf, (np.ndarray, np.generic)) else ""
+                yield f"{name} returns the {path} as {type(leaf).__name__}{dtype}, but its space has dtype {like.dtype}"
+    if not declared(env) and not isinstance(reward, (int, float, np.integer, np.floating)):
+        yield f"step returns the reward as {type(reward).__name__}, not as a number"
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        if not isinstance(flag, (bool, np.bool_)):
+            yield f"step returns {name} as {type(flag).__name__}, not as bool"
 
 
 def _on_host(leaf: Any) -> np.ndarray:

@@ -225,3 +225,35 @@ def test_check_env_reports_nothing_after_the_faults_are_fixed(tmp_path, monkeypa
 def test_check_env_refuses_a_misspelt_id(refused):
     words = refused("check-env", "--env_id=CartPol-v1")
     assert "--env_id: there is no environment 'CartPol-v1'; close ones are CartPole-v1, CartPole-v0" in words
+
+
+def test_check_env_warns_of_results_of_other_types(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mistyped.py").write_text(
+        textwrap.dedent("""
+            import gymnasium
+            import numpy as np
+
+            class Mistyped(gymnasium.Env):
+                observation_space = gymnasium.spaces.Box(0, 9, (2,), np.float32)
+                action_space = gymnasium.spaces.Discrete(2)
+
+                def reset(self, *, seed=None, options=None):
+                    super().reset(seed=seed)
+                    self.count = 0
+                    return np.array([0, 1]), {}
+
+                def step(self, action):
+                    self.count += 1
+                    return np.array([self.count, 1]), np.array([0.5]), self.count > 5, 0, {}
+        """)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    main(["check-env", "--env_id=mistyped:Mistyped", "--num_steps=50"])
+    shown = capsys.readouterr().out
+    for words in (
+        "reset returns the observation as ndarray of dtype int64, but its space has dtype float32",
+        "step returns the observation as ndarray of dtype int64, but its space has dtype float32",
+        "step returns the reward as ndarray, not as a number",
+        "step returns truncated as int, not as bool",
+    ):
+        assert f"warning      {words}" in shown

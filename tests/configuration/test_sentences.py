@@ -124,7 +124,7 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_type(refused, tmp_path):
         ("Trainer.algorithm = 'PPO'", "it requires a class or function: write @PPO"),
         ("Trainer.algorithm = @PPO()", "it requires a class or function: write @PPO"),
         ("Learner.optimizer = @Adam()", "it requires a class or function: write @Adam"),
-        ("Trainer.environment = 3", "it must be a reference (@...)"),
+        ("Trainer.environment = 3", "it must be text in quotes or a reference (@...)"),
         ("Trainer.transforms = @RewardClip", "it requires classes or functions: write [@RewardClip]"),
         ("Trainer.transforms = [@ObservationNormalizer()]", "it requires classes or functions: write [@Observation"),
         ("Trainer.metrics = [@AverageReturn]", "it requires objects: write [@AverageReturn()]"),

@@ -149,10 +149,12 @@ class ReplayBatches(SequenceBatches):
                 "lower unroll_length"
             )
         num_rows = self.num_rows
-        # If the rows that transforms read before a stored state are missing, windows begin at the next state: at the
-        # first unroll that begins in the next `state_period` rows.
-        to_next_state = 0 if state_period is None else state_period + math.ceil(unroll_length)
-        needed = num_envs * (num_rows + transforms.look_back + to_next_state)
+        needed = num_rows + transforms.look_back
+        if state_period is not None:
+            # If the rows that transforms read before a stored state are missing, windows begin at the next state: at
+            # the first unroll that begins in the next `state_period` rows.
+            needed += state_period + (math.ceil(unroll_length) if transforms.look_back else 0)
+        needed *= num_envs
         num_stored = self._num_stored(needed, num_envs * math.ceil(unroll_length))
         if num_stored < needed:
             raise UsageError(
