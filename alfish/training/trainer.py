@@ -66,7 +66,7 @@ class Trainer:
       evaluation_environment: the same for evaluation, with the same spaces. Observations may lack leaves that do not
         affect the action. None means `environment`.
       batches: class or factory of the source of batches; None means `EpochBatches` on-policy, else `ReplayBatches`.
-      unroller: class or factory of the unroller, `SyncUnroller` or `AsyncUnroller`; called with (environment,
+      unroller: class or factory of the unroller, such as `SyncUnroller` or `AsyncUnroller`; called with (environment,
         algorithm, transforms).
       learner: class or factory of the learner; called with the algorithm.
       transforms: classes or factories of transforms, in the order in which they are applied.

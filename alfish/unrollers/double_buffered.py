@@ -142,7 +142,9 @@ class DoubleBufferedUnroller(Unroller):
 
     def _make_group(self, index: int, size: int) -> "Group":
         seed = int(np.random.SeedSequence(self._seed, spawn_key=(3, index)).generate_state(1)[0] >> 1)
-        arguments = {"index": index} if "index" in parameter_names(self._make_environment) else {}
+        known = {"index": index, "device": str(self._algorithm.progress.device)}
+        taken = parameter_names(self._make_environment)
+        arguments: dict[str, Any] = {name: value for name, value in known.items() if name in taken}
         with apart():
             environment = build(
                 self._make_environment, Environment, "Trainer.environment", seed=seed, num_envs=size, **arguments
