@@ -63,7 +63,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
     replay_needs = ReplayNeeds()  # for off-policy algorithms
     unroll_use = UnrollUse()  # for on-policy algorithms
     update_periods: Mapping[str, int] = {}  # group -> n: every n-th update trains the group; 1 for other groups
-    feature_module: str | None = None  # path of the submodule whose outputs auxiliary losses of `Composed` train
+    feature_module: str | None = None  # path of the submodule whose outputs `Composed` uses in auxiliary losses
     updates_batch_norms: tuple[str, ...] = ()  # submodules that are called with `Moments`, see `networks.bodies`
 
     num_updates = 0  # number of updates made; the learner writes it

@@ -154,7 +154,7 @@ def _built(
     except Exception as error:
         raise NotCompilable(f"{_line_of(error)}: {first_line(error)}") from error
     name = hashlib.sha256(f"{graph.code} {[(x.shape, x.stride(), x.dtype) for x in leaves]}".encode()).hexdigest()
-    # If kernels are called from C++ on a CPU, random operations keep their order in the graphs of all algorithms.
+    # Graphs called from C++ keep the order of random operations for all algorithms, so no draw is replaced.
     taken = [] if _is_called_from_cpp(leaves) else draws.take_draws(graph)
     leaves = [*leaves, *(example for each in taken for example in each.examples)]
     # If another process compiles the same graph, this process waits here, and then finds the graph in the cache.

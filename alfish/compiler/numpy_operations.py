@@ -294,7 +294,7 @@ def _arg_max(x: np.ndarray, dim: int | None = None, keepdim: bool = False) -> An
 
 
 def _relu(node: torch.fx.Node, shape: tuple[int, ...]) -> Callable[..., Any]:
-    zero = np.zeros((), numpy_dtype(node.meta["val"].dtype))  # made once, because making it takes as long as a maximum
+    zero = np.zeros((), numpy_dtype(node.meta["val"].dtype))  # created once; creating it costs as much as np.maximum
     return functools.partial(_at_least, zero)
 
 

@@ -44,8 +44,7 @@ def text_of(path: Path) -> str:
 def find_include(file: str, named: Sequence[Path]) -> Path | None:
     """Returns the path of an included file; None if the file is not found.
 
-    An included file is searched beside the files that the user named, then among the shipped confs, and last in the
-    working directory.
+    Searches beside the files that the user named, then among the shipped confs, and last in the working directory.
 
     Args:
       file: file name in the include statement.

@@ -115,7 +115,7 @@ def complete(reading: Reading) -> Iterator[None]:
         owner = re.search(r"In call to configurable '([\w.]+)'", str(error))
         if unsupplied and owner:
             name = f"{owner[1].rpartition('.')[2]}.{unsupplied[1]}"
-            raise UsageError(f"{name} has no value; bind it, because @{name.partition('.')[0]}() is bound") from None
+            raise UsageError(f"@{name.partition('.')[0]}() requires a value for {name}; bind {name}") from None
         if not passed_on:
             raise
         one = passed_on[-1]

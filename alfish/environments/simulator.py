@@ -38,7 +38,7 @@ class SimulatorStep(NamedTuple):
     reward: torch.Tensor  # [B], or [B, R] for vector rewards
     terminated: torch.Tensor  # [B] bool
     truncated: torch.Tensor  # [B] bool; ignored where terminated
-    # [B, ...] final observations, read where an episode ended; None if no episode ended, or if they are lost
+    # [B, ...] final observations; ignored where no episode ended; None if no episode ended, or if they are lost
     final_observation: Nest = None
     log: Mapping[str, Any] | None = None  # scalars of the episodes that ended in this step; None means no scalars
 

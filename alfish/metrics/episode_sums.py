@@ -119,7 +119,7 @@ class EpisodeSums:
         """Returns the `StepSums` of an unroll.
 
         Args:
-          read: result of `numbers` as arrays on the host.
+          read: result of `numbers`, as numpy arrays.
           num_steps: number of environment steps of the unroll.
           episodes: open episodes after the unroll.
         """

@@ -245,7 +245,7 @@ class _RowReader:
 
     def __init__(self, episodes: Iterator[Episode]):
         self._episodes = episodes
-        self._left: list[np.ndarray] = []  # leaves of the rows that the next call reads first
+        self._left: list[np.ndarray] = []  # leaves of the current episode's unread rows
 
     def read_into(self, target: Nest, encoder: EpisodeEncoder) -> None:
         """Writes the next rows into leaves `[count, ...]`; entries without a row do not change."""

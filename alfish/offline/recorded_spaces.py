@@ -240,7 +240,7 @@ def _same_observations(there: spaces.Space, here: spaces.Space) -> bool:
 
 def _actions_fit(there: spaces.Space, here: spaces.Space) -> bool:
     if isinstance(there, spaces.Box) and isinstance(here, spaces.Box):
-        # The units of integers are widened by half a step at both bounds, see `specs.ActionUnits`.
+        # Integer bounds are widened by 0.5 before scaling, unlike float bounds; see `specs.ActionUnits`.
         if there.shape != here.shape or (there.dtype.kind == "f") != (here.dtype.kind == "f"):
             return False
         there, here = specs.without_vast_bounds(there), specs.without_vast_bounds(here)

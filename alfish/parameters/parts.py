@@ -201,7 +201,8 @@ def _call(factory: Callable[..., Any], name: str, how: str, *arguments: Any, **k
             raise UsageError(f"{abstract[1]} does not define {abstract[2]}; define {them}") from error
         inner = re.match(r"(\w+)\.__init__\(\) missing .* arguments?: '(\w+)'", str(error))
         if inner is not None and inner[1] != getattr(factory, "__name__", inner[1]):  # an argument such as `@Linear()`
-            raise UsageError(f"{inner[1]}.{inner[2]} has no value; bind it, because @{inner[1]}() is bound") from error
+            setting = f"{inner[1]}.{inner[2]}"
+            raise UsageError(f"@{inner[1]}() requires a value for {setting}; bind {setting}") from error
         hint = "" if arguments or inspect.isclass(factory) else "; give a class, or a function that makes the part"
         hint += HINTS.get(name, "")
         raise UsageError(f"{refusal}: {first_line(error)}{hint}") from error

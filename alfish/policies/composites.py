@@ -64,7 +64,7 @@ class GamesByPolicy:
     def call(self, name: str, *arguments: Any) -> None:
         """Raises UsageError, because listeners cannot call games."""
         raise UsageError(
-            f"{self.name} is a game, which takes no call of {name!r} by a listener; for a curriculum, define "
+            f"{self.name} is a game, so listeners cannot call its method {name!r}; for a curriculum, define "
             "set_progress(progress) in the game"
         )
 

@@ -151,7 +151,7 @@ class Lineup:
         units = self._units(required)
         others = [self._able[key][unit[0]] for unit in units]
         absent = [1.0 - float(self._probabilities(one)[one.index(required)]) for one in others]
-        # Probability that no agent draws the required policy, and that the policy is then given this agent.
+        # Probability that no agent draws the required policy, and that it is then assigned to this agent.
         given = float(np.prod(absent)) / len(units)
         if number == required:
             return drawn + given

@@ -81,7 +81,7 @@ class AlignedRingBuffer(RingBuffer):
 
     def _make_store(self, device: torch.device | str, directory: str | Path | None) -> RowStore:
         self._num_last = max(int(self.length * self.num_envs * self._end_fraction), self.num_envs)
-        # One more row takes what is not a LAST row.
+        # Rows other than LAST go to the extra row.
         return RowStore(self.length, self.num_envs, device, directory, num_extra=self._num_last + 1)
 
     def _make_starts(self, num_ignored: int) -> StartIndex:
@@ -108,7 +108,7 @@ class AlignedRingBuffer(RingBuffer):
         last_rows = nest.tensors(StoredRow.of(experience._replace(time_step=last)), self.device)
         if self.device.type == "cpu" and (rows.step_type == StepType.PAD).any():
             raise UsageError(
-                "AlignedRingBuffer stores as many rows of each environment, but these are missing rows of some; leave "
+                "AlignedRingBuffer requires equally many rows of all environments, but some rows are missing; leave "
                 "ReplayBatches.buffer out"
             )
         store.prepare(rows)
@@ -132,7 +132,7 @@ class AlignedRingBuffer(RingBuffer):
         self._starts.begins_with_episodes = bool((step_type == StepType.FIRST).all())
 
     def _warn_of_lost_ends(self) -> None:
-        """Logs a warning, once, if stored rows have lost their LAST rows; a push later, so as not to wait for a GPU."""
+        """Logs a warning once if LAST rows were overwritten; checks at the next push, to avoid waiting for a GPU."""
         before, self._newest = self._newest, (int(self._store.end[0]), host.read_later(self._num_ends))
         if before is None:
             return
@@ -175,7 +175,7 @@ class AlignedRingBuffer(RingBuffer):
         assert store.rows is not None
         for stored, leaf in zip(nest.leaves(store.rows), nest.leaves(last_rows), strict=True):
             stored.index_copy_(0, place, leaf.flatten(0, 1))
-        # The number of a LAST row belongs to the row after it; of the newest rows, that row is appended later.
+        # The number of a LAST row is stored at the next row's position, even if that row does not exist yet.
         at = (begin + 1) % self.length
         room = self.length - at
         self._end_before[at : at + len(number)] = number[:room]
@@ -191,7 +191,7 @@ class AlignedRingBuffer(RingBuffer):
         Where a LAST row was overwritten, the row before it is LAST, and the discount is 1.
         """
         oldest, end = int(self._store.oldest()[column]), int(self._store.end[column])
-        view = self._view(end - oldest + 1)  # the newest row may have a LAST row, before a row that does not exist yet
+        view = self._view(end - oldest + 1)  # + 1, because a LAST row may follow the newest row
         assert view is not None
         start = SequenceIndex(torch.tensor([column]), torch.tensor([oldest]))
         source = view.sources(nest.to(start, self.device), 2 * (end - oldest))

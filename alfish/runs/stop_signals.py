@@ -1,8 +1,8 @@
-"""SIGTERM, SIGUSR1 and Ctrl-C as requests to stop, which no wait delays for long.
+"""Handles SIGTERM, SIGUSR1 and Ctrl-C as requests to stop, and interrupts long waits.
 
 A signal sets `StopSignals.number`. Loops of alfish read this attribute, or call `check`. Code outside alfish may wait
-forever, in Python or in C; `breakable` is set while such code runs. `GRACE_SECONDS` after a signal, `Interrupted` is
-then raised inside the code. While `breakable` is not set, nothing is raised, so updates and checkpoints always
+forever, in Python or in C; `breakable` is set while such code runs. In such code, `Interrupted` is raised
+`GRACE_SECONDS` after a signal. While `breakable` is not set, nothing is raised, so updates and checkpoints always
 complete. C code that keeps the interpreter's lock cannot be interrupted.
 """
 

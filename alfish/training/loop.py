@@ -123,8 +123,8 @@ class Loop:
         """Yields a report for each iteration; the last one has `finished` set."""
         finished = self._clock.finished
         while not finished:
-            # No iteration follows `stop`, because the policy of the last report is the final policy. If the run begins
-            # paused, listeners do the work that a signal prevented.
+            # No iteration follows `stop`, so the last report has the final policy. In a run that begins at `stop_at`,
+            # listeners only do work that a signal had prevented.
             ends = self._clock.stop_reason is not None or self._clock.paused or self._signals.number is not None
             try:
                 report = self._end() if ends else self.iteration()
@@ -347,7 +347,7 @@ def _check_counts(counts: dict[str, float]) -> None:
 
 
 def _check_rows_can_come(clock: Clock, num_steps: int, loss: str) -> None:
-    """Raises UsageError if the budget ends before replay, whose rows are lost, has enough rows for an update."""
+    """Raises UsageError if the budget ends before the emptied replay has enough rows for an update."""
     name, budget, _ = clock.budget
     if name == "num_env_steps" and num_steps >= budget - clock.env_steps:
         raise UsageError(

@@ -90,7 +90,7 @@ class SyncUnroller(Unroller):
         actor = Actor(algorithm, transforms)
         self._transform_state, self._initial_state = actor.first_state(environment.num_envs)
         self.reads_infos = True
-        self._unseen = False  # whether `time_step` is not yet row 0 of an unroll
+        self._unseen = False  # True after a reset until the next unroll begins
         self._state = self._initial_state
         self._actor = PolicyRunner(actor, self._initial_state, numpy_policy)
         self._policy, self._step = self._actor.__call__, called_apart(_step_of(self))  # see `time`

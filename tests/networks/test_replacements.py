@@ -160,7 +160,7 @@ def test_an_unbound_schedule_value_is_reported_in_one_sentence(tmp_path, capsys)
     schedule = "Learner.learning_rate = @Linear()"
     command = ["train", "--gin_file=ppo_cartpole.gin", f"--root_dir={tmp_path / 'run'}", f"--gin_param={schedule}"]
     assert main(command) == 2
-    assert "alfish train: Linear.start has no value; bind it, because @Linear() is bound\n" in capsys.readouterr().err
+    assert "alfish train: @Linear() requires a value for Linear.start; bind Linear.start\n" in capsys.readouterr().err
 
 
 def test_errors_inside_custom_networks_are_not_changed():

@@ -274,7 +274,7 @@ def test_environments_that_reset_in_the_next_step_are_refused():
 def test_missing_rows_of_an_environment_are_refused():
     experience = Stream(3).unroll(4)
     experience.time_step.step_type[3:, 0] = PAD
-    with pytest.raises(UsageError, match="but these are missing rows of some"):
+    with pytest.raises(UsageError, match="but some rows are missing"):
         AlignedRingBuffer(100, 3).push(experience)
 
 

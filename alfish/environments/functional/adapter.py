@@ -290,7 +290,7 @@ class SeparateNumbers:
                 self._cursor[row] = BLOCK
 
     def draw(self, num_steps: int, rows: np.ndarray | None = None) -> torch.Tensor:
-        """Returns random numbers of the next steps, `[num_steps, B, n]`; only the generators of `rows` advance."""
+        """Returns random numbers for the next steps, `[num_steps, B, n]`; advances only environments in `rows`."""
         which = torch.ones_like(self._cursor) if rows is None else torch.from_numpy(rows).long()
         every = torch.arange(len(self._cursor))
         steps = []

@@ -161,7 +161,7 @@ class EpochBatches(Batches):
             yield Minibatches(batch, index.view(-1, size))
 
     def _trained_rows(self, for_graph: bool) -> Batch:
-        """Returns the rows of the unroll that may train."""
+        """Returns the rows of the unroll to train on."""
         # With several learners, the graph is not used: if one learner fell back to plain Python, the other learners
         # would wait for it in a sum.
         ends = self._experience.ends
@@ -183,11 +183,11 @@ class EpochBatches(Batches):
             return self._batch(experience, length + 1 + (_few_ends(length) if is_short else length))
 
     def _batch(self, experience: Experience, num_rows: int | None = None, hook: str = "preprocess_experience") -> Batch:
-        """Returns the T rows that may train, as sequences `[L, T / L * B]`; without memory, as `[1, T * B]`.
+        """Returns the T rows to train on, as sequences `[L, T / L * B]`; without memory, as `[1, T * B]`.
 
         Args:
           experience: unroll.
-          num_rows: number of rows of the unroll after `in_line`; None means the number that is needed.
+          num_rows: argument `num_rows` of `in_line`; None means that it is computed.
           hook: name of the algorithm's hook that prepares the unroll.
         """
         experience, places = in_line(experience, num_rows)

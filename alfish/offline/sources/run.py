@@ -136,4 +136,4 @@ def _check_ends(state: Any, end_before: torch.Tensor, rows: list[torch.Tensor]) 
     if not alike or len({len(leaf) for leaf in leaves}) != 1:
         raise ValueError("its last rows of episodes do not match its rows")
     if end_before.dtype != torch.int64 or (end_before >= num_ends).any():
-        raise ValueError("its episodes have more ends than last rows")
+        raise ValueError("it refers to LAST rows that do not exist")

@@ -20,7 +20,7 @@ from alfish.offline.sources.recognition import check_beginning, foreign_file, sa
 BLOCK_ROWS, BLOCK_BYTES = 65_536, 2**25  # limits of a block: rows, and bytes of observations
 HDF5_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # errors that h5py raises for damage
 JSON_EXPANSION = 20  # bytes in memory for each byte of text
-MAX_WORDS = 200  # maximum number of characters of a library's words in a message
+MAX_WORDS = 200  # maximum number of characters quoted from a library's error
 SPECIAL = {
     "a pipe": Path.is_fifo,
     "a device": lambda path: path.is_char_device() or path.is_block_device(),

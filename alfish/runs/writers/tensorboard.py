@@ -23,8 +23,8 @@ class TensorBoardWriter(Writer):
 
     Args:
       directory: directory of the event files.
-      purge_step: clock steps from which TensorBoard removes values, because a resumed run writes them again: the steps
-        of its checkpoint + 1. None removes nothing.
+      purge_step: first step whose values TensorBoard discards, because a resumed run writes them again: the step of its
+        checkpoint + 1. None discards nothing.
 
     Raises:
       UsageError: if TensorBoard is not installed.

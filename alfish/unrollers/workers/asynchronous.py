@@ -52,7 +52,7 @@ WARN_SECONDS = 30.0  # seconds of waiting after which the log reports it
 
 
 class Collecting(NamedTuple):
-    """Settings of collecting; see the arguments of `AsyncUnroller`. `segments` is this learner's number."""
+    """Settings of collecting; see the arguments of `AsyncUnroller`. `segments` is this learner's share."""
 
     workers: Callable[[int], Transport]
     lockstep: bool
