@@ -26,6 +26,7 @@ import gymnasium
 import numpy as np
 import torch
 from absl import flags
+from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space, create_empty_array, iterate
 
 import alfish.algorithms
@@ -325,7 +326,8 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
             with random_state.apart():
                 observation = environment.reset([None, None], done).observation
     refuse_default_dtype(f"{environment.name}.reset or step")
-    for single in single_environments(env)[:1] if masks is None else ():
+    singles = single_environments(env) if isinstance(env, VectorEnv) and masks is None else []
+    for single in singles[:1]:
         with calling(f"{environment.name}.step"):
             observed.remarks += dict.fromkeys(mistyped(single))
     if not observed.lengths:
