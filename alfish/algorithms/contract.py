@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from absl import logging
 from gymnasium import spaces
 from torch import nn
 
@@ -190,15 +191,18 @@ def check_action(action: Nest, owner: object, hook: str, action_spec: Nest, batc
         _check_leaf(who, name, found[name], spec, batch_size)
 
 
-def check_bounds(action: Nest, algorithm: Any) -> None:
-    """Raises UsageError if Box actions on the host are beyond the bounds of the canonical action space.
+def warn_of_bounds(action: Nest, algorithm: Any) -> bool:
+    """Logs a warning if Box actions on the host are beyond the bounds of the canonical action space.
 
-    Environments execute clipped actions, so an algorithm that learns from replay would learn from other actions than
-    those that were executed.
+    Environments execute clipped actions, so a critic that learns from replay would learn from other actions than those
+    that were executed.
 
     Args:
       action: actions `[T, B, ...]`, arrays or tensors; tensors on a device are not read.
       algorithm: algorithm that chose the actions.
+
+    Returns:
+      True if a warning was logged.
     """
     pairs = zip(nest.named_leaves(action, "action"), nest.leaves(algorithm.action_spec), strict=True)
     for (name, leaf), spec in pairs:
@@ -207,12 +211,14 @@ def check_bounds(action: Nest, algorithm: Any) -> None:
         values = nest.as_array(leaf)
         beyond = np.maximum(spec.low - values, values - spec.high).max(initial=-np.inf)
         if beyond > BEYOND:
-            low, high = float(spec.low.min()), float(spec.high.max())
-            raise UsageError(
-                f"{type(algorithm).__name__} chose an {name} that is {beyond:.3g} beyond the bounds [{low:g}, "
-                f"{high:g}], but the environment executes clipped actions; clamp actions in rollout_step, also after "
-                "adding noise"
+            logging.warning(
+                "%s chose an %s that is %.3g beyond the bounds [%g, %g], but the environment executes clipped actions; "
+                "a critic then learns from actions that were not executed: clamp actions in rollout_step, also after "
+                "adding noise",
+                *(type(algorithm).__name__, name, beyond, spec.low.min(), spec.high.max()),
             )
+            return True
+    return False
 
 
 def _check_leaf(who: str, name: str, action: Any, spec: spaces.Space, batch_size: int) -> None:

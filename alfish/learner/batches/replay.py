@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 import gin
 
-from alfish.algorithms.contract import check_bounds, kind_of
+from alfish.algorithms.contract import kind_of, warn_of_bounds
 from alfish.algorithms.rl_algorithm import RLAlgorithm
 from alfish.compiler.inductor import is_checked
 from alfish.data import Experience, in_line
 from alfish.environments import Environment
 from alfish.errors import UsageError
+from alfish.errors.user_code import overridden
 from alfish.learner.batches.batches import Batches, Minibatches
 from alfish.learner.batches.sequence_sampler import SequenceBatches, SequenceSampler
 from alfish.learner.batches.update_schedule import UpdateSchedule
@@ -118,7 +119,7 @@ class ReplayBatches(SequenceBatches):
         self._directory = directory
         self._saves = save
         self._recorded: SequenceSampler | None = None  # see `start`
-        self._num_added = 0  # number of calls of `add`
+        self._num_added, self._tests_actions = 0, False  # number of calls of `add`, and whether they test actions
         self._files = contextlib.ExitStack()  # open files of the buffer
 
     @property
@@ -135,6 +136,7 @@ class ReplayBatches(SequenceBatches):
 
     def bind(self, algorithm: RLAlgorithm, transforms: Transforms, unroll_length: float, num_envs: int) -> None:
         super().bind(algorithm, transforms, unroll_length, num_envs)
+        self._tests_actions = bool(overridden(algorithm))
         if self._schedule.has_offline_updates and (parts := algorithm.parts_with_statistics):
             raise UsageError(
                 f"{', '.join(parts)} of {type(algorithm).__name__} has statistics of collected rows, but "
@@ -218,17 +220,15 @@ class ReplayBatches(SequenceBatches):
         return env_steps < self._schedule.warmup_env_steps and not self._schedule.has_offline_updates
 
     def add(self, experience: Experience) -> None:
-        """See `Batches`. Some calls test that actions on the host are inside their bounds.
-
-        They are not tested for algorithms that train on an info in place of the action, such as DAgger.
+        """See `Batches`. Warns once if the user's algorithm chooses actions out of bounds; some calls test this.
 
         Raises:
-          UsageError: an action is out of bounds, or the info lacks a field that the algorithm needs.
+          UsageError: the info lacks a field that the algorithm needs.
         """
-        needed = self.algorithm.replay_needs.info
-        if not needed and is_checked(self._num_added):
-            check_bounds(experience.action, self.algorithm)
+        if self._tests_actions and is_checked(self._num_added):
+            self._tests_actions = not warn_of_bounds(experience.action, self.algorithm)
         self._num_added += 1
+        needed = self.algorithm.replay_needs.info
         if experience.ends is not None and self.buffer.knows_starts:
             experience = in_line(experience).experience
         if not needed and experience.info is None:
