@@ -246,18 +246,14 @@ class Updates:
         algorithm, experience = self.algorithm, batch.experience._replace(trains=batch.mask)
         try:
             step = algorithm.train_step(experience, experience.state)
-        except Exception as error:
-            refuse_hooks(error, algorithm)
-            raise
-        if not isinstance(step, AlgStep):
-            raise return_error(step, "AlgStep(info=...)", algorithm, "train_step")
-        try:
+            if not isinstance(step, AlgStep):
+                raise return_error(step, "AlgStep(info=...)", algorithm, "train_step")
             loss_info = algorithm.calc_loss(experience, step.info)
+            if not isinstance(loss_info, LossInfo):
+                raise return_error(loss_info, "LossInfo(loss, ...)", algorithm, "calc_loss")
         except Exception as error:
-            refuse_hooks(error, algorithm)
+            refuse_hooks(error, algorithm)  # names the hooks of a variant; other errors are raised as they are
             raise
-        if not isinstance(loss_info, LossInfo):
-            raise return_error(loss_info, "LossInfo(loss, ...)", algorithm, "calc_loss")
         try:
             return self._means(loss_info, batch), loss_info
         except Exception:  # as above

@@ -73,22 +73,6 @@ class Diverged(SeeingOffPolicy):
         return AlgStep(action, state, {"seen": time_step.observation})
 
 
-class Following(gymnasium.Env):
-    """Its observation is the number of steps plus 0 times the action, which is not finite if the action is not."""
-
-    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
-    action_space = spaces.Box(-1, 1, (1,), np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self._count = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self._count += 1
-        return (self._count + 0 * action).astype(np.float32), 1.0, False, False, {}
-
-
 class NotCorrecting(Seeing):
     unroll_use = UnrollUse()
 
@@ -276,6 +260,17 @@ class Informing(gymnasium.Env):
         info = {"count": self._count, "deep": {"twice": 2.0}}
         info |= {"lock": threading.Lock(), "locks": [threading.Lock()] * 3}  # which cannot be sent
         return np.zeros(1, np.float32), 1.0, self._count == 3, False, info
+
+
+class Following(Informing):
+    """Its observation is the number of steps plus 0 times the action, which is not finite if the action is not."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def step(self, action):
+        self._count += 1
+        return (self._count + 0 * action).astype(np.float32), 1.0, False, False, {}
 
 
 class Serving(Stamped):

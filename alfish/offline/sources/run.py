@@ -4,6 +4,7 @@ Rows are in the algorithm's units, so the environment's spaces are needed to con
 The checkpoint contains the spaces. The configuration of the run is not read, and no parts are built.
 """
 
+import functools
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -70,10 +71,8 @@ class RunSource(EpisodeSource):
     def episodes(self) -> Iterator[Episode | Unreadable]:
         _, state = self._replay.load("latest", _check_state)
         sizes = (state["pos"] - state["start"]).clamp(max=state["length"]).tolist()
-        shape = state["length"] * len(sizes), len(sizes)
-        ring = RingBuffer(*shape, state_period=state.get("state_period"))
-        if "end_before" in state:
-            ring = AlignedRingBuffer(*shape, state_period=state.get("state_period"), end_fraction=1.0)
+        make = functools.partial(AlignedRingBuffer, end_fraction=1.0) if "end_before" in state else RingBuffer
+        ring = make(state["length"] * len(sizes), len(sizes), state_period=state.get("state_period"))
         ring.load_state_dict(state)
         for column, size in enumerate(sizes):
             if size == 0:
