@@ -2,11 +2,13 @@
 
   alfish crossplay --root_dir=runs/league --checkpoints=all --output=cross.csv
   alfish crossplay --root_dir=runs/a --root_dir=runs/b --num_games=100 --output=cross.csv
+  alfish crossplay --root_dir=runs/league --checkpoints=all --random --anchor=random --output=cross.csv
   alfish crossplay --root_dir=runs/tag --sides='adversary_*,agent_*' --checkpoints=all --output=cross.csv
 
-Players are the policies that train (or the policies of --policies) in each run, at each of --checkpoints. Every two
-players play against each other, in both seatings unless a player's policy has only one seat in its run. All games are
-made with the first run's settings. Game k of each pair has the seed `seed + k`.
+Players are the policies that train (or the policies of --policies) in each run, at each of --checkpoints. --random adds
+a player `random`, which takes uniformly random actions among the allowed ones. Every two players play against each
+other, in both seatings unless a player's policy has only one seat in its run. All games are made with the first run's
+settings. Game k of each pair has the seed `seed + k`.
 
 --output has a row for each pair and seating: mean returns of both sides with 95 % bootstrap intervals, and the numbers
 of games that the first side has won, drawn and lost. A second file, whose name ends in -players.csv, has a row for each
@@ -36,6 +38,7 @@ _WORDS = "Checkpoints of each run: all, latest, best, or numbers of steps."
 flags.DEFINE_list("checkpoints", ["latest"], _WORDS, flag_values=FLAGS)
 flags.DEFINE_list("policies", [], "Names of policies; default: all policies that train.", flag_values=FLAGS)
 _WORDS = "Patterns of the agents of both sides, such as 'adversary_*,agent_*'; default: the two agents of the game."
+flags.DEFINE_boolean("random", False, "Add the player 'random', with random actions.", flag_values=FLAGS)
 flags.DEFINE_list("sides", [], _WORDS, flag_values=FLAGS)
 flags.DEFINE_integer("num_games", 200, "Number of games of a pair in one seating.", 1, flag_values=FLAGS)
 flags.DEFINE_integer("seed", 0, "Seed of game 0.", 0, shared_flags.LARGEST_SEED, flag_values=FLAGS)
@@ -55,7 +58,7 @@ def main(flag_values: flags.FlagValues) -> int:
     from alfish.analysis.tables import as_csv, as_text
     from alfish.configuration.opening import load, open_run
     from alfish.runs.files import write_atomically
-    from alfish.training.evaluations.crossplay import Crossplay, Standings, players_of, sides_of
+    from alfish.training.evaluations.crossplay import Crossplay, Standings, players_of, random_player, sides_of
 
     for root_dir in flag_values.root_dir or [None]:
         shared_flags.check_root_dir(root_dir)
@@ -66,7 +69,6 @@ def main(flag_values: flags.FlagValues) -> int:
     for root_dir in flag_values.root_dir:
         with open_run(root_dir, *given) as trainer:
             players += players_of(trainer, root_dir, checkpoints, flag_values.policies)
-    anchor = _anchor(players, flag_values.anchor)
 
     def policy_of(player: "Player") -> "Policy":
         return load(player.run, player.steps, *given, policy=player.policy)
@@ -76,6 +78,9 @@ def main(flag_values: flags.FlagValues) -> int:
         evaluator = trainer.evaluator(flag_values.num_games, flag_values.num_envs, flag_values.max_length)
         stack.callback(evaluator.close)
         sides = sides_of(evaluator.environment, flag_values.sides, players)  # type: ignore[arg-type]
+        if flag_values.random:
+            players.append(random_player(evaluator.environment))  # type: ignore[arg-type]
+        anchor = _anchor(players, flag_values.anchor)
         directory = output.with_name(f"{output.stem}-games")
         games = flag_values.num_games, flag_values.seed, flag_values.sample
         crossplay = Crossplay(evaluator, players, sides, directory, policy_of, *games, _log)  # type: ignore[arg-type]

@@ -32,13 +32,13 @@ _CPU = torch.device("cpu")
 
 
 class Player(Protocol):
-    """Interface of the policies that an evaluator takes: a name and networks."""
+    """Interface of the policies that an evaluator takes: a name and networks; None means uniformly random actions."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def algorithm(self) -> RLAlgorithm: ...
+    def algorithm(self) -> RLAlgorithm | None: ...
 
     @property
     def transforms(self) -> Transforms: ...
@@ -176,7 +176,8 @@ class GameEvaluator:
         """Acts without gradient in eval mode within the context; restores generators and modes on exit."""
         with torch.no_grad(), contextlib.ExitStack() as stack, random_state.preserved():
             for member in self._members:
-                stack.enter_context(in_eval_mode(member.algorithm, sample))
+                if member.algorithm is not None:
+                    stack.enter_context(in_eval_mode(member.algorithm, sample))
             yield
 
     def _play(
@@ -304,11 +305,12 @@ class _Seats:
         self._has_played = np.zeros(len(playing), bool)
         self._policies: dict[int, PaddedPolicy | _RandomPolicy] = {}
         for number in sorted(set(playing.tolist())):
-            if number < 0:
-                policy: PaddedPolicy | _RandomPolicy = _RandomPolicy(group)
+            algorithm = None if number < 0 else members[number].algorithm
+            policy: PaddedPolicy | _RandomPolicy
+            if algorithm is None:
+                policy = _RandomPolicy(group)
             else:
-                member = members[number]
-                policy = PaddedPolicy(member.algorithm, member.transforms, len(playing), sample, has_gaps=True)
+                policy = PaddedPolicy(algorithm, members[number].transforms, len(playing), sample, has_gaps=True)
             for column in _indices(playing == number):
                 # The noise of an agent depends only on its game and its place among all agents.
                 game, agent = divmod(column, len(group.agents))

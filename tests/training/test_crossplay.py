@@ -135,6 +135,30 @@ def test_players_are_policies_of_several_runs_and_checkpoints(run, crossplay, tm
     assert elo[names[3]] == 1000 and anchored[0] == matches and anchored[2] == []
 
 
+def test_a_random_player_plays_both_sides_and_may_be_the_anchor(run, crossplay, tmp_path):
+    matches, players, _ = crossplay(f"--root_dir={run}", "--random", "--anchor=random")
+    last = f"main@{run}:{steps_of(run)[-1]}"
+    assert [(row["first"], row["second"]) for row in matches] == [(last, "random"), ("random", last)]
+    assert {row["player"] for row in players} == {last, "random"}
+    assert next(float(row["elo"]) for row in players if row["player"] == "random") == 1000
+    for row in matches:
+        assert float(row["mean_return/first"]) == -float(row["mean_return/second"])
+    files = {path.read_bytes() for path in (tmp_path / "cross-games").iterdir()}
+    again = crossplay(f"--root_dir={run}", "--random", "--num_envs=3", output="again.csv")[0]
+    assert again == matches and {path.read_bytes() for path in (tmp_path / "again-games").iterdir()} == files
+
+
+@pytest.mark.parametrize("max_cycles, num_played", [(5, 0), (6, 4)])
+def test_games_of_other_settings_are_played_again(crossplay, tmp_path, max_cycles, num_played):
+    runs = [
+        train(tmp_path / str(number), f"{TAG}make_games.game_kwargs = {{'max_cycles': {cycles}}}")
+        for number, cycles in enumerate([5, max_cycles])
+    ]
+    flags = [f"--root_dir={run}" for run in runs]
+    assert len(crossplay(*flags)[2]) == 4
+    assert len(crossplay(*reversed(flags))[2]) == num_played
+
+
 def test_policies_of_different_roles_play_only_their_own(crossplay, tmp_path):
     run = train(tmp_path / "tag", TAG)
     matches, players, _ = crossplay(f"--root_dir={run}")
@@ -160,6 +184,13 @@ def test_policies_of_different_roles_play_only_their_own(crossplay, tmp_path):
 def test_what_cannot_be_played_is_refused(run, crossplay, flags, sentence):
     (words,) = crossplay(f"--root_dir={run}", *flags, status=2)
     assert sentence in words
+
+
+def test_a_player_without_a_side_is_named(crossplay, tmp_path):
+    policies = "{'one': 'adversary_0', 'other': 'adversary_1', 'runner': 'agent_*'}"
+    run = train(tmp_path / "tag", f"{TAG}Trainer.policies = {policies}")
+    (words,) = crossplay(f"--root_dir={run}", "--sides=adversary_*,agent_*", "--random", status=2)
+    assert "one@" in words and "plays adversary_0 in its run, and can play neither of the sides" in words
 
 
 def test_standings_of_matches_made_by_hand():

@@ -74,12 +74,14 @@ class Games(abc.ABC):
         none failed. Rows of these columns are FIRST or PAD; see `tolerate_errors`.
       stepping: way of stepping games, as text after their number in the log.
       remark: sentence for the log about a faster way to step the games; empty if none is known.
+      settings: arguments of `make_games` that change the game or its rows.
       env_spec: None, because games have no specification of gymnasium.
       follows_progress: True if the games have a curriculum, which `set_progress` advances.
       name, groups, num_games, has_gaps: the constructor's arguments.
     """
 
     turns = 1
+    settings: Mapping[str, Any] = {}
     follows_progress = False
     env_spec: EnvSpec | None = None
     stepping = remark = ""

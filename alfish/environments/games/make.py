@@ -88,8 +88,11 @@ def make_games(
 
     games = [another() for _ in range(num_envs or num_games)]
     settings: dict[str, Any] = {"rewards": rewards, "action_mask": action_mask, "leaves": leaves}
-    settings |= {"teams": teams, "team_spirit": team_spirit, "make": another}
-    return (TurnGames if hasattr(games[0], "agent_iter") else ParallelGames)(games, seed, **settings)
+    settings |= {"teams": teams, "team_spirit": team_spirit}
+    kind = TurnGames if hasattr(games[0], "agent_iter") else ParallelGames
+    made: Games = kind(games, seed, **settings, make=another)
+    made.settings = {**settings, "game_kwargs": game_kwargs}
+    return made
 
 
 def _maker(game: str) -> Callable[..., Any]:

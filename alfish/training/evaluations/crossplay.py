@@ -1,4 +1,4 @@
-"""Games between all players of runs. A player is a policy at a checkpoint. Each pair and seating has a result file."""
+"""Games between all players of runs, each a policy at a checkpoint or random actions; each pair has result files."""
 
 import hashlib
 import json
@@ -20,10 +20,10 @@ from alfish.runs import contents
 from alfish.runs.files import make_directory, sha256, write_atomically
 from alfish.training.evaluations.evaluation import bootstrap_interval, mean
 from alfish.training.evaluations.ratings import Outcomes, Pair, Ratings, elo_ratings, exploitability
-from alfish.training.game_evaluator import GameEvaluator
+from alfish.training.evaluations.watch import type_name
+from alfish.training.game_evaluator import RANDOM, GameEvaluator
 from alfish.training.policy import Policy
 from alfish.training.trainer import Trainer
-from alfish.transforms import Transforms
 
 SIDES = ("first", "second")  # names of the players of a match
 ZERO = 1e-6  # largest |sum of the two sides' returns| in a zero-sum game
@@ -33,11 +33,11 @@ Side = tuple[str, ...]  # names of agents
 
 @dataclass(frozen=True)
 class Player:
-    """A policy of a run, at a checkpoint.
+    """A policy of a run, at a checkpoint, or `random_player`.
 
     Attributes:
       policy: name of the policy.
-      run: directory of the run.
+      run: directory of the run; '' means uniformly random actions.
       steps: clock steps of the checkpoint.
       checksum: SHA-256 sum of the checkpoint's file.
       agents: agents that the policy may play in its run.
@@ -51,7 +51,12 @@ class Player:
 
     @property
     def name(self) -> str:
-        return f"{self.policy}@{self.run}:{self.steps}"
+        return f"{self.policy}@{self.run}:{self.steps}" if self.run else self.policy
+
+
+def random_player(games: Games) -> Player:
+    """Returns a player for any side of games, which takes uniformly random actions among the allowed ones."""
+    return Player(RANDOM, "", 0, "", frozenset(agent for group in games.groups.values() for agent in group.agents))
 
 
 def players_of(trainer: Trainer, run: str, checkpoints: Sequence[str | int], policies: Sequence[str]) -> list[Player]:
@@ -118,6 +123,35 @@ def sides_of(games: Games, patterns: Sequence[str], players: Sequence[Player]) -
     return found[0], found[1]
 
 
+def pairs_of(players: Sequence[Player], sides: tuple[Side, Side]) -> list[Pair]:
+    """Returns the pairs of different players of which the first can play the first side, and the second the second.
+
+    Raises:
+      UsageError: there is no such pair, or a player is in no pair.
+    """
+    able = [[set(side) <= player.agents for side in sides] for player in players]
+    numbers = range(len(players))
+    pairs = [
+        (first, second)
+        for first in numbers
+        for second in numbers
+        if first != second and able[first][0] and able[second][1]
+    ]
+    in_words = " and ".join(map(", ".join, sides))
+    if not pairs:
+        raise UsageError(
+            f"crossplay has {len(players)} players, and no two of them play the sides {in_words}; name more "
+            "checkpoints, policies or runs"
+        )
+    if idle := set(numbers) - {number for pair in pairs for number in pair}:
+        player = players[min(idle)]
+        raise UsageError(
+            f"{player.name} plays {', '.join(sorted(player.agents))} in its run, and can play neither of the sides "
+            f"{in_words}; leave it out by --policies, or choose other --sides"
+        )
+    return pairs
+
+
 class Match(NamedTuple):
     """The games of two players in one seating.
 
@@ -151,7 +185,7 @@ class Crossplay:
       show: function that receives a line about each match.
 
     Raises:
-      UsageError: no two players can play each other.
+      UsageError: no two players can play each other, or a player can play neither side.
     """
 
     def __init__(
@@ -176,18 +210,7 @@ class Crossplay:
         self._sample = sample
         self._show = show
         self._seated: dict[int, _Seated] = {}
-        able = [[set(side) <= player.agents for side in sides] for player in players]
-        self.pairs = [
-            (first, second)
-            for first in range(len(players))
-            for second in range(len(players))
-            if first != second and able[first][0] and able[second][1]
-        ]
-        if not self.pairs:
-            raise UsageError(
-                f"crossplay has {len(players)} players, and no two of them play the sides "
-                f"{' and '.join(map(', '.join, sides))}; name more checkpoints, policies or runs"
-            )
+        self.pairs = pairs_of(players, sides)
 
     def matches(self) -> list[Match]:
         """Returns the matches of all pairs; plays the matches without a result file."""
@@ -217,6 +240,7 @@ class Crossplay:
             "checksums": [one.checksum for one in players],
             "sides": [list(side) for side in self._sides],
             "game": self._games.name,
+            "settings": json.loads(json.dumps(self._games.settings, default=type_name, skipkeys=True)),
             "seed": self._seed,
             "num_games": self._num_games,
             "max_length": self._max_length,
@@ -240,13 +264,16 @@ class Crossplay:
         lineup = Lineup(dict(zip(SIDES, self._sides)), self._games, self._seed, weights=None, mixed=True, requires=None)
         for one, number in zip(seated, pair):
             group = self._games.groups[lineup.group[one.name]]
-            spaces = Spaces(group.observation_space, group.action_space)
-            check_fit(one.spaces, spaces, self.players[number].name, "those of the game")
+            if one.spaces is not None:
+                spaces = Spaces(group.observation_space, group.action_space)
+                check_fit(one.spaces, spaces, self.players[number].name, "those of the game")
         evaluator = GameEvaluator(self._games, seated, lineup, None, self._max_length)
         evaluation = evaluator.evaluate(self._num_games, self._seed, self._sample)
         return np.array([evaluation.by_objective[name] for name in SIDES])
 
     def _seat(self, number: int) -> "_Seated":
+        if not self.players[number].run:
+            return _Seated("", None, None, None)
         if number not in self._seated:
             policy = self._load(self.players[number])
             spaces = Spaces(policy.observation_space, policy.action_space)
@@ -255,12 +282,12 @@ class Crossplay:
 
 
 class _Seated(NamedTuple):
-    """A loaded player with the attributes that `GameEvaluator` reads."""
+    """A loaded player with the attributes that `GameEvaluator` reads; all None for random actions."""
 
     name: str
-    algorithm: RLAlgorithm
-    transforms: Transforms
-    spaces: Spaces
+    algorithm: RLAlgorithm | None
+    transforms: Any
+    spaces: Spaces | None
 
 
 class Standings:

@@ -268,10 +268,11 @@ def in_words(environment: Environment) -> str:
         return environment.name
     kwargs = {name: value for name, value in spec.kwargs.items() if name != "render_mode"}
     wrappers = [(one.entry_point, one.kwargs) for one in spec.additional_wrappers]
-    return json.dumps([spec.id, spec.max_episode_steps, kwargs, wrappers], default=_type_name, sort_keys=True)
+    return json.dumps([spec.id, spec.max_episode_steps, kwargs, wrappers], default=type_name, sort_keys=True)
 
 
-def _type_name(value: Any) -> Any:
+def type_name(value: Any) -> Any:
+    """Returns a JSON value in place of an object that JSON cannot express: numbers, or the name of the type."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     return getattr(value, "__qualname__", type(value).__qualname__)
