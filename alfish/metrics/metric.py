@@ -80,6 +80,10 @@ class MovingWindow:
         self._num_nonfinite += len(values) - len(finite)
         self._values = np.concatenate([self._values, finite])[-self._size :]
 
+    def clear(self) -> None:
+        """Removes all values."""
+        self._values = np.empty(0)
+
     def mean_and_variance(self) -> tuple[float, float] | None:
         """Returns the mean and the variance of the mean (inf for a single value); None without values."""
         count = len(self._values)

@@ -50,9 +50,9 @@ class JointPopulation(Listener):
     A policy begins with the values that are bound in its scope (`p1/Learner.learning_rate = 1e-3`). Parameters without
     such a value begin with a log-uniform random value within the bounds. At the end of a generation, each of the worst
     policies is replaced: it takes the networks, transforms and optimizers of one of the best policies, and that
-    policy's values times 0.8 or 1.25. The replaced policy keeps its own rows, metrics, counters and random numbers. The
-    selection is the same as in `alfish population`, and depends only on the results and the run's seed. A policy
-    without a result, for example without a finished episode, continues unchanged.
+    policy's values times 0.8 or 1.25. The replaced policy keeps its own rows, counters and random numbers, and its
+    means of metrics begin again. The selection is the same as in `alfish population`, and depends only on the results
+    and the run's seed. A policy without a result, for example without a finished episode, continues unchanged.
 
     `members.csv` in the run's directory has the parent, the values and the result of each policy in each generation.
 
@@ -250,6 +250,8 @@ class JointPopulation(Listener):
             policy, parent = group.policies[after.number], by_name[after.parent]
             if parent is not policy or after.bindings != result.member.bindings:
                 run.unroller.rebuild(policy, after.bindings, parent)  # type: ignore[attr-defined]
+                if parent is not policy:
+                    self._forget_results(policy)
                 settings = ", ".join(f"{name} = {text}" for name, text in after.bindings.items())
                 run.log(f"{policy.name} continues from {parent.name} at {clock:,} steps, with {settings}")
             self._members[policy.name] = after._replace(parent=parent.name)
@@ -266,6 +268,12 @@ class JointPopulation(Listener):
             if found is not None:
                 results.append(MemberResult(self._members[policy.name], *found))
         return results
+
+    def _forget_results(self, policy: Policy) -> None:
+        """Removes the results of a policy, so that its next ones are those of its new networks."""
+        for window in policy.metrics.windows().values():
+            window.clear()
+        self._evaluated.pop(policy.name, None)
 
     def _read_evaluation(self) -> None:
         """Reads the returns of the newest report, if there was an evaluation."""

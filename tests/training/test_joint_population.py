@@ -16,6 +16,7 @@ from alfish.errors import UsageError
 from alfish.learner.batches import EpochBatches, ReplayBatches
 from alfish.training.game_evaluator import GameEvaluator
 from alfish.training.joint_population import CSV, JointPopulation
+from alfish.training.listener import Listener
 from alfish.training.listeners import CheckpointSaver, Evaluate
 from alfish.training.trainer import Trainer
 
@@ -142,6 +143,22 @@ def test_a_failed_copy_changes_nothing(tmp_path):
     with pytest.raises(UsageError, match="PPO.gamma is 2.0"):
         trainer.unroller.rebuild(one, {"PPO.gamma": "2.0"}, other)
     assert all(vars(one)[name] is part for name, part in parts.items())
+
+
+def test_results_of_a_copy_begin_again(tmp_path):
+    class Windows(Listener):
+        def after_iteration(self, run, report):
+            for name, member in members_of(trainer).items():
+                found[name].append(member.metrics.windows()["average_return"].mean_and_variance())
+
+    found = {name: [] for name in ("p0", "p1", "p2", "p3")}
+    population = POPULATION(first=200, period=10**6)
+    trainer = trainer_of(tmp_path, population, extra_listeners=[Windows()])
+    trainer.train()
+    (copy,) = [row["member"] for row in rows_of(tmp_path) if row["parent"] not in ("", row["member"])]
+    for name, windows in found.items():
+        first = next(index for index, one in enumerate(windows) if one is not None)
+        assert (None in windows[first:]) == (name == copy)
 
 
 def test_new_policies_have_their_own_value_kept_policies_the_configured_one(tmp_path):
