@@ -36,7 +36,7 @@ from alfish.runs.files import make_directory, write_atomically, writing
 RUN_FILE = "run_id"
 CODE_FILE = "code.zip"  # name of the archive of the run's source code, see `runs.code`
 SUPERSEDED = ".superseded"
-# Number of superseded files to keep, those with the most steps.
+# Number of superseded files to keep; the files with the most steps are kept.
 NUM_SUPERSEDED = 2
 MAX_NOTE_SIZE = 4096  # maximum bytes of the small files beside checkpoints
 
@@ -66,7 +66,7 @@ class Checkpoints:
     (see `save`).
 
     The checksum is at the end of the file instead of in a second file: two files cannot be renamed atomically, and a
-    copied checkpoint keeps its checksum. The zip format permits this, so `torch.load` can read the files.
+    copied checkpoint keeps its checksum. The zip format permits text at the end, so `torch.load` can read the files.
 
     Args:
       directory: directory of the checkpoints, created by the first `save`.
@@ -281,7 +281,7 @@ class Checkpoints:
             return contents.checked_entries(self._best_path, found, {"steps": int})["steps"]
         except FileNotFoundError:
             return None
-        except UsageError as error:  # not raised: the next best checkpoint writes the file again
+        except UsageError as error:  # a warning suffices, because the next best checkpoint replaces the file
             logging.warning("%s: no checkpoint is treated as the best", error)
             return None
 

@@ -14,14 +14,14 @@ from alfish.runs.files import open_regular
 
 _SUFFIXES = (".py", ".gin", ".cpp", ".h", ".typed")
 _DATE = (1980, 1, 1, 0, 0, 0)  # modification time of all members, so that equal code gives equal archives
-_LARGEST = 64 << 20  # bytes of all files of an archive
+_LARGEST = 64 << 20  # maximum total size of the files in an archive, in bytes
 
 
 def snapshot() -> bytes:
     """Returns a zip file with the source files of alfish, and of modules that this process imported from elsewhere.
 
-    A module is left out if it belongs to Python or to an installed package. Of a package, all source files are
-    archived, imported or not, because a later command may import others.
+    A module is left out if it belongs to Python or to an installed package. All source files of a package are archived,
+    including files that were not imported, because a later command may import them.
     """
     buffer = BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
@@ -37,7 +37,7 @@ def extract(path: Path, directory: Path) -> list[str]:
     """Writes the files of an archive into a directory; returns the names of the modules that the directory then has.
 
     Raises:
-      UsageError: there is no archive, or it is damaged, or has names that lead out of the directory, or is too large.
+      UsageError: the archive does not exist, is damaged or too large, or has names that lead out of the directory.
     """
     try:
         with open_regular(path) as file, zipfile.ZipFile(file) as archive:
@@ -58,7 +58,7 @@ def extract(path: Path, directory: Path) -> list[str]:
 
 
 def _sources() -> Iterator[tuple[str, Path]]:
-    """Yields the source files by name, with which they would be imported from one directory."""
+    """Yields the source files, each with the relative path at which it can be imported from one common directory."""
     for module, place in _own_modules():
         if place.is_file():
             yield f"{module}.py", place
@@ -70,7 +70,7 @@ def _sources() -> Iterator[tuple[str, Path]]:
 
 
 def _own_modules() -> Iterator[tuple[str, Path]]:
-    """Yields the places of alfish and of imported modules that belong neither to Python nor to an installed package."""
+    """Yields names and paths of alfish, and of imported modules outside of Python and of installed packages."""
     installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     installed |= {*site.getsitepackages(), site.getusersitepackages()}
     for name, module in list(sys.modules.items()):

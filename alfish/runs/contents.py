@@ -1,8 +1,8 @@
 """Reads a run's files as untrusted input, because the directory may be damaged or come from another person.
 
-Each function accepts only a regular file of limited size with the expected kind of content. Functions with a directory
-and a name also refuse links that lead out of the directory. A refused file raises a UsageError that names the file; if
-a file does not exist, the result is None.
+Each function accepts only a regular file of limited size with the expected kind of content. Functions that take a
+directory and a name also refuse links that lead out of the directory, and return None if the file does not exist
+(`last_text`: ''). A refused file raises a UsageError that names the file.
 """
 
 import csv
@@ -41,7 +41,7 @@ def content(directory: Path, name: str, max_size: int = MAX_TEXT) -> bytes | Non
     Args:
       directory: directory of the run.
       name: path of the file, relative to the directory.
-      max_size: largest number of bytes.
+      max_size: largest size that is accepted, in bytes.
 
     Raises:
       UsageError: the file is not a regular file, is too large, cannot be read, or a link leads out of the directory.
@@ -176,7 +176,7 @@ def record(directory: Path, name: str, kinds: Mapping[str, type], may_lack: Sequ
 
 
 def checked_entries(path: Path, value: Any, kinds: Mapping[str, type], may_lack: Sequence[str] = ()) -> dict:
-    """Returns a JSON value after the checks of `record`; `path` is the file of the value."""
+    """Checks a JSON value as `record` does, and returns it; `path` is the file of the value, for messages."""
     if not isinstance(value, dict):
         raise UsageError(f"{path} is not what alfish writes there: it is not a JSON object; move it away")
     for entry, kind in kinds.items():
@@ -230,7 +230,7 @@ def numbers(cells: Sequence[str], path: Path) -> np.ndarray:
 
 
 def clocks(cells: Sequence[str], path: Path) -> np.ndarray:
-    """Returns a column of steps or seconds.
+    """Returns a column of a CSV as steps or seconds.
 
     Raises:
       UsageError: a cell is not a number from 0 to `LARGEST_CLOCK`.

@@ -34,13 +34,13 @@ def absolute(path: str | Path) -> Path:
 
 
 def nearest(path: Path) -> Path:
-    """Returns a path for messages, relative to the working directory if it is inside."""
+    """Returns a path for messages, relative to the working directory if the path is inside that directory."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike) -> Iterator[None]:
-    """Converts an OSError while the context writes `path` into a one-sentence error.
+    """Converts an OSError that occurs while the context writes `path` into an error of one sentence.
 
     Raises:
       UsageError: a file is where a directory is needed, a directory is where a file is needed, or `path` is a link.
@@ -180,7 +180,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def open_regular(path: str | os.PathLike) -> BinaryIO:
-    """Opens a regular file for reading; a link to a pipe, device or socket is refused.
+    """Opens a regular file for reading; refuses pipes, devices and sockets, also behind a link.
 
     Raises:
       OSError: the file is not regular, or cannot be opened.

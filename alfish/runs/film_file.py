@@ -1,4 +1,4 @@
-"""Film files. Frames are encoded at once, so memory does not depend on the length of a film."""
+"""Film files. Each frame is encoded when it is added, so the memory does not depend on the length of a film."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from alfish.errors import RunError, UsageError, first_line, printable
 from alfish.runs.files import temporary_of
 
 SUFFIXES = (".mp4", ".gif")
-# Properties of the GIFs that TensorBoard shows instead of a film.
+# Maximum width in pixels, frames per second, and maximum length of the GIFs that TensorBoard shows instead of films.
 GIF_WIDTH, GIF_FPS, GIF_SECONDS = 320, 10, 60
 
 
@@ -31,7 +31,7 @@ class FilmFile:
     """A film file; it gets its final name when it is complete.
 
     Args:
-      directory: directory of the film, which exists.
+      directory: existing directory, in which the film is written.
       suffix: suffix of the file, one of `SUFFIXES`.
       fps: number of frames per second.
       setting: name of the film in messages, such as `--video=film.mp4`.
@@ -80,7 +80,7 @@ class FilmFile:
 
         try:
             found, _ = imageio_ffmpeg.count_frames_and_secs(str(self._unfinished))
-        except RuntimeError:  # the film's index is missing, which is written last
+        except RuntimeError:  # the film's index, which is written last, is missing
             found = 0
         if found < self.num_frames:
             raise OSError(f"its file has {found} of {self.num_frames} frames; is the disk full?")
@@ -94,7 +94,7 @@ class FilmFile:
 
 
 def side_by_side(films: Sequence[Path], path: Path, setting: str) -> None:
-    """Writes a film that shows films from left to right, as high as the first one; a short film keeps its last frame.
+    """Writes a film that shows films side by side at the height of the first; a shorter film holds its last frame.
 
     Args:
       films: at least two complete films.

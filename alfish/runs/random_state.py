@@ -1,8 +1,8 @@
 """The global random generators: seeding, saving, restoring, and protection from code that seeds them.
 
 alfish draws from torch's generators only; numpy's and Python's generators are left to the environments. An environment
-may seed torch's generators, perhaps at each reset; random numbers of warm-up, noise and minibatches must not repeat
-then (`apart`).
+may seed torch's generators, perhaps at each reset. In spite of this, the random numbers that alfish draws for warm-up,
+noise and minibatches must not repeat; see `apart`.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from absl import logging
 
-# Highest bits of seeds that alfish sets, to recognise them. A CPU's generator uses only the lowest 32 bits.
+# Highest bits of seeds that alfish sets, by which it recognises them. A CPU's generator uses only the lowest 32 bits.
 _OWN = 0x5A << 56
 
-# Methods of the generator on the CPU, which are called in each step.
+# Methods of the CPU's generator, looked up only once because they are called in each step.
 seed_of_torch: Callable[[], int] = torch.default_generator.initial_seed
 cpu_state: Callable[[], torch.Tensor] = torch.default_generator.get_state
 set_cpu_state: Callable[[torch.Tensor], Any] = torch.default_generator.set_state
@@ -81,7 +81,7 @@ def recover(before: int) -> None:
 
 
 def derived_seeds(count: int, *numbers: int) -> list[int]:
-    """Returns 31-bit seeds that depend on the state of torch's generator, which does not change, and on numbers."""
+    """Returns `count` 31-bit seeds derived from `numbers` and torch's CPU generator, whose state does not change."""
     state = hashlib.sha256(cpu_state().numpy().tobytes()).digest()
     entropy = [int.from_bytes(state, "little"), *numbers]
     return [int(seed >> 1) for seed in np.random.SeedSequence(entropy).generate_state(count)]
@@ -112,7 +112,7 @@ def preserved() -> Iterator[None]:
 def rng_state() -> dict[str, Any]:
     """Returns the state of all global generators: of `random`, of numpy, and of torch on the CPU and each GPU.
 
-    CUDA is not initialized: a process that has not used a GPU has not drawn numbers there.
+    This does not initialize CUDA, because a process that has not used a GPU has not drawn random numbers there.
     """
     on_cpu, on_gpus = _torch_states()
     return {
@@ -186,13 +186,13 @@ class RandomStream:
         set_torch_state(self._device, self._others)
 
     def resume(self) -> None:
-        """Makes the stream active until `suspend`; the caller saves and restores the generators' own states."""
+        """Makes the stream active until `suspend`; the caller must save and restore the global generators' states."""
         set_cpu_state(self._state[0])
         if self._device.type == "cuda":
             torch.cuda.set_rng_state(self._state[1], self._device)
 
     def suspend(self) -> None:
-        """Ends what `resume` has begun."""
+        """Makes the stream inactive: stores the current states of the generators in it."""
         self._state = [cpu_state()]
         if self._device.type == "cuda":
             self._state.append(torch.cuda.get_rng_state(self._device))
@@ -201,6 +201,6 @@ class RandomStream:
         return {"generators": self._state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues the stream. If the state was saved without a GPU, the GPU's generator does not change."""
+        """Restores a result of `state_dict`. If it was saved without a GPU, the GPU generator's state is kept."""
         own = [generator.cpu() for generator in state["generators"]]
         self._state = own + self._state[len(own) :]

@@ -14,8 +14,8 @@ WARNING = "warning: "  # prefix of absl's warnings; Python's warnings begin with
 
 
 class RunLog(logging.Handler):
-    """Appends lines to a file, each with the time. Lines before `open` are kept in memory; after `close`, only `write`
-    appends.
+    """Appends lines to a file, each with the time. Lines that are written before `open` stay in memory until `open`
+    is called. After `close`, warnings are not appended any more.
 
     Args:
       path: path of the file; its directory must exist when `open` is called.
@@ -31,7 +31,7 @@ class RunLog(logging.Handler):
         """Writes the lines in memory, and starts to record warnings of absl and of Python."""
         self._is_open = True
         waiting, self._waiting = self._waiting or [], None
-        with contextlib.suppress(DiskError):  # the lines were printed before
+        with contextlib.suppress(DiskError):  # ignored, because the lines have also been printed
             self._append(waiting)
         logging.getLogger("absl").addHandler(self)
         show = warnings.showwarning
@@ -69,7 +69,7 @@ class RunLog(logging.Handler):
             return
         self._is_open = False
         logging.getLogger("absl").removeHandler(self)
-        if warnings.showwarning is self._show:  # a wrapper set later would still call `_show`
+        if warnings.showwarning is self._show:  # otherwise, a wrapper that was set later still calls `_show`
             warnings.showwarning = self._show_before
 
     def _append(self, lines: list[str]) -> None:

@@ -92,7 +92,7 @@ def _is_recorded(text: str, modules: Sequence[str]) -> bool:
 
 
 def _entry(text: str, modules: Sequence[str]) -> Path:
-    """Returns the path of the entry named by a digest of a configuration and of the current paths of its modules."""
+    """Returns the path of the entry whose name is the digest of a configuration and of its modules' current paths."""
     places = [f"{module} {_place(module.partition('.')[0])}\n" for module in modules]
     digest = hashlib.sha256("\0".join([text, *places]).encode("utf-8", "surrogateescape")).hexdigest()
     return _directory() / digest

@@ -12,7 +12,7 @@ from alfish.runs.files import open_regular, sha256
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-MAX_MANIFEST = 2**24  # maximum bytes, for some hundred thousand files
+MAX_MANIFEST = 2**24  # maximum bytes, enough for about a hundred thousand files
 CARD = "README.md"
 # A relative path whose names have only the listed characters; no name begins with a dot.
 _NAME = re.compile(r"(?!.*(^|/)\.)[\w\-. +=,()]+(/[\w\-. +=,()]+)*", re.ASCII)
@@ -29,7 +29,7 @@ class Manifest(NamedTuple):
     """Files of a packed run.
 
     Attributes:
-      files: files by name, relative to the run's directory.
+      files: size and checksum of each file, by its path relative to the run's directory.
       about: JSON values: version of alfish, steps of the checkpoint, and whether the replay buffer is packed.
     """
 
@@ -38,7 +38,7 @@ class Manifest(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Total size of all files, in bytes."""
         return sum(entry.size for entry in self.files.values())
 
     def to_json(self) -> str:
@@ -76,7 +76,7 @@ def parse(content: bytes, where: str) -> Manifest:
 
 
 def of_files(files: Mapping[str, Path | bytes], about: dict[str, Any]) -> Manifest:
-    """Returns the manifest of files, or of the contents of files.
+    """Returns the manifest of files, each of which is given as its path or its content.
 
     Raises:
       UsageError: `parse` would refuse the manifest, because of a file's name or the number of files.

@@ -37,7 +37,7 @@ class ConsoleProgress:
       unit: unit of `budget` and `done`, such as 'env steps', 'iterations' or 'seconds'.
       stream: stream to write to; None means sys.stderr.
       period_seconds: seconds between two lines.
-      window_seconds: length of the window of rates, in seconds of iterations.
+      window_seconds: length of the window over which rates are averaged, in seconds of iterations.
       clock: function that returns the real time, in seconds.
     """
 
@@ -54,12 +54,12 @@ class ConsoleProgress:
     ):
         self._budget = budget
         self._unit = unit
-        self._stream = sys.stderr if stream is None else stream  # None if the program has no stream
+        self._stream = sys.stderr if stream is None else stream  # sys.stderr is None in a program without a console
         self._window_seconds = window_seconds
         self._clock = clock
-        self._moments: deque[_Moment] = deque()  # states in the window, the oldest first
+        self._moments: deque[_Moment] = deque()  # moments in the window, the oldest first
         self._last_shown = clock()
-        self._began: tuple[float, float] | None = None  # real time, and seconds of iterations
+        self._began: tuple[float, float] | None = None  # real time and seconds of iterations at the first `update`
         self._unshown: tuple[_Moment, dict[str, float]] | None = None
         self._bar = None
         self._period_seconds = period_seconds
@@ -69,10 +69,10 @@ class ConsoleProgress:
             self._bar = _Bar(total=budget, file=self._stream, bar_format=bar_format, dynamic_ncols=True)
 
     def update(self, done: float, steps: int, seconds: float, values: dict[str, float]) -> None:
-        """Shows the state, if a period has passed.
+        """Shows the progress, if a period has passed since it was last shown.
 
         Args:
-          done: spent part of the budget, including earlier processes.
+          done: spent part of the budget, including the part that earlier processes spent.
           steps: clock steps of the run.
           seconds: seconds of the run's iterations.
           values: values by short name, such as 'return' and 'loss'; shown in their order.
@@ -103,7 +103,7 @@ class ConsoleProgress:
             self._bar.write(text, file=self._stream)
 
     def close(self) -> None:
-        """Shows the last state, if it was not shown yet, and closes the bar."""
+        """Shows the last progress, if it was not shown yet, and closes the bar."""
         self._show()
         if self._bar is not None and self._is_open:
             self._bar.close()
@@ -145,7 +145,7 @@ class ConsoleProgress:
 
 
 class _Bar(tqdm):
-    monitor_interval = 0  # no monitor thread: unrollers may fork
+    monitor_interval = 0  # starts no monitor thread, because unrollers may fork
 
 
 def _grouped(number: float) -> str:

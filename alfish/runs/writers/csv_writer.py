@@ -15,19 +15,19 @@ from alfish.runs import contents
 from alfish.runs.files import make_directory, write_atomically, writing
 from alfish.runs.writers.writer import COUNTERS, Counters, Writer
 
-MAX_DIGITS = 18  # maximum number of digits of steps
+MAX_DIGITS = 18  # maximum number of digits of a row's clock steps
 
 
 class CSVWriter(Writer):
-    """CSV table with the counters and a column for each scalar name; a missing value is an empty cell.
+    """CSV table with a column for each counter and each scalar name; a missing value is an empty cell.
 
     For a new name, the file is rewritten with an additional last column. Each row is flushed, so a killed process loses
     at most its last row. The next writer removes an incomplete last row.
 
     Args:
       path: path of the file, usually `metrics.csv`; an existing file is continued.
-      resume_steps: clock steps after which rows are removed, because a resumed run writes them again. None removes
-        nothing.
+      resume_steps: clock steps of the checkpoint from which a run resumes. Later rows are removed, because the run
+        writes them again. None removes nothing.
 
     Raises:
       UsageError: if the existing file is not a table of metrics.

@@ -18,7 +18,7 @@ MAX_LENGTH = 500  # characters of a parameter's value that all versions accept
 @gin.configurable(module="alfish.writers")
 @checked
 class MlflowWriter(Tracker):
-    """Sends a run's summaries to MLflow; needs the extra 'mlflow'. MLflow has no histograms.
+    """Sends a run's summaries to MLflow, except for histograms, which MLflow lacks; needs the extra 'mlflow'.
 
     Args:
       experiment: name of the MLflow experiment, which is created if needed.

@@ -1,4 +1,4 @@
-"""The common part of experiment trackers."""
+"""The base class of writers that send summaries to experiment trackers."""
 
 import abc
 import importlib.util
@@ -23,8 +23,8 @@ class Tracker(Writer):
     """A writer that sends a run's summaries to an experiment tracker.
 
     A resumed run continues the same run of the tracker, without sending values twice. For each first segment of a name
-    (`train` in `train/loss`), only values with a later clock than the last value are sent. The run's directory stores
-    the id and these clocks in `trackers/`.
+    (`train` in `train/loss`), a process sends only values whose clock is later than any that earlier processes have
+    sent. The run's directory stores the id of the tracker's run and these clocks in `trackers/`.
 
     If the tracker fails, the writer warns once, and sends nothing more in this process; training continues.
 

@@ -62,7 +62,7 @@ class WandbWriter(Tracker):
 
         directory = run.directory / DIRECTORY / "wandb"
         directory.mkdir(parents=True, exist_ok=True)
-        # Output is not captured, code is not read, and several runs of one process are separate.
+        # With these settings, wandb neither captures output nor reads code, and keeps the runs of one process apart.
         own = wandb.Settings(
             console="off", disable_git=True, save_code=False, disable_code=True, silent=True,
             init_timeout=INIT_SECONDS, finish_timeout=FINISH_SECONDS,
@@ -114,7 +114,7 @@ class WandbWriter(Tracker):
 
 
 def _has_key() -> bool:
-    """Returns whether a key of the server is stored, without asking the server or the user."""
+    """Returns whether an API key for the server is stored, without asking the server or the user."""
     import wandb
 
     settings = wandb.setup().settings

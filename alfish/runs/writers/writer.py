@@ -32,7 +32,7 @@ class Histogram(NamedTuple):
     def of(cls, values: Any) -> "Histogram":
         """Returns the histogram of the finite values of an array or tensor.
 
-        Each distinct integer has a separate bin.
+        If the values are integers and span fewer than `NUM_BINS`, each integer has a bin of its own.
         """
         flat = _on_host(values).reshape(-1)
         flat = flat[:: -(-len(flat) // MAX_VALUES) or 1].astype(np.float64)
@@ -65,11 +65,11 @@ Shown = float | Histogram | Image
 
 
 def shown_value(value: Any) -> Shown:
-    """Returns a number, a histogram or an image.
+    """Converts a value to a number, a histogram or an image.
 
     Args:
-      value: number, or array with one entry; image, `[H, W, 3]` or `[H, W, 1]` uint8; any other array, whose values a
-        histogram counts; or a `Histogram` or an `Image`.
+      value: number or array with one entry, for a number; `[H, W, 3]` or `[H, W, 1]` uint8, for an image; any other
+        array, for a histogram of its values; or a `Histogram` or an `Image`, which is returned as it is.
 
     Raises:
       TypeError: the value is something else, such as a string.
@@ -99,7 +99,7 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
 
 
 class Counters(NamedTuple):
-    """Counters of a run. Their names and order are columns of metrics.csv.
+    """Counters of a run. Their names are the first columns of metrics.csv, in this order.
 
     Attributes:
       steps: clock of the values, see `Clock.value`.
@@ -121,8 +121,8 @@ class RunOrigin(NamedTuple):
 
     Attributes:
       directory: directory of the run.
-      id: id of the run, in its directory; the same after a resume.
-      log: function that receives a line for the user.
+      id: id of the run, which its directory stores, so it stays the same after a resume.
+      log: function that shows a line to the user.
     """
 
     directory: Path
@@ -137,7 +137,7 @@ class Writer:
     """
 
     def start(self, run: RunOrigin) -> None:
-        """Prepares the writer, before anything is written and after a resume."""
+        """Prepares the writer; called once in each process, before anything is written."""
 
     def describe(self, settings: Mapping[str, Any], texts: Mapping[str, str], provenance: Mapping[str, Any]) -> None:
         """Writes the description of the run, once in each process.
