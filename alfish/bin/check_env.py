@@ -48,7 +48,7 @@ from alfish.runs import random_state
 
 LONGEST_SECONDS = 4.0  # seconds after which random steps in a slow environment stop
 MORE_STEPS = 10  # largest number of random steps until an episode ends, as a multiple of --num_steps
-NUM_COMPARED = 64  # number of steps after which environments with two seeds are compared
+NUM_COMPARED = 64  # number of steps in which environments with two seeds are compared
 
 FLAGS = flags.FlagValues()
 flags.DEFINE_string(
@@ -255,9 +255,9 @@ def _examined(environment: Any, num_steps: int, observed: Observed) -> Iterator[
     except Exception as error:
         _trace(error)
         yield (
-            f"{type(error).__name__}: {first_line(error)}; reset returns (observation, info), and step (observation, "
-            "reward, terminated, truncated, info), with every part of the observation as declared by its space; "
-            "--verbosity=1 shows where"
+            f"{type(error).__name__}: {first_line(error)}; reset must return (observation, info), and step must return "
+            "(observation, reward, terminated, truncated, info), with every part of the observation as declared by its "
+            "space; --verbosity=1 shows where the error occurred"
         )
 
 
@@ -274,7 +274,7 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
 
     Args:
       environment: vector environment of two environments.
-      num_steps: total number of steps; up to `MORE_STEPS` times as many if no episode ends earlier.
+      num_steps: number of steps of each environment; up to `MORE_STEPS` times as many if no episode ends earlier.
       observed: object that collects statistics of the steps.
     """
     env, space = environment.env, environment.observation_space
@@ -339,9 +339,9 @@ def examine(environment: Any, num_steps: int, observed: Observed) -> Iterator[st
 
 
 def mistyped(env: gymnasium.Env) -> Iterator[str]:
-    """Makes a step of one environment, and yields a sentence for each result of another type than its space declares.
+    """Takes one step in one environment, and yields a sentence for each result whose type its space does not declare.
 
-    Such results are converted in each step, and may fail where they are stored.
+    Such a result is converted in each step, and storing it may fail.
     """
     with random_state.apart():
         first, _ = env.reset(seed=5)

@@ -28,7 +28,7 @@ def as_gymnasium(environment: FunctionalEnvironment) -> VectorEnvironment:
 
     def single() -> SingleEnvironment:
         env = SingleEnvironment(environment.functional)
-        env.observation_space = environment.observation_space  # includes the marks of action masks
+        env.observation_space = environment.observation_space  # this space also marks action masks
         if environment.reward_spec.shape:
             env.reward_space = environment.reward_spec
         return env

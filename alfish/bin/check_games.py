@@ -71,8 +71,8 @@ class RandomGames:
         self._masks = {
             name: specs.mask_reader(group.observation_spec, group.action_spec) for name, group in games.groups.items()
         }
-        self._lengths: list[int] = []  # steps of the games that have ended
-        self._returns: dict[str, list[np.ndarray]] = {agent: [] for agent in _agents(games)}  # of ended episodes
+        self._lengths: list[int] = []  # numbers of steps of the games that have ended
+        self._returns: dict[str, list[np.ndarray]] = {agent: [] for agent in _agents(games)}  # ended episodes' returns
         self._seen: set[str] = set()  # agents that have occurred
         self._num_steps, self._seconds = 0, 0.0
 
@@ -125,7 +125,7 @@ class RandomGames:
                 mean = np.atleast_1d(np.mean(returns, 0))
                 found.append(f"return       {agent}: {', '.join(map(significant, mean.tolist()))} on average")
         if self._seconds:
-            found.append(f"speed        about {rounded(self._num_steps / self._seconds)} steps of games/s")
+            found.append(f"speed        about {rounded(self._num_steps / self._seconds)} game steps/s")
         return found
 
     def warnings(self) -> list[str]:

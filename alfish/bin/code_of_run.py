@@ -22,11 +22,11 @@ from alfish.__main__ import main; sys.exit(main())
 def call(command: str, arguments: Sequence[str], root_dir: str | None) -> int:
     """Runs `alfish COMMAND` with the code of a run; returns the exit status.
 
-    Modules of the archive may be imported, because the command executes the archive.
+    The process may import every module of the archive, because --code=run means that the archive is trusted.
 
     Args:
       command: name of the subcommand.
-      arguments: its arguments, among them --code=run.
+      arguments: arguments of the subcommand, including --code=run.
       root_dir: directory of the run, or a packed run.
 
     Raises:

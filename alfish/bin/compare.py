@@ -12,8 +12,9 @@ the optimality gap: the mean amount by which scores are below the threshold. For
 probability that a run of the first group is better than a run of the second.
 
 --score_range=LOW,HIGH normalizes scores: LOW becomes 0 and HIGH becomes 1. The optimality gap is then the mean amount
-below 1. With a range for each environment, the table ends with rows over all environments. Definitions follow rliable
-(Agarwal et al., 2021): the median over environments of the mean over runs, which equals the mean for one environment.
+by which scores are below 1. With a range for each environment, the table ends with rows over all environments. As in
+rliable (Agarwal et al., 2021), the median is taken over environments, of the mean score of each environment's runs, so
+it equals the mean if there is one environment.
 """
 
 import sys
@@ -26,7 +27,7 @@ from alfish.bin import show
 FLAGS = flags.FlagValues()
 TAKES_WORDS = True
 flags.DEFINE_string("metric", DEFAULT_METRIC, "Name of the metric that is compared.", flag_values=FLAGS)
-flags.DEFINE_integer("last", 1, "Number of last values of a run whose mean is its score.", 1, flag_values=FLAGS)
+flags.DEFINE_integer("last", 1, "Number of last values of a run; their mean is its score.", 1, flag_values=FLAGS)
 flags.DEFINE_multi_string(
     "threshold", [], "Score to reach, such as 475 or CartPole-v1:475; one for each environment.", flag_values=FLAGS
 )

@@ -1,11 +1,12 @@
 """Lists the shipped configurations with task, algorithm, result and number of seeds.
 
   alfish confs
-  alfish confs halfcheetah sac # configurations that contain all of these words alfish confs ppo_cartpole # path and
-  text of one configuration, with its complete result alfish confs ppo.gin # path and text of a file that other files
-  include alfish train --gin_file=ppo_cartpole.gin --root_dir=runs/ppo
+  alfish confs halfcheetah sac    # configurations that contain all of these words
+  alfish confs ppo_cartpole       # path and text of one configuration, with its complete result
+  alfish confs ppo.gin            # path and text of a file that other files include
+  alfish train --gin_file=ppo_cartpole.gin --root_dir=runs/ppo
 
-Words are searched in file name, task and algorithm. If only one configuration contains all of them, its text is shown.
+Words are looked up in file name, task and algorithm. If only one configuration contains all of them, its text is shown.
 """
 
 import re
@@ -28,7 +29,7 @@ COLUMNS = (30, 23, 14)  # widths of the columns file, task and algorithm; the re
 
 class Conf(NamedTuple):
     path: Path
-    task: str  # '' for a file that other files include or that extends them
+    task: str  # '' for a file that other files include, or that extends another --gin_file
     algorithm: str
     result: str
 

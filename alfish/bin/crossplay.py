@@ -13,7 +13,7 @@ settings. Game k of each pair has the seed `seed + k`.
 --output has a row for each pair and seating: mean returns of both sides with 95 % bootstrap intervals, and the numbers
 of games that the first side has won, drawn and lost. A second file, whose name ends in -players.csv, has a row for each
 player. In zero-sum games, the row has the player's Elo rating and exploitability. Elo ratings are the maximum
-likelihood of the Bradley-Terry model, with 95 % bootstrap intervals over games. A draw counts as half a win, and
+likelihood of the Bradley-Terry model, with 95 % bootstrap intervals over games. A draw counts as half a win. The player
 --anchor has the rating 1000. Exploitability is the mean return of the best opponent against the player.
 
 The result of each pair is stored next to --output, in a directory whose name ends in -games. If the command is stopped,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from alfish.training.policy import Policy
 
 FLAGS = flags.FlagValues()
-flags.DEFINE_multi_string("root_dir", [], "Directory of a run in games; repeatable.", flag_values=FLAGS)
+flags.DEFINE_multi_string("root_dir", [], "Directory of a run that trained in games; repeatable.", flag_values=FLAGS)
 _WORDS = "Checkpoints of each run: all, latest, best, or numbers of steps."
 flags.DEFINE_list("checkpoints", ["latest"], _WORDS, flag_values=FLAGS)
 flags.DEFINE_list("policies", [], "Names of policies; default: all policies that train.", flag_values=FLAGS)
@@ -42,9 +42,9 @@ flags.DEFINE_boolean("random", False, "Add the player 'random', with random acti
 flags.DEFINE_list("sides", [], _WORDS, flag_values=FLAGS)
 flags.DEFINE_integer("num_games", 200, "Number of games of a pair in one seating.", 1, flag_values=FLAGS)
 flags.DEFINE_integer("seed", 0, "Seed of game 0.", 0, shared_flags.LARGEST_SEED, flag_values=FLAGS)
-_WORDS = "Sample actions as in training; with --nosample, games of a game without chance are all equal."
+_WORDS = "Sample actions as in training; with --nosample, all games of a deterministic environment are equal."
 flags.DEFINE_boolean("sample", True, _WORDS, flag_values=FLAGS)
-flags.DEFINE_string("anchor", None, "Player with Elo 1000, as in the table; default: the first.", flag_values=FLAGS)
+flags.DEFINE_string("anchor", None, "Player with Elo 1000, named as in the table; default: first.", flag_values=FLAGS)
 flags.DEFINE_string("output", None, "File of the results, .csv.", flag_values=FLAGS)
 flags.DEFINE_integer("num_envs", 8, shared_flags.NUM_ENVS, 1, flag_values=FLAGS)
 flags.DEFINE_integer("max_length", None, shared_flags.MAX_LENGTH, 1, flag_values=FLAGS)

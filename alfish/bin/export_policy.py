@@ -26,8 +26,8 @@ flags.DEFINE_string("checkpoint", "latest", shared_flags.CHECKPOINT, flag_values
 words = "Name of the policy, in a run with several policies; default: the only policy."
 flags.DEFINE_string("policy", None, words, flag_values=FLAGS)
 flags.DEFINE_boolean("sample", False, "Sample actions as in training, instead of taking the mode.", flag_values=FLAGS)
-flags.DEFINE_integer("num_steps", 1000, "Number of observations on which the file is compared.", 1, flag_values=FLAGS)
-words = "Recorded data to compare on, such as alfish:data/x, if the environment is not installed."
+flags.DEFINE_integer("num_steps", 1000, "Number of observations for the comparison.", 1, flag_values=FLAGS)
+words = "Recorded data for the comparison, such as alfish:data/x, if the environment is not installed."
 flags.DEFINE_string("data", None, words, flag_values=FLAGS)
 flags.DEFINE_integer("seed", 0, "Seed of the first episode.", 0, shared_flags.LARGEST_SEED, flag_values=FLAGS)
 flags.DEFINE_multi_string("allow_import", [], shared_flags.ALLOW_IMPORT, flag_values=FLAGS)

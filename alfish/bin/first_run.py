@@ -100,7 +100,7 @@ def suggestions(
         return
     has_image = any(is_image(leaf) for leaf in nest.leaves(environment.observation_spec))
     if has_image and environment.name.startswith("ALE/") and not task.files and len(task.bindings) == 1:
-        yield "next", "ppo_atari.gin has the preprocessing and settings of PPO for Atari games; dqn_atari.gin, of DQN"
+        yield "next", "ppo_atari.gin has preprocessing and settings of PPO for Atari games; dqn_atari.gin does for DQN"
         atari = Task(["ppo_atari.gin"], task.bindings)
         yield "command", _command([*_files(atari.files), *_bound(atari.bindings)], f"runs/ppo_{name}")
         yield from _expected(atari, None, 0, steps_per_second)
@@ -147,7 +147,7 @@ def _expected(task: Task, base: BaseConf | None, budget: int, steps_per_second: 
     try:
         rate = _rate(task, base, steps_per_second)
     except (UsageError, RunError) as error:
-        yield "note", f"a trial of its training failed: {first_line(error)}"
+        yield "note", f"a short training in the environment failed: {first_line(error)}"
         return
     how = (
         f"tried for {MEASURED_SECONDS:.0f} s"

@@ -24,7 +24,7 @@ def define_group(flag_values: flags.FlagValues, group: str) -> None:
     words = "One binding for all runs, such as 'PPO.gamma=0.98'; repeatable, overrides files."
     flags.DEFINE_multi_string("gin_param", [], words, flag_values=flag_values)
     flags.DEFINE_string("root_dir", None, f"Directory of the {group}; created if needed.", flag_values=flag_values)
-    words = "Number of last evaluations whose mean is a run's value; default: 1."
+    words = "Number of last evaluations of a run; their mean is the run's value; default: 1."
     flags.DEFINE_integer("last", None, words, 1, flag_values=flag_values)
     words = "Number of runs at the same time; default: one per core of the machine, or of the cluster with --ray."
     flags.DEFINE_integer("jobs", None, words, 1, flag_values=flag_values)

@@ -19,7 +19,7 @@ Sources, as scheme:place, repeatable:
 If a format does not record whether an episode terminated or timed out, specify it: --source='sb3:FILE?dones=terminated'
 or dones=truncated; the same holds for lerobot:.
 
-The report lists the ids of episodes with errors, corrections, ranges and returns. Nothing is written without --output.
+The report has the ids of faulty episodes, and corrections, ranges and returns. Nothing is written without --output.
 OfflineBuffer.sources = ['alfish:DIR'] reads the written data set; docs/offline.md explains more.
 """
 

@@ -91,7 +91,7 @@ class Observed:
     Attributes:
       lengths: lengths of the finished episodes.
       remarks: further sentences for `warnings`.
-      num_steps: total number of steps of all environments.
+      num_steps: number of vector steps; each one steps all environments.
     """
 
     def __init__(self, environment: Environment):
@@ -146,13 +146,13 @@ class Observed:
             yield "every episode ended after one step; if that is not intended, check when `step` returns terminated"
         if self._environment.lacks_limit and not self._truncates:
             yield (
-                "it is registered without a time limit, and no episode was truncated: if an episode may never end, set "
-                "a limit, for example make_environment.env_kwargs = {'max_episode_steps': 1000}"
+                "the environment is registered without a time limit, and no episode was truncated: if an episode may "
+                "never end, set a limit, for example make_environment.env_kwargs = {'max_episode_steps': 1000}"
             )
         limit = getattr(self._environment.env_spec, "max_episode_steps", None) or 0
         if limit > LONGEST_EPISODE:
             yield (
-                f"its time limit is {limit:,} steps: the first returns come late, and an evaluation of 20 episodes "
+                f"the time limit is {limit:,} steps: the first returns come late, and an evaluation of 20 episodes "
                 "takes long"
             )
 

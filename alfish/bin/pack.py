@@ -6,7 +6,7 @@
 The file has what is needed to evaluate, play and continue the run: its configuration, the newest and the best
 checkpoint, evaluations, metrics, films, and a card (README.md) that the Hugging Face hub shows. The log and the
 TensorBoard files are not included. Reading the file does not execute code from it. The replay buffer, which can be
-large, is packed only with --replay; a run that continues from the file is then bit-identical.
+large, is packed only with --replay; a run that continues from the file then has the same bits as the original.
 
   alfish evaluate --root_dir=ppo.zip
   alfish unpack --input=ppo.zip --root_dir=runs/ppo2

@@ -7,7 +7,7 @@
   alfish params --gin_file=ppo_cartpole.gin learner
 
 Several words must all be in the name. With --gin_file, the command builds the configuration as `alfish train` does, but
-trains and writes nothing. A value with `(default ...)` is bound; other values are defaults.
+trains and writes nothing. If a value differs from its parameter's default, the default follows as `(default ...)`.
 """
 
 import contextlib

@@ -4,8 +4,8 @@
   alfish plot 'PPO=runs/ppo-*' 'stable-baselines3=logs/*' --threshold=475 --x=wall_seconds --output=curves.html
   alfish plot sweeps/rate --metric=train/entropy --statistic=median --output=entropy.svg
 
-A run is a directory of `alfish train`, a directory with such directories, a directory with the monitor files of
-stable-baselines3, or another CSV with a column for the step and one for the value. LABEL=RUN gives it a label.
+An argument is a directory of `alfish train`, a directory with such directories, a directory with the monitor files of
+stable-baselines3, or another CSV file with a column of steps and a column of values. LABEL=PATH gives it a label.
 
 Runs with equal configurations form a group. The legend shows the bindings in which groups differ. Each group has a line
 for the --statistic of its runs, and a pointwise 95 % band from a bootstrap over runs. Each environment has a panel.

@@ -96,9 +96,9 @@ def main(flag_values: flags.FlagValues) -> int:
 def _record(
     evaluator: "Evaluator", validator: "Validator", writer: Any, flag_values: flags.FlagValues
 ) -> tuple[list[float], list[int]]:
-    """Runs all episodes and writes those with a sufficient return.
+    """Runs all episodes, and writes the episodes with a sufficient return.
 
-    Returns all returns, and the seeds of the written episodes.
+    Returns the returns of all episodes, and the seeds of the written episodes.
     """
     least, report = flag_values.min_return, validator.report
     returns: list[float] = []

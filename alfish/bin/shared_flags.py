@@ -34,7 +34,7 @@ def define_episodes(flag_values: flags.FlagValues, num_episodes: int) -> None:
 
 def define_code(flag_values: flags.FlagValues) -> None:
     """Defines the flag for the code that the command runs; see `bin.code_of_run`."""
-    words = "Code to run: installed, or run for the code that CodeSnapshot saved in the run, which is then trusted."
+    words = "Code to execute: installed, or run: the code that CodeSnapshot saved in the run, if you trust it."
     flags.DEFINE_enum("code", "installed", ["installed", "run"], words, flag_values=flag_values)
 
 
@@ -134,7 +134,7 @@ def output_file(output: str | None, *suffixes: str) -> Path:
     """Returns the path of --output, after checking that the file can be written.
 
     Raises:
-      UsageError: the path is missing, is a directory, is below a file, cannot be written, or has none of the suffixes.
+      UsageError: the path is missing, is a directory, is not in a directory, cannot be written, or lacks the suffix.
     """
     *others, last = suffixes
     choices = " or ".join(filter(None, (", ".join(others), last)))

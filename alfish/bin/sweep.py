@@ -16,8 +16,8 @@ ends the runs after they have saved checkpoints. The same command then continues
 that fails is a failed trial; remove its file `failed` to try it again. --prune stops runs whose evaluations are below
 the median of the other runs. More --trials extend a finished sweep.
 
---ray trains the runs on a Ray cluster: the one at RAY_ADDRESS, or the one started on this machine. All machines must
-have --root_dir at the same path.
+--ray trains the runs on a Ray cluster: the cluster at RAY_ADDRESS, or the cluster that was started on this machine. All
+machines must have --root_dir at the same path.
 
 At the end, root_dir has trials.csv, and trials.png with the value against each parameter and the curves of all trials.
 """
@@ -44,7 +44,7 @@ flags.DEFINE_enum(
     "sampler",
     None,
     ["grid", "random", "tpe"],
-    "Sampler; default: grid if all parameters are lists, else tpe.",
+    "Sampler; default: grid if all parameters have grid(...), else tpe.",
     flag_values=FLAGS,
 )
 flags.DEFINE_integer("sampler_seed", None, "Seed of random and tpe; default: 0.", 0, flag_values=FLAGS)

@@ -3,10 +3,10 @@
   alfish train --gin_file=ppo_cartpole.gin --root_dir=runs/ppo
   alfish train --gin_file=ppo_cartpole.gin --root_dir=runs/seed1 --gin_param='Trainer.seed=1'
 
-A gin file is searched in the working directory, then among the shipped confs (`alfish confs` lists them). The same
-command continues an existing run from its newest checkpoint. A larger budget extends a finished run. Ctrl-C or SIGTERM
-saves a checkpoint and stops the run, even while it waits for an environment. A second Ctrl-C stops it at once. SIGUSR1
-does the same with exit status 75, which asks the queue to start the job again.
+A gin file is looked up in the working directory, then among the shipped confs (`alfish confs` lists them). The same
+command continues an existing run from its newest checkpoint. A larger budget extends a finished run. Ctrl-C, SIGTERM or
+SIGUSR1 saves a checkpoint and stops the run, even while it waits for an environment. A second Ctrl-C stops it at once.
+After SIGUSR1 the exit status is 75, which asks a job scheduler to start the job again.
 
 --profile reports where the time went, and which settings would save time. A small budget is enough for this
 (--gin_param=Trainer.num_env_steps=20000). --throughput_limits measures upper limits of the collection speed.
@@ -47,7 +47,7 @@ flags.DEFINE_string("device", None, "auto, cpu, cuda or cuda:N; overrides Traine
 flags.DEFINE_boolean(
     "profile",
     False,
-    "Print a report of the time spent at the end, and write trace.json for Perfetto.",
+    "At the end, print a report of the time spent, and write trace.json for Perfetto.",
     flag_values=FLAGS,
 )
 flags.DEFINE_boolean(

@@ -28,7 +28,7 @@ flags.DEFINE_integer("num_episodes", None, _WORDS, 1, flag_values=FLAGS)
 _WORDS = "Seed of episode 0; default: Evaluate.seed of the run."
 flags.DEFINE_integer("seed", None, _WORDS, 0, shared_flags.LARGEST_SEED, flag_values=FLAGS)
 flags.DEFINE_string(
-    "name", "evaluation", "Name of the evaluation, which names of files and scalars contain.", flag_values=FLAGS
+    "name", "evaluation", "Name of the evaluation; the names of its files and scalars begin with it.", flag_values=FLAGS
 )
 flags.DEFINE_boolean("all", False, "Evaluate the older checkpoints that are kept, too.", flag_values=FLAGS)
 _WORDS = (

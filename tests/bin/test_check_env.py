@@ -185,8 +185,8 @@ def test_check_env_sees_a_time_limit_of_the_environments_own(capsys, monkeypatch
 def test_check_env_notes_that_a_task_has_no_time_limit(capsys):
     assert main(["check-env", "--env_id=Blackjack-v1", "--num_steps=100"]) == 0
     words = (
-        "warning      it is registered without a time limit, and no episode was truncated: if an episode may never "
-        "end, set a"
+        "warning      the environment is registered without a time limit, and no episode was truncated: if an episode "
+        "may never end, set a"
     )
     assert words in capsys.readouterr().out
     limited = "--env_kwargs={'max_episode_steps': 100}"

@@ -90,7 +90,7 @@ def hard(tmp_path, monkeypatch, capsys, untried_training):
         ),
         ("Hard", "every reward was 0 in 200 random steps"),
         ("Hard", "actions reach 1e+06"),
-        ("LongHard-v0", "its time limit is 100,000 steps"),
+        ("LongHard-v0", "the time limit is 100,000 steps"),
         (
             "Far",
             "observation reaches 1.5e+03, but networks learn best from numbers near 1; list @ObservationRescaler",
