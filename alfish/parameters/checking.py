@@ -1,4 +1,4 @@
-"""Check of the arguments of classes and functions against their annotations.
+"""Checks the arguments of classes and functions against their annotations.
 
     @gin.configurable(module="alfish")
     @checked
@@ -6,8 +6,8 @@
         def __init__(self, ..., gamma: UnitInterval = 0.99, num_layers: PositiveInt = 2, mode: Literal["a", "b"] = "a"):
 
 `PPO(..., gamma=1.5)` raises "PPO.gamma is 1.5; it must be a number in [0, 1]", and reading the binding in a gin file
-raises the same error. Defaults are not checked. Objects of other classes are accepted; a class in place of an object is
-not.
+raises the same error. Defaults are not checked. If the annotation is a class of alfish, objects of any class are
+accepted, but plain values (such as a number, a list or text) and classes are refused.
 """
 
 import collections.abc

@@ -115,10 +115,10 @@ def undescribed(*args: Any, what: str = gin.REQUIRED, **kwargs: Any) -> Any:
 @gin.configurable(module="alfish")
 @checked
 def absent(*args: Any, reason: str = gin.REQUIRED, **kwargs: Any) -> Any:
-    """Placeholder for a part of a saved configuration that could not be imported, which the policy may not need.
+    """Placeholder for a part that could not be imported. It raises only if the part is built, which may not happen.
 
     Args:
-      reason: sentence of the error.
+      reason: message of the error.
 
     Raises:
       UsageError: always.

@@ -20,7 +20,7 @@ def literal(text: str) -> Any:
     """
     try:
         return ast.literal_eval(text)
-    # The last two exceptions occur with 50,000 minus signs.
+    # Deeply nested text, such as 50,000 minus signs, raises MemoryError or RecursionError.
     except (SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise ValueError(f"it is not a literal of Python: {type(error).__name__}") from error
 
@@ -38,7 +38,7 @@ QUOTED_OR_MACRO = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|%([\w./]+)"
 
 
 def values(config: str, where: str = "the configuration") -> dict[str, str]:
-    """Returns the value of each binding in gin's own output, by names without modules, such as 'PPO.gamma'.
+    """Returns the value of each binding in a text written by gin, by names without modules, such as 'PPO.gamma'.
 
     Macros are replaced by their values.
 
@@ -53,12 +53,12 @@ def values(config: str, where: str = "the configuration") -> dict[str, str]:
 
 
 def check_macros(config: str) -> None:
-    """Raises UsageError if macros in gin's own output have values that are too long; see `values`."""
+    """Raises UsageError if macros in a text written by gin have values that are too long; see `values`."""
     _without_macros(_lines(config))
 
 
 def _lines(config: str) -> list[str]:
-    """Returns the lines of gin's own output, with indented continuation lines joined."""
+    """Returns the lines of a text written by gin, with indented continuation lines joined."""
     return re.sub(r"\\?\n[ \t]+", " ", config).splitlines()
 
 
@@ -164,7 +164,7 @@ def _comparable(config: str) -> str:
 
 
 def digest(config: str) -> str:
-    """Returns a hash of a configuration in gin's normal form, with sorted entries of dicts."""
+    """Returns a hash of a configuration without its budget; `config` is in gin's normal form, with sorted dicts."""
     return hashlib.sha256("\n".join(_settings(config)).encode()).hexdigest()
 
 

@@ -106,8 +106,8 @@ def rebound(values: Mapping[tuple[str, str, str], Any]) -> Iterator[Callable[[st
       values: values by scope, selector and parameter.
 
     Yields:
-      Function of a scope, a selector and a parameter that returns whether a call in the scope has left the parameter to
-      gin.
+      Function that takes a scope, a selector and a parameter, and returns whether gin supplied the parameter to a call
+      in the scope.
     """
     config, operative = _name_of("_CONFIG"), _name_of("_OPERATIVE_CONFIG")
     before = [(part, {key: dict(own) for key, own in part.items()}) for part in (config, operative)]
@@ -136,7 +136,7 @@ def called() -> list[Key]:
 
 @contextlib.contextmanager
 def without_inherited_defaults() -> Iterator[None]:
-    """Within the context, the operative config lists only bound parameters of classes that inherit their `__init__`.
+    """Within the context, the operative config of a class that inherits its `__init__` lists only bound parameters.
 
     Otherwise gin would also list the defaults of the signature, even where bindings of the base class apply.
     """
@@ -201,12 +201,12 @@ def is_writable(value: Any) -> bool:
 
 
 def called_with() -> dict[Key, set[str]]:
-    """Returns, for each called configurable, the parameters that its callers left to gin in at least one call."""
+    """Returns, for each called configurable, the parameters that gin supplied in at least one call."""
     return {key: set(values) for key, values in _name_of("_OPERATIVE_CONFIG").items()}
 
 
 def reference_to(selector: str) -> Any:
-    """Returns the value that `@selector` stands for."""
+    """Returns gin's object for the reference `@selector`."""
     return _name_of("ConfigurableReference")(selector, False)
 
 

@@ -40,7 +40,7 @@ VARIABLE = "ALFISH_ALLOW_IMPORT"
 
 
 class ImportPolicy(NamedTuple):
-    """Policy on modules outside alfish that the current saved configuration may import.
+    """Policy that says which modules outside of alfish the current saved configuration may import.
 
     Attributes:
       allowed: names of modules that the user allows.
@@ -127,7 +127,7 @@ def admit_functions(module: str, where: str) -> None:
     Functions of alfish's environments and of allowed modules may be called.
 
     Raises:
-      UsageError: the current policy allows the module only because it is already imported.
+      UsageError: the policy does not allow the module, even if the module is already imported.
     """
     policy = _POLICY.get()
     if policy is not None and not policy.admits(module, ["alfish.environments"]):

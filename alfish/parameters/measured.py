@@ -90,7 +90,7 @@ class MeasuredLinear(MeasuredSchedule):
 @gin.configurable(module="alfish")
 @checked
 class Feedback(MeasuredSchedule):
-    """Is multiplied by a factor at each measurement, depending on a number's difference from its target.
+    """A value that is multiplied at each measurement by a factor, which depends on the number's distance from a target.
 
         value <- value exp(rate (number - target)), between min_value and max_value
 

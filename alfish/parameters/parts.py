@@ -148,8 +148,8 @@ build_memory = functools.partial(build_network, has=("output_size", "initial_sta
 def parameter_names(factory: Callable[..., Any]) -> set[str]:
     """Returns the parameter names of a function or class, including an `__init__` that gin's metaclass hides.
 
-    The result is empty if there is no signature, as for a builtin type, or for a partial whose function does not accept
-    its arguments.
+    The result is empty if there is no signature, as for a builtin type, or for a partial with arguments that its
+    function does not accept.
     """
     made = getattr(factory, "func", factory)  # function inside a partial
     try:

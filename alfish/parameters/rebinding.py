@@ -87,7 +87,7 @@ class Setting(NamedTuple):
     def check(self, number: float) -> None:
         """Raises UsageError if the parameter belongs to alfish and does not accept `number`."""
         if not self.selector.startswith("alfish."):
-            return  # annotations in other packages may not name all accepted values
+            return  # annotations in other packages may not describe all accepted values
         wrapped = gin_internals.configurable(self.selector)
         annotations = hints(wrapped.__init__ if inspect.isclass(wrapped) else wrapped)
         words = mistake(self.replaced(number), annotations.get(self.parameter, Any))
@@ -116,7 +116,7 @@ def rebound(bindings: Mapping[str, str], scope: str, complete: bool = True) -> I
     """Binds parameters within the context; restores all bindings on exit.
 
     Args:
-      bindings: gin texts of numbers, by name, see `Setting.parse`.
+      bindings: new numbers as gin text, by the name of the setting, see `Setting.parse`.
       scope: scope of parameters whose name has no scope.
       complete: whether parts built within the context must read all parameters; if not, parameters that do not exist
         are ignored.

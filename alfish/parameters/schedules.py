@@ -93,7 +93,7 @@ class Cosine:
 @gin.configurable(module="alfish")
 @checked
 class Steps:
-    """Is piecewise constant: returns `values[i]` from progress `boundaries[i-1]` on.
+    """Piecewise constant schedule: returns `values[i]` from progress `boundaries[i-1]` on.
 
     `values` has one entry more than `boundaries`, which ascend within (0, 1).
     """
@@ -121,7 +121,7 @@ class Steps:
 class Cyclical:
     """Repeats a schedule, as warm restarts of a learning rate do (Loshchilov & Hutter, 2017, arXiv:1608.03983).
 
-    Each cycle takes the same part of the progress and goes through the whole schedule.
+    Each cycle takes an equal part of the progress, and goes through the whole schedule.
 
     Args:
       schedule: schedule that is repeated, such as `@Cosine()`.
@@ -137,7 +137,7 @@ class Cyclical:
         self._schedule, self._num_cycles = as_schedule(schedule), num_cycles
 
     def __call__(self, progress: Any) -> Any:
-        done = _clip(progress) * self._num_cycles  # cycles; the last cycle ends with the end of the schedule
+        done = _clip(progress) * self._num_cycles  # in cycles; progress 1 is the end of the last cycle
         if isinstance(done, torch.Tensor):
             return self._schedule(done - done.floor().clamp(max=self._num_cycles - 1))
         return self._schedule(done - min(math.floor(done), self._num_cycles - 1))

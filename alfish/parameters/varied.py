@@ -26,7 +26,7 @@ class Parameter:
 
     Attributes:
       name: name in a gin file, such as `Learner.learning_rate`.
-      kind: kind of search, one of LISTS and RANGES.
+      kind: kind of the set of values, one of LISTS and RANGES.
       items: values of a list, or the two ends of a range, as gin texts.
     """
 
@@ -49,7 +49,7 @@ class Parameter:
 
     @property
     def examples(self) -> tuple[str, ...]:
-        """All values of a list; or the ends of a range, and a fraction between them if the range is not of integers."""
+        """All values of a list; or the ends of a range and, unless the range is of integers, a number between them."""
         if self.kind not in ("uniform", "log"):
             return self.items
         low, high = self.ends
@@ -104,7 +104,7 @@ def check_range(low: float, high: float, said: str, turned: str) -> None:
 
     Args:
       low, high: ends of the range.
-      said: the argument as the user wrote it.
+      said: argument as the user wrote it.
       turned: text of the range with its ends swapped.
     """
     if not (math.isfinite(low) and math.isfinite(high)):
