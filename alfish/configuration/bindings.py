@@ -49,7 +49,7 @@ class Reading:
       bindings: bindings in the order of their lines.
       layers: files and `layer_of_caller`, in the order in which reading them ended; a file comes after its included
         files.
-      saved: layers saved by a run; their bindings were checked when that run began.
+      saved: layers that are a run's saved configuration; their bindings were checked when that run began.
     """
 
     def __init__(self) -> None:

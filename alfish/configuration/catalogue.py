@@ -73,10 +73,10 @@ def _of(selector: str, part: Any) -> Iterator[Setting]:
 
 
 def _has_float(annotation: Any) -> bool:
-    """Returns True for the annotations of numbers and lists of numbers.
+    """Returns True for the annotations of floats and lists of floats.
 
-    Numbers and lists without a default must be bound, such as `Linear.start`. Other parameters without a default
-    (specs, parts, integer sizes) are passed by the code that builds the part.
+    Floats and lists of floats without a default must be bound, such as `Linear.start`. Other parameters without a
+    default (specs, parts, integer sizes) are passed by the code that builds the part.
     """
     kinds = members(annotation)
     return float in [bare(inner) for kind in kinds for inner in (kind, *elements(kind))]

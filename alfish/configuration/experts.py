@@ -36,8 +36,8 @@ def saved_policy(
       leaves: paths of the observation's leaves that the expert sees. Several leaves are concatenated in this order.
         None means the whole observation.
       allow_import: modules that the expert's configuration may import, in addition to alfish's modules and modules that
-        are already imported. The setting has no effect in the configuration of another person's run: the modules that
-        were allowed when that run was opened apply there.
+        are already imported. The setting has no effect in the configuration of another person's run: there, only the
+        modules that were allowed when that run was opened may be imported.
       policy: name of the policy, in a run with several policies; None means the only policy.
 
     Raises:

@@ -96,7 +96,7 @@ def _configured_as(
 
 @contextlib.contextmanager
 def process_preserved() -> Iterator[None]:
-    """Restores the settings that a Trainer changes on exit: random generators, threads, subnormal numbers."""
+    """Restores, on exit, the settings that a Trainer changes: random generators, threads, subnormal numbers."""
     num_threads = kernels.num_threads()
     try:
         with random_state.preserved(), subnormals.preserved():
@@ -135,7 +135,7 @@ def load(
       UsageError: the run, the checkpoint or the policy does not exist, the policy has a part from a module that is not
         allowed, or another thread trains.
     """
-    may_lack: list[reading.Lacking] = ["parts", "imports"]  # the policy may not need the missing ones
+    may_lack: list[reading.Lacking] = ["parts", "imports"]  # the policy may not need what is missing
     with (
         as_directory(root_dir) as directory,
         _configured_as(run_directory(directory), allow_import, may_lack, brief=True),

@@ -18,10 +18,10 @@ Values = Mapping[Key, Mapping[str, Any]]
 def refuse_unread(reading: Reading) -> None:
     """Raises UsageError if a bound parameter is never read; call this after everything is built.
 
-    A configurable is reachable if it was called while building, or if a reachable binding refers to it
+    A configurable is reachable if it was called while the Trainer was built, or if a reachable binding refers to it
     (`@make_environment`). If a later layer (another file, or the caller's bindings) replaces a part that an earlier
     layer configures, the settings of the replaced part are accepted. Settings that later layers override in each scope
-    are also accepted. A setting that earlier layers override has no effect, and is refused.
+    are also accepted. A setting that scoped bindings of earlier layers override in each scope is refused.
 
     Raises:
       UsageError: parameters are not read; the message names them and the layers that bind them.

@@ -24,8 +24,8 @@ Lacking = Literal["parts", "imports"]
 def read(files: Sequence[str], bindings: Sequence[str]) -> Reading:
     """Parses gin files, then bindings, into an empty configuration.
 
-    A file is searched in the working directory, then among the shipped confs. An included file is also searched beside
-    the file that the user named.
+    A file is looked up in the working directory, then among the shipped confs; for an included file, see
+    `locating.find_include`.
 
     Raises:
       UsageError: a file, name, parameter or imported module does not exist, a text is not gin, or a value does not fit
@@ -139,7 +139,7 @@ class _Reader:
       may_lack: kinds of definitions that may be missing, see `saved`.
 
     Attributes:
-      named: files that the user named; included files are searched beside them.
+      named: files that the user named; included files are looked up beside them first.
       reading: bindings and layers read so far.
     """
 

@@ -119,7 +119,8 @@ def train(
     Args:
       algorithm: name of a shipped algorithm, or a class or factory as for `Trainer.algorithm`. A name selects the base
         conf of the algorithm (ppo.gin for "PPO").
-      environment: gymnasium id, class, or name of a class (`my_module:MyEnv`), as for `make_environment.env_id`.
+      environment: gymnasium id, class or function that makes an environment, or name of a class (`my_module:MyEnv`), as
+        for `make_environment.env_id`.
       root_dir: directory of the run, created if needed. An existing run is continued.
       conf: gin file or name of a shipped conf, instead of the name of an algorithm. If `algorithm` is also given, it
         must be your own class; it replaces the conf's algorithm (`alfish.train(MySAC, conf="sac_pendulum")`).

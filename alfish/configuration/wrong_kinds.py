@@ -50,7 +50,7 @@ def mistake(selector: str, parameter: str, value: Any) -> str | None:
       value: bound value, with macros replaced by their values.
     """
     if not selector.startswith("alfish."):
-        return None  # annotations in other packages may not name all accepted values
+        return None  # annotations in other packages may not describe all accepted values
     taken = members(_hints(selector).get(parameter, Any))
     for one, of_one in _with_values(value, taken):
         is_schedule = kinds.takes_schedule(of_one) and gin_internals.is_reference(one)
@@ -77,7 +77,7 @@ def _schedule_mistake(reference: Any) -> str | None:
     if not reference.evaluate:
         return f"it requires an object: write @{name}()" if inspect.isclass(reference.configurable.wrapped) else None
     missing = _missing_arguments(reference)
-    return f"{name.rpartition('/')[2]}.{missing[0]} has no value, bind it" if missing else None
+    return f"{name.rpartition('/')[2]}.{missing[0]} has no value; bind it" if missing else None
 
 
 def _hints(selector: str) -> dict[str, Any]:

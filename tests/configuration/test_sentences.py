@@ -237,7 +237,7 @@ def test_moved_parameter_names_exist_elsewhere_only():
     [
         ("sac_pendulum", "Learner.learning_rate=@Linear", "it requires an object: write @Linear()\n"),
         ("sac_pendulum", "Learner.learning_rate={'critic': @a/Linear}", "it requires an object: write @a/Linear()\n"),
-        ("sac_pendulum", "Learner.learning_rate=@Linear()", "Linear.start has no value, bind it\n"),
+        ("sac_pendulum", "Learner.learning_rate=@Linear()", "Linear.start has no value; bind it\n"),
         ("rainbow_lunarlander", "Prioritized.beta=@Linear", "it requires an object: write @Linear()\n"),
     ],
 )
