@@ -9,8 +9,8 @@ from alfish.errors import UsageError
 
 # Okabe and Ito's colours for colour-blind people, without yellow, which is pale on white.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
-LARGEST = 1e100  # largest drawn absolute value; with margins, an axis stays finite
-STYLES = ("-", "--", ":", "-.")  # the next style follows after all colours
+LARGEST = 1e100  # largest absolute value that is drawn, so that an axis with margins stays finite
+STYLES = ("-", "--", ":", "-.")  # line styles; the next one is used after all colours
 
 
 def new_figure(width: float, height: float) -> Any:

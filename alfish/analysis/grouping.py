@@ -93,7 +93,7 @@ def by_environment(
       environments: environments of the runs.
       parse: function that parses the text after the colon; raises ValueError.
       noun: noun for the values in messages, such as 'threshold'.
-      example: a valid text, such as '475', for messages.
+      example: valid text, such as '475', for messages.
 
     Raises:
       UsageError: a text cannot be read, or names an environment that the runs do not have.

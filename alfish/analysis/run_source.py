@@ -110,7 +110,7 @@ class RunSeriesSource:
         steps, env_steps = (float(table.numbers(name)[-1]) if len(table) else 0.0 for name in ("steps", "env_steps"))
         if not env_steps:
             return AXIS_WORDS["updates"]
-        # In idle clock steps, no environment is stepped.
+        # In idle clock steps, the clock advances without environment steps.
         return AXIS_WORDS["env_steps"] if env_steps >= steps else "clock steps"
 
     def _of_evaluations(self, name: str, evaluations: Mapping[int, tuple[float, ...]]) -> Series:

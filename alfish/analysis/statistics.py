@@ -104,7 +104,7 @@ def band(curves: np.ndarray, aggregate: Aggregate, num_draws: int = 2000, seed: 
 
 
 def _draws(scores: np.ndarray, aggregate: Aggregate, num_draws: int, seed: int) -> np.ndarray:
-    """Returns an aggregate of `num_draws` resampled score matrices."""
+    """Returns the aggregate of each of `num_draws` resampled score matrices, `[num_draws]`."""
     random = np.random.RandomState(seed)  # drawing in parts does not change the numbers
     size = max(1, CHUNK // scores.size)
     counts = [min(size, num_draws - start) for start in range(0, num_draws, size)]
