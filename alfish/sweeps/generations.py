@@ -26,7 +26,7 @@ from alfish.sweeps.run_state import RunState, mean_of_means
 from alfish.training.generations import Member, MemberResult
 
 MEMBER = "member.json"
-PLAIN = re.compile(rf"{NUMBER}|g\d+/m\d+")  # format of texts in a member's file: a number, or a parent
+PLAIN = re.compile(rf"{NUMBER}|g\d+/m\d+")  # format of texts in a member's file: a number, or the name of a parent
 
 
 def write(member: Member, root: Path) -> Member:

@@ -158,7 +158,7 @@ class Specification(abc.ABC):
         if bindings and not gin_files:
             raise UsageError(f"--gin_param needs --gin_file; without both, the {cls.group} keeps its configuration")
         if stored is not None and known[cls.varied] == getattr(stored, cls.varied):
-            known[cls.varied] = getattr(stored, cls.varied)  # keeps the stored order: numbers and tables depend on it
+            known[cls.varied] = getattr(stored, cls.varied)  # keeps the stored order, which trials and tables use
         if cls.varied not in known:
             raise UsageError(
                 f"--{cls.varied} is missing: give a parameter and its values, as in --{cls.varied}={cls.example}"

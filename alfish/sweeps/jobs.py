@@ -14,7 +14,7 @@ from alfish.processes.inheritance import THREAD_VARIABLES, WITHOUT_WORKING_DIREC
 from alfish.runs.files import open_own, writing
 
 OUTPUT = "output.txt"  # file in a run's directory with the output of its newest process
-PROGRAM = WITHOUT_WORKING_DIRECTORY + (  # like the command, which searches the working directory last
+PROGRAM = WITHOUT_WORKING_DIRECTORY + (  # imports from the working directory last, like the command
     "import runpy; from alfish.sweeps.member import follow; follow(int(sys.argv.pop(1)), sys.argv.pop(1)); "
     "runpy.run_module('alfish', run_name='__main__', alter_sys=True)"
 )

@@ -25,15 +25,15 @@ class RayJobs:
     """`Jobs` on a Ray cluster: each process is a task.
 
     Ray repeats a task whose machine has died, as often as necessary. The repeated task continues the run, so at most
-    the steps since the run's last checkpoint are lost. The file `STOP` in the directory of a run stops its task. Ray's
-    own cancellation could interrupt the saving of a checkpoint.
+    the steps since the run's last checkpoint are lost. The file `STOP` in the directory of a run stops its task,
+    because Ray's own cancellation could interrupt the saving of a checkpoint.
 
     Args:
       size: number of runs at the same time; None means as many as currently fit into the cluster.
       cpus, gpus: numbers of processor cores and GPUs for each run.
 
     Raises:
-      UsageError: Ray is not installed, or there is no cluster, or no machine has enough cores.
+      UsageError: Ray is not installed, or there is no cluster, or no machine has enough cores and GPUs.
     """
 
     def __init__(self, size: int | None = None, cpus: float = 1.0, gpus: float = 0.0):

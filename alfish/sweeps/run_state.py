@@ -18,7 +18,7 @@ from alfish.training.evaluations.evaluation import mean
 DONE = "done"  # file in a run's directory: the budget is spent, or a listener has stopped the run
 FAILED = "failed"  # file in a run's directory with the reason why the run cannot continue
 INTERRUPTED = tuple(map(exit_status, SIGNALS))  # exit statuses of runs that can be continued
-# Number of consecutive processes of a run that may be killed without saving a checkpoint.
+# Number of consecutive processes of a run, killed without saving a new checkpoint, after which the run has failed.
 MAX_DEATHS = 5
 
 

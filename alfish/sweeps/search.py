@@ -1,6 +1,6 @@
 """The format of the parameters that differ between the runs of a sweep:
 
-    NAME=grid(...)         each of these values; with other samplers than the grid, any of them
+    NAME=grid(...)         each of these values; with samplers other than grid, any of them
     NAME=choice(...)       any of these values
     NAME=uniform(a, b)     a number between a and b
     NAME=log(a, b)         a positive number whose logarithm is uniform

@@ -103,7 +103,7 @@ class MedianPruner:
 
     A run is compared at the same step with the runs of the same seed in the trials that were complete when its trial
     was proposed. The result therefore does not depend on the time of the call. The pruner needs five such runs, and
-    does not stop a run at the step of their last evaluation.
+    stops a run only at a step before the last evaluation of each of them.
     """
 
     def __init__(self) -> None:

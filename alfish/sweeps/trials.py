@@ -62,7 +62,7 @@ class TrialRun:
 
     @property
     def counting(self) -> dict[int, tuple[float, ...]]:
-        """Evaluations whose mean is the run's value: the final ones, or the evaluation at which the run was pruned."""
+        """Evaluations whose mean is the run's value: the last `last`, or the evaluation at which the run was pruned."""
         evaluations = self.state.evaluations
         clocks = list(evaluations)[-self.last :] if self.pruned_at is None else [self.pruned_at]
         return {clock: evaluations[clock] for clock in clocks}
