@@ -205,7 +205,8 @@ def _way(series: Sequence[Series], axis: str, goal: float) -> Way:
 
 def _rate(series: Sequence[Series], axis: str) -> float | None:
     ends = [(one.clocks[axis][-1], one.clocks["wall_seconds"][-1]) for one in series if "wall_seconds" in one.clocks]
-    return float(np.median([clock / seconds for clock, seconds in ends])) if ends else None
+    rates = [clock / seconds for clock, seconds in ends if seconds > 0]
+    return float(np.median(rates)) if rates else None
 
 
 def _note_ends(

@@ -108,7 +108,7 @@ class RandomGames:
                     complaints += _outside(group, rows[name])
         if not self._lengths:
             complaints.append(
-                f"no game ended in {self._num_steps:,} random steps, so there are no returns to report; if games are "
+                f"no game ended in {self._num_steps // games.num_games:,} random steps, so there are no returns to report; if games are "
                 f"longer, raise --num_steps to {MORE_STEPS * num_steps}, otherwise let the game truncate its agents "
                 "after some steps"
             )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from alfish.bin import shared_flags
+from alfish.errors import counted
 from alfish.runs.stop_signals import StopSignals, exit_status
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def processes(flag_values: flags.FlagValues) -> Iterator["Jobs"]:
         yield jobs
     finally:
         if jobs.running:
-            log(f"{len(jobs.running)} runs save a checkpoint and end; Ctrl-C ends them at once")
+            log(f"{counted(len(jobs.running), 'run')} will save a checkpoint and end; Ctrl-C ends them at once")
         jobs.close()
 
 

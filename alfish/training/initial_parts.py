@@ -7,7 +7,7 @@ and its code is not executed.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from alfish.runs.checkpoints import checkpoints_of, run_id
 from alfish.runs.files import sha256
 from alfish.runs.loading import names_below
 from alfish.transforms import Transforms
+from alfish.transforms.transform import Transform, has_statistics
 
 MAX_LINES = 30  # largest number of a part's tensors that the log lists
 _SOURCE = re.compile(r"(?:(?P<part>[\w.]*)@)?(?P<run>.+?)(?::(?P<checkpoint>latest|best|\d+))?")
@@ -79,6 +80,23 @@ class InitialParts:
             names_below(place, self._tensors(), f"{source.name}: {type(algorithm).__name__}")
         self._origins: list[dict[str, Any]] = []
 
+    def keep_statistics(self) -> None:
+        """Excludes transforms from a calibration if all their statistics come from other runs.
+
+        The networks of the other run have learned from rows that were transformed with these statistics.
+        """
+        for transform, is_loaded in self._transforms_with_statistics():
+            transform.is_calibrated = is_loaded
+
+    def _transforms_with_statistics(self) -> Iterator[tuple[Transform, bool]]:
+        """Yields transforms with statistics, and whether all tensors of each come from other runs."""
+        tensors = self._tensors()
+        for name, transform in self._transforms.named_modules():
+            if isinstance(transform, Transform) and has_statistics(transform):
+                own = [tensor for tensor in tensors if tensor.startswith(f"transforms.{name}.")]
+                loaded = [tensor for tensor in own if any(_is_below(tensor, place) for place in self._sources)]
+                yield transform, loaded == own
+
     @torch.no_grad()
     def load(self, log: Callable[[str], Any]) -> None:
         """Copies the values of all parts. Target networks become copies of the loaded networks.
@@ -97,6 +115,13 @@ class InitialParts:
                 tensors[name].copy_(value)
             for line in part.lines():
                 log(line)
+        runs = [str(part.origin["run"]) for part in parts if part.has_statistics]
+        new = [type(transform).__name__ for transform, is_loaded in self._transforms_with_statistics() if not is_loaded]
+        if runs and new:
+            log(
+                f"The statistics of {', '.join(new)} are not those with which these parts were trained; to load these, "
+                f"add 'transforms': {runs[0]!r} to Trainer.initial_parts"
+            )
         self._origins = [part.origin for part in parts]
         for module in self._algorithm.modules() if parts else ():
             if isinstance(module, TargetNetwork):
@@ -118,11 +143,13 @@ class _Part(NamedTuple):
       values: tensors by name in this run.
       names: name of each tensor in the other run, by its name in this run.
       origin: run and file of the values, in types of JSON.
+      has_statistics: whether the transforms of the other run have tensors.
     """
 
     values: dict[str, torch.Tensor]
     names: dict[str, str]
     origin: dict[str, Any]
+    has_statistics: bool
 
     @classmethod
     def read(cls, place: str, source: PartSource, tensors: Mapping[str, torch.Tensor]) -> "_Part":
@@ -166,7 +193,8 @@ class _Part(NamedTuple):
             "num_tensors": len(names),
             "num_values": sum(tensors[name].numel() for name in names),
         }
-        return cls({own: state[other] for own, other in names.items()}, names, origin)
+        values = {own: state[other] for own, other in names.items()}
+        return cls(values, names, origin, any(_is_below(name, "transforms") for name in state))
 
     def lines(self) -> list[str]:
         """Returns lines for the log: the origin, then a line for each tensor."""
@@ -181,6 +209,11 @@ class _Part(NamedTuple):
         ]
         hidden = [f"  and {count - MAX_LINES} more"] if count > MAX_LINES else []
         return [head, *lines[:MAX_LINES], *hidden]
+
+
+def _is_below(name: str, place: str) -> bool:
+    """Returns whether a tensor belongs to a place; '' is everything."""
+    return not place or name == place or name.startswith(f"{place}.")
 
 
 def _joined(part: str, inner: str) -> str:

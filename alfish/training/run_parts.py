@@ -390,7 +390,7 @@ def _make_parts(environments: Environments, environment: Environment, settings: 
     if replicas.rank():  # parameters are equal in all learners, but later random draws must differ between learners
         random_state.seed_all(replicas.seed_of(environments.seed))
     loaded = InitialParts(settings.initial_parts or {}, *networks)
-    calibrated = Calibration(settings.calibration if networks[1].keep_statistics else None, num_env_steps)
+    calibrated = _calibration(settings, networks[1], loaded, num_env_steps)
     return Parts(environment, *networks, source, collector, trained, measured, loaded, calibrated)
 
 
@@ -434,9 +434,17 @@ def _make_joint_parts(
             member.plan(collector.unroll_length, num_unrolls)
     loaded = InitialParts(settings.initial_parts or {}, *networks)  # type: ignore[arg-type]
     sources = JointBatches(members), collector, JointLearner(members), JointMetrics(members)
-    observing = Calibration(settings.calibration if networks[1].keep_statistics else None, num_env_steps)
+    observing = _calibration(settings, networks[1], loaded, num_env_steps)
     parts: Any = environment, *networks, *sources, loaded, observing
     return JointParts(*parts)
+
+
+def _calibration(
+    settings: RunSettings, transforms: Transforms | JointTransforms, loaded: InitialParts, num_env_steps: float
+) -> Calibration:
+    if settings.calibration is not None:
+        loaded.keep_statistics()
+    return Calibration(settings.calibration if transforms.keep_statistics else None, num_env_steps)
 
 
 def _make_collector(

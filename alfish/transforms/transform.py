@@ -50,6 +50,7 @@ class Transform(nn.Module):
       augments: whether `transform` changes rows at random, and `forward` does not; for off-policy training only.
       encodes: whether the transform defines only `encode`, which changes observations once, before their row is stored.
       source: part of another run from which a new run reads the transform's `encoder`; None if no part is read.
+      is_calibrated: whether the statistics are those of another run, so that rows do not change them.
     """
 
     look_back = 0
@@ -60,6 +61,7 @@ class Transform(nn.Module):
     augments = False
     encodes = False
     source: str | None = None
+    is_calibrated = False
 
     def __init__(self, observation_spec: Nest, reward_spec: spaces.Box):
         super().__init__()
@@ -98,6 +100,11 @@ class Transform(nn.Module):
 
         PAD rows do not count. Default: does nothing.
         """
+
+
+def has_statistics(transform: Transform) -> bool:
+    """Returns whether the transform learns from rows."""
+    return type(transform).observe is not Transform.observe
 
 
 class Transforms(nn.Module):
@@ -204,7 +211,7 @@ class Transforms(nn.Module):
 
     @property
     def keep_statistics(self) -> bool:
-        return any(type(transform).observe is not Transform.observe for transform in self.others)
+        return any(has_statistics(transform) and not transform.is_calibrated for transform in self.others)
 
     @property
     def changes_rewards(self) -> bool:
@@ -224,7 +231,8 @@ class Transforms(nn.Module):
                 # The next transform observes rows transformed with the statistics from before the update.
                 time_step = transform.transform(*nest.to((time_step, before), device))
                 raw = None if transform.changes_rewards else raw
-            transform.observe(nest.at(seen, slice(num_seen, None)))
+            if not transform.is_calibrated:
+                transform.observe(nest.at(seen, slice(num_seen, None)))
 
     def _checked(self, found: Any, transform: Transform) -> TimeStep:
         """Returns a transform's result; raises UsageError if it is not a time step or does not fit the spec."""

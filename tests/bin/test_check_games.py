@@ -85,7 +85,7 @@ def test_problems_are_named(capsys):
     shown = capsys.readouterr().out
     assert "problem      two resets with the same seed give different observations" in shown
     assert "problem      an observation of a is outside its space" in shown
-    assert "problem      no game ended in 400 random steps" in shown and "raise --num_steps to 200" in shown
+    assert "problem      no game ended in 200 random steps" in shown and "raise --num_steps to 200" in shown
     assert "warning      b never appeared" in shown and "next         fix the problems" in shown
 
 

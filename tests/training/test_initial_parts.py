@@ -122,6 +122,26 @@ class TestValues:
         assert float(state["progress"]) == 0 < float(expected["progress"])
         assert_equal(trainer.transforms.state_dict(), saved(source, name="transforms"))
 
+    @pytest.mark.parametrize("calibration, changes", [(0.5, False), (0.0, False), (None, True)])
+    @pytest.mark.parametrize("places", [("",), (ACTOR, "transforms"), (ACTOR, "transforms._chain.0")])
+    def test_a_calibration_keeps_loaded_statistics(self, tmp_path, source, places, calibration, changes):
+        parts = {place: str(source) for place in places}
+        settings = {"initial_parts": parts, "transforms": [ObservationNormalizer], "calibration": calibration}
+        settings["listeners"] = [CheckpointSaver()]
+        for num_iterations in (1, 3):  # also in a resumed run
+            make(tmp_path / "run", num_iterations=num_iterations, **settings).train()
+        own, loaded = (saved(root_dir, name="transforms") for root_dir in (tmp_path / "run", source))
+        assert all(torch.equal(own[name], loaded[name]) for name in loaded) != changes
+
+    @pytest.mark.parametrize("places, is_noted", [((ACTOR,), True), (("",), False), ((ACTOR, "transforms"), False)])
+    def test_the_run_notes_statistics_that_are_not_loaded(self, tmp_path, source, capsys, places, is_noted):
+        parts = {place: str(source) for place in places}
+        started(make(tmp_path / "run", initial_parts=parts, transforms=[ObservationNormalizer]))
+        words = (
+            "The statistics of ObservationNormalizer are not those with which these parts were trained; to load these"
+        )
+        assert (f"{words}, add 'transforms': '{source}' to" in capsys.readouterr().err) == is_noted
+
     def test_a_later_entry_overwrites_an_earlier_one(self, tmp_path, source):
         parts = {"network": str(source), f"{ACTOR}.mlp.0.bias": f"network.critic_torso.mlp.0.bias@{source}:best"}
         state = started(make(tmp_path / "run", initial_parts=parts))
