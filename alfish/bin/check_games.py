@@ -107,8 +107,9 @@ class RandomGames:
                 if not any("outside" in complaint for complaint in complaints):
                     complaints += _outside(group, rows[name])
         if not self._lengths:
+            num_played = self._num_steps // games.num_games
             complaints.append(
-                f"no game ended in {self._num_steps // games.num_games:,} random steps, so there are no returns to report; if games are "
+                f"no game ended in {num_played:,} random steps, so there are no returns to report; if games are "
                 f"longer, raise --num_steps to {MORE_STEPS * num_steps}, otherwise let the game truncate its agents "
                 "after some steps"
             )
