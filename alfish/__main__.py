@@ -21,8 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a subcommand, and returns its exit status: 2 for a mistake of the user, 1 for a run that failed.
 
     Args:
-      arguments: command-line arguments without the name of the program. None takes the arguments of the process, and
-        first checks its standard streams and working directory.
+      arguments: command-line arguments without the name of the program. None means the arguments of the process, whose
+        standard streams and working directory are then checked first.
     """
     if arguments is not None:
         with phrased_for_command():
@@ -134,7 +134,7 @@ def _run(name: str, module, rest: list[str]) -> int:
 
 
 def _flag_like(word: str, flag_values) -> str:
-    """Returns the flag whose value `word` probably is, or else an example of a flag."""
+    """Returns the flag for which `word` is probably the value, or else an example of a flag."""
     if word.endswith(".gin"):
         return f"--gin_file={word}"
     if "root_dir" in flag_values and os.path.isdir(word):

@@ -2,9 +2,9 @@
 
 A row's reward and discount belong to the action taken BEFORE the row, so an episode of k actions has k + 1 rows: FIRST,
 MID, ..., LAST. A LAST row with discount 0 is a termination. A LAST row with discount 1 is a truncation: it has the true
-final observation, and returns bootstrap from its value. After LAST comes FIRST; the action at LAST is never trained.
+final observation, and returns bootstrap from its value. After LAST comes FIRST; actions at LAST never train.
 
-Dimensions: T time, B environments, N samples; time comes first.
+Dimensions: T time, B environments, N samples, T' the first rows of a minibatch, which have a loss; time comes first.
 """
 
 from typing import Any, NamedTuple
@@ -105,15 +105,15 @@ class InLine(NamedTuple):
 
 
 def in_line(experience: Experience, num_rows: int | None = None) -> InLine:
-    """Returns an unroll in which the LAST rows are at their places in the stream.
+    """Returns an unroll in which the LAST rows of `experience.ends` are at their places in the stream.
 
     The action and the info of a LAST row are those of the row before it. R is the largest number of rows of a column;
-    computing it waits for a GPU. Existing PAD rows move to the ends of columns.
+    computing R waits for a GPU. Existing PAD rows move to the ends of columns.
 
     Args:
-      experience: rows `[T, B]`, arrays or tensors; an on-policy unroll ends with a row without a further step. Without
-        `ends`, no row moves.
-      num_rows: number R, at least the largest number of rows of a column; None means that it is computed.
+      experience: rows `[T, B]`, arrays or tensors; an on-policy unroll ends with a row from which no step was taken.
+        Without `ends`, no row moves.
+      num_rows: number R of rows of the result, at least the largest number of rows of a column; None computes R.
 
     Returns:
       The experience as tensors, without `ends`, and the index of each row; PAD rows have the index -1.

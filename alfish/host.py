@@ -1,4 +1,4 @@
-"""Copies tensors from a device to the host. Only these functions wait for the device.
+"""Copies tensors from a device to the host, in as few copies as possible, because a copy waits for the device.
 
 A GPU works asynchronously while Python continues. When Python needs a value, it waits until the GPU has finished all
 its work. Therefore values that are needed together are read together, in one copy, and values that are not urgent are

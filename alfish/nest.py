@@ -90,9 +90,9 @@ def host_view(tensor: torch.Tensor) -> Any:
 
 
 def as_array(leaf: Any) -> Any:
-    """Returns a leaf as an array on the host, which shares the memory of a host tensor.
+    """Returns a leaf as an array on the host. The array of a tensor on the CPU shares the memory of the tensor.
 
-    A bfloat16 tensor stays a tensor.
+    A bfloat16 tensor is returned as a tensor on the CPU.
     """
     if type(leaf) is np.ndarray:
         return leaf
@@ -100,7 +100,7 @@ def as_array(leaf: Any) -> Any:
 
 
 def as_tensor(leaf: Any) -> torch.Tensor:
-    """Returns a leaf as a tensor, which shares the memory of an array."""
+    """Returns a leaf as a tensor. The tensor of a writable array shares the memory of the array."""
     if type(leaf) is not np.ndarray:
         return leaf
     return torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy())  # a broadcast array is not writable
@@ -154,7 +154,7 @@ def _is_gpu(device: torch.device | str) -> bool:
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy of a tensor on the CPU in pinned memory, unless the tensor is large.
+    """Returns a copy in pinned memory if a tensor is small and on the CPU; otherwise, returns the tensor itself.
 
     A copy from pinned memory to a GPU does not block, and torch reuses the memory only after the copy. A copy from
     other memory may block until the GPU has finished all its work.
@@ -182,7 +182,7 @@ def merge_leading(nest: Nest) -> Nest:
 
 
 def where(condition: Any, chosen: Nest, other: Nest) -> Nest:
-    """Selects for each row: `chosen` where `condition` (`[B]` bool), else `other`; leaves are `[B, ...]`.
+    """Returns the rows of `chosen` where `condition` (`[B]` bool) is True, else of `other`; leaves are `[B, ...]`.
 
     The leaves are all tensors, or all arrays.
     """
