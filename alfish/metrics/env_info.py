@@ -59,10 +59,10 @@ class EnvInfo(Metric):
         self._windows: dict[str, MovingWindow] = {}
         self._open: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # for `sum`: totals and numbers of reports, [B]
         self._wanted: dict[str, bool] = {}
-        # Globs that matched no number so far; none after the warning. And the keys in the infos that were read.
+        # Globs that have matched no number so far (empty after the warning), and the keys in the infos that were read.
         self._unmatched = {glob for glob in include if glob.strip("*.?")}
         self._keys: set[str] = set()
-        self._num_read = 0  # rows
+        self._num_read = 0  # number of rows that were read
 
     def update(self, rows: StepBatch) -> None:
         if self._when == "sum":
@@ -107,7 +107,7 @@ class EnvInfo(Metric):
             count, open_count = rows.episode_sums(present.astype(np.float64), open_count)
             self._open[key] = open_sum, open_count
             if count.any():
-                self._window_of(key).extend(total[count > 0])  # a key that was not reported has no sum
+                self._window_of(key).extend(total[count > 0])  # an episode without reports has no sum
 
     def _read(self, rows: StepBatch, where: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Returns, by flattened key, the values `[T, B]` (float64, 0 where absent) and their mask `[T, B]` bool.
@@ -139,7 +139,7 @@ class EnvInfo(Metric):
         return columns
 
     def _warn(self) -> None:
-        """Warns once of names in `include` that no number has, which may be misspelt."""
+        """Warns once about globs in `include` that match no number; they may be misspelt."""
         if self._num_read < ENOUGH_ROWS:
             return
         rows = "at the ends of episodes" if self._when == "episode_end" else "in steps"
@@ -160,7 +160,7 @@ class EnvInfo(Metric):
 
 
 def _at_row(info: dict, where: np.ndarray, last: np.ndarray) -> Iterator[tuple[str, Any, np.ndarray]]:
-    """Yields (flattened key, array, present `[B]`) of one row; reads LAST columns from `final_info` if there is one.
+    """Yields (flattened key, array, mask `[B]`) of one row; reads LAST rows from `final_info` if there is one.
 
     A vector environment in the mode SAME_STEP reports an episode's end in `final_info`, and the next episode's start
     outside of it.
@@ -190,7 +190,7 @@ def _flatten(info: dict, where: np.ndarray, prefix: str = "") -> Iterator[tuple[
 
 
 def _mask(info: dict, key: Any, num_envs: int) -> np.ndarray:
-    """`[B]` bool mask of environments that reported `key`; all True if the info has no mask for it."""
+    """Returns the mask `[B]` bool of environments that reported `key`; all True if the info has no mask for `key`."""
     mask = info.get(f"_{key}")
     if isinstance(mask, np.ndarray | torch.Tensor):
         mask = np.asarray(mask.cpu() if isinstance(mask, torch.Tensor) else mask)
@@ -200,7 +200,7 @@ def _mask(info: dict, key: Any, num_envs: int) -> np.ndarray:
 
 
 def _numbers(value: Any, present: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns `value` as float64 numbers and their mask, `[B]` each; None if it is not one number for each row."""
+    """Returns `value` as float64 numbers and their mask, `[B]` each; None if no environment has exactly one number."""
     if isinstance(value, torch.Tensor):
         value = None if value.is_complex() else value.detach().cpu().double().numpy()
     if not isinstance(value, np.ndarray) or value.shape[:1] != present.shape:

@@ -37,19 +37,19 @@ class ArrivedRows(NamedTuple):
         """Returns `base` to the power of `index + offset`, see `StepBatch.power`."""
         if base == 0:
             return (self.index + offset == 0).double()
-        # Faster than a power, and shared by all offsets of a base.
+        # This is faster than a power, and the first factor is the same for all offsets of a base.
         return torch.exp(self.index * math.log(base)) * base**offset
 
 
 class StepSums(NamedTuple):
-    """Sums over the steps of an unroll, which update metrics instead of rows; `open` stays on the device."""
+    """Sums over the steps of an unroll, which metrics receive instead of the rows; `open` stays on the device."""
 
     num_steps: int
     num_episodes: int
     rewards: np.ndarray  # float64, the newest rewards, oldest first
     values: tuple[np.ndarray, ...]  # float64 for each metric, values of the newest episodes, oldest first
-    num_nonfinite: tuple[int, ...]  # for each metric, number of values left out because they are not finite
-    open: OpenEpisodes  # after the unroll
+    num_nonfinite: tuple[int, ...]  # for each metric, number of values that `values` lacks because they are not finite
+    open: OpenEpisodes  # open episodes after the unroll
 
 
 class SummedMetric(Protocol):

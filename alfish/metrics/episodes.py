@@ -16,11 +16,11 @@ from alfish.parameters import PositiveInt, UnitInterval, checked
 class EpisodeMetric(Metric, abc.ABC):
     """Sums a value over the steps of each episode, and returns the mean of the last `window` finished episodes.
 
-    A subclass defines `name` and `per_step`. Values that are not finite are counted, not averaged. With vector rewards,
-    the result is for the weighted sum; each entry has an additional result, `name/entry`.
+    A subclass defines `name` and `per_step`. Values that are not finite are counted but not averaged. With vector
+    rewards, the result is for the weighted sum of the entries; a further result `name/entry` is for each entry.
 
-    With `takes_tensors`, `per_step` and `finish` are also called with tensors `[B]` of a vector step (`ArrivedRows`),
-    so that `CompiledUnroller` need not copy rows to the host.
+    If `takes_tensors` is True, `per_step` and `finish` are also called with tensors `[B]` of a vector step
+    (`ArrivedRows`), so that `CompiledUnroller` does not need to copy rows to the host.
     """
 
     takes_tensors = False
@@ -107,7 +107,7 @@ class _EpisodeSums:
 @gin.configurable(module="alfish.metrics")
 @checked
 class AverageReturn(EpisodeMetric):
-    """Undiscounted sum of an episode's rewards; for vector rewards, also of each entry, as `average_return/ENTRY`."""
+    """Undiscounted sum of an episode's rewards; for vector rewards, also that of each entry: `average_return/ENTRY`."""
 
     takes_tensors = True
 

@@ -94,7 +94,7 @@ class MovingWindow:
             return float(self._values.mean()), variance
 
     def result(self, name: str) -> dict[str, float]:
-        """Returns the mean, the number of its values (`/n`), and any number of nonfinite values (`/nonfinite`)."""
+        """Returns the mean, the number of its values (`/n`), and, unless 0, of nonfinite values (`/nonfinite`)."""
         result = {}
         if len(self._values):
             with np.errstate(over="ignore"):
@@ -113,7 +113,7 @@ class MovingWindow:
 
 @runtime_checkable
 class Summed(Protocol):
-    """A metric that `StepSums` can update instead of rows."""
+    """A metric that can receive `StepSums` instead of rows."""
 
     num_rewards: int  # number of newest rewards that the metric reads
 
@@ -151,7 +151,7 @@ class Metrics:
 
     Attributes:
       reads_infos: True if a metric reads infos.
-      reads: leaves that a metric reads, among 'observation' and 'action'.
+      reads: names of the fields that metrics read, among 'observation' and 'action'.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Metrics:
         }
         self.reads = tuple(name for name in wanted if wanted[name])
         self._open_length = np.full(num_envs, -1)
-        self._open: OpenEpisodes | None = None  # open episodes after the last `StepSums`; None after rows
+        self._open: OpenEpisodes | None = None  # open episodes after the last `StepSums`; None if rows followed
         self._clear()
 
     @property
@@ -207,7 +207,7 @@ class Metrics:
           observation, action: fields of a `StepBatch`; read only if they are in `reads`.
 
         Raises:
-          ValueError: the rows do not have `num_envs` environments, or a part that metrics read is missing.
+          ValueError: the rows do not have `num_envs` environments, or a field that metrics read is missing.
         """
         step_type, reward = _copy(step_type), _copy(reward)
         if step_type.shape[1:] != (self._num_envs,) or reward.shape[:2] != step_type.shape:
@@ -230,9 +230,9 @@ class Metrics:
             self._flush()
 
     def episode_sums(self) -> EpisodeSums | None:
-        """Returns the sums that an unroller may compute instead of rows; None if a metric needs rows.
+        """Returns an object that sums steps, so that an unroller need not pass rows; None if rows are needed.
 
-        Rewards must not be vectors.
+        Rows are needed if a metric cannot receive sums, or if rewards are vectors.
         """
         by_episode, others = self._by_episode(), self._by_step()
         needs_rows = len(by_episode) + len(others) < len(self._metrics)
@@ -252,7 +252,7 @@ class Metrics:
         return OpenEpisodes(length, tuple(torch.from_numpy(array.copy()).to(device) for array in arrays))
 
     def add(self, sums: StepSums) -> None:
-        """Adds an unroll whose rows were summed by `episode_sums`."""
+        """Adds an unroll whose rows were summed by the result of `episode_sums`."""
         self._flush()
         for metric in self._by_step():
             metric.add(sums)
@@ -328,13 +328,13 @@ class Metrics:
     def _by_episode(self) -> list[SummedByEpisode]:
         """Returns the `SummedByEpisode` metrics that take tensors.
 
-        A class must set `takes_tensors` itself: a subclass may override a method with a method for arrays only.
+        A class must set `takes_tensors` itself, because a subclass may override a method with a method for arrays only.
         """
         metrics = self._metrics.values()
         return [one for one in metrics if isinstance(one, SummedByEpisode) and vars(type(one)).get("takes_tensors")]
 
     def _by_step(self) -> list[Summed]:
-        """Returns the metrics that `StepSums` can update.
+        """Returns the metrics that can receive `StepSums`.
 
         A subclass that overrides `update` but not `add` needs rows, because `add` would ignore the override.
         """

@@ -48,8 +48,8 @@ class StepBatch:
       objectives: names of the R entries of vector rewards.
       reward_weights: weights `[T, R]` of these entries when the rows were collected. None means 1 for all.
 
-    Observations and actions are arbitrary at PAD. These fields are present only if a metric's class has
-    `reads_observations = True` or `reads_actions = True`.
+    Observations and actions are arbitrary at PAD. Observations are present only if a metric's class has
+    `reads_observations = True`, and actions only if a metric's class has `reads_actions = True`.
     """
 
     def __init__(
@@ -129,16 +129,16 @@ class StepBatch:
 
     @cached_property
     def index(self) -> np.ndarray:
-        """`[T, B]` int index of arrivals in their episode, from 0; -1 at all other rows."""
+        """`[T, B]` int index of each environment step in its episode, from 0; -1 at rows that `counted` excludes."""
         return np.where(self.arrived & self._started, self._arrivals - self._arrivals_before_episode - 1, -1)
 
     def power(self, base: float, offset: int = 0) -> np.ndarray:
-        """Returns `base` to the power of `index + offset` at arrivals of known episodes, `[T, B]` float64."""
+        """Returns `base` to the power of `index + offset`, `[T, B]` float64; only `counted` rows have a meaning."""
         return base ** np.maximum(self.index + offset, 0)
 
     @cached_property
     def counted(self) -> np.ndarray:
-        """`[T, B]` bool mask of arrivals in episodes whose FIRST row is known."""
+        """`[T, B]` bool mask of MID and LAST rows in episodes whose FIRST row is known."""
         return self.index >= 0
 
     @cached_property
@@ -153,7 +153,7 @@ class StepBatch:
 
     @cached_property
     def next_open_length(self) -> np.ndarray:
-        """`[B]` int, `open_length` of the next rows."""
+        """`[B]` int, the argument `open_length` for the next rows."""
         row, columns = self._boundary[-1], np.arange(self.num_envs)
         since = self._arrivals[-1] - self._arrivals[row, columns]
         inside = np.where(self.first[row, columns], since, -1)
@@ -161,15 +161,15 @@ class StepBatch:
         return np.where(row < 0, carried, inside)
 
     def episode_sums(self, per_step: np.ndarray, open_sum: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Returns sums over episodes, added in order of time: their rounding does not depend on the split into updates.
+        """Returns sums over episodes, added in order of time, so that rounding is the same for any split into updates.
 
         Args:
-          per_step: numbers to add, `[T, B]` float64; only `counted` rows count.
+          per_step: numbers to add, `[T, B]` float64; only `counted` rows are added.
           open_sum: sums of the open episodes over earlier rows, `[B]` float64; None at the start.
 
         Returns:
-          Sums `[E]` of the ended episodes, in the order of their ends, and sums `[B]` of the open episodes, 0 without
-          an open episode.
+          Sums `[E]` of the ended episodes, in the order of their ends, and sums `[B]` of the open episodes, 0 in
+          columns without an open episode.
         """
         if open_sum is None:
             open_sum = np.zeros(self.num_envs)
@@ -181,7 +181,7 @@ class StepBatch:
 
     @cached_property
     def _episode_ids(self) -> tuple[np.ndarray, int]:
-        """Ids of episodes `[T, B]`, below B for episodes open at the start; and an upper bound of the ids."""
+        """Ids of episodes `[T, B]`, below B for episodes that are open at the start, and a number above all ids."""
         serial = np.cumsum(self.first, axis=0)
         return serial * self.num_envs + np.arange(self.num_envs), (serial[-1].max() + 1) * self.num_envs
 
@@ -198,7 +198,7 @@ class StepBatch:
 
     @cached_property
     def _arrivals(self) -> np.ndarray:
-        """`[T, B]` int number of arrivals up to and including each row."""
+        """`[T, B]` int number of MID and LAST rows up to and including each row."""
         return np.cumsum(self.arrived, axis=0)
 
     @cached_property
