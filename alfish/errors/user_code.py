@@ -66,7 +66,7 @@ def refuse(error: BaseException, call: str) -> None:
     """Raises CodeError if an error comes from code outside alfish; otherwise returns, and the caller raises the error.
 
     The function ignores errors with messages for the user, signals, and defects of alfish. An error is a defect if only
-    alfish's code was running. A failed assertion is a defect if it is in alfish's code.
+    alfish, and libraries that alfish called, were running. A failed assertion is a defect if it is in alfish's code.
 
     Args:
       error: error that was raised by a function that the caller called.
@@ -76,7 +76,7 @@ def refuse(error: BaseException, call: str) -> None:
         return
     places = _places(error)
     ranks = [place.rank for place in places]
-    is_at_call = not any(rank != 1 for rank in ranks)  # True for example if the arguments are wrong
+    is_at_call = not any(rank != 1 for rank in ranks)  # the call itself failed, for example by wrong arguments
     is_own = type(error).__module__.startswith("alfish.")
     is_own |= isinstance(error, AssertionError) and ranks[-1:] == [0]
     if not is_own and (is_at_call and call or max(ranks, default=0) > 1):
@@ -194,7 +194,7 @@ class _Place(NamedTuple):
 
 
 def _places(error: BaseException) -> list[_Place]:
-    """Returns the frames from the `try` statement to the error; the innermost frame is last."""
+    """Returns the frames of the functions that the `try` statement called; the frame that raised the error is last."""
     return [
         _Place(_rank(frame.f_code.co_filename), frame.f_code.co_name, _name(frame), frame.f_code.co_filename, line)
         for frame, line in [*traceback.walk_tb(error.__traceback__)][1:]
@@ -219,7 +219,7 @@ def _place(error: BaseException) -> _Place | None:
 
 
 def _rank(file: str) -> int:
-    """Returns how likely a file is the user's, from 0 (a file of alfish) to 4 (a file outside installed libraries)."""
+    """Returns how likely it is that a file is the user's: 0 for alfish to 4 for files outside libraries."""
     if file.startswith(_ALFISH):
         return 0
     parts = Path(file).parts
