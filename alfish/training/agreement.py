@@ -77,7 +77,7 @@ class SharedAgreement(Agreement):
             yield
         except BaseException:
             if self._signals.received is not None and self._signals.breakable:
-                self._signals.breakable = False  # waiting for other learners is not a hang
+                self._signals.breakable = False  # a signal must not break off the wait for other learners
                 self._exchange(breaks_off=True)
             raise
 
@@ -99,9 +99,9 @@ class SharedAgreement(Agreement):
         self._exchange(ends=True)
 
     def _exchange(self, steps: int = 0, breaks_off: bool = False, ends: bool = False) -> tuple[int, bool, bool]:
-        """Makes the seconds, the signal and the stop of the run equal in all learners.
+        """Makes the seconds, the signal and the reason to stop equal in all learners.
 
-        Returns the sum of steps, whether a learner was interrupted, and whether a learner ends.
+        Returns the sum of steps, whether a learner was interrupted, and whether a learner has ended the run.
         """
         self.pause(time.perf_counter())
         clock, signals = self._clock, self._signals

@@ -31,14 +31,15 @@ class ApprenticeshipRounds(Listener):
     trained policy. The paper also allows a mixture of the policies of all rounds, which this listener does not build.
 
     Scalars: `appl/distance`, the distance of the policy's features from the expert's; `appl/mixture_distance`, the
-    distance of the mixture's features; and `appl/round`, the number of rounds.
+    distance of the mixture's features; and `appl/round`, the number of the round, which is 0
+    for the measurement before training.
 
     Args:
       period: number of clock steps of a round.
       num_episodes: number of episodes that measure a policy; each policy has the same initial states.
       num_envs: number of environments that step together; the result does not depend on it.
       seed: seed of the first episode; episode k has seed + k.
-      epsilon: distance of the mixture from the expert at which the run stops early; 0 means never.
+      epsilon: distance of the mixture from the expert below which the run stops early; 0 means never.
     """
 
     changes_algorithm = True
@@ -109,7 +110,7 @@ class ApprenticeshipRounds(Listener):
             policy = _copies(run.algorithm)
             self._nearest = {"distance": distance, "round": number, "clock": self._last, "policy": policy}
         run.log(
-            f"Round {number}: features of the policy are {distance:.4g} from the expert's, those of the mixture "
+            f"Round {number}: features of the policy are {distance:.4g} from the expert's, features of the mixture "
             f"{mixture_distance:.4g}"
         )
         if number > 0 and mixture_distance < self._epsilon:
@@ -129,7 +130,7 @@ class ApprenticeshipRounds(Listener):
 
 
 def _part(run: Run) -> ApprenticeshipLearning:
-    """Returns the only `ApprenticeshipLearning` of a run; raises UsageError if there is none."""
+    """Returns the first `ApprenticeshipLearning` of a run; raises UsageError if there is none."""
     rewards = run.algorithm.rewards.values() if isinstance(run.algorithm, Composed) else ()
     found = [part for part in rewards if isinstance(part, ApprenticeshipLearning)]
     if not found:

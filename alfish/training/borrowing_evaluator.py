@@ -1,4 +1,4 @@
-"""Evaluation in the environments of the training, for simulators of which a process can hold only one."""
+"""Evaluation in the training environments, for simulators of which a process can hold only one."""
 
 from collections.abc import Generator
 
@@ -72,7 +72,7 @@ class BorrowingEvaluator(Evaluator):
 
 
 class _WholePolicy(PaddedPolicy):
-    """Acts by one call for all environments; sampled actions draw from the generators of the process."""
+    """Acts with one call for all environments; actions are sampled with the generators of the process."""
 
     def __init__(self, algorithm: RLAlgorithm, transforms: Transforms, num_envs: int, sample: bool):
         super().__init__(algorithm, transforms, num_envs, sample, batch_size=num_envs)

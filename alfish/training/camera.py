@@ -18,7 +18,7 @@ class Camera:
 
     Args:
       environment: environments or games of an evaluation.
-      setting: name of the film in messages, such as `--video`.
+      setting: name of the setting that requests the film, for messages, such as `--video`.
 
     Attributes:
       fps: number of frames per second of time in the environment.

@@ -81,8 +81,8 @@ class Clock:
     def value(self) -> int:
         """Clock steps, the unit of periods, file names and axes.
 
-        The sum of environment steps and `idle`: steps for which training continued after acting ended, or updates of a
-        run that never acts.
+        The value is the sum of environment steps and `idle`, which counts the steps for which training continued after
+        acting ended, and the updates of iterations that do not act.
         """
         return self.env_steps + self.idle
 
@@ -128,7 +128,8 @@ class Clock:
         self.wall_seconds, self.idle = state["wall_seconds"], state["idle_steps"]
 
 
-MOST_CALIBRATION, UNPLANNED_CALIBRATION = 10_000, 1000  # environment steps; the second is for a budget in another unit
+# Environment steps of a calibration: the largest number, and the number if the steps of the run are unknown.
+MOST_CALIBRATION, UNPLANNED_CALIBRATION = 10_000, 1000
 
 
 class Calibration:
@@ -137,7 +138,7 @@ class Calibration:
     Args:
       fraction: fraction of the budget in which transforms observe rows, in [0, 1]; limited to 10,000 steps. None means
         that transforms observe all rows of the run.
-      num_env_steps: number of environment steps in which rows are collected; inf if unknown.
+      num_env_steps: number of environment steps of the run; inf if unknown, for which calibration takes 1000 steps.
 
     Attributes:
       is_set: whether there is a calibration. If not, transforms observe each unroll after the updates on this unroll.
@@ -167,11 +168,11 @@ class Calibration:
 def next_due(clock: int, period: int, planned: float = math.inf) -> int:
     """Returns the first multiple of `period` after `clock`, or `planned` if that is earlier.
 
-    A resumed run calls this function, because its period may be shorter than before.
+    A resumed run passes `planned`, because its period may have changed.
 
     Args:
       clock: current clock of the run.
       period: number of clock steps, positive.
-      planned: clock at which the earlier process planned to act next.
+      planned: clock that was planned before; inf means none.
     """
     return int(min(planned, (clock // period + 1) * period))

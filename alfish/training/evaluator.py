@@ -48,7 +48,7 @@ def make_evaluator(
 ) -> "Evaluator":
     """Returns an evaluator with at most `num_envs` separate environments.
 
-    If rows of a vector environment cannot be reset and seeded separately, there is one row for each episode.
+    If the environments cannot be reset and seeded separately, there is one environment for each episode.
 
     Raises:
       UsageError: as for `Evaluator`; or another thread trains.
@@ -75,7 +75,7 @@ def make_evaluator(
 class Evaluator:
     """Runs complete episodes with `predict_step` and frozen transforms; global random states do not change.
 
-    The result covers the first episodes that start, each to its end. Taking the first episodes that end would favour
+    The result covers the first episodes that start, each to its end. Taking the first episodes that end would favor
     short episodes.
 
     Args:
@@ -275,7 +275,7 @@ class Evaluator:
         self.num_cut = 0
         length = np.zeros(num_envs, np.int64)  # lengths so far of the episodes under way
         pace = _Pace(self.log, num_episodes)
-        # Avoids needless resets: if an environment walks through a test set, each reset skips a part of the set.
+        # If possible, only environments with an episode are reset: each reset may advance an environment's test set.
         rows = (episode >= 0,) if environment.can_rest else ()
         with calling(f"{environment.name}.reset"):
             time_step = nest.tensors(environment.reset(_seeds(episode, seed), *rows))
@@ -396,7 +396,7 @@ def print_to_stderr(line: str) -> None:
 
 
 def episode_of(k: int, rows: TimeStep, observation_space: Space, action_space: Space) -> Episode:
-    """Returns episode k of rows `[T+1, 1, ...]`, FIRST to LAST, in the units of gymnasium's spaces."""
+    """Returns rows `[T+1, 1, ...]`, FIRST to LAST, as episode k in the units of gymnasium's spaces."""
     rows = nest.map(lambda leaf: leaf[:, 0].numpy(), rows)
     terminated = rows.discount[-1] == 0
     # `prev_action` of a row is the action executed before the row.

@@ -71,7 +71,7 @@ class Recorder(contextlib.AbstractContextManager):
       num_tiles: number of episodes in one film.
       path: function that returns a film's path, from the number of its first episode and the mean return of its
         episodes.
-      setting: name of the films in messages.
+      setting: name of the setting that requests the films, for messages.
       captions: whether frames show reward, return, value and action.
 
     Attributes:
@@ -106,7 +106,7 @@ class Recorder(contextlib.AbstractContextManager):
 
         Args:
           root_dir: directory of the run.
-          stem: beginning of the file's name, which tells what was evaluated.
+          stem: beginning of the file's name, which names the evaluation.
           num_episodes: number of episodes to show side by side.
           camera, setting, captions: arguments of the class.
         """

@@ -51,15 +51,15 @@ class GameEvaluator:
 
     Args:
       games: games built for evaluation.
-      members: policies.
-      lineup: lineup of the run.
+      members: policies that play.
+      lineup: lineup of the run, which says which policies play which agents.
       opponents: policies by patterns of agents' names; each is the name of a policy, or 'random'. Agents that match no
         pattern are played by the policies of `lineup`.
       max_length: number of steps after which a game is truncated.
 
     Attributes:
       environment, max_length: the games, and the constructor's argument.
-      log: function that receives a line about truncated games.
+      log: function that receives a line about truncated games; the default prints to standard error.
       num_cut: number of truncated games of the last evaluation.
 
     Raises:
@@ -137,12 +137,12 @@ class GameEvaluator:
     def test_episodes(self, num_games: int, seed: int = 0, *, policy: str = "") -> Iterator[Episode]:
         """Yields the episodes of a policy's agents, in the order in which they end; see `Evaluator.test_episodes`.
 
+        In a game that is cut, the episode of an agent that acted at the cut ends there. Other episodes are left out.
+
         Args:
           num_games: number of games.
           seed: seed of game 0.
-          policy: name of the policy; '' means the only one.
-
-        In a game that is cut, the episode of an agent that acted at the cut ends there. Other episodes are left out.
+          policy: name of the policy; '' means the first policy.
         """
         policy = policy or next(iter(self._numbers))
         key = self._lineup.group[policy]
@@ -189,7 +189,7 @@ class GameEvaluator:
         on_row: Callable[[FilmRow], Any] | None,
         keep: Callable[[Mapping[str, TimeStep], np.ndarray, np.ndarray], None] | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Plays a round of games.
+        """Plays a round: one game in each environment.
 
         Args:
           first: number of the round's first game.
@@ -251,7 +251,7 @@ class GameEvaluator:
         return np.divide(totals, counts, out=np.full_like(totals, np.nan), where=counts > 0)
 
     def _playing(self, key: str, seed: int) -> np.ndarray:
-        """Returns the number of the policy of each column of a group, -1 for random actions, `[columns]`."""
+        """Returns the number of the policy that plays each column of a group, -1 for random actions, `[columns]`."""
         rows = []
         for game in range(self.environment.num_games):
             drawn = self._lineup.of_game(seed + game)[key]
@@ -259,7 +259,7 @@ class GameEvaluator:
         return np.array(rows).reshape(-1)
 
     def _fixed_numbers(self, opponents: Mapping[str, str]) -> dict[str, list[int | None]]:
-        """Returns the numbers of the policies in `opponents` for each group; None for other agents."""
+        """Returns, for each group, the number of each agent's policy in `opponents`; None for other agents."""
         fixed: dict[str, list[int | None]] = {
             key: [None] * len(group.agents) for key, group in self.environment.groups.items()
         }
@@ -289,8 +289,8 @@ class _Seats:
 
     Args:
       group: group of agents.
-      playing: number of the policy of each column, -1 for random actions, `[columns]`.
-      members: policies.
+      playing: number of the policy that plays each column, -1 for random actions, `[columns]`.
+      members: policies, by number.
       sample: whether policies act with `rollout_step`.
       seed: seed of the round.
       first_agent: number of agents in earlier groups.
@@ -329,7 +329,7 @@ class _Seats:
         return actions
 
     def count(self, rows: TimeStep, is_over: np.ndarray) -> None:
-        """Adds the rewards of games that are not over."""
+        """Adds the rewards of games that are not over to the returns."""
         counts = ~is_over[self._game] & (rows.step_type != StepType.PAD)
         reward = rows.reward.reshape(len(counts), -1).sum(1).astype(np.float64)
         self._returns += np.where(counts & (rows.step_type != StepType.FIRST), reward, 0.0)

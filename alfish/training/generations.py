@@ -159,7 +159,7 @@ def next_generation(
       gap: number of standard errors by which a member must be worse than the member that replaces it.
       mutation_rate: probability that a copy's parameter is perturbed, in (0, 1].
       perturbs_others: whether the settings of members that are neither replaced nor among the best are also perturbed.
-      kept: numbers of members that are never replaced and keep their settings.
+      kept: numbers of members that are never replaced, and whose settings do not change.
     """
     ranked = sorted(results, key=lambda result: -result.value)
     best = [result for result in ranked[:num_replaced] if not result.has_failed]

@@ -105,8 +105,8 @@ class InitialParts:
           log: function that receives the origin of each part, and the names and shapes of its tensors.
 
         Raises:
-          UsageError: a directory is not a run, a run has no such part, or its tensors do not have the shapes of the new
-            run's. No tensor has changed.
+          UsageError: a directory is not a run, a run has no such part, or its tensors do not have the shapes of the
+            tensors in the new run. No tensor has then changed.
         """
         tensors = self._tensors() if self._sources else {}
         parts = [_Part.read(place, source, tensors) for place, source in self._sources.items()]
@@ -132,7 +132,7 @@ class InitialParts:
         return {"initial_parts": self._origins} if self._origins else {}
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        """Returns the networks' tensors by name. Each call reads them, because a learner moves them to its device."""
+        """Returns the networks' tensors by name. Each call reads the current tensors."""
         return _tensors(self._algorithm.state_dict(), self._transforms.state_dict())
 
 

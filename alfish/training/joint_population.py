@@ -187,7 +187,7 @@ class JointPopulation(Listener):
             yield Group(tuple(each), seed, num_replaced)
 
     def _check_objective(self, run: Run, policy: Policy) -> None:
-        """Raises UsageError if policies have no value `objective`."""
+        """Raises UsageError if policies have no value with the name `objective`."""
         evaluations = [one.name for one in run.listeners if isinstance(one, Evaluate)][:1]
         entries = [f"/{entry}" for entry in reward_names(policy.group.reward_spec)]
         metrics = [name + entry for name in policy.metrics.windows() for entry in ("", *entries)]
@@ -203,8 +203,8 @@ class JointPopulation(Listener):
 
         Args:
           run: run of the policy.
-          policy: policy.
-          drawn: member with random values.
+          policy: policy that begins.
+          drawn: member with random values, which apply where no value is configured or saved.
         """
         saved = self._members.get(policy.name, drawn)
         bindings: dict[str, str] = {}
@@ -221,7 +221,7 @@ class JointPopulation(Listener):
             run.unroller.rebuild(policy, bindings, policy)  # type: ignore[attr-defined]
 
     def _first(self, one: Perturbed, setting: Setting, policy: Policy) -> str | None:
-        """Returns the first value of a parameter, if the configuration determines it."""
+        """Returns the first value of a parameter; None if the configuration does not determine it."""
         is_kept = policy.name == self._keeps
         value = setting.configured() if is_kept else setting.bound()
         if value is None and not is_kept:
@@ -270,7 +270,7 @@ class JointPopulation(Listener):
         return results
 
     def _forget_results(self, policy: Policy) -> None:
-        """Removes the results of a policy, so that its next ones are those of its new networks."""
+        """Removes the results of a policy, so that its next results are those of its new networks."""
         for window in policy.metrics.windows().values():
             window.clear()
         self._evaluated.pop(policy.name, None)

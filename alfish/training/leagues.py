@@ -83,7 +83,7 @@ class Snapshots(_PeriodicListener):
             run.log(f"{slot.name} is now {source.name} of {run.clock.value:,} steps")
 
     def _slots(self, run: Run) -> list[tuple[Member, list[Member]]]:
-        """Returns pairs of a policy and its snapshots."""
+        """Returns each policy that has snapshots, with its snapshots."""
         members = _members(run, "Snapshots")
         of = [(one, [slot for slot in members if slot.snapshot_of == one.name]) for one in members]
         return [(source, own) for source, own in of if own]

@@ -105,11 +105,11 @@ class Run(Protocol):
 
     @property
     def interrupted_by(self) -> int | None:
-        """Number of the signal that ends the run before it is finished; None if no signal does."""
+        """Number of the signal that ends the process before the run is finished; None if no signal does."""
 
     @property
     def is_saved(self) -> bool:
-        """True if there was no iteration since the newest checkpoint."""
+        """True if no iteration has followed the newest checkpoint saved with `rows`."""
 
     def evaluator(
         self, num_episodes: int, num_envs: int = 8, max_length: int | None = None, **options: Any
@@ -203,7 +203,7 @@ class Notifier:
             self._started.append(listener)
 
     def is_behind(self, run: Run) -> bool:
-        """Returns whether a signal has prevented work of a listener."""
+        """Returns whether a signal has prevented work that was due in a listener."""
         for listener in self._listeners:
             with _calling(listener, "is_behind"):
                 if listener.is_behind(run):
@@ -213,7 +213,7 @@ class Notifier:
     def missed_report(self, run: Run) -> Iterator[Report]:
         """Yields a report before the first iteration of a resumed run, if a signal prevented a listener's work.
 
-        If the run begins paused, the report of the loop replaces it.
+        If the run begins paused, the loop yields a report in place of this one.
         """
         if self.is_behind(run) and not run.clock.paused and run.signals.number is None:
             yield replace(Report.of(run.clock, run.clock.finished), is_missed=True)

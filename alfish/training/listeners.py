@@ -29,8 +29,8 @@ from alfish.training.summaries import Summaries
 TRAINER_SCALARS = ("train", "holdout", "metrics", "unroller", "time")
 
 
-# An evaluation after a budget of environment steps is reported at the budget, if the run took at most this many times
-# the budget.
+# An evaluation after a budget of environment steps is reported at the budget, if the run took fewer steps than this
+# factor times the budget.
 LARGEST_EXCESS = 1.1
 
 
@@ -223,14 +223,14 @@ class CheckpointSaver(Listener):
     from the newest checkpoint if the run saves no rows.
 
     Args:
-      period: number of clock steps between checkpoints. 0 saves only the best policy, and at the end or an
-        interruption; it also disables `period_minutes`.
+      period: number of clock steps between checkpoints. 0 means that checkpoints are saved only of the best policy, and
+        at the end or an interruption; it also disables `period_minutes`.
       period_minutes: minutes of training after which a checkpoint is also due, so that a killed run in a slow
         environment loses at most these minutes. Evaluations and saving do not count. None means no such limit.
       keep_last: number of newest checkpoints to keep.
       keep_period: number of clock steps between checkpoints that are kept permanently; 0 keeps none permanently.
-      keep_best: whether to keep the checkpoint with the best mean evaluation return; of equal returns, the newest
-        counts. With several `Evaluate` listeners, the first listener decides.
+      keep_best: whether to keep the checkpoint with the best mean evaluation return; if returns are equal, the
+        newest checkpoint counts. With several `Evaluate` listeners, the first listener decides.
       best_of: name of the policy (in a run of several policies) or of the reward entry (of a vector reward) whose mean
         return decides which checkpoint is best. None means the return. In a run of several policies, None keeps no best
         checkpoint, because a mean over players does not measure progress.
@@ -280,7 +280,7 @@ class CheckpointSaver(Listener):
             self._best = self._best_clock = None
 
     def after_iteration(self, run: Run, report: Report) -> None:
-        # The seconds are equal in all learners, so they save together.
+        # The seconds are equal in all learners, so all learners save together.
         waited = report.wall_seconds - self._saved_seconds
         due = report.finished or (self._period > 0 and (report.clock >= self._next or waited >= self._period_seconds))
         is_best = False
@@ -383,8 +383,8 @@ class StopAt(_Watcher):
 
     Args:
       return_: value at which the run stops.
-      scalar: name in metrics.csv of a scalar of `Evaluate` or of the trainer (`metrics/...`, `train/...`). Scalars of
-        diagnostics and other listeners cannot be watched.
+      scalar: scalar to watch, by its name in metrics.csv: a scalar of `Evaluate` or of the trainer (`metrics/...`,
+        `train/...`). Scalars of diagnostics and other listeners cannot be watched.
     """
 
     def __init__(self, return_: FiniteFloat = gin.REQUIRED, scalar: str = "evaluation/mean_return"):
@@ -405,7 +405,7 @@ class StopWithoutProgress(_Watcher):
     Args:
       num_evaluations: number of consecutive values without an increase that stop the run, at least 1.
       min_increase: increase over the best value that a new value must exceed to count as progress, at least 0.
-      scalar: name in metrics.csv, as in `StopAt`.
+      scalar: scalar to watch, by its name in metrics.csv, as in `StopAt`.
     """
 
     def __init__(
@@ -460,12 +460,13 @@ def checked_listeners(
     Listeners that change the algorithm come first, then evaluations, then all other listeners. Listeners that save
     checkpoints come last, so that checkpoints contain the state of all listeners after the iteration.
 
-    With several learners, the first learner calls all listeners; the other learners save only their own state.
+    With several learners, the first learner calls all listeners. Other learners call only listeners with
+    `changes_algorithm` or `on_every_learner`.
 
     Args:
       listeners: listeners of the run; None means evaluation, checkpoints, summaries and the progress bar.
-      extra: further listeners, called after all other listeners of their kind.
-      first: further listeners, called before all other listeners of their kind.
+      extra: further listeners, each called after all other listeners of its kind.
+      first: further listeners, each called before all other listeners of its kind.
 
     Raises:
       UsageError: an entry is not a Listener, or has a method with other arguments or a misspelt name.

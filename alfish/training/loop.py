@@ -31,7 +31,7 @@ SAMPLE, UPDATE = "batches: assembling batches", "updates"
 
 
 class Loop:
-    """Makes the iterations of a run, one at a time.
+    """Runs the iterations of a training run, one at a time.
 
     Args:
       parts: parts of the run.
@@ -123,8 +123,8 @@ class Loop:
         """Yields a report for each iteration; the last one has `finished` set."""
         finished = self._clock.finished
         while not finished:
-            # No iteration follows `stop`, so the last report has the final policy. In a run that begins at `stop_at`,
-            # listeners only do work that a signal had prevented.
+            # No iteration follows a call of `stop`, so the last report has the final policy. If a run begins at or
+            # after `stop_at`, listeners only do work that a signal had prevented.
             ends = self._clock.stop_reason is not None or self._clock.paused or self._signals.number is not None
             try:
                 report = self._end() if ends else self.iteration()
@@ -170,15 +170,15 @@ class Loop:
         if needs_rows and found in directory.with_rows() and found < (newest := checkpoints.steps()[-1]):
             self._log(f"The checkpoint at {newest:,} steps is newer, but was saved without replay rows")
         if self._is_of_others:
-            self._log("It was saved by another number of learners: new episodes begin")
-            loss: str | None = "is of another number of learners"
+            self._log("The checkpoint was saved by another number of learners: new episodes begin")
+            loss: str | None = "was saved by another number of learners"
         else:
             loss = directory.load_rows(found, batches.load_stored)
         if loss is not None and (num_steps := batches.resume_without_rows(clock.value)) is not None:
             # If acting has ended, it must begin again, because training needs rows.
             self._interaction_env_steps = max(self._interaction_env_steps, clock.env_steps + num_steps)
             _check_rows_can_come(clock, num_steps, f"the replay of {checkpoints.directory} {loss}")
-            self._log(f"Its replay {loss}: rows are collected before training continues on")
+            self._log(f"Replay {loss}: new rows are collected before training continues")
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -253,7 +253,7 @@ class Loop:
         return parts.calibration.lasts(steps) and steps < self._interaction_env_steps and not parts.batches.rest()
 
     def _advance(self) -> Experience | None:
-        """Advances the clock, with an unroll or without acting; returns the unroll, or None without acting."""
+        """Collects an unroll unless acting rests, and advances the clock; returns the unroll, or None without one."""
         batches, unroller, clock = self._parts.batches, self._parts.unroller, self._clock
         rest = batches.rest()
         owed_steps = self._owed_steps + (0 if rest else unroller.unroll_length)
@@ -272,7 +272,7 @@ class Loop:
         return experience
 
     def _collect(self, length: int) -> tuple[Experience, int]:
-        """Makes an unroll and stores its rows; returns the unroll, and the number of steps of all learners."""
+        """Collects an unroll and stores its rows; returns the unroll, and the number of steps of all learners."""
         batches, unroller = self._parts.batches, self._parts.unroller
         self._modes.switch(training=False)
         with self._agreement.collecting():
@@ -324,7 +324,7 @@ class Loop:
         return scalars
 
     def _totals(self) -> tuple[float, ...]:
-        """Returns the counters and seconds for computing rates."""
+        """Returns the counters and seconds from which rates are computed."""
         return self._clock.env_steps, self._clock.iterations, self._clock.wall_seconds, self._collect_seconds
 
 

@@ -14,7 +14,7 @@ from alfish.training.run_parts import JointParts, Parts
 
 
 class MeasuredSchedules(Listener):
-    """Passes each report to the measured schedules of all policies, and reports their values as `schedule/NAME`.
+    """Passes reported numbers to the measured schedules of all policies; reports the schedules as `schedule/NAME`.
 
     The trainer adds the listener to runs that have such schedules. It is called after evaluations and before summaries,
     on every learner. Numbers are averaged over the learners that have them, so that all learners have equal schedules.

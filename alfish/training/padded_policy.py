@@ -20,10 +20,10 @@ from alfish.transforms import Transforms
 POLICY_BATCH_SIZE = 8
 
 
-_OWN = 1  # second entry of the entropy of an episode's generator
+_OWN = 1  # number that is mixed into the seed of an episode's generator, see `PaddedPolicy.begin`
 
-# Number of outputs of a linear layer from which rounding does not depend on a row's place in the batch. With 2 or 3
-# outputs, MKL sums the first and last rows in a different order.
+# Smallest number of outputs of a linear layer for which rounding does not depend on a row's place in the batch. With 2
+# or 3 outputs, MKL sums the first and last rows in a different order.
 NUM_OUTPUTS = 8
 
 
@@ -40,7 +40,7 @@ class _EqualPlaces(TorchFunctionMode):
 
 
 class PaddedPolicy:
-    """Acts in any number of environments, by calls with `batch_size` rows each.
+    """Acts in any number of environments, with calls of the networks on `batch_size` rows each.
 
     Args:
       algorithm, transforms: modules that act; they are only read.
@@ -110,7 +110,7 @@ class PaddedPolicy:
         return torch.cat(values)[: self._num_envs].cpu().numpy().astype(np.float64)
 
     def _blocks(self, time_step: TimeStep) -> Iterator[tuple[slice, TimeStep, Nest]]:
-        """Yields blocks of padded rows: the slice of their indices, the rows, and the states before the rows."""
+        """Yields blocks of padded rows: the slice of their indices, the rows, and the states for acting on the rows."""
         if self._num_envs == self._batch_size:  # one block without padding
             yield slice(None), nest.to(time_step, self._device), (*self._state, self._initial_state)
             return

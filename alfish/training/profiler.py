@@ -16,7 +16,7 @@ from alfish.training.loop import COLLECT, UPDATE
 from alfish.training.trainer import Trainer
 from alfish.unrollers.unroller import ENVIRONMENT, POLICY
 
-WORKERS = "waiting for workers, and receiving their rows"  # name of the part COLLECT if other processes collect
+WORKERS = "waiting for workers, and receiving their rows"  # name that replaces COLLECT if other processes collect
 SHARES = {
     "worker_wait_fraction": "waiting for the trainer",
     "worker_env_fraction": "environments",
@@ -70,8 +70,8 @@ class Profile(Listener):
 
     Args:
       warmup_updates: number of gradient steps before measuring begins.
-      trace_seconds: minimum duration of the trace in seconds; the trace covers complete iterations; the table excludes
-        these iterations. 0 means no trace.
+      trace_seconds: minimum duration of the trace in seconds. The trace covers complete iterations, which the table
+        excludes. 0 means no trace.
     """
 
     def __init__(self, warmup_updates: NonNegativeInt = 16, trace_seconds: NonNegativeFloat = 0.5):
@@ -79,8 +79,8 @@ class Profile(Listener):
         self._trace: Any = None
         self._trace_began = 0.0
         self._traced = trace_seconds == 0
-        self._before: Measured | None = None  # measurement at the beginning
-        self._measured: Measured | None = None  # measurement since the beginning
+        self._before: Measured | None = None  # totals when measuring began
+        self._measured: Measured | None = None  # work since measuring began
         self._worker_shares: dict[str, float] = {}  # fractions of workers' time, by scalar
 
     def start(self, run: Run) -> None:
@@ -145,7 +145,7 @@ class Profile(Listener):
 
 
 def advice(measured: Measured, run: Run, worker_idle: float | None = None) -> Iterator[str]:
-    """Yields settings that would make a run faster.
+    """Yields advice on settings that would make a run faster.
 
     Args:
       measured: measurements of the run.
@@ -164,15 +164,15 @@ def advice(measured: Measured, run: Run, worker_idle: float | None = None) -> It
     if measured.share(UPDATE) > 0.4 and run.device.type == "cpu":
         if run.learner.is_plain:
             yield (
-                "most of the time is updates: Learner.compile = True compiles each into one graph; longer runs do so "
-                "by default"
+                "updates take much of the time: Learner.compile = True compiles each update into one graph, as longer "
+                "runs do by default"
             )
         elif measured.per_call(UPDATE) > LONG_UPDATE and kernels.num_threads() == 1 and kernels.available_cores() > 1:
-            yield "most of the time is updates: Trainer.num_threads = 'auto' uses idle cores for large matrix products"
+            yield "updates take much of the time: Trainer.num_threads = 'auto' uses idle cores for large products"
     if measured.share(ENVIRONMENT) > 0.4 and env_step > 50:
         yield (
-            f"most of the time is environment steps, {env_step:,.0f} us each: make_environment.vectorization = 'async' "
-            "with more environments steps them in parallel"
+            f"environment steps take much of the time, {env_step:,.0f} us each: make_environment.vectorization = "
+            "'async' with more environments steps them in parallel"
         )
     if measured.share(POLICY) > 0.3 and num_envs < 8:
         yield "acting is expensive: with a larger make_environment.num_envs, environments share one call of the policy"

@@ -49,7 +49,7 @@ class WeightListener(Listener, abc.ABC):
         weights, names = run.algorithm.reward_weights, specs.reward_names(run.environment.reward_spec)
         assert weights is not None
         self.change(weights, names, report)
-        if report.scalars:  # a summary is due
+        if report.scalars:  # at a summary, or at the first update after it
             report.scalars |= {f"reward_weights/{name}": float(weight) for name, weight in zip(names, weights)}
 
     @abc.abstractmethod
@@ -58,7 +58,7 @@ class WeightListener(Listener, abc.ABC):
 
     @abc.abstractmethod
     def change(self, weights: torch.Tensor, names: Sequence[str], report: Report) -> None:
-        """Writes `weights` `[R]` in place."""
+        """Changes `weights` `[R]` in place after an iteration."""
 
 
 @gin.configurable(module="alfish")

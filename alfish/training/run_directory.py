@@ -125,7 +125,7 @@ class RunDirectory:
                 self._lock()
             except UsageError:
                 self._log.close()
-                self._log = RunLog(self.path / "log.txt")  # the log keeps its lines in memory
+                self._log = RunLog(self.path / "log.txt")  # a log that is not open keeps its lines in memory
                 self._is_taken = True
                 raise
         for name in missing:
@@ -200,7 +200,7 @@ class RunDirectory:
             # complete.
             self.replay_checkpoints.save(clock, rows, keep=self.with_rows()[-1:])
         path = self.checkpoints.save(clock, state, best, keep=self.with_rows())
-        # Files of former learners are needed until this checkpoint replaces them.
+        # If the run has fewer learners than before, files of the others are needed until this checkpoint is complete.
         for directory in sorted(self.path.glob("ranks/rank-???"))[replicas.size() - 1 :]:
             superseded = directory.with_name(directory.name + SUPERSEDED)
             shutil.rmtree(superseded, ignore_errors=True)
@@ -208,7 +208,7 @@ class RunDirectory:
         return path
 
     def with_rows(self) -> list[int]:
-        """Returns the checkpoints that have replay rows, in ascending order."""
+        """Returns the steps of the checkpoints that have replay rows, in ascending order."""
         rows = self.replay_checkpoints.steps()
         return [clock for clock in self.checkpoints.steps() if clock in rows]
 
@@ -276,7 +276,7 @@ class RunDirectory:
         """Returns the content of the file `done`; empty if there is no such file."""
         try:
             return contents.record(self.path, "done", {"reason": str}, ["reason"]) or {}
-        except UsageError as error:  # a file from elsewhere does not mark a run as finished
+        except UsageError as error:  # a file of another form does not mark a run as finished
             logging.warning("%s", error)
             return {}
 
@@ -287,7 +287,7 @@ class RunDirectory:
 def _identity(path: Path) -> tuple[int, int] | None:
     """Returns an identifier of a directory that changes if the directory is replaced.
 
-    None if there is no directory.
+    Returns None if there is no directory.
     """
     try:
         status = os.stat(path)

@@ -59,7 +59,7 @@ LONG_RUN_SECONDS = 300
 
 
 class RunSettings(NamedTuple):
-    """Arguments of a `Trainer` for building the parts of a run, with its budget and its device."""
+    """Arguments of a `Trainer` from which the parts of a run are built, with the budget and the device of the run."""
 
     budget: Budget
     device: torch.device
@@ -111,7 +111,7 @@ class Parts(NamedTuple):
         return {}
 
     def rebuild(self, state: Mapping[str, Any]) -> None:
-        """Builds parts again with the saved `settings`, before a state is loaded."""
+        """Builds parts again with the `settings` in a saved state, before the state is loaded."""
 
     def players(self) -> str:
         """Returns a description of the acting algorithms for the log."""
@@ -147,6 +147,7 @@ class Environments:
         environment's id or name.
       make_for_evaluation: the same for evaluation, with the same spaces; None means `make`.
       seed: seed of the run.
+      device: device of the algorithm, passed to factories with an argument `device`.
       max_evaluation_length: number of actions after which an episode of an evaluation is truncated.
     """
 
@@ -165,7 +166,7 @@ class Environments:
 
     @random_state.apart()
     def new(self) -> Environment:
-        """Returns a training environment; a single one, for its spaces, if the policy only acts."""
+        """Returns the training environments; only one, for its spaces, if the run was opened only to act."""
         return self._make(num_envs=1) if is_opened_to_act() else self._make()
 
     def _make(self, **arguments: int) -> Environment:
@@ -412,7 +413,7 @@ def _make_joint_parts(
     }
     progress = torch.zeros((), dtype=torch.float64, device=settings.device)
     lineup = build(Lineup, Lineup, "Lineup", patterns_of(policies, games), games, environments.seed)
-    # Each policy has its own copies of the metrics, which are measured in its columns.
+    # Each policy has its own copies of the metrics, which read only the columns that the policy plays.
     given = [*(settings.metrics or ()), *settings.extra_metrics]
     metrics: list[Callable[[], Any]] = [*DEFAULT_METRICS] if settings.metrics is None else []
     metrics += [functools.partial(copy.deepcopy, metric) for metric in given]
@@ -476,7 +477,7 @@ def start_external(parts: Parts) -> None:
 
 
 def use_device(name: str, num_threads: int | Literal["auto"]) -> torch.device:
-    """Sets the heap, subnormal numbers and threads of this process; returns the device of `Trainer.device`.
+    """Sets how this process frees memory, treats subnormal numbers and uses threads; returns the device called `name`.
 
     Raises:
       UsageError: the device does not exist, or another thread trains.
@@ -527,7 +528,7 @@ def _check_offline(batches: Batches, unroller: Unroller, budget: Budget) -> None
 
 
 def _planned_env_steps(budget: Budget, unroller: Unroller) -> float:
-    """Returns the number of environment steps that a budget allows; inf if the budget is not in steps."""
+    """Returns the number of environment steps that a budget allows; inf for a budget in updates or seconds."""
     if budget.name == "num_env_steps":
         return budget.size
     if budget.name == "num_iterations":
@@ -541,7 +542,7 @@ def _rows_per_iteration(unroller: Unroller) -> float:
 
 
 def _iterations(budget: Budget, unroller: Unroller, updates_per_iteration: float) -> float:
-    """Returns the number of iterations that a budget is expected to last."""
+    """Returns the expected number of iterations; for a budget in seconds, inf if the run is long, else 0."""
     if budget.name == "num_env_steps":
         return budget.size / _rows_per_iteration(unroller)
     if budget.name == "num_updates":

@@ -52,13 +52,13 @@ class SharedRunDirectory(RunDirectory):
         return super().save(clock, state, rows, best)
 
     def with_rows(self) -> list[int]:
-        """Returns the checkpoints for which this learner has all its files, in ascending order.
+        """Returns the steps of the checkpoints for which this learner has all its files, in ascending order.
 
-        All learners continue from the same checkpoint, so the first learner keeps each checkpoint that all other
-        learners have saved.
+        All learners continue from the same checkpoint, so the first learner returns only checkpoints that learner 1 has
+        saved too; other learners are at most one iteration behind.
         """
         if replicas.rank():
-            # Kept while this learner saves its next checkpoint, which the other learners may not have saved yet.
+            # The newest checkpoint is kept while this learner saves the next one, which others may not have yet.
             return self.checkpoints.steps()[-1:]
         rows, steps = self.replay_checkpoints.steps(), self.checkpoints.steps()
         if replicas.size() > 1:
@@ -99,7 +99,7 @@ class SharedRunDirectory(RunDirectory):
         return None
 
     def begin(self) -> None:
-        """Begins the run in its directory, and gives all learners its id."""
+        """Begins the run in its directory, and gives all learners the id of the run."""
         if replicas.rank() == 0:
             super().begin()
         self._set_origin(replicas.of_first(self.checkpoints.origin.run or ""))
@@ -117,7 +117,7 @@ class SharedRunDirectory(RunDirectory):
         return iter(sorted(self._first.steps(), key=lambda clock: (clock in first, clock), reverse=True))
 
     def _load(self, clock: int, load: Callable[[Any], Any]) -> BrokenCheckpoint | None:
-        """Calls `load` with the state of a checkpoint; returns the error if one of its files cannot be read."""
+        """Calls `load` with the state of a checkpoint; returns the error if a file of the checkpoint cannot be read."""
         config = None if self.accepts_config_change else self.config_hash
 
         def load_own(state: dict[str, Any]) -> None:

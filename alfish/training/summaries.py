@@ -44,7 +44,7 @@ class Summaries(Listener):
       diagnostics_period: number of clock steps between two measurements of the diagnostics. The first measurement is at
         the first summary with an update.
       custom_summary: function called with the `Run` at each summary; returns a dict from names to numbers, arrays
-        (shown as histograms) or images (`[H, W, 3]` uint8). They are shown as `custom/NAME`. None means no function.
+        (shown as histograms) or images (`[H, W, 3]` uint8), which are shown as `custom/NAME`. None means no function.
       writers: instances of writers in addition to the writers of TensorBoard and metrics.csv: `WandbWriter`,
         `MlflowWriter`, `TrackioWriter`, or your own.
     """
@@ -75,7 +75,7 @@ class Summaries(Listener):
         self._updates: dict[str, LastUpdate] = {}  # last update of each policy, if diagnostics are due
 
     def start(self, run: Run) -> None:
-        resumed = run.clock.value  # also if 0: a run killed before its first checkpoint left rows in metrics.csv
+        resumed = run.clock.value  # 0 also after a kill before the first checkpoint, which left rows to remove
         directory = run.directory.path
         origin = RunOrigin(directory, run.directory.checkpoints.origin.run or "", run.log)
         with contextlib.ExitStack() as stack:  # closes what has started if another part cannot start

@@ -71,8 +71,9 @@ class Trainer:
       learner: class or factory of the learner; called with the algorithm.
       transforms: classes or factories of transforms, in the order in which they are applied.
       calibration: fraction of the budget, in [0, 1], in which transforms observe rows and nothing is trained; at most
-        10,000 environment steps, or 1000 if the budget is not in steps. The last unroll of the calibration is the first
-        that trains; statistics then stay fixed. 0 means one unroll. None means that transforms observe every unroll.
+        10,000 environment steps, or 1000 for each fraction above 0 if the steps are unknown (`wall_seconds`). The last
+        unroll of the calibration is the first that trains; statistics then stay fixed. 0 means one unroll. None means
+        that transforms observe every unroll.
       initial_parts: parts of other runs from which a new run starts, by place in its networks:
         `{'actor_encoder': 'runs/x', 'critic.encoder': 'actor_encoder@runs/x:best'}`; see `InitialParts`.
       policies: policies that train together in games (`make_games`): a dict from the name of a policy to patterns of
@@ -110,7 +111,7 @@ class Trainer:
       signals, device, seed: signals that end the run (`StopSignals`), device of the algorithm, and seed of the run.
     """
 
-    _saved_iterations = 0  # iterations of the newest checkpoint
+    _saved_iterations = 0  # iterations of the newest checkpoint that was saved with `rows`
 
     def __init__(
         self,
@@ -182,7 +183,7 @@ class Trainer:
 
     @property
     def is_saved(self) -> bool:
-        """True if there was no iteration since the newest checkpoint, or since the start if there is no checkpoint."""
+        """True if no iteration has followed the newest checkpoint saved with `rows`, or the start if there is none."""
         return self._saved_iterations == self.clock.iterations
 
     def start(self) -> None:
@@ -233,7 +234,7 @@ class Trainer:
 
         Raises:
           RunError: the run cannot continue, code of the run called sys.exit, or the run ended without an update or with
-            nan.
+            parameters that are not finite.
         """
         with exclusive.held(), self.signals:
             try:
@@ -407,7 +408,7 @@ def _checked(trainer: Trainer) -> Iterator[Report]:
       RunError: a transform or a network cannot load its own state.
     """
     is_checked = not any(isinstance(listener, CheckpointSaver) for listener in trainer.listeners)
-    with calling():  # marks calls of code that users may have written
+    with calling():  # converts errors of code that users may have written
         for report in trainer.iterate():
             if report.is_summary:  # a check in each iteration would cost time
                 refuse_default_dtype(f"{trainer.environment.name}.step or another part")

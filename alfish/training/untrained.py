@@ -73,7 +73,7 @@ def end_of(trainer: "Trainer") -> str:
 
 
 def _remedy(trainer: "Trainer") -> str:
-    """Returns the end of a sentence about the settings on which the first update depends."""
+    """Returns the end of a sentence: which settings to lower for an earlier first update; '' if there are none."""
     if not (warmup := trainer.batches.warmup_env_steps):
         return ""
     return (

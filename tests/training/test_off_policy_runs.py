@@ -223,8 +223,8 @@ def test_a_run_resumed_without_its_replay_continues_with_a_message(tmp_path, cap
         path.unlink()
     resumed = make(tmp_path, name, replay, num_iterations=None, num_env_steps=cut.clock.env_steps + 60)
     resumed.start()
-    assert "Its replay was not saved: rows are collected before training continues on" in capsys.readouterr().err
-    assert "Its replay was not saved" in (tmp_path / "log.txt").read_text()
+    assert "Replay was not saved: new rows are collected before training continues" in capsys.readouterr().err
+    assert "Replay was not saved" in (tmp_path / "log.txt").read_text()
     assert resumed.batches.buffer.num_rows == 0 and resumed.clock.updates == cut.clock.updates
     at_random = []
     unroll = resumed.unroller.unroll
@@ -308,7 +308,7 @@ def test_a_foreign_replay_file_is_named_and_not_used(tmp_path, capsys):
         cut.directory.replay_checkpoints.save(cut.clock.value, stored | wrong)
         resumed = make(tmp_path, "dqn_episode_boundary")
         resumed.start()
-        assert f"Its replay is lost (Checkpoint {path} does not have the contents" in capsys.readouterr().err, wrong
+        assert f"Replay is lost (Checkpoint {path} does not have the contents" in capsys.readouterr().err, wrong
         assert resumed.batches.buffer.num_rows == 0, wrong
         resumed.close()
     make(tmp_path, "dqn_episode_boundary").train()
@@ -450,9 +450,9 @@ def test_a_run_with_a_damaged_replay_file_continues_without_its_rows(tmp_path, c
     resumed.train()
     said = capsys.readouterr().err
     assert (
-        "Its replay is lost" in said
+        "Replay is lost" in said
         and "checksum does not match" in said
-        and "rows are collected before training continues on" in said
+        and "new rows are collected before training continues" in said
     )
     assert resumed.clock.finished and resumed.clock.updates > updates
 

@@ -41,7 +41,7 @@ class LastUpdate:
 
     @cached_property
     def batch(self) -> Batch:
-        """The minibatch. If a transform augments it in the update, its random numbers are others here."""
+        """The minibatch. If transforms augment it, they draw other random numbers than in the update."""
         with random_state.preserved():
             return take(self._chunk.source, self._index)
 
@@ -77,7 +77,7 @@ class Diagnostic(abc.ABC):
 
 @contextlib.contextmanager
 def reading(algorithm: RLAlgorithm) -> Iterator[None]:
-    """Sets evaluation mode without gradients, on this learner only, and restores random states at the end."""
+    """Context in evaluation mode, without gradients and sums over learners; restores modes and random states."""
     with in_eval_mode(algorithm), random_state.preserved(), replicas.apart(), torch.no_grad():
         yield
 

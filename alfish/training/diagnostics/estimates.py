@@ -113,7 +113,7 @@ class MonteCarlo(Diagnostic):
             reward, discount = values.reward_and_discount(step)
         length, is_vector, compared = episode.length, isinstance(values, Vector), {}
         for name, estimate in found.items():
-            if is_vector and estimate.ndim == 2:  # a sum of all entries cannot bootstrap each entry
+            if is_vector and estimate.ndim == 2:  # already summed over entries, so it cannot bootstrap them
                 continue
             estimate = estimate.flatten(0, 1)[:length]  # estimates of rows 0 to T-1
             returns = _returns(reward[:, 0], discount[:, 0], None if episode.terminated[-1] else estimate[-1])

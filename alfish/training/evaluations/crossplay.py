@@ -65,7 +65,7 @@ def players_of(trainer: Trainer, run: str, checkpoints: Sequence[str | int], pol
     Args:
       trainer: trainer of the run.
       run: name of the run.
-      checkpoints: checkpoints: 'all', 'latest', 'best' or steps.
+      checkpoints: names of checkpoints: 'all', 'latest', 'best' or steps.
       policies: names of policies; empty means all policies that train.
 
     Raises:
@@ -102,7 +102,7 @@ def sides_of(games: Games, patterns: Sequence[str], players: Sequence[Player]) -
       games: games to play.
       patterns: pattern of the names of each side's agents. Empty means the two agents of a game with two agents; in
         other games, the two sets of agents that the players' policies play.
-      players: players.
+      players: players, whose agents determine the sides if `patterns` is empty.
 
     Raises:
       UsageError: the two sides do not contain each agent of the game exactly once.
@@ -175,7 +175,7 @@ class Crossplay:
 
     Args:
       evaluator: evaluator of the games; its policies are not used.
-      players: players.
+      players: players to match.
       sides: agents of the two sides.
       directory: directory of the result files.
       load: function that returns the policy of a player.
@@ -294,8 +294,8 @@ class Standings:
     """Results of the matches, for each pair and for each player.
 
     Args:
-      players: players.
-      matches: all matches.
+      players: players, in the order of their numbers.
+      matches: all matches of these players.
       anchor: number of the player whose Elo is 1000.
 
     Attributes:

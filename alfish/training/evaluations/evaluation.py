@@ -118,7 +118,7 @@ def ranked(value: float) -> float:
 
 
 def bootstrap_interval(returns: Sequence[float] | np.ndarray) -> tuple[float, float]:
-    """Returns a 95 % interval of the mean return of a policy, from the returns of some of its episodes."""
+    """Returns a 95 % bootstrap interval of the mean return; nan if returns are too large or not finite."""
     if not (np.abs(returns) < LARGEST).all():
         return math.nan, math.nan
     rng, count = np.random.default_rng(0), len(returns)

@@ -14,7 +14,7 @@ import numpy as np
 ANCHOR = 1000.0  # Elo of the anchor
 SCALE = 400.0 / math.log(10.0)  # Elo for each unit of log-odds
 NUM_RESAMPLES = 1000
-MAX_STEPS, LARGEST_STEP, TOLERANCE = 200, 1.0, 1e-9  # limits of Newton's method, in units of log-odds
+MAX_STEPS, LARGEST_STEP, TOLERANCE = 200, 1.0, 1e-9  # limits of Newton's method; steps are in units of log-odds
 
 Pair = tuple[int, int]
 
@@ -63,7 +63,7 @@ def elo_ratings(outcomes: Mapping[Pair, Outcomes], num_players: int, anchor: int
 
 
 def exploitability(means: Mapping[Pair, float], num_players: int) -> np.ndarray:
-    """Returns the mean loss of each player against its strongest opponent, `[P]`.
+    """Returns the mean loss of each player against its strongest opponent, `[P]`; nan without opponents.
 
     Args:
       means: mean return of the first player of each pair against the second player.

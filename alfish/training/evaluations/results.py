@@ -137,7 +137,7 @@ class Results:
         return self._root_dir / "eval" / f"{self.name}-{steps:012d}.csv"
 
     def first_steps(self, newest: int) -> int:
-        """Returns the steps of the first checkpoint to evaluate: `newest` in the first call, kept in a file."""
+        """Returns the steps of the first checkpoint to evaluate: `newest` of the first call, which a file stores."""
         path = self.directory / f"{self.name}.json"
         found = contents.record(self.directory, path.name, {"first_steps": int})
         if found is None:

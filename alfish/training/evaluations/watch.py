@@ -198,7 +198,7 @@ class Watch:
         return False
 
     def _is_in_metrics(self) -> bool:
-        """Returns whether metrics.csv has an evaluation of the loaded policy under the same name."""
+        """Returns whether metrics.csv has an evaluation of the loaded policy with the same name and seeds."""
         clock = self._trainer.clock
         counters = [str(clock.env_steps), str(clock.iterations), str(clock.updates)]
         column = f"{self._results.name}/mean_return"
@@ -272,7 +272,7 @@ def in_words(environment: Environment) -> str:
 
 
 def type_name(value: Any) -> Any:
-    """Returns a JSON value in place of an object that JSON cannot express: numbers, or the name of the type."""
+    """Returns a JSON value for an object that JSON cannot express: an array as numbers, any other object as a name."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     return getattr(value, "__qualname__", type(value).__qualname__)
