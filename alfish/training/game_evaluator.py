@@ -32,7 +32,7 @@ _CPU = torch.device("cpu")
 
 
 class Player(Protocol):
-    """Interface of the policies that an evaluator takes: a name and networks; None means uniformly random actions."""
+    """Interface of an evaluator's policies: name and networks. `algorithm` None means uniformly random actions."""
 
     @property
     def name(self) -> str: ...

@@ -132,7 +132,7 @@ class Loop:
                 self._parts.unroller.break_off()
                 report = self.report()
             except Interrupted:
-                report = self._broken_off("broke off")
+                report = self._broken_off("the signal broke off")
             except Exception as error:
                 # A signal to all processes may end an environment's process before this process receives the signal.
                 if self._signals.number is None or not self._signals.breakable:
@@ -170,7 +170,7 @@ class Loop:
         if needs_rows and found in directory.with_rows() and found < (newest := checkpoints.steps()[-1]):
             self._log(f"The checkpoint at {newest:,} steps is newer, but was saved without replay rows")
         if self._is_of_others:
-            self._log("The checkpoint was saved by another number of learners: new episodes begin")
+            self._log("The loaded checkpoint was saved by another number of learners: new episodes begin")
             loss: str | None = "was saved by another number of learners"
         else:
             loss = directory.load_rows(found, batches.load_stored)
@@ -244,7 +244,7 @@ class Loop:
         """Discards the rows of an interrupted unroll; returns the last report."""
         self._signals.breakable = False
         self._parts.unroller.break_off()
-        self._log(f"{self._signals.name}: {what} the iteration; rows that it collected are lost")
+        self._log(f"{self._signals.name}: {what} the iteration; rows of this iteration are lost")
         return self.report()
 
     def _calibrates(self) -> bool:

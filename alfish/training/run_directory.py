@@ -188,7 +188,7 @@ class RunDirectory:
         """Writes a checkpoint; returns its file.
 
         Args:
-          clock: clock of the run, the name of the file.
+          clock: clock of the run, which names the file.
           state: state of the run without the replay rows.
           rows: state of the replay rows; None means that no rows are saved.
           best: whether the checkpoint has the best policy so far.

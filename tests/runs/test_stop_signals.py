@@ -140,7 +140,7 @@ def test_an_environment_that_hangs_is_interrupted_and_the_last_iteration_is_save
     assert (report.iterations, report.finished, trainer.interrupted_by) == (2, True, number)
     assert Checkpoints(tmp_path / "checkpoints").steps() == [report.env_steps]
     name = signal.Signals(number).name
-    said = f"{name}: broke off the iteration; rows that it collected are lost"
+    said = f"{name}: the signal broke off the iteration; rows of this iteration are lost"
     assert said in capsys.readouterr().err and said in (tmp_path / "log.txt").read_text()
     again = make(tmp_path, functools.partial(Hanging, 0), num_iterations=3)
     assert again.train().iterations == 3

@@ -282,7 +282,7 @@ class Crossplay:
 
 
 class _Seated(NamedTuple):
-    """A loaded player with the attributes that `GameEvaluator` reads; all None for random actions."""
+    """A player with the attributes that `GameEvaluator` reads; if all but `name` are None, actions are random."""
 
     name: str
     algorithm: RLAlgorithm | None
