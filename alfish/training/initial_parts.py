@@ -119,8 +119,8 @@ class InitialParts:
         new = [type(transform).__name__ for transform, is_loaded in self._transforms_with_statistics() if not is_loaded]
         if runs and new:
             log(
-                f"The statistics of {', '.join(new)} are not those with which these parts were trained; to load these, "
-                f"add 'transforms': {runs[0]!r} to Trainer.initial_parts"
+                f"The statistics of {', '.join(new)} are not those with which these parts were trained; to load the "
+                f"matching statistics, add 'transforms': {runs[0]!r} to Trainer.initial_parts"
             )
         self._origins = [part.origin for part in parts]
         for module in self._algorithm.modules() if parts else ():

@@ -138,7 +138,8 @@ class TestValues:
         parts = {place: str(source) for place in places}
         started(make(tmp_path / "run", initial_parts=parts, transforms=[ObservationNormalizer]))
         words = (
-            "The statistics of ObservationNormalizer are not those with which these parts were trained; to load these"
+            "The statistics of ObservationNormalizer are not those with which these parts were trained; to load the "
+            "matching statistics"
         )
         assert (f"{words}, add 'transforms': '{source}' to" in capsys.readouterr().err) == is_noted
 
