@@ -4,8 +4,8 @@ A spec describes the observations or actions of an algorithm, for one environmen
 from an environment's spaces as follows, and stored rows differ from the environment's values in the same way:
 
 - Observations: float64 becomes float32; Discrete and MultiDiscrete start at 0.
-- Actions: a bounded Box becomes one-dimensional float32 in [-1, 1]; any other Box keeps the environment's units.
-  Discrete and MultiDiscrete start at 0 and are int64. MultiBinary is flat.
+- Actions: every leaf except Discrete becomes one-dimensional. A Box becomes float32, scaled to [-1, 1] if it is
+  bounded; otherwise it keeps the environment's units. Discrete and MultiDiscrete start at 0 and are int64.
 
 Only `ObservationUnits` and `ActionUnits` convert between these units.
 

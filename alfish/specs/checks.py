@@ -18,7 +18,7 @@ from alfish.specs.spaces import (
     without_vast_bounds,
 )
 
-ROUNDING = 1e-6  # relative tolerance for bounds, for rounding errors; absolute for bounds below 1
+ROUNDING = 1e-6  # tolerance of bounds for rounding errors, relative to the larger of 1 and the bound's magnitude
 
 
 def check_learnable(space: Any, name: str) -> None:

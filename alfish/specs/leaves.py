@@ -46,7 +46,7 @@ class VectorReward(spaces.Box):
 
 
 def reward_spec(entries: int | Sequence[str] | None = None) -> spaces.Box:
-    """Returns the spec of a reward: a scalar for None, else a vector with a number of entries or their names."""
+    """Returns the spec of a reward: a scalar for None, else a vector with the given number or names of entries."""
     if entries is None:
         return spaces.Box(-np.inf, np.inf, (), np.float32)
     return VectorReward([str(entry) for entry in range(entries)] if isinstance(entries, int) else entries)
@@ -101,7 +101,7 @@ def sample(spec: Nest, batch_size: int, masks: Sequence[torch.Tensor | None] | N
             is_bounded = box.bounded_below & box.bounded_above
             start = np.where(box.bounded_below, np.maximum(low, -1), np.minimum(high, 1) - 2)
             low, high = np.where(is_bounded, low, start), np.where(is_bounded, high, start + 2)
-            # Drawn in float64, so that rounding does not exceed the bounds.
+            # Computed in float64, so that rounding does not exceed the bounds.
             return (torch.from_numpy(low) + torch.rand(shape) * torch.from_numpy(high - low)).to(torch.float32)
         if isinstance(leaf, spaces.MultiBinary):
             return torch.randint(2, shape, dtype=torch_dtype(leaf))

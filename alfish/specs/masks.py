@@ -1,8 +1,8 @@
 """Action masks: a leaf of the observation with the choices that the environment allows.
 
 The mask of row t belongs to the action at row t. Its space is an `ActionMask`: an entry is 1 if the choice is allowed,
-and 0 if it is forbidden. The entries follow the leaves of the action: n for Discrete, n_1 + n_2 + ... for
-MultiDiscrete, and two for each bit of MultiBinary ("may be 0", "may be 1"), or one ("may be 1"). A Box has none.
+and 0 if it is forbidden. The entries are in the order of the action's leaves. Discrete has n entries, MultiDiscrete
+n_1 + n_2 + ..., and MultiBinary two for each bit ("may be 0", "may be 1"), or one ("may be 1"). A Box has no entries.
 
 A mask cannot express constraints between the entries of an action, or constraints that depend on a Box entry.
 """
@@ -73,9 +73,9 @@ class MaskLayout:
         self._starts = np.cumsum([0, *counts[:-1]])  # start of each entry's choices; each bit has two choices
 
     def split(self, mask: torch.Tensor) -> list[torch.Tensor | None]:
-        """Returns the mask of each leaf, `[..., choices]` bool from `[..., size]`, with two choices for each bit.
+        """Returns the mask of each leaf, `[..., choices]` bool, from the mask of the whole action, `[..., size]`.
 
-        A Box has None instead of a mask.
+        A bit has two choices in the result, even if it has one entry in `mask`. A Box has None instead of a mask.
         """
         allowed = mask.bool()
         parts = [allowed] if len(self._sizes) == 1 else allowed.split(self._sizes, -1)
@@ -97,7 +97,7 @@ class MaskLayout:
         return (np.add.reduceat(self.whole(mask), self._starts, 1, np.intp) == 0).any(1)
 
     def whole(self, mask: np.ndarray) -> np.ndarray:
-        """Returns masks `[N, choices]` bool, with two choices for each bit."""
+        """Returns masks `[N, choices]` bool with two entries for each bit, from masks `[N, size]`."""
         allowed = mask != 0
         if not self._is_short:
             return allowed

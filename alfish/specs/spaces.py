@@ -10,7 +10,7 @@ from gymnasium import spaces
 from alfish.nest import Nest
 
 LEAF_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-LARGEST_BOUND = 1e30  # bounds of at least this size mean no bound; some libraries declare the largest float
+LARGEST_BOUND = 1e30  # a bound of at least this magnitude means no bound; some libraries declare the largest float
 
 
 def map_space(function: Callable[..., Any], space: spaces.Space, *values: Any) -> Nest:
@@ -28,7 +28,7 @@ def batch_of_one(values: Any, space: spaces.Space) -> Nest:
 
 
 def torch_dtype(spec: spaces.Space) -> torch.dtype:
-    """Returns the dtype of a leaf in the stream."""
+    """Returns the torch dtype of a leaf's values in time steps."""
     return torch.from_numpy(np.empty(0, spec.dtype)).dtype
 
 
@@ -54,8 +54,8 @@ def missing_bounds(spec: spaces.Box) -> str:
 def without_vast_bounds(space: spaces.Box) -> spaces.Box:
     """Returns a Box with infinity in place of values that represent a missing bound.
 
-    These values are floats of magnitude `LARGEST_BOUND` or more; the largest number of the dtype; and the smallest
-    positive number, if it is the lower bound of an entry without an upper bound.
+    These values are floats of magnitude `LARGEST_BOUND` or more; the largest number of the dtype; and a positive lower
+    bound below 1 / `LARGEST_BOUND` of an entry without an upper bound, such as the smallest positive float.
     """
     if not is_float(space):
         return space
@@ -71,7 +71,7 @@ def without_vast_bounds(space: spaces.Box) -> spaces.Box:
 
 
 def is_float(spec: spaces.Space) -> bool:
-    """Returns whether a leaf is a Box of real numbers."""
+    """Returns whether a leaf is a Box of floats."""
     return isinstance(spec, spaces.Box) and np.issubdtype(spec.dtype, np.floating)
 
 

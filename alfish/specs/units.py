@@ -1,4 +1,4 @@
-"""Conversion of observations and actions between an environment's units and the stream's."""
+"""Conversion of observations and actions between an environment's units and those of time steps."""
 
 import copy
 import functools
@@ -21,7 +21,7 @@ HAS_DEVICE = "its attribute `device` means that it returns tensors: return tenso
 
 
 class ObservationUnits:
-    """Converts batches of observations between an environment's units and the stream's.
+    """Converts batches of observations between an environment's units and those of time steps.
 
     Args:
       space: observation space of one environment.
@@ -30,7 +30,7 @@ class ObservationUnits:
         its observations in place. Tensors are copied only if the dtype changes.
 
     Attributes:
-      from_environment: function from a batch of observations (leaves `[B, ...]`) to the stream's nest.
+      from_environment: function that converts a batch of the environment's observations, leaves `[B, ...]`.
     """
 
     def __init__(self, space: spaces.Space, device: torch.device | None = None, copies: bool = True):
@@ -47,13 +47,15 @@ class ObservationUnits:
         return nest.leaves(self._starts)
 
     def with_tensors(self, tensors: list[torch.Tensor]) -> "ObservationUnits":
-        """Returns a copy that converts with the given tensors; they have the structure of `tensors`."""
+        """Returns a copy that converts with the given tensors in place of those that the method `tensors` returns."""
         other = copy.copy(self)
         other._use(nest.like(self._starts, tensors))
         return other
 
     def check_kinds(self, observation: Any, name: str) -> None:
-        """Raises UsageError for floats in place of integers or bools, or for tensors in place of arrays.
+        """Raises UsageError for values of a wrong kind, such as floats for integers, or tensors for arrays.
+
+        Also checks action masks, see `check_masks`.
 
         Args:
           observation: observations, as for `from_environment`.
@@ -126,7 +128,7 @@ class ActionUnits:
 
     An action for a bounded Box is clipped to [-1, 1], and stretched to the bounds. For any other Box, an action is
     clipped to existing bounds. For a Box of integers, it is also rounded, and each integer has an equal part of [-1,
-    1]. For a Box of bools, the result is 0 or 1. The result of `stretch` is within the bounds, in their dtype.
+    1]. For a Box of bools, the result is 0 or 1. Results of `stretch` are within the bounds and have the space's dtype.
 
     Args:
       space: action space of one environment.
@@ -157,7 +159,7 @@ class ActionUnits:
         return [{name: each for name, each in vars(leaf).items() if isinstance(each, torch.Tensor)} for leaf in leaves]
 
     def with_tensors(self, tensors: list[dict[str, torch.Tensor]]) -> "ActionUnits":
-        """Returns a copy that converts with the given tensors; they have the structure of `tensors`."""
+        """Returns a copy that converts with the given tensors in place of those that the method `tensors` returns."""
         leaves, structure = nest.flatten(self._units)
         copies = [copy.copy(leaf) for leaf in leaves]
         for leaf, own in zip(copies, tensors, strict=True):
@@ -193,7 +195,7 @@ class _LeafUnits:
             return array if device is None else torch.from_numpy(array).to(device)
 
         self._shape = shape_of(space)
-        # Whether the algorithm's action is a vector, also for a 0-d Box.
+        # Whether the algorithm's action is a vector: for every space except Discrete, even for a 0-d Box.
         self._is_vector = not isinstance(space, spaces.Discrete)
         self._reshapes = self._is_vector and len(self._shape) != 1
         self._dtype: Any = space.dtype if device is None else torch_dtype(space)
@@ -257,7 +259,7 @@ class _LeafUnits:
 
 
 def _limits(declared: spaces.Box, space: spaces.Box, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the bounds of actions: the declared bounds, except lower bounds that mean no bound."""
+    """Returns the bounds to clip actions to: the declared bounds, except positive lower bounds that mean no bound."""
     low = np.where(declared.low > 0, space.low, declared.low)
     return _as_float(low, dtype, np.inf), _as_float(declared.high, dtype, -np.inf)
 
