@@ -1,4 +1,4 @@
-"""Transforms of raw rows to inputs of networks. Unrolls and replay store raw rows; each use transforms them."""
+"""Transforms from raw rows to the inputs of networks. Unrolls and replay store raw rows, transformed at each use."""
 
 from alfish.transforms.frame_stack import FrameStack
 from alfish.transforms.frozen_encoder import FrozenEncoder

@@ -1,4 +1,4 @@
-"""Frame stacks, built when rows are used; each frame is stored only once."""
+"""Frame stacks, which are built when rows are used, so that each frame is stored only once."""
 
 from typing import Annotated
 
@@ -60,8 +60,8 @@ class FrameStack(Transform):
         num_rows, num_columns = time_step.step_type.shape
         device = time_step.step_type.device
         row = torch.arange(num_rows, device=device).unsqueeze(1)
-        # Index of the first row of each row's episode, if it is among these rows. The frame of that row replaces older
-        # frames of the stack.
+        # For each row, the index of the FIRST row of its episode, or -look_back if that row is not among these rows.
+        # The frame of the FIRST row replaces older frames of the stack.
         start = torch.where(time_step.step_type == StepType.FIRST, row, -self.look_back).cummax(0).values  # [T, N]
         age = torch.arange(self.look_back, -1, -1, device=device)  # oldest first
         source = torch.maximum(row.unsqueeze(-1) - age, start.unsqueeze(-1)) + self.look_back  # [T, N, num_frames]
@@ -76,7 +76,7 @@ class FrameStack(Transform):
         return time_step._replace(observation=nest.map(self._join, frames, self._raw_spec))
 
     def window_state(self, rows: RowReader, column: torch.Tensor, position: torch.Tensor) -> Nest:
-        """Returns the frames before stored rows."""
+        """Returns the frames that precede the stored rows at `column` and `position`."""
         age = torch.arange(self.look_back, -1, -1, device=position.device).unsqueeze(1)
         at = torch.maximum(position - age, rows.oldest_position(column))  # [num_frames, N]
         start = torch.where(rows.step_type(column, at) == StepType.FIRST, at, -1).amax(0)

@@ -22,9 +22,9 @@ from alfish.transforms.transform import Transform
 class FrozenEncoder(Transform):
     """Encodes one leaf of each observation once, when its row arrives. The leaf becomes a vector of features.
 
-    Unrolls and replay store the features instead of the leaf, an exception to the rule that stored rows are raw.
-    Environments, recorded data and saved policies contain the leaf itself. Later transforms cannot change the leaf, so
-    this transform must be the first transform. Recorded rows are refused.
+    Unrolls and replay store the features instead of the leaf, an exception to the rule that stored rows are raw. Other
+    transforms cannot change the leaf before it is encoded, so this transform must precede them. Environments and saved
+    policies receive the leaf itself. Recorded data contain the leaf, so training on them is refused.
 
     Checkpoints contain the encoder's parameters. The parameters do not train, and the encoder is in evaluation mode.
 

@@ -218,7 +218,7 @@ class RewardNormalizer(Transform):
             self.register_buffer("largest", torch.zeros(reward_spec.shape, dtype=torch.float64))
         # Running returns by `env_id`. Not a buffer, because the tensor grows with new environments.
         self._return: torch.Tensor | None = None
-        self._num_columns = 0  # number of columns of the last rows on a device
+        self._num_columns = 0  # number of columns of the rows whose ids were read last
 
     def transform(self, time_step: TimeStep, state: Nest) -> TimeStep:
         return time_step._replace(reward=self.normalize(time_step.reward))
@@ -249,7 +249,7 @@ class RewardNormalizer(Transform):
         self._moments.scale.masked_fill_(self._moments.squares == 0, 1.0)
         if self._largest_return is not None:
             _raise_to_largest(self.largest, torch.where(nest.widened(arrives, so_far), so_far.abs(), 0))
-            bound = self._largest_return / self.largest  # the bound is infinite before the first reward
+            bound = self._largest_return / self.largest  # infinite before the first reward other than 0
             self._moments.scale.copy_(torch.minimum(self._moments.scale.double(), bound))
 
     def get_extra_state(self) -> dict[str, torch.Tensor | None]:
@@ -261,8 +261,8 @@ class RewardNormalizer(Transform):
     def _num_known(self, env_id: torch.Tensor) -> int:
         """Returns a number that is larger than all environment ids `[B]`.
 
-        Ids on a device are not read, because reading would wait for the device. Such ids belong to a single environment
-        or ring, and do not change.
+        Ids on a device are read only when the number of columns changes, because reading waits for the device. With the
+        same number of columns, they are assumed to be the same ids as before.
         """
         if env_id.device.type == "cpu" or self._return is None or len(env_id) != self._num_columns:
             self._num_columns = len(env_id)
@@ -325,8 +325,8 @@ def _raise_to_largest(sizes: torch.Tensor, found: torch.Tensor) -> None:
 def _turns(env_id: torch.Tensor, is_real: torch.Tensor) -> list[Any]:
     """Returns groups of columns to process one after another; the columns of a group have distinct environments.
 
-    An asynchronous unroll may have several columns of an environment, where each continues the previous column. For
-    rows on a device, which come from an environment of tensors or a ring, each column is a different environment.
+    An asynchronous unroll may have several columns of an environment, where each continues the previous column. Rows on
+    a device form a single group, because each column is assumed to be a different environment of tensors.
 
     Args:
       env_id: global ids of the environments, `[B]` int64.

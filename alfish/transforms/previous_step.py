@@ -24,8 +24,8 @@ class PreviousStep(Transform):
 
     An observation that is not a dict becomes the leaf `observation` of a dict. `prev_action` `[A']` is the executed
     action in the algorithm's units, with all its leaves side by side and one-hot codes of Discrete and MultiDiscrete
-    entries. `prev_reward` `[1]` or `[R]` is the reward at this place in the chain of transforms; after a
-    `RewardNormalizer`, it is normalized.
+    entries. `prev_reward` `[1]` or `[R]` is the reward as earlier transforms in the chain have changed it; for example,
+    it is normalized after a `RewardNormalizer`.
 
     Args:
       observation_spec, reward_spec: specs of the input rows.

@@ -219,16 +219,16 @@ class Transforms(nn.Module):
 
     @torch.no_grad()
     def observe(self, time_step: TimeStep, state: Nest, num_seen: int) -> None:
-        """Updates all statistics with raw rows `[T, B]` on any device, except the first `num_seen` rows."""
+        """Updates all statistics with raw rows `[T, B]` on any device, except the first `num_seen`, already counted."""
         device = next(self.buffers(), time_step.step_type).device
-        raw: TimeStep | None = time_step  # None after a transform that changes rewards
+        raw: TimeStep | None = time_step  # raw rows; None after a transform that changes rewards
         for transform, before in zip(self.others, state or (), strict=True):
             if transform.observes_rewards and raw is not None:
                 seen = raw  # on the host, because reading from a GPU would wait for the updates
             else:
                 seen = time_step = nest.to(time_step, device)
             if transform is not self.others[-1]:
-                # The next transform observes rows transformed with the statistics from before the update.
+                # The next transform observes rows that this transform changes with its statistics before the update.
                 time_step = transform.transform(*nest.to((time_step, before), device))
                 raw = None if transform.changes_rewards else raw
             if not transform.is_calibrated:
@@ -277,7 +277,7 @@ def _check_fits(time_step: TimeStep, transform: Transform) -> None:
 
 
 class TransformsInGraph:
-    """Transforms in the form of a nest with their statistics as leaves.
+    """A chain of transforms as a nest, whose leaves are the statistics.
 
     Args:
       transforms: transforms that are `in_graphs`.
