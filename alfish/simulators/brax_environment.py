@@ -17,7 +17,7 @@ from alfish.simulators.libraries import check_task
 class BraxInterface(JaxEnvironment):
     """B environments with brax's interface: `reset(key)` and `step(state, action)` return a state with all results.
 
-    Each episode begins with a new reset. The packages' own wrappers would return to the state of the first reset.
+    Each episode begins with a new reset, whereas the packages' own wrappers return to the state of the first reset.
 
     Args:
       env: environment without wrappers, whose actions are in [-1, 1].
@@ -42,7 +42,7 @@ class BraxInterface(JaxEnvironment):
 
 @gin.configurable(module="alfish.simulators")
 class BraxEnvironment(BraxInterface):
-    """B environments of brax, also named by `make_environment.env_id = 'brax:ant'`.
+    """B environments of brax, also selected by `make_environment.env_id = 'brax:ant'`.
 
     Args:
       task: brax's name of the environment, such as 'ant'.
@@ -78,7 +78,7 @@ class BraxEnvironment(BraxInterface):
 
 @gin.configurable(module="alfish.simulators")
 class PlaygroundEnvironment(BraxInterface):
-    """B environments of MuJoCo Playground, also named by `env_id = 'mujoco_playground:CartpoleBalance'`.
+    """B environments of MuJoCo Playground, also selected by `env_id = 'mujoco_playground:CartpoleBalance'`.
 
     Args:
       task: Playground's name of the environment, such as 'CartpoleBalance'.

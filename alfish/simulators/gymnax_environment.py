@@ -15,7 +15,7 @@ COMMAND = "pip install 'alfish[gymnax]'"
 
 @gin.configurable(module="alfish.simulators")
 class GymnaxEnvironment(JaxEnvironment):
-    """B environments of gymnax, also named by `make_environment.env_id = 'gymnax:CartPole-v1'`.
+    """B environments of gymnax, also selected by `make_environment.env_id = 'gymnax:CartPole-v1'`.
 
     Args:
       task: gymnax's name of the environment, such as 'CartPole-v1'.

@@ -108,7 +108,7 @@ class JaxEnvironment(Simulator):
             self._episodes = keys, draw(keys), state
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the leaves of keys, numbers of steps and states by their paths."""
+        """Returns the keys, numbers of steps and states of the episodes: their leaves as tensors, by path."""
         return {path: torch.from_dlpack(leaf) for path, leaf in self._leaves()}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:

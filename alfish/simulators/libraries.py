@@ -73,7 +73,7 @@ def _parts(place: Any) -> dict[str, Any]:
 
 
 def as_space(space: Any) -> gymnasium.Space:
-    """Converts a space of any class with `spaces`, or `shape`, `low`, `high` and `dtype`, to gymnasium's class."""
+    """Converts another library's space to gymnasium's: one with `spaces` to a Dict, one with bounds to a Box."""
     if isinstance(space, gymnasium.Space):
         return space
     if hasattr(space, "spaces"):

@@ -1,4 +1,4 @@
-"""Base of the environments of Isaac Lab and mjlab: groups of observations, counters and logs."""
+"""Base class of the adapters of Isaac Lab and mjlab: groups of observations, counters and logs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -29,7 +29,7 @@ class Mjlab(ManagerBased):
     Args:
       task: name of the task, such as 'Mjlab-Velocity-Flat-Unitree-G1'.
       num_envs: number of environments, B.
-      seed: seed of the configuration.
+      seed: seed in the task's configuration; None means no seed.
       device: device of the simulation; None means a GPU if there is one.
       cfg: changes of the task's configuration by path, such as {'episode_length_s': 20.0}.
       groups: names of the groups of observations to keep, such as ['actor', 'critic']; None means all.
@@ -69,6 +69,6 @@ class Mjlab(ManagerBased):
         results = nest.map(torch.clone, (observation, reward, terminated, truncated))
         final, reward, terminated, truncated = results
         begun, extras = self.env.reset(env_ids=indices)
-        # The reset also returns observations of the other environments, with new noise; they are not used.
+        # The reset also returns observations of the other environments, with new noise, which are not used.
         after = nest.where(ended, begun, final)
         return self._stepped(after, reward, terminated, truncated, final, extras.pop("log", None))

@@ -49,9 +49,9 @@ class Puffer(Simulator):
 
 
 def _means(infos: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
-    """Returns the means of the numbers in a list of infos, which PufferLib returns occasionally.
+    """Returns the means of the numbers in a list of infos, None without numbers.
 
-    Returns None if there are no numbers.
+    PufferLib's list is empty in most steps.
     """
     numbers: dict[str, list[float]] = {}
     for info in infos:

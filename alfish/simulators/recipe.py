@@ -19,7 +19,7 @@ from alfish.simulators import isaac_lab, mjlab
 from alfish.simulators.libraries import check_task, library
 
 ACTIVATIONS = {"elu": "elu", "relu": "relu", "tanh": "tanh", "silu": "silu", "swish": "silu", "gelu": "gelu"}
-# Fields that do not affect training, and what alfish has instead.
+# Fields that do not affect training, and what alfish has instead; '' adds no comment to the gin file.
 OF_A_RUN = {
     "experiment_name": "the directory is alfish train --root_dir",
     "run_name": "the directory is alfish train --root_dir",
@@ -35,10 +35,10 @@ OF_A_RUN = {
     "upload_model": "",
     "empirical_normalization": "",
 }
-# Fields without a setting in alfish: the value that alfish corresponds to, and what alfish does.
+# Fields without a setting in alfish: the value with which rsl_rl does the same as alfish, and a remark on other values.
 WITHOUT_SETTING = {
     "share_cnn_encoders": (False, "ActorCritic.shared_torso shares the whole torso"),
-    "use_mixed_precision": (False, "products on a GPU keep float32"),
+    "use_mixed_precision": (False, "matrix products on a GPU stay in float32"),
     "grad_reduce_bucket_mb": (25, "alfish adds all gradients in one sum"),
     "normalize_advantage_per_mini_batch": (False, "alfish normalizes over the unroll"),
     "rnd_cfg": (None, "docs/algorithms/rnd.md has Composed.rewards = [@RND]; its settings differ"),
@@ -99,9 +99,9 @@ def gin_file(
 
     Args:
       runner: rsl_rl's runner configuration, such as `agent.yaml` of a run.
-      num_envs: number of environments; the simulators have it in the task.
+      num_envs: number of environments, which a runner configuration does not contain.
       task: name of the task; None leaves a line to fill in.
-      environment: adapter of the simulator, 'IsaacLab', 'Mjlab' or 'RslRl'.
+      environment: name of the simulator's adapter: 'IsaacLab', 'Mjlab' or 'RslRl'.
 
     Raises:
       UsageError: the configuration does not belong to a PPO runner, or its minibatches do not divide an unroll.
@@ -123,7 +123,7 @@ class _Translation:
         self._algorithm = {name: value for name, value in algorithm.items() if not _is_missing(value)}
         name = str(self._algorithm.pop("class_name", "PPO")).rpartition(":")[2].rpartition(".")[2]
         if name != "PPO":
-            raise UsageError(f"the algorithm is {name}; only PPO has a counterpart here")
+            raise UsageError(f"the algorithm is {name}; only PPO can be translated")
 
     def text(self) -> str:
         self._of_environment()
@@ -251,7 +251,7 @@ class _Translation:
             self._set("Learner.optimizer", _Reference("@optimizers.TorchOptimizer"), "optimizer = 'sgd'")
             self._set("optimizers.TorchOptimizer.optimizer", "SGD")
         else:
-            self._comment("algorithm.optimizer", name, "alfish takes Adam here")
+            self._comment("algorithm.optimizer", name, "this file keeps alfish's default, Adam")
 
     def _of_networks(self) -> None:
         networks = self._networks()
@@ -261,7 +261,7 @@ class _Translation:
             self._set(f"{name}/MLP.layers", tuple(int(size) for size in own.pop("hidden_dims", (256, 256, 256))))
             activation = str(own.pop("activation", "elu")).lower()
             if activation not in ACTIVATIONS:
-                self._comment(f"{name}.activation", activation, "alfish takes 'elu' here")
+                self._comment(f"{name}.activation", activation, "this file sets 'elu' instead")
             self._set(f"{name}/MLP.activation", ACTIVATIONS.get(activation, "elu"))
             self._memory(name, own)
         self._deviation(networks["actor"])
@@ -309,13 +309,13 @@ class _Translation:
         layers = own.pop("rnn_num_layers", 1)
         if "RNN" in kind or "Recurrent" in kind:
             memory = f"@{rnn.upper()}" if layers == 1 else "@StackedMemory"
-            self._set(f"{name}/Torso.memory", _Reference(memory), f"{kind}; rsl_rl has it before the layers")
+            self._set(f"{name}/Torso.memory", _Reference(memory), f"{kind}; rsl_rl puts it before the layers")
             self._set(f"{name}/{rnn.upper()}.size", int(size))
             if layers != 1:
                 each = ", ".join([f"@{rnn.upper()}"] * int(layers))
                 self._set(f"{name}/StackedMemory.layers", _Reference(f"[{each}]"))
         elif "CNN" in kind:
-            self._comment(f"{name}.class_name", kind, "Encoder.image takes the encoder of images")
+            self._comment(f"{name}.class_name", kind, "Encoder.image sets the encoder of images")
 
     def _deviation(self, actor: dict[str, Any]) -> None:
         distribution = dict(actor.pop("distribution_cfg", None) or {})
@@ -324,7 +324,7 @@ class _Translation:
         name = str(distribution.pop("class_name", "GaussianDistribution"))
         if actor.pop("state_dependent_std", False) or not name.endswith("GaussianDistribution") or "Hetero" in name:
             self._comment(
-                "actor distribution", name, "PolicyHead has a normal whose deviation is the same for all rows"
+                "actor distribution", name, "PolicyHead has a normal distribution with the same deviation for all rows"
             )
         if not distribution.pop("learn_std", True):
             self._set("PolicyHead.learn_std", False)
@@ -360,7 +360,7 @@ class _Translation:
         if not all(normalized.values()) and every:
             groups = [group for name, groups in read.items() if normalized[name] for group in groups or []]
             self._set("ObservationNormalizer.leaves", list(dict.fromkeys(groups)))
-            self._comment("obs_normalization", normalized, "a group that both read is normalized for both")
+            self._comment("obs_normalization", normalized, "a group that actor and critic read is normalized for both")
         self._comment(
             "", "", "rsl_rl adds 0.01 to the deviation that divides observations; alfish adds 1e-8 to the variance"
         )

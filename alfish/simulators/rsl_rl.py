@@ -22,16 +22,13 @@ class RslRl(Simulator):
     Args:
       env: function that makes the environment, called with `num_envs`.
       num_envs: number of environments, B.
-
-    Raises:
-      UsageError: the environment does not return tensors.
     """
 
     @checked
     def __init__(self, env: Callable[..., Any] = gin.REQUIRED, num_envs: PositiveInt = 1):
         self._env = env(num_envs=num_envs)
         self.num_envs, self.device = self._env.num_envs, torch.device(self._env.device)
-        # `get_observations` resets some environments, so it is called only before the first episodes.
+        # In some libraries `get_observations` resets the environments, so it is called only before episodes begin.
         self.observation_space = _space_of(_plain(self._env.get_observations()))
         self.action_space = unbounded((self._env.num_actions,))
 
@@ -43,7 +40,7 @@ class RslRl(Simulator):
     def step(self, action: Nest) -> SimulatorStep:
         observation, reward, dones, extras = self._env.step(action)
         ended = dones.to(torch.bool)
-        time_outs = extras.pop("time_outs", None)  # removed, because an old flag would be wrong in the next step
+        time_outs = extras.pop("time_outs", None)  # removed, so that the next step does not read old flags
         truncated = torch.zeros_like(ended) if time_outs is None else ended & time_outs.to(torch.bool)
         log = extras.pop("log", None) or extras.pop("episode", None)
         return SimulatorStep(_plain(observation), reward, ended & ~truncated, truncated, None, log)
