@@ -30,8 +30,8 @@ class Environment(abc.ABC):
     With `has_gaps`, an environment may have no row in some steps, for example after an agent has left a game that
     continues without it. Such an environment returns PAD rows from the step after a LAST row until the next FIRST row.
 
-    Leaves are numpy arrays on the host. Leaves of environments that compute in torch are tensors on the environment's
-    device. `convert` converts arrays or tensors to this type. Returned leaves are not modified later.
+    Leaves are numpy arrays on the host, or, if the environments compute in torch, tensors on their device. `convert`
+    converts arrays or tensors to this type. Returned leaves are not modified later.
 
     Attributes:
       num_envs: number of environments, B.
@@ -53,9 +53,9 @@ class Environment(abc.ABC):
       broken: environments that raised in the last step and were rebuilt, `[B]` bool; None if no environment raised. The
         episode of such an environment ends with the row before the step, and `step` returns a FIRST row for it. See
         `tolerate_errors`.
-      calls: last call of `call` for each method, by name.
-      delivers_calls: True if `call` calls the environments. False if it only stores calls, because the environments are
-        in workers, or because a step may never end.
+      calls: newest call that `call` has made or stored of each method, by the method's name.
+      delivers_calls: True if `call` makes calls itself. False if it only stores calls, because the environments are in
+        workers, or because a step may never end.
       can_replace: True if `replace` is implemented.
       can_break_off: True if `break_off` truncates episodes.
       only_one: True if a process can hold only one such environment, so that an evaluation in training borrows it.
@@ -171,11 +171,12 @@ class Environment(abc.ABC):
 
         The last call of each method is part of the unroller's state. The call is repeated before the first reset in a
         resumed run, a restarted worker or a rebuilt environment. Its effect must therefore not depend on earlier calls.
-        With `AsyncUnroller`, workers make the call before the next segment that is granted.
+        With `AsyncUnroller`, a worker makes the call before the first segment that is granted to it after the call.
 
         Args:
           name: name of a method of the environments or of a wrapper. Environments without this method are left out.
-          arguments: positional arguments of the method: numbers, strings, tensors, None, and lists and dicts of these.
+          arguments: positional arguments of the method, which may be numbers, strings, tensors, None, and lists and
+            dicts of these.
 
         Raises:
           UsageError: no environment has such a method, or a checkpoint cannot hold an argument.
@@ -287,7 +288,7 @@ class Environment(abc.ABC):
                 )
 
     def _check_results(self, reward: Array, terminated: Array, truncated: Array) -> None:
-        """Raises UsageError if results of a vector class's `step` lack the shapes that gymnasium requires."""
+        """Raises UsageError if results of a vector class's `step` do not have the shapes that gymnasium requires."""
         flags, rewards = (self.num_envs,), (self.num_envs, *self.reward_spec.shape)
         found = tuple(tuple(np.shape(result)) for result in (reward, terminated, truncated))
         if found != (rewards, flags, flags):

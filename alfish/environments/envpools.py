@@ -35,7 +35,7 @@ def make_envpool(
 
 
 class EnvPoolEnvironment(VectorEnvironment):
-    """Environments of EnvPool, which take seeds in the constructor, so that a reset with seeds builds a new pool.
+    """Environments of EnvPool, which takes seeds only in its constructor; a reset with seeds builds a new pool.
 
     Args:
       env_id: EnvPool's id of the environments.

@@ -100,7 +100,7 @@ def name_of(env_id: str | Callable[..., Any] | FuncEnv) -> str:
 
 
 def resolved(env_id: str, kwargs: Mapping[str, Any]) -> str | Callable[..., Any] | FuncEnv:
-    """Imports the module in an id; returns a registered id unchanged, else the class, function or object named.
+    """Imports the module in an id, and returns the id if it is registered, else the class, function or object it names.
 
     Args:
       env_id: id of the environment.
@@ -110,7 +110,7 @@ def resolved(env_id: str, kwargs: Mapping[str, Any]) -> str | Callable[..., Any]
       UsageError: the module, id, class or function does not exist (the message says what to write instead), an extra is
         missing, or the current import policy forbids the import.
     """
-    if ":" in str(kwargs.get("env_id")):  # ids like GymV26Environment-v0 make environments of the old gym
+    if ":" in str(kwargs.get("env_id")):  # GymV26Environment-v0 imports this module of the old gym
         imports.admit(kwargs["env_id"].partition(":")[0], "make_environment.env_kwargs")
     module, _, name = env_id.rpartition(":")
     imported = None

@@ -33,7 +33,7 @@ from alfish.errors.user_code import calling, refuse
 from alfish.parameters import NonNegativeInt, PositiveFloat, PositiveInt, checked
 from alfish.parameters.parts import parameter_names
 
-# Number of environments above which gymnasium's vector class of CartPole is faster than a loop over environments.
+# Smallest number of environments with which gymnasium's vector class of CartPole is faster than a loop.
 MANY_ENVS = 64
 
 
@@ -78,22 +78,24 @@ def make_environment(
         copied. The arguments of wrappers and of a functools.partial are also copied.
       wrappers: wrappers of each single environment, the first innermost. An entry is a callable, the name of a callable
         such as `gymnasium.wrappers:FlattenObservation`, or a list of one of these and a dict of keyword arguments.
-      training_wrappers: further wrappers outside `wrappers`, which evaluation leaves out.
+      training_wrappers: further wrappers around `wrappers`; evaluation leaves them out.
       leave_out: names of the parts of a Dict observation to leave out, such as 'mission', or 'goal.text' in a nested
         Dict.
       seed: seed of the run, passed by a Trainer; environment i receives the i-th child of its SeedSequence.
       evaluation: whether the environments are for evaluation. If so, `vectorization` is ignored: this process steps
         single environments, which the evaluator resets. With 'envpool', the single environments are EnvPool's. A
-        VectorEnv of the user does not change.
+        callable with an argument `num_envs` is used as in training.
       render_mode: render mode of gymnasium.
       action_mask: place of the mask of allowed actions: 'observation:LEAF', 'info:KEY' or 'method:NAME'; for vector
-        classes only 'observation:LEAF'. The mask becomes a leaf of the observation, see `environments.masks`. None
-        means no mask.
+        classes only 'observation:LEAF'. The mask becomes a leaf of the observation, see
+        `environments.masked_observation`. None means no mask.
       rewards: names of the entries of a vector reward, or the place of each entry, such as
         {'speed': 'info:reward_forward'}, see `environments.objectives`; for vector classes only names. None means the
         environment's own reward, a number or a vector.
-      device: device of the run, passed by a Trainer; None means the default of the callable.
-      index: index of the worker that makes the environments, passed by `AsyncUnroller`.
+      device: device of the run, passed by a Trainer; None means the default of the callable, or the CPU for functional
+        environments.
+      index: index of the worker or group that makes the environments, passed by `AsyncUnroller` and
+        `DoubleBufferedUnroller`.
       action_bounds: bound a for entries of Box actions that lack a bound: a positive number, or a number for each
         entry. A missing lower bound becomes -a, and a missing upper bound a. None means that actions keep the bounds of
         their space.
@@ -237,7 +239,7 @@ def make_environment(
 
 
 def spawn_seeds(seed: int | Sequence[int], count: int) -> list[int]:
-    """Returns independent 31-bit seeds. With `seed + i`, environment 1 of run 1 would equal environment 0 of run 2."""
+    """Returns independent 31-bit seeds; `seed + i` would give environment 1 of run 1 and 0 of run 2 the same seed."""
     return [int(child.generate_state(1)[0] >> 1) for child in np.random.SeedSequence(seed).spawn(count)]
 
 
@@ -257,7 +259,7 @@ def _adapt(
     rewards: Sequence[str] | None = None,
     final_observation: Literal["given", "drop", "before"] = "given",
 ) -> Environment:
-    """Converts a vector environment to an `Environment`; `action_mask` names a mask not marked in its space."""
+    """Converts a vector environment to an `Environment`; `action_mask` names a mask that its space does not mark."""
     refuse_statistics(env)
     returns_tensors = isinstance(getattr(env, "device", None), (torch.device, str))
     environment: Environment
@@ -275,7 +277,7 @@ def _same(action: Any) -> Any:
 
 
 def _stepping(env: VectorEnv) -> str:
-    """Returns the way of stepping a vector environment, as text after the number of environments."""
+    """Returns how a vector environment is stepped, as text after the number of environments in the log."""
     if isinstance(env, SequentialVectorEnv):
         return "" if env.num_envs == 1 else "one by one" if env.joint is None else "in one loop"
     if isinstance(env, gymnasium.vector.AsyncVectorEnv):

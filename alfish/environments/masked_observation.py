@@ -151,7 +151,7 @@ class MaskLeaf:
         return mask
 
     def put(self, observation: Any, mask: np.ndarray) -> Any:
-        """Returns the observation with a mask `[n]` in its leaf."""
+        """Returns the observation with `mask`, `[n]`, as its leaf for the action mask."""
         if self.kind == "observation":
             return _replaced(observation, self._path, mask)
         return {**(observation if self._has_parts else {"observation": observation}), LEAF: mask}

@@ -1,6 +1,6 @@
 """The members (single environments) of a vector environment: seeds, generators, methods, processes.
 
-Reads and restores states and random generators in the form in which checkpoints store them.
+This module also reads and restores states and random generators in the form in which checkpoints store them.
 """
 
 import functools
@@ -84,7 +84,7 @@ class Members:
             env.prepare = self.prepare
 
     def follow(self, env: VectorEnv) -> None:
-        """Sets a vector environment in place of the previous one, which has the same members."""
+        """Uses `env` from now on, a vector environment with the same kind and number of members as the previous one."""
         self._env, self._inner = env, env.unwrapped
 
     @property
@@ -104,7 +104,10 @@ class Members:
         return seeds if seeds is None or self.have_seeds else seeds[0]
 
     def methods(self, name: str) -> list[Callable[..., Any]]:
-        """Returns the method `name` of each member that has one, also through wrappers."""
+        """Returns the method `name` of each member that has one, also of wrappers.
+
+        For members in other processes, returns one function that calls all of them, if all have the method.
+        """
         if singles := single_environments(self._env):
             return [one.get_wrapper_attr(name) for one in singles if one.has_wrapper_attr(name)]
         if isinstance(self._inner, AsyncVectorEnv):
@@ -114,7 +117,7 @@ class Members:
         return [] if method is None else [method]
 
     def prepare(self, env: gymnasium.Env) -> None:
-        """Repeats `set_progress` and calls of listeners in a rebuilt environment."""
+        """Repeats, in a rebuilt environment, `set_progress` and the calls that `Environment.call` has made."""
         calls = [] if self.progress is None else [("set_progress", (self.progress,))]
         for name, arguments in [*calls, *((made.name, made.arguments) for made in sorted(self._calls.values()))]:
             if env.has_wrapper_attr(name):
@@ -134,8 +137,8 @@ class Members:
     def generator_states(self) -> list[str]:
         """Returns the state of each random generator as JSON.
 
-        Members in other processes do not answer after they were abandoned; the result then has states of new
-        generators.
+        After `abandoned` is set, members in other processes are not asked, because they may not answer; the result then
+        has states of new generators.
         """
         return [to_json(generator) for generator in self._generators()]
 
@@ -153,7 +156,7 @@ class Members:
             self._inner.set_attr("process_seed", list(seeds))
 
     def note_failure(self, error: BaseException) -> None:
-        """Records whether a call may still be running: only if a signal handler raised `error` or a process died."""
+        """Sets `is_pending` to True if a signal handler raised `error` or a process has died, else to False."""
         self.is_pending = not isinstance(error, Exception) or isinstance(error, EOFError | OSError)
 
     def close(self) -> None:

@@ -33,9 +33,9 @@ class VectorRewards(gymnasium.Wrapper):
       reward_space: space of the reward, `specs.VectorReward`.
 
     Raises:
-      UsageError: the environment has no vector reward, or the number of names differs from the number of its entries. A
-        step raises it if a reward does not have the declared shape, or if an entry of the info is missing or not a
-        number.
+      UsageError: the number of names differs from the number of entries of the environment's reward, or a source does
+        not exist. A step raises it if a reward does not have the declared shape, or if an entry of the info is missing
+        or not a number.
     """
 
     def __init__(self, env: gymnasium.Env, rewards: Rewards | None = None):
@@ -66,7 +66,7 @@ class RewardEntries:
 
     def __init__(self, space: spaces.Box | None, rewards: Rewards | None, name: str):
         self._name = name
-        self._shape: tuple[int, ...] | None = None  # required shape of the environment's reward
+        self._shape: tuple[int, ...] | None = None  # required shape of the environment's reward; None means any shape
         if isinstance(rewards, Mapping):
             self._sources = [self._source(where, space) for where in rewards.values()]
             self.reward_space = specs.reward_spec(list(rewards))
@@ -114,7 +114,7 @@ class RewardEntries:
 
 
 def declared(env: Any) -> spaces.Box | None:
-    """Returns the `reward_space` of an environment with vector rewards, single or vector; None without vector rewards.
+    """Returns the `reward_space` of a single or vector environment; None if its rewards are scalars.
 
     A wrapper may declare the space. `mo_gymnasium.wrappers.LinearReward` has no such space, because it adds the entries
     up.

@@ -11,7 +11,7 @@ from alfish.environments.environment import Environment
 from alfish.nest import Nest
 
 NUM_STEPS = 200  # number of vector steps that are checked
-FEWEST_VALUES = 16  # an entry is reported if its range has fewer float32 values
+FEWEST_VALUES = 16  # an entry is reported if the range of its observed values has fewer float32 values
 
 
 def watched(read: Callable[[Any], Nest], environment: Environment) -> Callable[[Any], Nest]:

@@ -15,9 +15,9 @@ class RandomActions(gymnasium.Wrapper):
     """Replaces each action, with a given probability, by a random action.
 
     A policy that always takes its most probable action may repeat itself forever in a deterministic game. Evaluations
-    of DQN therefore act at random in 5 % of the steps (Mnih et al., 2015, Methods). Replaced steps and random actions
-    depend only on the seed of the episode. Do not use this wrapper with action masks, which may forbid the random
-    action.
+    of DQN therefore act at random in 5 % of the steps (Mnih et al., 2015, Methods). Which steps have random actions,
+    and which actions, depends only on the seed of the episode. Do not use this wrapper with action masks, which may
+    forbid the random action.
 
     Args:
       env: the environment.

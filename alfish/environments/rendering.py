@@ -45,7 +45,7 @@ def follow(env: gymnasium.Env) -> None:
 
 
 def failure(env: gymnasium.Env, error: Exception) -> UsageError | None:
-    """Returns the error to raise for a failed rendering; None if the error comes from the environment's own code."""
+    """Returns the error to raise for a failed rendering by MuJoCo; None if the environment does not use MuJoCo."""
     if not hasattr(env.unwrapped, "mujoco_renderer"):
         return None
     backend = os.environ.get("MUJOCO_GL")

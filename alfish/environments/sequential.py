@@ -78,7 +78,7 @@ class SequentialVectorEnv(VectorEnv):
         self.report: Callable[[int, BaseException], None] | None = None
         self.replaced: list[int] = []
         self.prepare: Callable[[gymnasium.Env], None] | None = None
-        self.something_ended = True  # checks the first step like a step after the end of an episode
+        self.something_ended = True  # so that the first step is checked like a step after the end of an episode
         self._observations: list[Any] = [None] * self.num_envs  # last observation of each environment
         example = create_empty_array(self.single_observation_space, 1)
         # Shape and dtype of observations that are one array; None if they are nests.
@@ -102,7 +102,7 @@ class SequentialVectorEnv(VectorEnv):
         rows = np.ones(self.num_envs, bool)
         if options is not None and "reset_mask" in options:
             rows = options.pop("reset_mask")
-        options = options or None  # an environment may search an empty dict for its own options
+        options = options or None  # not {}, because an environment may look for its own options in a dict
         infos: list[dict[str, Any]] = [{} for _ in self.envs]
         for i in np.flatnonzero(rows).tolist():
             own_seed = None if seed is None else seed[i]
@@ -145,7 +145,7 @@ class SequentialVectorEnv(VectorEnv):
         rows: list[tuple[Any, ...]] = []
         reward: Any = 0.0
         no_reward = reward if self.reward_space is None else np.zeros(self.reward_space.shape, np.float32)
-        # The array is the last argument, so that zip avoids the slow exception at the end of its iterator.
+        # `actions` is the last argument, so that zip stops before the array's iterator raises its slow exception.
         for env, begins, action in zip(self.envs, all_begins, actions):
             try:
                 if begins:
@@ -343,7 +343,7 @@ def _widened(column: np.ndarray, present: np.ndarray, value: Any) -> np.ndarray:
 
 
 def check_ends(terminations: Sequence[Any], truncations: Sequence[Any]) -> None:
-    """Raises UsageError if a flag is not a bool: a string would count as True, and None as False."""
+    """Raises UsageError if a flag is not a bool, 0 or 1: a string would count as True, and None as False."""
     for name, ends in (("terminated", terminations), ("truncated", truncations)):
         for end in ends:
             if type(end) is not bool and (np.shape(end) != () or end not in (False, True)):
@@ -351,7 +351,7 @@ def check_ends(terminations: Sequence[Any], truncations: Sequence[Any]) -> None:
 
 
 def refuse_vector(reward: Any, reward_space: spaces.Box | None = None) -> None:
-    """Raises UsageError if a reward is a vector without a `reward_space` that declares vector rewards."""
+    """Raises UsageError if a reward is a vector, but no `reward_space` declares vector rewards."""
     if np.size(reward) > 1 and reward_space is None:
         raise UsageError(
             f"a reward of the environment has {np.size(reward)} entries, but the environment has no reward_space; "

@@ -50,7 +50,7 @@ class Simulator(abc.ABC):
       num_envs: number of environments, B.
       device: device of all tensors.
       observation_space, action_space: gymnasium's spaces of one environment.
-      reward_space: Box of shape (R,) for vector rewards; None means one number.
+      reward_space: Box of shape (R,) for vector rewards; None means scalar rewards.
       only_one: True if a process can hold only one such simulator.
     """
 
@@ -86,7 +86,10 @@ class Simulator(abc.ABC):
         return False
 
     def spread_first_episodes(self) -> None:
-        """Makes episodes after a reset begin at random times within an episode. Default: does nothing."""
+        """Sets the elapsed times of the episodes after a reset to random values, so that they end at different times.
+
+        Default: does nothing.
+        """
 
     def close(self) -> None:
         """Closes the simulator. Default: does nothing."""
@@ -161,7 +164,7 @@ class SimulatorEnvironment(Environment):
             _OPEN.add(simulator)
 
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
-        """Resets all environments; with seeds, for an evaluation, whose episodes begin at their start."""
+        """Resets all environments. Only evaluations pass seeds; their first episodes are not spread."""
         if seeds is not None:
             return self._reset(seeds[0], spreads=False)
         seed, self._seed = self._seed, None
@@ -248,7 +251,7 @@ class SimulatorEnvironment(Environment):
         close(self.simulator)
 
     def _rows(self, step: SimulatorStep, executed: Nest) -> TimeStep:
-        """Returns the LAST and MID rows of a step with bool flags; stores the FIRST rows for `take_resets`."""
+        """Returns the LAST and MID rows of `step`, whose flags are bools; stores the FIRST rows for `take_resets`."""
         begun = nest.map(_copy, self._observed.from_environment(step.observation))
         done, truncated = step.terminated | step.truncated, step.truncated & ~step.terminated
         self._resets, observation, self.lost = (done, self._blank._replace(observation=begun)), begun, None
@@ -297,7 +300,7 @@ class SimulatorEnvironment(Environment):
         self._is_checked = True
 
     def _check_observation(self, value: Any, space: spaces.Space, name: str, method: str = "reset") -> None:
-        """Raises UsageError if a part of an observation is missing, or its device or shape is not the declared one."""
+        """Raises UsageError if a part of an observation is missing or does not have the declared device and shape."""
         if isinstance(space, (spaces.Dict, spaces.Tuple)):
             parts = space.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
             for key, child in parts:

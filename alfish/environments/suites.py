@@ -142,7 +142,7 @@ def old_gym(made: Any) -> str:
 
 
 def conflict(env_id: str | Callable[..., Any]) -> str:
-    """Returns the end of a sentence if an engine is too new for an id's package, with the remedy; else ''.
+    """Returns the end of a sentence with the remedy if an engine is too new for the package of an id; else ''.
 
     Args:
       env_id: id, with its module, of an environment that raised an error.

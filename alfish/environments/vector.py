@@ -33,7 +33,8 @@ class VectorEnvironment(Environment):
       seeds: one seed per environment, for the first reset. The vector class of an id takes only the first seed.
       autoreset: whether environments reset themselves. If False and the mode is DISABLED, the caller resets the
         environments (`reset(seeds, rows)`), as evaluation does.
-      action_mask: leaf to mark as the action mask, 'observation:LEAF'; None means that the space itself marks any mask.
+      action_mask: leaf to mark as the action mask, 'observation:LEAF'; None means that the space already marks its
+        mask, if it has one.
       rewards: names of the entries of a vector reward; None means the names in `env.reward_space`, or the indices of
         the entries if there are no names.
 
@@ -81,7 +82,7 @@ class VectorEnvironment(Environment):
         self._quiet = np.full(self.num_envs, StepType.MID, np.int32), np.ones(self.num_envs, np.float32)
 
     def reset(self, seeds: Sequence[int | None] | None = None, rows: np.ndarray | None = None) -> TimeStep:
-        options = {"options": {"reset_mask": rows.copy()}} if rows is not None else {}  # gymnasium pops it
+        options = {"options": {"reset_mask": rows.copy()}} if rows is not None else {}  # gymnasium pops the mask
         is_first = self._members.first_seeds is not None
         seed = self._members.seed_argument(seeds)
         if rows is not None and not self._members.have_seeds:
@@ -174,7 +175,7 @@ class VectorEnvironment(Environment):
             self.env.gathers_infos = True
 
     def _reported(self, executed: Nest) -> Nest:
-        """Returns the executed actions in the algorithm's units. Reported actions replace actions in `executed`."""
+        """Returns `executed` with the actions that environments reported in their infos, in the algorithm's units."""
         if "executed_action" not in self.infos:
             return executed
         given = self.infos["executed_action"]
@@ -249,7 +250,7 @@ class VectorEnvironment(Environment):
         return resets
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the result of the vector environment's `get_state`, else the states of random generators.
+        """Returns the vector environment's state if it has `get_state`, else the states of its random generators.
 
         Before the first reset the state is empty, because the generators are not seeded yet.
         """
@@ -273,7 +274,7 @@ class VectorEnvironment(Environment):
             self._was_done = state["was_done"].numpy().copy()
             self._nothing_began = not self._was_done.any()
             return True
-        # Generators that cannot be saved must not repeat the episodes after the run's first reset.
+        # A generator whose state cannot be saved gets a new seed; otherwise it would repeat the run's first episodes.
         seeds = state["seeds"].tolist() if "seeds" in state else random_state.draw_seeds(self.num_envs)
         self._members.seed_processes(seeds)
         self.reset(seeds)
@@ -292,12 +293,12 @@ class VectorEnvironment(Environment):
             self._members.close()
 
     def _halves_of_step(self) -> tuple[Callable[[Any], Any], Callable[[], Any]] | None:
-        """Returns functions that begin and end a step of the vector environment; None if it cannot begin a step."""
+        """Returns functions that begin and end a step of the vector environment; None if its steps cannot be split."""
         env = self.env
         return (env.step_async, env.step_wait) if isinstance(env, gymnasium.vector.AsyncVectorEnv) else None
 
     def _refuse(self, error: BaseException, method: str) -> None:
-        """Records an error of `step` or `reset`; raises a clear error instead if the cause is known."""
+        """Records an error of `step` or `reset`, and raises a clearer error in its place if the cause is known."""
         self._members.note_failure(error)
         refuse_breach(error, self._name_with_wrappers(), method)
         refuse(error, f"{self.name}.{method}")

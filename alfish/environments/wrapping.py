@@ -188,9 +188,9 @@ class StickyAction(gymnasium.wrappers.StickyAction):
 class InProcess:
     """Constructor of environments for gymnasium's async vector environment.
 
-    gymnasium calls the constructor once in this process to get the spaces, and once in the environment's process. The
-    environment's process leaves signals to the trainer, and seeds its global random generators, because a forked
-    process begins with a copy of its parent's generators.
+    gymnasium calls the constructor once in this process to get the spaces, and once in the environment's process. In
+    the environment's process, the constructor ignores SIGINT, which the trainer handles, and seeds the global random
+    generators, because a forked process begins with a copy of its parent's generators.
 
     Args:
       make: function that makes the environment.
@@ -206,8 +206,8 @@ class InProcess:
 
     def __call__(self) -> gymnasium.Env:
         if os.getpid() != self._home:
-            # A server of processes is not followed. `follow` also ignores SIGINT, because Ctrl-C reaches all processes
-            # of a terminal.
+            # A parent that only starts processes (a fork server) is not followed. `follow` also ignores SIGINT, because
+            # Ctrl-C reaches all processes of a terminal.
             follow(self._followed if os.getppid() == self._followed else 0)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # gymnasium ends processes by SIGTERM
             random_state.seed_all(self._seed)

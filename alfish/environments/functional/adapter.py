@@ -35,8 +35,8 @@ class FunctionalEnvironment(Environment):
     """B copies of a functional environment that step together, see `alfish.environments.functional`.
 
     For training, one generator draws the numbers of all environments, and a finished environment begins its next
-    episode in the same step (`uneven`). For evaluation, each environment has a separate generator, and begins an
-    episode only when it is reset. The episode of a seed therefore does not depend on the number of environments.
+    episode in the same step (`uneven`). For evaluation, each environment has a separate generator, and the evaluator
+    resets it after each episode. The episode of a seed therefore does not depend on the number of environments.
 
     Args:
       functional: functional environment; its tensors are moved to `device`.
@@ -52,7 +52,7 @@ class FunctionalEnvironment(Environment):
       functional: functional environment on `device`.
       state: current state, leaves `[B, ...]`; None before the first reset.
       clock: number of steps taken in each current episode, `[B]` int32.
-      observation: observation to act from next, in the environment's units.
+      observation: observation from which the policy acts next, in the environment's units.
       device: device of all tensors.
 
     Raises:
@@ -138,7 +138,7 @@ class FunctionalEnvironment(Environment):
         self.state, self.clock, self.observation = episodes
 
     def tensors(self) -> Nest:
-        """Returns the argument `tensors` of `advanced`: all tensors that it reads besides its other arguments."""
+        """Returns the argument `tensors` of `advanced`: all tensors that `advanced` reads besides other arguments."""
         return tensors_of(self.functional), self._units.tensors(), self._observed.tensors(), self._blank
 
     def advanced(
@@ -200,9 +200,9 @@ class FunctionalEnvironment(Environment):
         return {"episodes": nest.plain(episodes), "numbers": self._numbers.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Restores episodes and generators, so that the stream is bitwise the same.
+        """Restores episodes and generators, so that later time steps are bitwise the same as without the interruption.
 
-        A generator on a GPU cannot load the state of a CPU's generator, or vice versa; it then gets a new seed.
+        A generator on a GPU cannot load the state of a CPU's generator, or vice versa. It then gets a new seed.
 
         Raises:
           UsageError: the state belongs to a different class or number of environments.
@@ -267,7 +267,7 @@ class _SharedNumbers:
 
 
 class SeparateNumbers:
-    """Uniform random numbers in [0, 1) for B environments, from a generator on the CPU for each environment.
+    """Uniform random numbers in [0, 1) for B environments, each of which has its own generator on the CPU.
 
     Args:
       seeds: one seed per environment.

@@ -15,7 +15,7 @@ Besides gymnasium's `observation_space` and `action_space` of one environment, t
 - `truncates`: True if the environment has a method `truncated`;
 - `reward_space`: Box of shape (R,) for vector rewards `[B, R]`.
 
-`rng` maps each declared name to a tensor `[B, *shape]`, see `Draws`; `params` is `default_params` of gymnasium's class.
+`rng` maps each declared name to a tensor `[B, *shape]`, see `Draws`; `params` is the attribute `default_params`.
 All numbers of a vector step come from one tensor `u`, `[B, n]` uniform in [0, 1). A block `[T, B, n]` drawn at once on
 a CPU has the same numbers as T tensors `[B, n]` drawn one after another.
 """
@@ -154,7 +154,7 @@ class Stepped(NamedTuple):
 
 
 def begin(env: FuncEnv, u: torch.Tensor) -> tuple[Nest, torch.Tensor, Nest]:
-    """Begins an episode in each environment. All leaves of the results are contiguous, as are those of `advance`.
+    """Begins an episode in each environment. Leaves of states and observations are contiguous, as those of `advance`.
 
     Args:
       env: functional environment.

@@ -298,9 +298,9 @@ class Dive(NamedTuple):
 class DeepSea(FuncEnv):
     """bsuite's DeepSea: a task of exploration in a grid of `size` x `size` cells.
 
-    Each step moves one row down, to the left or to the right. The action that moves to the right differs between cells.
-    A step to the right costs 0.01 / size; from the lowest cell on the right, it has reward 1. The observation has the
-    one-hot code of the cell, row by row. The best return is 0.99; random actions reach it with probability 2^-size.
+    Each step moves one row down, and one column to the left or to the right. The action that moves to the right differs
+    between cells. A step to the right costs 0.01 / size; in the last column, it also has reward 1. The observation is
+    the one-hot code of the cell, row by row. The best return is 0.99; random actions reach it with probability 2^-size.
 
     Source: Osband et al., "Behaviour Suite for Reinforcement Learning", 2020.
 

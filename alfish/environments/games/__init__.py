@@ -1,7 +1,7 @@
 """Games of several agents, such as PettingZoo's, as streams of time steps with a column for each agent.
 
 Agents with equal spaces form a `Group`. A column has the rows of one agent in one game. An episode begins when the
-agent appears in the game, and ends when the agent leaves. In steps without a row for the agent, the column has PAD.
+agent appears in the game, and ends when the agent leaves. In steps without a row of the agent, the column has PAD rows.
 """
 
 from alfish.environments.games.games import Games, Group, SideBySide

@@ -53,7 +53,7 @@ class Columns:
         self.waits, self.plays = np.zeros(group.num_envs, bool), np.zeros(group.num_envs, bool)
         blank = self._observed.to_environment(nest.arrays(specs.zeros(group.observation_spec, (1,))))
         (first,) = iterate(batch_space(group.observation_space, 1), blank)
-        # The newest observation of each column, or an arbitrary element of the space before the first observation.
+        # The newest observation of each column, or `_blank`, an arbitrary element of the space, if there is none.
         self._blank = first
         self._observations: list[Any] = [first] * group.num_envs
         self._batch = self._observed.from_environment(self._concatenated(self._observations))
@@ -63,7 +63,7 @@ class Columns:
         self.begin()
 
     def begin(self) -> None:
-        """Begins a step without rows."""
+        """Begins a step, with PAD rows until `note` stores rows."""
         count = self._group.num_envs
         self._step_type = np.full(count, StepType.PAD, np.int32)
         self._reward = np.zeros((count, *self._group.reward_spec.shape), np.float32)
@@ -102,7 +102,7 @@ class Columns:
             self._infos[column] = info
 
     def drop(self, game: int) -> None:
-        """Drops the new rows of a game, and its newest observations."""
+        """Replaces the new rows of a failed game with PAD, and forgets its observations."""
         size = len(self._group.agents)
         for column in range(game * size, (game + 1) * size):
             self._step_type[column], self._reward[column], self._discount[column] = StepType.PAD, 0.0, 1.0

@@ -50,7 +50,7 @@ class Group:
 
 
 class Games(abc.ABC):
-    """G games that step together. A step makes one row for each column, PAD if the agent has no row.
+    """G games that step together. A step makes one row for each column, a PAD row if its agent has no time step.
 
     The episode of an agent is FIRST (the agent appears), MID ..., LAST (the agent leaves). An agent may appear late,
     and several times in a game. A game that has ended resets in the next step, not in the step in which it ends.

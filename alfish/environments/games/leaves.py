@@ -22,8 +22,8 @@ class Leaves:
     """Adds leaves to the observations of agents.
 
     - 'state': result of the game's `state()`, an element of its `state_space`.
-    - 'others': observations of the other agents of the game in the order of `possible_agents`, flattened and joined to
-      one vector, without action masks. Absent agents have zeros; Discrete observations are one-hot.
+    - 'others': observations of the other agents of the game in the order of `possible_agents`, flattened and joined
+      into one vector, without action masks. Absent agents have zeros; Discrete observations are one-hot.
     - 'agent': one-hot vector of the agent's index in its group.
 
     Args:

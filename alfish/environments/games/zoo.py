@@ -198,7 +198,7 @@ class ZooGames(Games):
         return all(hasattr(game, "get_state") and hasattr(game, "set_state") for game in self.games)
 
     def _restart(self, game: int, seed: int | None) -> None:
-        """Resets a game. Without a seed, the game chooses a seed."""
+        """Resets a game; None means a seed derived from the run's seed, the game's number and its number of resets."""
         own = np.random.SeedSequence([self._seed, game, self.num_resets[game]]).generate_state(1)[0] >> 1
         self.num_resets[game] += 1
         for place in self._place.values():  # the reset ends the current episodes of all agents
@@ -216,7 +216,7 @@ class ZooGames(Games):
         if report is None:
             raise error
         failed: BaseException | None = error
-        while failed is not None:  # the trainer ends the process after too many reports
+        while failed is not None:  # does not loop forever: after too many reports, the trainer ends this process
             report(game, failed)
             for columns in self._columns.values():
                 columns.drop(game)

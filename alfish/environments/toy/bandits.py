@@ -17,8 +17,9 @@ class MaskedIdentity(gymnasium.Env):
     """The action must equal the observed number; each step forbids a random set of other actions.
 
     The observed number is uniform. `action_masks()` and the info 'action_mask' return the mask, which always allows the
-    right action. The best return is `length`; uniformly random allowed actions earn length / (num_actions -
-    num_forbidden).
+    right action. The reward is the fraction of the action's entries that are right, so the best return is `length`.
+    Uniformly random allowed actions earn length / (num_actions - num_forbidden), or length (1 + num_forbidden /
+    num_actions) / 2 with 'multi_binary'.
 
     Args:
       num_actions: number of actions, n.

@@ -61,8 +61,8 @@ class Catch(gymnasium.Env):
 class TensorPointMass(VectorEnv):
     """A point on a line, stepped in torch for all environments at once. The state can be saved and restored.
 
-    The action is a push in [-1, 1], and the reward is -|position|. The return is about -0.5 `length` without pushes,
-    and at best about -0.5.
+    The action is a push in [-1, 1], which moves the point by half its value, and the reward is -|position|. The average
+    return is about -0.5 `length` without pushes, and at best about -0.125.
 
     Args:
       num_envs: number of environments, B.
