@@ -58,7 +58,7 @@ class Environment(abc.ABC):
         workers, or because a step may never end.
       can_replace: True if `replace` is implemented.
       can_break_off: True if `break_off` truncates episodes.
-      only_one: True if a process can hold only one such environment, so that an evaluation in training borrows it.
+      only_one: True if a process can hold only one such environment; evaluations in training then use this environment.
       lost: environments whose episode ended in the last step without a final observation, `[B]` bool. The time step
         before the end then does not train. None if no final observation is lost.
       sign: 0-d tensor that the unroller reads together with the rows of an unroll, and passes to `judge` as a number.

@@ -42,7 +42,7 @@ class Transform(nn.Module):
         output is checked against these specs.
       look_back: number of earlier rows on which the output of a row depends.
       changes_rewards: whether the transform changes rewards.
-      shows_rewards: whether output observations contain the reward of arriving at their row.
+      shows_rewards: whether the output observation of a row contains the row's reward.
       in_graphs: whether a compiled update can contain the transform. Each output row must then depend only on its input
         row, the transform's buffers and random numbers, through operations of torch.
       observes_rewards: whether `observe` reads only step types, rewards and environment ids. These leaves may then be
