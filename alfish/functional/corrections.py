@@ -40,9 +40,9 @@ def vtrace(
 
     Args and raises: as for `returns.gae`, and
       ratio: pi / mu of the action at each row, `[T, B]`; read only on rows that train.
-      rho_bar: upper limit rho_bar of the weight of each step's TD error. If it clips ratios, targets estimate the value
-      of a policy between pi and mu, proportional to min(rho_bar mu, pi). c_bar: upper limit of the weight of later TD
-      errors; it affects the speed of convergence only.
+      rho_bar: upper limit of the weight of each step's TD error. If it clips ratios, targets estimate the value of a
+        policy between pi and mu, proportional to min(rho_bar mu, pi).
+      c_bar: upper limit of the weight of later TD errors; it affects only the speed of convergence.
 
     Source: Espeholt et al., 2018, section 4.1; lambda as in its remark 2.
     """

@@ -26,8 +26,8 @@ from alfish.parameters.parts import bound
 class Distribution(nn.Module, Scalar):
     """Base class of values that describe the distribution of a scalar return by K numbers.
 
-    Row 0 of a window trains. The target of row 0 is the sum of discounted rewards up to the end of the episode or the
-    last row, plus the discounted distribution at that row.
+    Only row 0 of a window trains. The target is the sum of discounted rewards up to the bootstrap row of row 0 (see
+    `targets.NextValues`), plus the discounted distribution at the bootstrap row.
 
     Args:
       gamma: discount per environment step.
@@ -52,7 +52,7 @@ class Distribution(nn.Module, Scalar):
         return of_choice(q, choice)
 
     def target(self, experience: Experience, following: NextValues, lambda_: float) -> torch.Tensor:
-        """Returns the target of row 0, `[1, N, J]`; `lambda_` is 1, or 0 for one step.
+        """Returns the target of row 0, `[1, N, J]`; `lambda_` is 1, or 0 for the one-step return.
 
         `following` has the values of the bootstrap row, `[1, N, K]`.
         """
@@ -133,7 +133,7 @@ class Bins(Distribution):
         return mean if values.shape[-1] == self.num_values else mean + values[..., -1]
 
     def least(self, q: torch.Tensor) -> torch.Tensor:
-        """Returns the distribution with the least mean of all critics, per row: `[..., K]` from `[E, ..., K]`."""
+        """Returns, for each row, the distribution of the critic with the least mean, `[..., K]` from `[E, ..., K]`."""
         return of_least_critic(q, self.scalarized(q))
 
     def average(self, q: torch.Tensor) -> torch.Tensor:
@@ -221,7 +221,7 @@ class Quantiles(Distribution):
         return values.mean(-1)
 
     def least(self, q: torch.Tensor) -> torch.Tensor:
-        """Returns the quantiles of all critics except the largest, `[..., E (K - dropped)]` from `[E, ..., K]`."""
+        """Returns all critics' quantiles without the `E num_dropped` largest: `[..., E (K - num_dropped)]`."""
         together = q.movedim(0, -2).flatten(-2)
         if not self._num_dropped:
             return together

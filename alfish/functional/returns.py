@@ -74,7 +74,7 @@ def gae(
 
 
 def standardize(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Returns values `[T, B]` scaled to mean 0 and standard deviation 1, over a mask `[T, B]` and all learners."""
+    """Returns values `[T, B]` with mean 0 and standard deviation 1 over all learners' rows in the mask `[T, B]`."""
     mean = replicas.mean(masked_mean(values, mask), mask)
     deviation = replicas.mean(masked_mean((values - mean).square(), mask), mask).sqrt()
     return (values - mean) / (deviation + 1e-8)

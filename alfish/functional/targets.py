@@ -51,7 +51,7 @@ def td_target(
 
 
 def bounded_below(target: torch.Tensor, return_to_go: torch.Tensor | None) -> torch.Tensor:
-    """Returns max(target, return), `[T-1, B]`; where the return is unknown, the target.
+    """Returns max(target, return), `[T-1, B]`, or the target where the return is unknown.
 
     In a deterministic environment, an observed return is a lower bound of the optimal value. The bound propagates
     rewards through a whole episode in one update. The return of a truncated episode lacks later rewards, so it is a

@@ -4,8 +4,8 @@ A value is one number (`Scalar`), one number for each entry of a vector reward (
 return (`functional.return_distributions`). All these classes have the interface of `Scalar`, so algorithms need not
 know which class they use. `values_of` returns an object of the class that fits a reward.
 
-Values, targets and advantages have one entry for each entry of the reward. Only the policy uses the weighted sum of
-entries, so values stay valid when weights change.
+Values, targets and advantages have one unweighted entry for each entry of the reward. The policy maximizes the weighted
+sum of the entries, so values stay valid when weights change.
 """
 
 from collections.abc import Callable, Sequence
@@ -163,8 +163,8 @@ class Vector(nn.Module, Scalar):
     entry with weight 1, so that weights do not scale it. With one entry, the bonus is part of that entry.
 
     Attributes:
-      weights: weight of each entry, a float32 buffer `[R]` that is saved and published. To change weights during a run,
-        write to this buffer.
+      weights: weight of each entry, a float32 buffer `[R]`, which checkpoints contain and workers receive. To change
+        weights during a run, write to this buffer.
       scales_bonus: whether the weight of the only entry also scales the bonus.
 
     Args:
@@ -308,5 +308,5 @@ def values_of(
 
 
 def _without_arrays(value: Any) -> Any:
-    """Returns an array or a tensor as a list or a number; any other value does not change."""
+    """Returns a list or a number for an array or a tensor, and any other value unchanged."""
     return value.tolist() if hasattr(value, "tolist") else value
