@@ -32,7 +32,7 @@ def without_states(experience: Experience) -> Experience:
 def reset_state(state: Nest, initial_state: Nest, step_type: torch.Tensor) -> Nest:
     """Returns the policy state to act from: `initial_state` where a row is FIRST, else `state`.
 
-    Callers of `rollout_step` and `predict_step` reset the state first. Memories reset it within a sequence of rows.
+    Callers of `rollout_step` and `predict_step` reset the state before the call. Memories reset it within sequences.
 
     Args:
       state: nest of `[B, ...]`, or None.

@@ -5,13 +5,13 @@ IMPALA's (Espeholt et al., 2018, https://arxiv.org/abs/1802.01561), as in Sample
 https://arxiv.org/abs/2006.11751).
 
 Each ratio pi / mu is exact, because rows store the distribution of the behaviour policy mu. The surrogate therefore
-multiplies the ratio by q - V, without a second weight rho. Without lag, the first update equals PPO's. IMPACT (Luo et
-al., 2020) instead divides pi by the policy of a target network, and needs a second clipped weight between that policy
-and mu.
+multiplies the ratio by q - V, without a second weight rho. If the current policy made the rows (no lag), the first
+update equals PPO's. IMPACT (Luo et al., 2020) instead divides pi by the policy of a target network, and needs a second
+clipped weight between that policy and mu.
 
-With lag, the first ratio differs from 1. If a row's ratio already exceeds clip_range in the direction of the row's
-advantage, the row trains only the value, not the policy. V-trace corrects for the lag at the start of the iteration.
-The updates of the iteration add lag; recompute_advantage corrects for it before each epoch.
+With lag, ratios differ from 1 even in the first update. If a row's ratio already exceeds clip_range in the direction of
+the row's advantage, the row trains only the value, not the policy. V-trace corrects for the lag at the start of the
+iteration. The updates of the iteration add lag; recompute_advantage corrects for it before each epoch.
 
 Differences from the papers: a truncated episode bootstraps from its true final observation; advantages are normalized
 over the trained rows of the unroll.

@@ -1,4 +1,4 @@
-"""Behavioural cloning: maximum likelihood of recorded actions, of any space.
+"""Behavioural cloning: maximum likelihood of recorded actions, in any action space.
 
 Pomerleau, 1991, https://doi.org/10.1162/neco.1991.3.1.88, with one distribution per leaf of the action.
 
@@ -7,7 +7,7 @@ normal has no finite log-density. Samples beyond the bounds are clipped when the
 does not depend on the observation. It has a lower bound, because the likelihood of constant actions would otherwise be
 unbounded. `PolicyHead.learn_std = False` makes this a regression with squared error.
 
-Training does not use rewards. Row 0 of a window trains; with memory, every row but the last trains.
+Training does not use rewards. Only row 0 of a window trains; with memory, every row but the last trains.
 """
 
 from collections.abc import Callable

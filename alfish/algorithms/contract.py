@@ -15,7 +15,7 @@ from alfish.errors import RunError, UsageError, first_line
 from alfish.errors.user_code import CodeError, overridden, refuse
 from alfish.nest import Nest
 
-BEYOND = 1e-3  # largest distance of an action from its bounds that is ignored as rounding
+BEYOND = 1e-3  # largest distance of an action beyond its bounds that is ignored as a rounding error
 
 
 def return_error(found: Any, expected: str, owner: object, hook: str) -> UsageError:
@@ -33,7 +33,7 @@ def check_step(step: Any, owner: object, hook: str, action_spec: Nest, batch_siz
 
     Args:
       step: step that the hook returned.
-      owner, hook: names of the algorithm and its method, for the message.
+      owner, hook: algorithm, and name of its method, for the message.
       action_spec: canonical action nest.
       batch_size: number of rows, B.
       initial_state: initial state of the algorithm, `[B, ...]`; later states must have the same structure, shapes and
@@ -69,7 +69,7 @@ def refuse_hooks(error: Exception, algorithm: Any) -> None:
     """Raises CodeError if alfish's code failed on the result of a method that the user's algorithm overrides.
 
     Args:
-      error: error of an update. If the user's code was running, the error names its place, and is not changed.
+      error: error of an update. If the user's code was running, the CodeError names the place in that code instead.
       algorithm: algorithm of the update.
     """
     names = overridden(algorithm)
@@ -174,7 +174,7 @@ def check_action(action: Nest, owner: object, hook: str, action_spec: Nest, batc
 
     Args:
       action: action that the hook returned.
-      owner, hook: names of the algorithm and its method, for the message.
+      owner, hook: algorithm, and name of its method, for the message.
       action_spec: canonical action nest.
       batch_size: number of rows, B.
 
@@ -192,13 +192,13 @@ def check_action(action: Nest, owner: object, hook: str, action_spec: Nest, batc
 
 
 def warn_of_bounds(action: Nest, algorithm: Any) -> bool:
-    """Logs a warning if Box actions on the host are beyond the bounds of the canonical action space.
+    """Logs a warning if Box actions in the CPU's memory are beyond the bounds of the canonical action space.
 
-    Environments execute clipped actions, so a critic that learns from replay would learn from other actions than those
-    that were executed.
+    Environments execute clipped actions, but replay stores the actions before clipping, so a critic would learn from
+    actions that were not executed.
 
     Args:
-      action: actions `[T, B, ...]`, arrays or tensors; tensors on a device are not read.
+      action: actions `[T, B, ...]`, arrays or tensors; tensors outside the CPU's memory are not read.
       algorithm: algorithm that chose the actions.
 
     Returns:

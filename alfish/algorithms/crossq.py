@@ -5,7 +5,7 @@ XQC: Palenicek et al., 2026, https://arxiv.org/abs/2509.25174; weights of unit n
 categorical values a setting of `values`.
 
 In a pass, row 0 has the action that was taken, and later rows have actions of the policy. Batch norm therefore uses one
-mean and one variance for the rows together. Without batch norm, the values equal SAC's.
+mean and one variance for all rows together. Without batch norm, the values equal SAC's.
 """
 
 from collections.abc import Callable

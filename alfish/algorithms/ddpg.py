@@ -39,12 +39,12 @@ class DDPGTrain(NamedTuple):
 @gin.configurable(module="alfish.algorithms")
 @checked
 class DDPG(RLAlgorithm):
-    """Deep deterministic policy gradients; see the module's docstring for the papers and the differences from them.
+    """Deep deterministic policy gradients; see the module's docstring for the paper and the differences from it.
 
     Args:
       actor: class or factory of the actor; called with (observation_spec, action_size).
       critic: class or factory of an ensemble of one or more critics; called with (observation_spec, action_size). The
-        target is the minimum of the ensemble; the actor maximizes the first critic (`num_members=1`).
+        target is the minimum of the ensemble; the actor maximizes the first critic (called with `num_members=1`).
       gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
       target_rate: step size of the updates of both target networks, in (0, 1]; both are updated after each update of
         the actor.

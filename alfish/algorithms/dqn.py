@@ -10,8 +10,8 @@ Mnih et al., 2015, https://doi.org/10.1038/nature14236. Double: van Hasselt et a
 Memory: Kapturowski et al., 2019, https://openreview.net/forum?id=r1lyTjAqYX. C51, QR-DQN and IQN are settings of
 `values`. Variants are in `retrace` and `munchausen`.
 
-Windows of L rows give (L-1)-step returns, without off-policy correction, as in Rainbow (Hessel et al., 2018). Row 0 of
-a window trains; with memory, every row but the last trains.
+Windows of L rows give (L-1)-step returns, without off-policy correction, as in Rainbow (Hessel et al., 2018). Only row
+0 of a window trains; with memory, every row but the last trains.
 
 Differences from the paper: double Q-learning is the default (`DQN.double`); each environment explores independently; a
 truncated episode bootstraps from its true final observation; the threshold of the Huber loss is a setting.

@@ -40,7 +40,7 @@ class EntropyTargetPPO(PPO):
       initial_temperature: temperature at the start.
       lowest_temperature: smallest temperature.
       highest_temperature: largest temperature, relative to normalized advantages, whose standard deviation is 1.
-      ppo_arguments: settings of `PPO`; entropy_coef is a further, fixed weight.
+      ppo_arguments: settings of `PPO`; entropy_coef is an additional weight of the entropy, which is not learned.
     """
 
     def __init__(

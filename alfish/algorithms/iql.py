@@ -2,7 +2,7 @@
 
 Kostrikov et al., 2022, https://arxiv.org/abs/2110.06169. V is an upper expectile of Q over recorded actions. Q is
 regressed to r + gamma V. The policy clones recorded actions, weighted by the exponential of their advantage. The action
-space may be any space with bounds. A run may also collect, and add rows to the data. Windows of L rows give (L-1)-step
+space may be any space with bounds. A run may also act, and add its rows to the data. Windows of L rows give (L-1)-step
 returns, without off-policy correction.
 
 Differences from the paper: all losses are computed before any parameter is updated, where the authors' code updates V

@@ -30,7 +30,7 @@ class SoftDQN(DQN):
 
     Args:
       entropy_temperature: temperature of the policy, in units of return.
-      dqn_arguments: settings of `DQN`; the reward must be scalar, and `values` None.
+      dqn_arguments: settings of `DQN`; the reward must be scalar, and `values` None or `@LowerBounded`.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class MunchausenDQN(SoftDQN):
     Args:
       munchausen: weight of the bonus; the bonus is the temperature times the taken action's log-probability.
       log_policy_floor: lower limit of the bonus before weighting, at most 0.
-      soft_arguments: settings of `SoftDQN`.
+      soft_arguments: settings of `SoftDQN`; `values` must be None.
     """
 
     needs_every_row: ClassVar[bool] = True

@@ -59,7 +59,7 @@ class NormalizedValueHead(nn.Module):
 
     @torch.no_grad()
     def observe(self, returns: torch.Tensor, mask: torch.Tensor) -> None:
-        """Adds returns `[N, R]` to the statistics where `mask` `[N]` is True; rescales the layer to keep values."""
+        """Adds returns `[N, R]` to the statistics where `mask` `[N]` is True; keeps values by rescaling the layer."""
         moments, weight, bias = self._moments, self.weight, self.bias
         mean, std = moments.shift.double(), self.std.double()
         moments.update(returns, mask, 1e-8)
@@ -73,7 +73,7 @@ class NormalizedValueHead(nn.Module):
 
 
 class NormalizedReturns(ActorCriticAlgorithm):
-    """Mixin before an actor-critic: `class NormalizedReturnsPPO(NormalizedReturns, PPO)`.
+    """Mixin that is listed before the actor-critic: `class NormalizedReturnsPPO(NormalizedReturns, PPO)`.
 
     The networks must have a linear layer `value_head`, as in `ActorCritic`. `preprocess_experience`
     must return an info with the value targets `target`, `[T, B]` or `[T, B, R]`.

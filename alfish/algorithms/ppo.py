@@ -39,13 +39,13 @@ class PPORollout(NamedTuple):
 
 
 class PPOTarget(NamedTuple):
-    """Inputs of the loss for T rows; `EpochBatches` cuts off row T + 1; `[..., R]` for vector rewards."""
+    """Inputs of the loss for T rows; `EpochBatches` removes row T of longer fields; `[..., R]` for vector rewards."""
 
     log_prob: torch.Tensor  # [T + 1, B] log-probability of the action under the policy that drew it
     advantage: torch.Tensor  # [T, B], scalarized, and normalized if `normalize_advantage`
     target: torch.Tensor  # [T, B] target of the value
-    value: torch.Tensor | None  # [T + 1, B] value when the target was computed; for value_clip_range
-    policy: Distribution | None  # [T + 1, B] policy that drew the action; if `measures_kl`
+    value: torch.Tensor | None  # [T + 1, B] value when the target was computed; None without value_clip_range
+    policy: Distribution | None  # [T + 1, B] policy that drew the action; None unless `measures_kl`
     extra: dict[str, torch.Tensor]  # numbers for summaries
 
 
@@ -58,7 +58,8 @@ class PPO(ActorCriticAlgorithm):
       network: class or factory of the networks; called with (observation_spec, action_spec, reward_spec). The
         networks have `policy`, `value`, `forward` for policy and value together, and `initial_state`.
       gamma: discount per environment step, in [0, 1]; a list has one discount for each entry of a vector reward.
-      lambda_: weight of longer returns in the generalised advantage, in [0, 1]; 1 gives the Monte-Carlo return.
+      lambda_: weight of longer returns in the generalised advantage, in [0, 1]; 1 bootstraps only at the end of
+        the unroll.
       clip_range: largest change of an action's probability ratio that lowers the loss.
       reciprocal_clip: whether the ratio is clipped below at 1 / (1 + clip_range), as in Sample Factory, instead of
         1 - clip_range.

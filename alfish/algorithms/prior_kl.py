@@ -3,9 +3,9 @@
     L = L_PPO + prior_kl_coef KL[pi_prior(. | s), pi(. | s)],      KL[p, q] = sum_a p(a) log(p(a) / q(a))
 
 This is the forward KL, an expectation over the actions of the prior policy. The policy must give probability to each
-action that the prior policy takes. So a policy that is fine-tuned on a new task does not forget the task of the prior
-policy. The KL is computed from both distributions, not estimated from samples. The prior policy does not train. Its
-distributions are computed once for each unroll.
+action that the prior policy takes. Therefore, a policy that is fine-tuned on a new task does not forget the task of
+the prior policy. The KL is computed from both distributions, not estimated from samples. The prior policy does not
+train. Its distributions are computed once for each unroll.
 """
 
 from collections.abc import Callable
@@ -44,8 +44,8 @@ class PriorTarget(NamedTuple):
 class PriorKLPPO(PPO):
     """PPO whose loss contains KL(prior policy, policy); see the module's docstring for the equation.
 
-    Checkpoints contain the checksum of the prior policy, not the prior policy itself. A saved policy that only acts
-    does not load the prior policy.
+    Checkpoints contain the checksum of the prior policy, not the prior policy itself. The prior policy is not loaded if
+    the trained policy is loaded only to act.
 
     Args:
       prior: class or factory of the prior policy: `@saved_policy`, or a subclass of `Expert` with `distribution`. The

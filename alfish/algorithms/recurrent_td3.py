@@ -34,7 +34,7 @@ class RecurrentTD3(TD3):
       memory: class or factory of the memory; called with the output size of the critics' encoder (`@GRU`, `@LSTM`,
         `@MinGRU`, `@AttentionWindow`, `@StackedMemory`).
       td3_arguments: settings of `TD3`. `critic` also takes `memory`; `actor` is refused, because the actor is a
-        `DeterministicActor` on the critics' features; `noise_correlation` is 0.
+        `DeterministicActor` on the critics' features; `noise_correlation` must be 0.
     """
 
     feature_module = "critic.memory"

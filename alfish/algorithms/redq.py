@@ -60,10 +60,11 @@ class REDQ(SAC):
 class TQC(SAC):
     """SAC with truncated quantiles as values; the actor maximizes the mean of all critics.
 
-    The algorithm takes Box actions and a scalar reward.
+    The algorithm requires Box actions and a scalar reward.
 
     Args:
-      values: distribution of the return; targets leave out the `Quantiles.num_dropped` largest quantiles.
+      values: class or factory of a distribution of the return, called with gamma. Targets leave out the largest
+        quantiles, `Quantiles.num_dropped` per critic, which is 0 by default.
       sac_arguments: settings of `SAC`.
     """
 

@@ -1,4 +1,4 @@
-"""Relative entropy pathwise policy optimization: on-policy, with a critic of actions, for Box actions.
+"""Relative entropy pathwise policy optimization: on-policy, with an action-value critic, for Box actions.
 
 Voelcker et al., 2025, https://arxiv.org/abs/2507.11019. The critic learns lambda-returns of the unroll, including
 entropies. The policy follows the critic's gradient, as in SAC, but its KL from the policy that acted is limited. There
@@ -68,10 +68,10 @@ class REPPO(RLAlgorithm):
       lambda_: weight of longer returns, in [0, 1]; 1 bootstraps only at the end of the unroll, and 0 gives the one-step
         return.
       initial_alpha: temperature at the start.
-      entropy_fraction: target entropy for each Box entry in nats, with the sign reversed.
+      entropy_fraction: negative of the target entropy for each Box entry, in nats.
       initial_beta: weight of the KL divergence at the start.
-      target_kl: limit of the KL divergence in nats. Rows above it minimize the KL only; the weight of the KL is
-        adjusted to keep the KL near this limit.
+      target_kl: limit of the KL divergence in nats. On rows whose KL is above this limit, the policy's loss is only the
+        weighted KL. The weight is adjusted to keep the KL near the limit.
       prediction_coef: weight of the loss of predicted features; 0 means that the critic has no predictor.
     """
 

@@ -1,7 +1,7 @@
 """Retrace for SAC and DQN: multi-step returns with an off-policy correction.
 
 Munos et al., 2016, https://arxiv.org/abs/1606.02647. At each row, the rest of the return is multiplied by the weight
-min(1, pi / mu) of the row's action. For SAC, replay stores the log-probability mu of each action. DQN's learned policy
+min(1, pi / mu) of the row's action. For SAC, replay stores log mu of each action. DQN's learned policy
 is greedy, so the weight is 1 or 0, and Retrace equals Watkins' Q(lambda).
 """
 

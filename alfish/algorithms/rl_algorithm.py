@@ -12,7 +12,7 @@ worker can unpickle an algorithm, and a test can call its hooks with tensors mad
     after_iteration        updates side modules                           after each iteration that collected rows
 
 All hooks but `after_update` and `after_iteration` are pure: they write no attribute, so the learner can compile a whole
-update. Update buffers in place, and never write into a time step.
+update. The other two must update buffers in place. No hook may write into a time step.
 """
 
 import abc
@@ -32,15 +32,15 @@ from alfish.nest import Nest
 class ReplayNeeds(NamedTuple):
     """Data that replay stores for an off-policy algorithm, in addition to rows."""
 
-    info: tuple[str, ...] = ()  # fields of rollout_step's info to store; Experience.info is a dict of these
-    return_gamma: float | None = None  # discount of Experience.return_to_go; None means no returns
+    info: tuple[str, ...] = ()  # fields of rollout_step's info to store; Experience.info is a dict of these fields
+    return_gamma: float | None = None  # discount of Experience.return_to_go; None means that no returns are stored
     recurrent_state: bool = False  # whether to store states of the memory; windows then start at rows with a state
 
 
 class UnrollUse(NamedTuple):
     """Ways in which an on-policy algorithm may use an unroll."""
 
-    single_epoch: bool = True  # False if the loss stays correct after updates, as with a ratio
+    single_epoch: bool = True  # whether a row may train only once; False if the loss stays correct after updates
     preprocess_each_epoch: bool = False  # whether to call preprocess_experience again before each later epoch
     handles_stale_policies: bool = False  # whether the loss corrects for rows of older policies
     has_auxiliary_phase: bool = False  # whether to use `PhasicBatches`, which call `preprocess_auxiliary`
@@ -70,7 +70,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
     measures_kl = False  # whether calc_loss must return LossInfo.kl; a learner with a KL-adaptive rate sets it
 
     known_progress: float | None = None  # value of `progress` on the host, set by the trainer
-    progress: torch.Tensor  # float64 0-d in [0, 1], published with the weights; schedules read it
+    progress: torch.Tensor  # float64 0-d in [0, 1], sent to workers with the weights; schedules read it
 
     def __init__(self, observation_spec: Nest, action_spec: Nest, reward_spec: spaces.Box):
         super().__init__()
@@ -114,7 +114,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
         return self.rollout_step(time_step, state)
 
     def state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
-        """Returns estimates `[B]` of the return after rows `[B]` that the policy maximizes. Default: raises."""
+        """Returns estimates `[B]`, for rows `[B]`, of the return that the policy maximizes. Default: raises."""
         raise NotImplementedError
 
     def log_prob(self, time_step: TimeStep, action: Nest) -> torch.Tensor:
@@ -125,7 +125,7 @@ class RLAlgorithm(nn.Module, abc.ABC):
         raise NotImplementedError
 
     def preprocess_experience(self, experience: Experience) -> Experience:
-        """Returns the experience with a new `info`; on-policy, `[T, ...]` for T + 1 rows. Default: unchanged."""
+        """Returns the experience with a new `info`; on-policy, of T rows for an unroll of T + 1. Default: no change."""
         return experience
 
     @abc.abstractmethod
@@ -176,5 +176,5 @@ class RLAlgorithm(nn.Module, abc.ABC):
 
     @property
     def has_state(self) -> bool:
-        """Returns True if `initial_state` has tensors."""
+        """Returns True if `initial_state` returns tensors."""
         return bool(nest.leaves(self.initial_state(1)))

@@ -11,8 +11,8 @@ loss over rows that train. Each loss trains only the parameter group of the same
 
 Haarnoja et al., 2018, https://arxiv.org/abs/1812.05905. Discrete: Christodoulou, 2019, https://arxiv.org/abs/1910.07207.
 
-The action has Box leaves and at most one Discrete leaf (`soft_actor`); each of the two kinds has a temperature. Row 0
-of a window trains, on a return of the window's length.
+The action has Box leaves and at most one Discrete leaf (`soft_actor`); each of the two kinds has a temperature. Only
+row 0 of a window trains, on a return of the window's length.
 
 Variants are in `redq` (REDQ and TQC), `retrace`, `recurrent_sac`, `crossq` (CrossQ and XQC) and `flashsac`.
 

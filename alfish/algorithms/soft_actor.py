@@ -25,7 +25,7 @@ class SoftActor(RLAlgorithm):
 
     Attributes:
       values: representation of the values that the critics predict; set by subclasses.
-      target_critic: target network of `critic`, which `make_networks` makes; set by subclasses.
+      target_critic: target network of the `critic` that `make_networks` makes; set by subclasses.
     """
 
     feature_module = "critic.encoder"
@@ -99,7 +99,7 @@ class SoftActor(RLAlgorithm):
         return Features(critic, actor, next_actor, next_critic)
 
     def state_value(self, time_step: TimeStep, state: Nest) -> torch.Tensor:
-        """Returns the values `[B]` of rows `[B]`: the critics' minimum for the policy's most likely action."""
+        """Returns the values `[B]` of rows `[B]`: the critics' minimum for the action of `predict_step`."""
         action = self.action_space.split(self.predict_step(time_step, state).output)
         q = self.critic(self.critic.features(time_step, state)[0], action.box)
         return self.values.scalarized(self.values.least(self.values.each(action.select, q)))

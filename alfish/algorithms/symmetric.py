@@ -1,6 +1,6 @@
 """PPO for bodies with left-right symmetry: mirrored rows as additional data, and a loss on asymmetric policies.
 
-A mirror M maps observations and actions of the left side to the right side and back, so M M = 1.
+A mirror M exchanges the left side and the right side of observations and actions, so M M = 1 (the identity).
 
     L = (L_PPO(s, a) + L_PPO(M s, M a)) / 2                    data augmentation
     L = L + mirror_loss_coef mean (mu(M s) - sg[M mu(s)])^2    mirror loss; mu: mean of the policy's normal
@@ -68,7 +68,7 @@ class Mirror(nn.Module):
             if indices[other] != entry or signs[other] != signs[entry]:
                 raise UsageError(
                     f"Mirror.indices has {other} for entry {entry}, so it must have {entry} for entry {other}, with "
-                    "the same sign in Mirror.signs: mirroring twice changes nothing"
+                    "the same sign in Mirror.signs, because mirroring twice must change nothing"
                 )
         self.register_buffer("_indices", torch.tensor(indices), persistent=False)
         self.register_buffer("_signs", torch.tensor(signs), persistent=False)

@@ -13,7 +13,7 @@ from alfish.processes import replicas
 @gin.configurable(module="alfish.algorithms")
 @checked
 class TD3BC(TD3):
-    """TD3 whose actor stays close to the recorded actions, for fixed data.
+    """TD3 whose actor stays close to the actions of recorded data.
 
         loss = (pi(s) - a)^2 - alpha / mean |Q(s, pi(s))| Q(s, pi(s)),   the square averaged over the action's entries
 

@@ -61,9 +61,9 @@ class ApprenticeshipLearning(RewardPart):
     """A reward that is linear in features and changes after each round; see the module's docstring for the paper.
 
         r(s, a, s') = w . phi(s'),     mu = mean over episodes of the sum over steps t of gamma^t phi(s_{t+1})
-        mixture <- mixture + share (mu - mixture),     w = (mu of the expert - mixture) / its length
+        mixture <- mixture + share (mu - mixture),     w = d / |d| with d = mu of the expert - mixture
 
-    The share, in [0, 1], makes the mixture the point of the segment from mixture to mu that is nearest to the expert.
+    The share, in [0, 1], moves the mixture to the point between mixture and mu that is nearest to the expert's mu.
     The reward of the action at row t reads the observation of row t + 1. The reward is 0 before the first round.
 
     Args:
@@ -153,7 +153,7 @@ class ApprenticeshipLearning(RewardPart):
         The first call sets the mixture to the first policy's expectation.
 
         Returns:
-          The distance of the policy and of the mixture from the expert's expectation.
+          The distances of the policy's and the mixture's expectations from the expert's expectation.
         """
         step, goal = found - self.mixture, self.expert - self.mixture
         share = (step @ goal / (step @ step).clamp(min=1e-30)).clamp(0.0, 1.0)

@@ -78,8 +78,8 @@ class AuxiliaryLosses(nn.ModuleDict):
       group: parameter group of the features; '' without losses.
 
     Raises:
-      UsageError: there is no such module, the module has no output size or no trainable parameters, or a loss does not
-        fit.
+      UsageError: there is no such module; the module has no output size, or its parameters are not in exactly one
+        group; or a loss requires a memory that the algorithm lacks, or has the name of another loss.
     """
 
     def __init__(
@@ -137,8 +137,8 @@ class AuxiliaryLosses(nn.ModuleDict):
         """Returns the algorithm's losses and statistics, with the auxiliary losses and their statistics added.
 
         Args:
-          loss_info: losses of the algorithm, a dict.
-          rows: rows, and features of at least T' rows as the features' module returned them.
+          loss_info: losses of the algorithm; `loss` is a dict.
+          rows: rows that train, with the features of T' or more rows that the features' module returned.
           progress: progress of training, for schedules of weights.
         """
         assert isinstance(loss_info.loss, dict)
@@ -171,8 +171,8 @@ class Reconstruction(AuxiliaryLoss):
 
         loss = mean over the entries of (decoded - observation)^2 / 2
 
-    Entries are entries of vectors, pixels of images divided by their bound, and one-hot codes. Floats keep the scale of
-    the observation; normalize observations whose entries have different scales (`@ObservationNormalizer`).
+    The entries are numbers in vectors, pixels of images divided by their bound, and one-hot codes. Floats keep their
+    scale; normalize observations whose entries have different scales (`@ObservationNormalizer`).
 
     Args:
       observation_spec, action_spec: specs of the transformed observations and of the actions, see `Part`.
@@ -325,7 +325,7 @@ def _checked(part: AuxiliaryLoss, found: Any, shape: torch.Size) -> tuple[torch.
 
 
 def _module_at(algorithm: RLAlgorithm, path: str) -> Any:
-    """Returns the features' module; raises UsageError if there is none, or if it does not say its output size."""
+    """Returns the features' module; raises UsageError if there is none, or if it has no `output_size`."""
     name, modules = type(algorithm).__name__, dict(algorithm.named_modules())
     if not path or not hasattr(modules.get(path), "output_size"):
         sized = [each for each, module in modules.items() if each and hasattr(module, "output_size")]

@@ -17,7 +17,7 @@ from alfish.parameters.parts import build
 
 
 class Demonstrations(External):
-    """All steps of recorded episodes, in buffers that a compiled update can draw from and no checkpoint saves.
+    """All steps of recorded episodes, in buffers that compiled updates can sample and checkpoints leave out.
 
     The episodes are read when the algorithm is built; a policy that only acts does not read them.
 

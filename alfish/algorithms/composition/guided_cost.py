@@ -135,7 +135,7 @@ def estimated_log_z(cost: torch.Tensor, log_q: torch.Tensor, trains: torch.Tenso
         Z = mean_j w_j,   w_j = exp(-c_j) / q_j,   fraction = (sum_j w_j)^2 / (M sum_j w_j^2)   for M samples
 
     Args:
-      cost: costs `[K, ...]` of K samples of each step.
+      cost: costs `[K, ...]` of K samples for each step of the minibatch.
       log_q: log-density `[K, ...]` with which the samples were drawn; it needs no gradient.
       trains: whether each step trains, `[...]` bool; samples of other steps do not count.
     """

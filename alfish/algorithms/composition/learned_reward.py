@@ -100,7 +100,7 @@ class LearnedReward(RewardPart):
         return inputs if self.normalizer is None else self.normalizer.normalize(inputs)
 
     def make_network(self, layers: Sequence[int]) -> nn.Sequential:
-        """Returns a network `[..., 1]` of the encoder's features."""
+        """Returns a network with one output, `[..., 1]`, for the encoder's features."""
         mlp = MLP(self.encoder.output_size, layers=layers, activation="relu", norm=None)
         return nn.Sequential(mlp, orthogonal(nn.Linear(mlp.output_size, 1), 1.0))
 

@@ -1,5 +1,5 @@
-"""Base of algorithms in which a student acts, an expert labels the student's rows, and the student learns the
-labels."""
+"""Base of algorithms in which a student acts, an expert labels the student's rows with actions, and the student learns
+to reproduce these labels."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

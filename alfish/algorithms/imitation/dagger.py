@@ -4,8 +4,8 @@ Ross et al., 2011, https://arxiv.org/abs/1011.0686, algorithm 3.1. In each step 
 acts, chosen at random. The expert labels every row. The student clones the labels of all rounds.
 
 Differences from the paper: The student keeps its weights from one round to the next, instead of starting from new
-weights. The result is the last student, not the best student of all rounds. Labels of Box actions are cloned by maximum
-likelihood, as in BC.
+initial weights. The result is the last student, not the best student of all rounds. Labels of Box actions are cloned by
+maximum likelihood, as in BC.
 
 A round is an iteration of `Trainer.unroll_length` steps. Replay must be large enough for all rows of the run.
 """

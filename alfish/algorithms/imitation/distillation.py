@@ -36,12 +36,12 @@ FIXED_HEAD = functools.partial(PolicyHead, initial_log_std=math.log(0.1), learn_
 class Distillation(Apprentice):
     """Teacher-student distillation; see the module's docstring.
 
-    For Box leaves, the loss is the squared error or Huber loss of the mean action, averaged over the entries. For other
-    leaves, the loss is the cross-entropy.
+    For Box leaves, the loss is half the squared error, or the Huber loss, of the policy's mode, averaged over the
+    entries. For other leaves, the loss is the cross-entropy.
 
     Args:
       expert: class or factory of the teacher: `@saved_policy`, or an `Expert` of your own.
-      huber_delta: error beyond which the loss of Box leaves is linear; None means a squared loss everywhere.
+      huber_delta: error beyond which the loss of Box leaves is linear; None means half the squared error.
       torso: class or factory of the torso; called with the observation spec. The torso may have memory.
       policy_head: class or factory of the head; called with the torso's output size and the action spec. By default
         actions have a standard deviation of 0.1, in units of half the action's range.

@@ -43,10 +43,10 @@ class Expert(External):
         """
 
     def distribution(self, time_step: TimeStep) -> Distribution:
-        """Returns the distributions of actions for rows `[T, B]`, each row by itself, without gradient. Default:
-        raises.
+        """Returns the distributions of actions for rows `[T, B]`, each row by itself, without gradient.
 
-        `PriorKLPPO` calls it. Forward KLs need the type of distribution that the policy in training has.
+        Default: raises UsageError. `PriorKLPPO` calls this method, and requires the type of distribution that the
+        policy in training has.
         """
         raise UsageError(f"{type(self).__name__} has no method `distribution`, so it cannot be a prior policy")
 
@@ -57,7 +57,7 @@ class Expert(External):
         """
 
     def start(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
-        """Does nothing by default."""
+        """Checks the spaces of a training environment. Default: does nothing."""
 
 
 class PolicyExpert(Expert):
@@ -103,7 +103,7 @@ class PolicyExpert(Expert):
         if not isinstance(algorithm, ActorCriticAlgorithm):
             raise UsageError(
                 f"the policy {self.name} was trained by {type(algorithm).__name__}, whose distribution of actions has "
-                "no KL here; give a policy of PPO, A2C or APPO"
+                "no KL divergence; give a policy of PPO, A2C or APPO"
             )
         if nest.leaves(self._actor.first_state(1)):
             raise UsageError(
