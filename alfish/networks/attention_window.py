@@ -23,9 +23,9 @@ State: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 class AttentionWindow(Memory):
     """Attention of each row to the last W rows of its episode, including itself.
 
-    One pre-norm transformer block: multi-head attention with a learned bias for each distance and head, which encodes
-    positions; a residual connection; two linear layers with a ReLU and 2 H features in between; a residual connection.
-    `StackedMemory.layers = [@AttentionWindow, @AttentionWindow]` stacks blocks.
+    The memory is one pre-norm transformer block: multi-head attention with a learned bias for each distance and head,
+    which encodes positions; then two linear layers with a ReLU and 2 H features in between; both with a residual
+    connection. `StackedMemory.layers = [@AttentionWindow, @AttentionWindow]` stacks blocks.
 
     The state holds normalized features instead of keys and values. Features take half as much memory, and stay valid
     when the weights of keys and values change. These weights also receive gradients from rows before the unroll. A
@@ -111,12 +111,12 @@ class AttentionWindow(Memory):
         bias = self._bias(episode, episodes)
         found = F.scaled_dot_product_attention(query, key, value, bias, scale=self._scale)
         output = self._output(features, found.permute(2, 0, 1, 3).flatten(2))
-        stays = episodes[num_rows:] == episode[-1]  # [W-1, N], rows of the last row's episode
+        stays = episodes[num_rows:] == episode[-1]  # [W-1, N], whether a row is in the episode of the last row
         kept = torch.where(stays.unsqueeze(-1), rows[num_rows:], 0.0).transpose(0, 1)
         return output, (kept, stays.sum(0).to(count.dtype))
 
     def _bias(self, episode: torch.Tensor, episodes: torch.Tensor) -> torch.Tensor:
-        """Returns the bias `[N, heads, T, K]` of scores: the bias of the distance, or -inf outside episode or window.
+        """Returns the bias `[N, heads, T, K]` of scores: the bias of the distance; -inf outside the episode or window.
 
         Args:
           episode: episodes of the rows that attend, `[T, N]`.

@@ -31,7 +31,7 @@ class BoundedMeanHead(NormalHead):
 
     Args:
       input_size: number of input features.
-      space: leaf of the action.
+      space: space of a Box leaf of the action.
       bound: largest magnitude of the mean, in the algorithm's units.
 
     Source: Petrenko et al., 2020 (Sample Factory's `continuous_tanh_scale`).
@@ -52,7 +52,7 @@ class StateDependentNormalHead(nn.Module):
 
     Args:
       input_size: number of input features.
-      space: leaf of the action.
+      space: space of a Box leaf of the action.
       gain: gain of the orthogonal weights; a small gain gives the first policy a mean near 0, and a standard deviation
         near `initial_log_std`.
       initial_log_std: log standard deviation for an output of 0, in the algorithm's units.
@@ -91,7 +91,7 @@ class BetaHead(nn.Module):
 
     Args:
       input_size: number of input features.
-      space: leaf of the action, with bounds.
+      space: space of a Box leaf of the action, with bounds.
       gain: gain of the orthogonal weights; a small gain makes the first policy almost symmetric, with its mean near 0.
 
     Raises:

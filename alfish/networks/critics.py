@@ -44,8 +44,8 @@ class CriticEnsemble(nn.Module):
       ensemble_size: number of critics, E.
       layers: number of features of each hidden layer.
       activation: name of the activation, one of `ACTIVATIONS`.
-      norm: kind of normalization at each activation: 'layer' (as in RLPD and DroQ) or 'batch', see `MLP`; critics have
-        separate statistics.
+      norm: kind of normalization at each activation, see `MLP`: 'layer' (as in RLPD and DroQ), 'batch' (with separate
+        statistics for each critic), or None.
       norm_after: whether to normalize after each activation instead of before.
       bias: whether hidden linear layers have a bias.
       unit_rows: whether the weights of each output, also of the last layer, have norm 1, see `UnitRows`.
@@ -136,7 +136,7 @@ class CriticEnsemble(nn.Module):
 ONE_CRITIC = functools.partial(CriticEnsemble, ensemble_size=1)
 
 
-# Weight of the initial distribution in the logits, large enough that initial values are close to its mean.
+# Weight of the initial distribution in the logits, so large that initial values are close to its mean.
 INITIAL_WEIGHT = 40.0
 
 

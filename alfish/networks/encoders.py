@@ -38,8 +38,8 @@ class Encoder(nn.Module):
     Args:
       observation_spec: nest of spaces.
       image: encoder of image leaves; None means a choice by the size of the image.
-      vector: encoder of every other Box and MultiBinary leaf.
-      discrete: encoder of Discrete and MultiDiscrete leaves.
+      vector: encoder of every other Box and MultiBinary leaf; None means `Flat`.
+      discrete: encoder of Discrete and MultiDiscrete leaves; None means `OneHot`.
       leaves: encoders of single leaves by path (`{'camera.left': @ImpalaCNN}`); they take precedence over `image`,
         `vector` and `discrete`. None drops a leaf. The path of a Dict or Tuple means all its leaves.
       sees_mask: whether an action mask is encoded like other leaves. If not, it is left out.

@@ -53,7 +53,7 @@ class OneHotGrid(ImageEncoder):
         self.body = self.with_linear(layers)
 
     def _ranges(self, spec: spaces.Box, sizes: Sequence[int] | None) -> tuple[list[int], list[int]]:
-        """Returns the smallest integer of each channel, and the number of its integers."""
+        """Returns the smallest integer of each channel, and the number of different integers of each channel."""
         limits = np.iinfo(str(spec.dtype))
         low = np.where(spec.low == limits.min, 0, spec.low).astype(np.int64)
         planes = self.channels_first(torch.from_numpy(np.stack([low, spec.high.astype(np.int64)])))

@@ -160,7 +160,7 @@ class NormalHead(nn.Module):
 
     Args:
       input_size: number of input features.
-      space: leaf of the action.
+      space: space of a Box leaf of the action.
       gain: gain of the orthogonal weights; a small gain gives the first policy a mean near 0.
       initial_log_std: initial log standard deviation, in the algorithm's units.
       min_log_std: smooth lower bound of the log standard deviation; None means no bound.

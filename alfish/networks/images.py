@@ -31,10 +31,10 @@ SMALLEST_GREY = 8
 
 
 def is_image(spec: spaces.Space) -> bool:
-    """Returns True if a leaf is a Box of three or four dimensions that has pixels or at least 36 x 36 entries.
+    """Returns whether a leaf is an image.
 
-    A Box has pixels if it has dtype uint8, or floats with the bounds 0 and 255. A Box of two dimensions is an image if
-    it has at least 8 x 8 pixels.
+    A Box of three or four dimensions is an image if it has pixels, or at least 36 x 36 entries. A Box of two dimensions
+    is an image if it has at least 8 x 8 pixels. A Box has pixels if it has dtype uint8, or floats from 0 to 255.
     """
     if not isinstance(spec, spaces.Box) or len(spec.shape) not in (2, 3, 4):
         return False
@@ -56,7 +56,7 @@ def encoder_by_size(spec: spaces.Space) -> type["ImageEncoder"] | None:
 
 
 class ImageEncoder(nn.Module):
-    """Encodes images, after reshaping to `[N, C, H, W]` and scaling by the common bound of their pixels."""
+    """Encodes images, after reshaping them to `[N, C, H, W]` and dividing pixels by their largest bound."""
 
     body: nn.Module
 

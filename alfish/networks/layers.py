@@ -25,7 +25,7 @@ def orthogonal(layer: nn.Linear | nn.Conv2d, gain: float = 2**0.5) -> nn.Module:
 def linear(
     input_size: int, output_size: int, gain: float = 2**0.5, noisy: bool = False, bias: bool = True, unit: bool = False
 ) -> nn.Module:
-    """Returns a linear layer with orthogonal weights, or a `NoisyLinear`, which initializes itself."""
+    """Returns a linear layer with orthogonal weights, a `UnitLinear` if `unit`, or a `NoisyLinear` if `noisy`."""
     if noisy:
         return noisy_linear(input_size, output_size, bias, unit)
     if not unit:
@@ -48,7 +48,7 @@ class Tanh(nn.Module):
 class RMSNorm(nn.Module):
     """Divides features by the root of their mean square, and scales each feature by a learned weight.
 
-    Elementary operations are used, because acting in numpy translates each operation. Source: Zhang & Sennrich, 2019.
+    Its operations are elementary, because each is translated to numpy for acting. Source: Zhang & Sennrich, 2019.
     """
 
     def __init__(self, size: int, epsilon: float = 1e-6):

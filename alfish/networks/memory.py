@@ -1,13 +1,13 @@
 """Recurrent networks; their state is reset at the start of each episode.
 
 A memory takes features, a state and step types, and returns features and the next state. Features are `[B, F]` for one
-step, or `[T, N, F]` for consecutive rows. For one step, the caller resets the state first. For consecutive rows, the
-memory resets the state to zeros at each FIRST row.
+step, or `[T, N, F]` for consecutive rows. For one step, the caller resets the state before the call. For consecutive
+rows, the memory resets the state to zeros at each FIRST row.
 
 Gated memories (`GRU`, `LSTM`) have two implementations for consecutive rows, equal up to float error. The first
 computes row by row with elementary operations; compiled graphs use it. The second calls torch's fused kernel once for
-all pieces between resets, if that is faster. Other memories (`min_gru`, `attention_window`, `stacked_memory`) have one
-implementation.
+all pieces between resets, and is used if it is faster. Other memories (`min_gru`, `attention_window`,
+`stacked_memory`) have one implementation.
 """
 
 from typing import Any, ClassVar, NamedTuple
@@ -27,7 +27,7 @@ MOST_ROWS_IN_A_GRAPH = 32
 
 
 class Pieces(NamedTuple):
-    """Pieces of columns of T rows, cut before FIRST rows; each field is an array `[P]`, in column order."""
+    """Pieces of columns of T rows, cut before FIRST rows; each field is an array `[P]` with an entry per piece."""
 
     column: np.ndarray
     row: np.ndarray  # first row
@@ -46,7 +46,7 @@ def cut(step_type: torch.Tensor) -> Pieces:
 
 
 class Memory(nn.Module):
-    """Base of memories; subclasses add `step` and `rows`, which are equal up to float error.
+    """Base of memories; subclasses add `step` and `rows`, whose results are equal up to float error.
 
     Attributes:
       output_size: number of output features, H.
@@ -217,7 +217,7 @@ class LSTM(_Gated):
     def __init__(self, input_size: PositiveInt, size: PositiveInt = 64):
         super().__init__(input_size, size)
         with torch.no_grad():
-            self.input_bias[size : 2 * size] = 1.0  # forget gate (Jozefowicz et al., 2015)
+            self.input_bias[size : 2 * size] = 1.0  # the forget gate initially keeps the cell (Jozefowicz et al., 2015)
 
     def cell(self, projected: torch.Tensor, state: Nest) -> tuple[torch.Tensor, Nest]:
         output, cell = state
@@ -229,5 +229,5 @@ class LSTM(_Gated):
         return output, (output, cell)
 
     def pieces_pay(self, pieces: Pieces, num_rows: int) -> bool:
-        """Also returns True without resets: for whole columns, oneDNN takes a half to a fifth of the time."""
+        """Also returns True if no column is cut, because oneDNN then takes a half to a fifth of the time."""
         return int(pieces.length.min()) == num_rows or super().pieces_pay(pieces, num_rows)

@@ -74,7 +74,7 @@ class TargetNetwork(nn.Module):
         return self.network(*arguments)
 
     def reset(self) -> None:
-        """Copies the network again, for example after its values were loaded."""
+        """Copies the network again, for example after its parameters were loaded."""
         self.network.load_state_dict(self.online[0].state_dict())
 
     def update(self, online: nn.Module) -> None:
@@ -113,7 +113,7 @@ class TargetNetwork(nn.Module):
 
 
 class NoTarget:
-    """Takes the place of a TargetNetwork in algorithms without targets: the network itself, without gradient.
+    """Replaces a TargetNetwork in algorithms without target networks: runs the online network, without gradient.
 
     Args:
       online: network that takes the place of the target.
@@ -127,7 +127,7 @@ class NoTarget:
             return self.network(*arguments)
 
     def update(self, online: nn.Module) -> None:
-        """Does nothing: the network has been updated."""
+        """Does nothing, because the online network itself is the target."""
 
 
 def target_of(online: nn.Module, rate: float | None, period: int) -> TargetNetwork | NoTarget:

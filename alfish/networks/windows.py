@@ -18,7 +18,7 @@ def burn_in_state(network: Network, burn_in: TimeStep | None, state: Nest) -> Ne
     The stored state was computed with older parameters; burn-in updates it. Source: Kapturowski et al., 2019.
 
     Args:
-      network: network of the state.
+      network: network that computes the state.
       burn_in: burn-in rows `[K, N]`, or None.
       state: state before the first burn-in row, a nest of `[N, ...]`.
     """

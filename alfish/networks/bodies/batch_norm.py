@@ -18,7 +18,7 @@ from alfish.parameters import PositiveFloat, PositiveInt, Range, checked
 class Moments(dict[torch.Tensor, torch.Tensor]):
     """Makes a pass use the statistics of its batch, and collects the new running statistics.
 
-    A dict from the buffers of the layers to their new values. If a layer makes several passes, the last pass counts.
+    The dict maps the buffers of the layers to their new values. If a layer makes several passes, the last pass counts.
     """
 
 

@@ -27,7 +27,7 @@ class Projected(abc.ABC):
 
 
 class UnitRows(Projected):
-    """Base of linear layers whose weights have norm 1 for each output. Biases are free.
+    """Base of linear layers whose weights have norm 1 for each output. Biases are not constrained.
 
     Attributes:
       input_dim: dimension of the inputs in `weight`.

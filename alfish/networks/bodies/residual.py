@@ -19,7 +19,7 @@ from alfish.parameters.parts import build_network
 
 
 class EnsembleLinear(nn.Module):
-    """Applies E linear layers in one product, to `[E, N, in]` or to `[N, in]` for all layers; returns `[E, N, out]`."""
+    """Applies E linear layers at once, to inputs `[E, N, in]` or shared inputs `[N, in]`; returns `[E, N, out]`."""
 
     def __init__(
         self, ensemble_size: int, input_size: int, output_size: int, gain: float = 2**0.5, has_bias: bool = True
@@ -97,7 +97,7 @@ class Residual(nn.Module):
         x = x + relu(BN(W2 relu(BN(W1 x))))                             for each block
         y = weight x / root mean square of x
 
-    Linear layers have no bias. Only SAC trains this body.
+    Linear layers have no bias. Only CrossQ, XQC and FlashSAC train this body, see `check_batch_norms`.
 
     Args:
       input_size: number of input features.

@@ -55,7 +55,7 @@ class Temperatures(nn.Module):
         H of the Box part is estimated by -log pi(a) of the drawn action, so V = Q - alpha log pi(a).
 
         Args:
-          values: kind of the critics' values.
+          values: value representation of the critics.
           q: action value of each row, `[..., K]`.
           entropies: entropy `[...]` of each part.
         """
@@ -65,11 +65,12 @@ class Temperatures(nn.Module):
         return q
 
     def loss(self, entropies: dict[str, torch.Tensor], mask: torch.Tensor | None) -> torch.Tensor:
-        """Returns the loss of the temperatures, `[...]`: the sum over the parts of weight (entropy - target entropy).
+        """Returns the loss `[...]`: the sum over the parts of w (entropy - target entropy), w = alpha or log alpha.
 
         Args:
           entropies: entropy `[...]` of each part.
-          mask: mask `[..., n]` of the Discrete choices; the target is a fraction of the entropy of the allowed choices.
+          mask: allowed Discrete choices, `[..., n]` bool; None means all. The target entropy is a fraction of the
+            maximal entropy of the allowed choices.
         """
         targets = self._targets
         if mask is not None:
