@@ -27,8 +27,8 @@ from alfish.unrollers.sync import SyncUnroller
 class CompiledUnroller(SyncUnroller):
     """Steps functional environments by a graph that makes `chunk_length` vector steps per call, on any device.
 
-    The graph contains transforms, `rollout_step`, the environments and the writing of rows. So Python runs once for
-    `chunk_length` vector steps. Random numbers and the format of rows and checkpoints are the same as with
+    The graph applies transforms, calls `rollout_step`, steps the environments and stores rows, so Python runs only once
+    for `chunk_length` vector steps. Random numbers and the format of rows and checkpoints are the same as with
     `SyncUnroller`, and results are equal up to rounding. Some calls compare the graph's results with those of plain
     Python. If hooks or environments cannot be compiled, or if the results differ, a warning is
     logged, and all steps run as plain Python from then on.
@@ -71,14 +71,14 @@ class CompiledUnroller(SyncUnroller):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        if state.get("rejected_graph"):  # a new graph might pass its first comparisons
+        if state.get("rejected_graph"):  # else a new graph would be used until a comparison fails
             self._run.is_plain = True
 
     def _steps_of(self, length: int, unseen: bool) -> tuple[TimeStep, Nest, Ends | None]:
         if self._at_random or self._has_to_look:
             return super()._steps_of(length, unseen)
         environment = self._functional
-        if (calls := self.calls()) != self._known_calls:  # they may have changed values that the graph has as constants
+        if (calls := self.calls()) != self._known_calls:  # calls may change values that the graph has as constants
             self._known_calls, self._run.checks_next = calls, True
         carry = environment.episodes, self.time_step, self._state, self._transform_state, self._open_episodes(unseen)
         fixed = nest.detach(tensors_of(*self._modules)), environment.tensors(), self._initial_state
@@ -114,7 +114,7 @@ class CompiledUnroller(SyncUnroller):
         return nest.map(torch.zeros_like, episodes) if unseen else episodes
 
     def _sum(self, rows: TimeStep, ends: Ends, finished: Finished, episodes: OpenEpisodes | None) -> None:
-        """Sets `records` to the sums of an unroll, and computes the signs of its rows; reads the device once."""
+        """Sets `records` to the sums of an unroll, and computes `RowCheck.sign` of its rows; reads the device once."""
         assert self._sums is not None and episodes is not None
         checked = [rows, ends.time_step]
         numbers = self._sums.numbers(finished, ends.time_step.reward)
@@ -131,11 +131,12 @@ class CompiledUnroller(SyncUnroller):
         """Makes vector steps as a function of tensors.
 
         Args:
-          arguments: tensors that the steps do not change, the state before the first step, and random numbers
-            `[K, B, n]`.
+          arguments: tuple of the tensors that the steps do not change, the state before the first step, and the random
+            numbers `[K, B, n]` of K steps.
 
         Returns:
-          The state after the last step; rows, leaves `[K, B, ...]`; `Ends`; and `Finished`, None without sums.
+          The state after the last step, and a tuple of the rows `[K, B, ...]`, their `Ends`, and their `Finished`. The
+          last is None without `_sums`.
         """
         (of_modules, of_environment, initial_state), carry, numbers = arguments
         rows, ends, finished = [], [], []

@@ -34,7 +34,7 @@ class DoubleBufferedUnroller(Unroller):
 
     Args:
       environment, algorithm, transforms: parts of the run, see `Unroller`. The environment is closed, because each
-        group has its own.
+        group builds its own environments.
       num_groups: number of groups, which must divide the number of environments.
       numpy_policy: setting of acting, see `SyncUnroller`.
     """
@@ -102,7 +102,7 @@ class DoubleBufferedUnroller(Unroller):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a state. Episodes that environments cannot continue are truncated.
 
-        New episodes begin if the state is of another unroller, or of another number of groups.
+        New episodes begin if the state was saved by another unroller, or with another number of groups.
         """
         self.policy_version = state["policy_version"]
         self.repeat_calls(state)
@@ -168,9 +168,9 @@ class DoubleBufferedUnroller(Unroller):
 
 
 class Group(SyncUnroller):
-    """`SyncUnroller` whose steps are made in two halves. `open` begins an unroll, and `closed` ends it."""
+    """`SyncUnroller` with steps in two halves, `begin_step` and `end_step`, in an unroll from `open` to `closed`."""
 
-    # Of a step that has begun: its row, the policy's step, and the transforms' next state.
+    # The row, the policy's step and the transforms' next state of the step that has begun; None if no step has begun.
     _acted: tuple[TimeStep, Any, Nest] | None = None
 
     def open(self, at_random: bool, policy_version: int) -> None:

@@ -53,13 +53,13 @@ class StartedEpisodes:
       num_episodes: number of episodes to store.
 
     Attributes:
-      whole: finished episodes by number, in the order of their starts: pairs of `start`, with leaves `[1, ...]`, and
-        rows, `[T+1, 1, ...]`.
+      whole: finished episodes by number, counted in the order of their starts. An episode is a pair: the states `start`
+        before its FIRST row, with leaves `[1, ...]`, and its rows `[T+1, 1, ...]`.
     """
 
     def __init__(self, num_envs: int, num_episodes: int):
         self._num_episodes, self._num_started = num_episodes, min(num_envs, num_episodes)
-        # Episode of each environment, or -1.
+        # Number of the episode of each environment; -1 if its rows are not stored.
         self._episode = np.where(np.arange(num_envs) < num_episodes, np.arange(num_envs), -1)
         self._rows = EpisodeAccumulator(num_envs)
         self._starts: dict[int, Nest] = {}
@@ -67,7 +67,7 @@ class StartedEpisodes:
 
     @property
     def complete(self) -> bool:
-        """True if all stored episodes have ended."""
+        """True if all `num_episodes` episodes have ended."""
         return len(self.whole) == self._num_episodes
 
     def add(self, step_type: np.ndarray, rows: Nest, start: Nest) -> None:

@@ -25,14 +25,14 @@ def check_finite(time_step: TimeStep) -> None:
       time_step: rows `[T, B, ...]`, arrays or tensors.
 
     Raises:
-      RunError: names the environment, the row and the leaf of the first value that is not finite.
+      RunError: a value is not finite; the message names the environment, the row and the leaf of the first such value.
     """
     if not math.isfinite(_total(_numbers(time_step))):
         _name_nonfinite(time_step)
 
 
 def _name_nonfinite(time_step: TimeStep) -> None:
-    """Raises RunError for the first row with a value that is not finite, because later ones may follow from it.
+    """Raises RunError for the first row with a non-finite value, because such values in later rows may follow from it.
 
     Does nothing if all values are finite and only the sum has overflowed.
     """
@@ -59,7 +59,7 @@ def _name_nonfinite(time_step: TimeStep) -> None:
 
 
 def nonfinite_action(action: Nest) -> Any:
-    """Returns the first leaf of an action of one environment, tensors, that is not finite, as an array; or None."""
+    """Returns the first leaf of one environment's action that has a non-finite value, as an array; None if none has."""
     for leaf in nest.leaves(action):
         if leaf.is_floating_point() and not leaf.isfinite().all():
             return leaf.cpu().numpy()
@@ -86,7 +86,7 @@ class RowCheck:
         """Tests leaves `[T, B, ...]`, arrays or tensors.
 
         Raises:
-          RunError: names the environment, the row and the leaf of the first wrong value.
+          RunError: a value is wrong; the message names the environment, the row and the leaf of the first wrong value.
         """
         self.judge(time_step, self.sign(time_step))
 

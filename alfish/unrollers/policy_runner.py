@@ -1,4 +1,4 @@
-"""Acts on stored rows, with a numpy program in place of the actor if possible."""
+"""Computes actions from rows before transforms, with a numpy program in place of torch if possible."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from alfish.runs import random_state
 
 
 class PolicyRunner:
-    """Acts on stored rows, with one call for each vector step.
+    """Computes the policy's actions from rows before transforms, with one call for each vector step.
 
     Args:
       actor: actor that computes the actions.
@@ -46,7 +46,7 @@ class PolicyRunner:
         self.gave_up = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_program": None, "_sources": [], "_arrays": []}  # copies translate the policy again
+        return self.__dict__ | {"_program": None, "_sources": [], "_arrays": []}  # a copy translates the policy again
 
     def __call__(self, time_step: TimeStep, transform_state: Nest, state: Nest) -> tuple[AlgStep, Nest]:
         """Returns actions for B rows and the transforms' next state, without gradient.
@@ -58,7 +58,7 @@ class PolicyRunner:
         if self._numpy_policy is not None and not self.gave_up and self.num_calls >= self._numpy_policy:
             if self._program is None:
                 self._translate(row)
-            # If a hook is not pure, tracing may have made a constant of a value that changes.
+            # The program is wrong if a hook reads a Python value that changes, because tracing makes it a constant.
             elif is_checked(self.num_calls - self._numpy_policy):
                 self._compare(row)
         self.num_calls += 1
@@ -90,8 +90,8 @@ class PolicyRunner:
 
     def _run(self, row: tuple) -> tuple[AlgStep, Nest]:
         assert self._program is not None
-        # Reads single leaves: most policies read one or two, and flattening a row takes longer than some matrix
-        # products.
+        # Looks up the leaves one by one: most policies read one or two, and flattening a whole row takes longer than
+        # some matrix products.
         leaves = []
         for path in self._used:
             leaf: Any = row

@@ -1,4 +1,4 @@
-"""Makes the rows and the records of an unroll from the rows of its steps; cuts unrolls of slow learners."""
+"""Makes the rows and the records of an unroll from the rows of its steps; ends unrolls of slow learners early."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ def ends_of(ends: Sequence[tuple[Array, TimeStep]]) -> Ends:
 
 
 def time_steps_of(rows: Sequence[TimeStep]) -> TimeStep:
-    """Returns rows `[B]` as `[T, B]`."""
+    """Stacks rows `[B]` along time; returns rows `[T, B]`."""
     # Fields are stacked one by one: most are bare leaves, and traversing whole rows takes longer than stacking.
     return TimeStep(*map(_stacked, zip(*rows)))
 
@@ -49,10 +49,10 @@ def records(
       rows: time step of the unroll, `[T, B]`.
       newest: newest row, `[B]`; None if it is the last row of `rows`.
       ends: LAST rows that are stored separately; None if each step made exactly one row in every column.
-      unseen: whether row 0 is new.
+      unseen: whether row 0 is new; otherwise, the previous records have it.
       infos: pairs of a step's index, from 0, and its info.
       shown: optional fields of the records.
-      signs: 0-d tensors or numbers to read in the same copy.
+      signs: 0-d tensors or numbers to copy from the device together with the records.
 
     Returns:
       The records and the signs as numbers.
@@ -69,7 +69,7 @@ def records(
     if ends is None:
         arrived = {name: nest.at(followed(name), slice(1 - unseen, None)) for name in fields}
         return StepRecords(infos=[(t + unseen, info) for t, info in infos], **arrived), signs
-    # The rows of a step, then the FIRST rows of resets in the same step, with PAD in other columns.
+    # A step adds its own rows, and then the FIRST rows of resets in this step, with PAD in the other columns.
     begins = (followed("step_type")[1:] == StepType.FIRST) & (found["step_type"][2] != StepType.FIRST)
     is_kept = np.concatenate([[unseen], np.stack([np.ones(len(begins), bool), begins.any(1)], 1).reshape(-1)])
 
@@ -87,7 +87,10 @@ def records(
 
 
 def ended(time_step: TimeStep, broken: np.ndarray) -> TimeStep:
-    """Returns the row before a step, with LAST in place of MID where `broken` `[B]` is True: the episode ends there."""
+    """Returns the row before a step, with LAST in place of MID where `broken`, `[B]` bool, is True.
+
+    The episodes of these environments end with this row.
+    """
     step_type = as_array(time_step.step_type).copy()
     step_type[broken & (step_type == StepType.MID)] = StepType.LAST
     return time_step._replace(step_type=step_type)
@@ -193,4 +196,4 @@ class StragglerCut:
         self._num_before += replicas.size()
 
     def _num_enough(self) -> int:
-        return math.ceil(self._fraction * replicas.size() - 1e-9)  # 0.7 * 10 is above 7 in floats
+        return math.ceil(self._fraction * replicas.size() - 1e-9)  # 0.28 * 25 is above 7 in floats

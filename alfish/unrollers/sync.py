@@ -30,7 +30,7 @@ from alfish.unrollers.unroller import ENVIRONMENT, POLICY, Unroller
 
 
 class UnrollStart(NamedTuple):
-    """The start of an unroll: whether row 0 is new, and the states of the policy and the transforms at row 0."""
+    """The start of an unroll: whether row 0 is in no earlier records, and the states of policy and transforms there."""
 
     unseen: bool
     state: Nest
@@ -148,8 +148,9 @@ class SyncUnroller(Unroller):
 
         Returns:
           The result of `unroll` as tensors `[num_steps, B, ...]`, on-policy `[num_steps+1, B, ...]`. If environments
-          are `uneven`, LAST rows are inserted (`data.in_line`), so there are more rows. The last action leads to row 0
-          of the next call. `data.trainable` returns the mask of rows that train.
+          are `uneven`, LAST rows are inserted (`data.in_line`), so there are more rows. Off-policy, the last action
+          leads to row 0 of the next call. On-policy, the last row is row 0 of the next call, and its action is not
+          executed. `data.trainable` returns the mask of rows that train.
 
         Raises:
           UsageError: fewer than 1 step.
@@ -208,7 +209,7 @@ class SyncUnroller(Unroller):
         """Restores a state. Episodes that the environment cannot continue are truncated."""
         self.policy_version = state["policy_version"]
         self.repeat_calls(state)
-        if "time_step" not in state:  # the state of an `AsyncUnroller`; new episodes begin
+        if "time_step" not in state:  # another unroller saved the state; new episodes begin
             return
         self._state = nest.to(nest.like(self._state, state["state"]), self._device)
         transform_state = nest.like(self._transform_state, state["transform_state"])
@@ -316,9 +317,9 @@ class SyncUnroller(Unroller):
         return time_step, others, beside
 
     def _take_end(self) -> tuple[Array, TimeStep]:
-        """Returns a mask `[B]` bool of LAST rows with a reset in the same step, and the step's rows.
+        """Returns which environments ended an episode and were reset in the last step, `[B]` bool, and the step's rows.
 
-        FIRST rows become `time_step`.
+        The FIRST rows of the resets replace the LAST rows in `time_step`.
         """
         last, resets = self.time_step, self.environment.take_resets()
         if resets is None:

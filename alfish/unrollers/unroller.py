@@ -156,10 +156,10 @@ class Unroller(abc.ABC):
         self.environment.ignore_infos()
 
     def time(self, timer: Timer) -> None:
-        """Starts to measure `ENVIRONMENT` and `POLICY` as separate parts. Default: does nothing."""
+        """Starts to measure the times of `ENVIRONMENT` and `POLICY` separately. Default: does nothing."""
 
     def stats(self) -> dict[str, float]:
-        """Returns scalars of the time since the last call, for summaries. Default: no scalars."""
+        """Returns scalars for summaries that cover the period since the last call. Default: no scalars."""
         return {}
 
     @abc.abstractmethod

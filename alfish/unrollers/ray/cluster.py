@@ -46,8 +46,8 @@ class Cluster:
         """Connects the process, unless it is already connected.
 
         Raises:
-          UsageError: there is no cluster, this machine lacks the cluster's token, has another version of Python or Ray
-            than the cluster, or modules can no longer be sent.
+          UsageError: there is no cluster; this machine lacks the cluster's token, or has another version of Python or
+            Ray than the cluster; or the process is already connected, so its modules can no longer be sent.
         """
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
@@ -119,7 +119,7 @@ class Cluster:
         return places
 
     def store_bytes(self) -> float:
-        """Returns the size of the object store of this machine."""
+        """Returns the size of this machine's object store in bytes."""
         import ray
 
         return _nodes()[ray.get_runtime_context().get_node_id()].get("object_store_memory", 0.0)
@@ -142,7 +142,7 @@ class Cluster:
         )
 
     def close(self) -> None:
-        """Disconnects the process if alfish made the connection and no other object uses it."""
+        """Disconnects the process if alfish made the connection and no other `Cluster` uses it."""
         if self in _USERS:
             import ray
 

@@ -12,7 +12,7 @@ from alfish.processes.messages import Segment
 from alfish.unrollers.workers.shared_tensors import Form, Layout, form_of
 from alfish.unrollers.workers.slots import PolicyRows, rows_and_records
 
-INLINE_BYTES = 100_000  # size of the largest array that is passed by value; Ray would store a larger one in each call
+INLINE_BYTES = 100_000  # size of the largest array that is passed by value; each call would store a larger one again
 
 
 class PublishedWeights:

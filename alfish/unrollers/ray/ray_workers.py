@@ -3,9 +3,9 @@
 A host is an actor of Ray that has `per_host` workers. The trainer has one outstanding call to each host. The reply
 contains everything that happened on the host, including segments. Another call sends grants and weights.
 
-Each segment arrives exactly once: Ray does not repeat calls, a reply is received once, and a grant names its worker
-process. If a host is silent, or Ray raises for an outstanding call, the host counts as dead. Segments that it has not
-delivered are then lost.
+No segment arrives twice: Ray does not repeat calls, a reply is received once, and a grant names its worker process. If
+a host is silent, or Ray raises for an outstanding call, the host counts as dead. Segments that it has not delivered are
+then lost.
 """
 
 import re
@@ -51,7 +51,7 @@ class RayWorkers(Transport):
       start_timeout: seconds until `min_hosts` hosts have answered.
       host_timeout: seconds of silence after which a host counts as dead. A host that gets no call for twice as long
         ends itself.
-      publish_seconds: minimum seconds between sending weights twice to a host. In lockstep, all publications are sent.
+      publish_seconds: minimum seconds between two transfers of weights to a host. In lockstep, all weights are sent.
       max_deaths: largest number of deaths of hosts within `death_window`; a further death ends the run.
       death_window: seconds of the window in which deaths are counted.
       code: origin of the user's modules. 'same': each machine has them. 'here': hosts receive the modules that the
@@ -145,7 +145,7 @@ class RayWorkers(Transport):
         self._weights.publish(version)
 
     def grant(self, worker: RemoteWorker, grant: Grant) -> bool:
-        """Collects a grant for `send`; see `Transport`. Before the run begins, no worker counts as started."""
+        """Collects a grant for `send`; see `Transport`. Returns False until `min_hosts` hosts have answered."""
         if not worker.started or self._deadline is not None:
             return False
         worker.host.grant(worker, grant._replace(slot=grant.slot - worker.host.first * self._slots))
@@ -192,7 +192,10 @@ class RayWorkers(Transport):
     # Weights.
 
     def _is_due(self, host: RemoteHost) -> bool:
-        """Returns whether to send weights that no grant needs: not too often, and after the last weights arrived."""
+        """Returns whether to send weights that no grant needs.
+
+        They are sent at most every `publish_seconds`, and only after the host has received the previous weights.
+        """
         return (
             host.greeting is not None
             and host.newest == host.sent < self.newest

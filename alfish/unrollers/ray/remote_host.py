@@ -11,8 +11,8 @@ from alfish.processes.messages import Grant
 from alfish.unrollers.ray import cluster
 from alfish.unrollers.workers import worker_process
 
-ANSWER_SECONDS = 2.0  # seconds to wait for an answer other than a reply
-UNHEARD = 1000  # largest number of processes of a worker that a dead host may have begun without a report
+ANSWER_SECONDS = 2.0  # seconds to wait for the answer to `activities` or `close`
+UNHEARD = 1000  # number of processes that a worker of a dead host may have had without a report to the trainer
 
 
 class RemoteWorker:
@@ -133,7 +133,7 @@ class RemoteHost:
         self._orders.append(Order(place, worker.generation - self._first_generation, grant))
 
     def send(self, publication: Publication | None, words: Any) -> None:
-        """Sends grants, and new weights if there are any; see `Host.tell`."""
+        """Sends the collected grants, and the weights of `publication` if it is not None; see `Host.tell`."""
         orders, self._orders = self._orders, []
         if publication is not None:
             self._note(publication)

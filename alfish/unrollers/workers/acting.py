@@ -1,4 +1,4 @@
-"""The policies that act in workers, one or several: in the trainer, and in the form in which workers receive them."""
+"""The policies that act in workers: how the trainer holds them (`Acting`), and how workers receive them."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -56,10 +56,10 @@ class SentPolicies(abc.ABC):
 
 
 class Acting(abc.ABC):
-    """The policies that act in workers, in the trainer.
+    """The policies that act in workers, as the trainer holds them.
 
     Attributes:
-      noun: noun for the workers' environments in messages.
+      noun: word that messages use for an environment of a worker.
     """
 
     noun = "environment"
@@ -85,7 +85,7 @@ class Acting(abc.ABC):
         """Returns the results of all policies in the form in which the unroller returns them."""
 
     def ignore_infos(self) -> None:
-        """Allows infos to be dropped. Default: does nothing, because each policy decides itself."""
+        """Allows infos to be dropped. Default: does nothing, because each policy has its own setting."""
 
     @property
     def learns_on_policy(self) -> bool:

@@ -48,7 +48,7 @@ from alfish.unrollers.workers.stats import Stats
 from alfish.unrollers.workers.transport import Transport, Workers
 
 OFF_POLICY_LENGTH = 8  # minimum number of rows of a segment if `unroll_length` is None
-WARN_SECONDS = 30.0  # seconds of waiting after which the log reports it
+WARN_SECONDS = 30.0  # seconds of waiting for segments after which a line is logged
 
 
 class Collecting(NamedTuple):
@@ -72,7 +72,7 @@ class AsyncUnroller(Unroller):
 
     Args:
       environment, algorithm, transforms: parts of the run, see `Unroller`. The environment is closed, because workers
-        build their own.
+        build their own environments.
       num_workers: number of worker processes.
       envs_per_worker: number of environments of each worker; None means the default of the environment factory.
       mode: schedule of collecting. 'free': workers fill all free slots. 'lockstep': each worker fills one segment while
@@ -91,9 +91,9 @@ class AsyncUnroller(Unroller):
         first episode after `stagger * i / n` steps, so that equally long episodes end at different times. 0 means no
         truncation.
       max_env_errors: maximum number of errors of environments in a run. An environment is replaced if it raises, or
-        returns a value that is not finite or has the wrong shape or dtype; its episode ends with the row before. If a
-        worker cannot step its environments one by one, the worker is restarted instead. None means that the first error
-        ends the worker.
+        returns a value that is not finite or has the wrong shape or dtype; its episode ends with the row before the
+        error. If a worker cannot step its environments one by one, the worker is restarted instead. None means that the
+        first error ends the worker.
       numpy_policy, overwrite_policy_output: settings of acting, see `SyncUnroller`.
       workers: class or factory of the transport; called with the number of workers. See `Workers` for time limits,
         restarts and cores, and `alfish.unrollers.ray.RayWorkers` for workers on other machines.
@@ -258,7 +258,7 @@ class AsyncUnroller(Unroller):
         self._acting.ignore_infos()
 
     def restart(self) -> None:
-        """Ends the workers; segments and episodes are lost. The next unroll starts new workers with the policies."""
+        """Ends the workers; their segments and episodes are lost. The next unroll starts workers with new policies."""
         if not self._running:
             return
         self._first_generation, old = self._newest_generation + 1, self._workers
@@ -269,18 +269,18 @@ class AsyncUnroller(Unroller):
         self._running = False
 
     def stats(self) -> dict[str, float]:
-        """Returns lags, waits, times and numbers of failures since the previous call; see `Stats.take`."""
+        """Returns lags, waits and times since the previous call (`Stats.take`), and numbers of all failures so far."""
         counts = {"restarts": self._workers.num_restarts, "env_errors": self.num_env_errors}
         return self._stats.take() | {name: float(value) for name, value in counts.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns version and generation. Segments are not saved: a resumed run begins new episodes with new seeds."""
+        """Returns version and generation; segments are not saved, so a resumed run begins episodes with new seeds."""
         generation = self._newest_generation
         return {"policy_version": self.policy_version, "generation": generation, **self.calls_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.policy_version = state["policy_version"]
-        self._first_generation = state.get("generation", -1) + 1  # a state of `SyncUnroller` has no generation
+        self._first_generation = state.get("generation", -1) + 1  # the state of another unroller has no generation
         self.repeat_calls(state)
 
     def close(self) -> None:
@@ -334,7 +334,7 @@ class AsyncUnroller(Unroller):
             return sorted(self._ledger.take(), key=lambda segment: segment.worker_index)
         if self._is_on_policy:
             return self._ledger.take(most=self._num_needed)
-        # An experience has recurrent states at row 0 only, so with memory it takes one segment of each worker.
+        # An experience has recurrent states at row 0 only, so with memory an unroll has one segment of each worker.
         has_state = any(algorithm.has_state for algorithm in self._acting.learning().values())
         most = 1 if has_state else max(1, self._settings.max_length // self._length)
         return self._ledger.take(most_of_each=most)

@@ -1,7 +1,7 @@
 """The environment factory and its gin configuration, in the form in which they are sent to workers.
 
-A worker parses the configuration itself, because it shares no state with the trainer. Its text lacks values that a text
-cannot express, such as a lambda. The worker raises if an environment reads such a value.
+A worker parses the configuration itself, because it shares no state with the trainer. The configuration is sent as
+text, which cannot express values such as a lambda. The worker raises UsageError if an environment reads such a value.
 """
 
 import copy
@@ -36,7 +36,7 @@ class EnvironmentMaker:
         self._config, self._pickled = gin_internals.config_text(), b""
         self._left_out = _left_out()
         is_configured = bool(self._config or self._left_out)
-        # Without a configuration, a worker needs no modules or parts that gin knows.
+        # If there is no configuration, a worker does not need the modules and parts that gin knows.
         self._modules = _modules_of(self._config) if is_configured else []
         parts = description.registered() if is_configured else []
         self._parts = [(module, name) for module, name in parts if module != "__main__"]
@@ -45,7 +45,7 @@ class EnvironmentMaker:
         if bound is None or _origin(bound.configurable.wrapped) is not _origin(factory):
             self._pickled = to_bytes(factory, "Trainer.environment")
         else:
-            own = bound.configurable.selector  # values that the factory itself reads
+            own = bound.configurable.selector  # the factory itself would read values of this name
             for name, sentence in self._left_out.items():
                 if name.rpartition("/")[2].rpartition(".")[0] == own:
                     raise UsageError(sentence)

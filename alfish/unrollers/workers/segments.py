@@ -141,7 +141,7 @@ def _filled_up(part: Experience, num_rows: int) -> Experience:
 
 
 def _nothing_like(part: Experience) -> Experience:
-    """Returns an experience with the columns of `part`, without rows, and with version -1."""
+    """Returns an experience without rows that has the columns of `part`, and version -1."""
     rows, start = _taken_apart(part)
     nothing = _experience(nest.at(rows, slice(0, 0)), nest.map(torch.zeros_like, start))
     return nothing._replace(policy_version=torch.full_like(part.policy_version, -1))  # type: ignore[arg-type]

@@ -78,7 +78,7 @@ class Transport(abc.ABC):
     def wait(self, timeout: float) -> Iterator[tuple[Any, FromWorker]]:
         """Yields messages of workers; waits for at most `timeout` seconds if there are none.
 
-        `Died` is the last message of a process. This method also makes due restarts.
+        `Died` is the last message of a process. This method also restarts workers whose restart is due.
 
         Raises:
           RunError: a worker failed in a way that a restart cannot repair, or too many workers died.

@@ -154,7 +154,7 @@ class WorkerUnroller(SyncUnroller):
             self._heartbeat.set(Heartbeat.ACTING)
 
     def make_calls(self, calls: Iterable[EnvironmentCall]) -> None:
-        """Makes calls that were not made yet. Before the first unroll, resets the environments again after a call."""
+        """Makes calls that are new to this worker; if before the first unroll, then resets the environments again."""
         new = [made for made in calls if made.number > self._num_calls]
         for made in new:
             self.environment.call(made.name, *made.arguments)
@@ -216,7 +216,7 @@ def main(setup: bytes, fds: dict[str, int]) -> None:
     """
     threading.Thread(target=_die_with_trainer, args=(fds["lifeline"],), daemon=True).start()
     channel = Channel(socket.socket(fileno=fds["channel"]))
-    with contextlib.ExitStack() as environments:  # closed after errors are sent, because closing may block
+    with contextlib.ExitStack() as environments:  # closes environments after errors are sent, because closing may block
         try:
             work(from_bytes(setup), fds, channel, environments)
         except (EOFError, BrokenPipeError, ConnectionResetError, Stopped):
@@ -271,7 +271,7 @@ def work(setup: Setup, fds: dict[str, int], channel: Channel, environments: cont
     weights = SharedWeights(policies.tensors(), fds["weights_header"], fds["weights"])
     weights.read()  # includes progress, which a curriculum needs at the first reset
     unroller.make_calls(plan.calls)
-    unroller.start()  # the trainer raises an error of the first reset
+    unroller.start()  # if the first reset fails, the trainer raises the error before it trains
     channel.send(Started(environment.num_envs))
     slots = Slots(forms, plan.num_slots, fd=fds["slots"])
     _fill_segments(setup, channel, watch, weights, slots, unroller)
@@ -299,7 +299,7 @@ def _fill_segments(
         segment = Segment(setup.worker_index, grant.slot, sequence, version, counts, infos, seconds)
         try:
             channel.send(segment)
-        except (TypeError, AttributeError, pickle.PicklingError):  # an object in infos; nothing was sent
+        except (TypeError, AttributeError, pickle.PicklingError):  # infos cannot be pickled; nothing was sent
             sendable = [[(row, _sendable(info)) for row, info in own] for own in infos]
             channel.send(segment._replace(infos=sendable))
 
